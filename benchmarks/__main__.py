@@ -39,8 +39,10 @@ NAMES = (
 
 
 def title(name: str) -> str:
-    """The first line of a benchmark's own description."""
-    return (ast.get_docstring(ast.parse((HERE / f"{name}.py").read_text(encoding="utf-8"))) or "").splitlines()[0]
+    """The first paragraph of a benchmark's own description, in one line."""
+    source = (HERE / f"{name}.py").read_text(encoding="utf-8")
+    description = ast.get_docstring(ast.parse(source)) or ""
+    return " ".join(description.split("\n\n")[0].split())
 
 
 def main() -> None:

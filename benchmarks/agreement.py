@@ -1,10 +1,11 @@
-"""Whether `flying-serving bench` measures what `vllm bench serve` measures: both in turn against a stock vLLM server.
+"""Whether `flying-serving bench` measures what `vllm bench serve` measures: both in turn against a
+stock vLLM server.
 
 python -m benchmarks.agreement [--rounds 3] [--requests 60] [--rate 1.0]
 
-Both replay the same file, a timed trace. A first round of each does not count; then they take turns, and which goes
-first changes from round to round. Exit code 1 if the medians of mean TTFT, mean TPOT or output tokens/s differ by more
-than 3%, or any request was not completed.
+Both replay the same file, a timed trace. A first round of each does not count; then they take
+turns, and which goes first changes from round to round. Exit code 1 if the medians of mean TTFT,
+mean TPOT or output tokens/s differ by more than 3%, or any request was not completed.
 """
 
 from __future__ import annotations
@@ -38,7 +39,15 @@ FLAGS = [
 ]
 MOST = 0.03
 COMPARED = ("mean_ttft_ms", "mean_tpot_ms", "output_throughput")
-SHOWN = (*COMPARED, "median_ttft_ms", "median_tpot_ms", "mean_itl_ms", "mean_e2el_ms", "request_throughput", "duration")
+SHOWN = (
+    *COMPARED,
+    "median_ttft_ms",
+    "median_tpot_ms",
+    "mean_itl_ms",
+    "mean_e2el_ms",
+    "request_throughput",
+    "duration",
+)
 VLLM = """
 from vllm.benchmarks.serve import add_cli_args, main
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -53,16 +62,35 @@ Summary = dict[str, Any]
 
 def ours(system: System, trace: Path, workload: Workload, out: Path) -> Summary:
     """Replay with `flying-serving bench`."""
-    command = [sys.executable, "-m", "flying_serving.cli.main", "bench", "--url", system.url, "--trace", str(trace)]
+    command = [
+        sys.executable,
+        "-m",
+        "flying_serving.cli.main",
+        "bench",
+        "--url",
+        system.url,
+        "--trace",
+        str(trace),
+    ]
     command += ["--trace-format", "timed_trace", "--hash-block-tokens", str(workload.block_tokens)]
-    return summary_of([*command, "--token-ids", "300:8000", "--out", str(out)], out / "summary.json")
+    return summary_of(
+        [*command, "--token-ids", "300:8000", "--out", str(out)], out / "summary.json"
+    )
 
 
 def theirs(system: System, trace: Path, workload: Workload, out: Path) -> Summary:
     """Replay with `vllm bench serve`."""
     command = [sys.executable, "-c", VLLM, "--backend=vllm", f"--base-url={system.url}"]
-    command += [f"--model={system.model}", "--dataset-name=timed_trace", f"--dataset-path={trace}", "--disable-tqdm"]
-    command += [f"--timed-trace-chunk-hash-size={workload.block_tokens}", f"--num-prompts={len(workload.requests)}"]
+    command += [
+        f"--model={system.model}",
+        "--dataset-name=timed_trace",
+        f"--dataset-path={trace}",
+        "--disable-tqdm",
+    ]
+    command += [
+        f"--timed-trace-chunk-hash-size={workload.block_tokens}",
+        f"--num-prompts={len(workload.requests)}",
+    ]
     command += ["--percentile-metrics=ttft,tpot,itl,e2el", "--save-result", f"--result-dir={out}"]
     return summary_of([*command, "--result-filename=result.json"], out / "result.json")
 
@@ -70,10 +98,13 @@ def theirs(system: System, trace: Path, workload: Workload, out: Path) -> Summar
 def summary_of(command: list[str], path: Path) -> Summary:
     """Run a command; the JSON that it has written."""
     environment = os.environ | CPU_ENVIRONMENT | {"VLLM_PLUGINS": ""}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     if done.returncode or not path.exists():
         sys.exit(
-            f"{' '.join(command)}\nended with code {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
+            f"{' '.join(command)}\nended with code "
+            f"{done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
         )
     if "fell behind" in done.stderr:
         print(done.stderr.strip(), flush=True)
@@ -87,9 +118,13 @@ def report(found: dict[str, list[Summary]]) -> bool:
     print(f"\nmedians [smallest..largest] of {len(found[OURS])} rounds\n")
     print(f"{'':20}{OURS:>34}{THEIRS:>34}{'difference':>12}")
     for key in SHOWN:
-        values = {name: [float(summary[key]) for summary in rounds] for name, rounds in found.items()}
+        values = {
+            name: [float(summary[key]) for summary in rounds] for name, rounds in found.items()
+        }
         difference = median(values[OURS]) / median(values[THEIRS]) - 1
-        cells = [f"{median(each):.3f} [{min(each):.3f}..{max(each):.3f}]" for each in values.values()]
+        cells = [
+            f"{median(each):.3f} [{min(each):.3f}..{max(each):.3f}]" for each in values.values()
+        ]
         verdict = ""
         if key in COMPARED:
             verdict = "" if abs(difference) <= MOST else f"  more than {MOST:.0%}"
@@ -100,7 +135,9 @@ def report(found: dict[str, list[Summary]]) -> bool:
 
 def main() -> None:
     """Run what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=60)
     parser.add_argument("--rate", type=float, default=1.0, help="requests per second")
@@ -115,13 +152,21 @@ def main() -> None:
         save_timed_trace(workload, trace)
         system = System("stock", model, FLAGS, ours=False)
         try:
-            print(f"stock vLLM ready in {system.ready_s:.1f} s; load average {os.getloadavg()[0]:.2f}", flush=True)
+            print(
+                f"stock vLLM ready in {system.ready_s:.1f} s; load average "
+                f"{os.getloadavg()[0]:.2f}",
+                flush=True,
+            )
             for number in range(args.rounds + 1):
                 for name in (OURS, THEIRS) if number % 2 else (THEIRS, OURS):
                     out = Path(scratch) / f"{name.split()[0]}-{number}"
                     out.mkdir()
                     summary = (ours if name == OURS else theirs)(system, trace, workload, out)
-                    tokens = (summary["completed"], summary["total_input_tokens"], summary["total_output_tokens"])
+                    tokens = (
+                        summary["completed"],
+                        summary["total_input_tokens"],
+                        summary["total_output_tokens"],
+                    )
                     complete = complete and tokens == (len(workload.requests), *totals(workload))
                     shown = ", ".join(f"{key} {summary[key]:.2f}" for key in COMPARED)
                     print(f"round {number}, {name:20} completed {tokens[0]}: {shown}", flush=True)

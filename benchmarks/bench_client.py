@@ -2,9 +2,10 @@
 
 python -m benchmarks.bench_client [--streams 2000] [--tokens-per-s 5000] [--hold-s 30]
 
-The client is kept on one core; a mock server in a process of its own sends the tokens, on the others. Requests come
-evenly until that number of streams run at a time, and are then replaced for a while as they end. A second replay is
-more than any client can follow (every answer at once, as fast as they come): the client has to say that it fell behind.
+The client is kept on one core; a mock server in a process of its own sends the tokens, on the
+others. Requests come evenly until that number of streams run at a time, and are then replaced for a
+while as they end. A second replay is more than any client can follow (every answer at once, as fast
+as they come): the client has to say that it fell behind.
 """
 
 import argparse
@@ -57,20 +58,30 @@ def report(name: str, results: Results, processor: float, steady: slice) -> None
     print(f"  streams at a time: median {np.median(counts[inside]):.0f}, most {counts.max()}")
     print(f"  tokens/s: mean {tokens_per_s(results)[steady].mean():.0f}")
     for lag in ("send", "loop"):
-        print(f"  {lag} lag: p99 {summary[f'p99_{lag}_lag_ms']:.2f} ms, most {summary[f'max_{lag}_lag_ms']:.1f} ms")
-    print(f"  of its core the client used {processor:.0%}; it says that it fell behind: {summary['client_behind']}")
+        print(
+            f"  {lag} lag: p99 {summary[f'p99_{lag}_lag_ms']:.2f} ms, most "
+            f"{summary[f'max_{lag}_lag_ms']:.1f} ms"
+        )
+    print(
+        f"  of its core the client used {processor:.0%}; it says that it fell behind: "
+        f"{summary['client_behind']}"
+    )
 
 
 def main() -> None:
     """Run both replays."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--streams", type=int, default=2000)
     parser.add_argument("--tokens-per-s", type=float, default=5000.0)
     parser.add_argument("--hold-s", type=float, default=30.0)
     args = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
     gap_s = args.streams / args.tokens_per_s
-    print(f"{len(cores)} cores, load average before: {os.getloadavg()[0]:.2f}, niceness {os.nice(0)}")
+    print(
+        f"{len(cores)} cores, load average before: {os.getloadavg()[0]:.2f}, niceness {os.nice(0)}"
+    )
     work = even(args.streams / LIFE_S, LIFE_S + args.hold_s, round(LIFE_S / gap_s) + 1)
     results, processor = replay(work, gap_s, cores)
     steady = slice(int(LIFE_S) + 1, int(LIFE_S + args.hold_s))

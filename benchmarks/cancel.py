@@ -2,13 +2,14 @@
 
 python -m benchmarks.cancel [--streams 1000] [--clients 24] [--seed 0]
 
-Four engines, the tiny model. Clients ask for prompts of 5 to 1,500 tokens, some of them with a deadline for their
-wait, as two sequences, at a degree, at a split, without a stream or with a priority, and leave after up to 0.3 s or
-after up to 40 events. Meanwhile the layout changes all the time, in all modes: while a *sequential* or *migrate* waits,
-requests wait in the task pool, and an order that has waited for PATIENCE_S is taken back. At the end, and after a
-warm-up of a tenth, the server's open files, sockets, children and run directory are listed: both times there has to be
-the same. No block may be in use, no request anywhere, the books of all engines have to balance, and a server that waits
-for its last request before it ends has to end at once.
+Four engines, the tiny model. Clients ask for prompts of 5 to 1,500 tokens, some of them with a
+deadline for their wait, as two sequences, at a degree, at a split, without a stream or with a
+priority, and leave after up to 0.3 s or after up to 40 events. Meanwhile the layout changes all the
+time, in all modes: while a *sequential* or *migrate* waits, requests wait in the task pool, and an
+order that has waited for PATIENCE_S is taken back. At the end, and after a warm-up of a tenth, the
+server's open files, sockets, children and run directory are listed: both times there has to be the
+same. No block may be in use, no request anywhere, the books of all engines have to balance, and a
+server that waits for its last request before it ends has to end at once.
 """
 
 import argparse
@@ -38,7 +39,9 @@ SHARED_MEMORY = Path("/dev/shm")
 
 @dataclass
 class Cancelled:
-    """How many streams their clients left, by where they were then; `unexpected`: answers that no client asked for."""
+    """How many streams their clients left, by where they were then; `unexpected`: answers that no
+    client asked for.
+    """
 
     where: Counter[str] = field(default_factory=Counter)
     unexpected: list[str] = field(default_factory=list)
@@ -64,7 +67,9 @@ def left_behind(server: Server) -> dict[str, object]:
 
 def body(model: str, draw: random.Random) -> dict[str, Any]:
     """A random request."""
-    prompt = [draw.randrange(300, 500) for _ in range(round(5 * (LONGEST_PROMPT / 5) ** draw.random()))]
+    prompt = [
+        draw.randrange(300, 500) for _ in range(round(5 * (LONGEST_PROMPT / 5) ** draw.random()))
+    ]
     kinds: list[dict[str, Any]] = [
         {},
         {"vllm_xargs": {"queue_deadline_s": 60}},
@@ -74,7 +79,9 @@ def body(model: str, draw: random.Random) -> dict[str, Any]:
         {"stream": False, "stream_options": None},
         {"priority": draw.choice((-1, 1))},
     ]
-    return streamed_body(model, prompt, max_tokens=OUTPUT_TOKENS, ignore_eos=True, temperature=1.0) | draw.choice(kinds)
+    return streamed_body(
+        model, prompt, max_tokens=OUTPUT_TOKENS, ignore_eos=True, temperature=1.0
+    ) | draw.choice(kinds)
 
 
 class Leavers:
@@ -102,14 +109,18 @@ class Leavers:
             with suppress(asyncio.CancelledError):
                 await switching
             for groups in (LAYOUTS[0], LAYOUTS[2], LAYOUTS[0]):  # all lanes are idle then
-                (await http.post("/flying/layout", json={"groups": groups, "mode": "migrate"})).raise_for_status()
+                (
+                    await http.post("/flying/layout", json={"groups": groups, "mode": "migrate"})
+                ).raise_for_status()
 
     async def _one(self, http: httpx.AsyncClient) -> None:
         draw, into = self._draw, Stream()
         request, by_time = body(self._server.model, draw), draw.random() < 0.7
         after = None if by_time else draw.randint(1, LAST_EVENT)
         task = asyncio.create_task(stream(http, request, leave_after=after, into=into))
-        done, _ = await asyncio.wait([task], timeout=LATEST_S * draw.random() ** 2 if by_time else None)
+        done, _ = await asyncio.wait(
+            [task], timeout=LATEST_S * draw.random() ** 2 if by_time else None
+        )
         where = "decoded" if into.chunks else "had no token"
         self.found.where[f"{where}{', layout changing' if self._changing else ''}"] += 1
         task.cancel()
@@ -167,12 +178,15 @@ def _succeeds(server: Server) -> Callable[[], bool]:
 def _free(server: Server) -> bool:
     """Whether all blocks but vLLM's null block are free, or lent to groups without requests."""
     return all(
-        one["free_blocks"] + sum(one["lent_blocks"].values()) == one["blocks"] - 1 for one in server.status()["engines"]
+        one["free_blocks"] + sum(one["lent_blocks"].values()) == one["blocks"] - 1
+        for one in server.status()["engines"]
     )
 
 
 def ends_at_once(server: Server) -> float:
-    """End a server that waits for its last request. Returns the seconds. Raises AssertionError if one is left."""
+    """End a server that waits for its last request. Returns the seconds. Raises AssertionError if
+    one is left.
+    """
     began_s = time.monotonic()
     assert server.stop(), "SIGTERM was not enough"  # within less than its --shutdown-timeout
     return time.monotonic() - began_s
@@ -180,7 +194,9 @@ def ends_at_once(server: Server) -> float:
 
 def main() -> None:
     """Start a server and leave its streams."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--streams", type=int, default=1000)
     parser.add_argument("--clients", type=int, default=24)
     parser.add_argument("--seed", type=int, default=0)
@@ -189,8 +205,14 @@ def main() -> None:
     with Server("llama", 4, *FLAGS) as server:
         began_s = time.monotonic()
         found = cancel(server, options.streams, options.clients, options.seed)
-        print(f"{options.streams} streams in {time.monotonic() - began_s:.0f} s, {found.switches} switches")
-        print("left when: " + ", ".join(f"{where} {count}" for where, count in sorted(found.where.items())))
+        print(
+            f"{options.streams} streams in {time.monotonic() - began_s:.0f} s, {found.switches} "
+            "switches"
+        )
+        print(
+            "left when: "
+            + ", ".join(f"{where} {count}" for where, count in sorted(found.where.items()))
+        )
         print("no block, request, socket, descriptor or file is left")
         print(f"ended in {ends_at_once(server):.1f} s")
 

@@ -1,9 +1,10 @@
-"""Engines killed and frozen at each named moment, under load: what is lost (nothing), and how long everything takes.
+"""Engines killed and frozen at each named moment, under load: what is lost (nothing), and how long
+everything takes.
 
-`python -m benchmarks.chaos` starts a server of four engines on a tiny model and loses one engine after another: in
-each phase, as leader, member and owner of KV that is pulled, in four layouts, three times each. Streams with seeds run
-before, during and after; each is compared with the same request undisturbed. Exit code 1 if a request failed, a token
-is wrong or blocks do not add up.
+`python -m benchmarks.chaos` starts a server of four engines on a tiny model and loses one engine
+after another: in each phase, as leader, member and owner of KV that is pulled, in four layouts,
+three times each. Streams with seeds run before, during and after; each is compared with the same
+request undisturbed. Exit code 1 if a request failed, a token is wrong or blocks do not add up.
 """
 
 from __future__ import annotations
@@ -21,7 +22,18 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from benchmarks.chaos_cases import AGAIN, BLOCKS, LAYOUTS, OTHERS, PHASES, SIGNALS, SPLITS, SWITCHING, Case, cases
+from benchmarks.chaos_cases import (
+    AGAIN,
+    BLOCKS,
+    LAYOUTS,
+    OTHERS,
+    PHASES,
+    SIGNALS,
+    SPLITS,
+    SWITCHING,
+    Case,
+    cases,
+)
 from benchmarks.chaos_report import Outcome, print_outcomes
 from harness.chaos_load import ChaosLoad, make_jobs
 from harness.chaos_traps import EVENTS, PREAMBLE, TRAP, Trap
@@ -29,8 +41,9 @@ from harness.live import Server
 from harness.storm_load import LONGEST_STEP
 
 CROWD = {"1+1+1+1": 16, "2+2": 16, "4": 16, "2+1+1": 24}
-"""Clients where lanes are to be short of blocks, by layout; else as many as may run at once when an engine is lost.
-Where groups differ, the wide one has the most room."""
+"""Clients where lanes are to be short of blocks, by layout; else as many as may run at once when an
+engine is lost. Where groups differ, the wide one has the most room.
+"""
 NOT_REACHED = "the phase was not reached"
 
 
@@ -42,8 +55,9 @@ class Room(NamedTuple):
 
 
 ROOMY, TIGHT = Room(16777216, 4), Room(4718592, 8)
-"""128 blocks for few requests, so that clients keep all groups busy, wide ones too; or 36 for more than those have room
-for, so that groups and lanes ask for each other's."""
+"""128 blocks for few requests, so that clients keep all groups busy, wide ones too; or 36 for more
+than those have room for, so that groups and lanes ask for each other's.
+"""
 FLAGS = (
     "--max-model-len=640",
     f"--max-num-batched-tokens={LONGEST_STEP}",
@@ -90,7 +104,9 @@ class Chaos:
         return found
 
     async def _order(self, layout: str, mode: str = "weave") -> httpx.Response:
-        return await self._http.post("/flying/layout", json={"groups": LAYOUTS[layout], "mode": mode})
+        return await self._http.post(
+            "/flying/layout", json={"groups": LAYOUTS[layout], "mode": mode}
+        )
 
     async def _until_whole(self, layout: str) -> None:
         """All engines are there and work in the layout."""
@@ -108,7 +124,9 @@ class Chaos:
         (self._folder / EVENTS).unlink(missing_ok=True)
         pids = {engine["engine"]: engine["pid"] for engine in (await self._status())["engines"]}
         self._load.splits = case.phase in SPLITS
-        clients = CROWD[case.layout] if case.phase in BLOCKS else case.groups_left * ROOMY.max_num_seqs
+        clients = (
+            CROWD[case.layout] if case.phase in BLOCKS else case.groups_left * ROOMY.max_num_seqs
+        )
         if case.phase != "idle":
             self._load.start(clients)
             await self._load.until_streaming()
@@ -150,7 +168,9 @@ class Chaos:
 
     def _note_sprung(self, victim: int) -> None:
         with (self._folder / EVENTS).open("a") as events:
-            events.write(json.dumps({"what": "sprung", "engine": victim, "s": time.monotonic()}) + "\n")
+            events.write(
+                json.dumps({"what": "sprung", "engine": victim, "s": time.monotonic()}) + "\n"
+            )
 
     async def _switch(self, case: Case) -> None:
         while True:
@@ -164,7 +184,9 @@ class Chaos:
         while True:
             status = await self._status()
             lanes = [lane for engine in status["engines"] for lane in engine["lanes"].values()]
-            left = sum(status["requests"].values()) + sum(lane["running"] + lane["waiting"] for lane in lanes)
+            left = sum(status["requests"].values()) + sum(
+                lane["running"] + lane["waiting"] for lane in lanes
+            )
             if not left and len(status["engines"]) == len(LAYOUTS["1+1+1+1"]):
                 break
             if time.monotonic() > until_s:
@@ -174,8 +196,12 @@ class Chaos:
         return [] if answer.status_code == 200 else [f"blocks: {answer.text}"]
 
 
-async def chaos(server: Server, folder: Path, which: Iterable[Case], outcomes: list[Outcome]) -> None:
-    """Run cases on one server, which has the traps of `folder`; what becomes of each is added to `outcomes`."""
+async def chaos(
+    server: Server, folder: Path, which: Iterable[Case], outcomes: list[Outcome]
+) -> None:
+    """Run cases on one server, which has the traps of `folder`; what becomes of each is added to
+    `outcomes`.
+    """
     load = ChaosLoad(server, make_jobs())
     try:
         await load.learn()
@@ -188,13 +214,17 @@ async def chaos(server: Server, folder: Path, which: Iterable[Case], outcomes: l
 
 
 def trapped(folder: Path, timeout_s: float, room: Room) -> Server:
-    """A server of four engines with traps; one that gives no sign of life for `timeout_s` is lost."""
+    """A server of four engines with traps; one that gives no sign of life for `timeout_s` is
+    lost.
+    """
     limits = (f"--kv-cache-memory-bytes={room.kv_bytes}", f"--max-num-seqs={room.max_num_seqs}")
     flags = (*FLAGS, *limits, f"--engine-timeout-s={timeout_s}")
     return Server("llama", 4, *flags, preamble=PREAMBLE.format(folder=str(folder)))
 
 
-def _run(which: list[Case], timeout_s: float, room: Room, outcomes: list[Outcome], log: Path | None) -> None:
+def _run(
+    which: list[Case], timeout_s: float, room: Room, outcomes: list[Outcome], log: Path | None
+) -> None:
     with tempfile.TemporaryDirectory() as folder, trapped(Path(folder), timeout_s, room) as server:
         try:
             asyncio.run(chaos(server, Path(folder), which, outcomes))
@@ -206,7 +236,9 @@ def _run(which: list[Case], timeout_s: float, room: Room, outcomes: list[Outcome
 
 def main() -> None:
     """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES, metavar="PHASE")
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=tuple(LAYOUTS))
     parser.add_argument("--how", nargs="+", choices=SIGNALS, default=tuple(SIGNALS))

@@ -25,12 +25,16 @@ SPLITS = ("split before", "split after")
 AGAIN = "starting again"
 PHASES = (*PLAIN, *SWITCHING, *SPLITS, AGAIN)
 ALONE = ("idle", "prefill", "decode", *SWITCHING, AGAIN)
-"""Phases that engines which are alone in their groups have, some of them on the way to the other layout."""
+"""Phases that engines which are alone in their groups have, some of them on the way to the other
+layout.
+"""
 
 
 @dataclass(frozen=True)
 class Case:
-    """The engine `victim` is lost in a phase of a layout; `role`: it leads its group, is a member, or owns the KV."""
+    """The engine `victim` is lost in a phase of a layout; `role`: it leads its group, is a member,
+    or owns the KV.
+    """
 
     phase: str
     layout: str
@@ -42,7 +46,10 @@ class Case:
     @property
     def name(self) -> str:
         """For a line of a table or a log."""
-        return f"{self.phase}, {self.layout}, {self.role}, {self.how} engine {self.victim} ({self.repetition})"
+        return (
+            f"{self.phase}, {self.layout}, {self.role}, {self.how} engine {self.victim} "
+            f"({self.repetition})"
+        )
 
     @property
     def mode(self) -> str:
@@ -51,7 +58,9 @@ class Case:
 
     @property
     def groups_left(self) -> int:
-        """How many groups there are once the engine is lost; where the layout changes to and fro, the fewer of both."""
+        """How many groups there are once the engine is lost; where the layout changes to and fro,
+        the fewer of both.
+        """
         names = (self.layout, OTHERS[self.layout]) if self.phase in SWITCHING else (self.layout,)
         layouts = [Layout(tuple(map(tuple, LAYOUTS[name]))) for name in names]
         return min(len(layout.without({self.victim}).groups) for layout in layouts)
@@ -59,7 +68,9 @@ class Case:
     @property
     def skip(self) -> int:
         """How many times the phase is passed before: some steps, some collectives of one."""
-        return {"decode": 3, "collective": 5 + 7 * self.repetition}.get(self.phase, self.repetition % 2)
+        return {"decode": 3, "collective": 5 + 7 * self.repetition}.get(
+            self.phase, self.repetition % 2
+        )
 
 
 def cases(
@@ -74,7 +85,14 @@ def cases(
             for role in _roles(phase, layout):
                 for how in hows:
                     for repetition in range(times):
-                        yield Case(phase, layout, role, how, _victim(phase, layout, role, repetition), repetition)
+                        yield Case(
+                            phase,
+                            layout,
+                            role,
+                            how,
+                            _victim(phase, layout, role, repetition),
+                            repetition,
+                        )
 
 
 def _roles(phase: str, layout: str) -> tuple[str, ...]:
@@ -99,4 +117,8 @@ def _victim(phase: str, layout: str, role: str, repetition: int) -> int:
     if layout == "2+1+1" and phase not in SPLITS:
         groups = groups[:1]
     group = groups[repetition % len(groups)]
-    return group[0] if role == "leader" or len(group) == 1 else group[1 + repetition % (len(group) - 1)]
+    return (
+        group[0]
+        if role == "leader" or len(group) == 1
+        else group[1 + repetition % (len(group) - 1)]
+    )

@@ -13,15 +13,17 @@ from harness.chaos_load import Asked
 from harness.storm_report import percentile
 
 DETECTED_S, ORPHANED_S, GAP_S = 1.5, 3.0, 1.0
-"""Bars: detection of a kill (p99), the first token of orphaned streams after it, the longest gap of all others."""
+"""Bars: detection of a kill (p99), the first token of orphaned streams after it, the longest gap of
+all others.
+"""
 
 
 @dataclass
 class Outcome:
     """One case. Times in seconds.
 
-    `orphaned_s`: from the loss to the next token, of each stream that lost its group or the KV that it was to pull, or
-    that had no group at the time. `gaps_s`: of each other stream.
+    `orphaned_s`: from the loss to the next token, of each stream that lost its group or the KV that
+    it was to pull, or that had no group at the time. `gaps_s`: of each other stream.
     """
 
     case: Case
@@ -34,7 +36,9 @@ class Outcome:
 
     def __post_init__(self) -> None:
         for one in self.asked:
-            self.problems += [f"{one.name} ({one.job.name}): {what}" for what in (one.failed, one.wrong) if what]
+            self.problems += [
+                f"{one.name} ({one.job.name}): {what}" for what in (one.failed, one.wrong) if what
+            ]
 
     @property
     def failed(self) -> int:
@@ -47,7 +51,9 @@ class Outcome:
         return sum(one.wrong is not None for one in self.asked)
 
     def measure(self, events: Callable[[str], list[dict[str, Any]]], losses: int) -> None:
-        """Take times from what was noted. `losses`: how often the engine was lost; when it starts it has no streams."""
+        """Take times from what was noted. `losses`: how often the engine was lost; when it starts
+        it has no streams.
+        """
         sprung_s, lost_s = events("sprung")[0]["s"], events("lost")[0]["s"]
         self.detected_s, self.back_s = lost_s - sprung_s, events("back")[0]["s"] - sprung_s
         if others := {event["engine"] for event in events("lost")} - {self.case.victim}:
@@ -67,30 +73,50 @@ class Outcome:
     @property
     def line(self) -> str:
         """For the log of a run."""
-        times = {"detected": self.detected_s, "orphaned": max(self.orphaned_s, default=None), "back": self.back_s}
+        times = {
+            "detected": self.detected_s,
+            "orphaned": max(self.orphaned_s, default=None),
+            "back": self.back_s,
+        }
         shown = ", ".join(f"{name} {s:.2f} s" for name, s in times.items() if s is not None)
         gap = f", worst gap {max(self.gaps_s):.2f} s" if self.gaps_s else ""
-        return "\n  ".join([f"{self.case.name}: {len(self.asked)} requests, {shown}{gap}", *self.problems])
+        return "\n  ".join(
+            [f"{self.case.name}: {len(self.asked)} requests, {shown}{gap}", *self.problems]
+        )
 
 
 def print_outcomes(outcomes: Sequence[Outcome]) -> None:
     """Failure by layout, then over all, with the bars."""
-    print(f"\nseconds, median / worst {'':20}{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}")
+    print(
+        f"\nseconds, median / worst {'':20}{os.cpu_count()} processors, load "
+        f"{os.getloadavg()[0]:.1f}"
+    )
     names = ("detection", "first token of orphaned", "gap of others", "all back")
-    print(f"{'phase, as, how':<36}{'layout':<9}{'n':>3}{'failed':>7}{'wrong':>6}" + "".join(f"{n:>22}" for n in names))
+    print(
+        f"{'phase, as, how':<36}{'layout':<9}{'n':>3}{'failed':>7}{'wrong':>6}"
+        + "".join(f"{n:>22}" for n in names)
+    )
     kinds = {(one.case.phase, one.case.role, one.case.how) for one in outcomes}
     for phase, role, how in sorted(kinds, key=lambda kind: (PHASES.index(kind[0]), *kind[1:])):
         for layout in LAYOUTS:
             kind = (phase, role, how, layout)
-            rows = [o for o in outcomes if (o.case.phase, o.case.role, o.case.how, o.case.layout) == kind]
+            rows = [
+                o
+                for o in outcomes
+                if (o.case.phase, o.case.role, o.case.how, o.case.layout) == kind
+            ]
             if rows:
                 print(f"{f'{phase}, {role}, {how}':<36}{layout:<9}{_cells(rows)}")
     for how in sorted({one.case.how for one in outcomes}):
-        print(f"{f'all, {how}':<36}{'':<9}{_cells([one for one in outcomes if one.case.how == how])}")
+        print(
+            f"{f'all, {how}':<36}{'':<9}{_cells([one for one in outcomes if one.case.how == how])}"
+        )
     kills = [o.detected_s for o in outcomes if o.case.how == "kill" and o.detected_s is not None]
     print()
     _bar("detection of a kill, p99", percentile(kills, 0.99) if kills else None, DETECTED_S)
-    roomy = [one for one in outcomes if one.case.phase not in BLOCKS]  # else what is orphaned may wait for blocks
+    roomy = [
+        one for one in outcomes if one.case.phase not in BLOCKS
+    ]  # else what is orphaned may wait for blocks
     _bar("orphaned streams go on, worst", max(_each(roomy, "orphaned_s"), default=None), ORPHANED_S)
     _bar("gap of other streams, worst", max(_each(outcomes, "gaps_s"), default=None), GAP_S)
     for outcome in outcomes:

@@ -37,7 +37,9 @@ class Stream:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request to be sent `at_s` after the first moment; `xargs`: its `vllm_xargs`, which only our servers know."""
+    """A request to be sent `at_s` after the first moment; `xargs`: its `vllm_xargs`, which only our
+    servers know.
+    """
 
     at_s: float
     token_ids: list[int]
@@ -84,7 +86,9 @@ async def stream(
     return result
 
 
-def run_streams(url: str, model: str, prompts: list[list[int]], max_tokens: int) -> tuple[list[Stream], float]:
+def run_streams(
+    url: str, model: str, prompts: list[list[int]], max_tokens: int
+) -> tuple[list[Stream], float]:
     """Send all prompts at once. Returns the streams and output tokens per second over the whole."""
 
     async def together() -> tuple[list[Stream], float]:
@@ -101,11 +105,15 @@ def serve_arrivals(url: str, model: str, arrivals: Sequence[Arrival]) -> list[St
     """Send each request at its time. Returns the streams, in the same order."""
 
     async def serve() -> list[Stream]:
-        async with httpx.AsyncClient(base_url=url, limits=httpx.Limits(), timeout=ANSWER_S) as client:
+        async with httpx.AsyncClient(
+            base_url=url, limits=httpx.Limits(), timeout=ANSWER_S
+        ) as client:
 
             async def one(arrival: Arrival) -> Stream:
                 await asyncio.sleep(arrival.at_s)
-                return await stream(client, model, arrival.token_ids, arrival.max_tokens, arrival.xargs)
+                return await stream(
+                    client, model, arrival.token_ids, arrival.max_tokens, arrival.xargs
+                )
 
             return list(await asyncio.gather(*map(one, arrivals)))
 

@@ -1,4 +1,6 @@
-"""Time the all-reduce of ShmGroup and of gloo by size and number of ranks: `python -m benchmarks.collectives`."""
+"""Time the all-reduce of ShmGroup and of gloo by size and number of ranks: `python -m
+benchmarks.collectives`.
+"""
 
 import argparse
 import os
@@ -33,7 +35,9 @@ def call_us(all_reduce: Callable[[torch.Tensor], object], numel: int) -> float:
     return statistics.median(rounds[1:])  # the first touches the memory
 
 
-def measure(kind: str, rank: int, world: int, directory: str, results: "Queue[list[float]]") -> None:
+def measure(
+    kind: str, rank: int, world: int, directory: str, results: "Queue[list[float]]"
+) -> None:
     """Run as one rank; rank 0 puts the times in microseconds of all sizes."""
     torch.set_num_threads(1)
     if kind == "shm":
@@ -54,7 +58,10 @@ def run(kind: str, world: int) -> list[float]:
     context = get_context("fork")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         results: Queue[list[float]] = context.Queue()
-        ranks = [context.Process(target=measure, args=(kind, r, world, directory, results)) for r in range(world)]
+        ranks = [
+            context.Process(target=measure, args=(kind, r, world, directory, results))
+            for r in range(world)
+        ]
         for rank in ranks:
             rank.start()
         times_us = results.get(timeout=300)
@@ -69,7 +76,10 @@ def main() -> None:
     parser.add_argument("--worlds", type=int, nargs="+", default=[2, 4], help="numbers of ranks")
     parser.add_argument("--kinds", nargs="+", choices=["shm", "gloo"], default=["shm", "gloo"])
     args = parser.parse_args()
-    print(f"all-reduce of float32, microseconds per call (median of {ROUNDS} rounds); {os.cpu_count()} processors")
+    print(
+        f"all-reduce of float32, microseconds per call (median of {ROUNDS} rounds); "
+        f"{os.cpu_count()} processors"
+    )
     print(f"{'ranks':>5} {'kind':>5}" + "".join(f"{numel:>12,}" for numel in SIZES))
     for world in args.worlds:
         for kind in args.kinds:

@@ -1,18 +1,23 @@
-"""Short requests beside a long prompt a minute that no engine holds alone: what the long ones cost the short ones.
+"""Short requests beside a long prompt a minute that no engine holds alone: what the long ones cost
+the short ones.
 
-python -m benchmarks.context [--rounds 3] [--seconds 120] [--rate 5] [--long-tokens 6000] [--long-outputs 64]
-    [--kv-tokens 8192] [--regime link] [--engines 2] [--runs auto "short alone" unaware "unaware, live"]
+python -m benchmarks.context [--rounds 3] [--seconds 120] [--rate 5] [--long-tokens 6000]
+[--long-outputs 64]
+    [--kv-tokens 8192] [--regime link] [--engines 2] [--runs auto "short alone" unaware "unaware,
+    live"]
 
-By default the short requests come faster than they can be served, so that the throughput is what the server can do:
-their output tokens per second from the first arrival to the end of the last. Four runs in turn, on the same workload
-file:
+By default the short requests come faster than they can be served, so that the throughput is what
+the server can do: their output tokens per second from the first arrival to the end of the last.
+Four runs in turn, on the same workload file:
 
 - `auto`: policy auto, with the long requests;
 - `short alone`: the same server without them;
-- `unaware`: least-loaded routing that does not know of transformations (Gyges' baseline): every engine joins the wide
-  group when a long request comes, short ones go to the least loaded group there is, and a group splits when it is
-  empty, as instances do that cannot take running requests along;
-- `unaware, live`: the same with this project's switches: it splits as soon as the long request is done.
+- `unaware`: least-loaded routing that does not know of transformations (Gyges' baseline): every
+  engine joins the wide group when a long request comes, short ones go to the least loaded group
+  there is, and a group splits when it is empty, as instances do that cannot take running requests
+  along;
+- `unaware, live`: the same with this project's switches: it splits as soon as the long request is
+  done.
 """
 
 from __future__ import annotations
@@ -43,8 +48,9 @@ from flying_lab.workload.synth import Poisson, synthesise
 MOST_SHORT_TOKENS = LENGTHS["prompt_tokens"][1]
 MODEL = "llama-75m"
 KV_TOKENS, BLOCK_TOKENS, KEPT_TOKENS = 8192, flag("block-size"), 192
-"""What all KV caches hold, beside a block in each: a long prompt fits into all of them, but into none alone. A
-request (`--max-model-len`) may have KEPT_TOKENS less."""
+"""What all KV caches hold, beside a block in each: a long prompt fits into all of them, but into
+none alone. A request (`--max-model-len`) may have KEPT_TOKENS less.
+"""
 _SHAPE = SHAPES[MODEL]
 _TOKEN_BYTES = _SHAPE.layers * _SHAPE.kv_heads * 2 * _SHAPE.head_dim * 4
 LIVE = "unaware, live"
@@ -63,7 +69,8 @@ def context_flags(engines: int, kv_tokens: int) -> list[str]:
 
 
 class Operator(threading.Thread):
-    """Sends the long requests of a workload, each when the engines have merged for it, and splits them after it.
+    """Sends the long requests of a workload, each when the engines have merged for it, and splits
+    them after it.
 
     Args:
         system: with policy manual.
@@ -72,10 +79,15 @@ class Operator(threading.Thread):
         live: split them while other requests run.
     """
 
-    def __init__(self, system: System, longs: Sequence[Request], engines: int, *, live: bool) -> None:
+    def __init__(
+        self, system: System, longs: Sequence[Request], engines: int, *, live: bool
+    ) -> None:
         super().__init__(daemon=True)
         self._system = system
-        self._apart, self._together = [[engine] for engine in range(engines)], [list(range(engines))]
+        self._apart, self._together = (
+            [[engine] for engine in range(engines)],
+            [list(range(engines))],
+        )
         self._live = live
         self.over = threading.Event()
         """Set it when no short request runs any more."""
@@ -88,7 +100,11 @@ class Operator(threading.Thread):
         for number, long in enumerate(self._longs):
             self._wait_empty(began_s + long.arrival_s)
             self._system.layout(self._together)
-            body = {"model": self._system.model, "prompt": prompt(long.prompt_tokens, number), "ignore_eos": True}
+            body = {
+                "model": self._system.model,
+                "prompt": prompt(long.prompt_tokens, number),
+                "ignore_eos": True,
+            }
             body["max_tokens"] = long.output_tokens
             answer = httpx.post(f"{self._system.url}/v1/completions", json=body, timeout=300)
             self.served += answer.status_code == 200
@@ -110,7 +126,11 @@ class Operator(threading.Thread):
 def short_tokens_per_s(results: Results) -> float:
     """Output tokens of the short requests per second until the last of them has ended."""
     short = results.floats("prompt_tokens") <= MOST_SHORT_TOKENS
-    ends = [results.event_s[end - 1] for end, keep in zip(results.event_ends, short, strict=True) if keep and end]
+    ends = [
+        results.event_s[end - 1]
+        for end, keep in zip(results.event_ends, short, strict=True)
+        if keep and end
+    ]
     return float(results.floats("output_tokens")[short].sum() / max(ends))
 
 
@@ -138,14 +158,18 @@ def replay(system: System, workload: Workload, operator: Operator | None) -> dic
 
 def main() -> None:
     """Run what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--rate", type=float, default=5.0, help="short requests per second")
     parser.add_argument("--long-tokens", type=int, default=6000, help="of each long prompt")
     parser.add_argument("--long-outputs", type=int, default=64, help="tokens that it gets")
     parser.add_argument("--runs", nargs="+", choices=RUNS, default=RUNS, help="which of the four")
-    parser.add_argument("--kv-tokens", type=int, default=KV_TOKENS, help="that all engines hold together")
+    parser.add_argument(
+        "--kv-tokens", type=int, default=KV_TOKENS, help="that all engines hold together"
+    )
     parser.add_argument("--regime", choices=REGIMES, default="link")
     parser.add_argument("--engines", type=int, choices=(2, 4), default=2)
     args = parser.parse_args()
@@ -165,20 +189,30 @@ def main() -> None:
         held = auto.ask("status")["capacity_tokens"]["1"]
         auto.pause()
         if held >= args.long_tokens:
-            raise SystemExit(f"an engine holds {held} tokens: a long prompt of {args.long_tokens} needs no group")
-        manual = systems.start(System("unaware", model, [*flags, "--policy=manual"], ours=True, link=link))
+            raise SystemExit(
+                f"an engine holds {held} tokens: a long prompt of {args.long_tokens} needs no group"
+            )
+        manual = systems.start(
+            System("unaware", model, [*flags, "--policy=manual"], ours=True, link=link)
+        )
         for _ in range(args.rounds):
             for name in args.runs:
                 system = manual if name.startswith("unaware") else auto
                 workload = mixed if name == "auto" else short
-                operator = Operator(system, longs, args.engines, live=name == LIVE) if system is manual else None
+                operator = (
+                    Operator(system, longs, args.engines, live=name == LIVE)
+                    if system is manual
+                    else None
+                )
                 system.resume()
                 rows[name].append(replay(system, workload, operator))
                 system.pause()
                 print(name, {k: round(v, 1) for k, v in rows[name][-1].items()}, flush=True)
     rates = {name: [row["short tokens/s"] for row in found] for name, found in rows.items()}
     for name, values in rates.items():
-        print(f"{name:13s} short tokens/s {median(values):.1f} [{min(values):.1f}..{max(values):.1f}]")
+        print(
+            f"{name:13s} short tokens/s {median(values):.1f} [{min(values):.1f}..{max(values):.1f}]"
+        )
     for name, bar in (("short alone", 0.9), ("unaware", 1.25), (LIVE, None)):
         if "auto" in rates and name in rates:
             ratio = f"{median(rates['auto']) / median(rates[name]):.2f}"

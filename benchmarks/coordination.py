@@ -1,14 +1,16 @@
-"""What it costs to coordinate a step of a group, beyond its collectives, and what lane 1 pays for there being lanes.
+"""What it costs to coordinate a step of a group, beyond its collectives, and what lane 1 pays for
+there being lanes.
 
 python -m benchmarks.coordination [--rounds 20] [--parts group llama llama-75m]
 
-Two engines. First, time stamps in the engines of one server (`benchmarks.stamped`): from the moment at which a group's
-leader has planned a step until its last member has its own block numbers in the plan and begins to compute. Stock
-vLLM's tensor parallelism brings its plans to its workers too; that is not subtracted. Second, the processor time for a
-token of the engines of stock vLLM's data parallelism, of our server without lanes (`static-dp`) and of its lane 1
-(`manual`, apart), with a tiny model, whose steps are mostly host time, and with one of 74 M parameters: what else runs
-on the machine makes a step longer, but hardly changes what processor time it takes. The three take turns, the others
-stopped; who begins changes from round to round. A first round does not count.
+Two engines. First, time stamps in the engines of one server (`benchmarks.stamped`): from the moment
+at which a group's leader has planned a step until its last member has its own block numbers in the
+plan and begins to compute. Stock vLLM's tensor parallelism brings its plans to its workers too;
+that is not subtracted. Second, the processor time for a token of the engines of stock vLLM's data
+parallelism, of our server without lanes (`static-dp`) and of its lane 1 (`manual`, apart), with a
+tiny model, whose steps are mostly host time, and with one of 74 M parameters: what else runs on the
+machine makes a step longer, but hardly changes what processor time it takes. The three take turns,
+the others stopped; who begins changes from round to round. A first round does not count.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ def time_group(system: System, windows: list[list[Window]]) -> None:
     found = []
     for streams in STREAMS:
         began_s = time.monotonic()
-        run_streams(system.url, system.model, [prompt(16, next(_seeds)) for _ in range(streams)], 120)
+        run_streams(
+            system.url, system.model, [prompt(16, next(_seeds)) for _ in range(streams)], 120
+        )
         found.append((streams, began_s, time.monotonic()))
     system.pause()
     windows.append(found)
@@ -71,34 +75,52 @@ def time_tokens(system: System, model: str) -> tuple[float, float]:
 
 
 def engines_s(system: System) -> float:
-    """Processor time that a server's engines have had, with the workers in which stock vLLM's run the model."""
+    """Processor time that a server's engines have had, with the workers in which stock vLLM's run
+    the model.
+    """
     children = psutil.Process(system.process.pid).children(recursive=True)
-    engines = [one for one in children if any(name in " ".join(one.cmdline()) for name in ("EngineCore", "Worker"))]
+    engines = [
+        one
+        for one in children
+        if any(name in " ".join(one.cmdline()) for name in ("EngineCore", "Worker"))
+    ]
     return sum(one.cpu_times().user + one.cpu_times().system for one in engines)
 
 
 def report_group(folder: Path, windows: list[list[Window]]) -> None:
     """Coordination of steps that decode, by the requests in them, and lines through them.
 
-    What else runs on the machine makes some of them longer and none shorter, so the 10th percentile of all is nearer to
-    what coordination takes than a median.
+    What else runs on the machine makes some of them longer and none shorter, so the 10th percentile
+    of all is nearer to what coordination takes than a median.
     """
-    steps = [step for step in stamped.read(folder).values() if len(step[3]) == MEMBERS and step[0] == step[1]]
+    steps = [
+        step
+        for step in stamped.read(folder).values()
+        if len(step[3]) == MEMBERS and step[0] == step[1]
+    ]
     lines: dict[str, list[float]] = {"10th percentile": [], "median": []}
     print("group of two, from planned to begun by the last member (us)")
     for index, streams in enumerate(STREAMS):
         rounds = []
         for one in windows:
             _, began_s, ended_s = one[index]
-            took = [max(begun) - at_s for n, _, at_s, begun in steps if n == streams and began_s <= at_s < ended_s]
+            took = [
+                max(begun) - at_s
+                for n, _, at_s, begun in steps
+                if n == streams and began_s <= at_s < ended_s
+            ]
             rounds.append([value * 1e6 for value in took])
         every = [value for one in rounds for value in one]
         lines["10th percentile"].append(quantiles(every, n=10)[0])
         lines["median"].append(median(every))
-        lowest, middle = ([of(one) for one in rounds] for of in (lambda one: quantiles(one, n=10)[0], median))
+        lowest, middle = (
+            [of(one) for one in rounds] for of in (lambda one: quantiles(one, n=10)[0], median)
+        )
         print(
-            f"  {streams:3} requests, {len(every)} steps: 10th percentile {quantiles(every, n=10)[0]:.0f}, by rounds "
-            f"{_spread(lowest)}; median {median(every):.0f}, by rounds {_spread(middle)}; smallest {min(every):.0f}"
+            f"  {streams:3} requests, {len(every)} steps: 10th percentile "
+            f"{quantiles(every, n=10)[0]:.0f}, by rounds "
+            f"{_spread(lowest)}; median {median(every):.0f}, by rounds {_spread(middle)}; "
+            f"smallest {min(every):.0f}"
         )
     for name, values in lines.items():
         slope, fixed = np.polyfit(STREAMS, values, 1)
@@ -143,8 +165,15 @@ def time_lanes(name: str, rounds: int) -> None:
     values: dict[tuple[str, int], list[float]] = defaultdict(list)
     with Systems() as systems:
         three = [
-            (of, systems.start(System(f"{name} {of}", model, [*FLAGS, DP, *more], ours=of != STOCK)))
-            for of, more in ((STOCK, []), (WITHOUT, ["--policy=static-dp"]), (LANE_1, ["--policy=manual"]))
+            (
+                of,
+                systems.start(System(f"{name} {of}", model, [*FLAGS, DP, *more], ours=of != STOCK)),
+            )
+            for of, more in (
+                (STOCK, []),
+                (WITHOUT, ["--policy=static-dp"]),
+                (LANE_1, ["--policy=manual"]),
+            )
         ]
         for number in range(rounds + 1):
             for of, system in three[number % 3 :] + three[: number % 3]:
@@ -156,7 +185,9 @@ def time_lanes(name: str, rounds: int) -> None:
 
 def main() -> None:
     """Run it and print both tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--parts", nargs="+", choices=[GROUP, *OUTPUT], default=[GROUP, *OUTPUT])
     options = parser.parse_args()

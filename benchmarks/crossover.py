@@ -1,10 +1,12 @@
-"""A load at which engines apart and together are about as good, held for minutes; then bursts out of idleness.
+"""A load at which engines apart and together are about as good, held for minutes; then bursts out
+of idleness.
 
 python -m benchmarks.crossover [--regime link] [--seconds 300] [--bursts 3]
 
-The rate is the one at which the costs of steps that the server has measured at its start give both layouts the same
-figure (request-seconds, by which policies decide). How often does `auto` switch? And with how many requests at once
-after some seconds of idleness: how long after the first of them is sent is the layout asked for, and made?
+The rate is the one at which the costs of steps that the server has measured at its start give both
+layouts the same figure (request-seconds, by which policies decide). How often does `auto` switch?
+And with how many requests at once after some seconds of idleness: how long after the first of them
+is sent is the layout asked for, and made?
 """
 
 from __future__ import annotations
@@ -32,7 +34,11 @@ from flying_serving.predict.forecast import evaluate, first_per_s, forecast
 from flying_serving.predict.steps import StepCost
 from flying_serving.predict.work import LaneFigures, Work
 
-ENGINES, MAX_NUM_SEQS, STEP_TOKENS = flag("data-parallel-size"), flag("max-num-seqs"), flag("max-num-batched-tokens")
+ENGINES, MAX_NUM_SEQS, STEP_TOKENS = (
+    flag("data-parallel-size"),
+    flag("max-num-seqs"),
+    flag("max-num-batched-tokens"),
+)
 PROMPT_TOKENS, OUTPUT_TOKENS = sum(LENGTHS["prompt_tokens"]) / 2, sum(LENGTHS["output_tokens"]) / 2
 BURST, IDLE_S = 24, 20.0
 
@@ -54,11 +60,15 @@ def crossover(status: dict[str, Any]) -> float:
         ValueError: one of them is better at every rate.
     """
     lanes = {
-        int(size): LaneFigures(StepCost(**cost), MAX_NUM_SEQS, status["capacity_tokens"][size], STEP_TOKENS)
+        int(size): LaneFigures(
+            StepCost(**cost), MAX_NUM_SEQS, status["capacity_tokens"][size], STEP_TOKENS
+        )
         for size, cost in status["step_cost"].items()
     }
     most = first_per_s(lanes[1], ENGINES, Work(1.0, PROMPT_TOKENS, OUTPUT_TOKENS, 0.0))
-    return float(brentq(lambda rate: predicted(rate, 1, lanes) - predicted(rate, ENGINES, lanes), 0.02, most))
+    return float(
+        brentq(lambda rate: predicted(rate, 1, lanes) - predicted(rate, ENGINES, lanes), 0.02, most)
+    )
 
 
 def hold(system: System, rate: float, seconds: float) -> list[dict[str, Any]]:
@@ -69,7 +79,10 @@ def hold(system: System, rate: float, seconds: float) -> list[dict[str, Any]]:
     before = len(system.ask("switches")["switches"])
     results = measure(workload, target, probe(target, settings), settings)
     failed = int(sum(~results.ok))
-    print(f"{len(workload.requests)} requests at {rate:.2f}/s for {seconds:.0f} s, {failed} not completed")
+    print(
+        f"{len(workload.requests)} requests at {rate:.2f}/s for {seconds:.0f} s, {failed} not "
+        "completed"
+    )
     made: list[dict[str, Any]] = system.ask("switches")["switches"][before:]
     for switch in made:
         print(f"  {switch['time'] - results.run.started_wall_s:6.1f} s {described(switch)}")
@@ -82,15 +95,24 @@ def described(switch: dict[str, Any]) -> str:
 
 
 async def burst(system: System, number: int) -> None:
-    """Many requests at once: print when the first switch after that was asked for, and when it was made."""
+    """Many requests at once: print when the first switch after that was asked for, and when it was
+    made.
+    """
     before = len(system.ask("switches")["switches"])
     async with httpx.AsyncClient(base_url=system.url, timeout=120) as client:
         sent_s = time.time()
         bodies = (
-            {"model": system.model, "prompt": prompt(256, BURST * number + n), "max_tokens": 48, "ignore_eos": True}
+            {
+                "model": system.model,
+                "prompt": prompt(256, BURST * number + n),
+                "max_tokens": 48,
+                "ignore_eos": True,
+            }
             for n in range(BURST)
         )
-        answers = await asyncio.gather(*(client.post("/v1/completions", json=body) for body in bodies))
+        answers = await asyncio.gather(
+            *(client.post("/v1/completions", json=body) for body in bodies)
+        )
     served = sum(answer.status_code == 200 for answer in answers)
     made = system.ask("switches")["switches"][before:]
     text = "no switch"
@@ -98,7 +120,8 @@ async def burst(system: System, number: int) -> None:
         first = made[0]
         asked_ms, step_ms = (first["time"] - sent_s) * 1e3, first["in_flight_step_ms"]
         text = (
-            f"asked {asked_ms:.0f} ms after the first was sent, there {first['cutover_ms']:.0f} ms later, "
+            f"asked {asked_ms:.0f} ms after the first was sent, there {first['cutover_ms']:.0f} "
+            "ms later, "
             f"{step_ms:.0f} of it a step in flight: {described(first)}"
         )
     print(f"burst of {BURST} after {IDLE_S:.0f} s of idleness, {served} served: {text}", flush=True)
@@ -106,7 +129,9 @@ async def burst(system: System, number: int) -> None:
 
 def main() -> None:
     """Run what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--regime", choices=REGIMES, default="link")
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--bursts", type=int, default=3)

@@ -1,8 +1,9 @@
-"""Time the controller's decisions with 8 engines and 5,000 requests that wait: `python -m benchmarks.decisions`.
+"""Time the controller's decisions with 8 engines and 5,000 requests that wait: `python -m
+benchmarks.decisions`.
 
-Decisions wait for nothing, so their processor time is how long they take on a free core. The last column is the time
-that has passed, which on a busy machine also holds what others did meanwhile. A switch (`regrouped`) may take
-every request that runs from its group and find another for it.
+Decisions wait for nothing, so their processor time is how long they take on a free core. The last
+column is the time that has passed, which on a busy machine also holds what others did meanwhile. A
+switch (`regrouped`) may take every request that runs from its group and find another for it.
 """
 
 import argparse
@@ -40,7 +41,9 @@ ANSWER = SwitchAnswer(10.0, 0.5, 0.1)
 def step(size: int, prefill: int, sequences: int, context: int, noise: float = 1.0) -> Step:
     """A measured step: groups start sooner and do less per second than their engines apart."""
     share = 0.65 ** (size.bit_length() - 1)
-    took_s = 0.02 * (0.6 if size > 1 else 1.0) + share * (1e-4 * prefill + 5e-4 * sequences + 1e-7 * context)
+    took_s = 0.02 * (0.6 if size > 1 else 1.0) + share * (
+        1e-4 * prefill + 5e-4 * sequences + 1e-7 * context
+    )
     return Step(size, took_s * noise, prefill, sequences, context)
 
 
@@ -50,11 +53,15 @@ class Bench:
     def __init__(self, policy: str, waiting: int) -> None:
         capacity = Capacity({size: ENGINE_TOKENS * size for size in SIZES}, 1)
         limits = Limits(MAX_NUM_SEQS, STEP_TOKENS)
-        settings = Settings(ENGINES, capacity, POLICIES[policy], limits, OBJECTIVE, most_waiting=2 * waiting)
+        settings = Settings(
+            ENGINES, capacity, POLICIES[policy], limits, OBJECTIVE, most_waiting=2 * waiting
+        )
         self.controller = Controller(settings)
         batches = [(0, 1, 500), (0, 8, 500), (0, 8, 8000), (64, 0, 0), (2048, 0, 0)]
         self.controller.state.migrates = dict.fromkeys(SIZES[1:], COST)
-        self.controller.state.steps.calibrate(step(size, *batch) for size in SIZES for batch in batches)
+        self.controller.state.steps.calibrate(
+            step(size, *batch) for size in SIZES for batch in batches
+        )
         self.waiting = waiting
         self.draw = random.Random(1)
         self.now_s = 0.0
@@ -86,18 +93,24 @@ class Bench:
         prompt = draw.randint(50_000, 60_000) if long else draw.randint(50, 1500)
         outputs = draw.randint(50, 400)
         priority = -1 if draw.random() < 0.002 else draw.choice([0, 0, 0, 1])
-        spec = RequestSpec(prompt, prompt + outputs, outputs, None, priority, draw.choice([None, None, 600.0]))
+        spec = RequestSpec(
+            prompt, prompt + outputs, outputs, None, priority, draw.choice([None, None, 600.0])
+        )
         name = f"r{next(self.numbers)}"
         self.timed("arrived", lambda: self.controller.arrived(name, spec, self.now_s))
 
     def step(self) -> None:
-        """One step of all engines: some requests end, all others get a token; answers to an order come."""
+        """One step of all engines: some requests end, all others get a token; answers to an order
+        come.
+        """
         controller = self.controller
         self.now_s += STEP_S
         if self.ordered is not None:
             self.ordered = None
             self.timed("regrouped", lambda: controller.regrouped(self.now_s))
-            self.timed("acknowledged", lambda: controller.acknowledged([ANSWER] * ENGINES, self.now_s))
+            self.timed(
+                "acknowledged", lambda: controller.acknowledged([ANSWER] * ENGINES, self.now_s)
+            )
         for name in list(self.running):
             self.running[name] += 1
             self.timed("tokens", lambda name=name: controller.tokens(name, 1, self.now_s))  # type: ignore[misc]
@@ -108,7 +121,9 @@ class Bench:
             self.timed("finished", lambda: controller.finished(over, self.now_s))
         while len(controller.state.pool) > self.waiting:
             gone = next(reversed(list(controller.state.pool))).request_id
-            self.timed("aborted", lambda gone=gone: controller.finished([gone], self.now_s, aborted=True))  # type: ignore[misc]
+            self.timed(
+                "aborted", lambda gone=gone: controller.finished([gone], self.now_s, aborted=True)
+            )  # type: ignore[misc]
         measured = []
         for group in controller.state.layout.groups:
             sequences = self.draw.randint(1, 60)
@@ -137,7 +152,11 @@ def run(policy: str, waiting: int, steps: int) -> Bench:
 
 
 def _p99(times_ms: list[float]) -> float:
-    return statistics.quantiles(times_ms, n=100, method="inclusive")[98] if len(times_ms) > 1 else times_ms[0]
+    return (
+        statistics.quantiles(times_ms, n=100, method="inclusive")[98]
+        if len(times_ms) > 1
+        else times_ms[0]
+    )
 
 
 def main() -> None:
@@ -151,16 +170,21 @@ def main() -> None:
     bench = run(args.policy, args.waiting, args.steps)
     state = bench.controller.state
     print(
-        f"policy {args.policy}, {ENGINES} engines, {len(state.pool)} waiting, {state.running} running, "
+        f"policy {args.policy}, {ENGINES} engines, {len(state.pool)} waiting, {state.running} "
+        "running, "
         f"{state.switches.count} switches; milliseconds of processor time"
     )
     print(f"{'event':>12} {'count':>8} {'median':>8} {'p99':>8} {'max':>8} {'p99 passed':>11}")
     for name in sorted(bench.times_ms):
         _print_row(name, bench.times_ms[name], bench.passed_ms[name])
     decisions = [name for name in bench.times_ms if name not in MEASUREMENTS]
-    _print_row("decisions", _together(bench.times_ms, decisions), _together(bench.passed_ms, decisions))
+    _print_row(
+        "decisions", _together(bench.times_ms, decisions), _together(bench.passed_ms, decisions)
+    )
     slow = [
-        name for name, times_ms in sorted(bench.times_ms.items()) if name != "stepped" and _p99(times_ms) > LIMIT_MS
+        name
+        for name, times_ms in sorted(bench.times_ms.items())
+        if name != "stepped" and _p99(times_ms) > LIMIT_MS
     ]
     if slow:
         sys.exit(f"more than {LIMIT_MS} ms at p99: {', '.join(slow)}")

@@ -1,7 +1,8 @@
-"""`flying-serving` with a slower link between engines, to measure policies where exchanges cost more.
+"""`flying-serving` with a slower link between engines, to measure policies where exchanges cost
+more.
 
-python -m benchmarks.emulated_link LATENCY_US,GB_PER_S serve MODEL ...: each exchange between engines through shared
-memory takes that long in addition to what it takes.
+python -m benchmarks.emulated_link LATENCY_US,GB_PER_S serve MODEL ...: each exchange between
+engines through shared memory takes that long in addition to what it takes.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from benchmarks.entry import run
 from flying_serving.comm.pool import CommunicatorPool
 
 SPIN_S = 100e-6
-"""How long before its end a pause stops sleeping: a sleep ends that much late, or less, unless the cores are busy."""
+"""How long before its end a pause stops sleeping: a sleep ends that much late, or less, unless the
+cores are busy.
+"""
 NAMES = ("all_reduce", "all_gather", "gather", "broadcast")
 
 
 class EmulatedLink:
-    """Collectives of a communicator (`NAMES`) that each take longer, on every rank, also on ranks that do not wait.
+    """Collectives of a communicator (`NAMES`) that each take longer, on every rank, also on ranks
+    that do not wait.
 
     Args:
         group: does the work.
@@ -51,7 +55,9 @@ class EmulatedLink:
 
 
 def _pause(duration_s: float) -> None:
-    """Return after `duration_s`, within some 20 us: asleep, so that the core is free, but awake before the end."""
+    """Return after `duration_s`, within some 20 us: asleep, so that the core is free, but awake
+    before the end.
+    """
     end_s = time.perf_counter() + duration_s
     if duration_s > SPIN_S:
         time.sleep(duration_s - SPIN_S)
@@ -60,7 +66,9 @@ def _pause(duration_s: float) -> None:
 
 
 def slow(latency_us: float, gb_per_s: float) -> None:
-    """Slow every exchange between engines of servers that this process starts; engines are forked from it."""
+    """Slow every exchange between engines of servers that this process starts; engines are forked
+    from it.
+    """
     use_shared_memory = CommunicatorPool.use_shared_memory
 
     def slowed(self: CommunicatorPool, directory: str, deadline_s: float) -> None:

@@ -1,25 +1,32 @@
-"""Ten times of what a server can serve, with long prompts, slow readers and clients that leave; one live server.
+"""Ten times of what a server can serve, with long prompts, slow readers and clients that leave; one
+live server.
 
 python -m benchmarks.flood [--seconds 300] [--other-seconds 60]
 
-Four engines with `auto` and `--max-queue-wait-s 2`, the tiny model, one round. Prompts have 768 to 1,536 tokens,
-outputs 16 to 48, drawn evenly; no prefix is shared. In this order, and 1 and 2 end when all of their requests have:
+Four engines with `auto` and `--max-queue-wait-s 2`, the tiny model, one round. Prompts have 768 to
+1,536 tokens, outputs 16 to 48, drawn evenly; no prefix is shared. In this order, and 1 and 2 end
+when all of their requests have:
 
-1. Capacity: CLIENTS clients in a closed loop, for --other-seconds; one that is refused comes again after a second.
-   LEAVING of them leave after a random number of events, as in the flood: what they get is lost in both.
-2. Before: half of the requests/s of 1, at random times, all of whose clients stay, for --other-seconds.
-3. The flood: ten times the requests/s of 1, at random times, for --seconds. LEAVING of the clients leave; SLOW of them
-   take 256 bytes, about one event, each second. Whoever is refused does not come again.
-4. After: as 2, with the same lengths and times, from the end of the flood on, when its last requests still run.
+1. Capacity: CLIENTS clients in a closed loop, for --other-seconds; one that is refused comes again
+   after a second. LEAVING of them leave after a random number of events, as in the flood: what they
+   get is lost in both.
+2. Before: half of the requests/s of 1, at random times, all of whose clients stay, for
+   --other-seconds.
+3. The flood: ten times the requests/s of 1, at random times, for --seconds. LEAVING of the clients
+   leave; SLOW of them take 256 bytes, about one event, each second. Whoever is refused does not
+   come again.
+4. After: as 2, with the same lengths and times, from the end of the flood on, when its last
+   requests still run.
 
-Goodput: output tokens/s that arrived within the time of 1 or 3, of requests that were not refused and whose client
-stayed; the first SETTLE_S of each do not count. Bar: in 3 at least 0.95 of 1. Latency: of requests that were sent
-later than SETTLE_S after the beginning of 2 or 4; normal is a median of TTFT and of time per token of at most 1.25
-times that before. As half of the capacity is asked for then, a backlog of B seconds of work is gone 2 B after the
-flood: hence the 2 s, and eight requests per engine. Memory: proportional set sizes of all processes of the server,
-every 2 s. Client and server share the cores, so their shares of processor time, and that of all others, are printed
-with each part. Beside other work goodput follows what that leaves: tokens per second of the server's own processor
-time tell what refusing takes.
+Goodput: output tokens/s that arrived within the time of 1 or 3, of requests that were not refused
+and whose client stayed; the first SETTLE_S of each do not count. Bar: in 3 at least 0.95 of 1.
+Latency: of requests that were sent later than SETTLE_S after the beginning of 2 or 4; normal is a
+median of TTFT and of time per token of at most 1.25 times that before. As half of the capacity is
+asked for then, a backlog of B seconds of work is gone 2 B after the flood: hence the 2 s, and eight
+requests per engine. Memory: proportional set sizes of all processes of the server, every 2 s.
+Client and server share the cores, so their shares of processor time, and that of all others, are
+printed with each part. Beside other work goodput follows what that leaves: tokens per second of the
+server's own processor time tell what refusing takes.
 """
 
 import argparse
@@ -74,22 +81,36 @@ class Watch:
         """Processor time of the server between the last two calls of `shares`."""
         self.mib: list[float] = []
         self.kinds = ""
-        """Of what the last of these consists: private memory, and shared memory, which has the weights and KV."""
+        """Of what the last of these consists: private memory, and shared memory, which has the
+        weights and KV.
+        """
 
     def _processor_s(self) -> tuple[float, float, float, float]:
         spent = [one.cpu_times() for one in self._processes]
         numbers = {cpu.number for cpu in self._topology.cpus}
-        usable = [times for number, times in enumerate(psutil.cpu_times(percpu=True)) if number in numbers]
+        usable = [
+            times for number, times in enumerate(psutil.cpu_times(percpu=True)) if number in numbers
+        ]
         busy_s = sum(sum(times) - times.idle - times.iowait - times.guest for times in usable)
-        return sum(one.user + one.system for one in spent), time.process_time(), busy_s, time.monotonic()
+        return (
+            sum(one.user + one.system for one in spent),
+            time.process_time(),
+            busy_s,
+            time.monotonic(),
+        )
 
     def shares(self) -> str:
         """Shares of the CPU time that server and client could use since the last call."""
         before, self._before = self._before, self._processor_s()
-        server_s, client_s, busy_s, passed_s = (now - then for now, then in zip(self._before, before, strict=True))
+        server_s, client_s, busy_s, passed_s = (
+            now - then for now, then in zip(self._before, before, strict=True)
+        )
         usable_s = passed_s * self._topology.usable_cpus
         others_s, self.server_s = max(0.0, busy_s - server_s - client_s), server_s
-        return f"server {server_s / usable_s:.3f}, client {client_s / usable_s:.3f}, others {others_s / usable_s:.3f}"
+        return (
+            f"server {server_s / usable_s:.3f}, client {client_s / usable_s:.3f}, others "
+            f"{others_s / usable_s:.3f}"
+        )
 
     def look(self) -> float:
         """MiB of all processes, now."""
@@ -97,7 +118,10 @@ class Watch:
         self.mib.append(sum(one["Pss"] for one in of_each))
         shared_mib = sum(one["Pss_Shmem"] for one in of_each)
         server_mib, *engines_mib = [one["Pss_Anon"] for one in of_each]
-        self.kinds = f"API server {server_mib:.0f}, others {sum(engines_mib):.0f}, shared memory {shared_mib:.0f}"
+        self.kinds = (
+            f"API server {server_mib:.0f}, others {sum(engines_mib):.0f}, shared memory "
+            f"{shared_mib:.0f}"
+        )
         return self.mib[-1]
 
     async def keep_looking(self) -> None:
@@ -126,9 +150,13 @@ class Part:
     tokens: int = 0
 
     def measure(self, watch: Watch) -> str:
-        """Note the server's processor time, at the end of what is counted by it. Returns all shares."""
+        """Note the server's processor time, at the end of what is counted by it. Returns all
+        shares.
+        """
         shares, self.server_s = watch.shares(), watch.server_s
-        self.tokens = sum(len(one.event_s) for one in self.sent if one.status == 200 and one.leave_after is None)
+        self.tokens = sum(
+            len(one.event_s) for one in self.sent if one.status == 200 and one.leave_after is None
+        )
         return shares
 
     @property
@@ -147,13 +175,19 @@ class Part:
     @property
     def over_per_s(self) -> float:
         """Requests/s that have ended, or whose clients have left."""
-        ended = [one.event_s[-1] if one.event_s else one.sent_s for one in self.sent if one.status == 200]
+        ended = [
+            one.event_s[-1] if one.event_s else one.sent_s for one in self.sent if one.status == 200
+        ]
         return sum(at_s <= self.ended_s for at_s in ended) / (self.ended_s - self.began_s)
 
     def settled(self) -> list[Outcome]:
         """Requests by which latency is measured."""
         first_s = self.began_s + min(SETTLE_S, (self.ended_s - self.began_s) / 4)
-        return [one for one in self.sent if one.sent_s >= first_s and one.done and one.leave_after is None]
+        return [
+            one
+            for one in self.sent
+            if one.sent_s >= first_s and one.done and one.leave_after is None
+        ]
 
     def report(self, shares: str) -> None:
         """Print what became of the requests; `shares`: of processor time."""
@@ -161,14 +195,24 @@ class Part:
         taken = [one for one in self.sent if one.status == 200]
         left = [one for one in taken if one.leave_after is not None]
         failed = sum(not one.done and one.leave_after is None for one in taken)
-        print(f"{self.name}: {len(self.sent)} sent in {self.ended_s - self.began_s:.0f} s, answers {dict(statuses)};")
-        print(f"  {len(left)} clients left, {sum(one.slow for one in taken)} read slowly, {failed} streams did not end")
+        print(
+            f"{self.name}: {len(self.sent)} sent in {self.ended_s - self.began_s:.0f} s, answers "
+            f"{dict(statuses)};"
+        )
+        print(
+            f"  {len(left)} clients left, {sum(one.slow for one in taken)} read slowly, {failed} "
+            "streams did not end"
+        )
         print(f"  goodput {self.goodput:.1f} tokens/s; processor time: {shares}")
         ttft_s = [one.ttft_s for one in self.settled() if not one.slow]
         tpot_ms = [1e3 * one.tpot_s for one in self.settled() if not one.slow]
         if len(ttft_s) > 1:
             for name, values, unit in (("TTFT", ttft_s, "s"), ("time per token", tpot_ms, "ms")):
-                print(f"  {name} median {median(values):.3f} {unit}, P95 {quantiles(values, n=20)[-1]:.3f}", flush=True)
+                print(
+                    f"  {name} median {median(values):.3f} {unit}, P95 "
+                    f"{quantiles(values, n=20)[-1]:.3f}",
+                    flush=True,
+                )
 
 
 async def closed(clients: Clients, mix: Mix, seconds: float) -> Part:
@@ -182,7 +226,9 @@ async def closed(clients: Clients, mix: Mix, seconds: float) -> Part:
 async def opened(
     clients: Clients, name: str, mix: Mix, arrivals_s: list[float], seconds: float
 ) -> tuple[Part, list[asyncio.Task[Outcome]]]:
-    """A part in which clients do not wait for each other. Returns it at its end, and what is under way."""
+    """A part in which clients do not wait for each other. Returns it at its end, and what is under
+    way.
+    """
     clients.sent = []
     began_s = time.monotonic()
     tasks = await clients.open(mix, arrivals_s)
@@ -229,17 +275,30 @@ async def flood(system: System, options: argparse.Namespace) -> tuple[list[Part]
 def compare(parts: list[Part], mib: list[float]) -> None:
     """Print what is held against the bars."""
     capacity, before, flooded, after = parts
-    print(f"goodput in the flood: {flooded.goodput / capacity.goodput:.3f} of that at capacity (bar 0.95)")
+    print(
+        f"goodput in the flood: {flooded.goodput / capacity.goodput:.3f} of that at capacity "
+        "(bar 0.95)"
+    )
     by_processor = flooded.tokens_per_server_s / capacity.tokens_per_server_s
-    print(f"tokens per second of the server's processor time: {by_processor:.3f} of those at capacity")
-    print(f"memory (PSS): {mib[0]:.0f} MiB before, {mib[1]:.0f} at most in the flood, {mib[2]:.0f} after")
-    times = [(median(o.ttft_s for o in p.settled()), median(o.tpot_s for o in p.settled())) for p in (before, after)]
+    print(
+        f"tokens per second of the server's processor time: {by_processor:.3f} of those at capacity"
+    )
+    print(
+        f"memory (PSS): {mib[0]:.0f} MiB before, {mib[1]:.0f} at most in the flood, {mib[2]:.0f} "
+        "after"
+    )
+    times = [
+        (median(o.ttft_s for o in p.settled()), median(o.tpot_s for o in p.settled()))
+        for p in (before, after)
+    ]
     ttft, tpot = (then / now for now, then in zip(*times, strict=True))
     print(f"after / before, medians: TTFT {ttft:.2f}, time per token {tpot:.2f} (bar 1.25)")
 
 
 def until_idle(system: System) -> None:
-    """Wait until nothing waits or runs, and check the books. Raises TimeoutError, or httpx.HTTPStatusError."""
+    """Wait until nothing waits or runs, and check the books. Raises TimeoutError, or
+    httpx.HTTPStatusError.
+    """
     until_s = time.monotonic() + IDLE_S
     while any((status := system.ask("status"))["requests"].values()):
         if time.monotonic() > until_s:
@@ -250,13 +309,18 @@ def until_idle(system: System) -> None:
 
 def main() -> None:
     """Start the server and flood it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=300.0, help="of the flood")
     parser.add_argument("--other-seconds", type=float, default=60.0, help="of each other part")
     options = parser.parse_args()
     system = System("flood", make_model(ROOT / ".models" / "llama", "llama"), FLAGS, ours=True)
     try:
-        print(f"{commit()}: {time.strftime('%Y-%m-%d %H:%M')}, ready in {system.ready_s:.0f} s", flush=True)
+        print(
+            f"{commit()}: {time.strftime('%Y-%m-%d %H:%M')}, ready in {system.ready_s:.0f} s",
+            flush=True,
+        )
         parts, mib = uvloop.run(flood(system, options))
         compare(parts, mib)
         until_idle(system)

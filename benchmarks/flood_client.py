@@ -1,7 +1,8 @@
-"""Clients of a flood: each request has a connection, and is written and read as bytes: clients share the cores.
+"""Clients of a flood: each request has a connection, and is written and read as bytes: clients
+share the cores.
 
-An answer is not parsed: its events are counted as they come. All outputs have the length that was asked for, so what
-was put together into one event is known at the end.
+An answer is not parsed: its events are counted as they come. All outputs have the length that was
+asked for, so what was put together into one event is known at the end.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from typing import cast
 
 EVENT, DONE = b"data: {", b"data: [DONE]"
 SLOW_S, SLOW_BYTES = 1.0, 256
-"""A slow reader takes so many bytes, about one event, each second, and its socket holds little more."""
+"""A slow reader takes so many bytes, about one event, each second, and its socket holds little
+more.
+"""
 REFUSED_S = 1.0
 """After this a client of a closed loop that was refused comes again."""
 LATEST_S = 120.0
@@ -39,9 +42,11 @@ class Mix:
 
 @dataclass
 class Outcome:
-    """One request and what came: `event_s` has the time of each token; `status` is 0 if no answer began.
+    """One request and what came: `event_s` has the time of each token; `status` is 0 if no answer
+    began.
 
-    `leave_after`: its client leaves when it has so many events; None: it stays. `done`: its stream has ended well.
+    `leave_after`: its client leaves when it has so many events; None: it stays. `done`: its stream
+    has ended well.
     """
 
     output_tokens: int
@@ -78,7 +83,11 @@ class Outcome:
     @property
     def leaves(self) -> bool:
         """Whether its client goes away now."""
-        return self.leave_after is not None and self.status > 0 and len(self.event_s) >= self.leave_after
+        return (
+            self.leave_after is not None
+            and self.status > 0
+            and len(self.event_s) >= self.leave_after
+        )
 
 
 class _Reader(asyncio.Protocol):
@@ -111,7 +120,9 @@ class Clients:
         self._address = host, port
         self._model = model
         self._draw = draw
-        self._templates = [",".join(str(draw.randrange(300, 500)) for _ in range(2048)) for _ in range(TEMPLATES)]
+        self._templates = [
+            ",".join(str(draw.randrange(300, 500)) for _ in range(2048)) for _ in range(TEMPLATES)
+        ]
         self.sent: list[Outcome] = []
 
     def reseed(self, seed: int) -> None:
@@ -121,11 +132,18 @@ class Clients:
     def _request(self, prompt_tokens: int, output_tokens: int) -> bytes:
         draw = self._draw
         first = ",".join(str(draw.randrange(300, 500)) for _ in range(FIRST_TOKENS))
-        rest = draw.choice(self._templates)[: 4 * (prompt_tokens - FIRST_TOKENS) - 1]  # three digits and a comma
-        options = json.dumps({"model": self._model, "max_tokens": output_tokens, "ignore_eos": True, "stream": True})
+        rest = draw.choice(self._templates)[
+            : 4 * (prompt_tokens - FIRST_TOKENS) - 1
+        ]  # three digits and a comma
+        options = json.dumps(
+            {"model": self._model, "max_tokens": output_tokens, "ignore_eos": True, "stream": True}
+        )
         body = f'{{"prompt":[{first},{rest}],{options[1:]}'.encode()
         head = f"POST /v1/completions HTTP/1.1\r\nHost: {self._address[0]}\r\nConnection: close\r\n"
-        return f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+        return (
+            f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
 
     async def one(self, mix: Mix) -> Outcome:
         """Send one request of the mix and read what comes, to its end or the client's."""
@@ -145,7 +163,9 @@ class Clients:
 
     async def _fast(self, request: bytes, outcome: Outcome) -> None:
         loop = asyncio.get_running_loop()
-        transport, reader = await loop.create_connection(lambda: _Reader(request, outcome), *self._address)
+        transport, reader = await loop.create_connection(
+            lambda: _Reader(request, outcome), *self._address
+        )
         try:
             await reader.ended
         finally:
@@ -165,7 +185,9 @@ class Clients:
                 await asyncio.sleep(SLOW_S)
 
     async def closed(self, mix: Mix, seconds: float, clients: int) -> None:
-        """So many clients, each of which sends its next request when the last one is over; then all are awaited."""
+        """So many clients, each of which sends its next request when the last one is over; then all
+        are awaited.
+        """
         until_s = time.monotonic() + seconds
 
         async def client() -> None:
@@ -176,7 +198,9 @@ class Clients:
         await asyncio.gather(*(client() for _ in range(clients)))
 
     async def open(self, mix: Mix, arrivals_s: Sequence[float]) -> list[asyncio.Task[Outcome]]:
-        """Send requests at these times from now on, whatever became of those before. Returns all of them."""
+        """Send requests at these times from now on, whatever became of those before. Returns all of
+        them.
+        """
         began_s, tasks = time.monotonic(), []
         for at_s in arrivals_s:
             await asyncio.sleep(max(0.0, began_s + at_s - time.monotonic()))

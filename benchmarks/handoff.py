@@ -1,12 +1,14 @@
-"""What a migration of KV costs: time for a token that is pulled, and token gaps of streams that migrate or do not.
+"""What a migration of KV costs: time for a token that is pulled, and token gaps of streams that
+migrate or do not.
 
 python -m benchmarks.handoff [--rounds 10]
 
-Four engines, one stream on each. Two engines go together by `migrate`, and apart again: their streams migrate, and the
-other two engines take no part. A gap is the longest time between two tokens of a stream after a switch, in medians of
-the time between its tokens in the same round; `control` is that of all streams in a time as long before the first
-switch: engines that share processors have long gaps without any switch. The time for a token is what the server has
-measured at its start, by size of the group that the KV goes to.
+Four engines, one stream on each. Two engines go together by `migrate`, and apart again: their
+streams migrate, and the other two engines take no part. A gap is the longest time between two
+tokens of a stream after a switch, in medians of the time between its tokens in the same round;
+`control` is that of all streams in a time as long before the first switch: engines that share
+processors have long gaps without any switch. The time for a token is what the server has measured
+at its start, by size of the group that the KV goes to.
 """
 
 import argparse
@@ -40,7 +42,9 @@ AROUND_S = 1.5
 
 async def run_round(system: System, number: int) -> tuple[list[Stream], list[float]]:
     """Streams of engines 0 to 3; when the control began, and when each switch was ordered."""
-    async with httpx.AsyncClient(base_url=system.url, limits=httpx.Limits(), timeout=ANSWER_S) as client:
+    async with httpx.AsyncClient(
+        base_url=system.url, limits=httpx.Limits(), timeout=ANSWER_S
+    ) as client:
 
         async def order(groups: list[list[int]], mode: str) -> None:
             answer = await client.post("/flying/layout", json={"groups": groups, "mode": mode})
@@ -63,7 +67,9 @@ async def run_round(system: System, number: int) -> tuple[list[Stream], list[flo
 
 
 def worst_gaps(streams: list[Stream], begun_s: list[float]) -> list[float]:
-    """Of each stream the longest gap in AROUND_S from each of some times on, in medians of the stream's."""
+    """Of each stream the longest gap in AROUND_S from each of some times on, in medians of the
+    stream's.
+    """
     found = []
     for each in streams:
         gaps = list(pairwise(each.token_s))
@@ -77,10 +83,14 @@ def worst_gaps(streams: list[Stream], begun_s: list[float]) -> list[float]:
 
 def main() -> None:
     """Run all rounds and print each, then medians and the largest."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=10)
     options = parser.parse_args()
-    system = System("ours", make_model(ROOT / ".models" / "llama-75m", "llama-75m"), FLAGS, ours=True)
+    system = System(
+        "ours", make_model(ROOT / ".models" / "llama-75m", "llama-75m"), FLAGS, ours=True
+    )
     try:
         costs = system.ask("status")["migration_cost"]
         shown = ", ".join(f"{size}: {1e6 * cost['token_s']:.1f}" for size, cost in costs.items())
@@ -93,12 +103,16 @@ def main() -> None:
             migrating, apart, control = migrating + mine, apart + others, control + before
             step_ms = 1e3 * median(each.tpot_s for each in streams)
             print(
-                f"round {number}: token {step_ms:.1f} ms; worst gap of streams that migrate {max(mine):.2f}, "
+                f"round {number}: token {step_ms:.1f} ms; worst gap of streams that migrate "
+                f"{max(mine):.2f}, "
                 f"of the others {max(others):.2f}, of all before {max(before):.2f}",
                 flush=True,
             )
         for name, gaps in (("migrate", migrating), ("others", apart), ("control", control)):
-            print(f"{name}: {len(gaps)} gaps, median {median(gaps):.2f}, largest {max(gaps):.2f} of a usual one")
+            print(
+                f"{name}: {len(gaps)} gaps, median {median(gaps):.2f}, largest {max(gaps):.2f} "
+                "of a usual one"
+            )
         counts = [engine["migrations"] for engine in system.ask("status")["engines"]]
         print(f"migrations by engine: {counts}")
     finally:

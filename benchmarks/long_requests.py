@@ -1,12 +1,14 @@
-"""Short requests beside a long one every 30 s that no group holds without lent weights, on one live server with `auto`.
+"""Short requests beside a long one every 30 s that no group holds without lent weights, on one live
+server with `auto`.
 
 python -m benchmarks.long_requests [--minutes 15] [--other-minutes 3]
 
-Four engines. A long request needs more KV than all of them hold together, so the widest group lends its weights for it,
-and they come back when `auto` goes back to narrower groups. Short requests come at random times, at the same rate all
-the time; first without long ones, then with them, then without again. All have to be served. For comparison, a server
-whose short requests go to the engine with the least load, and that goes together for each long request and apart when
-it has ended. What was sent in the first WARM_UP_S does not count: first requests wait for what is compiled for them.
+Four engines. A long request needs more KV than all of them hold together, so the widest group lends
+its weights for it, and they come back when `auto` goes back to narrower groups. Short requests come
+at random times, at the same rate all the time; first without long ones, then with them, then
+without again. All have to be served. For comparison, a server whose short requests go to the engine
+with the least load, and that goes together for each long request and apart when it has ended. What
+was sent in the first WARM_UP_S does not count: first requests wait for what is compiled for them.
 """
 
 import argparse
@@ -38,13 +40,17 @@ FLAGS = [
     "--disable-uvicorn-access-log",
 ]
 SHORT_TOKENS, LONG_OUTPUT_TOKENS, MORE_TOKENS = (128, 64), 16, 96
-"""Prompt and output of a short request; by how much a long one exceeds what a group holds that lends nothing."""
+"""Prompt and output of a short request; by how much a long one exceeds what a group holds that
+lends nothing.
+"""
 LONG_EVERY_S, WARM_UP_S, SEED = 30.0, 30.0, 27
 
 
 @dataclass
 class Part:
-    """What was sent in one part of the run: all streams, and how many seconds it took until all had ended."""
+    """What was sent in one part of the run: all streams, and how many seconds it took until all had
+    ended.
+    """
 
     name: str
     short: list[Stream]
@@ -54,19 +60,33 @@ class Part:
     def report(self) -> None:
         """Print rates and times."""
         tokens = sum(len(each.token_s) for each in self.short)
-        ttft_s, tpot_ms = [each.ttft_s for each in self.short], [1e3 * each.tpot_s for each in self.short]
+        ttft_s, tpot_ms = (
+            [each.ttft_s for each in self.short],
+            [1e3 * each.tpot_s for each in self.short],
+        )
         print(
-            f"{self.name}: {len(self.short)} short ones, {tokens / self.took_s:.1f} tokens/s, TTFT median "
-            f"{median(ttft_s):.2f} s, P95 {quantiles(ttft_s, n=20)[-1]:.2f}, TPOT median {median(tpot_ms):.1f} ms",
+            f"{self.name}: {len(self.short)} short ones, {tokens / self.took_s:.1f} tokens/s, "
+            "TTFT median "
+            f"{median(ttft_s):.2f} s, P95 {quantiles(ttft_s, n=20)[-1]:.2f}, TPOT median "
+            f"{median(tpot_ms):.1f} ms",
             flush=True,
         )
         if self.long:
             waits_s = [each.ttft_s for each in self.long]
-            print(f"  {len(self.long)} long ones, TTFT median {median(waits_s):.1f} s, largest {max(waits_s):.1f}")
+            print(
+                f"  {len(self.long)} long ones, TTFT median {median(waits_s):.1f} s, largest "
+                f"{max(waits_s):.1f}"
+            )
 
 
 async def run_part(
-    system: System, name: str, seconds: float, rate: float, long_tokens: int | None, *, orders: bool = False
+    system: System,
+    name: str,
+    seconds: float,
+    rate: float,
+    long_tokens: int | None,
+    *,
+    orders: bool = False,
 ) -> Part:
     """Send requests for some time and wait for all of them. Raises RequestFailed if one fails.
 
@@ -112,16 +132,28 @@ async def run_part(
 def loans(system: System) -> dict[str, float]:
     """How often weights were lent, and came back, as the metrics count."""
     text = httpx.get(f"{system.url}/metrics", timeout=60).raise_for_status().text
-    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    names = ("flying:weight_loans_total", "flying:weight_fetch_seconds_count", "flying:weight_fetch_seconds_sum")
+    samples = [
+        sample for family in text_string_to_metric_families(text) for sample in family.samples
+    ]
+    names = (
+        "flying:weight_loans_total",
+        "flying:weight_fetch_seconds_count",
+        "flying:weight_fetch_seconds_sum",
+    )
     return {sample.name: sample.value for sample in samples if sample.name in names}
 
 
-def measured(system: System, name: str, options: argparse.Namespace, *, minutes: float, long: bool) -> float:
-    """Run a part on a server and print what it shows. Returns the tokens per second of short requests."""
+def measured(
+    system: System, name: str, options: argparse.Namespace, *, minutes: float, long: bool
+) -> float:
+    """Run a part on a server and print what it shows. Returns the tokens per second of short
+    requests.
+    """
     status = system.ask("status")
     tokens = status["capacity_tokens"][str(ENGINES)] + MORE_TOKENS if long else None
-    part = asyncio.run(run_part(system, name, 60 * minutes, options.rate, tokens, orders=system.name == "orders"))
+    part = asyncio.run(
+        run_part(system, name, 60 * minutes, options.rate, tokens, orders=system.name == "orders")
+    )
     part.report()
     print(f"  {loans(system)}, {len(system.ask('switches')['switches'])} switches", flush=True)
     return sum(len(each.token_s) for each in part.short) / part.took_s
@@ -135,11 +167,20 @@ def served(policy: str, name: str) -> System:
 
 def main() -> None:
     """Run all parts on the one server, then a part on the other."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=15.0, help="with long requests")
-    parser.add_argument("--other-minutes", type=float, default=3.0, help="without any, before and after; in comparison")
+    parser.add_argument(
+        "--other-minutes",
+        type=float,
+        default=3.0,
+        help="without any, before and after; in comparison",
+    )
     parser.add_argument("--rate", type=float, default=2.0, help="short requests per second")
-    parser.add_argument("--systems", nargs="+", choices=["auto", "orders"], default=["auto", "orders"])
+    parser.add_argument(
+        "--systems", nargs="+", choices=["auto", "orders"], default=["auto", "orders"]
+    )
     options = parser.parse_args()
     rates: dict[str, float] = {}
     for name in options.systems:
@@ -148,15 +189,24 @@ def main() -> None:
         try:
             status = system.ask("status")
             held = status["capacity_tokens"]
-            print(f"{commit()}, {name}: tokens that groups hold {held}, with lent {status['lent_capacity_tokens']}")
+            print(
+                f"{commit()}, {name}: tokens that groups hold {held}, with lent "
+                f"{status['lent_capacity_tokens']}"
+            )
             asyncio.run(run_part(system, "warm-up", WARM_UP_S, options.rate, None))
             other = options.other_minutes
             if name == "auto":
-                rates["before"] = measured(system, "auto, before", options, minutes=other, long=False)
-                rates["with"] = measured(system, "auto, with long ones", options, minutes=options.minutes, long=True)
+                rates["before"] = measured(
+                    system, "auto, before", options, minutes=other, long=False
+                )
+                rates["with"] = measured(
+                    system, "auto, with long ones", options, minutes=options.minutes, long=True
+                )
                 rates["after"] = measured(system, "auto, after", options, minutes=other, long=False)
             else:
-                rates["orders"] = measured(system, "together for each long one", options, minutes=other, long=True)
+                rates["orders"] = measured(
+                    system, "together for each long one", options, minutes=other, long=True
+                )
             httpx.post(f"{system.url}/flying/check", json={}, timeout=60).raise_for_status()
         finally:
             system.stop()

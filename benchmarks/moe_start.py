@@ -2,10 +2,11 @@
 
 python -m benchmarks.moe_start [--rounds 2] [--dtype float32]
 
-1.3 GiB of experts in float32, dummy weights. Memory is the sum of the proportional set sizes of the server's processes,
-looked at ten times a second from the launch until a request has been answered. Stock vLLM cannot run experts in data
-parallel on the CPU (its workers end with NotImplementedError at the first request), so the base is what two engines of
-its server with one engine would take: its peak, and that again without the API server. Bar: at most 1.1 times as much.
+1.3 GiB of experts in float32, dummy weights. Memory is the sum of the proportional set sizes of the
+server's processes, looked at ten times a second from the launch until a request has been answered.
+Stock vLLM cannot run experts in data parallel on the CPU (its workers end with NotImplementedError
+at the first request), so the base is what two engines of its server with one engine would take: its
+peak, and that again without the API server. Bar: at most 1.1 times as much.
 """
 
 from __future__ import annotations
@@ -83,13 +84,19 @@ def start(name: str, model: Path, flags: list[str], *, ours: bool) -> Peak:
     with Peak() as peak:
         system = System(name, model, flags, ours=ours)
         try:
-            body = {"model": system.model, "prompt": prompt(64, 1), "max_tokens": 4, "ignore_eos": True}
+            body = {
+                "model": system.model,
+                "prompt": prompt(64, 1),
+                "max_tokens": 4,
+                "ignore_eos": True,
+            }
             httpx.post(f"{system.url}/v1/completions", json=body, timeout=120).raise_for_status()
             after_bytes = peak.last_bytes
         finally:
             system.stop()
     print(
-        f"{name}: peak {peak.at_most_bytes / 2**20:.0f} MiB, {after_bytes / 2**20:.0f} MiB when it had answered; "
+        f"{name}: peak {peak.at_most_bytes / 2**20:.0f} MiB, {after_bytes / 2**20:.0f} MiB when "
+        "it had answered; "
         f"ready in {system.ready_s:.1f} s",
         flush=True,
     )
@@ -98,7 +105,9 @@ def start(name: str, model: Path, flags: list[str], *, ours: bool) -> Peak:
 
 def main() -> None:
     """Alternate the servers; print each peak, then the ratio of the medians."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--dtype", default="float32")
     options = parser.parse_args()
@@ -107,7 +116,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         model = make_configuration(Path(scratch) / "experts")
         for _ in range(options.rounds):
-            ours_bytes.append(start("ours, 2 engines", model, [*flags, DP], ours=True).at_most_bytes)
+            ours_bytes.append(
+                start("ours, 2 engines", model, [*flags, DP], ours=True).at_most_bytes
+            )
             stock = start("stock, 1 engine", model, flags, ours=False)
             stock_bytes.append(2 * stock.at_most_bytes - stock.server_bytes)
     ratio = median(ours_bytes) / median(stock_bytes)

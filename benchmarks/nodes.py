@@ -1,13 +1,17 @@
-"""Two nodes of two engines behind vllm-router: how requests and prefix hits divide; a node that is killed, or drains.
+"""Two nodes of two engines behind vllm-router: how requests and prefix hits divide; a node that is
+killed, or drains.
 
 python -m benchmarks.nodes [--times 5] [--policies cache_aware power_of_two]
 
 For each policy a deployment of its own (`flying_serving.deploy.vllm_router`), the tiny model:
 
-1. Balance: the same 200 streams straight to one node, and through the router; tokens are compared. Prefixes of 256
-   tokens are shared by 5 requests each. With `power_of_two` 12 new requests arrive per second, else 16 clients ask.
-2. Kill: 12 streams of 200 tokens and bursts of 2 short requests every 0.25 s; one node gets SIGKILL.
-3. Drain: the same, but the node is told to drain, and to take requests again as soon as it has none.
+1. Balance: the same 200 streams straight to one node, and through the router; tokens are compared.
+   Prefixes of 256 tokens are shared by 5 requests each. With `power_of_two` 12 new requests arrive
+   per second, else 16 clients ask.
+2. Kill: 12 streams of 200 tokens and bursts of 2 short requests every 0.25 s; one node gets
+   SIGKILL.
+3. Drain: the same, but the node is told to drain, and to take requests again as soon as it has
+   none.
 
 Nodes, router and client share the cores, so a node that starts again slows down the other.
 """
@@ -38,9 +42,13 @@ def balance(deployment: Deployment, policy: str) -> str:
     hits, counts = counts.hits, Counts(nodes)
     paced = policy == "power_of_two"
     clients, rate = (COUNT, RATE) if paced else (CLIENTS, None)
-    asked = asyncio.run(ask_all(deployment.url, bodies, clients=clients, rate=rate, cache_salt="all"))
+    asked = asyncio.run(
+        ask_all(deployment.url, bodies, clients=clients, rate=rate, cache_salt="all")
+    )
     failed = sum(one.problem is not None for one in (*alone, *asked))
-    wrong = sum(one.answer.tokens != other.answer.tokens for one, other in zip(asked, alone, strict=True))
+    wrong = sum(
+        one.answer.tokens != other.answer.tokens for one, other in zip(asked, alone, strict=True)
+    )
     requests = " / ".join(f"{count:.0f}" for count in counts.requests)
     shares = f"{f'{counts.hits:.3f} / {hits:.3f}':>16}{counts.hits / hits:>8.2f}"
     return f"{policy:<17}{requests:>11}{counts.difference:>12.3f}{shares}{failed:>8}{wrong:>7}"
@@ -66,9 +74,15 @@ def _times(seconds: Sequence[float]) -> str:
 
 def main() -> None:
     """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--times", type=int, default=5, help="how often a node is killed, and drained")
-    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=["cache_aware", "power_of_two"])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--times", type=int, default=5, help="how often a node is killed, and drained"
+    )
+    parser.add_argument(
+        "--policies", nargs="+", choices=POLICIES, default=["cache_aware", "power_of_two"]
+    )
     args = parser.parse_args()
     balances, events = [], []
     for policy in args.policies:
@@ -82,11 +96,20 @@ def main() -> None:
                     time.sleep(SETTLED_S)
                 events.append(row(f"{policy}, {what}", found))
                 print(events[-1], flush=True)
-    print(f"\n{commit()}, {os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}; times in s, median / worst\n")
-    print(f"{'policy':<17}{'requests':>11}{'difference':>12}{'hits, alone':>16}{'share':>8}{'failed':>8}{'wrong':>7}")
+    print(
+        f"\n{commit()}, {os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}; times in s, "
+        "median / worst\n"
+    )
+    print(
+        f"{'policy':<17}{'requests':>11}{'difference':>12}"
+        f"{'hits, alone':>16}{'share':>8}{'failed':>8}{'wrong':>7}"
+    )
     print("\n".join(balances))
     names = ("new: TTFT", "others: gap", "back / empty", "used")
-    print(f"\n{'policy, node':<24}{'n':>3}{'broken':>12}{'new failed':>13}" + "".join(f"{name:>14}" for name in names))
+    print(
+        f"\n{'policy, node':<24}{'n':>3}{'broken':>12}{'new failed':>13}"
+        + "".join(f"{name:>14}" for name in names)
+    )
     print("\n".join(events))
 
 

@@ -1,11 +1,13 @@
-"""What being watched costs: throughput without metrics, with metrics scraped and the page open, and with a trace.
+"""What being watched costs: throughput without metrics, with metrics scraped and the page open, and
+with a trace.
 
 python -m benchmarks.observability [--rounds 15] [--streams 16] [--tokens 160] [--together]
 
-Three servers with the same flags: `off` with --disable-log-stats; `metrics` scraped every second while somebody has the
-live view open, where the server has one; `trace` the same with --trace-out. One runs at a time, the others are stopped;
-each round begins with another. A ratio is that of two runs of the same round, so that what disturbs the machine for
-longer than a round falls out of it. Processor time is that of all of the server's processes for each output token.
+Three servers with the same flags: `off` with --disable-log-stats; `metrics` scraped every second
+while somebody has the live view open, where the server has one; `trace` the same with --trace-out.
+One runs at a time, the others are stopped; each round begins with another. A ratio is that of two
+runs of the same round, so that what disturbs the machine for longer than a round falls out of it.
+Processor time is that of all of the server's processes for each output token.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ _seeds = itertools.count(1)
 
 @contextmanager
 def asked_every(url: str, interval_s: float) -> Iterator[list[int]]:
-    """While the body runs, GET the URL so often; yields a list to which each answer's status is added."""
+    """While the body runs, GET the URL so often; yields a list to which each answer's status is
+    added.
+    """
     done, answers = threading.Event(), list[int]()
 
     def ask() -> None:
@@ -75,13 +79,18 @@ def cpu_s(system: System) -> float:
 def run(system: System, streams: int, tokens: int) -> tuple[float, float]:
     """Output tokens per second, and processor milliseconds for each."""
     before_s = cpu_s(system)
-    _, tokens_per_s = run_streams(system.url, system.model, [prompt(64, next(_seeds)) for _ in range(streams)], tokens)
+    _, tokens_per_s = run_streams(
+        system.url, system.model, [prompt(64, next(_seeds)) for _ in range(streams)], tokens
+    )
     return tokens_per_s, (cpu_s(system) - before_s) * 1e3 / (streams * tokens)
 
 
 def watched(system: System, streams: int, tokens: int) -> tuple[float, float]:
     """As `run`, while metrics are scraped and the page is open."""
-    with asked_every(f"{system.url}/metrics", SCRAPE_S) as scrapes, asked_every(f"{system.url}/flying/view", VIEW_S):
+    with (
+        asked_every(f"{system.url}/metrics", SCRAPE_S) as scrapes,
+        asked_every(f"{system.url}/flying/view", VIEW_S),
+    ):
         found = run(system, streams, tokens)
     if set(scrapes) != {200}:
         raise RuntimeError(f"/metrics of {system.name} answered {scrapes}")
@@ -98,12 +107,17 @@ def start_all(systems: Systems, model: Path, trace: Path) -> None:
         system.resume()
         has_view = httpx.get(f"{system.url}/flying/view", timeout=30).status_code == 200
         system.pause()
-        print(f"{system.name} is ready, {'with' if has_view else 'WITHOUT'} a live view", flush=True)
+        print(
+            f"{system.name} is ready, {'with' if has_view else 'WITHOUT'} a live view", flush=True
+        )
 
 
 def report(values: dict[str, list[tuple[float, float]]]) -> None:
     """Print medians, and ratios of runs of the same round with their quartiles."""
-    print("\n| server | tokens/s | ratio to off | quartiles | goal | processor ms/token | ratio to off |")
+    print(
+        "\n| server | tokens/s | ratio to off | quartiles | goal | processor ms/token | ratio to "
+        "off |"
+    )
     print("|---|---|---|---|---|---|---|")
     for name, found in values.items():
         paired = list(zip(found, values["off"], strict=True))
@@ -113,17 +127,28 @@ def report(values: dict[str, list[tuple[float, float]]]) -> None:
         cpu_ratio = median(own[1] / off[1] for own, off in paired)
         tokens_per_s, cpu_ms = (median(values) for values in zip(*found, strict=True))
         goal = f"{GOALS[name]:.2f}" if name in GOALS else ""
-        cells = (f"{tokens_per_s:.1f}", f"{median(ratios):.3f}", spread, goal, f"{cpu_ms:.2f}", f"{cpu_ratio:.3f}")
+        cells = (
+            f"{tokens_per_s:.1f}",
+            f"{median(ratios):.3f}",
+            spread,
+            goal,
+            f"{cpu_ms:.2f}",
+            f"{cpu_ratio:.3f}",
+        )
         print(f"| {name} | {' | '.join(cells)} |")
 
 
 def main() -> None:
     """Run what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=160, help="output tokens of each stream")
-    parser.add_argument("--together", action="store_true", help="both engines as one group, instead of apart")
+    parser.add_argument(
+        "--together", action="store_true", help="both engines as one group, instead of apart"
+    )
     args = parser.parse_args()
     model = make_model(ROOT / ".models" / "llama-75m", "llama-75m")
     values: dict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -140,7 +165,10 @@ def main() -> None:
                 system.pause()
                 if number:  # the first round does not count
                     values[name].append(found)
-                    print(f"round {number}, {name}: {found[0]:.1f} tokens/s, {found[1]:.2f} ms/token", flush=True)
+                    print(
+                        f"round {number}, {name}: {found[0]:.1f} tokens/s, {found[1]:.2f} ms/token",
+                        flush=True,
+                    )
         report({name: values[name] for name in names})
 
 

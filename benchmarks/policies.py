@@ -1,13 +1,15 @@
 """Policy `auto` beside both fixed layouts on the same workload file, replayed in turn.
 
-python -m benchmarks.policies [--case load|priority] [--regime shm gloo link] [--stock] [--rounds 3] [--trace FILE]
+python -m benchmarks.policies [--case load|priority] [--regime shm gloo link] [--stock] [--rounds 3]
+[--trace FILE]
 
 `load`: quiet phases and bursts. `priority`: a steady load, one request in five is urgent.
 
-The fixed layouts are our server's with the same flags but the policy, so that collectives and kernels are the same for
-all; the links of regime `link` are emulated (`benchmarks.emulated_link`). With `--stock` stock vLLM's data and tensor
-parallelism are measured beside them, with shared memory or gloo as the regime says, but no tensor parallelism of
-stock's over a link: its exchanges cannot be slowed. Each system is stopped while another is measured.
+The fixed layouts are our server's with the same flags but the policy, so that collectives and
+kernels are the same for all; the links of regime `link` are emulated (`benchmarks.emulated_link`).
+With `--stock` stock vLLM's data and tensor parallelism are measured beside them, with shared memory
+or gloo as the regime says, but no tensor parallelism of stock's over a link: its exchanges cannot
+be slowed. Each system is stopped while another is measured.
 """
 
 from __future__ import annotations
@@ -70,10 +72,14 @@ def flag(name: str) -> int:
 
 
 def workloads_of(args: argparse.Namespace) -> dict[str, Workload]:
-    """What to replay, by name: the paper's generator at this machine's scale, or a trace; saved first."""
+    """What to replay, by name: the paper's generator at this machine's scale, or a trace; saved
+    first.
+    """
     if args.trace is not None:
         part = window(read_workload(Path(args.trace)), *args.window)
-        found = {"trace": scale_time(scale_lengths(part, prompt=args.prompt_scale), args.time_scale)}
+        found = {
+            "trace": scale_time(scale_lengths(part, prompt=args.prompt_scale), args.time_scale)
+        }
     elif args.case == "load":
         rates: dict[str, Any] = {
             "low_rate_rps": (0.3, 0.7),
@@ -81,9 +87,16 @@ def workloads_of(args: argparse.Namespace) -> dict[str, Workload]:
             "low_s": args.phases[0],
             "burst_s": args.phases[1],
         }
-        found = {"load": synthesise(Paper(requests=None, duration_s=args.seconds, **rates, **LENGTHS), args.seed)}
+        found = {
+            "load": synthesise(
+                Paper(requests=None, duration_s=args.seconds, **rates, **LENGTHS), args.seed
+            )
+        }
     else:
-        steady = synthesise(Poisson(requests=None, duration_s=args.seconds, rate_rps=args.rate, **LENGTHS), args.seed)
+        steady = synthesise(
+            Poisson(requests=None, duration_s=args.seconds, rate_rps=args.rate, **LENGTHS),
+            args.seed,
+        )
         found = {"priority": with_priority(steady, 0.2)}
     for name, workload in found.items():
         save(workload, OUT / f"{name.replace(' ', '-')}.jsonl")
@@ -91,7 +104,9 @@ def workloads_of(args: argparse.Namespace) -> dict[str, Workload]:
 
 
 def replay(system: System, workload: Workload, raw: Path | None = None) -> dict[str, Any]:
-    """Summary of one replay, with the switches that it made; `raw`: where the requests' own times are kept."""
+    """Summary of one replay, with the switches that it made; `raw`: where the requests' own times
+    are kept.
+    """
     target, settings = Target(system.url), BenchOptions(token_ids=(300, 499))
     results = measure(workload, target, probe(target, settings), settings)
     if raw is not None:
@@ -104,8 +119,13 @@ def replay(system: System, workload: Workload, raw: Path | None = None) -> dict[
 
 
 def figures(summary: dict[str, Any]) -> dict[str, float]:
-    """What the table shows: of each phase and each priority, where there are any, and of the whole."""
-    parts = {**summary.get("phases", {}), **{f"priority {p}": s for p, s in summary.get("priorities", {}).items()}}
+    """What the table shows: of each phase and each priority, where there are any, and of the
+    whole.
+    """
+    parts = {
+        **summary.get("phases", {}),
+        **{f"priority {p}": s for p, s in summary.get("priorities", {}).items()},
+    }
     found: dict[str, float] = {}
     for name, part in {**parts, "all": summary}.items():
         found[f"{name} mean TTFT"] = part["mean_ttft_ms"]
@@ -134,7 +154,9 @@ def server(name: str, regime: str, model: Path) -> System:
     return System(f"{name}, {regime}", model, flags, ours=True, link=LINKS.get(regime))
 
 
-def compare(regime: str, model: Path, workloads: dict[str, Workload], args: argparse.Namespace) -> None:
+def compare(
+    regime: str, model: Path, workloads: dict[str, Workload], args: argparse.Namespace
+) -> None:
     """Start the servers of a regime, replay alternately, print medians."""
     rows: dict[str, list[dict[str, float]]] = defaultdict(list)
     with Systems() as systems:
@@ -153,7 +175,9 @@ def compare(regime: str, model: Path, workloads: dict[str, Workload], args: argp
             rows[name].append(figures(summary))
             (OUT / f"{file}-{number}.json").write_text(json.dumps(summary, indent=1))
             print(name, {k: round(v, 1) for k, v in rows[name][-1].items()}, flush=True)
-    print(f"\n{regime}, commit {commit()}: medians [smallest..largest] of {args.rounds}, times in ms")
+    print(
+        f"\n{regime}, commit {commit()}: medians [smallest..largest] of {args.rounds}, times in ms"
+    )
     for name, found in rows.items():
         cells = []
         for column in found[0]:
@@ -167,15 +191,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--case", choices=CASES, default="load")
     parser.add_argument("--regime", nargs="+", choices=REGIMES, default=list(REGIMES))
-    parser.add_argument("--policies", nargs="+", help="other policies than static-dp, static-tp and auto")
-    parser.add_argument("--stock", action="store_true", help="beside stock vLLM's data and tensor parallelism")
+    parser.add_argument(
+        "--policies", nargs="+", help="other policies than static-dp, static-tp and auto"
+    )
+    parser.add_argument(
+        "--stock", action="store_true", help="beside stock vLLM's data and tensor parallelism"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=140.0)
-    parser.add_argument("--phases", type=float, nargs=2, default=PHASES_S, help="how long low and burst are, in s")
-    parser.add_argument("--rate", type=float, default=1.2, help="requests per second of a steady load")
+    parser.add_argument(
+        "--phases", type=float, nargs=2, default=PHASES_S, help="how long low and burst are, in s"
+    )
+    parser.add_argument(
+        "--rate", type=float, default=1.2, help="requests per second of a steady load"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--trace", help="a trace in place of the generated one")
-    parser.add_argument("--window", type=float, nargs=2, default=(0.0, math.inf), help="of the trace: from, to, in s")
+    parser.add_argument(
+        "--window",
+        type=float,
+        nargs=2,
+        default=(0.0, math.inf),
+        help="of the trace: from, to, in s",
+    )
     parser.add_argument("--time-scale", type=float, default=1.0, help="scale inter-arrival times")
     parser.add_argument("--prompt-scale", type=float, default=1.0, help="scale prompt lengths")
     args = parser.parse_args()

@@ -1,8 +1,10 @@
-"""An hour of random load, random layouts and engines that are lost: no request may be, nor memory or descriptors grow.
+"""An hour of random load, random layouts and engines that are lost: no request may be, nor memory
+or descriptors grow.
 
-`python -m benchmarks.soak --minutes 60` starts a server of four engines on a tiny model. Streams with seeds go on all
-the time; the layout is changed every few seconds, in every mode; an engine is killed or frozen every 90 s. After each
-loss, when all engines are back, blocks must add up. Every stream is compared with the same request undisturbed.
+`python -m benchmarks.soak --minutes 60` starts a server of four engines on a tiny model. Streams
+with seeds go on all the time; the layout is changed every few seconds, in every mode; an engine is
+killed or frozen every 90 s. After each loss, when all engines are back, blocks must add up. Every
+stream is compared with the same request undisturbed.
 """
 
 from __future__ import annotations
@@ -38,16 +40,18 @@ BACK_S = 60.0
 FLAT_PER_HOUR = {"memory": 0.05, "descriptors": 0.015}
 """How much may grow in an hour, as a share."""
 AGES_S = (60, 120, 300, 600, 1200)
-"""An engine's memory grows with its age, and ages differ from minute to minute: so it is also shown by age, up to each
-of these and above."""
+"""An engine's memory grows with its age, and ages differ from minute to minute: so it is also shown
+by age, up to each of these and above.
+"""
 
 
 @dataclass
 class Soak:
     """What has happened so far.
 
-    `samples`: seconds since the start, PSS in bytes and descriptors of all processes. `of_engines`: age in seconds and
-    PSS of one engine at a time. `of_others`: PSS of all other processes, in the order of the samples.
+    `samples`: seconds since the start, PSS in bytes and descriptors of all processes. `of_engines`:
+    age in seconds and PSS of one engine at a time. `of_others`: PSS of all other processes, in the
+    order of the samples.
     """
 
     samples: list[tuple[float, int, int]] = field(default_factory=list)
@@ -64,7 +68,9 @@ class Soak:
         ended = [one for one in load.asked if one.is_over]
         load.asked = [one for one in load.asked if not one.is_over]
         self.requests += len(ended)
-        self.problems += [f"{one.name} ({one.job.name}): {one.failed or one.wrong}" for one in ended if one.is_bad]
+        self.problems += [
+            f"{one.name} ({one.job.name}): {one.failed or one.wrong}" for one in ended if one.is_bad
+        ]
 
     def sample(self, server: Server, engines: Collection[int], at_s: float) -> None:
         """Note what all processes hold; `engines`: pids."""
@@ -83,7 +89,9 @@ class Soak:
         self.of_others.append(others_bytes)
 
     def growth(self) -> list[str]:
-        """What has grown, from the second third of the samples to the last: at first, caches fill."""
+        """What has grown, from the second third of the samples to the last: at first, caches
+        fill.
+        """
         third = len(self.samples) // 3
         found = []
         for column, what in ((1, "memory"), (2, "descriptors")) if third else ():
@@ -135,7 +143,12 @@ async def _order(http: httpx.AsyncClient, draw: random.Random, report: Soak) -> 
         report.problems.append(f"{body} was not answered within {TIMEOUT_S:g} s: {status}")
         return
     report.orders[f"{answer.status_code}"] += 1
-    if answer.status_code not in (200, 400, 409, 503):  # made; an engine of it is lost; another replaced it
+    if answer.status_code not in (
+        200,
+        400,
+        409,
+        503,
+    ):  # made; an engine of it is lost; another replaced it
         report.problems.append(f"{body}: {answer.status_code} {answer.text}")
 
 
@@ -150,29 +163,44 @@ async def _lose(http: httpx.AsyncClient, draw: random.Random, report: Soak) -> N
         if len(engines) == ENGINES and victim["pid"] not in {engine["pid"] for engine in engines}:
             break
         if time.monotonic() - began_s > BACK_S:
-            report.problems.append(f"engine {victim['engine']} was not back within {BACK_S:g} s of its {how}")
+            report.problems.append(
+                f"engine {victim['engine']} was not back within {BACK_S:g} s of its {how}"
+            )
             return
         await asyncio.sleep(0.1)
     report.back_s.append(time.monotonic() - began_s)
     answer = await http.post("/flying/check", json={})
     if answer.status_code != 200:
-        report.problems.append(f"blocks after the {how} of engine {victim['engine']}: {answer.text}")
+        report.problems.append(
+            f"blocks after the {how} of engine {victim['engine']}: {answer.text}"
+        )
 
 
 def print_report(report: Soak) -> None:
     """Counts, memory and descriptors with their slopes, problems."""
     losses = ", ".join(f"{count} {how}" for how, count in sorted(report.losses.items()))
     orders = ", ".join(f"{count} with {status}" for status, count in sorted(report.orders.items()))
-    print(f"\n{report.requests} requests; engines lost: {losses or 'none'}; orders: {orders or 'none'}")
+    print(
+        f"\n{report.requests} requests; engines lost: {losses or 'none'}; orders: "
+        f"{orders or 'none'}"
+    )
     if report.back_s:
-        print(f"all engines back after {statistics.median(report.back_s):.1f} s, worst {max(report.back_s):.1f} s")
+        print(
+            f"all engines back after {statistics.median(report.back_s):.1f} s, worst "
+            f"{max(report.back_s):.1f} s"
+        )
     if len(report.samples) > 1:
         hours = [at_s / 3600 for at_s, *_ in report.samples]
         for column, what, unit in ((1, "memory (PSS), MiB", 2**20), (2, "descriptors", 1)):
             values = [sample[column] / unit for sample in report.samples]
             slope = statistics.linear_regression(hours, values).slope
-            print(f"{what}: {values[0]:.0f} at first, {values[-1]:.0f} at last, {slope:+.1f} an hour")
-        print(f"  without engines: {report.of_others[0] / 2**20:.0f} and {report.of_others[-1] / 2**20:.0f}")
+            print(
+                f"{what}: {values[0]:.0f} at first, {values[-1]:.0f} at last, {slope:+.1f} an hour"
+            )
+        print(
+            f"  without engines: {report.of_others[0] / 2**20:.0f} and "
+            f"{report.of_others[-1] / 2**20:.0f}"
+        )
         print(f"  an engine, median by age: {', '.join(_by_age(report.of_engines))}")
     print(f"{len(report.problems)} problems")
     for problem in report.problems[:50]:
@@ -188,14 +216,18 @@ def _by_age(of_engines: Sequence[tuple[float, int]]) -> Iterator[str]:
 
 def main() -> None:
     """Run from the command line; exit code 1 if anything failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--engine-timeout-s", type=float, default=2.0)
     parser.add_argument("--log", type=Path, help="where the server's log is written")
     args = parser.parse_args()
     report = Soak()
-    with Server("llama", ENGINES, *FLAGS, "--max-num-seqs=4", f"--engine-timeout-s={args.engine_timeout_s}") as server:
+    with Server(
+        "llama", ENGINES, *FLAGS, "--max-num-seqs=4", f"--engine-timeout-s={args.engine_timeout_s}"
+    ) as server:
         try:
             asyncio.run(soak(server, args.minutes * 60, args.seed, report))
         finally:

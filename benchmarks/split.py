@@ -1,19 +1,22 @@
-"""Requests that two engines share, beside stock vLLM, disaggregated serving and whole requests: requests/s at a target.
+"""Requests that two engines share, beside stock vLLM, disaggregated serving and whole requests:
+requests/s at a target.
 
 python -m benchmarks.split [--rounds 3] [--seconds 8] [--load 0.8]
 
-`colocated`: stock vLLM, data parallel, prompts in chunks that fit the target. `whole`, `disaggregated`: our server with
-policy `manual`, engines apart; `disaggregated` has every request split at its prompt's end. Any engine may prefill: the
-one that is predicted to give the first token sooner, and the other one decodes. `split`: our policy. Our servers have
-the target as `--tbt-slo-ms`, and know each output's length (`expected_tokens`).
+`colocated`: stock vLLM, data parallel, prompts in chunks that fit the target. `whole`,
+`disaggregated`: our server with policy `manual`, engines apart; `disaggregated` has every request
+split at its prompt's end. Any engine may prefill: the one that is predicted to give the first token
+sooner, and the other one decodes. `split`: our policy. Our servers have the target as
+`--tbt-slo-ms`, and know each output's length (`expected_tokens`).
 
-Shapes are named by the time that prefill takes to the time that decode takes, as an engine's share: of a decode step
-BATCH requests have one BATCHth each. A server that is stopped again measures what steps cost; lengths, target, chunk
-and rates follow from that before the first request is sent. The target is STEPS decode steps of BATCH requests. The
-rate is `--load` of what two engines can do if nothing but steps takes time: on two cores the client and the API server
-take their time as well.
+Shapes are named by the time that prefill takes to the time that decode takes, as an engine's share:
+of a decode step BATCH requests have one BATCHth each. A server that is stopped again measures what
+steps cost; lengths, target, chunk and rates follow from that before the first request is sent. The
+target is STEPS decode steps of BATCH requests. The rate is `--load` of what two engines can do if
+nothing but steps takes time: on two cores the client and the API server take their time as well.
 
-A request is at the target if all gaps between its tokens are; requests/s are counted until the last one has ended.
+A request is at the target if all gaps between its tokens are; requests/s are counted until the last
+one has ended.
 """
 
 import argparse
@@ -52,7 +55,9 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Planned:
-    """What is decided before the first request: `chunk_tokens` is stock vLLM's, lengths are by shape."""
+    """What is decided before the first request: `chunk_tokens` is stock vLLM's, lengths are by
+    shape.
+    """
 
     target_s: float
     chunk_tokens: int
@@ -63,11 +68,16 @@ class Planned:
         mine = [each for name, each in self.lengths.items() if shape in (name, MIX)]
         return load * ENGINES * len(mine) / sum(each.engine_s for each in mine)
 
-    def arrivals(self, shape: str, load: float, seconds: float, seed: int) -> list[tuple[float, Lengths]]:
+    def arrivals(
+        self, shape: str, load: float, seconds: float, seed: int
+    ) -> list[tuple[float, Lengths]]:
         """Times and lengths, the first at once; of the mix each as often as the others."""
         draw = random.Random(seed)
         mine = [each for name, each in self.lengths.items() if shape in (name, MIX)]
-        return [(at_s, draw.choice(mine)) for at_s in (0.0, *poisson(self.rate(shape, load), seconds, seed))]
+        return [
+            (at_s, draw.choice(mine))
+            for at_s in (0.0, *poisson(self.rate(shape, load), seconds, seed))
+        ]
 
 
 @dataclass(frozen=True)
@@ -91,7 +101,9 @@ class Run:
 
     def splits_so_far(self) -> int:
         """Requests that its server has split since its start."""
-        counts = self.system.ask("status")["splits"] if self.system.ours else {"prompt": 0, "output": 0}
+        counts = (
+            self.system.ask("status")["splits"] if self.system.ours else {"prompt": 0, "output": 0}
+        )
         return int(counts["prompt"] + counts["output"])
 
 
@@ -109,11 +121,18 @@ def plan(cost: StepCost) -> Planned:
 
 
 def step_cost(model: Path) -> StepCost:
-    """What steps of an engine cost, as a server has learned it: at its start, and from a few requests."""
+    """What steps of an engine cost, as a server has learned it: at its start, and from a few
+    requests.
+    """
     system = System("probe", model, [*FLAGS, DP, "--policy=manual"], ours=True)
     try:
         for prompt_tokens in (16, 512):
-            run_streams(system.url, system.model, [prompt(prompt_tokens, next(_seeds)) for _ in range(2 * BATCH)], 32)
+            run_streams(
+                system.url,
+                system.model,
+                [prompt(prompt_tokens, next(_seeds)) for _ in range(2 * BATCH)],
+                32,
+            )
         return StepCost(**system.ask("status")["step_cost"]["1"])
     finally:
         system.stop()
@@ -135,7 +154,9 @@ def start(systems: Systems, model: Path, planned: Planned) -> list[Run]:
 
 
 def figures(streams: Sequence[Stream], target_s: float) -> dict[str, float]:
-    """Requests/s at the target and in all, the share of gaps within it in %, and median TTFT and longest gap in ms."""
+    """Requests/s at the target and in all, the share of gaps within it in %, and median TTFT and
+    longest gap in ms.
+    """
     gaps = [[b - a for a, b in itertools.pairwise(each.token_s)] for each in streams]
     seconds = max(each.token_s[-1] for each in streams) - min(each.sent_s for each in streams)
     every = list(itertools.chain.from_iterable(gaps))
@@ -148,8 +169,12 @@ def figures(streams: Sequence[Stream], target_s: float) -> dict[str, float]:
     }
 
 
-def measure(runs: Sequence[Run], planned: Planned, options: argparse.Namespace) -> dict[tuple[str, str], Any]:
-    """Figures of each round by shape and run; every run in turn gets the same arrivals, the others are stopped."""
+def measure(
+    runs: Sequence[Run], planned: Planned, options: argparse.Namespace
+) -> dict[tuple[str, str], Any]:
+    """Figures of each round by shape and run; every run in turn gets the same arrivals, the others
+    are stopped.
+    """
     rows: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
     for number, shape in itertools.product(range(options.rounds), (*planned.lengths, MIX)):
         arrivals = planned.arrivals(shape, options.load, options.seconds, number)
@@ -161,12 +186,17 @@ def measure(runs: Sequence[Run], planned: Planned, options: argparse.Namespace) 
             run.system.pause()
             rows[shape, run.name].append(found)
             shown = ", ".join(f"{name} {value:.4g}" for name, value in found.items())
-            print(f"round {number}, {shape}, {run.name}: {len(arrivals)} requests, {shown}", flush=True)
+            print(
+                f"round {number}, {shape}, {run.name}: {len(arrivals)} requests, {shown}",
+                flush=True,
+            )
     return rows
 
 
 def report(rows: dict[tuple[str, str], list[dict[str, float]]]) -> None:
-    """Medians with the smallest and the largest, then requests/s at the target of `split` over the others."""
+    """Medians with the smallest and the largest, then requests/s at the target of `split` over the
+    others.
+    """
     for (shape, name), found in rows.items():
         cells = []
         for column in found[0]:
@@ -178,26 +208,39 @@ def report(rows: dict[tuple[str, str], list[dict[str, float]]]) -> None:
             continue
         pairs = zip(rows[shape, "split"], rows[shape, name], strict=True)
         ratios = [mine["at target/s"] / max(1e-9, other["at target/s"]) for mine, other in pairs]
-        print(f"{shape:5}split / {name}: {median(ratios):.2f} [{min(ratios):.2f}..{max(ratios):.2f}]")
+        print(
+            f"{shape:5}split / {name}: {median(ratios):.2f} [{min(ratios):.2f}..{max(ratios):.2f}]"
+        )
 
 
 def main() -> None:
     """Plan, start, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=8.0, help="of arrivals, of each shape with each server")
+    parser.add_argument(
+        "--seconds", type=float, default=8.0, help="of arrivals, of each shape with each server"
+    )
     parser.add_argument("--load", type=float, default=0.8, help="share of what the engines can do")
     options = parser.parse_args()
     model = make_model(ROOT / ".models" / "llama-75m", "llama-75m")
     cost = step_cost(model)
     planned = plan(cost)
     print(
-        f"{commit()}: a step of {BATCH} takes {cost.step_s(0, BATCH, 0) * 1e3:.0f} ms, a prompt token "
-        f"{cost.prefill_token_s * 1e3:.2f} ms; target {planned.target_s * 1e3:.0f} ms, chunk {planned.chunk_tokens}"
+        f"{commit()}: a step of {BATCH} takes {cost.step_s(0, BATCH, 0) * 1e3:.0f} ms, a prompt "
+        "token "
+        f"{cost.prefill_token_s * 1e3:.2f} ms; target {planned.target_s * 1e3:.0f} ms, chunk "
+        f"{planned.chunk_tokens}"
     )
     for name, each in planned.lengths.items():
-        print(f"{name}: {each.prompt_tokens} + {each.output_tokens} tokens, {each.engine_s:.2f} s of an engine")
-    rates = ", ".join(f"{shape} {planned.rate(shape, options.load):.2f}" for shape in (*planned.lengths, MIX))
+        print(
+            f"{name}: {each.prompt_tokens} + {each.output_tokens} tokens, {each.engine_s:.2f} s "
+            "of an engine"
+        )
+    rates = ", ".join(
+        f"{shape} {planned.rate(shape, options.load):.2f}" for shape in (*planned.lengths, MIX)
+    )
     print(f"requests/s sent: {rates}", flush=True)
     with Systems() as systems:
         report(measure(start(systems, model, planned), planned, options))

@@ -1,6 +1,8 @@
-"""`flying-serving` with time stamps: when each group step is sent by its leader, and when each member begins it.
+"""`flying-serving` with time stamps: when each group step is sent by its leader, and when each
+member begins it.
 
-python -m benchmarks.stamped serve MODEL ... with STAMPS naming a folder: each engine appends records to a file there.
+python -m benchmarks.stamped serve MODEL ... with STAMPS naming a folder: each engine appends
+records to a file there.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ class Stamps:
         """Keep one, and write them now and then."""
         self._counts[what] += 1
         tokens = plan.num_scheduled_tokens
-        self._kept.append(RECORD.pack(what, self._counts[what], len(tokens), sum(tokens.values()), at_s))
+        self._kept.append(
+            RECORD.pack(what, self._counts[what], len(tokens), sum(tokens.values()), at_s)
+        )
         if len(self._kept) == BUFFERED:
             with (Path(os.environ["STAMPS"]) / str(os.getpid())).open("ab") as file:
                 file.write(b"".join(self._kept))

@@ -1,8 +1,10 @@
-"""Four engines with a tiny model: time until ready beside stock vLLM, and memory with all lanes beside lane 1 alone.
+"""Four engines with a tiny model: time until ready beside stock vLLM, and memory with all lanes
+beside lane 1 alone.
 
 python -m benchmarks.startup [--rounds 3] [--no-stock]
 
-Memory is the sum of the proportional set sizes of the engine processes after each lane has answered a request.
+Memory is the sum of the proportional set sizes of the engine processes after each lane has answered
+a request.
 """
 
 from __future__ import annotations
@@ -33,14 +35,25 @@ FLAGS = [
 def engine_memory_bytes(system: System) -> int:
     """Sum of the proportional set sizes of the server's children that are engines."""
     children = psutil.Process(system.process.pid).children(recursive=True)
-    return sum(child.memory_full_info().pss for child in children if "EngineCore" in " ".join(child.cmdline()))
+    return sum(
+        child.memory_full_info().pss
+        for child in children
+        if "EngineCore" in " ".join(child.cmdline())
+    )
 
 
 def use(system: System, degrees: list[int | None]) -> None:
-    """Sixteen requests at each degree, one at a time in each group: all engines use each lane, in equal steps."""
+    """Sixteen requests at each degree, one at a time in each group: all engines use each lane, in
+    equal steps.
+    """
 
     def ask(number: int, degree: int | None) -> None:
-        body = {"model": system.model, "prompt": prompt(200, number), "max_tokens": 16, "ignore_eos": True}
+        body = {
+            "model": system.model,
+            "prompt": prompt(200, number),
+            "max_tokens": 16,
+            "ignore_eos": True,
+        }
         if degree is not None:
             body["vllm_xargs"] = {"tp_degree": degree}
         httpx.post(f"{system.url}/v1/completions", json=body, timeout=120).raise_for_status()
@@ -75,7 +88,10 @@ def main() -> None:
                 pss_bytes.setdefault(name, []).append(engine_memory_bytes(system))
             finally:
                 system.stop()
-            print(f"{name}: ready in {system.ready_s:.1f} s, {pss_bytes[name][-1] / 2**20:.0f} MiB", flush=True)
+            print(
+                f"{name}: ready in {system.ready_s:.1f} s, {pss_bytes[name][-1] / 2**20:.0f} MiB",
+                flush=True,
+            )
     lanes = median(pss_bytes["all lanes"]) / median(pss_bytes["lane 1 only"])
     print(f"memory, all lanes / lane 1 only: {lanes:.3f}  bar <= 1.05")
     if not options.no_stock:

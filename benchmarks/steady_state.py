@@ -1,4 +1,5 @@
-"""Each lane beside stock vLLM of the same degree: one run, alternating, ratios with medians and spread.
+"""Each lane beside stock vLLM of the same degree: one run, alternating, ratios with medians and
+spread.
 
 python -m benchmarks.steady_state [--rounds 5]
 """
@@ -31,14 +32,21 @@ _seeds = itertools.count(1)
 
 
 def measure_one_stream(system: System) -> tuple[float, float]:
-    """Time to first token (s) of 256 and time per token (s) of one stream, the machine otherwise idle."""
-    runs = [run_streams(system.url, system.model, [prompt(256, next(_seeds))], 48)[0][0] for _ in range(3)]
+    """Time to first token (s) of 256 and time per token (s) of one stream, the machine otherwise
+    idle.
+    """
+    runs = [
+        run_streams(system.url, system.model, [prompt(256, next(_seeds))], 48)[0][0]
+        for _ in range(3)
+    ]
     return median(r.ttft_s for r in runs), median(r.tpot_s for r in runs)
 
 
 def measure_throughput(system: System) -> float:
     """Output tokens per second of 16 streams, 64 tokens in and 48 out."""
-    return run_streams(system.url, system.model, [prompt(64, next(_seeds)) for _ in range(16)], 48)[1]
+    return run_streams(system.url, system.model, [prompt(64, next(_seeds)) for _ in range(16)], 48)[
+        1
+    ]
 
 
 def start_all(systems: Systems, model: Path) -> list[tuple[str, System, list[list[int]] | None]]:
@@ -60,7 +68,9 @@ def start_all(systems: Systems, model: Path) -> list[tuple[str, System, list[lis
     return rows
 
 
-def measure(rows: list[tuple[str, System, list[list[int]] | None]], rounds: int) -> dict[Row, list[float]]:
+def measure(
+    rows: list[tuple[str, System, list[list[int]] | None]], rounds: int
+) -> dict[Row, list[float]]:
     """Every system in turn, `rounds` times after one that does not count."""
     values: dict[Row, list[float]] = defaultdict(list)
     for number in range(rounds + 1):
@@ -82,7 +92,8 @@ def report(values: dict[Row, list[float]]) -> None:
     """Absolute figures, then the ratios that matter, each taken round by round."""
     for name in dict.fromkeys(name for name, _ in values):
         cells = [
-            f"{what} {median(values[name, what]):8.4g} [{min(values[name, what]):.4g}..{max(values[name, what]):.4g}]"
+            f"{what} {median(values[name, what]):8.4g} "
+            f"[{min(values[name, what]):.4g}..{max(values[name, what]):.4g}]"
             for what in ("ttft_s", "tpot_s", "tokens_per_s")
         ]
         print(f"{name:20} " + "  ".join(cells))
@@ -97,7 +108,10 @@ def report(values: dict[Row, list[float]]) -> None:
         ("tpot_s", "lane 2, ours gloo", "stock TP 2 gloo", "<= 1.10"),
     ):
         ratios = [a / b for a, b in zip(values[ours, what], values[base, what], strict=True)]
-        print(f"{what:13} {ours} / {base}: {median(ratios):.3f} [{min(ratios):.3f}..{max(ratios):.3f}]  bar {bar}")
+        print(
+            f"{what:13} {ours} / {base}: {median(ratios):.3f} "
+            f"[{min(ratios):.3f}..{max(ratios):.3f}]  bar {bar}"
+        )
 
 
 def main() -> None:

@@ -1,9 +1,10 @@
-"""What a switch costs under a steady load: each way to switch in turn, all engines apart and all together.
+"""What a switch costs under a steady load: each way to switch in turn, all engines apart and all
+together.
 
 python -m benchmarks.switch_cost [--engines 4] [--rounds 10] [--streams 8]
 
-Each switch is left to drain before the next. The worst token gap is given in steps of the slower layout: the time per
-token of a stream there, under the same load.
+Each switch is left to drain before the next. The worst token gap is given in steps of the slower
+layout: the time per token of a stream there, under the same load.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class Load:
 
     async def _client(self) -> None:
         while not self._stopping:
-            result = await stream(self._http, self._model, prompt(PROMPT_TOKENS, next(_seeds)), OUTPUT_TOKENS)
+            result = await stream(
+                self._http, self._model, prompt(PROMPT_TOKENS, next(_seeds)), OUTPUT_TOKENS
+            )
             self.per_token_s.append(result.tpot_s)
 
     async def stop(self) -> None:
@@ -83,10 +86,15 @@ async def step_s(http: httpx.AsyncClient, load: Load, engines: int, wide: bool) 
 
 async def measure(system: System, engines: int, rounds: int, streams: int) -> None:
     """Print the steps of both layouts, then a row for each way to switch."""
-    async with httpx.AsyncClient(base_url=system.url, limits=httpx.Limits(max_connections=None), timeout=120) as http:
+    async with httpx.AsyncClient(
+        base_url=system.url, limits=httpx.Limits(max_connections=None), timeout=120
+    ) as http:
         load = Load(http, system.model, streams)
         steps_s = {wide: await step_s(http, load, engines, wide) for wide in (True, False)}
-        print(f"step: {steps_s[True] * 1e3:.1f} ms together, {steps_s[False] * 1e3:.1f} ms apart; {streams} streams")
+        print(
+            f"step: {steps_s[True] * 1e3:.1f} ms together, {steps_s[False] * 1e3:.1f} ms apart; "
+            f"{streams} streams"
+        )
         records: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for _ in range(rounds):
             for mode, wide in WAYS:
@@ -117,7 +125,9 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=8)
     options = parser.parse_args()
     flags = [*FLAGS, f"--data-parallel-size={options.engines}"]
-    system = System("switch cost", make_model(ROOT / ".models" / "llama", "llama"), flags, ours=True)
+    system = System(
+        "switch cost", make_model(ROOT / ".models" / "llama", "llama"), flags, ours=True
+    )
     try:
         asyncio.run(measure(system, options.engines, options.rounds, options.streams))
     finally:

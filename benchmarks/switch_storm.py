@@ -1,9 +1,11 @@
-"""Hundreds of random switches under load, every stream compared with the same request undisturbed, and what they cost.
+"""Hundreds of random switches under load, every stream compared with the same request undisturbed,
+and what they cost.
 
-`python -m benchmarks.switch_storm --switches 300` starts a server of four engines on a tiny model. It answers each of
-some requests once, alone, as the reference. Then it changes the layout again and again, at random times and by random
-ways, while streams with and without a fixed degree go on (some are left midway by their clients). It fails if a
-stream is not the reference token for token, if blocks do not add up after a switch, or if a process has grown.
+`python -m benchmarks.switch_storm --switches 300` starts a server of four engines on a tiny model.
+It answers each of some requests once, alone, as the reference. Then it changes the layout again and
+again, at random times and by random ways, while streams with and without a fixed degree go on (some
+are left midway by their clients). It fails if a stream is not the reference token for token, if
+blocks do not add up after a switch, or if a process has grown.
 """
 
 from __future__ import annotations
@@ -32,8 +34,10 @@ LAYOUTS: tuple[list[list[int]], ...] = (
 """Every partition of four engines into aligned groups."""
 FLAGS = (
     "--max-logprobs=512",  # to measure a near-tie over the whole vocabulary
-    "--kv-cache-memory-bytes=16777216",  # 128 blocks for each engine: lanes compete for them, and all are soon in use
-    f"--max-num-batched-tokens={LONGEST_STEP}",  # oneDNN keeps 0.4 MiB per number of tokens and shape
+    # 128 blocks for each engine: lanes compete for them, and all are soon in use
+    "--kv-cache-memory-bytes=16777216",
+    # oneDNN keeps 0.4 MiB per number of tokens and shape
+    f"--max-num-batched-tokens={LONGEST_STEP}",
 )
 MAX_PAUSE_S = 0.3
 BACK_TO_BACK_SHARE = 0.3
@@ -49,9 +53,13 @@ async def storm(
     seed: int = 0,
     modes: Sequence[str] = MODES,
 ) -> Report:
-    """Run a storm. Samples processes after WARM_SWITCHES switches (or a third of fewer) and at the end."""
+    """Run a storm. Samples processes after WARM_SWITCHES switches (or a third of fewer) and at the
+    end.
+    """
     draw, report = random.Random(seed), Report()
-    load = Load(server, make_jobs(jobs, random.Random(seed)), clients, random.Random(seed + 1), report)
+    load = Load(
+        server, make_jobs(jobs, random.Random(seed)), clients, random.Random(seed + 1), report
+    )
     limits = httpx.Limits(max_keepalive_connections=0)
     async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as admin:
         await _layout(admin, LAYOUTS[0], "weave")
@@ -83,7 +91,9 @@ async def _layout(admin: httpx.AsyncClient, groups: list[list[int]], mode: str) 
         raise RuntimeError(f"switch to {groups} by {mode}: {answer.status_code} {answer.text}")
 
 
-async def _switch(admin: httpx.AsyncClient, groups: list[list[int]], mode: str, report: Report) -> None:
+async def _switch(
+    admin: httpx.AsyncClient, groups: list[list[int]], mode: str, report: Report
+) -> None:
     await _layout(admin, groups, mode)
     answer = await admin.post("/flying/check", json={})
     if answer.status_code != 200:
@@ -96,7 +106,9 @@ async def _check_idle(admin: httpx.AsyncClient, report: Report) -> None:
     while True:
         status = (await admin.get("/flying/status")).json()
         lanes = [lane for engine in status["engines"] for lane in engine["lanes"].values()]
-        left = sum(status["requests"].values()) + sum(lane["running"] + lane["waiting"] for lane in lanes)
+        left = sum(status["requests"].values()) + sum(
+            lane["running"] + lane["waiting"] for lane in lanes
+        )
         if not left:
             break
         if time.monotonic() > deadline:
@@ -110,7 +122,9 @@ async def _check_idle(admin: httpx.AsyncClient, report: Report) -> None:
 
 def main() -> None:
     """Run from the command line; exit code 1 if anything failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--switches", type=int, default=300)
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--jobs", type=int, default=32)
@@ -119,7 +133,14 @@ def main() -> None:
     args = parser.parse_args()
     with Server("llama", 4, *FLAGS) as server:
         report = asyncio.run(
-            storm(server, args.switches, clients=args.clients, jobs=args.jobs, seed=args.seed, modes=args.modes)
+            storm(
+                server,
+                args.switches,
+                clients=args.clients,
+                jobs=args.jobs,
+                seed=args.seed,
+                modes=args.modes,
+            )
         )
     print_report(report)
     sys.exit(1 if report.failures else 0)

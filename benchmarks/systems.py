@@ -1,4 +1,6 @@
-"""Servers to compare, ours and stock vLLM: started with the same flags, stopped (SIGSTOP) while others are measured."""
+"""Servers to compare, ours and stock vLLM: started with the same flags, stopped (SIGSTOP) while
+others are measured.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ DP, TP = "--data-parallel-size=2", "--tensor-parallel-size=2"
 def commit() -> str:
     """The commit that is measured, with `-dirty` if the working tree differs from it."""
     command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 class System(ServerProcess):
@@ -60,10 +64,21 @@ class System(ServerProcess):
         port = ReservedPort()
         slowed = ["benchmarks.emulated_link", link] if link else [entry]
         module = [*slowed, "serve"] if ours else ["vllm.entrypoints.openai.api_server", "--model"]
-        line = [sys.executable, "-m", *module, self.model, f"--host={HOST}", f"--port={port.number}", *flags]
+        line = [
+            sys.executable,
+            "-m",
+            *module,
+            self.model,
+            f"--host={HOST}",
+            f"--port={port.number}",
+            *flags,
+        ]
         environment = os.environ | CPU_ENVIRONMENT | ({} if ours else {"VLLM_PLUGINS": ""})
         if gloo:
-            environment |= {"PYTHONPATH": str(Path(__file__).parent / "stock_gloo"), "VLLM_PLUGINS": "stock_gloo"}
+            environment |= {
+                "PYTHONPATH": str(Path(__file__).parent / "stock_gloo"),
+                "VLLM_PLUGINS": "stock_gloo",
+            }
         number, log = tempfile.mkstemp(prefix=f"{name.replace(' ', '-')}-", suffix=".log")
         os.close(number)
         super().__init__(command(line, ROOT), environment, port, Path(log))
@@ -79,7 +94,9 @@ class System(ServerProcess):
 
     def layout(self, groups: list[list[int]]) -> None:
         """Change our server's layout."""
-        httpx.post(f"{self.url}/flying/layout", json={"groups": groups}, timeout=60).raise_for_status()
+        httpx.post(
+            f"{self.url}/flying/layout", json={"groups": groups}, timeout=60
+        ).raise_for_status()
 
 
 class Systems:
@@ -100,6 +117,9 @@ class Systems:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._stack.close()

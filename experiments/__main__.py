@@ -1,9 +1,12 @@
-"""`make experiments`: every table and figure of docs/results that is simulated, and the pages of live measurements.
+"""`make experiments`: every table and figure of docs/results that is simulated, and the pages of
+live measurements.
 
-python -m experiments               all that is simulated, with every seed
-python -m experiments NAME ...      those; then all pages are written, with the numbers that are kept of the others
-python -m experiments --pages       only the pages, from the numbers that are kept: simulated ones, docs/results.md, and
-                                    README's section of measurements; new rows are entered in numbers/rows.json
+python -m experiments               all that is simulated, with every seed python -m experiments
+NAME ...      those; then all pages are written, with the numbers that are kept of the others python
+-m experiments --pages       only the pages, from the numbers that are kept: simulated ones,
+docs/results.md, and
+                                    README's section of measurements; new rows are entered in
+                                    numbers/rows.json
 """
 
 from __future__ import annotations
@@ -31,7 +34,18 @@ from experiments import (
     table1,
     table2,
 )
-from experiments.common import KERNELS, RESULTS, SEEDS, Kept, Numbers, Setting, commit, keep, kept, numbers_path
+from experiments.common import (
+    KERNELS,
+    RESULTS,
+    SEEDS,
+    Kept,
+    Numbers,
+    Setting,
+    commit,
+    keep,
+    kept,
+    numbers_path,
+)
 from experiments.rows import Row
 
 
@@ -73,7 +87,12 @@ def timed(name: str, setting: Setting) -> tuple[str, str, Numbers, str]:
     began_s, used_s = time.perf_counter(), time.process_time()
     found = ALL[name].measure(setting)
     passed_s, took_s = time.perf_counter() - began_s, time.process_time() - used_s
-    return name, setting.name, found, f"{name}, {setting.name}: {passed_s:.0f} s ({took_s:.0f} s of processor time)"
+    return (
+        name,
+        setting.name,
+        found,
+        f"{name}, {setting.name}: {passed_s:.0f} s ({took_s:.0f} s of processor time)",
+    )
 
 
 def measure(chosen: list[str]) -> None:
@@ -105,7 +124,9 @@ def write_live() -> None:
 def options(arguments: list[str]) -> argparse.Namespace:
     """What the command line asks for. Exits with a message if it is wrong."""
     parser = argparse.ArgumentParser(
-        "python -m experiments", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        "python -m experiments",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     names = f"experiments to run, all by default: {', '.join(ALL)}"
     parser.add_argument("names", nargs="*", metavar="NAME", help=names)

@@ -1,10 +1,12 @@
-"""What each constant of the policy does: mean E2E and P90 TTFT at half and twice its value, one at a time.
+"""What each constant of the policy does: mean E2E and P90 TTFT at half and twice its value, one at
+a time.
 
-python -m experiments.ablation [--seeds 1 5 9] [--only NAMES | --steady | --save FILE | --beside FILE]
+python -m experiments.ablation [--seeds 1 5 9] [--only NAMES | --steady | --save FILE | --beside
+FILE]
 
-One process. The unchanged policy takes about 100 s on all seeds and 25 s on three, so the table takes 90 minutes, and
-25 with three seeds. `--save` and `--beside` put the policies of two commits side by side; a commit before this file
-needs a copy of it with that commit's names of `Options`.
+One process. The unchanged policy takes about 100 s on all seeds and 25 s on three, so the table
+takes 90 minutes, and 25 with three seeds. `--save` and `--beside` put the policies of two commits
+side by side; a commit before this file needs a copy of it with that commit's names of `Options`.
 """
 
 from __future__ import annotations
@@ -66,23 +68,31 @@ def places() -> dict[str, Place]:
     small = replace(options, max_num_seqs=64, max_num_batched_tokens=512)
     return {
         "8 H200": Place(large, options, {}, 2.0, 9.0, (40.0, 30.0), 110.0, (0.5, 9.0), (1.0, 1.0)),
-        "2 engines": Place(two, small, SMALL, 0.5, 2.5, (40.0, 12.0), 152.0, (0.2, 1.6), (6.0, 0.125)),
+        "2 engines": Place(
+            two, small, SMALL, 0.5, 2.5, (40.0, 12.0), 152.0, (0.2, 1.6), (6.0, 0.125)
+        ),
     }
 
 
 @cache
 def workload(where: str, kind: str, seed: int) -> Workload:
-    """One of WORKLOADS: `steady` has another rate with each seed, `azure` another window of the trace."""
+    """One of WORKLOADS: `steady` has another rate with each seed, `azure` another window of the
+    trace.
+    """
     place = places()[where]
     if kind == "alternating":
         low_s, burst_s = place.phases_s
         rates: dict[str, Any] = {"low_rate_rps": place.low, "burst_rate_rps": place.burst}
-        asked = Alternating(low_s=low_s, burst_s=burst_s, duration_s=place.seconds, **rates, **place.lengths)
+        asked = Alternating(
+            low_s=low_s, burst_s=burst_s, duration_s=place.seconds, **rates, **place.lengths
+        )
         return synthesise(asked, seed)
     if kind == "azure":
         slower, prompt = place.azure
         begin_s = (seed - 1) * 36.0 % 417.0  # the trace has 604 s
-        part = shape.window(read_workload(DATA / "traces" / "azure_code.csv", 1), begin_s, begin_s + 200.0)
+        part = shape.window(
+            read_workload(DATA / "traces" / "azure_code.csv", 1), begin_s, begin_s + 200.0
+        )
         return shape.scale_time(shape.scale_lengths(part, prompt=prompt), slower)
     return poisson(where, (seed - 1) % len(SEEDS) / (len(SEEDS) - 1), 100.0, seed)
 
@@ -100,11 +110,15 @@ def served(where: str, work: Workload) -> tuple[dict[str, Any], int]:
     place = places()[where]
     system = build("auto", place.machine, place.machine.smallest_engine, place.options)
     outcome = simulate(system, work.requests)
-    return summarise(results(system, work, outcome, where)), sum(s.decided_s > 0 for s in outcome.switches)
+    return summarise(results(system, work, outcome, where)), sum(
+        s.decided_s > 0 for s in outcome.switches
+    )
 
 
 class Constant(NamedTuple):
-    """A constant of the policy: an attribute of `module`, one or several numbers, each scaled to `most` at most."""
+    """A constant of the policy: an attribute of `module`, one or several numbers, each scaled to
+    `most` at most.
+    """
 
     name: str
     unit: str
@@ -114,25 +128,42 @@ class Constant(NamedTuple):
 
 
 CONSTANTS = (
-    Constant("FORECAST_ERROR", "share", "gain below which forecasts cannot tell layouts apart", "policy.policies"),
+    Constant(
+        "FORECAST_ERROR",
+        "share",
+        "gain below which forecasts cannot tell layouts apart",
+        "policy.policies",
+    ),
     Constant("URGENCY", "s/s", "a second of an urgent request", "policy.switching"),
     Constant("BIN_S", "s", "resolution of arrivals", "predict.arrivals"),
     Constant("CHANGE_S", "s", "how long a rate lasts", "predict.arrivals"),
     Constant("AHEAD", "times mean", "rate that a change is expected to bring", "predict.arrivals"),
     Constant("LEAST_RATE", "1/s", "rate that an idle server expects", "predict.arrivals"),
     Constant("BURST_S", "s", "how long a rate above the mean goes on", "predict.work"),
-    Constant("MAX_UTILIZATION", "share", "load up to which a queue reaches its mean", "predict.rollout", 0.99),
+    Constant(
+        "MAX_UTILIZATION",
+        "share",
+        "load up to which a queue reaches its mean",
+        "predict.rollout",
+        0.99,
+    ),
     Constant("LENGTHS_CV", "std/mean", "variation of prompt lengths", "predict.rollout"),
     Constant("MEMORY_REQUESTS", "requests", "over which lengths are averaged", "predict.demand"),
     Constant("MEMORY_STEPS", "steps", "after which a measured step has faded", "predict.steps"),
     Constant("PRIOR_STEPS", "steps", "weight of a measurement of the start", "predict.steps"),
-    Constant("PATIENCE", "times", "predicted drain that a switch waits for", "controller.changeover"),
+    Constant(
+        "PATIENCE", "times", "predicted drain that a switch waits for", "controller.changeover"
+    ),
     Constant("STEPS_AHEAD", "steps", "prompts that a group has at most", "controller.group_choice"),
     Constant("FIRST_TOKENS", "tokens", "lengths expected before any request", "predict.demand"),
     Constant("FEW", "tokens", "first tokens of a step that may cost more", "predict.steps"),
     Constant("SOME", "tokens", "the same", "predict.steps"),
-    Constant("_MOST_ADDED", "share", "what serving may add to a step in other lanes", "predict.steps"),
-    Constant("_HELD", "share", "how close what serving adds is held to other lanes", "predict.steps"),
+    Constant(
+        "_MOST_ADDED", "share", "what serving may add to a step in other lanes", "predict.steps"
+    ),
+    Constant(
+        "_HELD", "share", "how close what serving adds is held to other lanes", "predict.steps"
+    ),
     Constant("_REFIT_STEPS", "steps", "between two fits of a lane", "predict.steps"),
 )
 """Every constant that decides; `--horizon-s` and `--priority-aging-s` are settings."""
@@ -176,7 +207,9 @@ def measure(seeds: Sequence[int]) -> Figures:
 
 
 def beside(new: Figures, old: Figures, key: str) -> list[str]:
-    """By machine and workload the ratio of means, and of each seed the median ratio [smallest..largest]."""
+    """By machine and workload the ratio of means, and of each seed the median ratio
+    [smallest..largest].
+    """
     cells = []
     for name, rows in new.items():
         ratios = [row[key] / other[key] for row, other in zip(rows, old[name], strict=True)]
@@ -187,20 +220,29 @@ def beside(new: Figures, old: Figures, key: str) -> list[str]:
 
 def overall(new: Figures, old: Figures, key: str) -> float:
     """The geometric mean over machines and workloads of the ratio of means."""
-    ratios = [mean(r[key] for r in rows) / mean(r[key] for r in old[name]) for name, rows in new.items()]
+    ratios = [
+        mean(r[key] for r in rows) / mean(r[key] for r in old[name]) for name, rows in new.items()
+    ]
     return math.exp(mean(map(math.log, ratios)))
 
 
 def worst(new: Figures, old: Figures, key: str) -> float:
     """The ratio of means that is farthest from 1."""
-    ratios = [mean(r[key] for r in rows) / mean(r[key] for r in old[name]) for name, rows in new.items()]
+    ratios = [
+        mean(r[key] for r in rows) / mean(r[key] for r in old[name]) for name, rows in new.items()
+    ]
     return max(ratios, key=lambda ratio: abs(math.log(ratio)))
 
 
 def ablation(seeds: Sequence[int], names: Sequence[str]) -> None:
-    """Print the table: ratios to the present values, geometric mean over the workloads, and in brackets the worst."""
+    """Print the table: ratios to the present values, geometric mean over the workloads, and in
+    brackets the worst.
+    """
     base = measure(seeds)
-    print("| constant | value | unit | purpose | E2E at half | at twice | P90 TTFT at half | at twice |")
+    print(
+        "| constant | value | unit | purpose | E2E at half | at twice | P90 TTFT at half | at "
+        "twice |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for constant in CONSTANTS:
         if constant.name not in names:
@@ -211,13 +253,21 @@ def ablation(seeds: Sequence[int], names: Sequence[str]) -> None:
         for factor, into in ((0.5, halved), (2.0, doubled)):
             with scaled(constant, factor):
                 found = measure(seeds)
-            into += [f"{overall(found, base, k):.3f} ({worst(found, base, k):.2f})" for k in ("e2e_s", "ttft_p90_s")]
+            into += [
+                f"{overall(found, base, k):.3f} ({worst(found, base, k):.2f})"
+                for k in ("e2e_s", "ttft_p90_s")
+            ]
         cells = [f"`{constant.name}`", shown, constant.unit, constant.purpose]
-        print("| " + " | ".join([*cells, halved[0], doubled[0], halved[1], doubled[1]]) + " |", flush=True)
+        print(
+            "| " + " | ".join([*cells, halved[0], doubled[0], halved[1], doubled[1]]) + " |",
+            flush=True,
+        )
 
 
 def steady() -> None:
-    """Print the switches within 100 steady seconds after the first 0, at 20 loads of each machine."""
+    """Print the switches within 100 steady seconds after the first 0, at 20 loads of each
+    machine.
+    """
     for where, place in places().items():
         made = []
         for number in range(LOADS):
@@ -230,11 +280,17 @@ def steady() -> None:
 
 def main() -> None:
     """Run what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    parser.add_argument("--only", nargs="+", default=[one.name for one in CONSTANTS], help="constants of the table")
+    parser.add_argument(
+        "--only", nargs="+", default=[one.name for one in CONSTANTS], help="constants of the table"
+    )
     parser.add_argument("--steady", action="store_true", help="count switches at steady loads")
-    parser.add_argument("--save", type=Path, help="measure the unchanged policy, and keep it in a file")
+    parser.add_argument(
+        "--save", type=Path, help="measure the unchanged policy, and keep it in a file"
+    )
     parser.add_argument("--beside", type=Path, help="compare the unchanged policy with such a file")
     args = parser.parse_args()
     if args.steady:
@@ -245,8 +301,17 @@ def main() -> None:
         new, old = measure(args.seeds), json.loads(args.beside.read_text(encoding="utf-8"))
         names = list(new)
         for key in ("e2e_s", "ttft_p90_s", "burst_p90_s"):
-            print(key, *(f"{n}: {cell}" for n, cell in zip(names, beside(new, old, key), strict=True)), sep="\n  ")
-        print({n: (mean(r["switches"] for r in new[n]), mean(r["switches"] for r in old[n])) for n in names})
+            print(
+                key,
+                *(f"{n}: {cell}" for n, cell in zip(names, beside(new, old, key), strict=True)),
+                sep="\n  ",
+            )
+        print(
+            {
+                n: (mean(r["switches"] for r in new[n]), mean(r["switches"] for r in old[n]))
+                for n in names
+            }
+        )
     else:
         ablation(args.seeds, args.only)
 

@@ -1,4 +1,6 @@
-"""One page: on which of the numbers that are published of Flying Serving `auto` is better, and on which not."""
+"""One page: on which of the numbers that are published of Flying Serving `auto` is better, and on
+which not.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,16 @@ PAGES = {
 RELEASE = "release_switches"
 """The experiment whose published numbers are the release's; all others' are the paper's."""
 VERDICTS = ("better", "equal", "**worse**", "seeds differ")
-HEADINGS = ["number", "published", "auto", "auto / published", "", "known before", f"with {KERNELS}", "page"]
+HEADINGS = [
+    "number",
+    "published",
+    "auto",
+    "auto / published",
+    "",
+    "known before",
+    f"with {KERNELS}",
+    "page",
+]
 
 
 def pages(kept: Mapping[str, Kept], rows: Mapping[str, Sequence[Row]], folder: Path) -> None:
@@ -46,12 +57,20 @@ def pages(kept: Mapping[str, Kept], rows: Mapping[str, Sequence[Row]], folder: P
     lines = [
         *paragraph(template("against_paper_oracle", **_beside_oracle(kept["oracle"]))),
         *paragraph(
-            template("against_paper_counts", all=len(all_rows), seeds=len(SEEDS), release=len(compared[RELEASE]))
+            template(
+                "against_paper_counts",
+                all=len(all_rows),
+                seeds=len(SEEDS),
+                release=len(compared[RELEASE]),
+            )
         ),
         *_classes(all_rows),
         "",
         *paragraph(template("against_paper_kernels", kernels=KERNELS, **_reversed(all_rows))),
-        *markdown(HEADINGS, [_cells(one, PAGES[name]) for name, found in compared.items() for one in found]),
+        *markdown(
+            HEADINGS,
+            [_cells(one, PAGES[name]) for name, found in compared.items() for one in found],
+        ),
         "## Why it is worse, or differs by more than 20 %",
         "",
         *paragraph(OF_REASONS),
@@ -62,14 +81,25 @@ def pages(kept: Mapping[str, Kept], rows: Mapping[str, Sequence[Row]], folder: P
         *paragraph(template("not_compared")),
     ]
     sources = {name: kept[name] for name in ("oracle", *PAGES)}
-    text = page("`auto` against the Flying Serving of the paper", sources, lines, ("simulated", "gpt_oss"))
+    text = page(
+        "`auto` against the Flying Serving of the paper", sources, lines, ("simulated", "gpt_oss")
+    )
     write(folder, "against_paper", text)
 
 
 def _cells(one: Row, where: str) -> list[str]:
     with_kernels = "" if one.kernels is None else number(one.kernels)
     ratio = f"{one.ratio:.2f}"
-    return [one.name, published(one.paper), spread(one.ours), ratio, one.verdict, label(one), with_kernels, where]
+    return [
+        one.name,
+        published(one.paper),
+        spread(one.ours),
+        ratio,
+        one.verdict,
+        label(one),
+        with_kernels,
+        where,
+    ]
 
 
 def _classes(rows: Sequence[Row]) -> list[str]:
@@ -79,7 +109,8 @@ def _classes(rows: Sequence[Row]) -> list[str]:
     decided = [one for one in rows if not one.known]
     return [
         f"- {len(decided)} depend on the layouts that `auto` chooses: {_counts(decided)}.",
-        f"- {len(layouts)} depend on *one layout*, which a fixed server has too, as long as `auto` chooses it: "
+        f"- {len(layouts)} depend on *one layout*, which a fixed server has too, as long as "
+        "`auto` chooses it: "
         f"{_counts(layouts)}.",
         f"- {len(built)} depend on no decision of `auto` (*by construction*): {_counts(built)}.",
     ]
@@ -88,7 +119,11 @@ def _classes(rows: Sequence[Row]) -> list[str]:
 def _reversed(rows: Sequence[Row]) -> dict[str, object]:
     """The numbers whose verdict is another one with the other memory efficiency."""
     found = [one for one in rows if one.reverses]
-    return {"count": len(found), "of": len(rows), "which": "; ".join(one.name for one in found) or "none"}
+    return {
+        "count": len(found),
+        "of": len(rows),
+        "which": "; ".join(one.name for one in found) or "none",
+    }
 
 
 def _beside_oracle(found: Kept) -> dict[str, object]:
@@ -101,4 +136,6 @@ def _counts(rows: Sequence[Row]) -> str:
 
 
 def _beside(found: Kept, system: str) -> str:
-    return " and ".join(f"{spread(oracle.beside(found, name, system))} ({name})" for name in oracle.NAMES)
+    return " and ".join(
+        f"{spread(oracle.beside(found, name, system))} ({name})" for name in oracle.NAMES
+    )

@@ -19,13 +19,18 @@ STATIC = ("static-dp", "static-tp4", "static-tp")
 
 
 def measure(setting: Setting) -> Numbers:
-    """By workload: mean end-to-end latency of the static layouts and of `auto`, by the cost of a switch."""
+    """By workload: mean end-to-end latency of the static layouts and of `auto`, by the cost of a
+    switch.
+    """
     return {name: _measure(name, setting) for name in traces(NAMES, setting.seed)}
 
 
 def _measure(name: str, setting: Setting) -> Numbers:
     fixed = {static: _mean_s(static, name, setting)[0] for static in STATIC}
-    return {**fixed, "auto": {f"{cost:g}": _mean_s("auto", name, setting, cost) for cost in COSTS_S}}
+    return {
+        **fixed,
+        "auto": {f"{cost:g}": _mean_s("auto", name, setting, cost) for cost in COSTS_S},
+    }
 
 
 def _mean_s(name: str, workload: str, setting: Setting, switch_s: float = 0.0) -> tuple[float, int]:
@@ -40,9 +45,12 @@ def pages(found: Kept, folder: Path) -> list[Row]:
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     axes = figure.subplots(1, len(NAMES))
     lines = [
-        "Llama-3-70B on 8 H200s. Each engine whose group changes does nothing for the time in the first column; the",
-        "policy does not know of it, so it switches as often as if it were free. Mean end-to-end latency of all",
-        f"requests, in s: means of {len(found.seeds)} seeds [smallest..largest], each ratio that of one seed. Nothing",
+        "Llama-3-70B on 8 H200s. Each engine whose group changes does nothing for the time in "
+        "the first column; the",
+        "policy does not know of it, so it switches as often as if it were free. Mean end-to-end "
+        "latency of all",
+        f"requests, in s: means of {len(found.seeds)} seeds [smallest..largest], each ratio that "
+        "of one seed. Nothing",
         "is random in the Azure trace.",
         "",
     ]
@@ -50,14 +58,21 @@ def pages(found: Kept, folder: Path) -> list[Row]:
         runs = [one[name] for one in found.seeds if name in one]
         best = [min(one[static] for static in STATIC) for one in runs]
         autos = {cost: [one["auto"][f"{cost:g}"] for one in runs] for cost in COSTS_S}
-        ratios = {cost: [auto[0] / fixed for auto, fixed in zip(autos[cost], best, strict=True)] for cost in COSTS_S}
+        ratios = {
+            cost: [auto[0] / fixed for auto, fixed in zip(autos[cost], best, strict=True)]
+            for cost in COSTS_S
+        }
         rows = [
             [f"{cost:g}", spread([one[0] for one in autos[cost]]), spread(ratios[cost]),
              spread([one[1] for one in autos[cost]])]
             for cost in COSTS_S
         ]  # fmt: skip
         lines += [f"## {name}", ""]
-        lines += [", ".join(f"{static} {spread([one[static] for one in runs])} s" for static in STATIC) + ".", ""]
+        lines += [
+            ", ".join(f"{static} {spread([one[static] for one in runs])} s" for static in STATIC)
+            + ".",
+            "",
+        ]
         lines += markdown(["switch (s)", "auto (s)", "auto / best static", "switches"], rows)
         lines += [_verdict(ratios), ""]
         means = [mean(one[0] for one in autos[cost]) for cost in COSTS_S]
@@ -70,7 +85,11 @@ def pages(found: Kept, folder: Path) -> list[Row]:
         axis.legend(fontsize="x-small")
     figure.savefig(folder / "break_even.png", dpi=110)
     lines.append("![break-even, means of the seeds](break_even.png)")
-    write(folder, "break_even", page("Break-even: how much may a switch cost?", {"break_even": found}, lines))
+    write(
+        folder,
+        "break_even",
+        page("Break-even: how much may a switch cost?", {"break_even": found}, lines),
+    )
     return []
 
 
@@ -78,5 +97,8 @@ def _verdict(ratios: dict[float, list[float]]) -> str:
     good = [cost for cost in COSTS_S if max(ratios[cost]) <= 1]
     if not good:
         share = spread(ratios[0.0])
-        return f"Not even a free switch pays with every seed: `auto` is {share} times the best static layout."
+        return (
+            f"Not even a free switch pays with every seed: `auto` is {share} times the "
+            "best static layout."
+        )
     return f"Switching pays with every seed up to a cost of at least {max(good):g} s."

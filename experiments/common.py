@@ -1,4 +1,6 @@
-"""What the experiments share: the paper's machine and workload, runs that are made once, numbers that are kept."""
+"""What the experiments share: the paper's machine and workload, runs that are made once, numbers
+that are kept.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ LOW_S, BURST_S = 60.0, 20.0
 SEEDS = (1, 2, 3)
 """Of everything that is random."""
 KERNELS = 0.896
-"""H100's `memory_efficiency`, of single kernels; the H200's is fitted to serving in eager mode (docs/simulator.md)."""
+"""H100's `memory_efficiency`, of single kernels; the H200's is fitted to serving in eager mode
+(docs/simulator.md).
+"""
 Numbers = dict[str, Any]
 """What one run of an experiment has found, as JSON."""
 
@@ -58,7 +62,11 @@ class Setting:
     @property
     def name(self) -> str:
         """Under which its numbers are kept."""
-        return f"seed {self.seed}" if self.memory_efficiency is None else f"memory {self.memory_efficiency}"
+        return (
+            f"seed {self.seed}"
+            if self.memory_efficiency is None
+            else f"memory {self.memory_efficiency}"
+        )
 
     @property
     def draws(self) -> bool:
@@ -102,11 +110,15 @@ def date() -> str:
 
 
 def _git(*command: str) -> str:
-    return subprocess.run(["git", *command], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["git", *command], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def template(name: str, **values: object) -> str:
-    """One paragraph of a page, without the line ends of its file, with values in the places of `{their names}`."""
+    """One paragraph of a page, without the line ends of its file, with values in the places of
+    `{their names}`.
+    """
     return " ".join((TEMPLATES / f"{name}.md").read_text(encoding="utf-8").split()).format(**values)
 
 
@@ -120,7 +132,9 @@ def kept(name: str) -> Kept:
     """Read it."""
     found = json.loads(numbers_path(name).read_text(encoding="utf-8"))
     seeds = [found[Setting(seed).name] for seed in SEEDS if Setting(seed).name in found]
-    return Kept(found["commit"], seeds, found.get(Setting(memory_efficiency=KERNELS).name), found["date"])
+    return Kept(
+        found["commit"], seeds, found.get(Setting(memory_efficiency=KERNELS).name), found["date"]
+    )
 
 
 def numbers_path(name: str) -> Path:
@@ -133,14 +147,19 @@ def machine(model: str, setting: Setting, devices: str = "h200x8") -> Modelled:
     kind = hardware.parse_devices(devices)
     if setting.memory_efficiency is not None:
         values = {"memory_efficiency": setting.memory_efficiency}
-        kind = replace(kind, hardware=replaced(kind.hardware, values, None, "another value, to see what it does"))
+        kind = replace(
+            kind,
+            hardware=replaced(kind.hardware, values, None, "another value, to see what it does"),
+        )
     return Modelled(models.load(model), kind, UTILIZATION)
 
 
 def system(name: str, model: str, setting: Setting, **options: Any) -> System:
     """One of the simulator's systems on the paper's machine, engines as small as possible."""
     where = machine(model, setting)
-    return build(name, where, where.smallest_engine, replace(Options(max_num_seqs=MAX_NUM_SEQS), **options))
+    return build(
+        name, where, where.smallest_engine, replace(Options(max_num_seqs=MAX_NUM_SEQS), **options)
+    )
 
 
 def run(one: System, model: str, workload: Workload) -> Simulated:
@@ -152,17 +171,22 @@ def run(one: System, model: str, workload: Workload) -> Simulated:
 
 @cache
 def paper_workload(model: str, faster: float, seed: int) -> Workload:
-    """Section 6.1 of the paper, rates in bursts times `faster`: its 4,000 requests, 8,000 for smaller models."""
+    """Section 6.1 of the paper, rates in bursts times `faster`: its 4,000 requests, 8,000 for
+    smaller models.
+    """
     paper = Paper(low_s=LOW_S, burst_s=BURST_S, burst_rate_rps=(10 * faster, 30 * faster))
-    return synthesise(paper.model_copy(update={"requests": 4000 if model == "llama-3-70b" else 8000}), seed)
+    return synthesise(
+        paper.model_copy(update={"requests": 4000 if model == "llama-3-70b" else 8000}), seed
+    )
 
 
 @cache
 def calibrated(model: str, setting: Setting) -> tuple[float, Workload]:
-    """The paper's workload with bursts in which static DP's mean TTFT is what the paper reports for it.
+    """The paper's workload with bursts in which static DP's mean TTFT is what the paper reports for
+    it.
 
-    The paper gives one range of rates for all models, which our smaller models would not notice. One number, static
-    DP's, fixes the load; all others are compared.
+    The paper gives one range of rates for all models, which our smaller models would not notice.
+    One number, static DP's, fixes the load; all others are compared.
     """
     published_s = PAPER[model]["burst_dp_ttft_s"]
     low, high = 0.5, 16.0
@@ -170,7 +194,9 @@ def calibrated(model: str, setting: Setting) -> tuple[float, Workload]:
         middle = (low * high) ** 0.5
         workload = paper_workload(model, middle, setting.seed)
         in_burst = {str(request.index) for request in workload.requests if request.phase == "burst"}
-        ended = simulate(system("static-dp", model, setting, keep_times=False), workload.requests).ended
+        ended = simulate(
+            system("static-dp", model, setting, keep_times=False), workload.requests
+        ).ended
         found = mean(r.first_token_s - r.arrival_s for r in ended if r.request_id in in_burst)
         low, high = (low, middle) if found > published_s else (middle, high)
     faster = round((low * high) ** 0.5, 2)
@@ -178,13 +204,21 @@ def calibrated(model: str, setting: Setting) -> tuple[float, Workload]:
 
 
 def low_run(name: str, model: str, setting: Setting) -> Simulated:
-    """A system in the paper's low phases alone, 2 to 5 requests per second, without a backlog from a burst."""
-    return run(system(name, model, setting), model, synthesise(Poisson(requests=600, rate_rps=3.5), setting.seed))
+    """A system in the paper's low phases alone, 2 to 5 requests per second, without a backlog from
+    a burst.
+    """
+    return run(
+        system(name, model, setting),
+        model,
+        synthesise(Poisson(requests=600, rate_rps=3.5), setting.seed),
+    )
 
 
 @cache
 def peak_tokens_per_s(name: str, model: str, setting: Setting) -> float:
-    """Output tokens per second of a system that always has work: 2,000 of the paper's requests at once, the middle."""
+    """Output tokens per second of a system that always has work: 2,000 of the paper's requests at
+    once, the middle.
+    """
     workload = synthesise(Poisson(requests=2000, rate_rps=2000.0), setting.seed)
     one = run(system(name, model, setting), model, workload)
     ends = sorted(r.end_s for r in one.outcome.ended)

@@ -1,4 +1,6 @@
-"""DynaServe (arXiv 2504.09285): requests split over two A100, beside colocated and disaggregated serving."""
+"""DynaServe (arXiv 2504.09285): requests split over two A100, beside colocated and disaggregated
+serving.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ TABLE1: dict[str, dict[str, dict[str, float]]] = {
 }
 """The paper's; rates are those at which it saturates each server."""
 RANGES = {"coloc": (1.15, 3.07), "disagg": (1.09, 1.67)}
-"""Of the paper's capacity of DynaServe beside them, over its four workloads; the figure that has each is lost."""
+"""Of the paper's capacity of DynaServe beside them, over its four workloads; the figure that has
+each is lost.
+"""
 MEANS = {"coloc": 2.37, "disagg": 1.37}
 BEST_GOODPUT = {"coloc": 1.91, "disagg": 1.61}
 HYBRID_RPS = {"coloc": 4.6, "disagg": 5.9, "split": 7.4}
@@ -79,7 +83,9 @@ def _table1(name: str, seed: int) -> Numbers:
 
 
 def _capacities(name: str, seed: int) -> Numbers:
-    """By system: the highest sustained rate and what is so there; and all at the rate that `split` sustains."""
+    """By system: the highest sustained rate and what is so there; and all at the rate that `split`
+    sustains.
+    """
     draw, found = lengths(name), {}
     for system in ("split", "disagg", "coloc to target"):
         found[system] = _capacity(server(system), draw, seed)  # type: ignore[arg-type]
@@ -98,10 +104,14 @@ def _capacity(one: System, draw: Draw, seed: int) -> Numbers:
 
 
 def _batches(rate: float, seed: int) -> Numbers:
-    """Gaps within the target, with batches to it and without; and what planning took, of the run with them."""
+    """Gaps within the target, with batches to it and without; and what planning took, of the run
+    with them.
+    """
     one, offered = server("split"), requests(lengths("BurstGPT"), rate, seed)
     options = replace(one.shape.options, tbt_slo_s=float("inf"))
-    without = serve(replace(one, shape=replace(one.shape, options=options)), offered).figures["attainment"]
+    without = serve(replace(one, shape=replace(one.shape, options=options)), offered).figures[
+        "attainment"
+    ]
     run = serve(one, offered)
     assert run.node.splits is not None
     log = run.node.splits.log
@@ -128,26 +138,38 @@ def _pulls(rate: float, seed: int) -> Numbers:
 
 
 def _lengths(seed: int) -> Numbers:
-    """Goodput at the highest rate that is sustained without errors, by the deviation of outputs from the hint."""
+    """Goodput at the highest rate that is sustained without errors, by the deviation of outputs
+    from the hint.
+    """
     one = server("split", hint=lambda _: 1467)
     rate, _ = highest(one, normal(0), seed, lambda run: run.sustained)
-    return {str(sigma): serve(one, requests(normal(sigma), rate, seed)).figures["goodput"] for sigma in GOODPUT}
+    return {
+        str(sigma): serve(one, requests(normal(sigma), rate, seed)).figures["goodput"]
+        for sigma in GOODPUT
+    }
 
 
 def pages(found: Kept, folder: Path) -> list[Row]:
     """Write the page; nothing of it counts in against_paper.md, which is about another paper."""
     lines = [
         *paragraph(
-            "Qwen2.5-14B on two modelled A100, target 100 ms between tokens. *split* is our server: `policy/split.py`",
-            "over both engines, batches to the target, clients that say how long outputs will be; *disaggregated* and",
-            "*colocated* are stock vLLM, the latter with round robin. Poisson arrivals for 150 s; gaps and tokens",
-            "count from 50 s on. A rate is sustained if 99 % of gaps are within the target and at most 5 % of requests",
-            "have no second token at the end; rates are on a grid of 4.5 %. Workloads are described in",
-            f"[simulator.md](../simulator.md). Means of {len(found.seeds)} seeds [smallest..largest].",
+            "Qwen2.5-14B on two modelled A100, target 100 ms between tokens. *split* is our "
+            "server: `policy/split.py`",
+            "over both engines, batches to the target, clients that say how long outputs will "
+            "be; *disaggregated* and",
+            "*colocated* are stock vLLM, the latter with round robin. Poisson arrivals for 150 "
+            "s; gaps and tokens",
+            "count from 50 s on. A rate is sustained if 99 % of gaps are within the target and "
+            "at most 5 % of requests",
+            "have no second token at the end; rates are on a grid of 4.5 %. Workloads are "
+            "described in",
+            f"[simulator.md](../simulator.md). Means of {len(found.seeds)} seeds "
+            "[smallest..largest].",
         ),
         "## Table 1: at the paper's rates",
         "",
-        "The highest rate that a server keeps up with, whatever its gaps; the rest at the rate of the paper's table.",
+        "The highest rate that a server keeps up with, whatever its gaps; the rest at the rate "
+        "of the paper's table.",
         "",
         *table(why("dynaserve", "table1", _table1_rows(found))),
         "## Capacity",
@@ -175,7 +197,12 @@ def pages(found: Kept, folder: Path) -> list[Row]:
 def _table1_rows(found: Kept) -> list[Row]:
     better = {"rps": True, "p50_ms": False, "p99_ms": False, "attainment": True}
     return [
-        row(f"{shape}, {NAMES[name]}: {key}", value, found, lambda one, s=shape, n=name, k=key: one["table1"][s][n][k])  # type: ignore[misc]
+        row(
+            f"{shape}, {NAMES[name]}: {key}",
+            value,
+            found,
+            lambda one, s=shape, n=name, k=key: one["table1"][s][n][k],
+        )  # type: ignore[misc]
         for shape, systems in TABLE1.items()
         for name, values in systems.items()
         for key, value in values.items()
@@ -193,26 +220,37 @@ def _over(name: str, system: str) -> Callable[[Numbers], float]:
 
 
 def _capacity_lines(found: Kept) -> list[str]:
-    """Every system's capacity with the time to first token there, and where it misses the bar of the paper."""
+    """Every system's capacity with the time to first token there, and where it misses the bar of
+    the paper.
+    """
     systems = ("split", "disagg", "coloc", "coloc to target")
     cells = []
     for name in (*WORKLOADS, HYBRID):
         line = [name]
         for system in systems:
-            rps, ttft = ([_of(name, system, key)(one) for one in found.seeds] for key in ("rps", "ttft_s"))
+            rps, ttft = (
+                [_of(name, system, key)(one) for one in found.seeds] for key in ("rps", "ttft_s")
+            )
             line.append(f"{spread(rps)}, {mean(ttft):.2g} s")
         line.append(", ".join(str(one["capacity"][name]["coloc"]["chunk"]) for one in found.seeds))
         for system, (least, _) in RANGES.items():
             value = mean(_over(name, system)(one) for one in found.seeds)
             line.append(f"{value:.2f} {'yes' if value >= least else '**no**'}")
         cells.append(line)
-    headings = ["workload", *("split", "disaggregated", "colocated, tuned", "colocated to the target"), "chunk"]
+    headings = [
+        "workload",
+        *("split", "disaggregated", "colocated, tuned", "colocated to the target"),
+        "chunk",
+    ]
     headings += [f"split / {NAMES[name]}, at least {least}?" for name, (least, _) in RANGES.items()]
     return [
         *paragraph(
-            "Highest sustained rate in requests/s, and the median time to first token at it, which the target leaves",
-            "free. *Colocated to the target* is colocated serving with our batches (`--tbt-slo-ms`) and no split; the",
-            "paper has no such baseline. *chunk*: tokens of a step with which colocated serving sustains most.",
+            "Highest sustained rate in requests/s, and the median time to first token at it, "
+            "which the target leaves",
+            "free. *Colocated to the target* is colocated serving with our batches "
+            "(`--tbt-slo-ms`) and no split; the",
+            "paper has no such baseline. *chunk*: tokens of a step with which colocated serving "
+            "sustains most.",
         ),
         *markdown(headings, cells),
     ]
@@ -220,22 +258,39 @@ def _capacity_lines(found: Kept) -> list[str]:
 
 def _capacity_rows(found: Kept) -> list[Row]:
     rows = [
-        row(f"{name}: split / {NAMES[system]}", RANGES[system], found, _over(name, system), higher=True)
+        row(
+            f"{name}: split / {NAMES[system]}",
+            RANGES[system],
+            found,
+            _over(name, system),
+            higher=True,
+        )
         for name in WORKLOADS
         for system in RANGES
     ]
     for system, value in MEANS.items():
         means = lambda one, s=system: mean(_over(name, s)(one) for name in WORKLOADS)  # type: ignore[misc] # noqa: E731
-        rows.append(row(f"mean of the four: split / {NAMES[system]}", value, found, means, higher=True))
+        rows.append(
+            row(f"mean of the four: split / {NAMES[system]}", value, found, means, higher=True)
+        )
     return rows
 
 
 def _goodput_rows(found: Kept) -> list[Row]:
     def most(one: Numbers, system: str) -> float:
-        return max(_of(name, "split", "goodput")(one) / _of(name, system, "at_split")(one) for name in WORKLOADS)
+        return max(
+            _of(name, "split", "goodput")(one) / _of(name, system, "at_split")(one)
+            for name in WORKLOADS
+        )
 
     return [
-        row(f"most of the four: split / {NAMES[system]}", value, found, lambda one, s=system: most(one, s), higher=True)  # type: ignore[misc]
+        row(
+            f"most of the four: split / {NAMES[system]}",
+            value,
+            found,
+            lambda one, s=system: most(one, s),
+            higher=True,
+        )  # type: ignore[misc]
         for system, value in BEST_GOODPUT.items()
     ]
 
@@ -243,7 +298,11 @@ def _goodput_rows(found: Kept) -> list[Row]:
 def _hybrid_rows(found: Kept) -> list[Row]:
     rows = [
         row(
-            f"{NAMES[name]}: requests/s", rps, found, _of(HYBRID, name, "rps"), higher=True if name == "split" else None
+            f"{NAMES[name]}: requests/s",
+            rps,
+            found,
+            _of(HYBRID, name, "rps"),
+            higher=True if name == "split" else None,
         )
         for name, rps in HYBRID_RPS.items()
     ]
@@ -265,7 +324,12 @@ def _hybrid_rows(found: Kept) -> list[Row]:
 
 def _inside_rows(found: Kept) -> list[Row]:
     rows = [
-        row(f"gaps within the target, {name} batches to it", value, found, lambda one, n=name: one["batches"][n])  # type: ignore[misc]
+        row(
+            f"gaps within the target, {name} batches to it",
+            value,
+            found,
+            lambda one, n=name: one["batches"][n],
+        )  # type: ignore[misc]
         for name, value in WITHIN.items()
     ]
     rows.append(
@@ -278,21 +342,38 @@ def _inside_rows(found: Kept) -> list[Row]:
         )
     )
     rows.append(
-        row("P219-D1467, exact outputs: goodput (tokens/s)", GOODPUT[0], found, lambda one: one["lengths"]["0"])
+        row(
+            "P219-D1467, exact outputs: goodput (tokens/s)",
+            GOODPUT[0],
+            found,
+            lambda one: one["lengths"]["0"],
+        )
     )
     for sigma, tokens in GOODPUT.items():
         if sigma:
             share = lambda one, s=sigma: one["lengths"][str(s)] / one["lengths"]["0"]  # type: ignore[misc] # noqa: E731
-            rows.append(row(f"deviation of {sigma} tokens: goodput / exact", tokens / GOODPUT[0], found, share, True))
+            rows.append(
+                row(
+                    f"deviation of {sigma} tokens: goodput / exact",
+                    tokens / GOODPUT[0],
+                    found,
+                    share,
+                    True,
+                )
+            )
     return rows
 
 
 def _planner_lines(found: Kept) -> list[str]:
-    times = {part: [one["batches"]["plan_ms"][part] for one in found.seeds] for part in ("50", "99")}
+    times = {
+        part: [one["batches"]["plan_ms"][part] for one in found.seeds] for part in ("50", "99")
+    }
     probes = max(one["batches"]["probes"] for one in found.seeds)
     share = mean(one["batches"]["split"] for one in found.seeds)
     return paragraph(
-        f"Planning a request takes {spread(times['50'])} ms at the median and {spread(times['99'])} ms at the 99th",
-        f"percentile (processor time, Python, BurstGPT) with at most {probes} probes; the paper's scheduler takes",
+        f"Planning a request takes {spread(times['50'])} ms at the median and "
+        f"{spread(times['99'])} ms at the 99th",
+        f"percentile (processor time, Python, BurstGPT) with at most {probes} probes; the "
+        "paper's scheduler takes",
         f"{PLAN_MS[0]} to {PLAN_MS[1]} ms per request. {share:.0%} of these requests are split.",
     )

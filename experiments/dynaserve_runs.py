@@ -1,8 +1,10 @@
-"""What the page about DynaServe runs: workloads, servers, and the highest rate that a server sustains.
+"""What the page about DynaServe runs: workloads, servers, and the highest rate that a server
+sustains.
 
-Decided before the first run: the workloads below, 150 s of Poisson arrivals, three seeds, rates on a grid of 4.5 %. A
-rate is *sustained* if 99 % of token gaps are within the target and at most 5 % of requests have no second token when
-arrivals end: else a server that keeps requests waiting would have no limit, as the target leaves the first token free.
+Decided before the first run: the workloads below, 150 s of Poisson arrivals, three seeds, rates on
+a grid of 4.5 %. A rate is *sustained* if 99 % of token gaps are within the target and at most 5 %
+of requests have no second token when arrivals end: else a server that keeps requests waiting would
+have no limit, as the target leaves the first token free.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import numpy as np
 from experiments.common import DATA
 from flying_lab.sim import hardware, models
 from flying_lab.sim.catalog import build
-from flying_lab.sim.cluster import Clock, Options
+from flying_lab.sim.clock import Clock
+from flying_lab.sim.cluster import Options
 from flying_lab.sim.cost import LaneCost
 from flying_lab.sim.fleet import feed
 from flying_lab.sim.machine import Modelled
@@ -31,7 +34,9 @@ WARM_S = 50.0
 """Gaps and tokens count from here to the end of arrivals."""
 LEAST_KEPT, MOST_WAITING = 0.99, 0.05
 GRID, STEPS = 1.045, 45
-"""Rates that are tried: LOWEST of what two engines could do without any loss, and GRID times as many each time."""
+"""Rates that are tried: LOWEST of what two engines could do without any loss, and GRID times as
+many each time.
+"""
 LOWEST = 0.3
 CHUNKS = (256, 512, 1024, 2048)
 """Steps' tokens that colocated serving is tuned over, as in section 6.1."""
@@ -100,12 +105,16 @@ def requests(draw: Draw, rate_rps: float, seed: int) -> list[Request]:
     return [Request(index, *row) for index, row in enumerate(rows) if row[0] < ARRIVALS_S]
 
 
-def server(name: Name, chunk: int = 2048, hint: Callable[[int], int] | None = lambda tokens: tokens) -> System:
+def server(
+    name: Name, chunk: int = 2048, hint: Callable[[int], int] | None = lambda tokens: tokens
+) -> System:
     """A system; clients of `split` say how long outputs will be, as the paper's predictor does."""
     options = replace(OPTIONS, max_num_batched_tokens=chunk)
     if name.endswith("target") or name == "split":
         options = replace(options, tbt_slo_s=TARGET_S)
-    one = build({"split": "split", "disagg": "pd-disagg"}.get(name, "round-robin"), machine(), 1, options)
+    one = build(
+        {"split": "split", "disagg": "pd-disagg"}.get(name, "round-robin"), machine(), 1, options
+    )
     if name == "split":
         assert one.splitting is not None
         return replace(one, splitting=replace(one.splitting, hint=hint))
@@ -171,7 +180,9 @@ def grid(draw: Draw) -> list[float]:
     return [float(LOWEST * best * GRID**step) for step in range(STEPS)]
 
 
-def highest(one: System, draw: Draw, seed: int, holds: Callable[[Served], bool]) -> tuple[float, Served]:
+def highest(
+    one: System, draw: Draw, seed: int, holds: Callable[[Served], bool]
+) -> tuple[float, Served]:
     """The highest rate of the grid at which a server does what it has to, and that run."""
     rates, low, high = grid(draw), 0, STEPS
     best = serve(one, requests(draw, rates[0], seed))

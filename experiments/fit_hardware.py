@@ -1,9 +1,11 @@
-"""Fit the coefficients of every device, write them with their errors, and report the errors on published points.
+"""Fit the coefficients of every device, write them with their errors, and report the errors on
+published points.
 
     python -m experiments.fit_hardware
 
-Writes flying_lab/sim/data/hardware.json and docs/results/cost_model.md. The order matters: kernels on H100 and
-A100 from profiles, then what only a serving system shows (host time, effective bandwidths) from published points.
+Writes flying_lab/sim/data/hardware.json and docs/results/cost_model.md. The order matters: kernels
+on H100 and A100 from profiles, then what only a serving system shows (host time, effective
+bandwidths) from published points.
 """
 
 from __future__ import annotations
@@ -40,10 +42,16 @@ SPECS = {
     "a100": (312e12, 2.039e12, 81920 * MIB, 300e9),
 }
 ATTENTION_START_S = 12e-6
-"""Shortest decode attention that Vidur measured on A100 (data/profiling/a100/attention.csv, 32 tokens of context)."""
+"""Shortest decode attention that Vidur measured on A100 (data/profiling/a100/attention.csv, 32
+tokens of context).
+"""
 ATTENTION_FLOPS = {
-    # FlashAttention-3 forward at 4096 tokens, head size 128: 590 TFLOP/s; between 430 (512) and 621 (16384).
-    "h100": (590e12 / 989.5e12, "pytorch/benchmark pull request 2391: FlashAttention-3 forward on H100, 4096 tokens"),
+    # FlashAttention-3 forward at 4096 tokens, head size 128: 590 TFLOP/s; between 430 (512) and 621
+    # (16384).
+    "h100": (
+        590e12 / 989.5e12,
+        "pytorch/benchmark pull request 2391: FlashAttention-3 forward on H100, 4096 tokens",
+    ),
     "a100": (0.615, "FlashAttention-2, arXiv 2307.08691: 50 to 73 % of peak on A100; the middle"),
 }
 VIDUR_MODELS = {
@@ -54,7 +62,13 @@ VIDUR_MODELS = {
     "meta-llama/Meta-Llama-3-70B": "llama-3-70b",
 }
 GEMMS = ("attn_pre_proj_ms", "attn_post_proj_ms", "mlp_up_proj_ms", "mlp_down_proj_ms")
-SMALL = ("input_layernorm_ms", "attn_rope_ms", "post_attention_layernorm_ms", "mlp_act_ms", "add_ms")
+SMALL = (
+    "input_layernorm_ms",
+    "attn_rope_ms",
+    "post_attention_layernorm_ms",
+    "mlp_act_ms",
+    "add_ms",
+)
 START = {
     "gemm_efficiency": 0.7,
     "memory_efficiency": 0.8,
@@ -73,7 +87,9 @@ HOST = ("eager_layer_s", "step_overhead_s", "frontend_s", "reserve_bytes")
 
 
 def fitted(published: Sequence[Point]) -> dict[str, Hardware]:
-    """Every device, fitted to profiles and to those of the published points that have the role for it."""
+    """Every device, fitted to profiles and to those of the published points that have the role for
+    it.
+    """
     devices = {name: _start(name) for name in SPECS}
     for name in ("h100", "a100"):
         devices[name] = _fit_kernels(name, devices[name])
@@ -90,7 +106,9 @@ def fitted(published: Sequence[Point]) -> dict[str, Hardware]:
 def main() -> None:
     """Fit, write, report."""
     argparse.ArgumentParser(
-        "python -m experiments.fit_hardware", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        "python -m experiments.fit_hardware",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     ).parse_args()
     published = points.read()
     devices = fitted(published)
@@ -104,20 +122,29 @@ def main() -> None:
 def _start(name: str) -> Hardware:
     """Data sheet numbers, and coefficients to start from."""
     fields = ("peak_flops", "memory_bandwidth", "memory_bytes", "link_bandwidth")
-    spec = {f: {"value": v, "fit_error": None, "source": SHEET} for f, v in zip(fields, SPECS[name], strict=True)}
-    start = {n: {"value": v, "fit_error": None, "source": "start of the fit"} for n, v in START.items()}
+    spec = {
+        f: {"value": v, "fit_error": None, "source": SHEET}
+        for f, v in zip(fields, SPECS[name], strict=True)
+    }
+    start = {
+        n: {"value": v, "fit_error": None, "source": "start of the fit"} for n, v in START.items()
+    }
     network = "a100_dgx" if name == "a100" else "h100_dgx"
     lines = {str(ranks): _fit_all_reduce(network, ranks, SPECS[name][3]) for ranks in RANKS}
     return parse_hardware(name, {"spec": spec, "coefficients": start, "all_reduce": lines}, "fit")
 
 
 def _fit_all_reduce(network: str, ranks: int, link: float) -> dict[str, Any]:
-    """Small messages: vLLM's kernel where it was measured. Large ones: Vidur's NCCL times from 1 MiB."""
+    """Small messages: vLLM's kernel where it was measured. Large ones: Vidur's NCCL times from 1
+    MiB.
+    """
     rows = defaultdict(list)
     with (DATA / "all_reduce_ms.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             if row["network"] == network and int(row["num_workers"]) == ranks:
-                rows[row["source"]].append((float(row["size_bytes"]), float(row["all_reduce_ms"]) / 1e3))
+                rows[row["source"]].append(
+                    (float(row["size_bytes"]), float(row["all_reduce_ms"]) / 1e3)
+                )
     nccl = rows.get("vidur", rows.get("vidur, one node", []))
     small = rows.get("vllm custom", [r for r in nccl if r[0] < MIB])
     large = [r for r in nccl if r[0] >= MIB]
@@ -147,7 +174,9 @@ def _fit_kernels(name: str, device: Hardware) -> Hardware:
     cases = [(VIDUR_MODELS[r["model"]], int(r["tp"]), int(r["num_tokens"])) for r in rows]
 
     def lanes(candidate: Hardware) -> dict[tuple[str, int], LaneCost]:
-        return {(m, d): LaneCost(models.load(m), candidate, d) for m, d in {case[:2] for case in cases}}
+        return {
+            (m, d): LaneCost(models.load(m), candidate, d) for m, d in {case[:2] for case in cases}
+        }
 
     def products(candidate: Hardware) -> list[float]:
         costs = lanes(candidate)
@@ -162,11 +191,16 @@ def _fit_kernels(name: str, device: Hardware) -> Hardware:
     source = f"microsoft/vidur, {name} layer operators, {len(observed)} products"
     device = fit(device, names, observed, products, source).hardware
     observed = [sum(float(row[column]) for column in SMALL) / 1e3 for row in rows]
-    source = f"microsoft/vidur, {name} layer operators, {len(observed)} sums of the small operators of a layer"
+    source = (
+        f"microsoft/vidur, {name} layer operators, {len(observed)} sums of the small "
+        "operators of a layer"
+    )
     result = fit(device, ("elementwise_efficiency", "layer_overhead_s"), observed, small, source)
     overhead = result.hardware.coefficients.layer_overhead_s
     started = {"layer_overhead_s": overhead.value + ATTENTION_START_S}
-    device = replaced(result.hardware, started, overhead.fit_error, source + "; plus 12 us to start attention")
+    device = replaced(
+        result.hardware, started, overhead.fit_error, source + "; plus 12 us to start attention"
+    )
     value, source = ATTENTION_FLOPS[name]
     return replaced(device, {"attention_flops_efficiency": value}, None, source)
 
@@ -180,16 +214,24 @@ def _fit_points(device: Hardware, names: Sequence[str], chosen: Sequence[Point])
 
 
 def _fit_h200(device: Hardware, published: Sequence[Point]) -> Hardware:
-    """What a serving system shows: effective bandwidths and host time, and the memory that is kept back."""
-    chosen = [p for p in published if p.hardware == "h200" and p.role == "fit" and p.kind != "capacity"]
+    """What a serving system shows: effective bandwidths and host time, and the memory that is kept
+    back.
+    """
+    chosen = [
+        p for p in published if p.hardware == "h200" and p.role == "fit" and p.kind != "capacity"
+    ]
     names = ("memory_efficiency", "eager_layer_s", "step_overhead_s", "frontend_s")
     device = _fit_points(device, names, chosen).hardware
-    capacity = [p for p in published if p.hardware == "h200" and p.role == "fit" and p.kind == "capacity"]
+    capacity = [
+        p for p in published if p.hardware == "h200" and p.role == "fit" and p.kind == "capacity"
+    ]
     return _fit_points(device, ("reserve_bytes",), capacity).hardware
 
 
 def _fit_attention(device: Hardware, published: Sequence[Point], role: str) -> Hardware:
-    """Decode attention on A100; the other devices take over what a full server shows of it (docs/simulator.md)."""
+    """Decode attention on A100; the other devices take over what a full server shows of it
+    (docs/simulator.md).
+    """
     chosen = [p for p in published if p.hardware == "a100" and p.role == role]
     return _fit_points(device, ("attention_memory_efficiency",), chosen).hardware
 
@@ -198,7 +240,11 @@ def _inherit(device: Hardware, other: Hardware, names: Sequence[str] = tuple(STA
     """Take coefficients that nothing here determines for this device from another one."""
     for name in names:
         taken = getattr(other.coefficients, name)
-        source = taken.source if taken.source.startswith("as on") else f"as on {other.name}: {taken.source}"
+        source = (
+            taken.source
+            if taken.source.startswith("as on")
+            else f"as on {other.name}: {taken.source}"
+        )
         device = replaced(device, {name: taken.value}, taken.fit_error, source)
     return device
 
@@ -213,7 +259,10 @@ def dump(devices: Mapping[str, Hardware]) -> str:
             return {k: rounded(v) for k, v in value.items()}
         return value
 
-    library = {name: rounded(device.model_dump(exclude={"name"})) for name, device in sorted(devices.items())}
+    library = {
+        name: rounded(device.model_dump(exclude={"name"}))
+        for name, device in sorted(devices.items())
+    }
     return json.dumps(library, indent=1) + "\n"
 
 

@@ -1,4 +1,6 @@
-"""Coefficients of a device from observations: least squares of relative errors, in a few named coefficients."""
+"""Coefficients of a device from observations: least squares of relative errors, in a few named
+coefficients.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "frontend_s": (1e-6, 1.0),
     "reserve_bytes": (1e6, 1e11),
 }
-"""What a fit may choose. Elementwise bytes are estimated, and kernels may be fused, so that one may exceed 1."""
+"""What a fit may choose. Elementwise bytes are estimated, and kernels may be fused, so that one may
+exceed 1.
+"""
 
 Predict = Callable[[Hardware], Sequence[float]]
 
@@ -55,16 +59,25 @@ class StepObservation:
     seconds: float
 
 
-def replaced(hardware: Hardware, values: Mapping[str, float], fit_error: float | None, source: str) -> Hardware:
+def replaced(
+    hardware: Hardware, values: Mapping[str, float], fit_error: float | None, source: str
+) -> Hardware:
     """The device with some coefficients changed, each with its error and source."""
     changed = {
-        name: Coefficient(value=float(value), fit_error=fit_error, source=source) for name, value in values.items()
+        name: Coefficient(value=float(value), fit_error=fit_error, source=source)
+        for name, value in values.items()
     }
     coefficients = hardware.coefficients.model_copy(update=changed)
     return hardware.model_copy(update={"coefficients": coefficients})
 
 
-def fit(hardware: Hardware, names: Sequence[str], observed: Sequence[float], predict: Predict, source: str) -> Fit:
+def fit(
+    hardware: Hardware,
+    names: Sequence[str],
+    observed: Sequence[float],
+    predict: Predict,
+    source: str,
+) -> Fit:
     """Choose some coefficients of a device so that predictions come close to observations.
 
     Args:
@@ -75,13 +88,16 @@ def fit(hardware: Hardware, names: Sequence[str], observed: Sequence[float], pre
         source: recorded with each fitted coefficient.
 
     Raises:
-        ConfigError: an unknown coefficient, fewer observations than coefficients, or one that is not positive.
+        ConfigError: an unknown coefficient, fewer observations than coefficients, or one that is
+            not positive.
     """
     unknown = sorted(set(names) - set(Coefficients.model_fields))
     if unknown:
         raise ConfigError(f"names={unknown}: not coefficients of a device")
     if len(observed) < len(names):
-        raise ConfigError(f"observed: {len(observed)} observations cannot fix {len(names)} coefficients")
+        raise ConfigError(
+            f"observed: {len(observed)} observations cannot fix {len(names)} coefficients"
+        )
     if min(observed) <= 0:
         raise ConfigError(f"observed={min(observed)!r}: must be positive")
     target = np.log(np.asarray(observed, dtype=float))
@@ -96,12 +112,18 @@ def fit(hardware: Hardware, names: Sequence[str], observed: Sequence[float], pre
         return np.log(np.asarray(predict(with_values(logs)), dtype=float)) - target
 
     result = least_squares(
-        residuals, np.clip(start, low + 1e-9, high - 1e-9), bounds=(low, high), x_scale=0.1, diff_step=1e-3
+        residuals,
+        np.clip(start, low + 1e-9, high - 1e-9),
+        bounds=(low, high),
+        x_scale=0.1,
+        diff_step=1e-3,
     )
     errors = np.expm1(residuals(result.x))
     median = float(np.median(np.abs(errors)))
     values = dict(zip(names, np.exp(result.x), strict=True))
-    return Fit(replaced(hardware, values, round(median, 4), source), tuple(float(e) for e in errors))
+    return Fit(
+        replaced(hardware, values, round(median, 4), source), tuple(float(e) for e in errors)
+    )
 
 
 def fit_steps(
@@ -119,7 +141,9 @@ def fit_steps(
         seconds = []
         for degree, steps in observations.items():
             cost = LaneCost(model, candidate, degree, execution)
-            seconds += [cost.step_s(step.decodes, step.context_tokens, step.prefills) for step in steps]
+            seconds += [
+                cost.step_s(step.decodes, step.context_tokens, step.prefills) for step in steps
+            ]
         return seconds
 
     return fit(hardware, names, observed, predict, source)
@@ -133,7 +157,8 @@ def fit_line(least_s: Sequence[float], seconds: Sequence[float]) -> tuple[float,
         seconds: measured.
 
     Returns:
-        The latency, and the seconds per second of `least_s`, at least 1: no link is faster than its data sheet.
+        The latency, and the seconds per second of `least_s`, at least 1: no link is faster than its
+            data sheet.
     """
     floor, target = np.asarray(least_s, dtype=float), np.log(np.asarray(seconds, dtype=float))
 
@@ -142,5 +167,7 @@ def fit_line(least_s: Sequence[float], seconds: Sequence[float]) -> tuple[float,
 
     start = [np.min(target), 0.1]
     bounds = ([-np.inf, 0.0], [np.inf, np.inf])
-    latency, slope = np.exp(least_squares(residuals, start, bounds=bounds, loss="soft_l1", f_scale=0.2).x)
+    latency, slope = np.exp(
+        least_squares(residuals, start, bounds=bounds, loss="soft_l1", f_scale=0.2).x
+    )
     return float(latency), float(slope)

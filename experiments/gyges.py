@@ -1,4 +1,6 @@
-"""Gyges (arXiv 2509.19729): weights lent to the KV cache, engines that join and part, beside what the paper reports."""
+"""Gyges (arXiv 2509.19729): weights lent to the KV cache, engines that join and part, beside what
+the paper reports.
+"""
 
 from __future__ import annotations
 
@@ -79,9 +81,12 @@ def _traced(rate: float, seed: int) -> Numbers:
 def pages(found: Kept, folder: Path) -> list[Row]:
     """Write the page; nothing of it counts in against_paper.md, which is about another paper."""
     lines = paragraph(
-        "Qwen2.5-32B on H20 with the paper's 14.3 GB of activations, engines of one device, groups of four.",
-        "*Derived*: arithmetic over sizes, rates and the driver's calls; no request is served. *Private trace*: the",
-        "paper's is not published, ours has other requests. Workloads and what was decided before the first run are in",
+        "Qwen2.5-32B on H20 with the paper's 14.3 GB of activations, engines of one device, "
+        "groups of four.",
+        "*Derived*: arithmetic over sizes, rates and the driver's calls; no request is served. "
+        "*Private trace*: the",
+        "paper's is not published, ours has other requests. Workloads and what was decided "
+        "before the first run are in",
         f"[simulator.md](../simulator.md). Means of {len(found.seeds)} seeds [smallest..largest].",
     )
     shown = {"table1": _lending_lines, "padding": _padding_lines, "step": _time_lines}
@@ -89,17 +94,26 @@ def pages(found: Kept, folder: Path) -> list[Row]:
     for name, title, rows_of in SECTIONS:
         extra = shown[name](found) if name in shown else []
         lines += [title, "", *extra, *table(why("gyges", name, rows_of(found)))]
-    write(folder, "gyges", page("Gyges: weights lent to the KV cache", {"gyges": found}, lines, ("gyges",)))
+    write(
+        folder,
+        "gyges",
+        page("Gyges: weights lent to the KV cache", {"gyges": found}, lines, ("gyges",)),
+    )
     return []
 
 
 def _lending_lines(found: Kept) -> list[str]:
     lending = found.seeds[0]["lending"]
-    cells = [[name, *(number(tokens) for tokens in lending[name].values())] for name in ("nothing", "mlp", "all")]
+    cells = [
+        [name, *(number(tokens) for tokens in lending[name].values())]
+        for name in ("nothing", "mlp", "all")
+    ]
     return [
         *paragraph(
-            "The paper's rows are static servers. Groups of engines that each hold all weights hold eight sequences of",
-            "this many tokens, with feed-forward weights lent (`mlp`, what the paper does) or all that are divided:",
+            "The paper's rows are static servers. Groups of engines that each hold all weights "
+            "hold eight sequences of",
+            "this many tokens, with feed-forward weights lent (`mlp`, what the paper does) or "
+            "all that are divided:",
         ),
         *markdown(["lent", "degree 1", "degree 2", "degree 4"], cells),
     ]
@@ -112,8 +126,10 @@ def _padding_lines(found: Kept) -> list[str]:
     ]
     return [
         *paragraph(
-            "Shares of feed-forward weights cut in four (`memory/padding.py`). *Stranded*: bytes of others on pages",
-            "that a kept unit shares, mean of the four ranks and the worst one. *Padded*: zeros, whole rows, that let",
+            "Shares of feed-forward weights cut in four (`memory/padding.py`). *Stranded*: bytes "
+            "of others on pages",
+            "that a kept unit shares, mean of the four ranks and the worst one. *Padded*: zeros, "
+            "whole rows, that let",
             "each unit begin with a page (the paper's equation 2).",
         ),
         *markdown(["model", "stranded", "worst rank", "padded"], cells),
@@ -133,13 +149,19 @@ WORKS = {
 
 def _time_lines(found: Kept) -> list[str]:
     one = found.seeds[0]["transformation"]
-    cells = [[text, *(number(one[key][name] * 1e3) for key in ("apart_s", "taken_s"))] for name, text in WORKS.items()]
+    cells = [
+        [text, *(number(one[key][name] * 1e3) for key in ("apart_s", "taken_s"))]
+        for name, text in WORKS.items()
+    ]
     delays = number(one["up_delay_s"]), number(one["back_delay_s"])
     return [
         *paragraph(
-            f"Milliseconds at 90 % of KV memory, where a decode step takes {number(one['step_s'] * 1e3)}. *Apart*:",
-            "nothing else is done. *Staggered*: by how much all steps together get longer if a transformation is",
-            f"spread over so many that none does by more than 1 %; joining then takes {delays[0]} s, parting",
+            "Milliseconds at 90 % of KV memory, where a decode step takes "
+            f"{number(one['step_s'] * 1e3)}. *Apart*:",
+            "nothing else is done. *Staggered*: by how much all steps together get longer if a "
+            "transformation is",
+            "spread over so many that none does by more than 1 %; joining then takes "
+            f"{delays[0]} s, parting",
             f"{delays[1]} s.",
         ),
         *markdown(["", "apart (ms)", "staggered (ms)"], cells),
@@ -150,7 +172,8 @@ def _scheduler_lines(found: Kept) -> list[str]:
     rates = [(str(factor), f"{factor}x") for factor in FACTORS]
     return [
         *paragraph(
-            "The paper's rates, and multiples of them. Times are of requests that have ended when arrivals do.",
+            "The paper's rates, and multiples of them. Times are of requests that have ended "
+            "when arrivals do.",
             "*By length*: the other reading of algorithm 1, in which load makes no engines join.",
         ),
         *_runs(found, "scheduler", rates, ROUTES),
@@ -160,23 +183,36 @@ def _scheduler_lines(found: Kept) -> list[str]:
 def _trace_lines(found: Kept) -> list[str]:
     return [
         *paragraph(
-            "Requests with lengths of Mooncake's conversations. Pipelines and sequence parallelism are modelled as the",
-            "best that they can be, all engines busy; *serial* is what the paper says of them, one engine works at a",
-            "time. The paper has one number for all rates and baselines: compared is, for each baseline, the rate at",
-            "which ours is furthest ahead. Refused are requests for more tokens than four engines hold.",
+            "Requests with lengths of Mooncake's conversations. Pipelines and sequence "
+            "parallelism are modelled as the",
+            "best that they can be, all engines busy; *serial* is what the paper says of them, "
+            "one engine works at a",
+            "time. The paper has one number for all rates and baselines: compared is, for each "
+            "baseline, the rate at",
+            "which ours is furthest ahead. Refused are requests for more tokens than four "
+            "engines hold.",
         ),
         *_runs(found, "trace", [(str(rate), str(rate)) for rate in RATES], SYSTEMS),
     ]
 
 
-def _runs(found: Kept, section: str, rates: Sequence[tuple[str, str]], names: Sequence[str]) -> list[str]:
+def _runs(
+    found: Kept, section: str, rates: Sequence[tuple[str, str]], names: Sequence[str]
+) -> list[str]:
     """A line for each rate and system."""
     cells = []
     for key, shown in rates:
         for name in names:
             runs = [one[section][key][name] for one in found.seeds]
             figures = [
-                [run["tokens_per_s"], run["ttft_s"], run["tpot_s"] * 1e3, run["joined"], run["refused"]] for run in runs
+                [
+                    run["tokens_per_s"],
+                    run["ttft_s"],
+                    run["tpot_s"] * 1e3,
+                    run["joined"],
+                    run["refused"],
+                ]
+                for run in runs
             ]
             cells.append([shown, name, *(spread(values) for values in zip(*figures, strict=True))])
     headings = ["output tokens/s", "mean TTFT (s)", "mean TPOT (ms)", "times joined", "refused"]

@@ -1,4 +1,6 @@
-"""Numbers of the page about Gyges for which no request is served: memory, pages, and what a transformation takes."""
+"""Numbers of the page about Gyges for which no request is served: memory, pages, and what a
+transformation takes.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ SERVED = {
 
 
 def table1() -> Numbers:
-    """Longest sequences and rates by degree; the rates at as many sequences as give the paper's at degree 1."""
+    """Longest sequences and rates by degree; the rates at as many sequences as give the paper's at
+    degree 1.
+    """
     published = read()
     points = {point.id: point for point in published}
     devices = {"h20": load("h20")}
@@ -59,7 +63,10 @@ def lending() -> Numbers:
     model, device = machine().model, machine().kind.hardware
     pool = kv_pool_bytes(model, device, 1, activations=ACTIVATIONS_BYTES)
     return {
-        lent: {str(degree): group_tokens(model, pool, 1, degree, lent) / SEQUENCES for degree in DEGREES}  # type: ignore[arg-type]
+        lent: {
+            str(degree): group_tokens(model, pool, 1, degree, lent) / SEQUENCES
+            for degree in DEGREES
+        }  # type: ignore[arg-type]
         for lent in ("nothing", "mlp", "all")
     }
 
@@ -70,12 +77,17 @@ def pages() -> Numbers:
     for name, tensors in MLP.items():
         for tensor, (hidden, rows) in tensors.items():
             laid = packed(Segment(rows, 4), hidden * BFLOAT16)
-            found[f"{name}, {tensor}"] = {"1": laid.weight_bytes / PAGE_BYTES, "4": laid.unit_bytes / PAGE_BYTES}
+            found[f"{name}, {tensor}"] = {
+                "1": laid.weight_bytes / PAGE_BYTES,
+                "4": laid.unit_bytes / PAGE_BYTES,
+            }
     return found
 
 
 def padding() -> Numbers:
-    """By model, shares of feed-forward weights: what stays beside kept units (mean and worst rank), what is padded."""
+    """By model, shares of feed-forward weights: what stays beside kept units (mean and worst rank),
+    what is padded.
+    """
     found: Numbers = {}
     for name, (hidden, rows) in SERVED.items():
         close, apart = (lay(Segment(rows, 4), hidden * BFLOAT16) for lay in (packed, padded))
@@ -94,13 +106,23 @@ def transformation() -> Numbers:
     way = Transformation(where.model, where.kind.hardware, 1, 4)
     tokens = OCCUPANCY * (where.engine(1, (1,), 1).blocks - 1) * 16
     sequences = int(tokens / CONTEXT_TOKENS)
-    step_s = LaneCost(where.model, where.kind.hardware, 1).step_s(sequences, sequences * CONTEXT_TOKENS)
+    step_s = LaneCost(where.model, where.kind.hardware, 1).step_s(
+        sequences, sequences * CONTEXT_TOKENS
+    )
     kv, trimmed = way.kv(tokens), way.kv_trimmed(tokens)
     lend, swapped = way.lend(), way.lend_swapped(_fragment_bytes())
     up, seesaw = kv + lend, way.through_host(tokens, 4)
     back = way.kv(tokens) + way.give_back("mlp")
     layer = _part(up, where.model.layers)
-    works = {"kv": kv, "trimmed": trimmed, "lend": lend, "swapped": swapped, "up": up, "back": back, "seesaw": seesaw}
+    works = {
+        "kv": kv,
+        "trimmed": trimmed,
+        "lend": lend,
+        "swapped": swapped,
+        "up": up,
+        "back": back,
+        "seesaw": seesaw,
+    }
     return {
         "step_s": step_s,
         "extra_bytes": {"in place": CHUNK_BYTES, "trimmed": trimmed.received_bytes},
@@ -115,7 +137,9 @@ def transformation() -> Numbers:
 
 
 def _fragment_bytes() -> float:
-    """Of a tensor of Qwen2.5-32B, what a partial swap copies: the bytes beside kept ones, mean of the ranks."""
+    """Of a tensor of Qwen2.5-32B, what a partial swap copies: the bytes beside kept ones, mean of
+    the ranks.
+    """
     hidden, rows = SERVED["Qwen2.5-32B"]
     laid: PagedUnits = packed(Segment(rows, 4), hidden * BFLOAT16)
     return mean(laid.stranded_bytes([unit]) for unit in range(4))
@@ -130,7 +154,11 @@ def _part(work: Work, layers: float) -> Work:
 def _most_layers(way: Transformation, work: Work, step_s: float) -> int:
     """As many as a step can transform and be at most 1 % longer."""
     layers = way.model.layers
-    able = [n for n in range(1, layers + 1) if way.beside_s(_part(work, layers / n), step_s) <= 0.01 * step_s]
+    able = [
+        n
+        for n in range(1, layers + 1)
+        if way.beside_s(_part(work, layers / n), step_s) <= 0.01 * step_s
+    ]
     return max(able, default=0)
 
 
@@ -145,9 +173,13 @@ def weights() -> Numbers:
 
 
 def ffn_longer() -> float:
-    """By how much Qwen2.5-32B's feed-forward products take longer with padding, while SEQUENCES requests decode."""
+    """By how much Qwen2.5-32B's feed-forward products take longer with padding, while SEQUENCES
+    requests decode.
+    """
     where = machine()
     wider = round(where.model.intermediate * (1 + padding()["Qwen2.5-32B"]["padded"]))
     models = where.model, replace(where.model, intermediate=wider)
-    plain_s, padded_s = (sum(LaneCost(one, where.kind.hardware, 1).gemm_times_s(SEQUENCES)[-2:]) for one in models)
+    plain_s, padded_s = (
+        sum(LaneCost(one, where.kind.hardware, 1).gemm_times_s(SEQUENCES)[-2:]) for one in models
+    )
     return padded_s / plain_s - 1.0

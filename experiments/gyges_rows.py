@@ -24,7 +24,8 @@ PAGES: dict[str, tuple[float, float]] = {
 """Table 3, at degree 1 and 4."""
 DERIVED = by_construction("derived: sizes, rates and calls of the driver; no request is served")
 FITTED = by_construction(
-    "fitted: the requests in flight, which the paper does not state, are those that give this number"
+    "fitted: the requests in flight, which the paper does not state, are those that give this "
+    "number"
 )
 GAIN = (1.261, 1.392)
 THROUGHPUT = (1.75, 6.57)
@@ -42,8 +43,15 @@ def table1_rows(found: Kept) -> list[Row]:
     for degree, tokens in SEQUENCES.items():
         whats = ("longest sequence (tokens)", "one instance (tokens/s)", "four devices (tokens/s)")
         papers = tokens, RATE[degree], TOTAL[degree]
-        parts = _degree(degree, "tokens"), _degree(degree, "rate"), _degree(degree, "rate", DEVICES / degree)
-        specs = [(f"TP{degree}: {what}", *rest, None) for what, *rest in zip(whats, papers, parts, strict=True)]
+        parts = (
+            _degree(degree, "tokens"),
+            _degree(degree, "rate"),
+            _degree(degree, "rate", DEVICES / degree),
+        )
+        specs = [
+            (f"TP{degree}: {what}", *rest, None)
+            for what, *rest in zip(whats, papers, parts, strict=True)
+        ]
         rows += _derived(found, *specs, known=FITTED if degree == 1 else DERIVED)  # type: ignore[arg-type]
     return rows
 
@@ -74,8 +82,18 @@ def padding_rows(found: Kept) -> list[Row]:
         ("padding, the least", 0.0, padded(min), None),
         ("feed-forward time with padding, longer by", 0.001, lambda one: one["ffn_longer"], False),
         ("feed-forward weights, share of all", 0.88, lambda one: one["weights"]["mlp_share"], None),
-        ("copying weights, extra memory to degree 4 (GB)", 15.58, lambda one: one["weights"]["quarter_gb"], None),
-        ("copying weights, extra memory to degree 1 (GB)", 62.34, lambda one: one["weights"]["all_gb"], None),
+        (
+            "copying weights, extra memory to degree 4 (GB)",
+            15.58,
+            lambda one: one["weights"]["quarter_gb"],
+            None,
+        ),
+        (
+            "copying weights, extra memory to degree 1 (GB)",
+            62.34,
+            lambda one: one["weights"]["all_gb"],
+            None,
+        ),
     )
 
 
@@ -104,16 +122,30 @@ def kv_rows(found: Kept) -> list[Row]:
         ("time, not beside steps, less than with trimming", 0.61, _less(apart, trimmed_s), True),
         ("time, beside steps, less than with trimming", 0.86, _less(beside, trimmed_s), True),
         ("time with trimming / in place", 2.6, _over(trimmed_s, apart), None),
-        ("one transformation, not beside steps (ms)", (522.0, 2240.0), _of("apart_s", "kv", 1e3), False),
+        (
+            "one transformation, not beside steps (ms)",
+            (522.0, 2240.0),
+            _of("apart_s", "kv", 1e3),
+            False,
+        ),
     )
 
 
 def weight_rows(found: Kept) -> list[Row]:
     """Weights lent with boundary pages that stay, beside a partial swap."""
-    apart, swapped, beside = _of("apart_s", "lend"), _of("apart_s", "swapped"), _of("taken_s", "lend")
+    apart, swapped, beside = (
+        _of("apart_s", "lend"),
+        _of("apart_s", "swapped"),
+        _of("taken_s", "lend"),
+    )
     return _derived(
         found,
-        ("time, not beside steps, less than with a swap", (0.189, 0.422), _less(apart, swapped), True),
+        (
+            "time, not beside steps, less than with a swap",
+            (0.189, 0.422),
+            _less(apart, swapped),
+            True,
+        ),
         ("time, beside steps, less than with a swap", 0.676, _less(beside, swapped), True),
         ("with a swap (ms)", (611.0, 696.0), _of("apart_s", "swapped", 1e3), False),
     )
@@ -141,10 +173,15 @@ def _derived(found: Kept, *specs: Spec, known: Known = DERIVED) -> list[Row]:
 
 
 def scheduler_rows(found: Kept) -> list[Row]:
-    """Throughput of both readings of algorithm 1 beside routers that do not know of transformations."""
+    """Throughput of both readings of algorithm 1 beside routers that do not know of
+    transformations.
+    """
 
     def over(ours: str, theirs: str, factor: int) -> Part:
-        return lambda one: _tokens(one["scheduler"][str(factor)], ours) / _tokens(one["scheduler"][str(factor)], theirs)
+        return lambda one: (
+            _tokens(one["scheduler"][str(factor)], ours)
+            / _tokens(one["scheduler"][str(factor)], theirs)
+        )
 
     rows = []
     for ours in ("gyges", "gyges-by-length"):
@@ -161,7 +198,9 @@ def _tokens(runs: Numbers, name: str) -> float:
 
 
 def end_to_end_rows(found: Kept) -> list[Row]:
-    """Beside the paper's baselines, at the rate where ours is furthest ahead: the paper does not say at which."""
+    """Beside the paper's baselines, at the rate where ours is furthest ahead: the paper does not
+    say at which.
+    """
 
     def ratios(one: Numbers, key: str, system: str) -> list[float]:
         return [runs["gyges"][key] / runs[system][key] for runs in one["trace"].values()]
@@ -179,5 +218,12 @@ def end_to_end_rows(found: Kept) -> list[Row]:
             (f"gyges: TTFT less than {system}'s", TTFT_LESS, most_less("ttft_s", system), True),
             (f"gyges: TPOT less than {system}'s", TPOT_LESS, most_less("tpot_s", system), True),
         ]
-    specs.append(("gyges: TTFT less than gyges-stopped's", OVERLAP_LESS, most_less("ttft_s", "gyges-stopped"), True))
+    specs.append(
+        (
+            "gyges: TTFT less than gyges-stopped's",
+            OVERLAP_LESS,
+            most_less("ttft_s", "gyges-stopped"),
+            True,
+        )
+    )
     return [row(name + PRIVATE, paper, found, of, higher) for name, paper, of, higher in specs]

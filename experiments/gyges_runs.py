@@ -1,12 +1,14 @@
 """What the page about Gyges runs: workloads, servers and what is measured of them.
 
-Decided before the first run: Qwen2.5-32B on eight H20, 14.3 GB of activations, steps of at most 2,048 tokens, three
-seeds, Poisson arrivals. *Scheduler*: section 6.2.4's prompts, 1,024 tokens 60 times and 51,200 once a minute; outputs
-are 10.3 % of each request, as they are in the paper's trace on average; the same at FACTORS times these rates, for 480
-s, of which tokens count from 60 s on. *Trace*: the paper's is private; prompts and outputs drawn from the first 700
-requests of Mooncake's conversations, of which 9 % exceed one device, at RATES for 400 s, until all have ended.
+Decided before the first run: Qwen2.5-32B on eight H20, 14.3 GB of activations, steps of at most
+2,048 tokens, three seeds, Poisson arrivals. *Scheduler*: section 6.2.4's prompts, 1,024 tokens 60
+times and 51,200 once a minute; outputs are 10.3 % of each request, as they are in the paper's trace
+on average; the same at FACTORS times these rates, for 480 s, of which tokens count from 60 s on.
+*Trace*: the paper's is private; prompts and outputs drawn from the first 700 requests of Mooncake's
+conversations, of which 9 % exceed one device, at RATES for 400 s, until all have ended.
 
-Added when the first results had been seen: `gyges-by-length`, `loongserve-serial` and `kunserve-serial`.
+Added when the first results had been seen: `gyges-by-length`, `loongserve-serial` and
+`kunserve-serial`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from experiments.common import DATA, Numbers
 from flying_lab.sim import hardware, models
 from flying_lab.sim.baselines.instances import Transforms
 from flying_lab.sim.catalog import build
-from flying_lab.sim.cluster import Clock, Options
+from flying_lab.sim.clock import Clock
+from flying_lab.sim.cluster import Options
 from flying_lab.sim.fleet import feed
 from flying_lab.sim.machine import Modelled
 from flying_lab.sim.node import SimNode, System
@@ -40,13 +43,23 @@ FACTORS = (1, 4, 8)
 RATES = (0.3, 0.6, 0.9, 1.2)
 """Requests per second of the trace; the paper's figure has 0.6 among its own."""
 ROUTES = ("gyges", "gyges-by-length", "gyges-round-robin", "gyges-least-load")
-SYSTEMS = ("gyges", "gyges-stopped", "loongserve", "loongserve-serial", "kunserve", "kunserve-serial", "seesaw")
+SYSTEMS = (
+    "gyges",
+    "gyges-stopped",
+    "loongserve",
+    "loongserve-serial",
+    "kunserve",
+    "kunserve-serial",
+    "seesaw",
+)
 
 
 @cache
 def machine() -> Modelled:
     """The paper's, with H20."""
-    return Modelled(models.load("qwen2.5-32b"), hardware.parse_devices("h20x8"), activations=ACTIVATIONS_BYTES)
+    return Modelled(
+        models.load("qwen2.5-32b"), hardware.parse_devices("h20x8"), activations=ACTIVATIONS_BYTES
+    )
 
 
 def server(name: str) -> System:
@@ -68,7 +81,10 @@ def traced(rate_rps: float, seed: int) -> list[Request]:
     times_s = _arrivals(np.random.default_rng([seed, 1]), rate_rps, TRACE_S)
     rows = _conversations()
     chosen = np.random.default_rng([seed, 2]).integers(len(rows), size=len(times_s))
-    return [Request(index, time_s, *rows[row]) for index, (time_s, row) in enumerate(zip(times_s, chosen, strict=True))]
+    return [
+        Request(index, time_s, *rows[row])
+        for index, (time_s, row) in enumerate(zip(times_s, chosen, strict=True))
+    ]
 
 
 @cache
@@ -100,8 +116,16 @@ def serve(one: System, offered: Sequence[Request], until_s: float, *, drain: boo
     counted = (times_s >= WARM_S) & (times_s < until_s)
     assert isinstance(node.sender, Transforms)
     log = node.sender.log
-    found = {"tokens_per_s": float(counted.sum()) / (until_s - WARM_S), "joined": log.joined, "refused": 0}
-    return found | {"refused": len(node.outcome.refused), "stalled_s": log.stalled_s, **_latencies(node.outcome.ended)}
+    found = {
+        "tokens_per_s": float(counted.sum()) / (until_s - WARM_S),
+        "joined": log.joined,
+        "refused": 0,
+    }
+    return found | {
+        "refused": len(node.outcome.refused),
+        "stalled_s": log.stalled_s,
+        **_latencies(node.outcome.ended),
+    }
 
 
 def _latencies(ended: Sequence[SimRequest]) -> dict[str, float]:

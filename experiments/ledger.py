@@ -1,8 +1,9 @@
 """Every row that a page of results has had: none goes without a reason.
 
-docs/results/numbers/rows.json lists the rows that were published, by page and heading; `python -m experiments --pages`
-adds new ones and takes none away. docs/results/numbers/removed.json says of each that is gone why: its keys are
-"PAGE / HEADING / ROW", or end with `*` for all that begin alike.
+docs/results/numbers/rows.json lists the rows that were published, by page and heading; `python -m
+experiments --pages` adds new ones and takes none away. docs/results/numbers/removed.json says of
+each that is gone why: its keys are "PAGE / HEADING / ROW", or end with `*` for all that begin
+alike.
 """
 
 from __future__ import annotations
@@ -25,11 +26,14 @@ Rows = dict[str, dict[str, list[str]]]
 def pages() -> dict[str, str]:
     """The text of each page of results, by its path below docs/."""
     paths = [RESULTS.parent / "results.md", *sorted(RESULTS.glob("*.md"))]
-    return {str(path.relative_to(RESULTS.parent)): path.read_text(encoding="utf-8") for path in paths}
+    return {
+        str(path.relative_to(RESULTS.parent)): path.read_text(encoding="utf-8") for path in paths
+    }
 
 
 def rows_of(text: str) -> dict[str, list[str]]:
-    """Names of the rows of all tables, by heading: of the leading cells, as many as tell the rows of a table apart.
+    """Names of the rows of all tables, by heading: of the leading cells, as many as tell the rows
+    of a table apart.
 
     A name that a heading has in several tables is numbered from the second on.
     """
@@ -49,7 +53,9 @@ def _tables(text: str) -> Iterator[tuple[str, list[list[str]]]]:
     heading, table = "", list[list[str]]()
     for line in [*text.splitlines(), ""]:
         if line.startswith("|"):
-            first, *others = (cell.strip() for cell in line.strip().removeprefix("|").removesuffix("|").split("|"))
+            first, *others = (
+                cell.strip() for cell in line.strip().removeprefix("|").removesuffix("|").split("|")
+            )
             table.append([first or (table[-1][0] if len(table) > 2 else ""), *others])
             continue
         if table:

@@ -1,7 +1,7 @@
 """Pages of live measurements: docs/results.md, and README's section *Measured*.
 
-Their numbers are the rows of docs/results/numbers/live.json, their prose is in templates/results.md and
-templates/measured.md. What a template has in double braces is replaced:
+Their numbers are the rows of docs/results/numbers/live.json, their prose is in templates/results.md
+and templates/measured.md. What a template has in double braces is replaced:
 
 - `{{run KEY}}`: a run: how it was measured, and its rows;
 - `{{command KEY}}`, `{{commit KEY}}`: of a run, as it is;
@@ -110,7 +110,10 @@ def readme(text: str) -> str:
 def _filled(name: str) -> str:
     runs, lost = read()
     text = (TEMPLATES / f"{name}.md").read_text(encoding="utf-8")
-    blocks = [_PLACE.sub(lambda match: _value(match[1].strip(), runs, lost), block) for block in text.split("\n\n")]
+    blocks = [
+        _PLACE.sub(lambda match: _value(match[1].strip(), runs, lost), block)
+        for block in text.split("\n\n")
+    ]
     return "\n\n".join(map(_wrapped, blocks)).rstrip() + "\n"
 
 
@@ -120,7 +123,9 @@ def _wrapped(block: str) -> str:
         return block
     items = re.split(r"\n(?=- )", block.strip("\n"))
     return "\n".join(
-        textwrap.fill(" ".join(item.split()), WIDTH, subsequent_indent="  " * item.startswith("- "), **_WHOLE)
+        textwrap.fill(
+            " ".join(item.split()), WIDTH, subsequent_indent="  " * item.startswith("- "), **_WHOLE
+        )
         for item in items
     )
 
@@ -158,7 +163,9 @@ def _ratio(top: str, bottom: str) -> str:
 
 def _shown(key: str, run: Run, lost: Mapping[str, str]) -> list[str]:
     """How a run was measured, and its rows."""
-    unknown = "Commands and rounds: as each run says" if run.summary else "The command was not noted"
+    unknown = (
+        "Commands and rounds: as each run says" if run.summary else "The command was not noted"
+    )
     command = f"`{run.command}`" if run.command else unknown
     beside = f"Running beside it: {run.beside}" if run.beside else ""
     how = [command, f"{AT[run.commit_is]} {_commits(run, lost)}", run.rounds, run.setting, beside]
@@ -171,4 +178,7 @@ def _cells(run: Run) -> list[list[str]]:
 
 
 def _commits(run: Run, lost: Mapping[str, str]) -> str:
-    return ", ".join(f"{commit} of {date}" if date else f"{commit} ({lost[commit]})" for commit, date in run.commits)
+    return ", ".join(
+        f"{commit} of {date}" if date else f"{commit} ({lost[commit]})"
+        for commit, date in run.commits
+    )

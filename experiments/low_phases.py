@@ -1,4 +1,6 @@
-"""Figure 8's own run between its bursts: how low its low phases are, and first tokens in the seconds after a burst."""
+"""Figure 8's own run between its bursts: how low its low phases are, and first tokens in the
+seconds after a burst.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,17 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
 
-from experiments.common import MODELS, Kept, Numbers, Setting, kept, paper_workload, run, system, template
+from experiments.common import (
+    MODELS,
+    Kept,
+    Numbers,
+    Setting,
+    kept,
+    paper_workload,
+    run,
+    system,
+    template,
+)
 from experiments.rows import Row, markdown, page, paragraph, spread, write
 from flying_lab.sim.requests import SimRequest
 from flying_lab.workload.model import Workload
@@ -20,7 +32,9 @@ PARTS = ("after a burst", "later")
 
 
 def measure(setting: Setting) -> Numbers:
-    """By model, system and part of the low phases: first tokens, and requests in flight when one arrives."""
+    """By model, system and part of the low phases: first tokens, and requests in flight when one
+    arrives.
+    """
     return {model: _measure(model, setting) for model in MODELS}
 
 
@@ -29,7 +43,8 @@ def _measure(model: str, setting: Setting) -> Numbers:
     faster = kept("fig8_fig9").seeds[setting.seed - 1][model]["faster"]
     workload = paper_workload(model, faster, setting.seed)
     return {
-        name: by_part(run(system(name, model, setting), model, workload).outcome.ended, workload) for name in SYSTEMS
+        name: by_part(run(system(name, model, setting), model, workload).outcome.ended, workload)
+        for name in SYSTEMS
     }
 
 
@@ -42,7 +57,10 @@ def by_part(ended: Sequence[SimRequest], workload: Workload) -> Numbers:
     for part in PARTS:
         those = [one for one in ended if parts.get(one.request_id) == part]
         waits = sorted(one.first_token_s - one.arrival_s for one in those)
-        in_flight = [bisect_right(arrivals, one.arrival_s) - bisect_right(ends, one.arrival_s) for one in those]
+        in_flight = [
+            bisect_right(arrivals, one.arrival_s) - bisect_right(ends, one.arrival_s)
+            for one in those
+        ]
         found[part] = {
             "requests": len(those),
             "mean_ttft_s": mean(waits),
@@ -53,7 +71,9 @@ def by_part(ended: Sequence[SimRequest], workload: Workload) -> Numbers:
 
 
 def _parts(workload: Workload) -> dict[str, str]:
-    """Which part of a low phase each of its requests is in, by the request's name. The first phase follows no burst."""
+    """Which part of a low phase each of its requests is in, by the request's name. The first phase
+    follows no burst.
+    """
     burst_end_s = float("-inf")
     parts = {}
     for before, one in pairwise((None, *workload.requests)):
@@ -66,10 +86,14 @@ def _parts(workload: Workload) -> dict[str, str]:
 
 def pages(found: Kept, folder: Path) -> list[Row]:
     """Write the page; it compares nothing with the paper."""
-    lines = paragraph(template("low_phases", behind=", ".join(_behind(found, model) for model in MODELS)))
+    lines = paragraph(
+        template("low_phases", behind=", ".join(_behind(found, model) for model in MODELS))
+    )
     for model in MODELS:
         cells = [
-            [part, name, *(_cell(found, model, name, part, key) for key in _KEYS)] for part in PARTS for name in SYSTEMS
+            [part, name, *(_cell(found, model, name, part, key) for key in _KEYS)]
+            for part in PARTS
+            for name in SYSTEMS
         ]
         lines += [f"## {model}", "", *markdown(["low phases", "system", *_KEYS.values()], cells)]
     notices = ("simulated", "gpt_oss")
@@ -80,7 +104,9 @@ def pages(found: Kept, folder: Path) -> list[Row]:
 
 def behind(one: Numbers, model: str) -> float:
     """Mean TTFT of `auto` over static DP's in the later part of low phases."""
-    return float(one[model]["auto"]["later"]["mean_ttft_s"] / one[model]["static-dp"]["later"]["mean_ttft_s"])
+    return float(
+        one[model]["auto"]["later"]["mean_ttft_s"] / one[model]["static-dp"]["later"]["mean_ttft_s"]
+    )
 
 
 def _behind(found: Kept, model: str) -> str:

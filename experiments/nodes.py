@@ -1,4 +1,6 @@
-"""What switching inside nodes gains behind a router, by number of nodes and by how many tenants burst together."""
+"""What switching inside nodes gains behind a router, by number of nodes and by how many tenants
+burst together.
+"""
 
 from __future__ import annotations
 
@@ -36,16 +38,33 @@ def measure(setting: Setting) -> Numbers:
 
 def pages(found: Kept, folder: Path) -> list[Row]:
     """Write the page; it compares nothing with the paper."""
-    lines = [*_verdicts(found), *_setting(found), *_gains(found), *_times(found), *_long(found), *_routers(found)]
+    lines = [
+        *_verdicts(found),
+        *_setting(found),
+        *_gains(found),
+        *_times(found),
+        *_long(found),
+        *_routers(found),
+    ]
     write(
-        folder, "nodes", page("Many nodes behind a router: what switching inside them gains", {"nodes": found}, lines)
+        folder,
+        "nodes",
+        page(
+            "Many nodes behind a router: what switching inside them gains", {"nodes": found}, lines
+        ),
     )
     return []
 
 
 def _of(found: Kept, nodes: int, together: float, of: Callable[[Numbers], float]) -> list[float]:
-    """One number of each seed that has served so many nodes; `of` gets the numbers of all systems."""
-    return [of(one["nodes"][str(nodes)][str(together)]) for one in found.seeds if str(nodes) in one["nodes"]]
+    """One number of each seed that has served so many nodes; `of` gets the numbers of all
+    systems.
+    """
+    return [
+        of(one["nodes"][str(nodes)][str(together)])
+        for one in found.seeds
+        if str(nodes) in one["nodes"]
+    ]
 
 
 def best_s(systems: Numbers) -> float:
@@ -54,13 +73,24 @@ def best_s(systems: Numbers) -> float:
 
 
 def over(other: str, name: str = "auto") -> Callable[[Numbers], float]:
-    """Of the systems' numbers, one's mean end-to-end latency over another's, or over the best static layout's."""
-    return lambda systems: systems[name]["e2e_s"] / (best_s(systems) if other == "best" else systems[other]["e2e_s"])
+    """Of the systems' numbers, one's mean end-to-end latency over another's, or over the best
+    static layout's.
+    """
+    return lambda systems: (
+        systems[name]["e2e_s"] / (best_s(systems) if other == "best" else systems[other]["e2e_s"])
+    )
 
 
-COMPARED = {"static-dp": "`static-dp`", "static-tp": "`static-tp`", "best": "the best static layout"}
+COMPARED = {
+    "static-dp": "`static-dp`",
+    "static-tp": "`static-tp`",
+    "best": "the best static layout",
+}
 """What `auto` is compared with, and its name."""
-_HEADINGS = [*(f"`{name}` (s)" for name in SYSTEMS), *(f"`auto` / {label}" for label in COMPARED.values())]
+_HEADINGS = [
+    *(f"`{name}` (s)" for name in SYSTEMS),
+    *(f"`auto` / {label}" for label in COMPARED.values()),
+]
 
 
 def _middle(values: Sequence[float]) -> str:
@@ -89,31 +119,46 @@ def _setting(found: Kept) -> list[str]:
         "## Setting",
         "",
         *paragraph(
-            "A node is eight H200 with Llama-3-70B, engines of two devices, and the production controller; static",
-            "layouts are stock vLLM's. The router sends a request to the node with the fewest in flight; vllm-router's",
+            "A node is eight H200 with Llama-3-70B, engines of two devices, and the production "
+            "controller; static",
+            "layouts are stock vLLM's. The router sends a request to the node with the fewest in "
+            "flight; vllm-router's",
             "`cache_aware` does the same with these prompts, of which no two begin alike.",
         ),
         *paragraph(
-            f"Clients are {tenants.per_node} tenants for each node. A tenant is quiet for {tenants.low_s} s, has a",
-            f"burst of {tenants.burst_s} s, and so on: {tenants.low_rps} requests/s for each node while all are quiet",
-            f"and {tenants.burst_rps:g} while all have a burst, the middle of the Flying Serving paper's ranges,",
-            "Poisson; prompts of 128 to 4,000 tokens, outputs of 16 to 128. *Together* is the share of the tenants",
-            "whose bursts are at the same time; each other tenant has them at a time of its own. On average the load",
+            f"Clients are {tenants.per_node} tenants for each node. A tenant is quiet for "
+            f"{tenants.low_s} s, has a",
+            f"burst of {tenants.burst_s} s, and so on: {tenants.low_rps} requests/s for each "
+            "node while all are quiet",
+            f"and {tenants.burst_rps:g} while all have a burst, the middle of the Flying Serving "
+            "paper's ranges,",
+            "Poisson; prompts of 128 to 4,000 tokens, outputs of 16 to 128. *Together* is the "
+            "share of the tenants",
+            "whose bursts are at the same time; each other tenant has them at a time of its own. "
+            "On average the load",
             "of a node is the same for every number of nodes and every share.",
         ),
         *paragraph(
-            f"Requests that arrive in the {COUNTED_S:g} s from second {FIRST_S:g} on count, one period; others come",
+            f"Requests that arrive in the {COUNTED_S:g} s from second {FIRST_S:g} on count, one "
+            "period; others come",
             f"before and for {LAST_S:g} s after. With each seed this is done {runs} times for",
-            f"{', '.join(map(str, REPLICAS))} nodes ({most:,.0f} requests of {ONCE} nodes). Medians of",
-            f"{len(found.seeds)} seeds [smallest..largest], each ratio that of one seed; {ONCE} nodes have one seed.",
+            f"{', '.join(map(str, REPLICAS))} nodes ({most:,.0f} requests of {ONCE} nodes). "
+            "Medians of",
+            f"{len(found.seeds)} seeds [smallest..largest], each ratio that of one seed; {ONCE} "
+            "nodes have one seed.",
             f"{not_served or 'No'} requests were refused.",
         ),
         *paragraph(
-            "Numbers of nodes, shares, seeds, prompts and rates were decided before this page was first made. Before,",
-            "other models, devices and rates were tried with one seed, for the time that a run takes. These tries are",
-            "why outputs and phases are short (a burst has to be longer than a request, and 64 nodes have to be served",
-            "in minutes; what longer outputs do is below), why `static-tp4` is there (it was ahead of the other two),",
-            "and why the first period does not count (a start from idle servers into full load had).",
+            "Numbers of nodes, shares, seeds, prompts and rates were decided before this page "
+            "was first made. Before,",
+            "other models, devices and rates were tried with one seed, for the time that a run "
+            "takes. These tries are",
+            "why outputs and phases are short (a burst has to be longer than a request, and 64 "
+            "nodes have to be served",
+            "in minutes; what longer outputs do is below), why `static-tp4` is there (it was "
+            "ahead of the other two),",
+            "and why the first period does not count (a start from idle servers into full load "
+            "had).",
         ),
     ]
 
@@ -122,7 +167,10 @@ def _gains(found: Kept) -> list[str]:
     rows = []
     for share in TOGETHER:
         for nodes in REPLICAS:
-            times = [_middle(_of(found, nodes, share, lambda one, n=name: one[n]["e2e_s"])) for name in SYSTEMS]  # type: ignore[misc]
+            times = [
+                _middle(_of(found, nodes, share, lambda one, n=name: one[n]["e2e_s"]))
+                for name in SYSTEMS
+            ]  # type: ignore[misc]
             ratios = [_middle(_of(found, nodes, share, over(other))) for other in COMPARED]
             rows.append([f"{share:g}", str(nodes), *times, *ratios])
     return [
@@ -145,18 +193,22 @@ def _verdicts(found: Kept) -> list[str]:
     tails = [_of(found, nodes, EXTREMES[-1], _tail) for nodes in (few, many)]
     return [
         *paragraph(
-            "All of this is simulated; no two machines were measured. `auto`'s mean end-to-end latency, below 1 where",
+            "All of this is simulated; no two machines were measured. `auto`'s mean end-to-end "
+            "latency, below 1 where",
             "switching inside nodes gains:",
         ),
         *sentences,
         "",
         *paragraph(
-            f"If all burst together, its P99 time to first token is {median(tails[0]):.2f} times that of `static-dp`",
+            f"If all burst together, its P99 time to first token is {median(tails[0]):.2f} times "
+            "that of `static-dp`",
             f"with one node and {median(tails[1]):.2f} times with {many}.",
         ),
         *paragraph(
-            "The best static layout is one of three, known when all have been tried with the same requests. It is",
-            f"{_winners(found)}. Each system's latency over the best static layout's, in its worst row:",
+            "The best static layout is one of three, known when all have been tried with the "
+            "same requests. It is",
+            f"{_winners(found)}. Each system's latency over the best static layout's, in its "
+            "worst row:",
             f"{_worst(found)}.",
         ),
     ]
@@ -176,7 +228,10 @@ def _winners(found: Kept) -> str:
     said = []
     for share in TOGETHER:
         runs = [counts[str(share)] for one in found.seeds for counts in one["nodes"].values()]
-        best = [next(name for name in STATIC if systems[name]["e2e_s"] == best_s(systems)) for systems in runs]
+        best = [
+            next(name for name in STATIC if systems[name]["e2e_s"] == best_s(systems))
+            for systems in runs
+        ]
         parts = [f"`{name}` in {best.count(name)}" for name in STATIC if name in best]
         said.append(f"{' and '.join(parts)} of {len(runs)} runs with {share:g} together")
     return "; ".join(said)
@@ -186,7 +241,9 @@ def _worst(found: Kept) -> str:
     """How far each system is from the best static layout, in the row in which it is farthest."""
     said = []
     for name in SYSTEMS:
-        ratios = [median(_of(found, n, share, over("best", name))) for n in REPLICAS for share in TOGETHER]
+        ratios = [
+            median(_of(found, n, share, over("best", name))) for n in REPLICAS for share in TOGETHER
+        ]
         said.append(f"`{name}` {max(ratios):.2f}")
     return ", ".join(said)
 
@@ -200,15 +257,20 @@ def _times(found: Kept) -> list[str]:
                 for key in ("ttft_s", "p99_ttft_s")
                 for name in SYSTEMS
             ]
-            switches = _middle(_of(found, nodes, together, lambda one: one["auto"]["switches_per_node"]))
+            switches = _middle(
+                _of(found, nodes, together, lambda one: one["auto"]["switches_per_node"])
+            )
             rows.append([f"{together:g}", str(nodes), *cells, switches])
     means = [f"`{name}`" for name in SYSTEMS]
     return [
         "## Time to first token",
         "",
-        "Mean in the first four columns, P99 in the next four, in s; switches of `auto` per node and run.",
+        "Mean in the first four columns, P99 in the next four, in s; switches of `auto` per node "
+        "and run.",
         "",
-        *markdown(["together", "nodes", *means, *(f"P99 {name}" for name in means), "switches"], rows),
+        *markdown(
+            ["together", "nodes", *means, *(f"P99 {name}" for name in means), "switches"], rows
+        ),
     ]
 
 
@@ -223,7 +285,8 @@ def _long(found: Kept) -> list[str]:
         "## With the paper's outputs",
         "",
         *paragraph(
-            f"Mean end-to-end latency with {FEW} nodes and outputs of {LONG_OUTPUTS[0]} to {LONG_OUTPUTS[1]} tokens:",
+            f"Mean end-to-end latency with {FEW} nodes and outputs of {LONG_OUTPUTS[0]} to "
+            f"{LONG_OUTPUTS[1]} tokens:",
             "requests take longer than a burst.",
         ),
         *markdown(["together", *_HEADINGS], rows),
@@ -244,11 +307,18 @@ def _routers(found: Kept) -> list[str]:
         "## Routers, with prompts that begin alike",
         "",
         *paragraph(
-            f"{FEW} nodes. All prompts of a tenant begin with the same {tokens} tokens, and each group of engines",
-            "keeps the prompts that it has computed while it has memory for them, so that work is less than above. A",
-            "node has memory for the beginnings of all tenants' prompts, so that every router finds most of them. E2E",
-            "and TTFT are means. *Hits* is the share of all prompt tokens that was found there; *most* is how many",
+            f"{FEW} nodes. All prompts of a tenant begin with the same {tokens} tokens, and each "
+            "group of engines",
+            "keeps the prompts that it has computed while it has memory for them, so that work "
+            "is less than above. A",
+            "node has memory for the beginnings of all tenants' prompts, so that every router "
+            "finds most of them. E2E",
+            "and TTFT are means. *Hits* is the share of all prompt tokens that was found there; "
+            "*most* is how many",
             "requests the node got that got the most, over the mean.",
         ),
-        *markdown(["together", "system", "router", "E2E (s)", "TTFT (s)", "P99 TTFT (s)", "hits", "most"], rows),
+        *markdown(
+            ["together", "system", "router", "E2E (s)", "TTFT (s)", "P99 TTFT (s)", "hits", "most"],
+            rows,
+        ),
     ]

@@ -1,4 +1,6 @@
-"""Nodes of each system behind a router, by number of nodes and by how many tenants burst together."""
+"""Nodes of each system behind a router, by number of nodes and by how many tenants burst
+together.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ SECONDS = FIRST_S + COUNTED_S + LAST_S
 REPLICAS = {1: 6, 4: 2, 16: 1, 64: 1}
 """By number of nodes, how many such runs are made with one seed; one in the other sections."""
 ONCE = 64
-"""So many nodes are served with the first seed only: they average over themselves, and take longest."""
+"""So many nodes are served with the first seed only: they average over themselves, and take
+longest.
+"""
 TOGETHER = (0.0, 0.5, 1.0)
 STATIC = ("static-dp", "static-tp4", "static-tp")
 SYSTEMS = ("auto", *STATIC)
@@ -40,15 +44,22 @@ def measure(setting: Setting) -> Numbers:
     return {
         "nodes": {str(count): measure_nodes(count, setting) for count in counts},
         "long": {str(share): measure_long(share, setting) for share in EXTREMES},
-        "routers": {name: {str(share): measure_router(name, share, setting) for share in EXTREMES} for name in ROUTERS},
+        "routers": {
+            name: {str(share): measure_router(name, share, setting) for share in EXTREMES}
+            for name in ROUTERS
+        },
     }
 
 
 def measure_nodes(nodes: int, setting: Setting) -> Numbers:
-    """Without prompts that begin alike, by which the cache-aware router does what least load does."""
+    """Without prompts that begin alike, by which the cache-aware router does what least load
+    does.
+    """
     counts, found = REPLICAS[nodes], {}
     for together in TOGETHER:
-        found[str(together)] = _serve_all(Tenants(nodes, together, SECONDS), setting, replicas=counts)
+        found[str(together)] = _serve_all(
+            Tenants(nodes, together, SECONDS), setting, replicas=counts
+        )
     return found
 
 
@@ -62,11 +73,15 @@ def measure_router(name: RouterName, together: float, setting: Setting) -> Numbe
     return _serve_all(Tenants(FEW, together, SECONDS, SHARED_BLOCKS), setting, name)
 
 
-def _serve_all(tenants: Tenants, setting: Setting, router: RouterName = "least-load", *, replicas: int = 1) -> Numbers:
+def _serve_all(
+    tenants: Tenants, setting: Setting, router: RouterName = "least-load", *, replicas: int = 1
+) -> Numbers:
     return {name: _serve(name, tenants, setting, router, replicas) for name in SYSTEMS}
 
 
-def _serve(name: str, tenants: Tenants, setting: Setting, router: RouterName, replicas: int) -> Numbers:
+def _serve(
+    name: str, tenants: Tenants, setting: Setting, router: RouterName, replicas: int
+) -> Numbers:
     """Times in s of one system's requests that count."""
     server = system(name, MODEL, setting, keep_times=False)
     if tenants.shared_blocks:
@@ -88,7 +103,11 @@ def _serve(name: str, tenants: Tenants, setting: Setting, router: RouterName, re
         "p99_e2e_s": float(np.percentile(e2e_s, 99)),
         "ttft_s": float(ttft_s.mean()),
         "p99_ttft_s": float(np.percentile(ttft_s, 99)),
-        "switches_per_node": sum(len(fleet.outcome().switches) for fleet in fleets) / len(fleets) / tenants.nodes,
-        "most_over_mean": max(max(fleet.routed) * tenants.nodes / sum(fleet.routed) for fleet in fleets),
+        "switches_per_node": sum(len(fleet.outcome().switches) for fleet in fleets)
+        / len(fleets)
+        / tenants.nodes,
+        "most_over_mean": max(
+            max(fleet.routed) * tenants.nodes / sum(fleet.routed) for fleet in fleets
+        ),
         "hit_rate": float(prefixes[1] / prefixes[0]) if prefixes[0] else 0.0,
     }

@@ -1,9 +1,11 @@
-"""`auto` against an oracle that knows every request to come, and tries every choice in a copy of the simulation.
+"""`auto` against an oracle that knows every request to come, and tries every choice in a copy of
+the simulation.
 
-Every few seconds the oracle copies the node once for each uniform layout and way to switch, serves the known arrivals
-up to a horizon in each copy without another switch, lets it drain, and takes the choice whose requests have the least
-end-to-end latency in all. Such a plan is greedy, so several are made, and each uniform layout is kept for the whole
-trace as well; the best of all is the oracle's. It is still no bound for every schedule.
+Every few seconds the oracle copies the node once for each uniform layout and way to switch, serves
+the known arrivals up to a horizon in each copy without another switch, lets it drain, and takes the
+choice whose requests have the least end-to-end latency in all. Such a plan is greedy, so several
+are made, and each uniform layout is kept for the whole trace as well; the best of all is the
+oracle's. It is still no bound for every schedule.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from statistics import mean
 from experiments.common import FIRST, MAX_NUM_SEQS, Kept, Numbers, Setting, machine, run, system
 from experiments.rows import Row, markdown, page, paragraph, spread, write
 from experiments.traces import trace, traces
-from flying_lab.sim.cluster import Clock, Options
+from flying_lab.sim.clock import Clock
+from flying_lab.sim.cluster import Options
 from flying_lab.sim.fleet import LEAD_S
 from flying_lab.sim.node import SimNode
 from flying_lab.sim.system import flying
@@ -27,7 +30,9 @@ from flying_serving.policy.policies import POLICIES
 
 MODEL = "llama-3-70b"
 PLANS = ((2.5, 10.0), (5.0, 20.0))
-"""(seconds between decisions, seconds ahead). 60 s ahead was the best of three nowhere (one seed), and slowest."""
+"""(seconds between decisions, seconds ahead). 60 s ahead was the best of three nowhere (one seed),
+and slowest.
+"""
 WAYS = ("weave", "migrate")
 NAMES = ("alternating", "azure code")
 SYSTEMS = ("auto", "static-dp", "static-tp4", "static-tp", "shift-parallel")
@@ -65,7 +70,9 @@ def _nothing() -> None:
 
 
 def measure(setting: Setting) -> Numbers:
-    """By workload and system: mean end-to-end latency, switches, and which plan the oracle's was."""
+    """By workload and system: mean end-to-end latency, switches, and which plan the oracle's
+    was.
+    """
     return {name: _measure(name, setting) for name in traces(NAMES, setting.seed)}
 
 
@@ -75,7 +82,10 @@ def _measure(name: str, setting: Setting) -> Numbers:
     found: Numbers = {"oracle": {"mean_e2e_s": mean_s, "switches": switches, "plan": plan}}
     for other in SYSTEMS:
         done = run(system(other, MODEL, setting), MODEL, workload)
-        found[other] = {"mean_e2e_s": done.summary["mean_e2el_ms"] / 1e3, "switches": len(done.outcome.switches)}
+        found[other] = {
+            "mean_e2e_s": done.summary["mean_e2el_ms"] / 1e3,
+            "switches": len(done.outcome.switches),
+        }
     return found
 
 
@@ -92,22 +102,32 @@ def pages(found: Kept, folder: Path) -> list[Row]:
         runs = [one[name] for one in found.seeds if name in one]
         for other in ("oracle", *SYSTEMS):
             ratios = beside(found, name, other)
-            cells = [spread([one[other][key] for one in runs]) for key in ("mean_e2e_s", "switches")]
+            cells = [
+                spread([one[other][key] for one in runs]) for key in ("mean_e2e_s", "switches")
+            ]
             rows.append([name, other, cells[0], spread(ratios), cells[1]])
             if other == "auto":
                 verdicts.append(f"On {name} `{other}` is {mean(ratios) - 1:+.0%} from the oracle.")
     plans = {one[name]["oracle"]["plan"] for one in found.seeds for name in NAMES if name in one}
-    shift = " and ".join(f"{spread(beside(found, name, 'shift-parallel'))} on {name}" for name in NAMES)
+    shift = " and ".join(
+        f"{spread(beside(found, name, 'shift-parallel'))} on {name}" for name in NAMES
+    )
     lines = [
-        "Llama-3-70B on 8 H200s. The oracle tries all uniform layouts every few seconds in copies of the simulation",
-        "that see the arrivals of the next seconds and all output lengths, and takes the best; of several such plans",
-        "and of every uniform layout kept for good it is the best. It is greedy and its groups hold what ours do; the",
-        "static layouts below are stock vLLM's, whose wide ones hold their weights once and so have more room for KV.",
-        f"Means of {len(found.seeds)} seeds [smallest..largest], each ratio that of one seed; nothing is random in the",
+        "Llama-3-70B on 8 H200s. The oracle tries all uniform layouts every few seconds in "
+        "copies of the simulation",
+        "that see the arrivals of the next seconds and all output lengths, and takes the best; "
+        "of several such plans",
+        "and of every uniform layout kept for good it is the best. It is greedy and its groups "
+        "hold what ours do; the",
+        "static layouts below are stock vLLM's, whose wide ones hold their weights once and so "
+        "have more room for KV.",
+        f"Means of {len(found.seeds)} seeds [smallest..largest], each ratio that of one seed; "
+        "nothing is random in the",
         f"Azure trace. Plans that were best: {'; '.join(sorted(plans))}.",
         "",
         *paragraph(
-            f"Shift Parallelism's mean end-to-end latency is {shift} of the oracle's: it divides the tokens of a large",
+            f"Shift Parallelism's mean end-to-end latency is {shift} of the oracle's: it divides "
+            "the tokens of a large",
             "step instead of the layers, which no data or tensor parallel layout does.",
         ),
         *verdicts,
@@ -122,7 +142,10 @@ def oracle(requests: list[Request], setting: Setting = FIRST) -> tuple[float, in
     """Mean end-to-end latency in s, switches, and which plan it was."""
     layouts = [Layout.uniform(4, size) for size in (1, 2, 4)]
     made = [
-        (*_greedy(requests, layouts, every_s, ahead_s, setting), f"every {every_s:g} s, {ahead_s:g} s ahead")
+        (
+            *_greedy(requests, layouts, every_s, ahead_s, setting),
+            f"every {every_s:g} s, {ahead_s:g} s ahead",
+        )
         for every_s, ahead_s in PLANS
     ]
     for layout in layouts:
@@ -142,7 +165,9 @@ def _greedy(
         ahead = requests[bisect_left(arrivals, now_s) : bisect_left(arrivals, now_s + ahead_s)]
         if ahead or world.node.open:
             tried = enumerate(_choices(world, layouts))
-            _, _, layout, way = min((_cost(world, layout, way, ahead), n, layout, way) for n, (layout, way) in tried)
+            _, _, layout, way = min(
+                (_cost(world, layout, way, ahead), n, layout, way) for n, (layout, way) in tried
+            )
             if layout != world.node.controller.state.layout:
                 world.node.order(layout, way)
                 switches += 1

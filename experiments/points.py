@@ -20,13 +20,16 @@ MAX_SEQUENCES = 1024
 
 @dataclass(frozen=True)
 class Point:
-    """One published number; `conditions` has what `predict` needs besides model, device and degree."""
+    """One published number; `conditions` has what `predict` needs besides model, device and
+    degree.
+    """
 
     id: str
     role: str
-    """fit, fit_others (for devices other than its own), not_fitted, conditions (its source does not state some, which
-    were inferred from it), queueing (for the discrete-event simulator) or impossible (contradicts its own
-    conditions)."""
+    """fit, fit_others (for devices other than its own), not_fitted, conditions (its source does not
+    state some, which were inferred from it), queueing (for the discrete-event simulator) or
+    impossible (contradicts its own conditions).
+    """
     kind: str
     value: float
     unit: str
@@ -42,7 +45,10 @@ def read() -> list[Point]:
     fields = tuple(name for name in Point.__dataclass_fields__ if name != "conditions")
     rows = json.loads(PATH.read_text(encoding="utf-8"))
     return [
-        Point(**{f: row[f] for f in fields}, conditions={k: v for k, v in row.items() if k not in fields})
+        Point(
+            **{f: row[f] for f in fields},
+            conditions={k: v for k, v in row.items() if k not in fields},
+        )
         for row in rows
     ]
 
@@ -53,8 +59,8 @@ def predict(point: Point, hardware: Hardware, sequences: float = MAX_SEQUENCES) 
     Args:
         point: the published number.
         hardware: the device it was measured on.
-        sequences: requests that an engine decodes at once, of a point that does not state them; at most as many as
-            its KV memory holds.
+        sequences: requests that an engine decodes at once, of a point that does not state them; at
+            most as many as its KV memory holds.
     """
     given = point.conditions
     model = models.load(point.model)
@@ -71,9 +77,15 @@ def predict(point: Point, hardware: Hardware, sequences: float = MAX_SEQUENCES) 
     cost = LaneCost(model, hardware, point.degree, given.get("execution", "graph"))
     if point.kind == "decode_rate":
         return sequences / cost.step_s(sequences, sequences * given["context_tokens"])
-    load = Load(given["prompt_tokens"], given["output_tokens"], given.get("chunk_tokens", MAX_BATCHED_TOKENS))
+    load = Load(
+        given["prompt_tokens"],
+        given["output_tokens"],
+        given.get("chunk_tokens", MAX_BATCHED_TOKENS),
+    )
     match point.kind:
-        case "decode_gap":  # Little's law says how many requests decode, from the published rate and gap
+        case (
+            "decode_gap"
+        ):  # Little's law says how many requests decode, from the published rate and gap
             decodes = given["rate_per_engine"] * load.output_tokens * point.value
             return cost.step_s(decodes, decodes * load.mean_context_tokens)
         case "tpot":
@@ -87,12 +99,19 @@ def predict(point: Point, hardware: Hardware, sequences: float = MAX_SEQUENCES) 
         case "worst_step":
             return _worst_step(cost, load, _sequences(cost, load, given, sequences))
         case "saturated_requests" | "saturated_total" | "saturated_output":
-            tokens = {"requests": 1, "total": load.prompt_tokens + load.output_tokens, "output": load.output_tokens}
+            tokens = {
+                "requests": 1,
+                "total": load.prompt_tokens + load.output_tokens,
+                "output": load.output_tokens,
+            }
             rate = full(cost, load, _sequences(cost, load, given, sequences)).requests_per_s
             return rate * given["engines"] * tokens[point.kind.removeprefix("saturated_")]
         case "saturated_ratio":
             against = LaneCost(model, hardware, given["against_degree"])
-            rates = [full(c, load, _sequences(c, load, given, sequences)).requests_per_s for c in (cost, against)]
+            rates = [
+                full(c, load, _sequences(c, load, given, sequences)).requests_per_s
+                for c in (cost, against)
+            ]
             return rates[0] * given["engines"] / rates[1]
     raise ValueError(f"{point.id}: kind={point.kind!r}")
 
@@ -101,14 +120,18 @@ def _sequences(cost: LaneCost, load: Load, given: dict[str, Any], limit: float) 
     """As many as the KV memory holds at their average length, at most the limit."""
     utilization = given.get("utilization", 0.9)
     capacity = kv_capacity_tokens(cost.model, cost.hardware, cost.degree, None, utilization)
-    return min(given.get("max_sequences", MAX_SEQUENCES), limit, capacity / load.mean_context_tokens)
+    return min(
+        given.get("max_sequences", MAX_SEQUENCES), limit, capacity / load.mean_context_tokens
+    )
 
 
 def _worst_step(cost: LaneCost, load: Load, sequences: float) -> float:
     """A step with the last full chunk of a prompt beside all decoding requests."""
     decodes = full(cost, load, sequences).sequences
     new = min(load.prompt_tokens, load.chunk_tokens - round(decodes))
-    return cost.step_s(decodes, decodes * load.mean_context_tokens, ((new, load.prompt_tokens - new),))
+    return cost.step_s(
+        decodes, decodes * load.mean_context_tokens, ((new, load.prompt_tokens - new),)
+    )
 
 
 def kv_capacity_tokens(

@@ -1,4 +1,6 @@
-"""What a switch costs the requests around it, by the way it is made and by load, beside the authors' release."""
+"""What a switch costs the requests around it, by the way it is made and by load, beside the
+authors' release.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,19 @@ from matplotlib.figure import Figure
 
 from experiments.common import MAX_NUM_SEQS, PAPER, Kept, Numbers, Setting, machine, template
 from experiments.reasons import why
-from experiments.rows import Row, by_construction, markdown, page, paragraph, row, spread, table, write
-from flying_lab.sim.cluster import Clock, Options
+from experiments.rows import (
+    Row,
+    by_construction,
+    markdown,
+    page,
+    paragraph,
+    row,
+    spread,
+    table,
+    write,
+)
+from flying_lab.sim.clock import Clock
+from flying_lab.sim.cluster import Options
 from flying_lab.sim.fleet import feed
 from flying_lab.sim.node import SimNode
 from flying_lab.sim.system import flying
@@ -29,14 +42,19 @@ RELEASED_RPS = 1.5
 COUNTED = "migrate"
 """The way that `auto` takes nearly always; the others are shown and not counted."""
 MESSAGE = by_construction(
-    "an operator orders the switch, and it is modelled as the rest of the step under way and a message; the release "
+    "an operator orders the switch, and it is modelled as the rest of the step under way and a "
+    "message; the release "
     "drains first"
 )
 
 
 def measure(setting: Setting) -> Numbers:
-    """By rate and way: switches between two engines of degree 2 and one group of degree 4, as in the release."""
-    return {run_name(rate, mode): measure_one(rate, mode, setting) for rate in RATES for mode in MODES}
+    """By rate and way: switches between two engines of degree 2 and one group of degree 4, as in
+    the release.
+    """
+    return {
+        run_name(rate, mode): measure_one(rate, mode, setting) for rate in RATES for mode in MODES
+    }
 
 
 def run_name(rate: float, mode: str) -> str:
@@ -51,10 +69,14 @@ def measure_one(rate: float, mode: str, setting: Setting) -> Numbers:
 
 def _run(rate: float, mode: str, setting: Setting) -> SimNode:
     clock = Clock()
-    server = flying(machine(MODEL, setting, "h200x4"), 2, POLICIES["manual"], Options(max_num_seqs=MAX_NUM_SEQS))
+    server = flying(
+        machine(MODEL, setting, "h200x4"), 2, POLICIES["manual"], Options(max_num_seqs=MAX_NUM_SEQS)
+    )
     node = SimNode(server, clock)
     end_s = FIRST_S + SWITCHES * EVERY_S
-    shape = Poisson(duration_s=end_s, rate_rps=rate, prompt_tokens=(4096, 4096), output_tokens=(256, 256))
+    shape = Poisson(
+        duration_s=end_s, rate_rps=rate, prompt_tokens=(4096, 4096), output_tokens=(256, 256)
+    )
     feed(synthesise(shape, setting.seed).requests, clock, node.arrive)
     for n in range(SWITCHES):
         clock.at(FIRST_S + n * EVERY_S, _order, node, Layout.uniform(2, 1 if n % 2 else 2), mode)
@@ -74,10 +96,12 @@ def _order(node: SimNode, layout: Layout, mode: str) -> None:
 def _measured(node: SimNode) -> Numbers:
     """The worst of all switches of a run, in s; DP to TP, then TP to DP.
 
-    `begins`: from the switch's begin until all engines work in the new layout; `drains`: until the last request of the
-    old one has ended or moved.
+    `begins`: from the switch's begin until all engines work in the new layout; `drains`: until the
+    last request of the old one has ended or moved.
     """
-    wide, apart = ([s for s in node.outcome.switches if len(s.new.groups) == count] for count in (1, 2))
+    wide, apart = (
+        [s for s in node.outcome.switches if len(s.new.groups) == count] for count in (1, 2)
+    )
     ended = node.outcome.ended
     return {
         "begins": [_begins_s(wide), _begins_s(apart)],
@@ -99,17 +123,33 @@ def _drains_s(switches: list[Switch]) -> float:
 def pages(found: Kept, folder: Path) -> list[Row]:
     """Write the page and its figure; what is compared."""
     rows = why("release_switches", MODEL, _rows(found))
-    headings = ["requests/s", "mode", "DP to TP: begins (s)", "drains (s)", "TP to DP: begins (s)", "drains (s)"]
+    headings = [
+        "requests/s",
+        "mode",
+        "DP to TP: begins (s)",
+        "drains (s)",
+        "TP to DP: begins (s)",
+        "drains (s)",
+    ]
     headings += ["token gap (s)", "TTFT (s)", "mean E2E (s)"]
     lines = [
-        *paragraph(template("release_switches", switches=SWITCHES, every_s=f"{EVERY_S:g}", seeds=len(found.seeds))),
+        *paragraph(
+            template(
+                "release_switches",
+                switches=SWITCHES,
+                every_s=f"{EVERY_S:g}",
+                seeds=len(found.seeds),
+            )
+        ),
         *table(rows, "release"),
         *markdown(headings, [_shown(rate, mode, found) for rate in RATES for mode in MODES]),
         "![worst gap between two tokens, mean of the seeds](release_switches.png)",
     ]
     _figure(found, folder / "release_switches.png")
     write(
-        folder, "release_switches", page("Switching, beside the authors' release", {"release_switches": found}, lines)
+        folder,
+        "release_switches",
+        page("Switching, beside the authors' release", {"release_switches": found}, lines),
     )
     return [one.of(MODEL) for one in rows]
 
@@ -117,7 +157,12 @@ def pages(found: Kept, folder: Path) -> list[Row]:
 def _shown(rate: float, mode: str, found: Kept) -> list[str]:
     runs = [one[run_name(rate, mode)] for one in found.seeds]
     both = [spread([run[key][n] for run in runs]) for n in (0, 1) for key in ("begins", "drains")]
-    return [f"{rate:g}", mode, *both, *(spread([run[key] for run in runs]) for key in ("gap", "ttft", "mean_e2e"))]
+    return [
+        f"{rate:g}",
+        mode,
+        *both,
+        *(spread([run[key] for run in runs]) for key in ("gap", "ttft", "mean_e2e")),
+    ]
 
 
 def _rows(found: Kept) -> list[Row]:
@@ -135,7 +180,8 @@ def _rows(found: Kept) -> list[Row]:
         rows += [
             row(f"{mode}: {direction}, new layout begins after (s)", release[key], found,
                 lambda one, n=n, begins=begins: begins(one, n), False, MESSAGE).counted(counts)  # type: ignore[misc]
-            for n, (direction, key) in enumerate((("DP to TP", "drain_to_tp_s"), ("TP to DP", "drain_to_dp_s")))
+            for n, (direction, key) in enumerate((("DP to "
+"TP", "drain_to_tp_s"), ("TP to DP", "drain_to_dp_s")))
         ]  # fmt: skip
         name = f"{mode}: longest gap between two tokens (s)"
         rows.append(row(name, release["gap_s"], found, gap, False).counted(counts))

@@ -1,4 +1,6 @@
-"""Numbers beside published ones: verdicts, what is known of a number before the run, and tables with reasons."""
+"""Numbers beside published ones: verdicts, what is known of a number before the run, and tables
+with reasons.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ NOTABLE = 0.2
 """A number that differs by more than this from the paper's needs a sentence that says why."""
 EQUAL = 0.005
 OF_REASONS = (
-    "Figures in this list that no table has are of simulations that were changed to find the reason, or of arithmetic. "
+    "Figures in this list that no table has are of simulations that were changed to find the "
+    "reason, or of arithmetic. "
     "Commands and commits of those simulations were not noted."
 )
 RENAMED = {("release_switches", "3ed38bf"): "fig10"}
@@ -37,12 +40,16 @@ class Known:
 
 
 def by_construction(text: str) -> Known:
-    """No decision of `auto` enters the number, and no coefficient of the model turns its verdict."""
+    """No decision of `auto` enters the number, and no coefficient of the model turns its
+    verdict.
+    """
     return Known("by construction", "By construction of the simulator:", text)
 
 
 def one_layout(text: str) -> Known:
-    """As long as `auto` keeps one layout, a fixed server has the number too. Whether it does is its decision."""
+    """As long as `auto` keeps one layout, a fixed server has the number too. Whether it does is its
+    decision.
+    """
     return Known("one layout", "One layout, as long as `auto` chooses it:", text)
 
 
@@ -56,7 +63,8 @@ class Row:
         ours: one for each seed; one alone if nothing is random.
         higher: whether more is better; None: neither is.
         known: what is known of it before the run, if anything.
-        counts: whether it is compared in against_paper.md; one of the paper's numbers is compared once.
+        counts: whether it is compared in against_paper.md; one of the paper's numbers is compared
+            once.
         kernels: ours with the other memory efficiency.
         why: why it is worse than the paper's, or differs much.
     """
@@ -105,10 +113,14 @@ class Row:
 
     @property
     def reverses(self) -> bool:
-        """Whether the other memory efficiency, with which the first seed was run again, gives another verdict."""
+        """Whether the other memory efficiency, with which the first seed was run again, gives
+        another verdict.
+        """
         if self.kernels is None:
             return False
-        return replace(self, ours=self.ours[:1]).verdict != replace(self, ours=(self.kernels,)).verdict
+        return (
+            replace(self, ours=self.ours[:1]).verdict != replace(self, ours=(self.kernels,)).verdict
+        )
 
     @property
     def needs_reason(self) -> bool:
@@ -137,12 +149,16 @@ def row(
 
 
 def table(rows: Sequence[Row], source: str = "paper") -> list[str]:
-    """Markdown with the source's number, ours and the ratio; below it why, for each number that needs a reason."""
+    """Markdown with the source's number, ours and the ratio; below it why, for each number that
+    needs a reason.
+    """
     headings = ["number", source, "ours", f"ours / {source}", "", "known before"]
     cells = []
     for one in rows:
         ratio = "" if one.ratio is None else f"{one.ratio:.2f}"
-        cells.append([one.name, published(one.paper), spread(one.ours), ratio, one.verdict, label(one)])
+        cells.append(
+            [one.name, published(one.paper), spread(one.ours), ratio, one.verdict, label(one)]
+        )
     lines = [*markdown(headings, cells), *_known_of(rows)]
     if reasons := reasons_of(rows):
         why = "Why numbers are worse, or differ by more than 20 %."
@@ -161,19 +177,27 @@ def _known_of(rows: Sequence[Row]) -> list[str]:
     for one in rows:
         if one.known:
             texts.setdefault(one.known.title, {})[one.known.text] = None
-    return [line for title, known in texts.items() for line in (title, "", *(f"- {text}" for text in known), "")]
+    return [
+        line
+        for title, known in texts.items()
+        for line in (title, "", *(f"- {text}" for text in known), "")
+    ]
 
 
 def reasons_of(rows: Sequence[Row]) -> list[str]:
     """One line for each row that needs a reason."""
-    return [f"- {one.name}: {one.why or '**not explained yet**'}" for one in rows if one.needs_reason]
+    return [
+        f"- {one.name}: {one.why or '**not explained yet**'}" for one in rows if one.needs_reason
+    ]
 
 
 def published(value: float | tuple[float, float] | None) -> str:
     """As the paper has it."""
     if value is None:
         return "not reported"
-    return f"{number(value[0])} to {number(value[1])}" if isinstance(value, tuple) else number(value)
+    return (
+        f"{number(value[0])} to {number(value[1])}" if isinstance(value, tuple) else number(value)
+    )
 
 
 def spread(values: Sequence[float]) -> str:
@@ -197,21 +221,38 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str
 
 def paragraph(*parts: str) -> list[str]:
     """Text in lines of one width, and an empty line."""
-    return [*textwrap.wrap(" ".join(parts), 110, break_long_words=False, break_on_hyphens=False), ""]
+    return [
+        *textwrap.wrap(" ".join(parts), 110, break_long_words=False, break_on_hyphens=False),
+        "",
+    ]
 
 
-def page(title: str, sources: Mapping[str, Kept], lines: Sequence[str], notices: Sequence[str] = ("simulated",)) -> str:
+def page(
+    title: str,
+    sources: Mapping[str, Kept],
+    lines: Sequence[str],
+    notices: Sequence[str] = ("simulated",),
+) -> str:
     """One page of docs/results.
 
     Args:
         title: its heading.
-        sources: the numbers that it shows, by experiment: each names the command that finds them again.
+        sources: the numbers that it shows, by experiment: each names the command that finds them
+            again.
         lines: what follows.
         notices: templates of the first paragraph, which says what the product does not have.
     """
     notice = paragraph(*(template(name) for name in notices))
     made = [_source(name, found) for name, found in sources.items()]
-    head = [f"# {title}", "", *notice, "Simulated, as [simulator.md](../simulator.md) says, by:", "", *made, ""]
+    head = [
+        f"# {title}",
+        "",
+        *notice,
+        "Simulated, as [simulator.md](../simulator.md) says, by:",
+        "",
+        *made,
+        "",
+    ]
     return "\n".join([*head, *lines]).rstrip() + "\n"
 
 
@@ -219,7 +260,10 @@ def _source(name: str, found: Kept) -> str:
     """The command that finds the numbers of an experiment again, at the commit that has it."""
     then = RENAMED.get((name, found.commit), name)
     today = "" if then == name else f" (today `ARGS={name}`)"
-    return f"- `make experiments ARGS={then}` at commit {found.at}: [numbers](numbers/{name}.json){today}"
+    return (
+        f"- `make experiments ARGS={then}` at commit {found.at}: "
+        f"[numbers](numbers/{name}.json){today}"
+    )
 
 
 def write(folder: Path, name: str, text: str) -> None:

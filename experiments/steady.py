@@ -1,4 +1,6 @@
-"""What a constant load does to one lane, from step times alone: no queue, no trace, averages only."""
+"""What a constant load does to one lane, from step times alone: no queue, no trace, averages
+only.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +49,9 @@ def prefill_s(cost: LaneCost, load: Load) -> float:
 def tpot_s(cost: LaneCost, load: Load, rate_per_s: float) -> float:
     """Mean seconds per output token if requests come at a rate well below what the engine can do.
 
-    A decoding request gets one token from each step; at this rate, some of the steps also compute a prompt. The
-    number of decoding requests follows from Little's law, so the time per token is the fixed point of this function.
+    A decoding request gets one token from each step; at this rate, some of the steps also compute a
+    prompt. The number of decoding requests follows from Little's law, so the time per token is the
+    fixed point of this function.
     """
     chunks = -(-load.prompt_tokens // load.chunk_tokens)
     prompt_s = prefill_s(cost, load)
@@ -66,8 +69,8 @@ def tpot_s(cost: LaneCost, load: Load, rate_per_s: float) -> float:
 def ttft_s(cost: LaneCost, load: Load, rate_per_s: float) -> float:
     """Mean seconds to the first token at light load.
 
-    The server's part, waiting for prompts that came before (one server, constant service time, Poisson arrivals:
-    Pollaczek-Khinchine), the rest of the step under way, and the prompt itself.
+    The server's part, waiting for prompts that came before (one server, constant service time,
+    Poisson arrivals: Pollaczek-Khinchine), the rest of the step under way, and the prompt itself.
     """
     prompt_s = prefill_s(cost, load)
     busy = min(0.99, rate_per_s * prompt_s)
@@ -82,8 +85,8 @@ def ttft_s(cost: LaneCost, load: Load, rate_per_s: float) -> float:
 def full(cost: LaneCost, load: Load, sequences: float) -> Steady:
     """An engine with a constant number of decoding requests.
 
-    Each finished request is replaced by a new one, so per step `sequences / output_tokens` prompts have to be
-    computed. If these do not fit in the steps' tokens, fewer requests are decoding.
+    Each finished request is replaced by a new one, so per step `sequences / output_tokens` prompts
+    have to be computed. If these do not fit in the steps' tokens, fewer requests are decoding.
     """
     fitting = load.chunk_tokens * load.output_tokens / (load.prompt_tokens + load.output_tokens)
     decodes = min(sequences, fitting)

@@ -1,4 +1,6 @@
-"""Flying Serving, table 1: urgent requests among others, Llama-3-70B, 3 to 5 requests per second."""
+"""Flying Serving, table 1: urgent requests among others, Llama-3-70B, 3 to 5 requests per
+second.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ SHARE = 0.1
 PAPERS = 4000
 """Longest prompt of the paper's section 6.1."""
 SHORTER = 1700
-"""Longest prompt with which the paper's times to first token agree with each other and with ours."""
+"""Longest prompt with which the paper's times to first token agree with each other and with
+ours.
+"""
 RATIOS = (
     ("priority_tpot_ms", "static-tp", False),
     ("priority_ttft_ms", "static-tp", False),
@@ -24,11 +28,15 @@ RATIOS = (
     ("ttft_ms", "static-dp", False),
     ("peak_tokens_per_s", "static-dp", True),
 )
-"""What the paper's table is there to show: urgent requests as with static TP, all others as with static DP."""
+"""What the paper's table is there to show: urgent requests as with static TP, all others as with
+static DP.
+"""
 SYSTEMS = ("static-tp", "static-dp", "auto", "fork")
 WIDE = one_layout(
-    "at this load `auto` keeps wide groups for all requests, and static TP, which decides nothing, has nearly the same "
-    "numbers: no request presses, so the table shows little of priority. For urgent requests among others the policy "
+    "at this load `auto` keeps wide groups for all requests, and static TP, which decides "
+    "nothing, has nearly the same "
+    "numbers: no request presses, so the table shows little of priority. For urgent requests "
+    "among others the policy "
     "asks for half of the engines (`controller/required_groups.py`)"
 )
 
@@ -39,7 +47,9 @@ def measure(setting: Setting) -> Numbers:
 
 
 def _measure(longest: int, setting: Setting) -> Numbers:
-    plain = synthesise(Poisson(requests=1500, rate_rps=4.0, prompt_tokens=(128, longest)), setting.seed)
+    plain = synthesise(
+        Poisson(requests=1500, rate_rps=4.0, prompt_tokens=(128, longest)), setting.seed
+    )
     workload = shape.with_priority(plain, SHARE, -1, seed=setting.seed)
     found = {}
     for name in SYSTEMS:
@@ -58,8 +68,10 @@ def _measure(longest: int, setting: Setting) -> Numbers:
 def pages(found: Kept, folder: Path) -> list[Row]:
     """Write the table, with the paper's lengths and with shorter prompts; what it compares."""
     lines = [
-        f"{SHARE:.0%} of 1,500 requests are urgent, a share that the paper does not state; Poisson, 4 requests/s.",
-        f"Means of {len(found.seeds)} seeds [smallest..largest]; peak as in figure 9. The first table counts in",
+        f"{SHARE:.0%} of 1,500 requests are urgent, a share that the paper does not state; "
+        "Poisson, 4 requests/s.",
+        f"Means of {len(found.seeds)} seeds [smallest..largest]; peak as in figure 9. The first "
+        "table counts in",
         "[against_paper.md](against_paper.md), but for the peak, which is figure 9's.",
         "",
     ]
@@ -67,8 +79,19 @@ def pages(found: Kept, folder: Path) -> list[Row]:
     for title, longest in (("Prompts as in section 6.1", PAPERS), ("Shorter prompts", SHORTER)):
         rows = why("table1", str(longest), _rows(str(longest), found))
         compared += [one.of("priority") for one in rows if longest == PAPERS]
-        headings = ["system", "priority TPOT (ms)", "TPOT (ms)", "priority TTFT (ms)", "TTFT (ms)", "peak tokens/s"]
-        lines += [f"## {title}: 128 to {longest:,} tokens", "", *markdown(headings, _systems(str(longest), found))]
+        headings = [
+            "system",
+            "priority TPOT (ms)",
+            "TPOT (ms)",
+            "priority TTFT (ms)",
+            "TTFT (ms)",
+            "peak tokens/s",
+        ]
+        lines += [
+            f"## {title}: 128 to {longest:,} tokens",
+            "",
+            *markdown(headings, _systems(str(longest), found)),
+        ]
         lines += table(rows)
     write(folder, "table1", page("Flying Serving, table 1: priority", {"table1": found}, lines))
     return compared
@@ -76,7 +99,10 @@ def pages(found: Kept, folder: Path) -> list[Row]:
 
 def _systems(longest: str, found: Kept) -> list[list[str]]:
     keys = found.seeds[0][longest]["auto"]
-    return [[name, *(spread([one[longest][name][key] for one in found.seeds]) for key in keys)] for name in SYSTEMS]
+    return [
+        [name, *(spread([one[longest][name][key] for one in found.seeds]) for key in keys)]
+        for name in SYSTEMS
+    ]
 
 
 def _rows(longest: str, found: Kept) -> list[Row]:
@@ -93,7 +119,12 @@ def _rows(longest: str, found: Kept) -> list[Row]:
         for key, other, higher in RATIOS
     ]
     return rows + [
-        row(f"{name}: {key.replace('_', ' ')}", value, found, lambda one, n=name, k=key: one[longest][n][k])  # type: ignore[misc]
+        row(
+            f"{name}: {key.replace('_', ' ')}",
+            value,
+            found,
+            lambda one, n=name, k=key: one[longest][n][k],
+        )  # type: ignore[misc]
         for name, values in paper.items()
         for key, value in values.items()
     ]

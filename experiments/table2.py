@@ -1,4 +1,6 @@
-"""Flying Serving, table 2 and its use case of long contexts: what fits, and how fast the longest prompts are."""
+"""Flying Serving, table 2 and its use case of long contexts: what fits, and how fast the longest
+prompts are.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,34 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from experiments.common import MAX_NUM_SEQS, MODELS, PAPER, Kept, Numbers, Setting, machine, run, system, template
+from experiments.common import (
+    MAX_NUM_SEQS,
+    MODELS,
+    PAPER,
+    Kept,
+    Numbers,
+    Setting,
+    machine,
+    run,
+    system,
+    template,
+)
 from experiments.reasons import why
-from experiments.rows import Row, by_construction, markdown, number, one_layout, page, paragraph, row, table, write
+from experiments.rows import (
+    Row,
+    by_construction,
+    markdown,
+    number,
+    one_layout,
+    page,
+    paragraph,
+    row,
+    table,
+    write,
+)
 from flying_lab.sim.catalog import build
-from flying_lab.sim.cluster import Clock, Options
+from flying_lab.sim.clock import Clock
+from flying_lab.sim.cluster import Options
 from flying_lab.sim.fleet import feed
 from flying_lab.sim.memory import Lent
 from flying_lab.sim.node import SimNode
@@ -25,19 +50,34 @@ LLAMA, NEMOTRON = "llama-3-70b", "nemotron-8b"
 TITLE = "Flying Serving, table 2: context and switching"
 SWITCHES = 20
 OUTPUT = 64
-LENGTHS = {"llama-3-70b": 8192 - OUTPUT, "gpt-oss-120b": 131072 - OUTPUT, "nemotron-8b": 1048576 - OUTPUT}
+LENGTHS = {
+    "llama-3-70b": 8192 - OUTPUT,
+    "gpt-oss-120b": 131072 - OUTPUT,
+    "nemotron-8b": 1048576 - OUTPUT,
+}
 SYSTEMS = ("auto", "static-dp", "static-tp")
-MEMORY = by_construction("the memory formula with the model's and the device's numbers; no request is served")
-LENT: dict[str, Lent] = {"auto, feed-forward weights lent": "mlp", "auto, all divided weights lent": "all"}
+MEMORY = by_construction(
+    "the memory formula with the model's and the device's numbers; no request is served"
+)
+LENT: dict[str, Lent] = {
+    "auto, feed-forward weights lent": "mlp",
+    "auto, all divided weights lent": "all",
+}
 """What `sim/memory.py` says of groups that lend weights to their KV cache."""
 MESSAGE = by_construction(
-    "an operator orders the switch, and it is modelled as the rest of the step under way and one message"
+    "an operator orders the switch, and it is modelled as the rest of the step under way and one "
+    "message"
 )
 ALONE = one_layout(
-    "with CUDA graphs and the fitted coefficients one request alone is in the widest group, so both are the cost "
-    "model's steps, and what coordination costs; with another coefficient `auto` may not choose the group"
+    "with CUDA graphs and the fitted coefficients one request alone is in the widest group, so "
+    "both are the cost "
+    "model's steps, and what coordination costs; with another coefficient `auto` may not choose "
+    "the group"
 )
-APART = one_layout("many prompts at once are served apart, as by static DP, whose tokens per second are in the table")
+APART = one_layout(
+    "many prompts at once are served apart, as by static DP, whose tokens per second are in the "
+    "table"
+)
 
 
 def measure(setting: Setting) -> Numbers:
@@ -71,7 +111,10 @@ def _capacity(of: object) -> int:
 def cutover_ms(setting: Setting) -> float:
     """Median of switches of a server with some load."""
     server = flying(
-        machine(LLAMA, setting), 2, POLICIES["manual"], Options(max_num_seqs=MAX_NUM_SEQS, keep_times=False)
+        machine(LLAMA, setting),
+        2,
+        POLICIES["manual"],
+        Options(max_num_seqs=MAX_NUM_SEQS, keep_times=False),
     )
     node = SimNode(server, clock := Clock())
     shape = Poisson(duration_s=10.0 + 2 * SWITCHES, rate_rps=3.0)
@@ -105,7 +148,9 @@ def _alone_s(name: str, model: str, length: int, setting: Setting) -> tuple[floa
 def _prompts_per_s(name: str, model: str, length: int, setting: Setting) -> float:
     count = 128 if length < 10_000 else 32 if length < 200_000 else 4
     requests = tuple(Request(index, 0.0, length, OUTPUT) for index in range(count))
-    ended = run(system(name, model, setting), model, Workload("together", 0, requests)).outcome.ended
+    ended = run(
+        system(name, model, setting), model, Workload("together", 0, requests)
+    ).outcome.ended
     return sum(r.prompt_tokens for r in ended) / max((r.end_s for r in ended), default=1.0)
 
 
@@ -114,18 +159,25 @@ def pages(found: Kept, folder: Path) -> list[Row]:
     rows = why("table2", LLAMA, _rows(found))
     lines = [
         *paragraph(
-            "Capacity of one group with `gpu_memory_utilization` 0.8. Cold starts (147 to 292 s in the paper) are not",
-            "simulated. The switch is the median time from the order until the last engine works in the new layout, of",
-            f"{SWITCHES} switches by hand under 3 requests/s, mean of {len(found.seeds)} seeds [smallest..largest]. It",
-            "has the rest of the step under way and a message of 0.5 ms; nothing else of a switch is modelled. Nothing",
+            "Capacity of one group with `gpu_memory_utilization` 0.8. Cold starts (147 to 292 s "
+            "in the paper) are not",
+            "simulated. The switch is the median time from the order until the last engine works "
+            "in the new layout, of",
+            f"{SWITCHES} switches by hand under 3 requests/s, mean of {len(found.seeds)} seeds "
+            "[smallest..largest]. It",
+            "has the rest of the step under way and a message of 0.5 ms; nothing else of a "
+            "switch is modelled. Nothing",
             "else on this page is random.",
         ),
         *table(rows),
         "## Prompts of the longest context",
         "",
-        "8K tokens for Llama-3-70B, 128K for GPT-OSS-120B, 1M for Nemotron-8B, the models' longest; 64 output tokens.",
-        "TTFT and the time between two tokens are of such a request alone, prompt tokens per second are of several at",
-        "once. A prompt that one engine of static DP does not hold is cut to what it holds, but for the last.",
+        "8K tokens for Llama-3-70B, 128K for GPT-OSS-120B, 1M for Nemotron-8B, the models' "
+        "longest; 64 output tokens.",
+        "TTFT and the time between two tokens are of such a request alone, prompt tokens per "
+        "second are of several at",
+        "once. A prompt that one engine of static DP does not hold is cut to what it holds, but "
+        "for the last.",
         "",
     ]
     compared, once = [one.of(LLAMA) for one in rows], replace(found, seeds=found.seeds[:1])
@@ -144,7 +196,12 @@ def pages(found: Kept, folder: Path) -> list[Row]:
 def _rows(found: Kept) -> list[Row]:
     once = replace(found, seeds=found.seeds[:1])
     rows = [
-        row(f"{name}: longest context (tokens)", tokens, once, lambda one, n=name: one["capacity"][n])  # type: ignore[misc]
+        row(
+            f"{name}: longest context (tokens)",
+            tokens,
+            once,
+            lambda one, n=name: one["capacity"][n],
+        )  # type: ignore[misc]
         for name, tokens in PAPER["context_tokens"].items()
         if name != "auto"
     ]
@@ -152,8 +209,15 @@ def _rows(found: Kept) -> list[Row]:
     for name in ("auto", "auto, engines of 4 devices", *LENT):
         counts = name == "auto"
         of = f"{name}: longest context (tokens)" if counts else name
-        rows.append(row(of, paper, once, lambda one, n=name: one["capacity"][n], True, MEMORY).counted(counts))  # type: ignore[misc]
-    return [*rows, row("switch (ms)", PAPER["switch_ms"], found, lambda one: one["switch_ms"], False, MESSAGE)]
+        rows.append(
+            row(of, paper, once, lambda one, n=name: one["capacity"][n], True, MEMORY).counted(
+                counts
+            )
+        )  # type: ignore[misc]
+    return [
+        *rows,
+        row("switch (ms)", PAPER["switch_ms"], found, lambda one: one["switch_ms"], False, MESSAGE),
+    ]
 
 
 def _beyond(found: Kept) -> str:
@@ -168,7 +232,9 @@ def _beyond(found: Kept) -> str:
     peak = where.devices * where.kind.hardware.spec.peak_flops.value
     ours = number(found.seeds[0]["longest"][NEMOTRON]["static-tp"]["prompts_per_s"])
     share = operations / length * rate / peak
-    return template("long_prompts", published=number(rate), ours=ours, operations=operations, share=share)
+    return template(
+        "long_prompts", published=number(rate), ours=ours, operations=operations, share=share
+    )
 
 
 def _ratio(model: str, key: str, top: str, bottom: str) -> Callable[[Numbers], float]:
@@ -177,11 +243,23 @@ def _ratio(model: str, key: str, top: str, bottom: str) -> Callable[[Numbers], f
 
 def _longest_rows(model: str, found: Kept) -> list[Row]:
     paper = PAPER[model]
-    ttft, prompts = _ratio(model, "ttft_s", "static-dp", "auto"), _ratio(model, "prompts_per_s", "auto", "static-tp")
+    ttft, prompts = (
+        _ratio(model, "ttft_s", "static-dp", "auto"),
+        _ratio(model, "prompts_per_s", "auto", "static-tp"),
+    )
     apart = APART if model != NEMOTRON else None
     return [
-        row("TTFT, static DP / auto", paper["context_dp_over_flying_ttft"], found, ttft, True, ALONE),
-        row("prompt tokens/s, auto / static TP", paper["context_flying_over_tp_prompts"], found, prompts, True, apart),
+        row(
+            "TTFT, static DP / auto", paper["context_dp_over_flying_ttft"], found, ttft, True, ALONE
+        ),
+        row(
+            "prompt tokens/s, auto / static TP",
+            paper["context_flying_over_tp_prompts"],
+            found,
+            prompts,
+            True,
+            apart,
+        ),
     ]
 
 
@@ -197,8 +275,22 @@ def _common_rows(found: Kept) -> list[Row]:
     range_of = tuple(paper["dp_over_flying_gap"])
     return [
         row("TTFT, auto / static TP", paper["flying_over_tp_ttft"], found, ttft, False, ALONE),
-        row("time between tokens, auto / static TP", paper["flying_over_tp_gap"], found, gap, False, ALONE),
-        row("time between tokens, static DP / auto", range_of, found, worst(min, "gap_ms", *beside_dp), True, ALONE),
+        row(
+            "time between tokens, auto / static TP",
+            paper["flying_over_tp_gap"],
+            found,
+            gap,
+            False,
+            ALONE,
+        ),
+        row(
+            "time between tokens, static DP / auto",
+            range_of,
+            found,
+            worst(min, "gap_ms", *beside_dp),
+            True,
+            ALONE,
+        ),
     ]
 
 
@@ -207,8 +299,16 @@ def _shown(model: str, found: Kept) -> list[str]:
     rows = []
     for name in SYSTEMS:
         rate = one[name]["prompts_per_s"]
-        cells = [number(one[name]["ttft_s"]), number(one[name]["gap_ms"]), "too long" if rate == 0 else number(rate)]
+        cells = [
+            number(one[name]["ttft_s"]),
+            number(one[name]["gap_ms"]),
+            "too long" if rate == 0 else number(rate),
+        ]
         rows.append([name, *cells])
     alone = f"{one['alone_tokens']:,} tokens"
-    headings = [f"TTFT of {alone} (s)", "time between its tokens (ms)", f"tokens/s, {LENGTHS[model]:,} each"]
+    headings = [
+        f"TTFT of {alone} (s)",
+        "time between its tokens (ms)",
+        f"tokens/s, {LENGTHS[model]:,} each",
+    ]
     return markdown(["system", *headings], rows)

@@ -1,4 +1,6 @@
-"""Times of requests that are forgotten when they have ended: what is kept of them does not grow with their number."""
+"""Times of requests that are forgotten when they have ended: what is kept of them does not grow
+with their number.
+"""
 
 from __future__ import annotations
 

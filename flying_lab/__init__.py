@@ -1,1 +1,3 @@
-"""The laboratory: workloads, replays, reports, the simulator and the demo. A server imports none of it."""
+"""The laboratory: workloads, replays, reports, the simulator and the demo. A server imports none of
+it.
+"""

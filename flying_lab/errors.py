@@ -8,14 +8,24 @@ class BenchError(FlyingError):
 
 
 class WorkloadError(FlyingError, ValueError):
-    """A column of a trace (`file`; `line` from 1, None for all of it) or a parameter of a workload, not usable."""
+    """A column of a trace (`file`; `line` from 1, None for all of it) or a parameter of a workload,
+    not usable.
+    """
 
     def __init__(
-        self, field: str, value: object, allowed: str, *, file: str | None = None, line: int | None = None
+        self,
+        field: str,
+        value: object,
+        allowed: str,
+        *,
+        file: str | None = None,
+        line: int | None = None,
     ) -> None:
         place = "" if file is None else f"{file}: " if line is None else f"{file}:{line}: "
         shown = repr(value)
-        super().__init__(f"{place}{field}={shown[:200]}{'...' if len(shown) > 200 else ''}: {allowed}")
+        super().__init__(
+            f"{place}{field}={shown[:200]}{'...' if len(shown) > 200 else ''}: {allowed}"
+        )
         self.field = field
         self.value = value
         self.allowed = allowed

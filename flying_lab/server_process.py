@@ -33,7 +33,9 @@ RESUME_S = 0.3
 
 
 class Process(Protocol):
-    """The part of `subprocess.Popen` that is used here. The process is the leader of a process group."""
+    """The part of `subprocess.Popen` that is used here. The process is the leader of a process
+    group.
+    """
 
     pid: int
 
@@ -53,14 +55,21 @@ Start = Callable[[Mapping[str, str], Path], Process]
 def command(line: Sequence[str], cwd: Path | None = None) -> Start:
     """A start of a command line.
 
-    The process group is its own, so that Ctrl-C does not reach it. The session is its client's: Linux divides the
-    processor between sessions (autogroup), and a client was seen to wait seconds for servers of another session.
+    The process group is its own, so that Ctrl-C does not reach it. The session is its client's:
+    Linux divides the processor between sessions (autogroup), and a client was seen to wait seconds
+    for servers of another session.
     """
 
     def start(environment: Mapping[str, str], log: Path) -> Process:
         with log.open("w") as out:
             return subprocess.Popen(
-                line, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, process_group=0
+                line,
+                cwd=cwd,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                process_group=0,
             )
 
     return start
@@ -69,8 +78,9 @@ def command(line: Sequence[str], cwd: Path | None = None) -> Start:
 class Health:
     """Asks for the health of the server at `url`, with one client for all questions.
 
-    Making a client takes 18 ms of a core: with one for each question, several times a second, a sixth of a core was
-    missing where engines measured their steps, and those came out a tenth too long.
+    Making a client takes 18 ms of a core: with one for each question, several times a second, a
+    sixth of a core was missing where engines measured their steps, and those came out a tenth too
+    long.
     """
 
     def __init__(self, url: str) -> None:
@@ -94,13 +104,19 @@ class Health:
 class ServerProcess:
     """A server and all processes that it starts. Use it as a context manager.
 
-    `environment`: all of its variables. `port`: where it will listen, held until it has ended. `log`: file for its
-    output. `scratch`: directory for its temporary files (vLLM leaves its sockets behind), removed with it; by default
-    the system's. `url`, an attribute, is without a path.
+    `environment`: all of its variables. `port`: where it will listen, held until it has ended.
+    `log`: file for its output. `scratch`: directory for its temporary files (vLLM leaves its
+    sockets behind), removed with it; by default the system's. `url`, an attribute, is without a
+    path.
     """
 
     def __init__(
-        self, start: Start, environment: Mapping[str, str], port: ReservedPort, log: Path, scratch: Path | None = None
+        self,
+        start: Start,
+        environment: Mapping[str, str],
+        port: ReservedPort,
+        log: Path,
+        scratch: Path | None = None,
     ) -> None:
         self.port = port
         self.url = port.url
@@ -111,8 +127,11 @@ class ServerProcess:
         more = {} if scratch is None else {"TMPDIR": str(scratch)}
         self.process = start({**environment, **more}, log)
 
-    def wait_until_ready(self, timeout_s: float, look: Callable[[float], Any] = lambda waited_s: None) -> float:
-        """Wait until the server answers. Returns the seconds since its start, with which `look` is called at each poll.
+    def wait_until_ready(
+        self, timeout_s: float, look: Callable[[float], Any] = lambda waited_s: None
+    ) -> float:
+        """Wait until the server answers. Returns the seconds since its start, with which `look` is
+        called at each poll.
 
         Raises:
             ServerFailed: if it ends, or takes longer; with the end of its log.
@@ -123,7 +142,9 @@ class ServerProcess:
                 if (status := self.process.poll()) is not None:
                     raise ServerFailed(f"the server ended with code {status}; {self._end_of_log()}")
                 if waited_s > timeout_s:
-                    raise ServerFailed(f"the server was not ready within {timeout_s:.0f} s; {self._end_of_log()}")
+                    raise ServerFailed(
+                        f"the server was not ready within {timeout_s:.0f} s; {self._end_of_log()}"
+                    )
                 look(waited_s)
                 time.sleep(POLL_S)
         self.ready = True

@@ -7,16 +7,22 @@ from contextlib import contextmanager
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """While the body runs, SIGTERM and SIGHUP end it as Ctrl-C does, so that its `finally` clauses run.
+    """While the body runs, SIGTERM and SIGHUP end it as Ctrl-C does, so that its `finally` clauses
+    run.
 
-    They become SIGINT: an event loop hands that to its handler, where an exception would end in some callback.
-    SIGINT itself is obeyed too where a shell has it ignored, as it does for what it runs in the background.
+    They become SIGINT: an event loop hands that to its handler, where an exception would end in
+    some callback. SIGINT itself is obeyed too where a shell has it ignored, as it does for what it
+    runs in the background.
     """
 
     def interrupt(_number: int, _frame: object) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: interrupt, signal.SIGHUP: interrupt}
+    handlers = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: interrupt,
+        signal.SIGHUP: interrupt,
+    }
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield

@@ -9,7 +9,9 @@ DONE = b"[DONE]"
 
 
 class Choice(msgspec.Struct):
-    """What of a choice is looked at. `token_ids` is there if the server knows `return_token_ids`."""
+    """What of a choice is looked at. `token_ids` is there if the server knows
+    `return_token_ids`.
+    """
 
     text: str = ""
     token_ids: list[int] | None = None
@@ -46,7 +48,9 @@ _DECODE: Callable[[bytes], Event] = msgspec.json.Decoder(Event).decode
 
 
 class EventStream:
-    """Cuts the bytes of an answer into events, however they arrive; `decode` makes an event of its JSON."""
+    """Cuts the bytes of an answer into events, however they arrive; `decode` makes an event of its
+    JSON.
+    """
 
     def __init__(self, decode: Callable[[bytes], Any] = _DECODE) -> None:
         self.done = False
@@ -55,7 +59,8 @@ class EventStream:
         self._decode = decode
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """Yield the events that are complete with these bytes. Comments and other fields than `data` mean nothing here.
+        """Yield the events that are complete with these bytes. Comments and other fields than
+        `data` mean nothing here.
 
         Raises:
             msgspec.DecodeError: for an event that is not JSON, or not of this form.

@@ -1,7 +1,9 @@
-"""Tiny random models with a tokenizer, on disk, in Hugging Face format, for the demo, the tests and the benchmarks.
+"""Tiny random models with a tokenizer, on disk, in Hugging Face format, for the demo, the tests and
+the benchmarks.
 
-Weights are drawn with plain IEEE arithmetic on integers, so the same shape and seed give the same bytes on every
-machine, whatever its vector instructions. Nothing here imports torch or transformers.
+Weights are drawn with plain IEEE arithmetic on integers, so the same shape and seed give the same
+bytes on every machine, whatever its vector instructions. Nothing here imports torch or
+transformers.
 
     python -m flying_lab.tiny_models llama /tmp/llama
 """
@@ -27,11 +29,23 @@ Array = npt.NDArray[np.float32]
 
 MARKER = "tiny.json"
 MAX_POSITIONS = 32768
-STD_AT_256 = 0.12  # of the weights, at hidden size 256: logits then have a standard deviation of about 2
+STD_AT_256 = (
+    0.12  # of the weights, at hidden size 256: logits then have a standard deviation of about 2
+)
 BOS, EOS = 256, 257
-SPECIALS = ("<|bos|>", "<|eos|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>")
+SPECIALS = (
+    "<|bos|>",
+    "<|eos|>",
+    "<|pad|>",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|tool|>",
+    "<|end|>",
+)
 CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] "
+    "}}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
@@ -80,10 +94,11 @@ ARCHITECTURES = {
 
 
 def make_model(path: str | Path, shape: str, *, seed: int = 0) -> Path:
-    """Write the model named `shape` (see SHAPES) to the directory `path`, unless this code has written it there.
+    """Write the model named `shape` (see SHAPES) to the directory `path`, unless this code has
+    written it there.
 
-    The directory appears complete or not at all. Raises KeyError for an unknown shape and FileExistsError if the path
-    holds something that is not a model made here.
+    The directory appears complete or not at all. Raises KeyError for an unknown shape and
+    FileExistsError if the path holds something that is not a model made here.
     """
     path, sizes = Path(path), SHAPES[shape]
     key = _key(shape, seed)
@@ -94,7 +109,11 @@ def make_model(path: str | Path, shape: str, *, seed: int = 0) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     try:
-        save_file(dict(_tensors(sizes, seed)), str(scratch / "model.safetensors"), metadata={"format": "pt"})
+        save_file(
+            dict(_tensors(sizes, seed)),
+            str(scratch / "model.safetensors"),
+            metadata={"format": "pt"},
+        )
         _write_json(scratch / "config.json", _config(sizes))
         _write_json(scratch / "generation_config.json", {"bos_token_id": BOS, "eos_token_id": EOS})
         write_tokenizer(scratch, sizes.vocab)
@@ -113,7 +132,9 @@ def make_model(path: str | Path, shape: str, *, seed: int = 0) -> Path:
 
 
 def weights_hash(path: str | Path) -> str:
-    """Return a hash of every tensor's name, shape and bytes, so that two recordings can tell whether models differ."""
+    """Return a hash of every tensor's name, shape and bytes, so that two recordings can tell
+    whether models differ.
+    """
     digest = hashlib.sha256()
     for name, tensor in sorted(load_file(str(Path(path) / "model.safetensors")).items()):
         digest.update(f"{name}{tensor.shape}{tensor.dtype}".encode())
@@ -137,10 +158,11 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def _draw(name: str, shape: tuple[int, ...], std: float, seed: int, mean: float = 0.0) -> Array:
-    """Return uniform float32 numbers with this mean and standard deviation; the name and the seed fix them.
+    """Return uniform float32 numbers with this mean and standard deviation; the name and the seed
+    fix them.
 
-    `random` gives an integer below 2**24 over 2**24. One subtraction (exact), one product and one sum follow, each
-    rounded as IEEE 754 says.
+    `random` gives an integer below 2**24 over 2**24. One subtraction (exact), one product and one
+    sum follow, each rounded as IEEE 754 says.
     """
     random = np.random.Generator(np.random.PCG64([seed, zlib.crc32(name.encode())]))
     numbers = random.random(shape, dtype=np.float32)
@@ -150,10 +172,15 @@ def _draw(name: str, shape: tuple[int, ...], std: float, seed: int, mean: float 
 
 
 def _tensors(sizes: Shape, seed: int) -> Iterator[tuple[str, Array]]:
-    """Yield the checkpoint's (name, tensor). Norms are drawn around 1, so that one bound to the wrong place shows."""
+    """Yield the checkpoint's (name, tensor). Norms are drawn around 1, so that one bound to the
+    wrong place shows.
+    """
     for name, shape in _tensor_shapes(sizes):
         is_norm = name.endswith("norm.weight")
-        yield name, _draw(name, shape, 0.1 if is_norm else sizes.std, seed, mean=1.0 if is_norm else 0.0)
+        yield (
+            name,
+            _draw(name, shape, 0.1 if is_norm else sizes.std, seed, mean=1.0 if is_norm else 0.0),
+        )
 
 
 def _tensor_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -162,7 +189,9 @@ def _tensor_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
     for layer in range(sizes.layers):
         prefix = f"model.layers.{layer}."
         yield prefix + "input_layernorm.weight", (sizes.hidden,)
-        yield from ((f"{prefix}self_attn.{name}", shape) for name, shape in _attention_shapes(sizes))
+        yield from (
+            (f"{prefix}self_attn.{name}", shape) for name, shape in _attention_shapes(sizes)
+        )
         yield prefix + "post_attention_layernorm.weight", (sizes.hidden,)
         yield from ((prefix + name, shape) for name, shape in _mlp_shapes(sizes))
     yield "model.norm.weight", (sizes.hidden,)
@@ -171,7 +200,9 @@ def _tensor_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _attention_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield (name, shape) of one attention layer: biases in qwen2, norms of queries and keys in qwen3."""
+    """Yield (name, shape) of one attention layer: biases in qwen2, norms of queries and keys in
+    qwen3.
+    """
     rows = {
         "q": sizes.heads * sizes.head_dim,
         "k": sizes.kv_heads * sizes.head_dim,
@@ -191,12 +222,17 @@ def _mlp_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield (name, shape) of one feed-forward layer, dense or of experts."""
     up, down = (sizes.intermediate, sizes.hidden), (sizes.hidden, sizes.intermediate)
     if not sizes.experts:
-        yield from (("mlp.gate_proj.weight", up), ("mlp.up_proj.weight", up), ("mlp.down_proj.weight", down))
+        yield from (
+            ("mlp.gate_proj.weight", up),
+            ("mlp.up_proj.weight", up),
+            ("mlp.down_proj.weight", down),
+        )
         return
     yield "block_sparse_moe.gate.weight", (sizes.experts, sizes.hidden)
     for expert in range(sizes.experts):
         yield from (
-            (f"block_sparse_moe.experts.{expert}.{w}.weight", s) for w, s in (("w1", up), ("w2", down), ("w3", up))
+            (f"block_sparse_moe.experts.{expert}.{w}.weight", s)
+            for w, s in (("w1", up), ("w2", down), ("w3", up))
         )
 
 
@@ -224,34 +260,48 @@ def _config(sizes: Shape) -> dict[str, Any]:
         "use_cache": True,
     }
     if sizes.experts:
-        config |= {"num_local_experts": sizes.experts, "num_experts_per_tok": 2, "sliding_window": None}
+        config |= {
+            "num_local_experts": sizes.experts,
+            "num_experts_per_tok": 2,
+            "sliding_window": None,
+        }
     return config
 
 
 def _byte_letters() -> list[str]:
-    """Return the letter that byte-level tokenizers write for each byte: itself if it prints, else one from 256 on."""
+    """Return the letter that byte-level tokenizers write for each byte: itself if it prints, else
+    one from 256 on.
+    """
     prints = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(256, 512))
     return [chr(byte if byte in prints else next(others)) for byte in range(256)]
 
 
 def _words(count: int) -> list[str]:
-    """Return made-up words of two syllables for the tokens that no text encodes to, so that output reads as words."""
+    """Return made-up words of two syllables for the tokens that no text encodes to, so that output
+    reads as words.
+    """
     syllables = [consonant + vowel for vowel in "aeiou" for consonant in "bcdfghjklmnprstvwz"]
-    words = [f"\u0120{first}{second}" for first in syllables for second in syllables]  # U+0120 stands for a space
+    words = [
+        f"\u0120{first}{second}" for first in syllables for second in syllables
+    ]  # U+0120 stands for a space
     if count > len(words):
         raise ValueError(f"{count} words are more than {len(words)}")
     return [words[i * len(words) // count] for i in range(count)]
 
 
 def write_tokenizer(path: Path, vocab_size: int) -> None:
-    """Write a tokenizer in which byte b is token b, specials follow from 256 and words fill the rest."""
+    """Write a tokenizer in which byte b is token b, specials follow from 256 and words fill the
+    rest.
+    """
     letters = [*_byte_letters(), *SPECIALS]
     vocab = {letter: i for i, letter in enumerate([*letters, *_words(vocab_size - len(letters))])}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(special, special=True, normalized=False) for special in SPECIALS])
+    tokenizer.add_special_tokens(
+        [AddedToken(special, special=True, normalized=False) for special in SPECIALS]
+    )
     tokenizer.save(str(path / "tokenizer.json"))
     bos, eos, pad = SPECIALS[:3]
     config = {
@@ -269,7 +319,9 @@ def write_tokenizer(path: Path, vocab_size: int) -> None:
 
 def main() -> None:
     """Write one model from the command line."""
-    parser = argparse.ArgumentParser("python -m flying_serving.testing.tiny", description="write a tiny random model")
+    parser = argparse.ArgumentParser(
+        "python -m flying_serving.testing.tiny", description="write a tiny random model"
+    )
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("path", type=Path)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,6 @@
-"""Settings of a Flying Serving server: frozen, validated, carried to all processes in vLLM's `additional_config`."""
+"""Settings of a Flying Serving server: frozen, validated, carried to all processes in vLLM's
+`additional_config`.
+"""
 
 from __future__ import annotations
 
@@ -25,43 +27,63 @@ TOLD_S = 5.0
 """How long after an engine counts as lost the others may not know it."""
 Steering = Literal["priority", "tp_degree", "split_at", "expected_tokens", "none"]
 """Fields of a request that steer the node: its layout, and which request it serves first."""
-PolicyName = Literal["auto", "load", "priority", "context", "static-dp", "static-tp", "split", "manual"]
+PolicyName = Literal[
+    "auto", "load", "priority", "context", "static-dp", "static-tp", "split", "manual"
+]
 
 
 class FlyingConfig(BaseModel):
-    """What a user may set (`flying-serving serve --help`, or `--additional-config '{"flying_serving": {...}}'`)."""
+    """What a user may set (`flying-serving serve --help`, or `--additional-config
+    '{"flying_serving": {...}}'`).
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     group_sizes: tuple[int, ...] | None = None
-    """Engines per group, like 1,2,4, 1 always among them; if not given: all that the model allows."""
+    """Engines per group, like 1,2,4, 1 always among them; if not given: all that the model
+    allows.
+    """
     policy: PolicyName = "auto"
-    """Decides the layout: `auto` composes `load`, `priority` and `context`; with `split` engines stay apart and share
-    requests; with `manual` an operator does."""
+    """Decides the layout: `auto` composes `load`, `priority` and `context`; with `split` engines
+    stay apart and share requests; with `manual` an operator does.
+    """
     policy_dry_run: bool = False
     """Only record what the policy would do, as `would_do` in /flying/status."""
     horizon_s: float = Field(default=20.0, gt=0, le=3600)
     """Seconds ahead over which layouts are compared."""
     slo: str | None = None
-    """Targets in ms, like ttft:500,tpot:50: layouts are compared by the share of requests that meet them, then by
-    latency; default: by mean end-to-end latency."""
+    """Targets in ms, like ttft:500,tpot:50: layouts are compared by the share of requests that meet
+    them, then by latency; default: by mean end-to-end latency.
+    """
     tbt_slo_ms: float | None = Field(default=None, gt=0, le=3_600_000)
-    """Milliseconds between two tokens of a request, at most: steps take fewer prompt tokens; default: no limit."""
+    """Milliseconds between two tokens of a request, at most: steps take fewer prompt tokens;
+    default: no limit.
+    """
     max_waiting_requests: int = Field(default=10_000, ge=1, le=10_000_000)
-    """More requests than this are answered with 429; so are more urgent ones, which are counted alone."""
+    """More requests than this are answered with 429; so are more urgent ones, which are counted
+    alone.
+    """
     max_waiting_tokens: int = Field(default=4_000_000, ge=1, le=10_000_000_000)
-    """Requests are answered with 429 while prompts with as many tokens wait; urgent ones with twice as many."""
+    """Requests are answered with 429 while prompts with as many tokens wait; urgent ones with twice
+    as many.
+    """
     max_queue_wait_s: float | None = Field(default=None, gt=0, le=86_400)
-    """Requests that would wait longer, as fast as others leave the queue, are answered with 429; default: no limit."""
+    """Requests that would wait longer, as fast as others leave the queue, are answered with 429;
+    default: no limit.
+    """
     max_body_bytes: int = Field(default=2**24, ge=1024, le=2**40)
     """Requests with a longer body are answered with 413."""
     priority_aging_s: float = Field(default=30.0, ge=1, le=86_400)
     """Seconds after which a waiting request gets every second place, whatever the priorities."""
     most_urgent_priority: int | None = Field(default=None, ge=-(2**63), le=0)
-    """Requests with a lower `priority`, which is more urgent, are refused, but none with the usual 0; default: none."""
+    """Requests with a lower `priority`, which is more urgent, are refused, but none with the usual
+    0; default: none.
+    """
     clients_may_set: tuple[Steering, ...] | None = None
-    """Fields that clients may set in their requests: priority, tp_degree, split_at, expected_tokens, or none; if not
-    given: all without an API key; with one none, except priority where --most-urgent-priority is given."""
+    """Fields that clients may set in their requests: priority, tp_degree, split_at,
+    expected_tokens, or none; if not given: all without an API key; with one none, except priority
+    where --most-urgent-priority is given.
+    """
     cpu_collectives: Literal["shm", "gloo"] = "shm"
     """How engines on the CPU exchange data."""
     weave_steps: int = Field(default=1, ge=1, le=1000)
@@ -73,22 +95,33 @@ class FlyingConfig(BaseModel):
     engine_timeout_s: float = Field(default=5.0, ge=0.5, le=3600)
     """Seconds without a sign of life after which an engine counts as lost, and is killed."""
     min_engines: int = Field(default=1, ge=1, le=MAX_ENGINES)
-    """The server ends when fewer engines than this are left; those that are lost are started again."""
+    """The server ends when fewer engines than this are left; those that are lost are started
+    again.
+    """
     lend_blocks: int = Field(default=16, ge=1, le=1_000_000)
     """Blocks that a group asks its members for at a time, at the least."""
     lend_weights: bool = False
-    """Give memory of weights that the widest group does not need to the KV cache, while a request needs it."""
+    """Give memory of weights that the widest group does not need to the KV cache, while a request
+    needs it.
+    """
     node_metrics: bool = False
-    """In /metrics, vllm:num_requests_running, vllm:num_requests_waiting and vllm:kv_cache_usage_perc are one series of
-    all engines together, as routers between nodes read them, not one for each engine."""
+    """In /metrics, vllm:num_requests_running, vllm:num_requests_waiting and
+    vllm:kv_cache_usage_perc are one series of all engines together, as routers between nodes read
+    them, not one for each engine.
+    """
     trace_out: str | None = None
-    """File for a trace of all steps and switches, for ui.perfetto.dev; what is in it is overwritten."""
+    """File for a trace of all steps and switches, for ui.perfetto.dev; what is in it is
+    overwritten.
+    """
 
     @field_validator("slo")
     @classmethod
     def _targets(cls, value: str | None) -> str | None:
         if value is not None and parse_slo(value).e2el is not None:
-            raise ValueError("layouts are compared by ttft and tpot, in ms; e2el is what they are compared by anyway")
+            raise ValueError(
+                "layouts are compared by ttft and tpot, in ms; e2el is what they are compared by "
+                "anyway"
+            )
         return value
 
     @field_validator("clients_may_set")
@@ -132,7 +165,9 @@ class Deployment(BaseModel):
     survives: bool = False
     """Whether the server goes on when it loses an engine."""
     incarnations: tuple[int | None, ...] = ()
-    """By engine, how often it was started before, as this process knows it at its start; None: it is lost."""
+    """By engine, how often it was started before, as this process knows it at its start; None: it
+    is lost.
+    """
     restarts: bool = False
     """Whether this engine is started again, while others run."""
     placements: tuple[Placement, ...] = ()
@@ -145,7 +180,9 @@ class Deployment(BaseModel):
 
     def memory_nodes(self, group: Sequence[int]) -> list[int]:
         """NUMA nodes of the memory of a group's devices; none on CUDA."""
-        members = [self.placement(engine, device) for engine in group for device in range(self.devices)]
+        members = [
+            self.placement(engine, device) for engine in group for device in range(self.devices)
+        ]
         return sorted({placement.node for placement in members if placement is not None})
 
     def placement(self, engine: int, device: int) -> Placement | None:
@@ -154,8 +191,9 @@ class Deployment(BaseModel):
 
     @property
     def told_in_s(self) -> float:
-        """Seconds in which all engines know that one is lost or back: the API server, which has to find that one is
-        silent, may stand still for a while and go on, as when its machine does."""
+        """Seconds in which all engines know that one is lost or back: the API server, which has to
+        find that one is silent, may stand still for a while and go on, as when its machine does.
+        """
         return max(self.flying.engine_timeout_s + TOLD_S, self.flying.collective_timeout_s)
 
     @property
@@ -165,7 +203,9 @@ class Deployment(BaseModel):
 
     @property
     def lanes(self) -> tuple[int, ...]:
-        """Group sizes beyond 1: those of the lanes that are built beside lane 1, which every engine has."""
+        """Group sizes beyond 1: those of the lanes that are built beside lane 1, which every engine
+        has.
+        """
         return self.group_sizes[1:]
 
 

@@ -1,4 +1,6 @@
-"""Every exception that Flying Serving raises on purpose, in one tree with FlyingError as its root."""
+"""Every exception that Flying Serving raises on purpose, in one tree with FlyingError as its
+root.
+"""
 
 
 class FlyingError(Exception):
@@ -14,11 +16,15 @@ class Unsupported(ConfigError):
 
 
 class NotInstalled(FlyingError, ImportError):
-    """A package that is not installed by default and is needed for what was asked; the message says how to."""
+    """A package that is not installed by default and is needed for what was asked; the message says
+    how to.
+    """
 
 
 class LayoutError(FlyingError, ValueError):
-    """A layout or a switch that is not possible; the message names field, value and what is allowed."""
+    """A layout or a switch that is not possible; the message names field, value and what is
+    allowed.
+    """
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
         super().__init__(f"{field}={value!r}: {allowed}")
@@ -36,7 +42,9 @@ class WeightError(FlyingError):
 
 
 class LaneError(FlyingError):
-    """A lane that cannot be served from: a made-up step fails in it, or gives something else than in lane 1."""
+    """A lane that cannot be served from: a made-up step fails in it, or gives something else than
+    in lane 1.
+    """
 
 
 class RequestError(FlyingError, ValueError):
@@ -56,15 +64,21 @@ class IntegrityError(FlyingError):
 
 
 class SharedMemoryFull(FlyingError):
-    """There is no room for what engines share; the message names the file and the bytes that are needed and free."""
+    """There is no room for what engines share; the message names the file and the bytes that are
+    needed and free.
+    """
 
 
 class WeightFileError(FlyingError):
-    """The file from which weights are fetched back cannot be written or read; the message names its directory."""
+    """The file from which weights are fetched back cannot be written or read; the message names its
+    directory.
+    """
 
 
 class PeerMemory(FlyingError):
-    """Memory of another process of the server that cannot be mapped; the message says whose and why."""
+    """Memory of another process of the server that cannot be mapped; the message says whose and
+    why.
+    """
 
 
 class HookError(FlyingError):
@@ -72,7 +86,9 @@ class HookError(FlyingError):
 
 
 class NoProcessGroup(FlyingError):
-    """What vLLM asked of a group in shared memory, and only torch process groups can do; the message names it."""
+    """What vLLM asked of a group in shared memory, and only torch process groups can do; the
+    message names it.
+    """
 
 
 class EngineLost(FlyingError):
@@ -91,4 +107,6 @@ class ServerEnds(EngineLost):
 
 
 class TooFewEngines(EngineLost):
-    """The server ends because fewer engines are left than --min-engines; the message says which was the last lost."""
+    """The server ends because fewer engines are left than --min-engines; the message says which was
+    the last lost.
+    """

@@ -19,7 +19,9 @@ class Slo(BaseModel):
     @property
     def targets_s(self) -> tuple[float, float]:
         """Seconds of TTFT and TPOT that a policy aims at; infinite where there is no limit."""
-        ttft_ms, tpot_ms = (math.inf if limit is None else limit for limit in (self.ttft, self.tpot))
+        ttft_ms, tpot_ms = (
+            math.inf if limit is None else limit for limit in (self.ttft, self.tpot)
+        )
         return ttft_ms / 1e3, tpot_ms / 1e3
 
 
@@ -37,7 +39,9 @@ def parse_slo(text: str) -> Slo:
         except ValueError:
             limit = float("nan")
         if name not in Slo.model_fields or name in limits or not limit >= 0:
-            raise ConfigError(f"--slo={part!r}: ttft, tpot or e2el, each once, with a limit in ms, like ttft:2000")
+            raise ConfigError(
+                f"--slo={part!r}: ttft, tpot or e2el, each once, with a limit in ms, like ttft:2000"
+            )
         limits[name] = limit
     if not limits:
         raise ConfigError(f"--slo={text!r}: at least one limit in ms, like ttft:2000,tpot:100")

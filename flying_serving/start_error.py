@@ -1,4 +1,6 @@
-"""Why an engine could not start, told to the server in one line: vLLM's own says only which process failed."""
+"""Why an engine could not start, told to the server in one line: vLLM's own says only which process
+failed.
+"""
 
 import os
 from collections.abc import Iterator
@@ -12,7 +14,9 @@ _NAME = "start-error"
 
 @contextmanager
 def told_to_server(run_dir: str, engine: int) -> Iterator[None]:
-    """Note what the body raises in the run directory, and raise it. The first reason of all engines stays."""
+    """Note what the body raises in the run directory, and raise it. The first reason of all engines
+    stays.
+    """
     try:
         yield
     except Exception as error:

@@ -1,4 +1,6 @@
-"""Errors of pydantic as the field, its value and what is allowed, without the names of pydantic's types."""
+"""Errors of pydantic as the field, its value and what is allowed, without the names of pydantic's
+types.
+"""
 
 from collections.abc import Mapping
 from typing import Any, get_args
@@ -11,7 +13,9 @@ _NUMBERS = ("int_", "float_", "finite_", "greater_", "less_")
 
 
 def first_problem(model: type[BaseModel], error: ValidationError) -> tuple[str, object, str]:
-    """The first field of a model that is wrong (`group_sizes[1]`; "" for all of it), its value, and what is allowed."""
+    """The first field of a model that is wrong (`group_sizes[1]`; "" for all of it), its value, and
+    what is allowed.
+    """
     problem = error.errors()[0]
     field = ""
     for part in problem["loc"]:
@@ -33,15 +37,23 @@ def _allowed(model: type[BaseModel], problem: Mapping[str, Any]) -> str:
         return "must be a JSON object"
     if kind.startswith(_NUMBERS):
         whole = kind.startswith("int_")
-        return "must be " + (_range(model.model_fields[place[0]], whole) if len(place) == 1 else _number(whole))
+        return "must be " + (
+            _range(model.model_fields[place[0]], whole) if len(place) == 1 else _number(whole)
+        )
     return str(problem["msg"])
 
 
 def _range(field: FieldInfo, whole: bool) -> str:
     """`a whole number from 1 up to 1000`, by the bounds that the field was declared with."""
     whole = whole or int in (field.annotation, *get_args(field.annotation))
-    pairs = [(word, getattr(rule, name, None)) for rule in field.metadata for name, word in _BOUNDS.items()]
-    return " ".join([_number(whole), *(f"{word} {bound}" for word, bound in pairs if bound is not None)])
+    pairs = [
+        (word, getattr(rule, name, None))
+        for rule in field.metadata
+        for name, word in _BOUNDS.items()
+    ]
+    return " ".join(
+        [_number(whole), *(f"{word} {bound}" for word, bound in pairs if bound is not None)]
+    )
 
 
 def _number(whole: bool) -> str:

@@ -1,4 +1,6 @@
-"""What engines answer to the API server: types of the results of utility calls, in which vLLM carries plain values."""
+"""What engines answer to the API server: types of the results of utility calls, in which vLLM
+carries plain values.
+"""
 
 from typing import Any
 
@@ -8,8 +10,8 @@ import msgspec
 class SwitchAnswer(msgspec.Struct, frozen=True):
     """How an engine took an order to change the layout.
 
-    `in_flight_ms`: how long the step that was under way kept the order waiting. `overhead_ms`: the rest of the time
-    since the order was sent. `work_ms`: processor time of the call.
+    `in_flight_ms`: how long the step that was under way kept the order waiting. `overhead_ms`: the
+    rest of the time since the order was sent. `work_ms`: processor time of the call.
     """
 
     in_flight_ms: float
@@ -20,10 +22,11 @@ class SwitchAnswer(msgspec.Struct, frozen=True):
 class StepRow(msgspec.Struct, frozen=True, array_like=True):
     """One step that an engine led.
 
-    `size`: engines in its group. `prefill_tokens`: tokens of prompts. `sequences`: requests that decoded one token.
-    `context_tokens`: tokens of its requests that were computed before. `prefill_pairs`: prompt tokens times the tokens
-    of the same request that were computed before. `disturbed`: `seconds` include a step that an engine of the group
-    made meanwhile in another lane.
+    `size`: engines in its group. `prefill_tokens`: tokens of prompts. `sequences`: requests that
+    decoded one token. `context_tokens`: tokens of its requests that were computed before.
+    `prefill_pairs`: prompt tokens times the tokens of the same request that were computed before.
+    `disturbed`: `seconds` include a step that an engine of the group made meanwhile in another
+    lane.
     """
 
     size: int
@@ -38,8 +41,8 @@ class StepRow(msgspec.Struct, frozen=True, array_like=True):
 class CalibrationRow(msgspec.Struct, frozen=True, array_like=True):
     """The fastest step of a batch that was measured at start.
 
-    `tokens`: of one prompt, or decoding requests of one token each. `context_tokens`: before those of the prompt, or of
-    each request.
+    `tokens`: of one prompt, or decoding requests of one token each. `context_tokens`: before those
+    of the prompt, or of each request.
     """
 
     size: int
@@ -50,7 +53,9 @@ class CalibrationRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MigrationRow(msgspec.Struct, frozen=True, array_like=True):
-    """How long it took to migrate the KV of `tokens` tokens in a group of `size` engines, at start."""
+    """How long it took to migrate the KV of `tokens` tokens in a group of `size` engines, at
+    start.
+    """
 
     size: int
     seconds: float
@@ -72,7 +77,9 @@ class LaneCounts(msgspec.Struct, frozen=True):
 
 
 class MigrationCounts(msgspec.Struct, frozen=True):
-    """Since the start: requests that arrived with KV, tokens of it, and requests that were prefilled again."""
+    """Since the start: requests that arrived with KV, tokens of it, and requests that were
+    prefilled again.
+    """
 
     migrated: int
     migrated_tokens: int
@@ -80,7 +87,9 @@ class MigrationCounts(msgspec.Struct, frozen=True):
 
 
 class EngineReport(msgspec.Struct, frozen=True):
-    """An engine in `GET /flying/status`: what its lanes hold, and what they have done. Keys are group sizes."""
+    """An engine in `GET /flying/status`: what its lanes hold, and what they have done. Keys are
+    group sizes.
+    """
 
     engine: int
     pid: int
@@ -95,7 +104,8 @@ class EngineReport(msgspec.Struct, frozen=True):
 class EngineMemory(msgspec.Struct, frozen=True):
     """What weights and KV cache take on each device of an engine.
 
-    `kv_bytes`: without any lent weights. `lent_bytes`: of the weights, where there are extra KV blocks now.
+    `kv_bytes`: without any lent weights. `lent_bytes`: of the weights, where there are extra KV
+    blocks now.
     """
 
     weight_bytes: int
@@ -106,8 +116,9 @@ class EngineMemory(msgspec.Struct, frozen=True):
 class EngineFigures(msgspec.Struct, frozen=True):
     """An engine in `/metrics` and the live view: figures that only it knows, by group size.
 
-    `hard`: its last order was a hard switch. `requests`: (running, waiting) of lanes that it leads. `lent_blocks`: to
-    its groups. `steps`: rows of histograms (`Histogram.row`). `prefix_cache`: tokens (looked up, found).
+    `hard`: its last order was a hard switch. `requests`: (running, waiting) of lanes that it leads.
+    `lent_blocks`: to its groups. `steps`: rows of histograms (`Histogram.row`). `prefix_cache`:
+    tokens (looked up, found).
     """
 
     hard: bool
@@ -147,5 +158,7 @@ def encode(answer: object) -> Any:
 
 
 def decode(method: str, plain: Any) -> Any:
-    """The answer to a utility call, of the type in ANSWERS. Raises msgspec.ValidationError if it is of another."""
+    """The answer to a utility call, of the type in ANSWERS. Raises msgspec.ValidationError if it is
+    of another.
+    """
     return msgspec.convert(plain, ANSWERS[method]) if method in ANSWERS else plain

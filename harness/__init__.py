@@ -1,1 +1,3 @@
-"""What tests and benchmarks share: servers to try, their clients, loads and losses. It imports neither."""
+"""What tests and benchmarks share: servers to try, their clients, loads and losses. It imports
+neither.
+"""

@@ -1,4 +1,6 @@
-"""Streams that go on while engines are lost: each has a seed, and is compared with the same request undisturbed."""
+"""Streams that go on while engines are lost: each has a seed, and is compared with the same request
+undisturbed.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ BEGUN = 3
 
 @dataclass
 class Asked:
-    """One request of the load and what has come of it: why it was failed, or what of its answer is wrong."""
+    """One request of the load and what has come of it: why it was failed, or what of its answer is
+    wrong.
+    """
 
     name: str
     job: Job
@@ -38,9 +42,13 @@ class Asked:
         return self.failed is not None or self.wrong is not None
 
     def worst_gap_s(self, from_s: float, until_s: float) -> float:
-        """The longest wait for a token, of waits that were not over before `from_s` and had begun by `until_s`."""
+        """The longest wait for a token, of waits that were not over before `from_s` and had begun
+        by `until_s`.
+        """
         arrivals = self.answer.arrivals_s
-        return max((b - a for a, b in pairwise(arrivals) if b >= from_s and a <= until_s), default=0.0)
+        return max(
+            (b - a for a, b in pairwise(arrivals) if b >= from_s and a <= until_s), default=0.0
+        )
 
     def streams_at(self, at_s: float) -> bool:
         """Whether it had a token by then, and got another later."""
@@ -53,7 +61,10 @@ def make_jobs(jobs: int = JOBS, seed: int = 28) -> list[Job]:
     draw = random.Random(seed)
     lengths = [round(5 * 100 ** draw.random()) for _ in range(jobs)]
     prompts = [tuple(draw.randrange(3, 500) for _ in range(length)) for length in lengths]
-    return [Job(f"job {i}", prompt, draw.randint(40, 120), seed=100 + i) for i, prompt in enumerate(prompts)]
+    return [
+        Job(f"job {i}", prompt, draw.randint(40, 120), seed=100 + i)
+        for i, prompt in enumerate(prompts)
+    ]
 
 
 class ChaosLoad:
@@ -87,7 +98,9 @@ class ChaosLoad:
     async def until_streaming(self, within_s: float = 20.0) -> None:
         """Return once some streams go on."""
         async with asyncio.timeout(within_s):
-            while sum(bool(one.answer.tokens) and not one.answer.done for one in self.asked) < BEGUN:
+            while (
+                sum(bool(one.answer.tokens) and not one.answer.done for one in self.asked) < BEGUN
+            ):
                 await asyncio.sleep(0.005)
 
     async def stop(self) -> None:
@@ -107,7 +120,9 @@ class ChaosLoad:
         body: dict[str, Any] = one.job.body(self._model, None) | {"request_id": one.name}
         if self.splits:
             draw, prompt = self._draw, len(one.job.prompt)
-            at = draw.choice((draw.randrange(1, prompt), prompt + draw.randrange(1, one.job.max_tokens // 2)))
+            at = draw.choice(
+                (draw.randrange(1, prompt), prompt + draw.randrange(1, one.job.max_tokens // 2))
+            )
             body |= {"vllm_xargs": {"split_at": at}, "cache_salt": one.name}
         try:
             await stream(self.http, body, into=one.answer)
@@ -120,7 +135,14 @@ class ChaosLoad:
     def _compare(self, one: Asked) -> None:
         found, expected = one.answer, self._references[one.job.name]
         if found.tokens != expected.tokens or found.text != expected.text:
-            same = next((i for i, (a, b) in enumerate(zip(found.tokens, expected.tokens, strict=False)) if a != b), -1)
+            same = next(
+                (
+                    i
+                    for i, (a, b) in enumerate(zip(found.tokens, expected.tokens, strict=False))
+                    if a != b
+                ),
+                -1,
+            )
             one.wrong = f"token {same}: {len(found.tokens)} of {len(expected.tokens)} tokens"
         elif (difference := worst_difference(found.logprobs, expected.logprobs)) > WORST_LOGPROB:
             one.wrong = f"logprobs differ by {difference:.1e}"

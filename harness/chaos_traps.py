@@ -1,8 +1,9 @@
-"""Traps in a server's engines: one ends or freezes at the very moment that is named, for `benchmarks/chaos.py`.
+"""Traps in a server's engines: one ends or freezes at the very moment that is named, for
+`benchmarks/chaos.py`.
 
-`PREAMBLE` installs them before the server forks engines. Then a `Trap` may be laid in a folder that both sides know:
-the engine that comes to its phase removes it and sends the signal. What happens is noted there, with times of
-CLOCK_MONOTONIC.
+`PREAMBLE` installs them before the server forks engines. Then a `Trap` may be laid in a folder that
+both sides know: the engine that comes to its phase removes it and sends the signal. What happens is
+noted there, with times of CLOCK_MONOTONIC.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ Traps({folder!r}).install()
 class Trap:
     """The engine `victim` gets `signal` when it comes to `phase` for the time after `skip` times.
 
-    `of_owner`: the victim, with `pid`, is not the engine that comes to the phase. In one of KV that is pulled it is an
-    engine from which that is pulled; it is any when the phase is that an engine starts again.
+    `of_owner`: the victim, with `pid`, is not the engine that comes to the phase. In one of KV that
+    is pulled it is an engine from which that is pulled; it is any when the phase is that an engine
+    starts again.
     """
 
     phase: str
@@ -71,9 +73,13 @@ class Traps:
             events.write(json.dumps({"what": what, "s": time.monotonic(), **more}) + "\n")
 
     def spring_at(self, phase: str, owners: tuple[int, ...] = ()) -> None:
-        """This engine is at a phase, maybe with KV of the engines `owners`: spring the trap for it, if there is one."""
+        """This engine is at a phase, maybe with KV of the engines `owners`: spring the trap for it,
+        if there is one.
+        """
         trap = self.laid(phase)
-        if trap is None or (trap.victim not in owners if trap.of_owner else trap.victim != self._engine):
+        if trap is None or (
+            trap.victim not in owners if trap.of_owner else trap.victim != self._engine
+        ):
             return
         passed = self._passed.get(trap, 0)
         self._passed[trap] = passed + 1
@@ -137,9 +143,18 @@ class Traps:
                 self.spring_at("reclaim")
 
         _wrap(Leader, "_ask", after=asked)
-        _wrap(Member, "offer", lambda *_: self.spring_at("blocks asked"), lambda *_: self.spring_at("blocks reserved"))
+        _wrap(
+            Member,
+            "offer",
+            lambda *_: self.spring_at("blocks asked"),
+            lambda *_: self.spring_at("blocks reserved"),
+        )
         _wrap(Leader, "granted", after=granted)
-        _wrap(LentBlocks, "commit", before=lambda _, blocks: self.spring_at("blocks lent") if blocks else None)
+        _wrap(
+            LentBlocks,
+            "commit",
+            before=lambda _, blocks: self.spring_at("blocks lent") if blocks else None,
+        )
         _wrap(LentBlocks, "take_back", before=lambda *_: self.spring_at("release"))
         _wrap(Member, "want_back", after=recalled)
         _wrap(Leader, "give_back", before=lambda *_: self.spring_at("reclaim"))
@@ -203,22 +218,30 @@ class Traps:
         _wrap(Source, "publish", after=published)
         in_time = Chunks.in_time
 
-        def in_small_chunks(chunks: Any, arrival: Any, stop: int, limit_s: float | None) -> tuple[int, float]:
+        def in_small_chunks(
+            chunks: Any, arrival: Any, stop: int, limit_s: float | None
+        ) -> tuple[int, float]:
             if self.laid("pull half"):
-                stop = min(stop, arrival.pulled_tokens + chunks._pools[arrival.size].scheduler.block_size)
+                stop = min(
+                    stop, arrival.pulled_tokens + chunks._pools[arrival.size].scheduler.block_size
+                )
             return in_time(chunks, arrival, stop, limit_s)
 
         Chunks.in_time = in_small_chunks  # type: ignore[method-assign]
 
     def _install_server(self) -> None:
-        """What the server notices; and it starts each engine again at once, however often that was lost."""
+        """What the server notices; and it starts each engine again at once, however often that was
+        lost.
+        """
         from flying_serving.controller.controller import Controller
         from flying_serving.controller.fault_recovery import FaultRecovery
         from flying_serving.server.engines import supervisor
 
         supervisor.STABLE_S = 0.0
         _wrap(
-            supervisor.EngineSupervisor, "_ended", before=lambda _, engine, sentinel: self.note("lost", engine=engine)
+            supervisor.EngineSupervisor,
+            "_ended",
+            before=lambda _, engine, sentinel: self.note("lost", engine=engine),
         )
         _wrap(
             FaultRecovery,
@@ -226,7 +249,11 @@ class Traps:
             before=lambda _, request, now_s: self.note("orphaned", request=request.request_id),
         )
         _wrap(Controller, "engines_lost", before=self._between_groups)
-        _wrap(Controller, "engine_back", before=lambda _, engine, now_s: self.note("back", engine=engine))
+        _wrap(
+            Controller,
+            "engine_back",
+            before=lambda _, engine, now_s: self.note("back", engine=engine),
+        )
 
     def _between_groups(self, controller: Any, engines: Any, now_s: float, *, killed: bool) -> None:
         """Note streams that migrate when engines are lost, or that those have a part of."""
@@ -240,7 +267,10 @@ class Traps:
 
 
 def _wrap(
-    owner: Any, name: str, before: Callable[..., Any] | None = None, after: Callable[..., Any] | None = None
+    owner: Any,
+    name: str,
+    before: Callable[..., Any] | None = None,
+    after: Callable[..., Any] | None = None,
 ) -> None:
     """Call `before` and `after` around a function, with its arguments."""
     original = getattr(owner, name)

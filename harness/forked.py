@@ -1,6 +1,8 @@
-"""The `flying-serving` command, forked from a process that has imported vLLM once: starts without its imports.
+"""The `flying-serving` command, forked from a process that has imported vLLM once: starts without
+its imports.
 
-How processes start and end, by signals and with exit codes, is tested on real commands: tests/server/test_lifecycle.py.
+How processes start and end, by signals and with exit codes, is tested on real commands:
+tests/server/test_lifecycle.py.
 """
 
 import atexit
@@ -47,14 +49,21 @@ class Forked:
     """
 
     def __init__(
-        self, arguments: Sequence[str], environment: Mapping[str, str], out: Path, err: Path, preamble: str = ""
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        out: Path,
+        err: Path,
+        preamble: str = "",
     ) -> None:
         preloaded = allocator_environment()
         with patch.dict(os.environ, environment | preloaded):
             forkserver.set_forkserver_preload(IMPORTS)
             forkserver.ensure_running()
         given = {**environment, **preloaded}
-        self._process = _context.Process(target=_run, args=(list(arguments), given, (out, err), preamble))
+        self._process = _context.Process(
+            target=_run, args=(list(arguments), given, (out, err), preamble)
+        )
         err.touch()
         self._process.start()
         assert self._process.pid is not None
@@ -96,7 +105,9 @@ def forked(arguments: Sequence[str], preamble: str = "") -> Start:
     return lambda environment, log: Forked(arguments, environment, log, log, preamble)
 
 
-def run(arguments: Sequence[str], timeout_s: float, preamble: str = "") -> subprocess.CompletedProcess[str]:
+def run(
+    arguments: Sequence[str], timeout_s: float, preamble: str = ""
+) -> subprocess.CompletedProcess[str]:
     """Run a command to its end. Raises subprocess.TimeoutExpired."""
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
@@ -115,11 +126,18 @@ def by_shell(arguments: Sequence[str], timeout_s: float) -> subprocess.Completed
     """Run the command to its end as a user would, in an interpreter of its own."""
     line = [sys.executable, "-m", "flying_serving.cli.main", *arguments]
     return subprocess.run(
-        line, cwd=ROOT, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=timeout_s
+        line,
+        cwd=ROOT,
+        env=os.environ | ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
     )
 
 
-def _run(arguments: list[str], environment: dict[str, str], files: Sequence[Path], preamble: str) -> None:
+def _run(
+    arguments: list[str], environment: dict[str, str], files: Sequence[Path], preamble: str
+) -> None:
     _be_like_a_command()
     for number, path in enumerate(files, start=1):
         opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -139,7 +157,9 @@ def _run(arguments: list[str], environment: dict[str, str], files: Sequence[Path
 
 
 def _be_like_a_command() -> None:
-    """Undo what multiprocessing gives a process; end with the one that forks, which ends with pytest."""
+    """Undo what multiprocessing gives a process; end with the one that forks, which ends with
+    pytest.
+    """
     os.setpgid(0, 0)
     os.chdir(ROOT)
     os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]

@@ -19,14 +19,20 @@ from harness.forked import ENVIRONMENT, ROOT, forked
 
 READY_S = 240.0
 WAIT_S = 60.0
-"""How long to wait for what a server does by itself; to be idle once it has answered everything, for example."""
+"""How long to wait for what a server does by itself; to be idle once it has answered everything,
+for example.
+"""
 KEEP_ALIVE = httpx.Limits(keepalive_expiry=1)
-"""An idle connection is not used again after a second: the server closes it after five, and may be about to."""
+"""An idle connection is not used again after a second: the server closes it after five, and may be
+about to.
+"""
 KEY = "a-key"
 CLIENTS_MAY_SET_ALL = "--clients-may-set=priority,tp_degree,split_at,expected_tokens"
 """For servers with a key: without this flag their clients may set none of it."""
 BLOCK_BYTES = 4 * 4 * 32 * 2 * 32 * 4
-"""Of the tiny llama's KV: layers, KV heads, tokens, keys and values, head size, bytes of a float32."""
+"""Of the tiny llama's KV: layers, KV heads, tokens, keys and values, head size, bytes of a
+float32.
+"""
 COMMAND = ("flying_serving.cli.main", "serve")
 STOCK = ("vllm.entrypoints.openai.api_server", "--model")
 FLAGS = (
@@ -41,7 +47,9 @@ FLAGS = (
 )
 
 
-def wait_until(true: Callable[[], object], what: Callable[[], object] = lambda: None, within_s: float = WAIT_S) -> None:
+def wait_until(
+    true: Callable[[], object], what: Callable[[], object] = lambda: None, within_s: float = WAIT_S
+) -> None:
     """Return once `true()` is; fail with `what()` if it is not in time."""
     deadline_s = time.monotonic() + within_s
     while not true():
@@ -120,7 +128,13 @@ class Server(ServerProcess):
 
     def complete(self, prompt: Sequence[int], **fields: Any) -> dict[str, Any]:
         """One completion over token ids; its first choice, `token_ids` and `logprobs` included."""
-        body = {"model": self.model, "prompt": list(prompt), "return_token_ids": True, "logprobs": 0, **fields}
+        body = {
+            "model": self.model,
+            "prompt": list(prompt),
+            "return_token_ids": True,
+            "logprobs": 0,
+            **fields,
+        }
         answer = self.http.post("/v1/completions", json=body)
         if answer.status_code != 200:
             raise RuntimeError(f"{answer.status_code}: {answer.text}")
@@ -130,8 +144,15 @@ class Server(ServerProcess):
     def post(
         self, prompt: Sequence[int], max_tokens: int, degree: int | None = None, /, **fields: Any
     ) -> httpx.Response:
-        """The answer to a completion that always samples the same tokens, `max_tokens` of them, by default."""
-        body: dict[str, Any] = {"model": self.model, "prompt": list(prompt), "max_tokens": max_tokens, "seed": 7}
+        """The answer to a completion that always samples the same tokens, `max_tokens` of them, by
+        default.
+        """
+        body: dict[str, Any] = {
+            "model": self.model,
+            "prompt": list(prompt),
+            "max_tokens": max_tokens,
+            "seed": 7,
+        }
         body |= {"temperature": 1.0, "ignore_eos": True, "return_token_ids": True, "logprobs": 0}
         xargs = {} if degree is None else {"vllm_xargs": {"tp_degree": degree}}
         return self.http.post("/v1/completions", json=body | xargs | fields)
@@ -163,7 +184,9 @@ class Server(ServerProcess):
         """The values of a metric by these of its labels, over all others added up."""
         found: defaultdict[tuple[str, ...], float] = defaultdict(float)
         text = self.http.get("/metrics").raise_for_status().text
-        for sample in (one for family in text_string_to_metric_families(text) for one in family.samples):
+        for sample in (
+            one for family in text_string_to_metric_families(text) for one in family.samples
+        ):
             if sample.name == name:
                 found[tuple(sample.labels[label] for label in labels)] += sample.value
         return dict(found)
@@ -175,7 +198,9 @@ class Server(ServerProcess):
     def _is_idle(self) -> bool:
         status = self.status()
         lanes = [lane for engine in status["engines"] for lane in engine["lanes"].values()]
-        return not any(status["requests"].values()) and not any(any(lane.values()) for lane in lanes)
+        return not any(status["requests"].values()) and not any(
+            any(lane.values()) for lane in lanes
+        )
 
     def check(self) -> None:
         """Check the block bookkeeping of every engine."""

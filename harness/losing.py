@@ -17,7 +17,9 @@ def process(server: Server, engine: int) -> psutil.Process:
 
 
 def kill(server: Server, engine: int) -> None:
-    """End an engine's process as the kernel does that is out of memory; return when the server has lost it."""
+    """End an engine's process as the kernel does that is out of memory; return when the server has
+    lost it.
+    """
     before = server.status()["losses"][str(engine)]
     os.kill(process(server, engine).pid, signal.SIGKILL)
     wait_until(lambda: server.status()["losses"][str(engine)] > before, server.log)
@@ -30,10 +32,16 @@ def is_whole(server: Server) -> bool:
 
 @contextmanager
 def lost(server: Server, engine: int) -> Iterator[None]:
-    """Within this block, of some seconds, the server is without an engine: what starts it again is stopped."""
+    """Within this block, of some seconds, the server is without an engine: what starts it again is
+    stopped.
+    """
     engines = {one["pid"] for one in server.status()["engines"]}
     children = psutil.Process(server.process.pid).children()
-    (parent,) = [one for one in children if one.pid not in engines and "resource_tracker" not in str(one.cmdline())]
+    (parent,) = [
+        one
+        for one in children
+        if one.pid not in engines and "resource_tracker" not in str(one.cmdline())
+    ]
     parent.suspend()
     try:
         kill(server, engine)

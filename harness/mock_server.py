@@ -1,9 +1,10 @@
 """A small OpenAI-compatible server that streams completions, in a process of its own.
 
-`python -m harness.mock_server TOKEN_GAP_S` prints its port. What a request gets is decided by its first prompt token:
-`REFUSE` is answered 400, `BREAK` loses the connection after two tokens, `ERROR` gets an error event, `SHORT` ends
-early, `HANG` never ends, `NO_DONE` ends without `[DONE]`; any other token gets max_tokens tokens. It is a bare asyncio
-protocol, because benchmarks must not wait for it.
+`python -m harness.mock_server TOKEN_GAP_S` prints its port. What a request gets is decided by its
+first prompt token: `REFUSE` is answered 400, `BREAK` loses the connection after two tokens, `ERROR`
+gets an error event, `SHORT` ends early, `HANG` never ends, `NO_DONE` ends without `[DONE]`; any
+other token gets max_tokens tokens. It is a bare asyncio protocol, because benchmarks must not wait
+for it.
 """
 
 import argparse
@@ -21,7 +22,10 @@ from typing import Any, ClassVar, cast
 REFUSE, BREAK, ERROR, SHORT, HANG, NO_DONE = range(100, 106)
 ROOT = Path(__file__).parents[1]
 MODEL = "mock-model"
-HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; "
+    b"charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+)
 
 
 def chunk(data: bytes) -> bytes:
@@ -36,10 +40,22 @@ def event(fields: dict[str, Any]) -> bytes:
 
 def token(finish: str | None = None, ids: list[int] | None = None) -> bytes:
     """Return the event of one token, as large as vLLM's."""
-    choice = {"index": 0, "text": " word", "logprobs": None, "finish_reason": finish, "stop_reason": None}
+    choice = {
+        "index": 0,
+        "text": " word",
+        "logprobs": None,
+        "finish_reason": finish,
+        "stop_reason": None,
+    }
     choice |= {"prompt_token_ids": None, "token_ids": [7] if ids is None else ids}
     return event(
-        {"id": "cmpl-0123456789abcdef", "object": "text_completion", "created": 1, "model": MODEL, "choices": [choice]}
+        {
+            "id": "cmpl-0123456789abcdef",
+            "object": "text_completion",
+            "created": 1,
+            "model": MODEL,
+            "choices": [choice],
+        }
     )
 
 
@@ -88,7 +104,9 @@ class Server(asyncio.Protocol):
 
     def _json(self, status: int, fields: Any) -> None:
         body = json.dumps(fields).encode()
-        self._out.write(f"HTTP/1.1 {status} X\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+        self._out.write(
+            f"HTTP/1.1 {status} X\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+        )
 
     def _complete(self, body: dict[str, Any], authorization: bytes | None) -> None:
         noted = {"authorization": (authorization or b"").decode(), "wall_s": time.time()}
@@ -119,7 +137,10 @@ class Server(asyncio.Protocol):
             self._out.abort()
             return False
         if self._sent == 3 and self._kind == ERROR:
-            self._out.write(event({"error": {"message": "engine died", "code": 500}}) + chunk(b"data: [DONE]\n\n"))
+            self._out.write(
+                event({"error": {"message": "engine died", "code": 500}})
+                + chunk(b"data: [DONE]\n\n")
+            )
             self._out.write(b"0\r\n\r\n")
             return False
         if self._sent < self._tokens:
@@ -128,7 +149,11 @@ class Server(asyncio.Protocol):
         if self._kind == NO_DONE:
             self._out.write(LAST + b"0\r\n\r\n")
         elif self._kind != HANG:
-            usage = {"prompt_tokens": 1, "completion_tokens": self._tokens, "total_tokens": self._tokens + 1}
+            usage = {
+                "prompt_tokens": 1,
+                "completion_tokens": self._tokens,
+                "total_tokens": self._tokens + 1,
+            }
             end = event({"choices": [], "usage": usage, "metrics": {"queue_time_ms": 12.5}})
             self._out.write(LAST + end + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
         return False
@@ -147,7 +172,9 @@ async def main(token_gap_s: float) -> None:
 def running(token_gap_s: float = 0.0) -> Iterator[str]:
     """Run the server in its own process; gives its URL."""
     command = [sys.executable, "-m", "harness.mock_server", str(token_gap_s)]
-    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=dict(os.environ))
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=dict(os.environ)
+    )
     assert process.stdin is not None and process.stdout is not None
     try:
         yield f"http://127.0.0.1:{int(process.stdout.readline())}"

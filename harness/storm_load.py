@@ -1,4 +1,6 @@
-"""The clients of a storm of switches: each stream is compared with the same request undisturbed, token for token."""
+"""The clients of a storm of switches: each stream is compared with the same request undisturbed,
+token for token.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ import httpx
 
 from harness.live import Server
 from harness.storm_report import Report
-from harness.streams import WORST_LOGPROB, RequestFailed, Stream, stream, streamed_body, worst_difference
+from harness.streams import (
+    WORST_LOGPROB,
+    RequestFailed,
+    Stream,
+    stream,
+    streamed_body,
+    worst_difference,
+)
 
 DEGREES = (None, None, None, 1, 2, 4)
 VOCAB = 512
@@ -33,12 +42,19 @@ class Job:
     def body(self, model: str, degree: int | None) -> dict[str, Any]:
         """What is sent."""
         extra = {} if degree is None else {"vllm_xargs": {"tp_degree": degree}}
-        fields = {"max_tokens": self.max_tokens, "seed": self.seed, "temperature": 1.0, "ignore_eos": True}
+        fields = {
+            "max_tokens": self.max_tokens,
+            "seed": self.seed,
+            "temperature": 1.0,
+            "ignore_eos": True,
+        }
         return streamed_body(model, self.prompt, **fields, **extra)
 
 
 def make_jobs(count: int, draw: random.Random) -> list[Job]:
-    """Requests of 5 to 600 prompt tokens and 16 to 80 output tokens; some begin alike, for the prefix caches."""
+    """Requests of 5 to 600 prompt tokens and 16 to 80 output tokens; some begin alike, for the
+    prefix caches.
+    """
     jobs: list[Job] = []
     for number in range(count):
         length = round(5 * 120 ** draw.random())
@@ -58,7 +74,9 @@ class Load:
         draw: source of randomness.
     """
 
-    def __init__(self, server: Server, jobs: Sequence[Job], clients: int, draw: random.Random, report: Report) -> None:
+    def __init__(
+        self, server: Server, jobs: Sequence[Job], clients: int, draw: random.Random, report: Report
+    ) -> None:
         self._model = server.model
         self._jobs = jobs
         self._draw = draw
@@ -82,9 +100,11 @@ class Load:
             self.reference[job.name] = answer
 
     async def warm(self) -> None:
-        """Let engines build what they build at first use, which is no cost of a switch and no growth.
+        """Let engines build what they build at first use, which is no cost of a switch and no
+        growth.
 
-        Those are oneDNN's kernels for every number of tokens that a step may have, and what vLLM compiles.
+        Those are oneDNN's kernels for every number of tokens that a step may have, and what vLLM
+        compiles.
         """
         for count in range(1, LONGEST_STEP + 1):
             for degree in (1, 2, 4):
@@ -127,7 +147,11 @@ class Load:
                 self._idle.discard(number)
                 continue
             job, degree = self._draw.choice(self._jobs), self._draw.choice(DEGREES)
-            leave = self._draw.randint(1, job.max_tokens - 1) if self._draw.random() < LEAVE_SHARE else None
+            leave = (
+                self._draw.randint(1, job.max_tokens - 1)
+                if self._draw.random() < LEAVE_SHARE
+                else None
+            )
             try:
                 answer = await stream(self._http, job.body(self._model, degree), leave_after=leave)
             except (RequestFailed, httpx.HTTPError) as error:
@@ -148,7 +172,8 @@ class Load:
             at = next(i for i in range(count) if answer.tokens[i] != reference.tokens[i])
             lead = await self._lead(job, at, reference.tokens[at], answer.tokens[at])
             problem = (
-                f"token {at} of {count} is {answer.tokens[at]}, not {reference.tokens[at]}, which leads it by {lead}"
+                f"token {at} of {count} is {answer.tokens[at]}, not "
+                f"{reference.tokens[at]}, which leads it by {lead}"
             )
         else:
             worst = worst_difference(answer.logprobs, reference.logprobs[:count])
@@ -162,14 +187,23 @@ class Load:
         self._report.outcomes["left midway" if left else "complete"] += 1
 
     async def _lead(self, job: Job, at: int, expected: int, found: int) -> str:
-        """By how much logits plus noise of the expected token exceed the other's: a near-tie is below 1e-4."""
+        """By how much logits plus noise of the expected token exceed the other's: a near-tie is
+        below 1e-4.
+        """
         import torch
 
         forced = self.reference[job.name].tokens[: at + 1]
         body = job.body(self._model, None)
-        body |= {"max_tokens": at + 1, "logprobs": VOCAB, "vllm_xargs": {"force_token_ids": forced}, "stream": False}
+        body |= {
+            "max_tokens": at + 1,
+            "logprobs": VOCAB,
+            "vllm_xargs": {"force_token_ids": forced},
+            "stream": False,
+        }
         body.pop("stream_options")
-        answer = await self._http.post("/v1/completions", json={**body, "return_tokens_as_token_ids": True})
+        answer = await self._http.post(
+            "/v1/completions", json={**body, "return_tokens_as_token_ids": True}
+        )
         if answer.status_code != 200:
             return f"an unknown margin ({answer.text})"
         top = answer.json()["choices"][0]["logprobs"]["top_logprobs"][at]
@@ -182,8 +216,13 @@ class Load:
 
 def _incomplete(job: Job, answer: Stream) -> str | None:
     if answer.finish_reason != "length" or len(answer.tokens) != job.max_tokens or not answer.done:
-        return f"{len(answer.tokens)} of {job.max_tokens} tokens, finish_reason={answer.finish_reason}"
+        return (
+            f"{len(answer.tokens)} of {job.max_tokens} tokens, finish_reason={answer.finish_reason}"
+        )
     usage = answer.usage or {}
-    if (usage.get("completion_tokens"), usage.get("prompt_tokens")) != (job.max_tokens, len(job.prompt)):
+    if (usage.get("completion_tokens"), usage.get("prompt_tokens")) != (
+        job.max_tokens,
+        len(job.prompt),
+    ):
         return f"usage {usage}"
     return None

@@ -1,4 +1,6 @@
-"""What a storm of switches was: outcomes, switch costs, and what the processes held before and after."""
+"""What a storm of switches was: outcomes, switch costs, and what the processes held before and
+after.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,11 @@ COLUMNS = {  # of the table: field of a switch -> width
     "worst_token_gap_ms": 21,
     "waited_for_idle_ms": 22,
 }
-TARGETS_MS = {"overhead median": 2.0, "overhead p99": 10.0, "cutover less in-flight step, median": 2.0}
+TARGETS_MS = {
+    "overhead median": 2.0,
+    "overhead p99": 10.0,
+    "cutover less in-flight step, median": 2.0,
+}
 
 
 @dataclass(frozen=True)
@@ -59,8 +65,13 @@ def sample_processes(server: Server) -> list[Sample]:
     root = psutil.Process(server.process.pid)
     samples = []
     children = sorted(root.children(recursive=True), key=lambda process: process.pid)
-    engines = [process for process in children if "resource_tracker" not in " ".join(process.cmdline())]
-    for name, process in [("API server", root), *((f"engine {i}", p) for i, p in enumerate(engines))]:
+    engines = [
+        process for process in children if "resource_tracker" not in " ".join(process.cmdline())
+    ]
+    for name, process in [
+        ("API server", root),
+        *((f"engine {i}", p) for i, p in enumerate(engines)),
+    ]:
         memory = process.memory_full_info()
         counts = process.num_fds(), process.num_threads()
         samples.append(Sample(name, memory.rss, memory.uss, memory.pss, *counts))
@@ -70,21 +81,28 @@ def sample_processes(server: Server) -> list[Sample]:
 def growth(before: Sequence[Sample], after: Sequence[Sample]) -> list[str]:
     """What has grown beyond what is allowed.
 
-    That is resident memory by process, and the sum of what belongs to each alone or in shares. Shares move: a page that
-    an engine was forked with counts more for the server once the engine has written to its own copy.
+    That is resident memory by process, and the sum of what belongs to each alone or in shares.
+    Shares move: a page that an engine was forked with counts more for the server once the engine
+    has written to its own copy.
     """
     problems = []
     memory = [sum(sample.pss for sample in samples) for samples in (before, after)]
     if memory[1] - memory[0] > MEMORY_SHARE * memory[0]:
-        problems.append(f"memory of all processes grew from {memory[0] >> 20} to {memory[1] >> 20} MiB")
+        problems.append(
+            f"memory of all processes grew from {memory[0] >> 20} to {memory[1] >> 20} MiB"
+        )
     if [s.process for s in before] != [s.process for s in after]:
-        problems.append(f"processes were {[s.process for s in before]}, are {[s.process for s in after]}")
+        problems.append(
+            f"processes were {[s.process for s in before]}, are {[s.process for s in after]}"
+        )
     for old, new in zip(before, after, strict=False):
         if new.rss - old.rss > max(MEMORY_BYTES, MEMORY_SHARE * old.rss):
             problems.append(f"{old.process}: rss grew by {(new.rss - old.rss) / 2**20:.1f} MiB")
         for what in ("fds", "threads"):
             if abs(getattr(new, what) - getattr(old, what)) > COUNT_SLACK:
-                problems.append(f"{old.process}: {what} were {getattr(old, what)}, are {getattr(new, what)}")
+                problems.append(
+                    f"{old.process}: {what} were {getattr(old, what)}, are {getattr(new, what)}"
+                )
     return problems
 
 
@@ -103,28 +121,53 @@ def acceptance(switches: Sequence[dict[str, Any]]) -> dict[str, float]:
     """The figures that TARGETS_MS bounds."""
     overheads = [switch["overhead_ms"] for switch in switches]
     at_once = [cutover_beyond_step(s) for s in switches if s["mode"] != "sequential"] or [0.0]
-    figures = (statistics.median(overheads), percentile(overheads, 0.99), statistics.median(at_once))
+    figures = (
+        statistics.median(overheads),
+        percentile(overheads, 0.99),
+        statistics.median(at_once),
+    )
     return dict(zip(TARGETS_MS, figures, strict=True))
 
 
 def print_report(report: Report) -> None:
     """Switch costs by way of switching, processes, outcomes, failures."""
     outcomes = ", ".join(f"{count} {what}" for what, count in sorted(report.outcomes.items()))
-    print(f"\n{len(report.switches)} switches in {report.seconds:.0f} s; streams: {outcomes}; {report.tokens} tokens")
+    print(
+        f"\n{len(report.switches)} switches in {report.seconds:.0f} s; streams: {outcomes}; "
+        f"{report.tokens} tokens"
+    )
     print(f"largest difference of a logprob from the reference: {report.worst_logprob:.1e}")
-    print(f"\nmilliseconds, median / p99 / max {'':26}{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}")
-    print(f"{'mode':<11}{'n':>4}" + "".join(f"{c.removesuffix('_ms'):>{w}}" for c, w in COLUMNS.items()))
+    print(
+        f"\nmilliseconds, median / p99 / max {'':26}{os.cpu_count()} processors, load "
+        f"{os.getloadavg()[0]:.1f}"
+    )
+    print(
+        f"{'mode':<11}{'n':>4}"
+        + "".join(f"{c.removesuffix('_ms'):>{w}}" for c, w in COLUMNS.items())
+    )
     for mode in (*MODES, "all"):
         rows = [s for s in report.switches if mode in ("all", s["mode"])]
         cells = {c: _cell([s[c] for s in rows if s[c] is not None]) for c in COLUMNS}
-        print(f"{mode:<11}{len(rows):>4}" + "".join(f"{cell:>{COLUMNS[c]}}" for c, cell in cells.items()))
+        print(
+            f"{mode:<11}{len(rows):>4}"
+            + "".join(f"{cell:>{COLUMNS[c]}}" for c, cell in cells.items())
+        )
     print()
     for name, value in acceptance(report.switches).items():
-        print(f"{name}: {value:.2f} ms (target < {TARGETS_MS[name]:g} ms: {_verdict(value < TARGETS_MS[name])})")
+        print(
+            f"{name}: {value:.2f} ms (target < {TARGETS_MS[name]:g} ms: "
+            f"{_verdict(value < TARGETS_MS[name])})"
+        )
     first, last = sorted(report.samples)
-    print(f"\n{'process':<12}" + "".join(f"{w:>20}" for w in ("rss MiB", "uss MiB", "pss MiB", "fds", "threads")))
+    print(
+        f"\n{'process':<12}"
+        + "".join(f"{w:>20}" for w in ("rss MiB", "uss MiB", "pss MiB", "fds", "threads"))
+    )
     for old, new in zip(report.samples[first], report.samples[last], strict=True):
-        pairs = [f"{getattr(old, w) / 2**20:.1f} -> {getattr(new, w) / 2**20:.1f}" for w in ("rss", "uss", "pss")]
+        pairs = [
+            f"{getattr(old, w) / 2**20:.1f} -> {getattr(new, w) / 2**20:.1f}"
+            for w in ("rss", "uss", "pss")
+        ]
         pairs += [f"{getattr(old, w)} -> {getattr(new, w)}" for w in ("fds", "threads")]
         print(f"{old.process:<12}" + "".join(f"{pair:>20}" for pair in pairs))
     print(f"(after switch {first} and after switch {last}, idle)")

@@ -13,7 +13,9 @@ import httpx
 from flying_lab.sse import EventStream
 
 WORST_LOGPROB = 1e-4
-"""How far logprobs of one request may differ between degrees and batches: float32, some ten times what is seen."""
+"""How far logprobs of one request may differ between degrees and batches: float32, some ten times
+what is seen.
+"""
 BEGUN_S = 60.0
 SHOWN = 2000
 """Characters of an answer that is not 200."""
@@ -25,7 +27,10 @@ class RequestFailed(Exception):
 
 @asynccontextmanager
 async def streamed(
-    http: httpx.AsyncClient, body: Mapping[str, Any], events: EventStream, path: str = "/v1/completions"
+    http: httpx.AsyncClient,
+    body: Mapping[str, Any],
+    events: EventStream,
+    path: str = "/v1/completions",
 ) -> AsyncIterator[AsyncIterator[Any]]:
     """The events of one streamed completion; the connection is closed at the end of the context.
 
@@ -77,7 +82,9 @@ class Stream:
             tokens = choice.get("token_ids") or []
             logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or []
             if len(tokens) != len(logprobs):
-                raise RequestFailed(f"{len(tokens)} tokens with {len(logprobs)} logprobs in one event")
+                raise RequestFailed(
+                    f"{len(tokens)} tokens with {len(logprobs)} logprobs in one event"
+                )
             if tokens:
                 self.chunks.append(len(tokens))
                 self.arrivals_s.append(time.monotonic())
@@ -102,7 +109,11 @@ def streamed_body(model: str, prompt: Sequence[int], **fields: Any) -> dict[str,
 
 
 async def stream(
-    http: httpx.AsyncClient, body: dict[str, Any], *, leave_after: int | None = None, into: Stream | None = None
+    http: httpx.AsyncClient,
+    body: dict[str, Any],
+    *,
+    leave_after: int | None = None,
+    into: Stream | None = None,
 ) -> Stream:
     """Stream one completion.
 
@@ -127,9 +138,14 @@ async def stream(
 async def begin(
     http: httpx.AsyncClient, bodies: Sequence[dict[str, Any]], tokens: int = 1
 ) -> tuple[list[Stream], list[asyncio.Task[Stream]]]:
-    """Stream completions, and return once each of them has so many tokens. Raises what ends one of them before."""
+    """Stream completions, and return once each of them has so many tokens. Raises what ends one of
+    them before.
+    """
     streams = [Stream() for _ in bodies]
-    tasks = [asyncio.create_task(stream(http, body, into=into)) for body, into in zip(bodies, streams, strict=True)]
+    tasks = [
+        asyncio.create_task(stream(http, body, into=into))
+        for body, into in zip(bodies, streams, strict=True)
+    ]
     async with asyncio.timeout(BEGUN_S):
         while any(len(into.tokens) < tokens for into in streams):
             for task in tasks:

@@ -1,1 +1,3 @@
-"""What is installed beside our own code: the lock files in requirements/, their hashes, licences and advisories."""
+"""What is installed beside our own code: the lock files in requirements/, their hashes, licences
+and advisories.
+"""

@@ -2,9 +2,10 @@
 
 python -m supply.audit
 
-Arguments are pip-audit's, for example `-s osv`. Exit code 1 if one is found that requirements/accepted.toml does not
-have, or if that has one that is not found any more. Where the advisories cannot be reached, one line says so: the first
-package tells, before all others are asked for.
+Arguments are pip-audit's, for example `-s osv`. Exit code 1 if one is found that
+requirements/accepted.toml does not have, or if that has one that is not found any more. Where the
+advisories cannot be reached, one line says so: the first package tells, before all others are asked
+for.
 """
 
 import argparse
@@ -49,14 +50,17 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def wanted(pins: Sequence[Pin]) -> list[str]:
-    """Requirements to look up: those of the index, without labels of local builds, which have no advisories."""
+    """Requirements to look up: those of the index, without labels of local builds, which have no
+    advisories.
+    """
     names = [(pin.name, pin.public_version) for pin in pins]
     names += [(SAME_CODE[name], version) for name, version in names if name in SAME_CODE]
     return [f"{name}=={version}" for name, version in names]
 
 
 def ask(requirements: Sequence[str], arguments: Sequence[str]) -> list[dict[str, Any]]:
-    """The packages that pip-audit could look up, with their vulnerabilities; none if its service does not answer.
+    """The packages that pip-audit could look up, with their vulnerabilities; none if its service
+    does not answer.
 
     Raises:
         PackageNotFoundError: if pip-audit is not installed.
@@ -66,7 +70,14 @@ def ask(requirements: Sequence[str], arguments: Sequence[str]) -> list[dict[str,
     with tempfile.TemporaryDirectory() as folder:
         listed = Path(folder, "requirements.txt")
         listed.write_text("".join(f"{line}\n" for line in requirements), encoding="utf-8")
-        line = [sys.executable, "-m", "pip_audit", "--format=json", "--progress-spinner=off", "--no-deps"]
+        line = [
+            sys.executable,
+            "-m",
+            "pip_audit",
+            "--format=json",
+            "--progress-spinner=off",
+            "--no-deps",
+        ]
         line += ["--disable-pip", f"--requirement={listed}", f"--cache-dir={folder}", *arguments]
         try:
             done = subprocess.run(line, capture_output=True, text=True, timeout=MAX_S, check=False)
@@ -76,13 +87,17 @@ def ask(requirements: Sequence[str], arguments: Sequence[str]) -> list[dict[str,
         sys.stderr.write(done.stderr)
         raise SystemExit(_USAGE)
     try:
-        return [package for package in json.loads(done.stdout)["dependencies"] if "vulns" in package]
+        return [
+            package for package in json.loads(done.stdout)["dependencies"] if "vulns" in package
+        ]
     except json.JSONDecodeError:
         return []
 
 
 def problems(packages: Sequence[Mapping[str, Any]], accepted: Mapping[str, str]) -> list[str]:
-    """A line for each vulnerability that is not accepted, and for each accepted one that is not found."""
+    """A line for each vulnerability that is not accepted, and for each accepted one that is not
+    found.
+    """
     found, known = [], set()
     for package in packages:
         for advisory in package["vulns"]:
@@ -90,8 +105,12 @@ def problems(packages: Sequence[Mapping[str, Any]], accepted: Mapping[str, str])
             known |= ids
             if not ids & accepted.keys():
                 fixed = ", ".join(advisory["fix_versions"]) or "no version"
-                found.append(f"{package['name']} {package['version']}: {advisory['id']}, fixed in {fixed}")
-    return found + [f"{ACCEPTED.name}: {name} is not found any more" for name in sorted(accepted.keys() - known)]
+                found.append(
+                    f"{package['name']} {package['version']}: {advisory['id']}, fixed in {fixed}"
+                )
+    return found + [
+        f"{ACCEPTED.name}: {name} is not found any more" for name in sorted(accepted.keys() - known)
+    ]
 
 
 if __name__ == "__main__":

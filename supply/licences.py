@@ -1,4 +1,5 @@
-"""Write docs/licences.md: the licence of each distribution in requirements/, as its installed metadata says.
+"""Write docs/licences.md: the licence of each distribution in requirements/, as its installed
+metadata says.
 
 python -m supply.licences
 """
@@ -25,17 +26,19 @@ READ = {
 """Read in the licence file of packages whose metadata do not name one."""
 HEAD = """# Licences
 
-Flying Serving is under the Apache License 2.0 ([LICENSE](../LICENSE)). The lock files in `requirements/` install what
-follows beside it: `cpu.lock` a server, `lab.lock` the libraries of the laboratory (`flying_lab/`), `dev.lock` tests and
-checks, `ray.lock` nodes behind Ray Serve. The licences are those that each distribution's metadata name, written by
-`make licences`.
+Flying Serving is under the Apache License 2.0 ([LICENSE](../LICENSE)). The lock files in
+`requirements/` install what follows beside it: `cpu.lock` a server, `lab.lock` the libraries of the
+laboratory (`flying_lab/`), `dev.lock` tests and checks, `ray.lock` nodes behind Ray Serve. The
+licences are those that each distribution's metadata name, written by `make licences`.
 """
 
 
 def main() -> None:
     """Needs every distribution to be installed."""
     argparse.ArgumentParser(
-        "python -m supply.licences", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        "python -m supply.licences",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     ).parse_args()
     PAGE.write_text(page(ALL_LOCKS), encoding="utf-8")
     print(f"{PAGE.relative_to(ROOT)}: {len(locked())} distributions")
@@ -53,7 +56,9 @@ def installed(name: str) -> Distribution:
 
 
 def page(locks: Iterable[Path]) -> str:
-    """The page of some lock files, of which all is installed. Raises PackageNotFoundError if something is not."""
+    """The page of some lock files, of which all is installed. Raises PackageNotFoundError if
+    something is not.
+    """
     tables = [table(path.name, parse(path.read_text(encoding="utf-8"))) for path in locks]
     return "\n".join([HEAD, *tables])
 
@@ -61,25 +66,33 @@ def page(locks: Iterable[Path]) -> str:
 def table(title: str, pins: Sequence[Pin]) -> str:
     """The section of one lock file."""
     rows = [f"| {pin.name} | {pin.version} | {licence(installed(pin.name))} |" for pin in pins]
-    return "\n".join([f"## {title}\n", "| distribution | version | licence |", "|---|---|---|", *rows, ""])
+    return "\n".join(
+        [f"## {title}\n", "| distribution | version | licence |", "|---|---|---|", *rows, ""]
+    )
 
 
 def licence(package: Distribution) -> str:
-    """What its metadata call it: an SPDX expression, classifiers, or a short text. Raises ValueError if they do not."""
+    """What its metadata call it: an SPDX expression, classifiers, or a short text. Raises
+    ValueError if they do not.
+    """
     told = package.metadata
     for expression in told.get_all("License-Expression") or ():
         return str(expression)
     for text in told.get_all("License") or ():
         if 0 < len(name := text.strip()) <= MAX_NAME and "\n" not in name:
             return str(name)
-    classifiers = [text for text in told.get_all("Classifier") or () if text.startswith(_CLASSIFIER)]
+    classifiers = [
+        text for text in told.get_all("Classifier") or () if text.startswith(_CLASSIFIER)
+    ]
     names = [name for text in classifiers if (name := text.rpartition(" :: ")[2]) not in _NO_NAMES]
     if names:
         return ", ".join(names)
     try:
         return READ[told["Name"]]
     except KeyError:
-        raise ValueError(f"{told['Name']}: its metadata name no licence; read its licence file for READ") from None
+        raise ValueError(
+            f"{told['Name']}: its metadata name no licence; read its licence file for READ"
+        ) from None
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""Write the hashes into requirements/*.lock: of the wheels that pip would install here for each pin.
+"""Write the hashes into requirements/*.lock: of the wheels that pip would install here for each
+pin.
 
 python -m supply.lock
 
-Run it after a change of a pin. The hashes are those of pip's configured indexes, for the Pythons of pyproject.toml on a
-machine of this kind. PyTorch's CPU build, which has a local version, is looked up for the running Python alone.
+Run it after a change of a pin. The hashes are those of pip's configured indexes, for the Pythons of
+pyproject.toml on a machine of this kind. PyTorch's CPU build, which has a local version, is looked
+up for the running Python alone.
 """
 
 import argparse
@@ -26,7 +28,9 @@ RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"
 def main() -> None:
     """Exits with pip's code if a pin cannot be had."""
     argparse.ArgumentParser(
-        "python -m supply.lock", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        "python -m supply.lock",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     ).parse_args()
     found: defaultdict[str, set[str]] = defaultdict(set)
     for python in PYTHONS:
@@ -41,11 +45,22 @@ def main() -> None:
 
 
 def pip_report(pins: Sequence[Pin], python: str) -> dict[str, Any]:
-    """What pip would install (`pip install --report`). Raises SystemExit if it finds no wheel for a pin."""
+    """What pip would install (`pip install --report`). Raises SystemExit if it finds no wheel for a
+    pin.
+    """
     with tempfile.TemporaryDirectory() as folder:
         wanted, report = Path(folder, "wanted"), Path(folder, "report")
         wanted.write_text("".join(f"{pin.name}=={pin.version}\n" for pin in pins), encoding="utf-8")
-        line = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--no-deps"]
+        line = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--dry-run",
+            "--ignore-installed",
+            "--no-deps",
+        ]
         line += ["--only-binary=:all:", f"--requirement={wanted}", f"--report={report}"]
         if python != RUNNING:
             line += [f"--python-version={python}", f"--target={folder}"]
@@ -58,7 +73,9 @@ def pip_report(pins: Sequence[Pin], python: str) -> dict[str, Any]:
 def hashes(report: dict[str, Any]) -> dict[str, str]:
     """The SHA-256 of the file of each distribution in a report of pip."""
     return {
-        normalized(item["metadata"]["name"]): item["download_info"]["archive_info"]["hashes"]["sha256"]
+        normalized(item["metadata"]["name"]): item["download_info"]["archive_info"]["hashes"][
+            "sha256"
+        ]
         for item in report["install"]
     }
 

@@ -1,4 +1,6 @@
-"""The lock files: a pin is `name==version`, followed by the hashes of the wheels that may be installed for it."""
+"""The lock files: a pin is `name==version`, followed by the hashes of the wheels that may be
+installed for it.
+"""
 
 import re
 from collections.abc import Iterable
@@ -29,7 +31,9 @@ class Pin:
 
     def __str__(self) -> str:
         """As it is written in a lock file."""
-        return " \\\n".join([f"{self.name}=={self.version}", *(f"    {_HASH}{digest}" for digest in self.hashes)])
+        return " \\\n".join(
+            [f"{self.name}=={self.version}", *(f"    {_HASH}{digest}" for digest in self.hashes)]
+        )
 
 
 def normalized(name: str) -> str:
@@ -45,7 +49,13 @@ def parse(text: str) -> list[Pin]:
         name, exactly, version = pinned.partition("==")
         if not exactly or not all(option.startswith(_HASH) for option in options):
             raise ValueError(f"{line}: must be name==version and hashes")
-        pins.append(Pin(normalized(name), version, tuple(sorted(option.removeprefix(_HASH) for option in options))))
+        pins.append(
+            Pin(
+                normalized(name),
+                version,
+                tuple(sorted(option.removeprefix(_HASH) for option in options)),
+            )
+        )
     return pins
 
 

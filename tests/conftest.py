@@ -1,6 +1,8 @@
-"""Settings of all tests: hypothesis does not judge by the clock, since machines are shared; logs are as at first.
+"""Settings of all tests: hypothesis does not judge by the clock, since machines are shared; logs
+are as at first.
 
-And the servers that several modules share. Their tests leave them idle, and change the layout as they need it.
+And the servers that several modules share. Their tests leave them idle, and change the layout as
+they need it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
 MAX_PAUSE_S = 0.3
 SMALL_BLOCKS = 33
 
-settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("shared machine")
 
 
@@ -27,7 +31,9 @@ ROOT_LEVEL = logging.getLogger().level
 
 @pytest.fixture(autouse=True)
 def log_levels_stay() -> Iterator[None]:
-    """vLLM changes its logger's level in some functions that tests call in their own process, its app the root's."""
+    """vLLM changes its logger's level in some functions that tests call in their own process, its
+    app the root's.
+    """
     logging.getLogger().setLevel(ROOT_LEVEL)
     logger = logging.getLogger("vllm")
     level = logger.level
@@ -47,7 +53,9 @@ def unpatched() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def classes_imported_here() -> Iterator[None]:
-    """vLLM asks here what it wants to know of a model's class, and not in a new interpreter, which takes 7 s."""
+    """vLLM asks here what it wants to know of a model's class, and not in a new interpreter, which
+    takes 7 s.
+    """
     from vllm.model_executor.models import registry
 
     with pytest.MonkeyPatch.context() as patch:
@@ -77,7 +85,9 @@ def two_engines() -> Iterator[tuple[Server, str]]:
 
 @pytest.fixture(scope="session")
 def small_engines() -> Iterator[Server]:
-    """Four engines with 32 blocks of 32 tokens each beside vLLM's null block: 1,024 tokens, together 4,096."""
+    """Four engines with 32 blocks of 32 tokens each beside vLLM's null block: 1,024 tokens,
+    together 4,096.
+    """
     from harness.live import BLOCK_BYTES, CLIENTS_MAY_SET_ALL, KEY, Server
 
     flags = (

@@ -1,4 +1,6 @@
-"""Settings: what is accepted, what is refused and in which words, and that they survive the way to other processes."""
+"""Settings: what is accepted, what is refused and in which words, and that they survive the way to
+other processes.
+"""
 
 import json
 import pickle
@@ -9,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from flying_serving.config import KEY, Deployment, FlyingConfig, PolicyName, deployment_of, parse_flying
+from flying_serving.config import (
+    KEY,
+    Deployment,
+    FlyingConfig,
+    PolicyName,
+    deployment_of,
+    parse_flying,
+)
 from flying_serving.errors import ConfigError, FlyingError
 from flying_serving.policy.policies import POLICIES
 
@@ -51,11 +60,27 @@ def test_an_empty_object_is_the_default_configuration() -> None:
         ({"weave_steps": 1.5}, "weave_steps=1.5", "must be a whole number from 1 up to 1000"),
         ({"max_pause_ms": 0}, "max_pause_ms=0", "must be a number from 1 up to 3600000"),
         ({"max_pause_ms": "soon"}, "max_pause_ms='soon'", "must be a number from 1 up to 3600000"),
-        ({"max_pause_ms": float("nan")}, "max_pause_ms=nan", "must be a number from 1 up to 3600000"),
-        ({"max_pause_ms": float("inf")}, "max_pause_ms=inf", "must be a number from 1 up to 3600000"),
-        ({"collective_timeout_s": -1}, "collective_timeout_s=-1", "must be a number above 0 up to 86400"),
+        (
+            {"max_pause_ms": float("nan")},
+            "max_pause_ms=nan",
+            "must be a number from 1 up to 3600000",
+        ),
+        (
+            {"max_pause_ms": float("inf")},
+            "max_pause_ms=inf",
+            "must be a number from 1 up to 3600000",
+        ),
+        (
+            {"collective_timeout_s": -1},
+            "collective_timeout_s=-1",
+            "must be a number above 0 up to 86400",
+        ),
         ({"lend_blocks": 0}, "lend_blocks=0", "must be a whole number from 1 up to 1000000"),
-        ({"most_urgent_priority": 1}, "most_urgent_priority=1", f"a whole number from {-(2**63)} up to 0"),
+        (
+            {"most_urgent_priority": 1},
+            "most_urgent_priority=1",
+            f"a whole number from {-(2**63)} up to 0",
+        ),
         ({"group_size": [1]}, "group_size=[1]", "unknown; known are group_sizes, policy, "),
     ],
 )
@@ -121,7 +146,9 @@ def test_a_deployment_survives_the_way_to_another_process(
     engines: int, devices: int, weave_steps: int, max_pause_ms: float
 ) -> None:
     """As plain data inside `additional_config`, pickled or as JSON."""
-    flying = parse_flying({"weave_steps": weave_steps, "max_pause_ms": max_pause_ms, "group_sizes": [1, 2]})
+    flying = parse_flying(
+        {"weave_steps": weave_steps, "max_pause_ms": max_pause_ms, "group_sizes": [1, 2]}
+    )
     sent = deployment(engines=engines, devices=devices, flying=flying)
     carried = {"other": 1, KEY: sent.model_dump()}
     assert deployment_of(pickle.loads(pickle.dumps(carried))) == sent

@@ -1,4 +1,6 @@
-"""One word for each thing, the field's where it has one: what the code once called otherwise has not come back."""
+"""One word for each thing, the field's where it has one: what the code once called otherwise has
+not come back.
+"""
 
 import ast
 import re
@@ -55,7 +57,9 @@ EXEMPT = {
 }
 """Names that stay, and why."""
 FLAG_OR_METRIC = re.compile(r"--[a-z][a-z-]*=?|flying:[a-z_]+")
-BANNED = {tuple(word.split("_")): instead for words, instead in USE.items() for word in words.split()}
+BANNED = {
+    tuple(word.split("_")): instead for words, instead in USE.items() for word in words.split()
+}
 
 
 def _words(name: str) -> tuple[str, ...]:
@@ -64,7 +68,9 @@ def _words(name: str) -> tuple[str, ...]:
 
 
 def _made_here(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield (line, name) of everything that a file gives a name to: fields, keys of JSON, flags and metrics as well."""
+    """Yield (line, name) of everything that a file gives a name to: fields, keys of JSON, flags and
+    metrics as well.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.lineno, node.name
@@ -75,7 +81,11 @@ def _made_here(tree: ast.AST) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             yield node.lineno, node.attr
         elif isinstance(node, ast.Dict):
-            yield from ((key.lineno, key.value) for key in node.keys if _is_text(key) and key.value.isidentifier())
+            yield from (
+                (key.lineno, key.value)
+                for key in node.keys
+                if _is_text(key) and key.value.isidentifier()
+            )
         elif _is_text(node) and FLAG_OR_METRIC.fullmatch(node.value):
             yield node.lineno, node.value
 
@@ -99,5 +109,7 @@ def hits(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_no_name_has_a_banned_word(folder: str) -> None:
-    found = [hit for path in sorted((ROOT / folder).rglob("*.py")) if path != LIST for hit in hits(path)]
+    found = [
+        hit for path in sorted((ROOT / folder).rglob("*.py")) if path != LIST for hit in hits(path)
+    ]
     assert not found, "\n".join(found)

@@ -1,4 +1,6 @@
-"""Imports go in one direction, and what decides (controller, policy, ...) imports neither torch nor vLLM."""
+"""Imports go in one direction, and what decides (controller, policy, ...) imports neither torch nor
+vLLM.
+"""
 
 import ast
 import subprocess
@@ -23,7 +25,9 @@ PRODUCT = (
     *("observe", "start_error", "validation", "errors", "log"),
 )
 ORDER = {"flying_lab": LABORATORY, "flying_serving": PRODUCT}
-"""Packages, and what each holds, from the top to the bottom: each imports what is below it, and nothing above."""
+"""Packages, and what each holds, from the top to the bottom: each imports what is below it, and
+nothing above.
+"""
 FLOORS = [(package, part) for package, parts in ORDER.items() for part in parts]
 PURE = (
     "flying_lab/sim",
@@ -53,7 +57,9 @@ def _module_name(path: Path) -> str:
 
 
 def _imported(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line, module) of each import statement of a file, those inside functions and for types too."""
+    """Yield (line, module) of each import statement of a file, those inside functions and for types
+    too.
+    """
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -80,7 +86,9 @@ def _of_ours(path: Path) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize("package", ORDER)
 def test_the_order_names_every_package_and_module(package: str) -> None:
-    found = {path.stem for path in (ROOT / package).iterdir() if path.is_dir() or path.suffix == ".py"}
+    found = {
+        path.stem for path in (ROOT / package).iterdir() if path.is_dir() or path.suffix == ".py"
+    }
     assert found - {"__init__", "__pycache__", "py"} == set(ORDER[package])
 
 
@@ -113,7 +121,9 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     ],
 )
 def test_no_import_names_a_folder_that_stands_above(folder: str, others: set[str]) -> None:
-    """Only the tests of benchmarks import benchmarks; neither benchmarks nor the harness import a test."""
+    """Only the tests of benchmarks import benchmarks; neither benchmarks nor the harness import a
+    test.
+    """
     naming = [
         f"{path.relative_to(ROOT)}:{line}: {name}"
         for path in sorted((ROOT / folder).rglob("*.py"))
@@ -156,7 +166,9 @@ def test_a_server_loads_neither_the_laboratory_nor_its_libraries() -> None:
 
 
 def test_the_simulator_loads_no_room_of_an_engine() -> None:
-    """Importing every module of the simulator, in a fresh process, loads none of these rooms by any path."""
+    """Importing every module of the simulator, in a fresh process, loads none of these rooms by any
+    path.
+    """
     modules = [_module_name(path) for path in sorted((ROOT / "flying_lab" / "sim").rglob("*.py"))]
     code = (
         "import importlib, sys\n"
@@ -171,7 +183,9 @@ def test_the_simulator_loads_no_room_of_an_engine() -> None:
 
 @pytest.mark.parametrize("package", PURE)
 def test_importing_loads_neither_torch_nor_vllm(package: str) -> None:
-    """Importing every module of the package, in a fresh process, loads no forbidden module by any path."""
+    """Importing every module of the package, in a fresh process, loads no forbidden module by any
+    path.
+    """
     modules = [_module_name(path) for path in sorted((ROOT / package).rglob("*.py"))]
     code = (
         "import importlib, sys\n"
@@ -181,5 +195,7 @@ def test_importing_loads_neither_torch_nor_vllm(package: str) -> None:
         "    if loaded:\n"
         "        sys.exit(f'importing {name} loads {loaded}')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr

@@ -20,7 +20,10 @@ def test_the_first_reason_stays(tmp_path: Path) -> None:
 def test_what_vllm_raises_is_one_line_with_its_type(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="memory"), told_to_server(str(tmp_path), 3):
         raise ValueError("too little memory.\n  Use less.")
-    assert start_error(str(tmp_path)) == "engine 3 could not start: ValueError: too little memory. Use less."
+    assert (
+        start_error(str(tmp_path))
+        == "engine 3 could not start: ValueError: too little memory. Use less."
+    )
 
 
 def test_a_start_that_succeeds_leaves_nothing(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""What runs code that its input names: pickle between engines, in the server's own directory, and nothing else."""
+"""What runs code that its input names: pickle between engines, in the server's own directory, and
+nothing else.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -25,13 +27,19 @@ def found(tree: ast.AST) -> Iterator[str]:
     """Yield what in a module can run its input."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (name for alias in node.names if (name := alias.name.split(".")[0]) in PICKLES)
+            yield from (
+                name for alias in node.names if (name := alias.name.split(".")[0]) in PICKLES
+            )
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in PICKLES:
             yield str(node.module)
         if isinstance(node, ast.Call):
             called = node.func.id if isinstance(node.func, ast.Name) else None
             method = node.func.attr if isinstance(node.func, ast.Attribute) else None
-            if called in CALLS or method in CALLS - {"eval", "exec", "compile"}:  # of torch's modules, and of re
+            if called in CALLS or method in CALLS - {
+                "eval",
+                "exec",
+                "compile",
+            }:  # of torch's modules, and of re
                 yield f"{called or method}()"
             yield from (word.arg for word in node.keywords if word.arg in SETTINGS)
 
@@ -51,7 +59,9 @@ def found(tree: ast.AST) -> Iterator[str]:
 )
 def test_what_runs_its_input_is_found(code: str) -> None:
     assert list(found(ast.parse(code)))
-    assert not list(found(ast.parse("import json, re; model.eval(); re.compile('x'); json.loads(text)")))
+    assert not list(
+        found(ast.parse("import json, re; model.eval(); re.compile('x'); json.loads(text)"))
+    )
 
 
 def test_nothing_runs_its_input_but_messages_between_engines() -> None:

@@ -38,7 +38,9 @@ sys.addaudithook(refuse)
 del sys.argv[0]
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
-"""Runs `python -m MODULE ARGUMENT`; ends with 99 if that starts a process, connects, or writes into the checkout."""
+"""Runs `python -m MODULE ARGUMENT`; ends with 99 if that starts a process, connects, or writes into
+the checkout.
+"""
 
 
 def commands() -> Iterator[str]:
@@ -55,13 +57,21 @@ COMMANDS = tuple(commands())
 
 
 def test_commands_are_found() -> None:
-    assert {"supply.lock", "supply.licences", "supply.audit", "benchmarks", "tests.zoo.record"} <= set(COMMANDS)
+    assert {
+        "supply.lock",
+        "supply.licences",
+        "supply.audit",
+        "benchmarks",
+        "tests.zoo.record",
+    } <= set(COMMANDS)
 
 
 @pytest.mark.parametrize("module", COMMANDS)
 def test_help_prints_the_usage_and_does_nothing(module: str) -> None:
     line = [sys.executable, "-B", "-c", WATCHED, module, "--help"]
-    done = subprocess.run(line, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        line, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert f"python -m {module}" in done.stdout
 
@@ -69,6 +79,8 @@ def test_help_prints_the_usage_and_does_nothing(module: str) -> None:
 @pytest.mark.parametrize("module", ["supply.licences", "supply.lock"])
 def test_a_command_without_arguments_refuses_one(module: str) -> None:
     line = [sys.executable, "-B", "-c", WATCHED, module, "cpu"]
-    done = subprocess.run(line, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        line, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 2
     assert "unrecognized arguments: cpu" in done.stderr

@@ -1,8 +1,9 @@
-"""Try every text-generation architecture of vLLM's registry: tiny random checkpoints, lanes beside stock vLLM.
+"""Try every text-generation architecture of vLLM's registry: tiny random checkpoints, lanes beside
+stock vLLM.
 
-python -m zoo                       all, and write docs/models.md
-python -m zoo 'Gemma*' ...          those of these names, and print what became of them
-python -m zoo --again NAME ...      those, though nothing has changed since their lanes were asked, and where stock
+python -m zoo                       all, and write docs/models.md python -m zoo 'Gemma*' ...
+those of these names, and print what became of them python -m zoo --again NAME ...      those,
+though nothing has changed since their lanes were asked, and where stock
                                     vLLM had no answers
 """
 
@@ -43,24 +44,40 @@ def main() -> None:
         prog="python -m zoo", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("names", nargs="*", help="names or patterns of models; all by default")
-    parser.add_argument("--again", action="store_true", help="try models again that were tried with the same code")
-    parser.add_argument("--jobs", type=int, default=max(1, read_topology().usable_cores // 2), help="models at a time")
+    parser.add_argument(
+        "--again", action="store_true", help="try models again that were tried with the same code"
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=max(1, read_topology().usable_cores // 2),
+        help="models at a time",
+    )
     parser.add_argument("--limit-s", type=float, default=300.0, help="seconds for one model")
     parser.add_argument("--rows", type=Path, help="a JSON file to write what became of them to")
-    parser.add_argument("--folder", type=Path, default=cache.FOLDER, help="where checkpoints and answers are kept")
-    parser.add_argument("--stock", type=Path, help="a file of stock vLLM's answers, in place of asking it")
+    parser.add_argument(
+        "--folder", type=Path, default=cache.FOLDER, help="where checkpoints and answers are kept"
+    )
+    parser.add_argument(
+        "--stock", type=Path, help="a file of stock vLLM's answers, in place of asking it"
+    )
     parser.add_argument("--record-stock", type=Path, help="a file to write stock vLLM's answers to")
     parser.add_argument("--list", action="store_true", help="print the names of all models")
     options = parser.parse_args()
     os.environ |= CPU_ENVIRONMENT | {"PYTHONPATH": str(cache.ROOT)}
     restart_with_allocator("zoo")  # servers are forked from this process
     _import_all()
-    found = [model for name in options.names or ["*"] for model in zoo() if fnmatch(model.name, name)]
+    found = [
+        model for name in options.names or ["*"] for model in zoo() if fnmatch(model.name, name)
+    ]
     models = list({model.name: model for model in found}.values())
     if options.list:
         _end("\n".join(model.name for model in models), 0)
     if options.stock and (options.folder == cache.FOLDER or options.record_stock):
-        parser.error("--stock needs a --folder of its own: answers of another machine are not to be kept as this one's")
+        parser.error(
+            "--stock needs a --folder of its own: answers of another machine are not to be kept "
+            "as this one's"
+        )
     cache.FOLDER = options.folder
     cache.make_folders()
     if options.stock:
@@ -74,7 +91,9 @@ def main() -> None:
     _survey_all(todo, options.jobs, options.limit_s)
     rows = [row for model in models if (row := row_of(model)) is not None]
     if not options.names:
-        PAGE.write_text(page(rows, _commit(), cache.machine(), len(models) - len(rows)), encoding="utf-8")
+        PAGE.write_text(
+            page(rows, _commit(), cache.machine(), len(models) - len(rows)), encoding="utf-8"
+        )
     if options.rows:
         options.rows.write_text(json.dumps([asdict(row) for row in rows]), encoding="utf-8")
     if options.record_stock:
@@ -93,8 +112,8 @@ def _end(text: str, status: int) -> None:
 def _import_all() -> None:
     """Import what checkpoints, servers and stock vLLM need, once.
 
-    Not what engines with lanes import further: vLLM's search for kernels to replace, in the process of stock vLLM,
-    does not survive numba's modules.
+    Not what engines with lanes import further: vLLM's search for kernels to replace, in the process
+    of stock vLLM, does not survive numba's modules.
     """
     import transformers  # noqa: F401
     import vllm.entrypoints.llm
@@ -104,14 +123,17 @@ def _import_all() -> None:
     import flying_serving.cli.main
     import flying_serving.cli.serve  # noqa: F401
 
-    # What vLLM asks of a model's class it asks in a new interpreter, to keep its own clean: these end anyway.
+    # What vLLM asks of a model's class it asks in a new interpreter, to keep its own clean: these
+    # end anyway.
     registry._run_in_subprocess = lambda work: work()
     gc.collect()
     gc.freeze()
 
 
 def _survey_all(models: Sequence[Model], jobs: int, limit_s: float) -> None:
-    """Ask of models, some at a time, each in a process of its own; say what became of each as soon as it is known."""
+    """Ask of models, some at a time, each in a process of its own; say what became of each as soon
+    as it is known.
+    """
     waiting, done = list(models), 0
     running: dict[str, tuple[Model, Forked]] = {}
     began = time.monotonic()
@@ -126,7 +148,11 @@ def _survey_all(models: Sequence[Model], jobs: int, limit_s: float) -> None:
                 done += 1
                 row = row_of(model)
                 said = _line(row) if row else f"its survey failed: {process.text()[-2000:]}"
-                print(f"[{done}/{len(models)}, {time.monotonic() - began:.0f} s] {model.name}: {said}", flush=True)
+                print(
+                    f"[{done}/{len(models)}, {time.monotonic() - began:.0f} s] {model.name}: "
+                    f"{said}",
+                    flush=True,
+                )
             time.sleep(0.1)
     finally:
         for _, process in running.values():
@@ -150,14 +176,18 @@ def _begin(model: Model, limit_s: float) -> Forked:
 
 
 def _line(row: Row) -> str:
-    apart = ", ".join(f"degree {degree} within {value:.1e}" for degree, value in row.difference.items())
+    apart = ", ".join(
+        f"degree {degree} within {value:.1e}" for degree, value in row.difference.items()
+    )
     return f"{row.verdict} {apart} {row.detail}"
 
 
 def _commit() -> str:
     """The commit that is tried, and whether something is not committed."""
     git = ["git", "-C", str(cache.ROOT)]
-    commit = subprocess.run([*git, "rev-parse", "--short=7", "HEAD"], capture_output=True, text=True, check=True)
+    commit = subprocess.run(
+        [*git, "rev-parse", "--short=7", "HEAD"], capture_output=True, text=True, check=True
+    )
     changed = subprocess.run(
         [*git, "status", "--porcelain", "--", "flying_serving", "flying_lab", "zoo"],
         capture_output=True,

@@ -1,4 +1,5 @@
-"""Which models the zoo has: every text-generation architecture of vLLM's registry, in sizes that a test can run.
+"""Which models the zoo has: every text-generation architecture of vLLM's registry, in sizes that a
+test can run.
 
 Pure data and its rules; neither torch nor vLLM is imported before it is asked for.
 """
@@ -67,7 +68,12 @@ SIZES: dict[str, Any] = {
 WINDOWS = ("sliding_window", "sliding_window_size", "attention_chunk_size")
 
 OVERRIDES: dict[str, dict[str, Any]] = {
-    "AfmoeForCausalLM": {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1},
+    "AfmoeForCausalLM": {
+        "score_func": "sigmoid",
+        "route_norm": True,
+        "n_group": 1,
+        "topk_group": 1,
+    },
     "DbrxForCausalLM": {
         "d_model": 256,
         "n_heads": 8,
@@ -84,7 +90,12 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "FalconForCausalLM": {"ffn_hidden_size": 1024, "num_kv_heads": 4},
     "Gemma3nForCausalLM": {
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        "layer_types": [
+            "sliding_attention",
+            "full_attention",
+            "sliding_attention",
+            "full_attention",
+        ],
         "num_kv_shared_layers": 2,
         "vocab_size_per_layer_input": VOCAB,
         "hidden_size_per_layer_input": 32,
@@ -100,7 +111,12 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "Gemma2ForCausalLM": {"query_pre_attn_scalar": 32},
     "Gemma3ForCausalLM": {
         "query_pre_attn_scalar": 32,
-        "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+        "layer_types": [
+            "sliding_attention",
+            "sliding_attention",
+            "full_attention",
+            "sliding_attention",
+        ],
     },
     "VaultGemmaForCausalLM": {"query_pre_attn_scalar": 32},
     "InklingForConditionalGeneration": {
@@ -124,11 +140,21 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "Glm4MoeForCausalLM": {"head_dim": 32},
     "HrmTextForCausalLM": {"num_layers_per_stack": 2},
-    "HYV3ForCausalLM": {"first_k_dense_replace": 1, "expert_hidden_dim": 128, "route_norm": True, "qk_norm": True},
+    "HYV3ForCausalLM": {
+        "first_k_dense_replace": 1,
+        "expert_hidden_dim": 128,
+        "route_norm": True,
+        "qk_norm": True,
+    },
     "MiniCPM3ForCausalLM": {"num_key_value_heads": 8},
     "MiniMaxM2ForCausalLM": {"rotary_dim": 16, "scoring_func": "sigmoid", "use_routing_bias": True},
     "MiMoV2FlashForCausalLM": {
-        "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        "layer_types": [
+            "full_attention",
+            "sliding_attention",
+            "sliding_attention",
+            "full_attention",
+        ],
         "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
         "hybrid_layer_pattern": [0, 1, 1, 0],
         "moe_layer_freq": [0, 1, 1, 1],
@@ -141,7 +167,11 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "GPTBigCodeForCausalLM": {"num_key_value_heads": 1},
     "PhiMoEForCausalLM": {"attention_bias": True, "lm_head_bias": True},
     "HunYuanMoEV1ForCausalLM": {"moe_topk": 2},
-    "Llama4ForCausalLM": {"intermediate_size_mlp": 512, "intermediate_size": 256, "num_experts_per_tok": 1},
+    "Llama4ForCausalLM": {
+        "intermediate_size_mlp": 512,
+        "intermediate_size": 256,
+        "num_experts_per_tok": 1,
+    },
     "LongcatFlashForCausalLM": {
         "num_layers": 2,
         "ffn_hidden_size": 256,
@@ -182,8 +212,9 @@ ADJUSTED: dict[str, dict[str, tuple[float, float]]] = {
     "GemmaForCausalLM": _SMALL_EMBEDDING,
     "VaultGemmaForCausalLM": _SMALL_EMBEDDING,
 }
-"""Weights by name: a factor, and what is added. Models that multiply embeddings and use them as their head would repeat
-the last token for ever; what such embeddings lose the last norm gains."""
+"""Weights by name: a factor, and what is added. Models that multiply embeddings and use them as
+their head would repeat the last token for ever; what such embeddings lose the last norm gains.
+"""
 
 ALIASES: dict[str, str] = {
     "ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM",
@@ -213,7 +244,11 @@ class Model:
     @property
     def name(self) -> str:
         """What a user calls it, and its folder."""
-        return f"{self.architecture}-{self.variant.replace(' ', '-')}" if self.variant else self.architecture
+        return (
+            f"{self.architecture}-{self.variant.replace(' ', '-')}"
+            if self.variant
+            else self.architecture
+        )
 
 
 VARIANTS: tuple[Model, ...] = (
@@ -222,13 +257,21 @@ VARIANTS: tuple[Model, ...] = (
     Model(
         "FalconForCausalLM",
         "ALiBi",
-        {"alibi": True, "bias": True, "parallel_attn": False, "multi_query": False, "num_kv_heads": 8},
+        {
+            "alibi": True,
+            "bias": True,
+            "parallel_attn": False,
+            "multi_query": False,
+            "num_kv_heads": 8,
+        },
     ),
     Model("CohereForCausalLM", "norms of heads", {"use_qk_norm": True}),
     Model("LlamaForCausalLM", "biases", {"attention_bias": True, "mlp_bias": True}),
     Model("LlamaForCausalLM", "tied", {"tie_word_embeddings": True}),
     Model("LlamaForCausalLM", "one KV head", {"num_key_value_heads": 1}),
-    Model("GPTBigCodeForCausalLM", "many KV heads", {"multi_query": False, "num_key_value_heads": 8}),
+    Model(
+        "GPTBigCodeForCausalLM", "many KV heads", {"multi_query": False, "num_key_value_heads": 8}
+    ),
     Model("GPTNeoXForCausalLM", "sequential", {"use_parallel_residual": False}),
     Model("PhiForCausalLM", "norms of heads", {"qk_layernorm": True}),
     Model("Qwen2MoeForCausalLM", "dense layers too", {"mlp_only_layers": [0, 2]}),
@@ -239,16 +282,24 @@ VARIANTS: tuple[Model, ...] = (
 
 
 UNREGISTERED = ("SolarOpenForCausalLM",)
-"""Not in the registry, so vLLM gives them to its Transformers backend: one with a router's bias that is a buffer."""
+"""Not in the registry, so vLLM gives them to its Transformers backend: one with a router's bias
+that is a buffer.
+"""
 
 
 @cache
 def architectures() -> tuple[str, ...]:
-    """The text-generation architectures of vLLM's registry, those of its Transformers backend included, and more."""
+    """The text-generation architectures of vLLM's registry, those of its Transformers backend
+    included, and more.
+    """
     from vllm.model_executor.models import registry
 
     own, backend = registry._TEXT_GENERATION_MODELS, registry._TRANSFORMERS_SUPPORTED_MODELS
-    return (*own, *(name for name, (_, target) in backend.items() if "MultiModal" not in target), *UNREGISTERED)
+    return (
+        *own,
+        *(name for name, (_, target) in backend.items() if "MultiModal" not in target),
+        *UNREGISTERED,
+    )
 
 
 @cache

@@ -1,4 +1,6 @@
-"""What is kept of each model, in a folder that git ignores, under the hash of all that it depends on."""
+"""What is kept of each model, in a folder that git ignores, under the hash of all that it depends
+on.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def forget(model: Model, *kinds: str, but_current: bool = True) -> None:
 
 
 def record_stock(models: Iterable[Model], path: Path) -> None:
-    """Write what stock vLLM answered to a file, for `take_stock` on another machine. ValueError if it did not."""
+    """Write what stock vLLM answered to a file, for `take_stock` on another machine. ValueError if
+    it did not.
+    """
     kept = {}
     for model in models:
         answers = {kind: load(model, kind) for kind in STOCK}
@@ -60,9 +64,13 @@ def take_stock(models: Iterable[Model], path: Path) -> None:
     recorded = json.loads(path.read_text(encoding="utf-8"))
     for model in models:
         if recorded.get(model.name, {}).get("key") != _keys(model)["answers"]:
-            raise ValueError(f"{path} is not of {model.name} as it is now: python -m tests.zoo.record")
+            raise ValueError(
+                f"{path} is not of {model.name} as it is now: python -m tests.zoo.record"
+            )
         for kind in STOCK:
-            path_of(model, kind).write_text(json.dumps(recorded[model.name][kind]), encoding="utf-8")
+            path_of(model, kind).write_text(
+                json.dumps(recorded[model.name][kind]), encoding="utf-8"
+            )
 
 
 def log_of(model: Model, what: str) -> Path:
@@ -92,7 +100,9 @@ def _versions() -> str:
 def _keys(model: Model) -> dict[str, str]:
     fields = fields_of(model) if model_class(model.architecture) is not None else None
     made_with = _source("checkpoints.py", "../flying_lab/tiny_models.py")
-    checkpoint = _key(made_with, model, fields, ADJUSTED.get(model.architecture), version("transformers"))
+    checkpoint = _key(
+        made_with, model, fields, ADJUSTED.get(model.architecture), version("transformers")
+    )
     asked = _source("stock.py", "requests.py"), MAX_MODEL_LEN
     stock = _key(checkpoint, asked, machine())
     lanes = _key(checkpoint, _source("lanes.py", "requests.py", "survey.py"), machine(), _server())
@@ -108,7 +118,11 @@ def _keys(model: Model) -> dict[str, str]:
 @cache
 def _server() -> str:
     package = ROOT / "flying_serving"
-    paths = [path for path in sorted(package.rglob("*.py")) if path.relative_to(package).parts[0] not in _ASIDE]
+    paths = [
+        path
+        for path in sorted(package.rglob("*.py"))
+        if path.relative_to(package).parts[0] not in _ASIDE
+    ]
     return _key(*(path.read_text(encoding="utf-8") for path in paths))
 
 

@@ -12,11 +12,14 @@ from flying_lab.tiny_models import STD_AT_256, write_tokenizer
 from zoo.architectures import ADJUSTED, VOCAB, Model, fields_of, model_class
 
 NOISE = 0.1
-"""Standard deviation of what is added to constants: to norms, which are 1 or 0 at first, and to biases."""
+"""Standard deviation of what is added to constants: to norms, which are 1 or 0 at first, and to
+biases.
+"""
 
 
 def write_checkpoint(model: Model, path: Path) -> None:
-    """Write a checkpoint of this model to the folder `path`, which must not exist. Takes this process's memory.
+    """Write a checkpoint of this model to the folder `path`, which must not exist. Takes this
+    process's memory.
 
     Raises what transformers raises for a configuration that it cannot build.
     """
@@ -41,8 +44,12 @@ def write_checkpoint(model: Model, path: Path) -> None:
 
 
 def _randomise(name: str, tensor: Any, torch: Any) -> None:
-    """Draw a matrix anew; add noise to what was a constant or has a meaning of its own, such as a decay."""
-    noise = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
+    """Draw a matrix anew; add noise to what was a constant or has a meaning of its own, such as a
+    decay.
+    """
+    noise = torch.randn(
+        tensor.shape, generator=torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    )
     constant = tensor.numel() > 0 and bool((tensor == tensor.flatten()[0]).all())
     if tensor.dim() < 2 or constant:
         tensor.add_(noise * NOISE)

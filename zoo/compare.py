@@ -7,12 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 TOLERANCE = 1e-4
-"""Largest difference of a logprob in float32. Lanes multiply with packed parts of matrices, in another order."""
+"""Largest difference of a logprob in float32. Lanes multiply with packed parts of matrices, in
+another order.
+"""
 MOST_TIES = 1
-"""A draw in which two tokens are closer than the rounding happens once in many models, not twice in one."""
+"""A draw in which two tokens are closer than the rounding happens once in many models, not twice in
+one.
+"""
 
 Answer = dict[str, Any]
-"""Of one request: "tokens", "logprobs" (of each token) and "top" (per step: [[token, logprob], ...])."""
+"""Of one request: "tokens", "logprobs" (of each token) and "top" (per step: [[token, logprob],
+...]).
+"""
 Answers = dict[str, Answer]
 
 
@@ -36,8 +42,9 @@ class Comparison:
 def compare(ours: Answers, theirs: Answers, tolerance: float = TOLERANCE) -> Comparison:
     """Compare answers, request by request, up to the first token that differs.
 
-    Tokens must be equal and logprobs within `tolerance`. Where other tokens are drawn from distributions that agree,
-    as the seed's noise has put two tokens closer together than the rounding, the request is compared up to there.
+    Tokens must be equal and logprobs within `tolerance`. Where other tokens are drawn from
+    distributions that agree, as the seed's noise has put two tokens closer together than the
+    rounding, the request is compared up to there.
     """
     if ours.keys() != theirs.keys():
         return Comparison(0, 0.0, (), f"answers to {sorted(ours)}, not to {sorted(theirs)}")
@@ -53,15 +60,21 @@ def compare(ours: Answers, theirs: Answers, tolerance: float = TOLERANCE) -> Com
             if mine == expected:
                 differences.append(abs(left["logprobs"][step] - right["logprobs"][step]))
             apart = _largest(differences)
-            what = f"{name}: token {step}" + (f" is {mine}, not {expected}" if mine != expected else "")
+            what = f"{name}: token {step}" + (
+                f" is {mine}, not {expected}" if mine != expected else ""
+            )
             if not apart <= tolerance:  # NaN too
-                return Comparison(tokens, apart, tuple(ties), f"{what}; logprobs differ by {apart:.1e}")
+                return Comparison(
+                    tokens, apart, tuple(ties), f"{what}; logprobs differ by {apart:.1e}"
+                )
             difference = max(difference, apart)
             if mine != expected:
                 ties.append(f"{what}, drawn from the same logprobs")
                 break
             tokens += 1
-    return Comparison(tokens, difference, tuple(ties), "; ".join(ties) if len(ties) > MOST_TIES else None)
+    return Comparison(
+        tokens, difference, tuple(ties), "; ".join(ties) if len(ties) > MOST_TIES else None
+    )
 
 
 def _apart(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> list[float]:
@@ -69,7 +82,10 @@ def _apart(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -
     count = min(len(ours), len(theirs))  # a token drawn that is not among them is one more
     mine, expected = ([p for p, _ in _by_logprob(top)][:count] for top in (ours, theirs))
     known = {int(token): p for token, p in ours}
-    pairs = [*zip(mine, expected, strict=True), *((known[int(t)], p) for t, p in theirs if int(t) in known)]
+    pairs = [
+        *zip(mine, expected, strict=True),
+        *((known[int(t)], p) for t, p in theirs if int(t) in known),
+    ]
     return [abs(a - b) for a, b in pairs]
 
 
@@ -83,9 +99,15 @@ def _largest(differences: Sequence[float]) -> float:
 
 
 def says_little(answers: Answers) -> str | None:
-    """Why these answers would not show an error: every model must say something that depends on its weights."""
+    """Why these answers would not show an error: every model must say something that depends on its
+    weights.
+    """
     drawn = {token for answer in answers.values() for token in answer["tokens"]}
-    spreads = [max(p for _, p in top) - min(p for _, p in top) for a in answers.values() for top in a["top"]]
+    spreads = [
+        max(p for _, p in top) - min(p for _, p in top)
+        for a in answers.values()
+        for top in a["top"]
+    ]
     if any(spread != spread for spread in spreads):
         return "its logits are not numbers"
     if len(drawn) < 10:

@@ -36,7 +36,9 @@ _STEPS = re.compile(r'^flying:step_duration_seconds_count\{.*group_size="(\d+)".
 
 
 class Ended(Exception):
-    """The server is not there, or does not answer: its exit code, its log, and whether its time was over."""
+    """The server is not there, or does not answer: its exit code, its log, and whether its time was
+    over.
+    """
 
     def __init__(self, status: int | None, log: str, overdue: bool = False) -> None:
         super().__init__(f"the server ended with {status}")
@@ -46,7 +48,8 @@ class Ended(Exception):
 
 
 class Server(ServerProcess):
-    """`flying-serving serve` in a forked process, and an HTTP client for it. Use it as a context manager.
+    """`flying-serving serve` in a forked process, and an HTTP client for it. Use it as a context
+    manager.
 
     Raises Ended if it is not ready by the deadline (of the monotonic clock).
     """
@@ -77,25 +80,36 @@ class Server(ServerProcess):
     def group_sizes(self) -> tuple[list[int], dict[int, str]]:
         """The sizes of groups that the server has lanes for, and why it has none for others."""
         status = self._http.get("/flying/status").raise_for_status().json()
-        return list(status["group_sizes"]), {int(size): reason for size, reason in status["not_offered"].items()}
+        return list(status["group_sizes"]), {
+            int(size): reason for size, reason in status["not_offered"].items()
+        }
 
     def answers(self, degree: int) -> dict[str, Any]:
-        """Ask everything of the lanes of one degree. Raises Ended if the server ends of it, or others have answered."""
+        """Ask everything of the lanes of one degree. Raises Ended if the server ends of it, or
+        others have answered.
+        """
         found: dict[str, Any] = {}
         before = self._steps()
         try:
             for requests in (BATCH, AFTER):
                 with ThreadPoolExecutor(len(requests)) as pool:
-                    asked = {request.name: pool.submit(self._ask, request, degree) for request in requests}
+                    asked = {
+                        request.name: pool.submit(self._ask, request, degree)
+                        for request in requests
+                    }
                 found |= {name: answer.result() for name, answer in asked.items()}
         except httpx.HTTPError as error:
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(1.0)
             log = f"{self.log()}\n{error!r} {_body(error)}"
-            raise Ended(self.process.poll(), log, overdue=isinstance(error, httpx.TimeoutException)) from None
+            raise Ended(
+                self.process.poll(), log, overdue=isinstance(error, httpx.TimeoutException)
+            ) from None
         stepped = {size for size, count in self._steps().items() if count > before.get(size, 0)}
         if stepped != {degree}:  # with one device for each engine that is the group size
-            raise Ended(None, f"requests of degree {degree} ran in groups of {sorted(stepped)} engines")
+            raise Ended(
+                None, f"requests of degree {degree} ran in groups of {sorted(stepped)} engines"
+            )
         return found
 
     def _steps(self) -> dict[int, int]:
@@ -117,7 +131,9 @@ class Server(ServerProcess):
         }
         timeout_s = max(1.0, self._deadline - time.monotonic())
         choice = (
-            self._http.post("/v1/completions", json=body, timeout=timeout_s).raise_for_status().json()["choices"][0]
+            self._http.post("/v1/completions", json=body, timeout=timeout_s)
+            .raise_for_status()
+            .json()["choices"][0]
         )
         logprobs = choice["logprobs"]
         return {

@@ -22,17 +22,26 @@ SECTIONS = {
 
 WIDTH = 120
 HOW = (
-    "Written by `make zoo` of commit {commit} ({versions}). For every text-generation architecture of vLLM's registry "
-    "that transformers can build it makes a tiny random checkpoint in float32, serves it with two engines, asks both "
-    "lanes (`tp_degree` 1 and 2) and stock vLLM (TP 1 and TP 2) the same five requests, and compares: prompts of 5 to "
-    "300 tokens, four of them at once, sampled with a seed at temperature 1. *ok* means equal tokens, and logprobs of "
-    f"each token and of the five likeliest within {TOLERANCE:g} of stock vLLM at the same degree. Where the noise of a "
-    "seed has put two tokens closer together than that, one request of a model may part there, and the row says so."
+    "Written by `make zoo` of commit {commit} ({versions}). For every text-generation "
+    "architecture of vLLM's registry "
+    "that transformers can build it makes a tiny random checkpoint in float32, serves it with "
+    "two engines, asks both "
+    "lanes (`tp_degree` 1 and 2) and stock vLLM (TP 1 and TP 2) the same five requests, and "
+    "compares: prompts of 5 to "
+    "300 tokens, four of them at once, sampled with a seed at temperature 1. *ok* means equal "
+    "tokens, and logprobs of "
+    f"each token and of the five likeliest within {TOLERANCE:g} of stock vLLM at the same "
+    "degree. Where the noise of a "
+    "seed has put two tokens closer together than that, one request of a model may part there, "
+    "and the row says so."
 )
 WHAT = (
-    f"Models are served with `--max-model-len {MAX_MODEL_LEN}`. Those that attend through a window are tried twice: "
-    f"with one of {ALL_OF_IT} tokens, which no request leaves, and with one of {WINDOW} (*sliding window*). The others "
-    "beside the usual configuration of an architecture are ways of binding weights that it does not show."
+    f"Models are served with `--max-model-len {MAX_MODEL_LEN}`. Those that attend through a "
+    "window are tried twice: "
+    f"with one of {ALL_OF_IT} tokens, which no request leaves, and with one of {WINDOW} "
+    "(*sliding window*). The others "
+    "beside the usual configuration of an architecture are ways of binding weights that it does "
+    "not show."
 )
 
 
@@ -46,7 +55,9 @@ def page(rows: Sequence[Row], commit: str, versions: str, missing: int = 0) -> s
         missing: models that were not tried.
     """
     counts = Counter(row.verdict for row in rows)
-    by_architecture = {verdict: {r.architecture for r in rows if r.verdict == verdict} for verdict in VERDICTS}
+    by_architecture = {
+        verdict: {r.architecture for r in rows if r.verdict == verdict} for verdict in VERDICTS
+    }
     lines = [
         "# Models",
         "",
@@ -56,7 +67,10 @@ def page(rows: Sequence[Row], commit: str, versions: str, missing: int = 0) -> s
         "",
         "| result | models | architectures | meaning |",
         "|---|---:|---:|---|",
-        *(f"| {v} | {counts[v]} | {len(by_architecture[v])} | {meaning} |" for v, meaning in VERDICTS.items()),
+        *(
+            f"| {v} | {counts[v]} | {len(by_architecture[v])} | {meaning} |"
+            for v, meaning in VERDICTS.items()
+        ),
         f"| in all | {len(rows)} | {len({row.architecture for row in rows})} | |",
     ]
     if missing:
@@ -70,7 +84,10 @@ def page(rows: Sequence[Row], commit: str, versions: str, missing: int = 0) -> s
 
 def _table(rows: Sequence[Row]) -> list[str]:
     if rows[0].verdict == OK:
-        head = ["| architecture | variant | group sizes | largest difference at 1, 2 | |", "|---|---|---|---|---|"]
+        head = [
+            "| architecture | variant | group sizes | largest difference at 1, 2 | |",
+            "|---|---|---|---|---|",
+        ]
         return head + [
             f"| {row.architecture} | {row.variant} | {', '.join(map(str, row.group_sizes))} "
             f"| {', '.join(f'{d:.1e}' for d in row.difference.values())} | {_cell(row.detail)} |"

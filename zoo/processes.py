@@ -1,4 +1,6 @@
-"""Work in forked processes: whatever a model does there, to memory, signals or the log, ends with its process."""
+"""Work in forked processes: whatever a model does there, to memory, signals or the log, ends with
+its process.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ def fork(work: Callable[[], None], log: Path, environment: Mapping[str, str]) ->
     sys.stderr.flush()
     pid = os.fork()
     if pid:
-        with contextlib.suppress(PermissionError, ProcessLookupError):  # both sides, so that the group is there at once
+        with contextlib.suppress(
+            PermissionError, ProcessLookupError
+        ):  # both sides, so that the group is there at once
             os.setpgid(pid, pid)
         return Forked(pid, log)
     status = 1

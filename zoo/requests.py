@@ -1,4 +1,6 @@
-"""What every model is asked: prompts shorter and longer than a block, in one batch, then one with a known prefix."""
+"""What every model is asked: prompts shorter and longer than a block, in one batch, then one with a
+known prefix.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +46,8 @@ BATCH = (
     Request("blocks", _tokens(3, 100), 12, 13),
     Request("chunks", LONG, 12, 14),
 )
-"""Sent together; few tokens each, for what shows in one step shows in a dozen. The second decodes into a new block."""
+"""Sent together; few tokens each, for what shows in one step shows in a dozen. The second decodes
+into a new block.
+"""
 AFTER = (Request("prefix", LONG[:200] + _tokens(5, 50), 8, 15),)
 """Sent when the others have ended, so that the prefix cache has what they share."""

@@ -14,7 +14,8 @@ ENGINE: dict[str, Any] = {
     "enforce_eager": True,
     "max_model_len": MAX_MODEL_LEN,
     "block_size": 32,
-    # Above every prompt: on the CPU stock vLLM cannot take a prompt whose request has a seed in chunks.
+    # Above every prompt: on the CPU stock vLLM cannot take a prompt whose request has a seed in
+    # chunks.
     "max_num_batched_tokens": MAX_MODEL_LEN,
     "max_num_seqs": 8,
     "kv_cache_memory_bytes": 64 << 20,
@@ -24,14 +25,17 @@ ENVIRONMENT = {"VLLM_PLUGINS": "", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 
 def answer_all(path: Path, degree: int, out: Path) -> None:
-    """Start stock vLLM, ask it everything and write what it said. Body of a forked process, which it does not tidy."""
+    """Start stock vLLM, ask it everything and write what it said. Body of a forked process, which
+    it does not tidy.
+    """
     import multiprocessing
 
     from vllm import LLM
     from vllm.model_executor.models import registry
     from vllm.v1.executor import multiproc_executor
 
-    # What has been imported is there after a fork, and need not be imported again by a new interpreter.
+    # What has been imported is there after a fork, and need not be imported again by a new
+    # interpreter.
     multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
     registry._run_in_subprocess = lambda work: work()
     llm = LLM(model=str(path), tensor_parallel_size=degree, **ENGINE)
@@ -47,13 +51,19 @@ def _ask(llm: Any, requests: tuple[Request, ...]) -> dict[str, Any]:
     prompts = [{"prompt_token_ids": list(request.prompt)} for request in requests]
     params = [SamplingParams(**request.sampling()) for request in requests]
     done = llm.generate(prompts, params, use_tqdm=False)
-    return {request.name: _answer(one.outputs[0]) for request, one in zip(requests, done, strict=True)}
+    return {
+        request.name: _answer(one.outputs[0]) for request, one in zip(requests, done, strict=True)
+    }
 
 
 def _answer(output: Any) -> dict[str, Any]:
     tokens = list(output.token_ids)
     return {
         "tokens": tokens,
-        "logprobs": [step[token].logprob for step, token in zip(output.logprobs, tokens, strict=True)],
-        "top": [[[token, entry.logprob] for token, entry in step.items()] for step in output.logprobs],
+        "logprobs": [
+            step[token].logprob for step, token in zip(output.logprobs, tokens, strict=True)
+        ],
+        "top": [
+            [[token, entry.logprob] for token, entry in step.items()] for step in output.logprobs
+        ],
     }

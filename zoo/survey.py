@@ -1,4 +1,6 @@
-"""Find out what becomes of one model: make its checkpoint, start the server, ask its lanes, ask stock vLLM."""
+"""Find out what becomes of one model: make its checkpoint, start the server, ask its lanes, ask
+stock vLLM.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,11 @@ def row_of(model: Model) -> Row | None:
     """What became of the model, from what is kept; None if something is still to be asked."""
     name = (model.architecture, model.variant)
     if model_class(model.architecture) is None:
-        return Row(*name, BUILD, detail="transformers has no class for it: its code comes with its checkpoints")
+        return Row(
+            *name,
+            BUILD,
+            detail="transformers has no class for it: its code comes with its checkpoints",
+        )
     lanes = cache.load(model, "lanes")
     if lanes is None:
         return None
@@ -46,11 +52,15 @@ def row_of(model: Model) -> Row | None:
 def stock_failed(model: Model) -> list[str]:
     """What is kept of stock vLLM that has no answers."""
     kept = {kind: cache.load(model, kind) for kind in cache.KINDS if kind.startswith("stock")}
-    return [kind for kind, outcome in kept.items() if outcome is not None and outcome["answers"] is None]
+    return [
+        kind for kind, outcome in kept.items() if outcome is not None and outcome["answers"] is None
+    ]
 
 
 def survey(model: Model, limit_s: float) -> None:
-    """Ask what is not known of a model yet and keep it. Takes at most the limit, and what ending processes takes."""
+    """Ask what is not known of a model yet and keep it. Takes at most the limit, and what ending
+    processes takes.
+    """
     asking = _Asking(model, time.monotonic() + limit_s)
     lanes = cache.load(model, "lanes") or asking.lanes()
     if lanes["status"] != "no checkpoint":
@@ -67,13 +77,21 @@ class _Asking:
 
     def lanes(self) -> Outcome:
         """What becomes of the server."""
-        outcome: Outcome = {"status": "served", "reason": "", "sizes": [], "alone": "", "answers": {}}
+        outcome: Outcome = {
+            "status": "served",
+            "reason": "",
+            "sizes": [],
+            "alone": "",
+            "answers": {},
+        }
         reason = self._checkpoint()
         if reason is not None:
             outcome |= {"status": "no checkpoint", "reason": reason}
         else:
             try:
-                with Server(self._path, cache.log_of(self._model, "serve"), self._deadline) as server:
+                with Server(
+                    self._path, cache.log_of(self._model, "serve"), self._deadline
+                ) as server:
                     outcome["sizes"], not_offered = server.group_sizes()
                     asked = [degree for degree in DEGREES if degree in outcome["sizes"]]
                     outcome["answers"] = {str(degree): server.answers(degree) for degree in asked}
@@ -100,10 +118,14 @@ class _Asking:
         """Make the checkpoint if it is not there; why it cannot be made, else None."""
         if self._path.exists():
             return None
-        status, log = self._forked("checkpoint", lambda: write_checkpoint(self._model, self._path), {})
+        status, log = self._forked(
+            "checkpoint", lambda: write_checkpoint(self._model, self._path), {}
+        )
         return None if status == 0 else root_cause(log)
 
-    def _forked(self, what: str, work: Callable[[], None], environment: dict[str, str]) -> tuple[int | None, str]:
+    def _forked(
+        self, what: str, work: Callable[[], None], environment: dict[str, str]
+    ) -> tuple[int | None, str]:
         """Run `work` in a process; its exit code, None if its time is over, and its log."""
         process = fork(work, cache.log_of(self._model, what), environment)
         try:
@@ -123,15 +145,24 @@ def _end_of(ended: Ended) -> Outcome:
 
 
 def refusal(ended: Ended) -> str | None:
-    """The one line with which the server refuses a model; None if it ended otherwise, or an exception is no reason."""
+    """The one line with which the server refuses a model; None if it ended otherwise, or an
+    exception is no reason.
+    """
     last = ended.log.rstrip().rsplit("\n", 1)[-1]
-    if ended.status != REFUSAL or not last.startswith(_PREFIX) or _RAISED.search(last) or _ELSEWHERE in last:
+    if (
+        ended.status != REFUSAL
+        or not last.startswith(_PREFIX)
+        or _RAISED.search(last)
+        or _ELSEWHERE in last
+    ):
         return None
     return last.removeprefix(_PREFIX)
 
 
 def root_cause(log: str) -> str:
-    """The first exception of a log, and where it was raised; the log's last line if there is none, or it has one."""
+    """The first exception of a log, and where it was raised; the log's last line if there is none,
+    or it has one.
+    """
     frame = ""
     last = log.rstrip().rsplit("\n", 1)[-1]
     if last.startswith(_PREFIX):

@@ -31,8 +31,10 @@ BAD = (WRONG, FAILED, BLIND)
 DEGREES = (1, 2)
 
 Outcome = dict[str, Any]
-"""Of a server: "status" (served, refused, failed, overdue), "reason", "sizes", "alone" (why there are no groups of 2)
-and "answers" by degree. Of stock vLLM: "answers", None if it failed, and "reason"."""
+"""Of a server: "status" (served, refused, failed, overdue), "reason", "sizes", "alone" (why there
+are no groups of 2) and "answers" by degree. Of stock vLLM: "answers", None if it failed, and
+"reason".
+"""
 
 
 @dataclass(frozen=True)
@@ -78,11 +80,17 @@ def verdict_on(name: tuple[str, str], lanes: Outcome, stock: dict[int, Outcome])
 
 
 def _self_check_failed(name: tuple[str, str], lanes: Outcome, stock: dict[int, Outcome]) -> Row:
-    """A lane that differs from lane 1 is refused where stock vLLM's TP 2 differs from TP 1 too; else we failed."""
+    """A lane that differs from lane 1 is refused where stock vLLM's TP 2 differs from TP 1 too;
+    else we failed.
+    """
     if stock[2]["answers"] is None:
-        return Row(*name, REFUSED, detail=f"{lanes['reason']} (stock vLLM at TP 2: {stock[2]['reason']})")
+        return Row(
+            *name, REFUSED, detail=f"{lanes['reason']} (stock vLLM at TP 2: {stock[2]['reason']})"
+        )
     apart = compare(stock[2]["answers"], stock[1]["answers"]).wrong is not None
-    return Row(*name, REFUSED if apart else FAILED, detail=f"{lanes['reason']}{_stock_apart(stock)}")
+    return Row(
+        *name, REFUSED if apart else FAILED, detail=f"{lanes['reason']}{_stock_apart(stock)}"
+    )
 
 
 def needs(lanes: Outcome) -> tuple[int, ...]:
@@ -99,7 +107,10 @@ def _compared(name: tuple[str, str], lanes: Outcome, stock: dict[int, Outcome]) 
     for degree in sorted(map(int, lanes["answers"])):
         theirs = stock[degree]["answers"]
         if theirs is None:  # one device says the same, but for the order of additions
-            notes.append(f"lane {degree} compared with TP 1; stock vLLM at TP {degree}: {stock[degree]['reason']}")
+            notes.append(
+                f"lane {degree} compared with TP 1; stock vLLM at TP {degree}: "
+                f"{stock[degree]['reason']}"
+            )
             theirs = stock[1]["answers"]
         blind = says_little(theirs)
         if blind is not None:

@@ -1,4 +1,6 @@
-"""The bodies of all requests, made before the replay begins, so that making them delays no request."""
+"""The bodies of all requests, made before the replay begins, so that making them delays no
+request.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,11 @@ from flying_lab.workload.prompts import Prompts
 
 
 class Bodies:
-    """JSON bodies in a temporary file, so that an hour of long prompts does not have to fit in memory.
+    """JSON bodies in a temporary file, so that an hour of long prompts does not have to fit in
+    memory.
 
-    `extra` fields are added to each body, over ours; `made` is called with the number of bodies that are made.
+    `extra` fields are added to each body, over ours; `made` is called with the number of bodies
+    that are made.
     """
 
     def __init__(
@@ -32,7 +36,9 @@ class Bodies:
         self._ends = array("q", [0])
         encoder = msgspec.json.Encoder()
         for request in workload.requests:
-            fields = body_of(request, model, prompts.token_ids(request).tolist()) | dict(extra or {})
+            fields = body_of(request, model, prompts.token_ids(request).tolist()) | dict(
+                extra or {}
+            )
             self._file.write(encoder.encode(fields))
             self._ends.append(self._file.tell())
             if made is not None:
@@ -56,7 +62,9 @@ class Bodies:
 
 
 def body_of(request: Request, model: str, token_ids: list[int]) -> dict[str, Any]:
-    """The body of a request: a fixed number of output tokens, streamed, with their ids and a count at the end."""
+    """The body of a request: a fixed number of output tokens, streamed, with their ids and a count
+    at the end.
+    """
     body: dict[str, Any] = {
         "model": model,
         "prompt": token_ids,

@@ -39,7 +39,9 @@ class Target:
         return {"Content-Type": "application/json", **key}
 
     def session(self) -> aiohttp.ClientSession:
-        """One connection for each request: a client that is late would use one that the server closes."""
+        """One connection for each request: a client that is late would use one that the server
+        closes.
+        """
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, force_close=True),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
@@ -56,10 +58,13 @@ class BodySource(Protocol):
 class Replay:
     """One replay of a workload. `records` and the counts are up to date while it runs.
 
-    `bodies` are in the workload's order; a request that takes longer than `timeout_s` is unfinished.
+    `bodies` are in the workload's order; a request that takes longer than `timeout_s` is
+    unfinished.
     """
 
-    def __init__(self, workload: Workload, bodies: BodySource, target: Target, timeout_s: float) -> None:
+    def __init__(
+        self, workload: Workload, bodies: BodySource, target: Target, timeout_s: float
+    ) -> None:
         self.records = [Record(request) for request in workload.requests]
         self.lag = LagMeter()
         self.started_wall_s = 0.0
@@ -77,7 +82,9 @@ class Replay:
         return time.perf_counter() - self._start_s
 
     def wall_drift_s(self) -> float:
-        """How much further the clock on the wall has gone since the start than time has: it may be set meanwhile."""
+        """How much further the clock on the wall has gone since the start than time has: it may be
+        set meanwhile.
+        """
         now_s, wall_s = clocks_together()
         return (wall_s - self.started_wall_s) - (now_s - self._start_s)
 
@@ -87,7 +94,9 @@ class Replay:
             self._until_stopped.reschedule(0.0)
 
     async def run(self) -> None:
-        """Send everything and wait until every request has ended; an error that is no answer to a request ends it."""
+        """Send everything and wait until every request has ended; an error that is no answer to a
+        request ends it.
+        """
         async with self._target.session() as session:
             with _few_collections():
                 self._start_s, self.started_wall_s = clocks_together()
@@ -125,15 +134,21 @@ class Replay:
             self.done += 1
             self.failed += record.status == "failed"
 
-    async def _replay_one(self, session: aiohttp.ClientSession, body: bytes, record: Record) -> None:
+    async def _replay_one(
+        self, session: aiohttp.ClientSession, body: bytes, record: Record
+    ) -> None:
         """Send one request and read its answer to the end."""
-        data = io.BytesIO(body) if len(body) > LARGE_BYTES else body  # aiohttp wants large bodies as files
+        data = (
+            io.BytesIO(body) if len(body) > LARGE_BYTES else body
+        )  # aiohttp wants large bodies as files
         async with session.post(self._url, data=data) as answer:
             record.first_byte_s = self.elapsed_s
             record.http_status = answer.status
             if answer.status != 200:
                 record.status = "failed"
-                record.error = _text(f"{answer.status}: {(await answer.read()).decode(errors='replace')}")
+                record.error = _text(
+                    f"{answer.status}: {(await answer.read()).decode(errors='replace')}"
+                )
                 return
             stream = EventStream()
             async for part in answer.content.iter_any():
@@ -165,7 +180,9 @@ def _complete(record: Record, done: bool) -> None:
     if not done:
         record.error = f"the stream ended without [DONE] after {received} of {asked} tokens"
     elif received != asked or not record.token_s:
-        record.error = f"{received} of {asked} tokens received, finish_reason {record.finish_reason}"
+        record.error = (
+            f"{received} of {asked} tokens received, finish_reason {record.finish_reason}"
+        )
     else:
         record.status, record.error = "ok", None
 
@@ -187,10 +204,11 @@ def _few_collections() -> Iterator[None]:
 
 
 def clocks_together() -> tuple[float, float]:
-    """(time.perf_counter(), time.time()) of the same moment: requests are timed by one, logs of servers by the other.
+    """(time.perf_counter(), time.time()) of the same moment: requests are timed by one, logs of
+    servers by the other.
 
-    Between two readings a process may wait for a processor, on a busy machine for longer than a token takes: of a few
-    pairs of readings the closest one counts.
+    Between two readings a process may wait for a processor, on a busy machine for longer than a
+    token takes: of a few pairs of readings the closest one counts.
     """
     closest_s, found = float("inf"), (0.0, 0.0)
     for _ in range(CLOCK_SAMPLES):

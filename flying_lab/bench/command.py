@@ -1,4 +1,6 @@
-"""`flying-serving bench`: make a workload, save it, replay it from its file, keep and show the results."""
+"""`flying-serving bench`: make a workload, save it, replay it from its file, keep and show the
+results.
+"""
 
 import json
 import re
@@ -22,7 +24,8 @@ from flying_serving.errors import ConfigError
 
 
 def main(options: BenchOptions, workload: WorkloadOptions, server: Sequence[str]) -> int:
-    """Run the command, `server` behind the `--`; its exit code, 1 if a server cannot be measured or completed nothing.
+    """Run the command, `server` behind the `--`; its exit code, 1 if a server cannot be measured or
+    completed nothing.
 
     Raises:
         FlyingError: if the options or the trace cannot be used.
@@ -31,7 +34,9 @@ def main(options: BenchOptions, workload: WorkloadOptions, server: Sequence[str]
     console = Console(stderr=options.as_json, highlight=False)
     made = workload_of(workload)
     out = _directory(options, made)
-    kept = _saved(made, options.save_workload or out / "workload.jsonl", options.save_timed_trace, console)
+    kept = _saved(
+        made, options.save_workload or out / "workload.jsonl", options.save_timed_trace, console
+    )
     if options.dry_run:
         return 0
     try:
@@ -49,21 +54,27 @@ def _server_args(options: BenchOptions, server: Sequence[str]) -> ServerArgs | N
     """The model and flags of servers to compare; None if none are compared."""
     args = parse_server_args(server) if server else None
     if options.compare and args is None:
-        raise ConfigError("--compare needs the servers' model and flags behind a --: -- MODEL [FLAGS]")
+        raise ConfigError(
+            "--compare needs the servers' model and flags behind a --: -- MODEL [FLAGS]"
+        )
     if args is not None and not options.compare:
         raise ConfigError(f"-- {args.model}: only --compare starts servers")
     return args
 
 
 def _measure(options: BenchOptions, workload: Workload, out: Path, console: Console) -> int:
-    summary = replay_one(options, workload, options.url.rstrip("/").removesuffix("/v1"), out, console).summary
+    summary = replay_one(
+        options, workload, options.url.rstrip("/").removesuffix("/v1"), out, console
+    ).summary
     if warning := view.lag_warning([summary]):
         sys.stderr.write(f"flying-serving: {warning}\n")
     if options.as_json:
         sys.stdout.write(json.dumps(summary) + "\n")
     else:
         console.print(view.report(summary))
-        console.print(f"{out / RESULTS}: a row for each request; {out / SUMMARY}: all numbers", soft_wrap=True)
+        console.print(
+            f"{out / RESULTS}: a row for each request; {out / SUMMARY}: all numbers", soft_wrap=True
+        )
     return 0 if summary["completed"] else 1
 
 
@@ -79,13 +90,17 @@ def _directory(options: BenchOptions, workload: Workload) -> Path:
 
 
 def _saved(workload: Workload, path: Path, timed: Path | None, console: Console) -> Workload:
-    """The workload, read back from the file that it was saved to: what is replayed is what the file holds."""
+    """The workload, read back from the file that it was saved to: what is replayed is what the file
+    holds.
+    """
     try:
         files.save(workload, path)
         if timed is not None:
             files.save_timed_trace(workload, timed)
     except OSError as error:
-        raise ConfigError(f"{error.filename}: the workload cannot be saved: {error.strerror}") from None
+        raise ConfigError(
+            f"{error.filename}: the workload cannot be saved: {error.strerror}"
+        ) from None
     kept = read_workload(path, format="flying")
     console.print(
         f"{path}: {len(kept.requests)} requests in {kept.duration_s:.1f} s, "

@@ -1,4 +1,6 @@
-"""`flying-serving bench --compare`: one server after the other, the same workload file, one report."""
+"""`flying-serving bench --compare`: one server after the other, the same workload file, one
+report.
+"""
 
 import json
 import sys
@@ -44,7 +46,9 @@ class Compared:
         return {name: one.summary for name, one in self.measured.items()}
 
 
-def run(options: BenchOptions, args: ServerArgs, workload: Workload, out: Path, console: Console) -> int:
+def run(
+    options: BenchOptions, args: ServerArgs, workload: Workload, out: Path, console: Console
+) -> int:
     """Measure each system in turn, write the report and show one row for each; the exit code."""
     compared = measure_each(options, args, workload, out, console)
     summaries = compared.summaries
@@ -55,17 +59,21 @@ def run(options: BenchOptions, args: ServerArgs, workload: Workload, out: Path, 
         sys.stdout.write(json.dumps(summaries) + "\n")
     else:
         console.print(view.systems("times in ms, of completed requests", COLUMNS, summaries))
-        console.print(f"{report}: the report; {out}/*/{RESULTS}: a row for each request", soft_wrap=True)
+        console.print(
+            f"{report}: the report; {out}/*/{RESULTS}: a row for each request", soft_wrap=True
+        )
     if warning := view.lag_warning(summaries.values()):
         sys.stderr.write(f"flying-serving: {warning}\n")
     return compared.code or int(not all(summary["completed"] for summary in summaries.values()))
 
 
-def measure_each(options: BenchOptions, args: ServerArgs, workload: Workload, out: Path, console: Console) -> Compared:
+def measure_each(
+    options: BenchOptions, args: ServerArgs, workload: Workload, out: Path, console: Console
+) -> Compared:
     """Measure each system in turn, with its results in a directory of `out`.
 
-    A system that cannot be measured is told and left out. Ctrl-C, SIGTERM and SIGHUP end it: the server is ended, and
-    what was measured until then is kept.
+    A system that cannot be measured is told and left out. Ctrl-C, SIGTERM and SIGHUP end it: the
+    server is ended, and what was measured until then is kept.
     """
     measured: dict[str, Replayed] = {}
     started: dict[str, Started] = {}
@@ -74,7 +82,9 @@ def measure_each(options: BenchOptions, args: ServerArgs, workload: Workload, ou
         with ended_by_signals():
             for name in options.compare:
                 try:
-                    measured[name], started[name] = _measure(name, options, args, workload, out / name, console)
+                    measured[name], started[name] = _measure(
+                        name, options, args, workload, out / name, console
+                    )
                 except (BenchError, ServerFailed) as error:
                     sys.stderr.write(f"flying-serving: {name}: {error}\n")
                     code = 1
@@ -89,7 +99,12 @@ def measure_each(options: BenchOptions, args: ServerArgs, workload: Workload, ou
 
 
 def _measure(
-    name: str, options: BenchOptions, args: ServerArgs, workload: Workload, out: Path, console: Console
+    name: str,
+    options: BenchOptions,
+    args: ServerArgs,
+    workload: Workload,
+    out: Path,
+    console: Console,
 ) -> tuple[Replayed, Started]:
     """Start one server, replay, end it."""
     out.mkdir(exist_ok=True)

@@ -1,4 +1,6 @@
-"""Options of `flying-serving bench` and of the workload that it and `simulate` run. Importing this imports no numpy."""
+"""Options of `flying-serving bench` and of the workload that it and `simulate` run. Importing this
+imports no numpy.
+"""
 
 import json
 from collections.abc import Callable
@@ -76,27 +78,34 @@ class WorkloadOptions(BaseModel):
 
     trace: Path | None = Field(
         default=None,
-        description="Trace to replay: Azure CSV, BurstGPT CSV, Mooncake JSONL, vLLM's timed trace, or our own file.",
+        description="Trace to replay: Azure CSV, BurstGPT CSV, Mooncake JSONL, vLLM's timed trace, "
+        "or our own file.",
     )
     trace_format: Format | None = Field(
         default=None,
-        description="azure, burstgpt, mooncake, timed_trace or flying; default: detected from the content.",
+        description="azure, burstgpt, mooncake, timed_trace or flying; default: detected from the "
+        "content.",
     )
-    sec_multiplier: Positive = Field(default=1.0, description="timed_trace: seconds per unit of a timestamp.")
+    sec_multiplier: Positive = Field(
+        default=1.0, description="timed_trace: seconds per unit of a timestamp."
+    )
     hash_block_tokens: Tokens = Field(default=16, description="timed_trace: tokens per hash id.")
     synth: str | None = Field(
         default=None, description="Make a workload instead: paper, poisson, gamma or alternating."
     )
     parameters: list[str] = Field(
         default=[],
-        description="Parameter of --synth, like rate_rps=5 or prompt_tokens=128:4000; may be repeated.",
+        description="Parameter of --synth, like rate_rps=5 or prompt_tokens=128:4000; may be "
+        "repeated.",
     )
     seed: int = Field(default=0, ge=0, description="Seed of all random draws.")
     window: Annotated[tuple[float, float] | None, _numbers("START:END", float, float)] = Field(
         default=None, description="START:END, seconds of the workload to replay."
     )
     limit: int | None = Field(default=None, ge=1, description="Replay at most N requests.")
-    time_scale: Positive = Field(default=1.0, description="Scale inter-arrival times: 0.5 doubles the rate.")
+    time_scale: Positive = Field(
+        default=1.0, description="Scale inter-arrival times: 0.5 doubles the rate."
+    )
     prompt_scale: Positive = Field(default=1.0, description="Scale prompt lengths.")
     output_scale: Positive = Field(default=1.0, description="Scale output lengths.")
     max_prompt_tokens: int | None = Field(
@@ -105,13 +114,16 @@ class WorkloadOptions(BaseModel):
     max_output_tokens: int | None = Field(
         default=None, ge=1, le=MAX_TOKENS, description="Cut longer outputs to N tokens."
     )
-    priority_share: float = Field(default=0.0, ge=0, le=1, description="Share of requests that get --priority.")
+    priority_share: float = Field(
+        default=0.0, ge=0, le=1, description="Share of requests that get --priority."
+    )
     priority: int = Field(default=-1, description="Their priority; lower is more urgent.")
     long_prompts: Annotated[
         tuple[Positive, Tokens, Tokens] | None, _numbers("EVERY_S:PROMPT:OUTPUT", float, int, int)
     ] = Field(
         default=None,
-        description="EVERY_S:PROMPT:OUTPUT, add one long request every EVERY_S seconds: 60:50000:100.",
+        description="EVERY_S:PROMPT:OUTPUT, add one long request every EVERY_S seconds: "
+        "60:50000:100.",
     )
 
 
@@ -122,13 +134,16 @@ class BenchOptions(BaseModel):
 
     compare: Annotated[tuple[str, ...], _parsed(_systems)] = Field(
         default=(),
-        description="Start these servers one after the other and compare them: static-dp, static-tp, auto, ..., "
+        description="Start these servers one after the other and compare them: static-dp, "
+        "static-tp, "
+        "auto, ..., "
         "stock-dp, stock-tp; their model and flags follow after --.",
     )
     url: str = Field(default="http://127.0.0.1:8000", description="URL of the server.")
     api_key: str = Field(default="", repr=False, description="The server's API key.")
     model: str | None = Field(
-        default=None, description="The model's name on the server; default: the first that it lists."
+        default=None,
+        description="The model's name on the server; default: the first that it lists.",
     )
     save_workload: Path | None = Field(
         default=None, description="File for the workload; default: workload.jsonl in --out."
@@ -136,12 +151,19 @@ class BenchOptions(BaseModel):
     save_timed_trace: Path | None = Field(
         default=None, description="Save it for `vllm bench serve --dataset-name timed_trace` too."
     )
-    out: Path | None = Field(default=None, description="Directory for the results; default: bench-NAME-TIME.")
+    out: Path | None = Field(
+        default=None, description="Directory for the results; default: bench-NAME-TIME."
+    )
     slo: SloOption = None
     timeout_s: float = Field(
-        default=600.0, ge=0.1, allow_inf_nan=False, description="A request that takes longer is unfinished."
+        default=600.0,
+        ge=0.1,
+        allow_inf_nan=False,
+        description="A request that takes longer is unfinished.",
     )
-    token_ids: Annotated[tuple[TokenId, TokenId], _numbers("FIRST:LAST", int, int), AfterValidator(_several)] = Field(
+    token_ids: Annotated[
+        tuple[TokenId, TokenId], _numbers("FIRST:LAST", int, int), AfterValidator(_several)
+    ] = Field(
         default=(1000, 29999), description="FIRST:LAST, token ids of prompts; default: 1000:29999."
     )
     prompt_seed: int | None = Field(

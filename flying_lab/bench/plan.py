@@ -24,9 +24,13 @@ def workload_of(options: WorkloadOptions) -> Workload:
         workload = shape.first(workload, options.limit)
     workload = shape.scale_time(workload, options.time_scale)
     workload = shape.scale_lengths(workload, options.prompt_scale, options.output_scale)
-    workload = shape.clip(workload, options.max_prompt_tokens or MAX_TOKENS, options.max_output_tokens or MAX_TOKENS)
+    workload = shape.clip(
+        workload, options.max_prompt_tokens or MAX_TOKENS, options.max_output_tokens or MAX_TOKENS
+    )
     if options.priority_share:
-        workload = shape.with_priority(workload, options.priority_share, options.priority, seed=options.seed)
+        workload = shape.with_priority(
+            workload, options.priority_share, options.priority, seed=options.seed
+        )
     if options.long_prompts is not None:
         every_s, prompt, output = options.long_prompts
         workload = shape.with_long_prompts(workload, prompt, output, every_s, seed=options.seed)
@@ -44,11 +48,15 @@ def _source(options: WorkloadOptions) -> Workload:
             options.trace,
             options.seed,
             format=options.trace_format,
-            limit=options.limit if options.window is None else None,  # a window is cut first: read the whole file
+            limit=options.limit
+            if options.window is None
+            else None,  # a window is cut first: read the whole file
             sec_multiplier=options.sec_multiplier,
             block_tokens=options.hash_block_tokens,
         )
-    return synthesise(parse_synthesis(str(options.synth), _parameters(options.parameters)), options.seed)
+    return synthesise(
+        parse_synthesis(str(options.synth), _parameters(options.parameters)), options.seed
+    )
 
 
 def _parameters(given: list[str]) -> dict[str, Any]:
@@ -57,6 +65,8 @@ def _parameters(given: list[str]) -> dict[str, Any]:
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or name in found:
-            raise ConfigError(f"--set={text!r}: NAME=VALUE or NAME=LOW:HIGH is expected, each name once")
+            raise ConfigError(
+                f"--set={text!r}: NAME=VALUE or NAME=LOW:HIGH is expected, each name once"
+            )
         found[name] = tuple(value.split(":")) if ":" in value else value
     return found

@@ -1,4 +1,6 @@
-"""One replay against one server: ask it for its model, send the workload, keep results and the log of switches."""
+"""One replay against one server: ask it for its model, send the workload, keep results and the log
+of switches.
+"""
 
 import asyncio
 import contextlib
@@ -50,9 +52,15 @@ Beside = Callable[[Replay], Coroutine[Any, Any, None]]
 
 
 def replay_one(
-    options: BenchOptions, workload: Workload, url: str, out: Path, console: Console, *beside: Beside
+    options: BenchOptions,
+    workload: Workload,
+    url: str,
+    out: Path,
+    console: Console,
+    *beside: Beside,
 ) -> Replayed:
-    """Replay the workload; write results, summary and the log of switches, if the server has one, into `out`.
+    """Replay the workload; write results, summary and the log of switches, if the server has one,
+    into `out`.
 
     Whether the client fell behind is in the summary (`view.lag_warning`).
 
@@ -77,7 +85,9 @@ def replay_one(
 
 
 def save(out: Path, results: Results, summary: dict[str, Any], log: dict[str, Any] | None) -> None:
-    """Write results, summary and the log of switches, if there is one, into a directory of their own."""
+    """Write results, summary and the log of switches, if there is one, into a directory of their
+    own.
+    """
     out.mkdir(exist_ok=True)
     results.save(out / RESULTS)
     for name, value in ((SUMMARY, summary), (SWITCHES, log)):
@@ -109,16 +119,30 @@ def probe(target: Target, options: BenchOptions) -> Served:
         try:
             models = {entry["id"]: entry.get("max_model_len") for entry in listed["data"]}
         except (KeyError, TypeError):
-            raise BenchError(f"{target.url}/v1/models: a list of models is expected, not {listed!r:.200}") from None
+            raise BenchError(
+                f"{target.url}/v1/models: a list of models is expected, not {listed!r:.200}"
+            ) from None
         if not models or (options.model is not None and options.model not in models):
-            raise BenchError(f"{target.url} serves {', '.join(models) or 'no model'}, not {options.model or 'any'}")
+            raise BenchError(
+                f"{target.url} serves {', '.join(models) or 'no model'}, not "
+                f"{options.model or 'any'}"
+            )
         chosen = options.model if options.model is not None else next(iter(models))
         ends = options.token_ids
-        body = {"model": chosen, "prompt": ends, "max_tokens": 1, **options.extra_body, "stream": False}
+        body = {
+            "model": chosen,
+            "prompt": ends,
+            "max_tokens": 1,
+            **options.extra_body,
+            "stream": False,
+        }
         try:
             _answer(http, "POST", target.url + "/v1/completions", body)
         except BenchError as error:
-            hint = f"a test request with the token ids {ends[0]} and {ends[1]} failed; --token-ids sets their range"
+            hint = (
+                f"a test request with the token ids {ends[0]} and {ends[1]} failed; "
+                "--token-ids sets their range"
+            )
             raise BenchError(f"{error}; {hint}") from None
     return Served(chosen, models[chosen])
 
@@ -127,7 +151,10 @@ def too_long(workload: Workload, served: Served) -> int:
     """How many requests need more tokens than the server allows for one."""
     if served.max_tokens is None:
         return 0
-    return sum(request.prompt_tokens + request.output_tokens > served.max_tokens for request in workload.requests)
+    return sum(
+        request.prompt_tokens + request.output_tokens > served.max_tokens
+        for request in workload.requests
+    )
 
 
 def measure(
@@ -138,7 +165,8 @@ def measure(
     *beside: Beside,
     made: Callable[[int], None] | None = None,
 ) -> Results:
-    """Replay a workload on a server that was probed. `made` is called with the number of request bodies made so far.
+    """Replay a workload on a server that was probed. `made` is called with the number of request
+    bodies made so far.
 
     SIGINT ends it early: completed requests are kept, the others are unfinished.
     """

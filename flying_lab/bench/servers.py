@@ -21,7 +21,8 @@ STOCK = ("stock-dp", "stock-tp")
 SYSTEMS: tuple[str, ...] = (*get_args(PolicyName), *STOCK)
 _PLUGIN = "flying_serving"
 _PLUGIN_GROUPS = tuple(
-    f"vllm.{kind}_plugins" for kind in ("general", "platform", "io_processor", "stat_logger", "endpoint")
+    f"vllm.{kind}_plugins"
+    for kind in ("general", "platform", "io_processor", "stat_logger", "endpoint")
 )
 """Of VLLM_PLUGINS, which names those of every kind that may be loaded."""
 _CHOSEN = {
@@ -31,7 +32,9 @@ _CHOSEN = {
     "--uds": "servers listen on a port",
     "--api-key": "it goes before the --",
 }
-_OWN = tuple("--" + name.replace("_", "-") for name in FlyingConfig.model_fields if name != "policy")
+_OWN = tuple(
+    "--" + name.replace("_", "-") for name in FlyingConfig.model_fields if name != "policy"
+)
 
 
 @dataclass(frozen=True)
@@ -56,21 +59,31 @@ def parse_server_args(line: Sequence[str]) -> ServerArgs:
         ConfigError: if the model is not first, or a flag is set by the comparison itself.
     """
     if not line or line[0].startswith("-"):
-        raise ConfigError("--compare: after -- the model is expected, then flags of vLLM: -- MODEL [FLAGS]")
+        raise ConfigError(
+            "--compare: after -- the model is expected, then flags of vLLM: -- MODEL [FLAGS]"
+        )
     parser = ServerParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--data-parallel-size", "-dp", type=int, default=1)
     parser.add_argument("--tensor-parallel-size", "-tp", type=int, default=1)
     for flag in (*_CHOSEN, *_OWN):
         parser.add_argument(flag)
     found, shared = parser.parse_known_args([with_dashes(word) for word in line[1:]])
-    given = {"--" + name.replace("_", "-"): value for name, value in vars(found).items() if value is not None}
+    given = {
+        "--" + name.replace("_", "-"): value
+        for name, value in vars(found).items()
+        if value is not None
+    }
     for flag, reason in _CHOSEN.items():
         if flag in given:
             raise ConfigError(f"{flag}={given[flag]!r} after --: {reason}")
-    if not any("enable-per-request-metrics" in word or word == "--disable-log-stats" for word in shared):
+    if not any(
+        "enable-per-request-metrics" in word or word == "--disable-log-stats" for word in shared
+    ):
         shared.append("--enable-per-request-metrics")  # else no server says how long requests wait
     ours = tuple(f"{flag}={given[flag]}" for flag in _OWN if flag in given)
-    return ServerArgs(line[0], found.data_parallel_size, found.tensor_parallel_size, tuple(shared), ours)
+    return ServerArgs(
+        line[0], found.data_parallel_size, found.tensor_parallel_size, tuple(shared), ours
+    )
 
 
 def command_line(name: str, args: ServerArgs, port: int) -> list[str]:
@@ -81,13 +94,24 @@ def command_line(name: str, args: ServerArgs, port: int) -> list[str]:
     if name in STOCK:
         line = ["vllm.entrypoints.openai.api_server", f"--model={args.model}", *sizes]
     else:
-        line = ["flying_serving.cli.main", "serve", args.model, f"--policy={name}", *sizes, *args.ours]
+        line = [
+            "flying_serving.cli.main",
+            "serve",
+            args.model,
+            f"--policy={name}",
+            *sizes,
+            *args.ours,
+        ]
     listen = [f"--host={HOST}", f"--port={port}"]
     return [sys.executable, "-m", *line, *listen, *args.shared]
 
 
-def environment(name: str, args: ServerArgs, api_key: str, base: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a server: stock vLLM without our plugin, all with the same number of threads."""
+def environment(
+    name: str, args: ServerArgs, api_key: str, base: Mapping[str, str]
+) -> dict[str, str]:
+    """The environment of a server: stock vLLM without our plugin, all with the same number of
+    threads.
+    """
     threads = max(1, read_topology().usable_cores // (args.engines * args.devices))
     made = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads), **base}
     made.pop("VLLM_API_KEY", None)
@@ -105,4 +129,6 @@ def start(name: str, args: ServerArgs, api_key: str, log: Path) -> ServerProcess
     port = ReservedPort()
     surroundings = environment(name, args, api_key, os.environ)
     scratch = Path(tempfile.mkdtemp(prefix="flying-bench-"))
-    return ServerProcess(command(command_line(name, args, port.number)), surroundings, port, log, scratch)
+    return ServerProcess(
+        command(command_line(name, args, port.number)), surroundings, port, log, scratch
+    )

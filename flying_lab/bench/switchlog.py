@@ -1,4 +1,6 @@
-"""The server's own log of its switches, as `GET /flying/switches` gives it, and the layouts that follow from it."""
+"""The server's own log of its switches, as `GET /flying/switches` gives it, and the layouts that
+follow from it.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +17,16 @@ ANSWER_S = 30.0
 Groups = tuple[tuple[int, ...], ...]
 
 
-class LoggedSwitch(msgspec.Struct, frozen=True, rename={"time_s": "time", "old": "from", "new": "to"}):
+class LoggedSwitch(
+    msgspec.Struct, frozen=True, rename={"time_s": "time", "old": "from", "new": "to"}
+):
     """What is used here of one switch; times in ms are those of the server's documentation."""
 
     number: int
     time_s: float
-    """When the engines were told, in seconds since the epoch by the server's clock; 0 while they are not."""
+    """When the engines were told, in seconds since the epoch by the server's clock; 0 while they
+    are not.
+    """
     old: Groups
     new: Groups
     reason: str = ""
@@ -70,11 +76,15 @@ def fetch(target: Target) -> dict[str, Any] | None:
             kept = {name: status[name] for name in ("layout", "devices_per_engine")}
             return {**kept, "switches": log["switches"]}
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-            raise BenchError(f"{target.url}/flying/switches: the log of switches cannot be read ({error!r})") from None
+            raise BenchError(
+                f"{target.url}/flying/switches: the log of switches cannot be read ({error!r})"
+            ) from None
 
 
 def load(path: Path) -> SwitchLog | None:
-    """Read the log beside results; None if there is no such file. Raises BenchError if the file is something else."""
+    """Read the log beside results; None if there is no such file. Raises BenchError if the file is
+    something else.
+    """
     try:
         return msgspec.json.decode(path.read_bytes(), type=SwitchLog)
     except FileNotFoundError:
@@ -90,7 +100,9 @@ def at_s(switch: LoggedSwitch, run: Run) -> float:
 
 def carried_out(log: SwitchLog) -> list[LoggedSwitch]:
     """The switches that engines were told of, in the order of time."""
-    return sorted((switch for switch in log.switches if switch.time_s), key=lambda switch: switch.time_s)
+    return sorted(
+        (switch for switch in log.switches if switch.time_s), key=lambda switch: switch.time_s
+    )
 
 
 def during(log: SwitchLog, run: Run) -> list[LoggedSwitch]:
@@ -101,8 +113,9 @@ def during(log: SwitchLog, run: Run) -> list[LoggedSwitch]:
 def spans(log: SwitchLog, run: Run) -> list[Span]:
     """The layouts of a replay, one after the other.
 
-    A layout counts from when the engines were told of it. The server keeps its last 1000 switches: of the time before
-    the first of them nothing is known, and there is no span, unless it is the server's very first switch.
+    A layout counts from when the engines were told of it. The server keeps its last 1000 switches:
+    of the time before the first of them nothing is known, and there is no span, unless it is the
+    server's very first switch.
     """
     found: list[Span] = []
     made = carried_out(log)

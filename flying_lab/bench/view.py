@@ -15,21 +15,33 @@ from rich.text import Text
 from flying_lab.bench.client import Replay
 from flying_lab.results.lag import MOST_LAG_MS
 
-LATENCIES = (("ttft", "TTFT"), ("tpot", "TPOT"), ("itl", "ITL"), ("e2el", "E2E"), ("queue_time", "queue time"))
+LATENCIES = (
+    ("ttft", "TTFT"),
+    ("tpot", "TPOT"),
+    ("itl", "ITL"),
+    ("e2el", "E2E"),
+    ("queue_time", "queue time"),
+)
 STATISTICS = ("mean", "median", "p90", "p99")
 ABSENT = "-"
 WATCH_S = 0.5
 
 
 class Watch:
-    """One line that is drawn anew while requests are made and sent; nothing where there is no terminal.
+    """One line that is drawn anew while requests are made and sent; nothing where there is no
+    terminal.
 
-    It is drawn by the client's own event loop, so it is kept plain: drawing takes time from the streams.
+    It is drawn by the client's own event loop, so it is kept plain: drawing takes time from the
+    streams.
     """
 
     def __init__(self, console: Console, requests: int) -> None:
         self._requests = requests
-        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        self._live = (
+            Live(console=console, auto_refresh=False, transient=True)
+            if console.is_terminal
+            else None
+        )
         self._last = (0.0, 0)
 
     def made(self, bodies: int) -> None:
@@ -49,7 +61,8 @@ class Watch:
         self._last = (at, tokens)
         failed = f", {replay.failed} failed" if replay.failed else ""
         self._draw(
-            f"{at:.1f} s: {replay.sent}/{self._requests} sent, {replay.sent - replay.done} running, "
+            f"{at:.1f} s: {replay.sent}/{self._requests} sent, {replay.sent - replay.done} "
+            "running, "
             f"{replay.done} done{failed}, {rate:.0f} tokens/s"
         )
 
@@ -81,11 +94,15 @@ def lag_warning(summaries: Collection[Mapping[str, Any]]) -> str | None:
     behind = [summary for summary in summaries if summary["client_behind"]]
     if not behind:
         return None
-    sending, reading = (max(one[f"p99_{name}_lag_ms"] for one in behind) for name in ("send", "loop"))
+    sending, reading = (
+        max(one[f"p99_{name}_lag_ms"] for one in behind) for name in ("send", "loop")
+    )
     where = f" in {len(behind)} of {len(summaries)} replays" if len(summaries) > 1 else ""
     return (
-        f"the client fell behind{where}: at the 99th percentile it was {sending:.1f} ms late in sending and "
-        f"{reading:.1f} ms late in reading, more than {MOST_LAG_MS:g} ms; the times measure the client too"
+        f"the client fell behind{where}: at the 99th percentile it was {sending:.1f} ms late in "
+        "sending and "
+        f"{reading:.1f} ms late in reading, more than {MOST_LAG_MS:g} ms; the times measure the "
+        "client too"
     )
 
 
@@ -96,7 +113,10 @@ def _totals(summary: dict[str, Any]) -> RenderableType:
         ("requests", f"{summary['num_prompts']}: {outcome}"),
         ("duration", f"{summary['duration']:.2f} s"),
         ("requests/s", number(summary["request_throughput"])),
-        ("output tokens/s", f"{number(summary['output_throughput'])}, at most {summary['max_output_tokens_per_s']}"),
+        (
+            "output tokens/s",
+            f"{number(summary['output_throughput'])}, at most {summary['max_output_tokens_per_s']}",
+        ),
         ("prompt + output tokens/s", number(summary["total_token_throughput"])),
         ("at the same time", f"at most {summary['max_concurrent_requests']} requests"),
     ]
@@ -105,7 +125,10 @@ def _totals(summary: dict[str, Any]) -> RenderableType:
         rows.append(("goodput requests/s", f"{number(summary['request_goodput'])}, {kept}"))
     if "deadline_attainment" in summary:
         rows.append(("deadlines kept", f"{summary['deadline_attainment']:.1%}"))
-    lag = f"p99 {summary['p99_send_lag_ms']:.2f} ms sending, {summary['p99_loop_lag_ms']:.2f} ms reading"
+    lag = (
+        f"p99 {summary['p99_send_lag_ms']:.2f} ms sending, "
+        f"{summary['p99_loop_lag_ms']:.2f} ms reading"
+    )
     rows.append(("the client's lag", lag))
     for name, value in rows:
         table.add_row(name, value)
@@ -123,7 +146,13 @@ def _latencies(summary: dict[str, Any]) -> Table:
 
 def _table(first: str, headings: Sequence[str], title: str | None = None) -> Table:
     """A table of numbers, each row with its name in front."""
-    table = Table(title=title and f"\n{title}", title_justify="left", title_style="", box=SIMPLE, padding=(0, 0, 0, 1))
+    table = Table(
+        title=title and f"\n{title}",
+        title_justify="left",
+        title_style="",
+        box=SIMPLE,
+        padding=(0, 0, 0, 1),
+    )
     table.add_column(first, no_wrap=True)
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
@@ -142,7 +171,9 @@ def _groups(title: str, groups: dict[str, dict[str, Any]]) -> Table:
     return table
 
 
-def systems(title: str, columns: Sequence[tuple[str, str]], summaries: Mapping[str, Mapping[str, Any]]) -> Table:
+def systems(
+    title: str, columns: Sequence[tuple[str, str]], summaries: Mapping[str, Mapping[str, Any]]
+) -> Table:
     """One row for each system; `columns`: (heading, key of its summary)."""
     headings = (heading.replace(" ", "\n") for heading, _ in columns)
     table = _table("system", ("completed", *headings), title)
@@ -153,7 +184,11 @@ def systems(title: str, columns: Sequence[tuple[str, str]], summaries: Mapping[s
 
 
 def number(value: float | None) -> str:
-    """A number for a table, four or five characters up to 99,999, so that a table fits 80 columns."""
+    """A number for a table, four or five characters up to 99,999, so that a table fits 80
+    columns.
+    """
     if not isinstance(value, float):
         return ABSENT if value is None else str(value)
-    return next((text for digits in (2, 1) if len(text := f"{value:.{digits}f}") <= 5), f"{value:.0f}")
+    return next(
+        (text for digits in (2, 1) if len(text := f"{value:.{digits}f}") <= 5), f"{value:.0f}"
+    )

@@ -9,7 +9,9 @@ from flying_serving.cli.flags import flags
 
 @flags
 def simulate(options: SimulatorOptions, workload: WorkloadOptions) -> None:
-    """Simulate servers with a model and devices that you do not have: the same controller, on a modelled cluster."""
+    """Simulate servers with a model and devices that you do not have: the same controller, on a
+    modelled cluster.
+    """
     from flying_lab.cli import simulation as command
 
     raise typer.Exit(command.main(options, workload))

@@ -1,4 +1,6 @@
-"""`flying-serving simulate`: check everything, then serve one workload with several systems, and compare them."""
+"""`flying-serving simulate`: check everything, then serve one workload with several systems, and
+compare them.
+"""
 
 import json
 import math
@@ -74,7 +76,10 @@ def main(asked: SimulatorOptions, workload_options: WorkloadOptions) -> int:
     if asked.out is not None:
         make_out(asked.out)
     console = output(stderr=asked.as_json, width=150)
-    where = f"{asked.model or 'measured'} on {'' if asked.nodes == 1 else f'{asked.nodes} x '}{asked.hardware}"
+    where = (
+        f"{asked.model or 'measured'} on "
+        f"{'' if asked.nodes == 1 else f'{asked.nodes} x '}{asked.hardware}"
+    )
     nodes = (asked.nodes, asked.router)
     runs = [run(system, workload, where, console, asked.slo, nodes) for system in systems]
     if asked.out is not None:
@@ -89,7 +94,8 @@ def main(asked: SimulatorOptions, workload_options: WorkloadOptions) -> int:
 
 
 def machine_of(model: str | None, devices: str, utilization: float) -> Machine:
-    """What the systems run on: a model on devices like `h200x8`, or the server of a file of `flying-serving fit`.
+    """What the systems run on: a model on devices like `h200x8`, or the server of a file of
+    `flying-serving fit`.
 
     Raises:
         ConfigError: naming the flag, its value and what exists.
@@ -97,24 +103,35 @@ def machine_of(model: str | None, devices: str, utilization: float) -> Machine:
     path = Path(devices)
     if path.is_file():
         if model is not None:
-            raise ConfigError(f"--model={model!r}: {devices} was measured with a model; leave --model out")
+            raise ConfigError(
+                f"--model={model!r}: {devices} was measured with a model; leave --model out"
+            )
         return load_measured(path)
     if model is None:
-        raise ConfigError(f"--model is needed: one of {', '.join(models.names())}, or a config.json")
+        raise ConfigError(
+            f"--model is needed: one of {', '.join(models.names())}, or a config.json"
+        )
     return Modelled(models.load(model), hardware.parse_devices(devices), utilization)
 
 
 def _keeping_prefixes(system: System, workload: Workload) -> System:
-    """The same with prefix caches. Raises ConfigError if the workload does not say which prompts begin alike."""
+    """The same with prefix caches. Raises ConfigError if the workload does not say which prompts
+    begin alike.
+    """
     if not any(request.hash_ids for request in workload.requests):
-        raise ConfigError("--prefix-caching: no request of this workload has hash ids, so no two prompts begin alike")
+        raise ConfigError(
+            "--prefix-caching: no request of this workload has hash ids, so no two prompts begin "
+            "alike"
+        )
     return replace(system, hash_id_tokens=workload.block_tokens)
 
 
 def _split(text: str, machine: Machine) -> list[str]:
     asked = [name.strip() for name in text.split(",") if name.strip()]
     if not asked or len(set(asked)) < len(asked):
-        raise ConfigError(f"--policy={text!r}: names with commas between, each once: {', '.join(names(machine))}")
+        raise ConfigError(
+            f"--policy={text!r}: names with commas between, each once: {', '.join(names(machine))}"
+        )
     return asked
 
 
@@ -126,11 +143,17 @@ def run(
     slo: Slo | None = None,
     nodes: tuple[int, RouterName] = (1, "cache-aware"),
 ) -> Simulated:
-    """Serve a workload with nodes behind a router, with a progress bar where there is a terminal."""
+    """Serve a workload with nodes behind a router, with a progress bar where there is a
+    terminal.
+    """
     count, router = nodes
     fleet = Fleet(system, count, make_router(router, workload.block_tokens))
     bar = Progress(
-        TextColumn(f"{system.name:16}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+        TextColumn(f"{system.name:16}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
     )
     bar.disable = not console.is_terminal
     with bar:
@@ -146,7 +169,9 @@ def run(
 def _of_nodes(fleet: Fleet, router: RouterName) -> dict[str, Any]:
     """What a summary says of prefix caches, and of several nodes."""
     queried_tokens, hit_tokens = fleet.prefix_tokens()
-    said: dict[str, Any] = {"prefix_cache_hit_rate": hit_tokens / queried_tokens} if queried_tokens else {}
+    said: dict[str, Any] = (
+        {"prefix_cache_hit_rate": hit_tokens / queried_tokens} if queried_tokens else {}
+    )
     if len(fleet.nodes) > 1:
         said |= {"router": router, "node_requests": fleet.routed}
     return said
@@ -159,7 +184,9 @@ def measured(one: Simulated) -> MeasuredSystem:
 
 
 def save(runs: Sequence[Simulated], workload: Workload, out: Path) -> None:
-    """Write what `bench --compare` writes: the workload, each system's results in its directory, figures and a page."""
+    """Write what `bench --compare` writes: the workload, each system's results in its directory,
+    figures and a page.
+    """
     from flying_lab.bench.report import load, page  # matplotlib
 
     files.save(workload, out / "workload.jsonl")

@@ -17,8 +17,12 @@ class SimulatorOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    hardware: str = Field(description="Devices like h200x8, or a file that `flying-serving fit` wrote.")
-    model: str | None = Field(default=None, description="A packaged model, like llama-3-70b, or a config.json.")
+    hardware: str = Field(
+        description="Devices like h200x8, or a file that `flying-serving fit` wrote."
+    )
+    model: str | None = Field(
+        default=None, description="A packaged model, like llama-3-70b, or a config.json."
+    )
     policy: str = Field(
         default="auto,static-dp,static-tp",
         description="Systems to compare, with commas between; a wrong name lists them all.",
@@ -31,20 +35,31 @@ class SimulatorOptions(BaseModel):
     )
     nodes: int = Field(default=1, ge=1, le=1024, description="Servers, all alike, behind a router.")
     router: RouterName = Field(
-        default="cache-aware", description="How it chooses a server: cache-aware, least-load or round-robin."
+        default="cache-aware",
+        description="How it chooses a server: cache-aware, least-load or round-robin.",
     )
     prefix_caching: bool = Field(
-        default=False, description="Keep computed prompts, which hash ids of the trace say are shared."
+        default=False,
+        description="Keep computed prompts, which hash ids of the trace say are shared.",
     )
-    max_num_seqs: int = Field(default=1024, ge=1, description="Requests per engine or group at a time.")
+    max_num_seqs: int = Field(
+        default=1024, ge=1, description="Requests per engine or group at a time."
+    )
     max_num_batched_tokens: int = Field(default=8192, ge=1, description="Tokens per step.")
     horizon_s: float = Field(
         default=SERVER.horizon_s, ge=0.1, le=3600, description="How far ahead layouts are compared."
     )
     tbt_slo_ms: float | None = Field(
-        default=None, gt=0, le=3_600_000, description="Longest time between two tokens, as that of `serve`."
+        default=None,
+        gt=0,
+        le=3_600_000,
+        description="Longest time between two tokens, as that of `serve`.",
     )
-    lend_weights: bool = Field(default=False, description="As that of `serve`; for systems that change their layout.")
-    out: Path | None = Field(default=None, description="Directory for the same files as those of `bench --compare`.")
+    lend_weights: bool = Field(
+        default=False, description="As that of `serve`; for systems that change their layout."
+    )
+    out: Path | None = Field(
+        default=None, description="Directory for the same files as those of `bench --compare`."
+    )
     slo: SloOption = None
     as_json: AsJson = False

@@ -1,10 +1,12 @@
-"""`make demo`: engines on the CPU, one for each core, that merge and split while requests stream. Ends by itself.
+"""`make demo`: engines on the CPU, one for each core, that merge and split while requests stream.
+Ends by itself.
 
-First, two engines share a request, and an operator changes the layout while requests stream. Then the server decides: a
-burst between two quiet phases, in both fixed layouts and with policy `auto`.
+First, two engines share a request, and an operator changes the layout while requests stream. Then
+the server decides: a burst between two quiet phases, in both fixed layouts and with policy `auto`.
 
-Exit code 0: every request got all its tokens, every switch that was ordered was made, `auto` has switched,
-and after the first part the block bookkeeping is consistent. How fast `auto` was is told, whatever it is.
+Exit code 0: every request got all its tokens, every switch that was ordered was made, `auto` has
+switched, and after the first part the block bookkeeping is consistent. How fast `auto` was is told,
+whatever it is.
 """
 
 import argparse
@@ -40,10 +42,18 @@ def main() -> int:
     """Run the demo; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m flying_lab.demo", description=__doc__)
     part = parser.add_mutually_exclusive_group()
-    part.add_argument("--layouts", action="store_true", help="only the first part: an operator changes the layout")
-    part.add_argument("--auto", action="store_true", help="only the second part: the server decides")
-    parser.add_argument("--seconds", type=float, default=2.5, help="seconds in each layout (default: %(default)s)")
-    parser.add_argument("--models", type=Path, default=CHECKOUT / ".models", help="directory of the models")
+    part.add_argument(
+        "--layouts", action="store_true", help="only the first part: an operator changes the layout"
+    )
+    part.add_argument(
+        "--auto", action="store_true", help="only the second part: the server decides"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=2.5, help="seconds in each layout (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--models", type=Path, default=CHECKOUT / ".models", help="directory of the models"
+    )
     options = parser.parse_args()
     if not 0.5 <= options.seconds <= 600:
         parser.error("--seconds must be between 0.5 and 600")
@@ -61,7 +71,8 @@ def main() -> int:
 
 
 def others_note(percents: Sequence[float], topology: Topology) -> str | None:
-    """What to say of other programs that were at work before the demo began; None if they used little.
+    """What to say of other programs that were at work before the demo began; None if they used
+    little.
 
     `percents`: how busy each CPU of the machine was. Those that the demo may run on count.
     """
@@ -70,7 +81,8 @@ def others_note(percents: Sequence[float], topology: Topology) -> str | None:
     if used < FEW_CPUS:
         return None
     return (
-        f"Note: other programs use {used:.1f} of {len(numbers)} CPUs that the demo may run on. They slow what is "
+        f"Note: other programs use {used:.1f} of {len(numbers)} CPUs that the demo may run on. "
+        "They slow what is "
         "measured here, most of all engines together, as these wait for each other."
     )
 

@@ -1,5 +1,6 @@
-"""The demo's first part: two engines share a request; then requests stream while an operator takes the layout from
-engines apart to all together and back."""
+"""The demo's first part: two engines share a request; then requests stream while an operator takes
+the layout from engines apart to all together and back.
+"""
 
 import asyncio
 import json
@@ -41,7 +42,11 @@ def run(console: Console, models: Path, seconds: float) -> Shown:
     with servers.start("manual", args, "", out / "server.log") as server:
         ready_s = show_start(server, console)
         seen = split.show(server.url)
-        console.print(f"{ENGINES} engines ready in {ready_s:.1f} s", *([] if seen.wrong else [seen.line]), sep="\n")
+        console.print(
+            f"{ENGINES} engines ready in {ready_s:.1f} s",
+            *([] if seen.wrong else [seen.line]),
+            sep="\n",
+        )
         console.print(f"{RATE_RPS:g} requests/s from here on")
         operator = partial(_operate, server.url, console, seconds)
         replayed = replay_one(OPTIONS, workload(seconds), server.url, out, console, operator)
@@ -54,7 +59,11 @@ def run(console: Console, models: Path, seconds: float) -> Shown:
     wrong = seen.wrong + problems(out)
     if len(records) != len(PLAN):
         wrong.append(f"{len(records)} switches recorded, {len(PLAN)} made")
-    times = [(record["number"], name, record[name]) for record in records for name in ("cutover_ms", "drain_ms")]
+    times = [
+        (record["number"], name, record[name])
+        for record in records
+        for name in ("cutover_ms", "drain_ms")
+    ]
     wrong += [f"switch {number} has no {name}" for number, name, value in times if value is None]
     if check.status_code != 200:
         wrong.append(f"block bookkeeping: {check.text}")
@@ -66,10 +75,17 @@ def run(console: Console, models: Path, seconds: float) -> Shown:
 def workload(seconds: float) -> Workload:
     """Poisson arrivals; the phase of a request is the layout that is planned at its arrival."""
     duration_s = seconds * (1 + len(PLAN))
-    kind = Poisson(duration_s=duration_s, rate_rps=RATE_RPS, prompt_tokens=(32, 160), output_tokens=(48, 144))
+    kind = Poisson(
+        duration_s=duration_s, rate_rps=RATE_RPS, prompt_tokens=(32, 160), output_tokens=(48, 144)
+    )
     made = synthesise(kind, seed=0)
-    phases = [render.degrees_text(groups) for groups in (layout_of(1), *(groups for groups, _ in PLAN))]
-    return made.having(replace(request, phase=phases[int(request.arrival_s / seconds)]) for request in made.requests)
+    phases = [
+        render.degrees_text(groups) for groups in (layout_of(1), *(groups for groups, _ in PLAN))
+    ]
+    return made.having(
+        replace(request, phase=phases[int(request.arrival_s / seconds)])
+        for request in made.requests
+    )
 
 
 def switch_table(records: Sequence[dict[str, Any]]) -> Table:
@@ -81,7 +97,9 @@ def switch_table(records: Sequence[dict[str, Any]]) -> Table:
     for heading in ("in flight", "cutover", "drain", "gap"):
         table.add_column(heading, justify="right")
     for one in records:
-        times = (render.figure(one[f"{name}_ms"]) for name in ("cutover", "drain", "worst_token_gap"))
+        times = (
+            render.figure(one[f"{name}_ms"]) for name in ("cutover", "drain", "worst_token_gap")
+        )
         degrees = (render.degrees_text(one[end]) for end in ("from", "to"))
         table.add_row(*degrees, one["mode"], str(one["requests_in_flight"]), *times)
     return table
@@ -90,10 +108,14 @@ def switch_table(records: Sequence[dict[str, Any]]) -> Table:
 def conclusion(records: Sequence[dict[str, Any]]) -> str:
     """What a newcomer has seen, in plain words."""
     cutover_ms = max(one["cutover_ms"] for one in records)
-    gaps = {mode: max(one["worst_token_gap_ms"] for one in records if one["mode"] == mode) for _, mode in PLAN}
+    gaps = {
+        mode: max(one["worst_token_gap_ms"] for one in records if one["mode"] == mode)
+        for _, mode in PLAN
+    }
     stood = ", ".join(f"{gap_ms / 1e3:.2f} s with mode {mode}" for mode, gap_ms in gaps.items())
     return (
-        f"In plain words: the layout changed {len(records)} times while requests streamed, each time within "
+        f"In plain words: the layout changed {len(records)} times while requests streamed, each "
+        "time within "
         f"{cutover_ms:.0f} ms. No stream stood still for longer than {stood}."
     )
 
@@ -105,4 +127,6 @@ async def _operate(url: str, console: Console, seconds: float, replay: Replay) -
             await asyncio.sleep(max(0.0, number * seconds - replay.elapsed_s))
             answer = await http.post("/flying/layout", json={"groups": groups, "mode": mode})
             cutover_ms = answer.raise_for_status().json()["cutover_ms"]
-            console.print(f"to {render.degrees_text(groups)} by {mode}: cutover {cutover_ms:.1f} ms")
+            console.print(
+                f"to {render.degrees_text(groups)} by {mode}: cutover {cutover_ms:.1f} ms"
+            )

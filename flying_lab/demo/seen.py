@@ -1,4 +1,6 @@
-"""What was seen of three servers with the same load: by phase, in a table and in plain sentences. Pure."""
+"""What was seen of three servers with the same load: by phase, in a table and in plain sentences.
+Pure.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +22,9 @@ _MEAN = "mean_e2el_ms"
 
 @dataclass(frozen=True)
 class Seen:
-    """A phase: its requests, and by server the mean seconds from sending a request to its last token."""
+    """A phase: its requests, and by server the mean seconds from sending a request to its last
+    token.
+    """
 
     name: str
     requests: int
@@ -38,7 +42,9 @@ class Seen:
 
     @property
     def more(self) -> float:
-        """How much longer `auto` took than the better fixed layout, as a share; negative if it took less."""
+        """How much longer `auto` took than the better fixed layout, as a share; negative if it took
+        less.
+        """
         return self.mean_s[AUTO] / self.mean_s[self.best] - 1
 
 
@@ -46,7 +52,11 @@ def phases_of(summaries: Mapping[str, Summary]) -> list[Seen]:
     """The phases in their order, and all requests at the end. Every request has completed."""
     parts = {name: {**summary["phases"], ALL: summary} for name, summary in summaries.items()}
     return [
-        Seen(phase, one["num_prompts"], {name: part[phase][_MEAN] / 1e3 for name, part in parts.items()})
+        Seen(
+            phase,
+            one["num_prompts"],
+            {name: part[phase][_MEAN] / 1e3 for name, part in parts.items()},
+        )
         for phase, one in parts[AUTO].items()
     ]
 
@@ -69,7 +79,10 @@ def strengths(phases: Sequence[Seen]) -> Iterator[str]:
     for one in phases:
         if one.name != ALL:
             share = one.mean_s[one.other] / one.mean_s[one.best]
-            yield f"{one.name}: {WORDS[one.best]} are best; {WORDS[one.other]} take {share:.1f} times as long"
+            yield (
+                f"{one.name}: {WORDS[one.best]} are best; {WORDS[one.other]} take "
+                f"{share:.1f} times as long"
+            )
 
 
 def decisions(results: Results, log: SwitchLog) -> Iterator[str]:
@@ -80,12 +93,17 @@ def decisions(results: Results, log: SwitchLog) -> Iterator[str]:
     for one in log.switches:
         at_s = one.time_s - results.run.started_wall_s
         flying = f"{one.requests_in_flight} in flight"
-        yield f"  {at_s:.1f} s, {phase_at(results, at_s)}: to {degrees_text(one.new)} by {one.mode}, {flying}"
+        yield (
+            f"  {at_s:.1f} s, {phase_at(results, at_s)}: to {degrees_text(one.new)} by "
+            f"{one.mode}, {flying}"
+        )
         yield f"    because of {one.reason}"
 
 
 def phase_at(results: Results, time_s: float) -> str:
-    """The phase of the last request that was due by then; before all of them a request tests the server."""
+    """The phase of the last request that was due by then; before all of them a request tests the
+    server.
+    """
     named = zip(results.floats("arrival_s"), results.texts("phase"), strict=True)
     due = [phase for arrival_s, phase in named if arrival_s <= time_s]
     return str(due[-1]) if due else "test request"
@@ -97,14 +115,19 @@ def conclusion(phases: Sequence[Seen], log: SwitchLog) -> str:
     apart = sum(_widest(one.new) < _widest(one.old) for one in log.switches)
     *single, whole = phases
     where = {name: [one.name for one in single if one.best == name] for name in FIXED}
-    better = (f"{WORDS[name]} were faster in {quoted(found)}" for name, found in where.items() if found)
+    better = (
+        f"{WORDS[name]} were faster in {quoted(found)}" for name, found in where.items() if found
+    )
     against = "more" if whole.more >= 0 else "less"
     verdict = (
-        f"{whole.mean_s[AUTO]:.2f} s on average, {abs(whole.more):.0%} {against} than with the better fixed layout"
+        f"{whole.mean_s[AUTO]:.2f} s on average, {abs(whole.more):.0%} {against} than "
+        "with the better fixed layout"
     )
     return (
-        f"\nIn plain words: {', '.join(better)}. With auto the server joined its engines {times(joined)} and parted "
-        f"them {times(apart)} by itself while requests streamed, and every request got all its tokens. A request then "
+        f"\nIn plain words: {', '.join(better)}. With auto the server joined its engines "
+        f"{times(joined)} and parted "
+        f"them {times(apart)} by itself while requests streamed, and every request got all its "
+        "tokens. A request then "
         f"took {verdict} ({WORDS[whole.best]}, {whole.mean_s[whole.best]:.2f} s)."
     )
 

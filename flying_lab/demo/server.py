@@ -1,4 +1,6 @@
-"""The demo's servers: their flags, what they do while they start, and what is wrong in their results."""
+"""The demo's servers: their flags, what they do while they start, and what is wrong in their
+results.
+"""
 
 import json
 import re
@@ -20,7 +22,9 @@ from flying_serving.placement.topology import read_topology
 
 
 def engines_for(cores: int) -> int:
-    """As many engines as cores: the largest power of two, and at least two, as one engine has nothing to switch."""
+    """As many engines as cores: the largest power of two, and at least two, as one engine has
+    nothing to switch.
+    """
     return max(2, min(MAX_ENGINES, 1 << (cores.bit_length() - 1)))
 
 
@@ -46,7 +50,9 @@ SERVER_PHASES = (
 """Texts in the API server's log, and the phases that they begin."""
 _SERVER_LINE = re.compile(r"^\(APIServer pid=\d+\) (.*)")
 # Engines name their phases themselves (worker/lanes.py); the other lines are vLLM's.
-_ENGINE_LINE = re.compile(r"^\(EngineCore_DP(\d+) pid=\d+\) .*?\] (?:engine \d+: (.*)|(init engine) .*)")
+_ENGINE_LINE = re.compile(
+    r"^\(EngineCore_DP(\d+) pid=\d+\) .*?\] (?:engine \d+: (.*)|(init engine) .*)"
+)
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,12 @@ def show_start(server: ServerProcess, console: Console) -> float:
     with Live(console=console, refresh_per_second=8, transient=True) as live:
 
         def show(waited_s: float) -> None:
-            table = Table(box=None, show_header=False, title=f"starting, {waited_s:.0f} s", title_justify="left")
+            table = Table(
+                box=None,
+                show_header=False,
+                title=f"starting, {waited_s:.0f} s",
+                title_justify="left",
+            )
             for name, phase in phases(server.log()).items():
                 mark = "[green]✓[/green]" if phase == "ready" else spinner if phase else ""
                 table.add_row(mark, name, phase)
@@ -89,17 +100,25 @@ def phases(log: str, engines: int = ENGINES) -> dict[str, str]:
             found[f"engine {engine[1]}"] = engine[2] or "ready"
             found[SERVER] = "waiting for the engines"
         elif server := _SERVER_LINE.match(line):
-            found[SERVER] = next((phase for text, phase in SERVER_PHASES if text in server[1]), found[SERVER])
+            found[SERVER] = next(
+                (phase for text, phase in SERVER_PHASES if text in server[1]), found[SERVER]
+            )
     return found
 
 
 def problems(results: Path) -> list[str]:
-    """What is wrong in the results of one system: requests that failed or were cut short, switches that failed."""
+    """What is wrong in the results of one system: requests that failed or were cut short, switches
+    that failed.
+    """
     if not (results / SUMMARY).exists():
         return ["there are no results"]
     summary = json.loads((results / SUMMARY).read_text(encoding="utf-8"))
     found = [f"{summary[key]} requests {key}" for key in ("failed", "unfinished") if summary[key]]
     if not (results / SWITCHES).exists():
         return [*found, "there is no log of its switches"]
-    records: list[dict[str, Any]] = json.loads((results / SWITCHES).read_text(encoding="utf-8"))["switches"]
-    return found + [f"switch {one['number']}: {one['problem']}" for one in records if one["problem"] is not None]
+    records: list[dict[str, Any]] = json.loads((results / SWITCHES).read_text(encoding="utf-8"))[
+        "switches"
+    ]
+    return found + [
+        f"switch {one['number']}: {one['problem']}" for one in records if one["problem"] is not None
+    ]

@@ -1,7 +1,9 @@
-"""The demo's second part: the same load on engines apart, on engines together, and on a server that decides itself.
+"""The demo's second part: the same load on engines apart, on engines together, and on a server that
+decides itself.
 
-The load is one long prompt at a time, then a burst of short requests, then long prompts again. All engines together
-compute a long prompt sooner. Each group serves MAX_NUM_SEQS requests at a time, so engines apart serve more at once.
+The load is one long prompt at a time, then a burst of short requests, then long prompts again. All
+engines together compute a long prompt sooner. Each group serves MAX_NUM_SEQS requests at a time, so
+engines apart serve more at once.
 """
 
 import tempfile
@@ -54,7 +56,9 @@ def run(console: Console, models: Path) -> Shown:
     load = workload(PHASES)
     files.save(load, out / "workload.jsonl")
     console.print(
-        f"a group of any size serves {MAX_NUM_SEQS} requests at a time; the load:", *map(_told, PHASES), sep="\n"
+        f"a group of any size serves {MAX_NUM_SEQS} requests at a time; the load:",
+        *map(_told, PHASES),
+        sep="\n",
     )
     size = f"--data-parallel-size={ENGINES}"
     args = servers.parse_server_args([str(model), size, *FLAGS, f"--max-num-seqs={MAX_NUM_SEQS}"])
@@ -76,7 +80,11 @@ def workload(phases: tuple[Phase, ...]) -> Workload:
     for phase in phases:
         for number in range(phase.requests):
             at_s = begin_s + number * phase.every_s
-            requests.append(Request(len(requests), at_s, phase.prompt_tokens, phase.output_tokens, phase=phase.name))
+            requests.append(
+                Request(
+                    len(requests), at_s, phase.prompt_tokens, phase.output_tokens, phase=phase.name
+                )
+            )
         begin_s += phase.requests * phase.every_s + phase.pause_s
     return Workload("demo", 1, tuple(requests), origin="flying_lab.demo")
 

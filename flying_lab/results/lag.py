@@ -32,7 +32,9 @@ class Lag(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LagMeter:
-    """Collects how late requests were sent, and how late a regular timer of the event loop fires."""
+    """Collects how late requests were sent, and how late a regular timer of the event loop
+    fires.
+    """
 
     def __init__(self) -> None:
         self._send_s = array("d")

@@ -1,6 +1,8 @@
-"""Every metric, defined once. Names are those of `vllm bench serve`, so are the definitions unless it says otherwise.
+"""Every metric, defined once. Names are those of `vllm bench serve`, so are the definitions unless
+it says otherwise.
 
-Times of a request count from the moment it was sent, as in vLLM; how late that was is the client's lag, reported apart.
+Times of a request count from the moment it was sent, as in vLLM; how late that was is the client's
+lag, reported apart.
 """
 
 from collections import Counter
@@ -30,9 +32,13 @@ def e2el_s(results: Results) -> Floats:
 
 
 def tpot_s(results: Results) -> Floats:
-    """Time per output token after the first: (e2el - ttft) / (output tokens - 1); NaN for less than two tokens."""
+    """Time per output token after the first: (e2el - ttft) / (output tokens - 1); NaN for less than
+    two tokens.
+    """
     after_first = results.floats("output_tokens") - 1
-    return np.where(after_first > 0, (e2el_s(results) - ttft_s(results)) / np.maximum(after_first, 1), np.nan)
+    return np.where(
+        after_first > 0, (e2el_s(results) - ttft_s(results)) / np.maximum(after_first, 1), np.nan
+    )
 
 
 def itl_s(results: Results, requests: Mask) -> Floats:
@@ -42,7 +48,9 @@ def itl_s(results: Results, requests: Mask) -> Floats:
 
 
 def token_gaps(results: Results, requests: Mask | None = None) -> tuple[Floats, Floats]:
-    """(begin, end) of the time between each event with tokens and the next of the same request, by default of all."""
+    """(begin, end) of the time between each event with tokens and the next of the same request, by
+    default of all.
+    """
     owner = np.repeat(np.arange(len(results)), results.event_ends - results.event_starts)
     same = owner[1:] == owner[:-1]
     if requests is not None:
@@ -51,12 +59,16 @@ def token_gaps(results: Results, requests: Mask | None = None) -> tuple[Floats, 
 
 
 def queue_s(results: Results) -> Floats:
-    """Time in the engine's queue as the server reports it (vLLM's --enable-per-request-metrics); NaN if it does not."""
+    """Time in the engine's queue as the server reports it (vLLM's --enable-per-request-metrics);
+    NaN if it does not.
+    """
     return results.floats("queue_s")
 
 
 def good(results: Results, slo: Slo) -> Mask:
-    """The requests that are complete and keep every limit. One token has a TPOT of 0, as in vLLM."""
+    """The requests that are complete and keep every limit. One token has a TPOT of 0, as in
+    vLLM.
+    """
     mask = results.ok.copy()
     for limit_ms, values in (
         (slo.ttft, ttft_s(results)),
@@ -69,16 +81,24 @@ def good(results: Results, slo: Slo) -> Mask:
 
 
 def deadlines_kept(results: Results) -> Mask:
-    """The requests that are complete by their deadline, which counts from their arrival in the workload."""
-    over_s = e2el_s(results) + results.floats("sent_s") - results.floats("arrival_s") - results.floats("deadline_s")
+    """The requests that are complete by their deadline, which counts from their arrival in the
+    workload.
+    """
+    over_s = (
+        e2el_s(results)
+        + results.floats("sent_s")
+        - results.floats("arrival_s")
+        - results.floats("deadline_s")
+    )
     return results.ok & (over_s <= 0)
 
 
 def summarise(results: Results, slo: Slo | None = None) -> Summary:
     """All metrics of a replay, of each of its phases, and of each priority if there are several.
 
-    As in vLLM, latencies and throughput are those of completed requests. What is not completed is counted: `completed`,
-    `failed` and `unfinished` add up to `num_prompts`. Unlike in vLLM a metric without values is None, not 0.
+    As in vLLM, latencies and throughput are those of completed requests. What is not completed is
+    counted: `completed`, `failed` and `unfinished` add up to `num_prompts`. Unlike in vLLM a metric
+    without values is None, not 0.
     """
     run, everything = results.run, np.ones(len(results), dtype=bool)
     summary: Summary = {
@@ -152,7 +172,9 @@ def _counts(results: Results, requests: Mask, duration_s: float, slo: Slo | None
     """How many requests and tokens, in all and per second."""
     status = results.texts("status")
     done = results.ok & requests
-    prompts, outputs = (int(results.floats(name)[done].sum()) for name in ("prompt_tokens", "output_tokens"))
+    prompts, outputs = (
+        int(results.floats(name)[done].sum()) for name in ("prompt_tokens", "output_tokens")
+    )
     counts: Summary = {
         "num_prompts": int(requests.sum()),
         "completed": int(done.sum()),

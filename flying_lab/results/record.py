@@ -1,4 +1,6 @@
-"""What is kept of each request while a workload is replayed. Times in seconds since the start of the replay."""
+"""What is kept of each request while a workload is replayed. Times in seconds since the start of
+the replay.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,9 @@ NOT_SENT = "not sent"
 class Record:
     """One request, from its place in the workload to its last byte.
 
-    `ok`: all tokens that were asked for have come. `failed`: the server refused it, broke off with an error, or the
-    connection did. `unfinished`: it ended early, took longer than it may, or was cut off by the end of the replay.
+    `ok`: all tokens that were asked for have come. `failed`: the server refused it, broke off with
+    an error, or the connection did. `unfinished`: it ended early, took longer than it may, or was
+    cut off by the end of the replay.
     """
 
     request: Request

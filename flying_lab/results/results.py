@@ -1,4 +1,6 @@
-"""Results of one replay: a table with a row for each request, and what holds for all of them. Kept as parquet."""
+"""Results of one replay: a table with a row for each request, and what holds for all of them. Kept
+as parquet.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,15 @@ SCHEMA = pa.schema(
         ("deadline_s", pa.float64()),
     ]
 )
-_OF_REQUEST = ("index", "arrival_s", "prompt_tokens", "phase", "priority", "tp_degree", "deadline_s")
+_OF_REQUEST = (
+    "index",
+    "arrival_s",
+    "prompt_tokens",
+    "phase",
+    "priority",
+    "tp_degree",
+    "deadline_s",
+)
 
 
 class Run(Lag, frozen=True):
@@ -62,15 +72,18 @@ class Run(Lag, frozen=True):
     duration_s: float
     """From time 0 to the end of the last request."""
     wall_drift_s: float = 0.0
-    """How much the clock on the wall was set forward while the replay ran; then logs of servers are out of step."""
+    """How much the clock on the wall was set forward while the replay ran; then logs of servers are
+    out of step.
+    """
 
 
 @dataclass(frozen=True)
 class Results:
     """A replay's table and what holds for it as a whole.
 
-    Times in the table are seconds since the start of the replay. `token_s` has the time of each event that brought
-    tokens, `token_counts` how many it brought. Missing numbers are NaN in the arrays.
+    Times in the table are seconds since the start of the replay. `token_s` has the time of each
+    event that brought tokens, `token_counts` how many it brought. Missing numbers are NaN in the
+    arrays.
     """
 
     run: Run
@@ -85,7 +98,9 @@ class Results:
                 if name == "max_tokens":
                     columns[name].append(record.request.output_tokens)
                 else:
-                    columns[name].append(getattr(record.request if name in _OF_REQUEST else record, name))
+                    columns[name].append(
+                        getattr(record.request if name in _OF_REQUEST else record, name)
+                    )
         return cls(run, pa.table(columns, schema=SCHEMA))
 
     def save(self, path: Path) -> None:
@@ -103,7 +118,9 @@ class Results:
         except (OSError, pa.ArrowException, msgspec.DecodeError, KeyError) as error:
             raise BenchError(f"{path}: no results of `flying-serving bench` ({error})") from None
         if table.schema.remove_metadata() != SCHEMA:
-            raise BenchError(f"{path}: results of another version; columns {', '.join(table.column_names)}")
+            raise BenchError(
+                f"{path}: results of another version; columns {', '.join(table.column_names)}"
+            )
         return cls(run, table.replace_schema_metadata(None))
 
     def __len__(self) -> int:
@@ -112,7 +129,9 @@ class Results:
     def floats(self, name: str) -> Floats:
         """A column of numbers, NaN where there is none."""
         column = self.table.column(name).cast(pa.float64()).combine_chunks()
-        return np.asarray(column.fill_null(float("nan")).to_numpy(zero_copy_only=False), dtype=np.float64)
+        return np.asarray(
+            column.fill_null(float("nan")).to_numpy(zero_copy_only=False), dtype=np.float64
+        )
 
     def texts(self, name: str) -> NDArray[np.object_]:
         """A column of texts, None where there is none."""
@@ -126,16 +145,24 @@ class Results:
     @cached_property
     def event_s(self) -> Floats:
         """Times of all events with tokens, request after request."""
-        return np.asarray(pa.concat_arrays(self._lists("token_s")).to_numpy(zero_copy_only=False), dtype=np.float64)
+        return np.asarray(
+            pa.concat_arrays(self._lists("token_s")).to_numpy(zero_copy_only=False),
+            dtype=np.float64,
+        )
 
     @cached_property
     def event_tokens(self) -> Ints:
         """Tokens of each of those events."""
-        return np.asarray(pa.concat_arrays(self._lists("token_counts")).to_numpy(zero_copy_only=False), dtype=np.int64)
+        return np.asarray(
+            pa.concat_arrays(self._lists("token_counts")).to_numpy(zero_copy_only=False),
+            dtype=np.int64,
+        )
 
     @cached_property
     def event_ends(self) -> Ints:
-        """For each request, where its events end among all events; they begin where those before end."""
+        """For each request, where its events end among all events; they begin where those before
+        end.
+        """
         counts = [np.asarray(part.value_lengths()) for part in self.table.column("token_s").chunks]
         return np.cumsum(np.concatenate([np.zeros(0, np.int64), *counts]), dtype=np.int64)
 

@@ -27,7 +27,9 @@ def tokens_per_s(results: Results, bin_s: float = 1.0) -> Ints:
 
 
 def concurrency(results: Results) -> tuple[Floats, Ints]:
-    """(times, how many requests are under way from then on), a step function over all requests that were sent."""
+    """(times, how many requests are under way from then on), a step function over all requests that
+    were sent.
+    """
     sent, end = results.floats("sent_s"), results.floats("end_s")
     sent, end = sent[~np.isnan(sent)], end[~np.isnan(end)]
     times = np.concatenate([sent, end])
@@ -37,9 +39,14 @@ def concurrency(results: Results) -> tuple[Floats, Ints]:
 
 
 def stretches(results: Results) -> list[Stretch]:
-    """The phases in the order of time: each from its first arrival to the first of the next, the last to its last."""
+    """The phases in the order of time: each from its first arrival to the first of the next, the
+    last to its last.
+    """
     arrivals = zip(results.texts("phase"), results.floats("arrival_s").tolist(), strict=True)
     phased = [(phase, at) for phase, at in arrivals if phase is not None]
-    found = [(phase, [at for _, at in run]) for phase, run in itertools.groupby(phased, key=itemgetter(0))]
+    found = [
+        (phase, [at for _, at in run])
+        for phase, run in itertools.groupby(phased, key=itemgetter(0))
+    ]
     ends = [times[0] for _, times in found[1:]] + [times[-1] for _, times in found[-1:]]
     return [Stretch(phase, times[0], end) for (phase, times), end in zip(found, ends, strict=True)]

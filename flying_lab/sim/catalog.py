@@ -1,16 +1,22 @@
 """Every system that can be simulated, by name: our policies, and what they are compared with.
 
-- `static-dp`, `static-tp`, `static-tp2` ...: stock vLLM at one degree, whose engines hold the weights once each; so a
-  wide one has more room for KV than a group of ours, whose members each hold all of an engine's weights.
+- `static-dp`, `static-tp`, `static-tp2` ...: stock vLLM at one degree, whose engines hold the
+  weights once each; so a wide one has more room for KV than a group of ours, whose members each
+  hold all of an engine's weights.
 - `round-robin`, `least-load`: `static-dp` with a router that counts requests only.
-- `split`: our server apart, with requests split over pairs of engines as `policy/split.py` plans them (DynaServe).
-- `pd-disagg`: disaggregated serving: the first engine of a pair computes prompts, the second one decodes.
-- `shift-parallel`: Shift Parallelism (Arctic Inference): all devices in one engine, tensor parallel for small batches
-  and sequence parallel for large ones, chosen by each step's tokens; both have the same KV layout.
-- `gyges`, `gyges-...`, `seesaw`, `kunserve`, `loongserve`: engines that join and part, see `baselines/transforming.py`.
-- `fork`: what the Flying Serving authors have released: eager mode, waits for old requests before it switches for load,
-  cannot switch while idle, and computes requests again that a hard switch has paused. When to switch, which they leave
-  to an operator, is decided by `auto`'s predictions, with the cost of waiting.
+- `split`: our server apart, with requests split over pairs of engines as `policy/split.py` plans
+  them (DynaServe).
+- `pd-disagg`: disaggregated serving: the first engine of a pair computes prompts, the second one
+  decodes.
+- `shift-parallel`: Shift Parallelism (Arctic Inference): all devices in one engine, tensor parallel
+  for small batches and sequence parallel for large ones, chosen by each step's tokens; both have
+  the same KV layout.
+- `gyges`, `gyges-...`, `seesaw`, `kunserve`, `loongserve`: engines that join and part, see
+  `baselines/transforming.py`.
+- `fork`: what the Flying Serving authors have released: eager mode, waits for old requests before
+  it switches for load, cannot switch while idle, and computes requests again that a hard switch has
+  paused. When to switch, which they leave to an operator, is decided by `auto`'s predictions, with
+  the cost of waiting.
 """
 
 from dataclasses import replace
@@ -34,11 +40,23 @@ PAIRS = ("split", "pd-disagg")
 
 def names(machine: Machine) -> list[str]:
     """Every system that this machine can run."""
-    degrees = [f"static-tp{degree}" for degree in machine.degrees(machine.smallest_engine) if degree > 1]
+    degrees = [
+        f"static-tp{degree}" for degree in machine.degrees(machine.smallest_engine) if degree > 1
+    ]
     modelled = ["shift-parallel", "fork"] if isinstance(machine, Modelled) else []
-    pairs = machine.handoff(machine.smallest_engine) and machine.devices >= 2 * machine.smallest_engine
+    pairs = (
+        machine.handoff(machine.smallest_engine) and machine.devices >= 2 * machine.smallest_engine
+    )
     modelled += KINDS if modelled and len(machine.degrees(machine.smallest_engine)) > 1 else []
-    return [*FLYING, "static-dp", "static-tp", *degrees, *ROUTERS, *(PAIRS if pairs else ()), *modelled]
+    return [
+        *FLYING,
+        "static-dp",
+        "static-tp",
+        *degrees,
+        *ROUTERS,
+        *(PAIRS if pairs else ()),
+        *modelled,
+    ]
 
 
 def build(name: str, machine: Machine, devices: int, options: Options) -> System:
@@ -73,10 +91,14 @@ def build(name: str, machine: Machine, devices: int, options: Options) -> System
 
 
 def paired(machine: Machine, devices: int, options: Options, name: str) -> System:
-    """Engines of `devices` devices whose requests may be split over two of them; in ours, each has a lane."""
+    """Engines of `devices` devices whose requests may be split over two of them; in ours, each has
+    a lane.
+    """
     handoff = machine.handoff(devices)
     if handoff is None or machine.devices % (2 * devices):
-        raise ConfigError(f"--policy={name!r}: needs pairs of engines between which KV can be pulled")
+        raise ConfigError(
+            f"--policy={name!r}: needs pairs of engines between which KV can be pulled"
+        )
     time = machine.step_time(devices, size=1) if name == "split" else None
     system = static(machine, devices, POLICIES["static-dp"], options, time=time)
     return replace(system, splitting=Splitting("planned" if name == "split" else "prompt", handoff))

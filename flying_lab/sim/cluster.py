@@ -1,12 +1,12 @@
 """The engines of one node on a virtual clock, which step alone and in groups."""
 
-import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from flying_lab.sim.clock import Clock
 from flying_lab.sim.decoding import DecodeBatch
 from flying_lab.sim.engines import Collective, SimEngine, SimOrder
 from flying_lab.sim.lanes import Finished, SimLane
@@ -30,7 +30,8 @@ StepTime = Callable[[int, SimStep], float]
 
 @dataclass(frozen=True)
 class Options:
-    """Of all systems that are compared; the defaults are vLLM's for a server on large devices, and ours.
+    """Of all systems that are compared; the defaults are vLLM's for a server on large devices, and
+    ours.
 
     Args:
         max_num_seqs, max_num_batched_tokens: per engine or group, as in vLLM.
@@ -38,7 +39,8 @@ class Options:
         slo_s: targets of TTFT and TPOT that the policy decides by.
         message_s: between the API server and an engine, one way.
         keep_times: whether the time of each token is kept.
-        tbt_slo_s: steps take as many prompt tokens as keep them within this time; infinite without a target.
+        tbt_slo_s: steps take as many prompt tokens as keep them within this time; infinite without
+            a target.
     """
 
     max_num_seqs: int = 1024
@@ -68,10 +70,12 @@ class ClusterShape:
         blocks: KV blocks per engine, vLLM's null block among them.
         block_tokens: by group size, tokens in one block.
         options: of its server.
-        frontend_s: what the API server adds to a request's first token outside of steps, messages included.
+        frontend_s: what the API server adds to a request's first token outside of steps, messages
+            included.
         recomputes: a hard switch throws KV away, so that paused requests are computed again.
         switch_s: how long an engine does nothing when its group changes.
-        migrations: cost of KV migration by the size of the group that pulls; without, KV does not migrate.
+        migrations: cost of KV migration by the size of the group that pulls; without, KV does not
+            migrate.
         loan: weights that engines of the widest group may lend.
     """
 
@@ -86,39 +90,11 @@ class ClusterShape:
     loan: Loan | None = None
 
 
-class Clock:
-    """Virtual time and the events to come, in order."""
-
-    def __init__(self, now_s: float = 0.0) -> None:
-        self.now_s = now_s
-        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._count = 0
-
-    def at(self, time_s: float, action: Callable[..., None], *args: Any) -> None:
-        """Call an action at a time, or now if that has passed."""
-        self._count += 1
-        time_s = time_s if time_s > self.now_s else self.now_s  # the builtin max takes longer
-        heapq.heappush(self._events, (time_s, self._count, action, args))
-
-    def after(self, delay_s: float, action: Callable[..., None], *args: Any) -> None:
-        """Call an action after a delay."""
-        self._count += 1
-        heapq.heappush(self._events, (self.now_s + delay_s, self._count, action, args))
-
-    def step(self) -> bool:
-        """Call the next action; False if there is none."""
-        if not self._events:
-            return False
-        self.now_s, _, action, args = heapq.heappop(self._events)
-        action(*args)
-        return True
-
-
 class Cluster:
     """The engines of one node on a virtual clock, which nodes may share.
 
-    `on_tokens` is called with the requests that got their first token of a lane and those that have ended, `on_step`
-    with a lane, the seconds of the step that it begins, and its contents.
+    `on_tokens` is called with the requests that got their first token of a lane and those that have
+    ended, `on_step` with a lane, the seconds of the step that it begins, and its contents.
     """
 
     def __init__(
@@ -135,7 +111,10 @@ class Cluster:
         self._on_tokens = on_tokens
         self._on_step = on_step
         options = shape.options
-        self.engines = [SimEngine(LaneArbiter(options.weave_steps, options.max_pause_s)) for _ in range(shape.engines)]
+        self.engines = [
+            SimEngine(LaneArbiter(options.weave_steps, options.max_pause_s))
+            for _ in range(shape.engines)
+        ]
         self.pools = [BlockPool(shape.blocks - 1, shape.blocks - 1) for _ in range(shape.engines)]
         self.lanes: dict[Group, SimLane] = {}
         self._starved: dict[Group, None] = {}
@@ -147,11 +126,15 @@ class Cluster:
                 self.lanes[group] = self.engines[group[0]].lanes[size] = lane
 
     def limit_batches(self, measured: Sequence[CalibrationRow]) -> None:
-        """Let all lanes keep to the target for the time between two tokens, from steps that were measured at start."""
+        """Let all lanes keep to the target for the time between two tokens, from steps that were
+        measured at start.
+        """
         options = self.shape.options
         for engine in self.engines:
             least = min(self.shape.block_tokens.values())
-            batches = Batches(options.tbt_slo_s, options.max_num_batched_tokens, least, engine.active_lanes)
+            batches = Batches(
+                options.tbt_slo_s, options.max_num_batched_tokens, least, engine.active_lanes
+            )
             batches.calibrate(measured)
             for lane in engine.lanes.values():
                 lane.batches = batches
@@ -168,12 +151,20 @@ class Cluster:
             request.left_s = self.clock.now_s
             self._wake_starved()
 
-    def together(self, group: Group, duration_s: float, done: Callable[..., None], *args: Any) -> None:
-        """All engines of a group join at their next step boundaries, and do nothing else for a duration."""
+    def together(
+        self, group: Group, duration_s: float, done: Callable[..., None], *args: Any
+    ) -> None:
+        """All engines of a group join at their next step boundaries, and do nothing else for a
+        duration.
+        """
         members = [self.engines[engine] for engine in group]
-        self._send(members, partial(self.clock.after, duration_s, self._done_together, members, done, args))
+        self._send(
+            members, partial(self.clock.after, duration_s, self._done_together, members, done, args)
+        )
 
-    def _done_together(self, engines: Sequence[SimEngine], done: Callable[..., None], args: tuple[Any, ...]) -> None:
+    def _done_together(
+        self, engines: Sequence[SimEngine], done: Callable[..., None], args: tuple[Any, ...]
+    ) -> None:
         done(*args)
         self._free(engines)
 
@@ -198,7 +189,11 @@ class Cluster:
 
     def _carry_out(self, engine: SimEngine, order: SimOrder) -> bool:
         """Carry out an order; whether this engine's group changes."""
-        now_s, changes, hard = self.clock.now_s, order.size != engine.arbiter.present, order.mode == "hard"
+        now_s, changes, hard = (
+            self.clock.now_s,
+            order.size != engine.arbiter.present,
+            order.mode == "hard",
+        )
         if hard and self.shape.recomputes:
             for size, lane in engine.lanes.items():
                 if size != order.size:
@@ -239,7 +234,9 @@ class Cluster:
             self.clock.at(time_s, self.kick, engine)
 
     def _wake_starved(self) -> None:
-        """Blocks are free: lanes that lacked some, perhaps on engines that do not lead them, may go on."""
+        """Blocks are free: lanes that lacked some, perhaps on engines that do not lead them, may go
+        on.
+        """
         starved, self._starved = self._starved, {}
         for group in starved:
             self.kick(self.engines[group[0]])
@@ -278,7 +275,12 @@ class Cluster:
         assert step is not None
         took_s = self._step_time(lane.size, step)
         if lane.batches is not None:
-            contents = (step.prefill_tokens, step.sequences, step.context_tokens, step.prefill_pairs)
+            contents = (
+                step.prefill_tokens,
+                step.sequences,
+                step.context_tokens,
+                step.prefill_pairs,
+            )
             lane.batches.stepped(StepRow(lane.size, took_s, *contents, disturbed=False))
         self._on_step(lane, took_s, step)
         more = lane.requests > 0 and engines[0].arbiter.announce(lane.size)
@@ -290,7 +292,14 @@ class Cluster:
         for engine in engines:
             engine.busy = False
             waited_s = max(0.0, now_s - took_s - engine.entered_s)
-            engine.arbiter.ran(lane.size, now_s, more=more, leads=engine is leader, took_s=took_s, waited_s=waited_s)
+            engine.arbiter.ran(
+                lane.size,
+                now_s,
+                more=more,
+                leads=engine is leader,
+                took_s=took_s,
+                waited_s=waited_s,
+            )
         leader.outstanding.discard(lane.size)
         if finished.first or finished.ended:
             self._on_tokens(finished)

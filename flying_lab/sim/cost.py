@@ -1,7 +1,7 @@
 """How long a step takes: a pure function of model, device, degree and what is in the batch.
 
-docs/simulator.md has the formulas on one page. Everything that depends only on the number of tokens is kept after its
-first use, so a call costs about a microsecond.
+docs/simulator.md has the formulas on one page. Everything that depends only on the number of tokens
+is kept after its first use, so a call costs about a microsecond.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,9 @@ from flying_serving.errors import ConfigError
 
 Execution = Literal["graph", "eager"]
 GRAPH_TOKENS = 512
-"""Largest batch, in tokens, that runs as one CUDA graph: vLLM's default `max_cudagraph_capture_size`."""
+"""Largest batch, in tokens, that runs as one CUDA graph: vLLM's default
+`max_cudagraph_capture_size`.
+"""
 
 Prefill = tuple[int, int]
 """Prompt tokens computed in a step, and tokens of the request that were computed before."""
@@ -40,11 +42,15 @@ class LaneCost:
         ConfigError: the degree is none of 1, 2, 4 and 8, or does not divide the query heads.
     """
 
-    def __init__(self, model: Model, hardware: Hardware, degree: int, execution: Execution = "graph") -> None:
+    def __init__(
+        self, model: Model, hardware: Hardware, degree: int, execution: Execution = "graph"
+    ) -> None:
         if degree != 1 and degree not in RANKS:
             raise ConfigError(f"degree={degree!r}: must be 1 or one of {list(RANKS)}")
         if model.heads % degree:
-            raise ConfigError(f"degree={degree!r}: must divide the {model.heads} attention heads of {model.name}")
+            raise ConfigError(
+                f"degree={degree!r}: must divide the {model.heads} attention heads of {model.name}"
+            )
         self.model = model
         self.hardware = hardware
         self.degree = degree
@@ -70,7 +76,9 @@ class LaneCost:
         self._tokens_time = cache(self._tokens_s)
         self._head_time = cache(self._head_s)
 
-    def step_s(self, decodes: float, context_tokens: float, prefills: Sequence[Prefill] = ()) -> float:
+    def step_s(
+        self, decodes: float, context_tokens: float, prefills: Sequence[Prefill] = ()
+    ) -> float:
         """Seconds of one step.
 
         Args:
@@ -89,7 +97,9 @@ class LaneCost:
             gpu_s = max(gpu_s, self._launch_s)
         return gpu_s + self._step_overhead_s
 
-    def attention_s(self, decodes: float, context_tokens: float, prefills: Sequence[Prefill]) -> float:
+    def attention_s(
+        self, decodes: float, context_tokens: float, prefills: Sequence[Prefill]
+    ) -> float:
         """Attention of one step, all layers; arguments as in `step_s`."""
         seconds = self._read_s(decodes, context_tokens)
         for new, before in prefills:
@@ -97,7 +107,9 @@ class LaneCost:
         return seconds
 
     def prefill_attention_s(self, new: int, before: int) -> float:
-        """Attention of one prompt chunk, all layers: arithmetic or reading keys, whichever takes longer."""
+        """Attention of one prompt chunk, all layers: arithmetic or reading keys, whichever takes
+        longer.
+        """
         model = self.model
         pairs = (model.layers - model.sliding_layers) * _pairs(new, before, new + before)
         keys = (model.layers - model.sliding_layers) * (new + before)
@@ -134,7 +146,9 @@ class LaneCost:
         return keys * self._key_s
 
     def _tokens_s(self, tokens: float) -> float:
-        """What depends on the number of tokens alone: products, elementwise operations, all-reduces."""
+        """What depends on the number of tokens alone: products, elementwise operations,
+        all-reduces.
+        """
         model = self.model
         layer_s = sum(self.gemm_times_s(tokens))
         if model.experts:
@@ -142,10 +156,14 @@ class LaneCost:
         message_bytes = tokens * model.hidden * ACTIVATION_BYTES
         layer_s += 2 * self.all_reduce_s(message_bytes)
         seconds = model.layers * (layer_s + tokens * self._elementwise_s) + self._fixed_s
-        return seconds + self.all_reduce_s(message_bytes)  # of the embedding, whose vocabulary is divided
+        return seconds + self.all_reduce_s(
+            message_bytes
+        )  # of the embedding, whose vocabulary is divided
 
     def _head_s(self, rows: float) -> float:
-        gather_s = self.all_reduce_s(rows * self.model.vocab * ACTIVATION_BYTES / 2)  # half an all-reduce
+        gather_s = self.all_reduce_s(
+            rows * self.model.vocab * ACTIVATION_BYTES / 2
+        )  # half an all-reduce
         return self._gemm_s(self._head, rows) + gather_s
 
     def _gemm(self, inputs: float, outputs: float, weight_bytes: float) -> _Gemm:
@@ -176,7 +194,9 @@ class LaneCost:
         return _smooth_max(arithmetic_s, memory_s, self._sharpness) + self._gemm_overhead_s
 
     def _experts_s(self, tokens: float) -> float:
-        """The experts' two products: arithmetic of all routed tokens, weights of the experts that any token reached."""
+        """The experts' two products: arithmetic of all routed tokens, weights of the experts that
+        any token reached.
+        """
         model = self.model
         routed = model.experts_per_token / model.experts
         touched = model.experts * (1.0 - (1.0 - routed) ** tokens)
@@ -194,20 +214,29 @@ class LaneCost:
         return (norms + rotary + activation) * ACTIVATION_BYTES
 
 
-def all_reduce_s(lines: AllReduce, link_bandwidth: float, ranks: int, message_bytes: float) -> float:
+def all_reduce_s(
+    lines: AllReduce, link_bandwidth: float, ranks: int, message_bytes: float
+) -> float:
     """The faster of the two kernels; each moves 2 (p-1)/p of the message through every link."""
     transit_s = message_bytes * 2.0 * (ranks - 1) / ranks / link_bandwidth
-    return min(line.latency_s.value + transit_s / line.efficiency.value for line in (lines.small, lines.large))
+    return min(
+        line.latency_s.value + transit_s / line.efficiency.value
+        for line in (lines.small, lines.large)
+    )
 
 
 def _pairs(new: int, before: int, window: int) -> float:
-    """Query-key pairs of `new` tokens after `before` ones if each sees at most `window` keys, itself included."""
+    """Query-key pairs of `new` tokens after `before` ones if each sees at most `window` keys,
+    itself included.
+    """
     growing = min(new, max(0, window - before))
     return growing * before + growing * (growing + 1) / 2 + (new - growing) * float(window)
 
 
 def _smooth_max(a: float, b: float, sharpness: float) -> float:
-    """Between max and sum: the p-norm, so that neither resource is free near the ridge of the roofline."""
+    """Between max and sum: the p-norm, so that neither resource is free near the ridge of the
+    roofline.
+    """
     high, low = (a, b) if a > b else (b, a)
     if high == 0.0:
         return 0.0

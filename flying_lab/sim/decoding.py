@@ -14,7 +14,8 @@ TIMES_KEPT = 4096
 class DecodeBatch:
     """Decoding requests advance together by a counter of steps.
 
-    A heap says which of `requests` ends at which count, and a ring how many need a new block at which count.
+    A heap says which of `requests` ends at which count, and a ring how many need a new block at
+    which count.
 
     Args:
         block_tokens: tokens in one KV block of the lane.
@@ -69,7 +70,9 @@ class DecodeBatch:
         request.joined_at = self._count
 
     def advance(self, now_s: float) -> list[SimRequest]:
-        """A step is over: every request has one token more. Returns those that have all of theirs and are removed."""
+        """A step is over: every request has one token more. Returns those that have all of theirs
+        and are removed.
+        """
         self._count += 1
         self.context_tokens += len(self.requests)
         if self._times is not None:
@@ -91,5 +94,7 @@ class DecodeBatch:
             self._times_from = self._count
 
     def _phase(self, request: SimRequest) -> int:
-        """At which counts, modulo a block, the request begins a new block (it computes its last token then)."""
+        """At which counts, modulo a block, the request begins a new block (it computes its last
+        token then).
+        """
         return (self._count - request.context_tokens + 1) % self._block_tokens

@@ -17,7 +17,9 @@ step_of = cache(StepLane)
 
 @dataclass
 class Collective:
-    """What the engines of a group do together, a step or a migration: it begins when every member has entered it."""
+    """What the engines of a group do together, a step or a migration: it begins when every member
+    has entered it.
+    """
 
     begin: Callable[[], None]
     missing: int
@@ -25,7 +27,9 @@ class Collective:
 
 @dataclass
 class SimOrder:
-    """An order to change the layout, on its way to one engine: the size of its group, and who hears of the answer."""
+    """An order to change the layout, on its way to one engine: the size of its group, and who hears
+    of the answer.
+    """
 
     size: int
     mode: str
@@ -43,7 +47,8 @@ class SimEngine:
         inbox: collectives in the order in which every member enters them.
         orders: to carry out at the next step boundary.
         outstanding: sizes of the lanes whose step is ordered and not over.
-        awaits_announcement: requests of its old group may migrate, so it begins no step before it hears which.
+        awaits_announcement: requests of its old group may migrate, so it begins no step before it
+            hears which.
         entered_s: when it began its step or entered its collective.
         weights: that go and come back, if it may lend any.
     """
@@ -64,7 +69,9 @@ class SimEngine:
         return sum(lane.requests > 0 for lane in self.lanes.values())
 
     def choose(self, now_s: float, starved: Collection[int]) -> ServeMessage | StepLane | Wait:
-        """The arbiter's choice, without asking it where no older lane has work; `starved` lanes lack blocks."""
+        """The arbiter's choice, without asking it where no older lane has work; `starved` lanes
+        lack blocks.
+        """
         if self.awaits_announcement:
             return SERVE if self.inbox else Wait(None)
         ready = []

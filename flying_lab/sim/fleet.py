@@ -1,10 +1,12 @@
-"""One node or many behind a router, on one clock. Requests are streamed in and, if asked, out again."""
+"""One node or many behind a router, on one clock. Requests are streamed in and, if asked, out
+again.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from flying_lab.sim.cluster import Clock
+from flying_lab.sim.clock import Clock
 from flying_lab.sim.node import Outcome, SimNode, System
 from flying_lab.sim.requests import SimRequest
 from flying_lab.sim.routing import LeastLoad, Router
@@ -16,7 +18,9 @@ _PROGRESS_EVENTS = 5000
 
 
 def feed(requests: Iterable[Request], clock: Clock, arrive: Callable[[Request], None]) -> None:
-    """Let requests arrive, read one ahead, so that a long stream of them takes no more memory than a short one."""
+    """Let requests arrive, read one ahead, so that a long stream of them takes no more memory than
+    a short one.
+    """
     left = iter(requests)
 
     def expect() -> None:
@@ -38,8 +42,8 @@ class Fleet:
         system: each node.
         nodes: how many.
         router: sends each request to one of them; without, where the fewest are in flight.
-        on_end: called with each request that has ended or was refused, which is forgotten afterwards; without, requests
-            are kept.
+        on_end: called with each request that has ended or was refused, which is forgotten
+            afterwards; without, requests are kept.
     """
 
     def __init__(
@@ -62,7 +66,9 @@ class Fleet:
         """Requests that have ended or were refused."""
         return sum(self.routed) - sum(len(node.open) for node in self.nodes)
 
-    def run(self, requests: Iterable[Request], progress: Callable[[int], None] | None = None) -> None:
+    def run(
+        self, requests: Iterable[Request], progress: Callable[[int], None] | None = None
+    ) -> None:
         """Serve requests, in the order of their arrival, until all are over.
 
         Args:
@@ -77,7 +83,9 @@ class Fleet:
                 progress(self.over)
 
     def outcome(self) -> Outcome:
-        """What became of all requests that were kept; of several nodes without layouts, which each has its own of."""
+        """What became of all requests that were kept; of several nodes without layouts, which each
+        has its own of.
+        """
         found = [node.outcome for node in self.nodes]
         return Outcome(
             ended=[request for one in found for request in one.ended],
@@ -90,9 +98,14 @@ class Fleet:
     def prefix_tokens(self) -> tuple[int, int]:
         """Prompt tokens that were looked up in prefix caches, and those of them that were found."""
         caches = [
-            lane.prefixes for node in self.nodes for lane in node.cluster.lanes.values() if lane.prefixes is not None
+            lane.prefixes
+            for node in self.nodes
+            for lane in node.cluster.lanes.values()
+            if lane.prefixes is not None
         ]
-        return sum(cache.queried_tokens for cache in caches), sum(cache.hit_tokens for cache in caches)
+        return sum(cache.queried_tokens for cache in caches), sum(
+            cache.hit_tokens for cache in caches
+        )
 
     def _route(self, request: Request) -> None:
         number = self._router.choose(request, [len(node.open) for node in self.nodes])

@@ -1,4 +1,6 @@
-"""What a device is: data sheet numbers and fitted coefficients, each with its error and its source."""
+"""What a device is: data sheet numbers and fitted coefficients, each with its error and its
+source.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class Line(_Data):
 
 
 class AllReduce(_Data):
-    """All-reduce of one group size: the faster of a kernel for small messages and one for large ones."""
+    """All-reduce of one group size: the faster of a kernel for small messages and one for large
+    ones.
+    """
 
     small: Line
     large: Line
@@ -86,7 +90,10 @@ class Hardware(_Data):
     @model_validator(mode="after")
     def _all_ranks(self) -> Hardware:
         if sorted(self.all_reduce) != list(RANKS):
-            raise ValueError(f"all_reduce: must have exactly the ranks {list(RANKS)}, has {sorted(self.all_reduce)}")
+            raise ValueError(
+                f"all_reduce: must have exactly the ranks {list(RANKS)}, has "
+                f"{sorted(self.all_reduce)}"
+            )
         return self
 
 
@@ -129,7 +136,9 @@ def parse_hardware(name: str, data: Mapping[str, Any], where: str) -> Hardware:
 
 def problems(error: ValidationError) -> str:
     """Every field that is wrong, and why."""
-    return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors())
+    return "; ".join(
+        f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors()
+    )
 
 
 def parse_devices(text: str) -> Devices:
@@ -145,7 +154,9 @@ def parse_devices(text: str) -> Devices:
     known = names()
     if kind not in known:
         examples = ", ".join(f"{name}x8" for name in known)
-        raise ConfigError(f"hardware={text!r}: no such device {kind!r}; there are {examples}, with any count")
+        raise ConfigError(
+            f"hardware={text!r}: no such device {kind!r}; there are {examples}, with any count"
+        )
     return Devices(load(kind), count)
 
 

@@ -1,9 +1,11 @@
-"""A lane in the simulator: continuous batching with chunked prefill and block-accurate KV, as vLLM schedules.
+"""A lane in the simulator: continuous batching with chunked prefill and block-accurate KV, as vLLM
+schedules.
 
-As in vLLM 0.32's `Scheduler.schedule`: running requests first, in the order of their admission, so decodes before
-unfinished prompts. A request that lacks blocks preempts the last running one, perhaps itself, which is computed again
-later. Then waiting requests if nothing was preempted, those with KV first, each only if its whole prompt has room. A
-request that migrated here takes the blocks for its KV at this point; prompts that run leave one that decodes its token
+As in vLLM 0.32's `Scheduler.schedule`: running requests first, in the order of their admission, so
+decodes before unfinished prompts. A request that lacks blocks preempts the last running one,
+perhaps itself, which is computed again later. Then waiting requests if nothing was preempted, those
+with KV first, each only if its whole prompt has room. A request that migrated here takes the blocks
+for its KV at this point; prompts that run leave one that decodes its token
 (`vllm_adapter/scheduler.py`). It is preempted after them, where vLLM would take it as the last one.
 """
 
@@ -21,7 +23,9 @@ from flying_serving.scheduling.batches import Batches, Running
 
 
 class Finished(NamedTuple):
-    """What a step has done: requests with their first token of this lane, and requests that ended."""
+    """What a step has done: requests with their first token of this lane, and requests that
+    ended.
+    """
 
     first: list[SimRequest]
     ended: list[SimRequest]
@@ -30,11 +34,13 @@ class Finished(NamedTuple):
 class SimLane:
     """The requests of one group, whose engines have these KV blocks; `requests` is their number.
 
-    `batches`, if there are any, say how many prompt tokens a step takes (`--tbt-slo-ms`); `prefixes`, if there are any,
-    which tokens of a prompt need not be computed.
+    `batches`, if there are any, say how many prompt tokens a step takes (`--tbt-slo-ms`);
+    `prefixes`, if there are any, which tokens of a prompt need not be computed.
     """
 
-    def __init__(self, group: Group, blocks: GroupBlocks, decoding: DecodeBatch, limits: Limits) -> None:
+    def __init__(
+        self, group: Group, blocks: GroupBlocks, decoding: DecodeBatch, limits: Limits
+    ) -> None:
         self.group = group
         self.size = len(group)
         self.decoding = decoding
@@ -48,10 +54,14 @@ class SimLane:
         self._prefilling: dict[str, SimRequest] = {}
 
     def add(self, request: SimRequest) -> None:
-        """Queue a request; tokens that are not computed yet are prefilled. Those with computed tokens go first."""
+        """Queue a request; tokens that are not computed yet are prefilled. Those with computed
+        tokens go first.
+        """
         request.group = self.group
         request.target_tokens = request.context_tokens
-        self.waiting.insert(len(self._with_kv()) if request.computed_tokens else len(self.waiting), request)
+        self.waiting.insert(
+            len(self._with_kv()) if request.computed_tokens else len(self.waiting), request
+        )
         self.requests += 1
 
     def keep_prefixes(self, id_tokens: int) -> None:
@@ -68,13 +78,17 @@ class SimLane:
         self._stop(request)
         if decoded:
             request.computed_tokens = request.context_tokens - 1
-        elif self.step is not None:  # live, the group's leader takes it out when the step under way is over
+        elif (
+            self.step is not None
+        ):  # live, the group's leader takes it out when the step under way is over
             in_step = sum(
                 chunk.new_tokens
                 for prompt, chunk in zip(self.step.prompts, self.step.chunks, strict=True)
                 if prompt is request
             )
-            request.computed_tokens = min(request.computed_tokens + in_step, request.target_tokens - 1)
+            request.computed_tokens = min(
+                request.computed_tokens + in_step, request.target_tokens - 1
+            )
         self._release(request)
 
     def preempt_all(self) -> None:
@@ -83,9 +97,13 @@ class SimLane:
             self._preempt_last()
 
     def begin(self) -> SimStep | None:
-        """Choose the contents of the next step and take the blocks for it; None if nothing can run."""
+        """Choose the contents of the next step and take the blocks for it; None if nothing can
+        run.
+        """
         arrived = (
-            [one for one in self._with_kv() if one.target_tokens - one.computed_tokens <= 1] if self.waiting else []
+            [one for one in self._with_kv() if one.target_tokens - one.computed_tokens <= 1]
+            if self.waiting
+            else []
         )
         budget, chunk = self._prompt_tokens(arrived)
         admits = True
@@ -155,33 +173,43 @@ class SimLane:
     def _prompt_tokens(self, arrived: Sequence[SimRequest]) -> tuple[int, int]:
         """Tokens of a step beside those that decode, and of one prompt: see `LaneScheduler`.
 
-        `arrived`: requests that wait with the KV of all tokens but one; their tokens are left to them. Like vLLM's,
-        from what runs before the step preempts any of it.
+        `arrived`: requests that wait with the KV of all tokens but one; their tokens are left to
+        them. Like vLLM's, from what runs before the step preempts any of it.
         """
         step_tokens, running = self._limits.max_num_batched_tokens, len(self.decoding.requests)
         decoding, prefilling, tokens = running + len(arrived), len(self._prefilling), None
         if self.batches is not None:
             first = next(iter(self._prefilling.values()), None)
             computed_tokens = first.computed_tokens if first is not None else 0
-            context_tokens = self.decoding.context_tokens + sum(request.computed_tokens for request in arrived)
+            context_tokens = self.decoding.context_tokens + sum(
+                request.computed_tokens for request in arrived
+            )
             runs = Running(decoding, context_tokens, prefilling, computed_tokens)
             tokens = self.batches.prompt_tokens(self.size, runs)
         if tokens is None and arrived:
             tokens = max(1, step_tokens - decoding)
         if tokens is None:
             return max(0, step_tokens - running), step_tokens
-        return max(0, min(step_tokens, decoding + tokens) - running), max(1, tokens // max(1, prefilling))
+        return max(0, min(step_tokens, decoding + tokens) - running), max(
+            1, tokens // max(1, prefilling)
+        )
 
     def _admit(self, step: SimStep, budget: int, chunk: int) -> None:
-        """Waiting requests begin, in order, while the step has tokens and the lane has room for the whole prompt."""
-        for _ in range(self._limits.max_num_seqs - len(self._prefilling) - len(self.decoding.requests)):
+        """Waiting requests begin, in order, while the step has tokens and the lane has room for the
+        whole prompt.
+        """
+        for _ in range(
+            self._limits.max_num_seqs - len(self._prefilling) - len(self.decoding.requests)
+        ):
             request = self.waiting[0] if self.waiting and budget > 0 else None
             if request is None or self._blocks.holding(request.target_tokens) > self._blocks.free:
                 return
             self.waiting.popleft()
             self._prefilling[request.request_id] = request
             if self.prefixes is not None and not request.computed_tokens:
-                request.computed_tokens = self.prefixes.find(request.hash_ids, request.prompt_tokens)
+                request.computed_tokens = self.prefixes.find(
+                    request.hash_ids, request.prompt_tokens
+                )
             count = min(budget, chunk, request.target_tokens - request.computed_tokens)
             budget -= self._schedule(step, request, count)
 
@@ -217,7 +245,9 @@ class SimLane:
 
     def _preempt_last(self) -> None:
         """The last running request loses its KV and is computed again."""
-        request = next(reversed(self._prefilling.values())) if self._prefilling else self.decoding.last
+        request = (
+            next(reversed(self._prefilling.values())) if self._prefilling else self.decoding.last
+        )
         self._stop(request)
         request.preemptions += 1
         request.computed_tokens, request.target_tokens = 0, request.context_tokens

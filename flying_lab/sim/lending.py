@@ -1,4 +1,6 @@
-"""What engines are told of their weights in the simulator: the shell's part, as `server/calls/weight_orders.py`."""
+"""What engines are told of their weights in the simulator: the shell's part, as
+`server/calls/weight_orders.py`.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,11 +11,15 @@ from flying_lab.sim.loans import Loan, SimWeights
 from flying_serving.layout.groups import Group
 
 RETRY_S = 0.005
-"""How often it is looked whether a step of a narrower lane, whose request was aborted, is over; as live."""
+"""How often it is looked whether a step of a narrower lane, whose request was aborted, is over; as
+live.
+"""
 
 
 class WeightOrders:
-    """Tells all engines of a group to lend their weights or to have them back, and says when all have done it."""
+    """Tells all engines of a group to lend their weights or to have them back, and says when all
+    have done it.
+    """
 
     def __init__(self, cluster: Cluster, loan: Loan) -> None:
         self._cluster = cluster
@@ -21,7 +27,9 @@ class WeightOrders:
         for number, engine in enumerate(cluster.engines):
             lanes = [lane for group, lane in cluster.lanes.items() if number in group]
             kick = partial(cluster.kick, engine)
-            engine.weights = SimWeights(loan, cluster.pools[number], lanes, cluster.clock.after, kick)
+            engine.weights = SimWeights(
+                loan, cluster.pools[number], lanes, cluster.clock.after, kick
+            )
 
     def lend(self, group: Group, done: Callable[[], None]) -> None:
         """Once nothing is left of their narrower lanes, they let all pieces go."""
@@ -29,7 +37,9 @@ class WeightOrders:
 
     def _prepare(self, group: Group, done: Callable[[], None]) -> None:
         clock, members = self._cluster.clock, self._members(group)
-        narrower = [lane for engine in members for size, lane in engine.lanes.items() if size < len(group)]
+        narrower = [
+            lane for engine in members for size, lane in engine.lanes.items() if size < len(group)
+        ]
         if any(lane.requests or lane.step is not None for lane in narrower):
             clock.after(RETRY_S, self._prepare, group, done)
         else:

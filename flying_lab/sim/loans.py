@@ -1,7 +1,8 @@
-"""Weights that are lent to the KV cache in the simulator: pieces go and come back between steps, as live.
+"""Weights that are lent to the KV cache in the simulator: pieces go and come back between steps, as
+live.
 
-As `engine/residency.py`, with blocks that are counted instead of named: to empty one that is in use takes no time here,
-if another one is free.
+As `engine/residency.py`, with blocks that are counted instead of named: to empty one that is in use
+takes no time here, if another one is free.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from flying_serving.config import LOAN_SHARE
 class Loan:
     """What each engine of a widest group can lend, in pieces.
 
-    `room`: KV blocks that there are more when so many pieces are gone, from none to all. `lend_s`, `fetch_s`: seconds
-    in which each piece goes, and comes back; the engine does nothing else then.
+    `room`: KV blocks that there are more when so many pieces are gone, from none to all. `lend_s`,
+    `fetch_s`: seconds in which each piece goes, and comes back; the engine does nothing else then.
     """
 
     room: tuple[int, ...]
@@ -35,8 +36,8 @@ class Loan:
 class SimWeights:
     """The weights of one engine: `gone` pieces are lent, `pool` has their room.
 
-    `lanes`: that it is a member of. `call` calls a function after some seconds, `kick` lets the engine choose what to
-    do.
+    `lanes`: that it is a member of. `call` calls a function after some seconds, `kick` lets the
+    engine choose what to do.
     """
 
     def __init__(
@@ -64,7 +65,9 @@ class SimWeights:
         self._kick()
 
     def advance(self, now_s: float) -> float:
-        """Between two steps: begin the next piece if it is time for it and its room is free. Returns its seconds."""
+        """Between two steps: begin the next piece if it is time for it and its room is free.
+        Returns its seconds.
+        """
         if self._done is None:
             return 0.0
         if self.gone == self._target:
@@ -75,12 +78,19 @@ class SimWeights:
             return 0.0
         loan, lends = self._loan, self.gone < self._target
         piece = self.gone if lends else self.gone - 1
-        blocks, took_s = loan.room[piece + 1] - loan.room[piece], (loan.lend_s if lends else loan.fetch_s)[piece]
+        blocks, took_s = (
+            loan.room[piece + 1] - loan.room[piece],
+            (loan.lend_s if lends else loan.fetch_s)[piece],
+        )
         if not lends:
             if self._pool.free < blocks:
                 return 0.0  # a step of those that have them ends first
             self._grow(-blocks)
-        rest_s = took_s * (1 - LOAN_SHARE) / LOAN_SHARE if any(lane.requests for lane in self._lanes) else 0.0
+        rest_s = (
+            took_s * (1 - LOAN_SHARE) / LOAN_SHARE
+            if any(lane.requests for lane in self._lanes)
+            else 0.0
+        )
         pause_s = took_s + rest_s
         self._next_s = now_s + pause_s
         self._call(took_s, lambda: self._over(blocks if lends else 0, 1 if lends else -1))

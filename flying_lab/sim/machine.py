@@ -1,4 +1,6 @@
-"""What a simulated server runs on: a model on modelled devices, or a live server whose steps were measured."""
+"""What a simulated server runs on: a model on modelled devices, or a live server whose steps were
+measured.
+"""
 
 from __future__ import annotations
 
@@ -29,18 +31,21 @@ BLOCK_TOKENS = 16
 DegreeTime = Callable[[SimStep], float]
 """Contents of a step of one degree -> seconds."""
 
-# What groups and lanes add to a step's time: host time, which `benchmarks.coordination` measures live on CPUs, as it is
-# for the hosts of modelled devices: no part of it is the model's arithmetic. docs/simulator.md has medians and spread.
+# What groups and lanes add to a step's time: host time, which `benchmarks.coordination` measures
+# live on CPUs, as it is for the hosts of modelled devices: no part of it is the model's arithmetic.
+# docs/simulator.md has medians and spread.
 GROUP_STEP_S = 367e-6
 """A step of a group, from planned by its leader to begun by its last member.
 
-372, 412 and 538 us for 1, 8 and 32 requests, the 10th percentile of the least disturbed of 20 rounds, and a line
-through them.
+372, 412 and 538 us for 1, 8 and 32 requests, the 10th percentile of the least disturbed of 20
+rounds, and a line through them.
 """
 GROUP_REQUEST_S = 5.35e-6
 """The same, more for each request in the step."""
 LANE_STEP_S = 250e-6
-"""A step of an engine alone, more than without lanes: processor time of a tiny model's, median of 10 rounds."""
+"""A step of an engine alone, more than without lanes: processor time of a tiny model's, median of
+10 rounds.
+"""
 
 
 @dataclass(frozen=True)
@@ -56,8 +61,8 @@ class Engine:
 class Modelled:
     """A model on devices of the cost model.
 
-    The server may use a share of their memory, `utilization`. `activations`: peak bytes of temporary tensors on each
-    device of an engine; None to estimate them.
+    The server may use a share of their memory, `utilization`. `activations`: peak bytes of
+    temporary tensors on each device of an engine; None to estimate them.
     """
 
     model: Model
@@ -95,43 +100,65 @@ class Modelled:
 
     def degrees(self, least: int) -> list[int]:
         """Degrees from `least` upwards that the model can be split in here."""
-        able = [d for d in (1, *RANKS) if degree_obstacle(d, self.model.heads, self.model.kv_heads) is None]
+        able = [
+            d
+            for d in (1, *RANKS)
+            if degree_obstacle(d, self.model.heads, self.model.kv_heads) is None
+        ]
         return [d for d in able if least <= d <= self.devices]
 
     def engine(self, resident: int, sizes: Sequence[int], devices: int) -> Engine:
-        """An engine of `devices` for groups of these sizes, with as many blocks as fit beside the weights.
+        """An engine of `devices` for groups of these sizes, with as many blocks as fit beside the
+        weights.
 
         `resident` devices hold the weights once.
         """
         blocks = int(self._pool_bytes(resident) / self._block_bytes(devices))
         heads = self.model.kv_heads
-        return Engine(devices, blocks, {size: lane_block_tokens(BLOCK_TOKENS, size, devices, heads) for size in sizes})
+        return Engine(
+            devices,
+            blocks,
+            {size: lane_block_tokens(BLOCK_TOKENS, size, devices, heads) for size in sizes},
+        )
 
     def lent_blocks(self, devices: int, size: int, lent: Lent) -> int:
-        """Blocks that an engine of `devices` has more in a group of `size` engines with weights lent."""
-        return int(lent_bytes(self.model, devices, devices * size, lent) / self._block_bytes(devices))
+        """Blocks that an engine of `devices` has more in a group of `size` engines with weights
+        lent.
+        """
+        return int(
+            lent_bytes(self.model, devices, devices * size, lent) / self._block_bytes(devices)
+        )
 
     def loan(self, devices: int, size: int) -> Loan:
-        """What engines of `devices` lend in a group of `size` engines: all that is divided, a layer's part at a time.
+        """What engines of `devices` lend in a group of `size` engines: all that is divided, a
+        layer's part at a time.
 
         Modelled, not measured: a piece comes back from the devices that kept it.
         """
         way = Transformation(self.model, self.kind.hardware, devices, devices * size)
         pieces, kept = (self.model.pieces(degree) for degree in (devices, devices * size))
-        sizes = [whole.size_bytes - part.size_bytes for whole, part in zip(pieces, kept, strict=True)]
+        sizes = [
+            whole.size_bytes - part.size_bytes for whole, part in zip(pieces, kept, strict=True)
+        ]
         room = [int(total / self._block_bytes(devices)) for total in accumulate(sizes, initial=0.0)]
         lend_s = [way.piece_s(piece, 0.0) for piece in pieces]
-        fetch_s = [way.piece_s(piece, size_bytes) for piece, size_bytes in zip(pieces, sizes, strict=True)]
+        fetch_s = [
+            way.piece_s(piece, size_bytes) for piece, size_bytes in zip(pieces, sizes, strict=True)
+        ]
         return Loan(tuple(room), tuple(lend_s), tuple(fetch_s))
 
     def _pool_bytes(self, resident: int) -> float:
-        return kv_pool_bytes(self.model, self.kind.hardware, resident, self.utilization, self.activations)
+        return kv_pool_bytes(
+            self.model, self.kind.hardware, resident, self.utilization, self.activations
+        )
 
     def _block_bytes(self, devices: int) -> int:
         return BLOCK_TOKENS * self.model.kv_bytes_per_token(devices)
 
     def step_time(self, degree: int, execution: Execution = "graph", size: int = 0) -> DegreeTime:
-        """Step times of a degree; in lanes of ours, whose groups have a size, with the coordination of its engines."""
+        """Step times of a degree; in lanes of ours, whose groups have a size, with the coordination
+        of its engines.
+        """
         cost = LaneCost(self.model, self.kind.hardware, degree, execution)
         fixed_s, request_s = LANE_STEP_S if size else 0.0, 0.0
         if size > 1:
@@ -144,9 +171,11 @@ class Modelled:
         return seconds
 
     def migration(self, degree: int) -> MigrationCost | None:
-        """The cost of KV migration between groups among `degree` devices; None if KV cannot migrate.
+        """The cost of KV migration between groups among `degree` devices; None if KV cannot
+        migrate.
 
-        Modelled, not measured: every device receives all heads, from one rank after the other, after a header.
+        Modelled, not measured: every device receives all heads, from one rank after the other,
+        after a header.
         """
         hardware = self.kind.hardware
         lines = hardware.all_reduce.get(degree)
@@ -157,14 +186,18 @@ class Modelled:
         return MigrationCost(fixed_s, self.model.kv_bytes_per_token(1) / bytes_per_s)
 
     def handoff(self, degree: int) -> MigrationCost | None:
-        """What a group of `degree` devices waits for when it pulls KV from another one: every device its own heads.
+        """What a group of `degree` devices waits for when it pulls KV from another one: every
+        device its own heads.
 
-        Modelled, not measured: one message of the API server, and a copy at the rate of a large all-reduce.
+        Modelled, not measured: one message of the API server, and a copy at the rate of a large
+        all-reduce.
         """
         hardware = self.kind.hardware
         line = hardware.all_reduce[RANKS[0]].large
         bytes_per_s = hardware.spec.link_bandwidth.value * line.efficiency.value
-        return MigrationCost(LANE_STEP_S + line.latency_s.value, self.model.kv_bytes_per_token(degree) / bytes_per_s)
+        return MigrationCost(
+            LANE_STEP_S + line.latency_s.value, self.model.kv_bytes_per_token(degree) / bytes_per_s
+        )
 
 
 class Measured(BaseModel):
@@ -186,12 +219,19 @@ class Measured(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> Measured:
         if sorted(self.block_tokens) != sorted(self.step_cost) or 1 not in self.step_cost:
-            raise ValueError("block_tokens and step_cost: must have the same group sizes, 1 among them")
-        for field, costs in (("step_cost", self.step_cost), ("migration_cost", self.migration_cost)):
+            raise ValueError(
+                "block_tokens and step_cost: must have the same group sizes, 1 among them"
+            )
+        for field, costs in (
+            ("step_cost", self.step_cost),
+            ("migration_cost", self.migration_cost),
+        ):
             for size, cost in costs.items():
                 for name, value in asdict(cost).items():
                     if not 0 <= value < math.inf:
-                        raise ValueError(f"{field}.{size}.{name}={value}: must be finite and at least 0")
+                        raise ValueError(
+                            f"{field}.{size}.{name}={value}: must be finite and at least 0"
+                        )
         return self
 
     @property
@@ -206,12 +246,18 @@ class Measured(BaseModel):
 
     def degrees(self, least: int) -> list[int]:
         """Those that were measured."""
-        return sorted(d for d in (s * self.devices_per_engine for s in self.step_cost) if d >= least)
+        return sorted(
+            d for d in (s * self.devices_per_engine for s in self.step_cost) if d >= least
+        )
 
     def engine(self, resident: int, sizes: Sequence[int], devices: int) -> Engine:
-        """The server's own blocks; a wider static engine has those of one member, with more tokens each."""
+        """The server's own blocks; a wider static engine has those of one member, with more tokens
+        each.
+        """
         first = devices // self.devices_per_engine
-        return Engine(devices, self.blocks, {size: self.block_tokens[size * first] for size in sizes})
+        return Engine(
+            devices, self.blocks, {size: self.block_tokens[size * first] for size in sizes}
+        )
 
     def step_time(self, degree: int, execution: Execution = "graph", size: int = 0) -> DegreeTime:
         """As measured: in lanes, coordination included.
@@ -220,11 +266,15 @@ class Measured(BaseModel):
             ConfigError: for eager execution, which was not measured.
         """
         if execution == "eager":
-            raise ConfigError("a measured machine has only the steps that were measured; no eager ones")
+            raise ConfigError(
+                "a measured machine has only the steps that were measured; no eager ones"
+            )
         cost = self.step_cost[degree // self.devices_per_engine]
 
         def seconds(step: SimStep) -> float:
-            return cost.step_s(step.prefill_tokens, step.sequences, step.context_tokens, step.prefill_pairs)
+            return cost.step_s(
+                step.prefill_tokens, step.sequences, step.context_tokens, step.prefill_pairs
+            )
 
         return seconds
 
@@ -256,7 +306,8 @@ def load_measured(path: Path) -> Measured:
 
 
 def from_status(status: Mapping[str, Any], source: str, frontend_s: float) -> Measured:
-    """The machine behind an answer of `GET /flying/status`, which lacks `frontend_s`; errors name `source`.
+    """The machine behind an answer of `GET /flying/status`, which lacks `frontend_s`; errors name
+    `source`.
 
     Raises:
         ConfigError: a field is missing, or a lane's steps were never measured.
@@ -271,16 +322,24 @@ def from_status(status: Mapping[str, Any], source: str, frontend_s: float) -> Me
             "engines": len(status["engines"]),
             "devices_per_engine": int(status["devices_per_engine"]),
             "blocks": blocks,
-            "migration_cost": {int(size): dict(cost) for size, cost in status.get("migration_cost", {}).items()},
+            "migration_cost": {
+                int(size): dict(cost) for size, cost in status.get("migration_cost", {}).items()
+            },
             "frontend_s": frontend_s,
         }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{source}: no status of a Flying Serving server ({error!r})") from None
     unknown = sorted(set(sizes) - set(costs))
     if unknown:
-        raise ConfigError(f"{source}: no step of group size {unknown[0]} was measured; start it with --policy auto")
+        raise ConfigError(
+            f"{source}: no step of group size {unknown[0]} was measured; start it with --policy "
+            "auto"
+        )
     if blocks < 2 or not set(sizes) <= set(capacity):
-        raise ConfigError(f"{source}: blocks={blocks}, capacity_tokens={capacity}: one for each of {sizes} is needed")
+        raise ConfigError(
+            f"{source}: blocks={blocks}, capacity_tokens={capacity}: one for each of {sizes} is "
+            "needed"
+        )
     found["block_tokens"] = {size: capacity[size] // (blocks - 1) for size in sizes}
     found["step_cost"] = {size: costs[size] for size in sizes}
     try:

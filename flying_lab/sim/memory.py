@@ -1,4 +1,6 @@
-"""How many tokens of KV cache a device has room for, also with the weights lent that its group does not need."""
+"""How many tokens of KV cache a device has room for, also with the weights lent that its group does
+not need.
+"""
 
 from typing import Literal
 
@@ -16,7 +18,9 @@ Lent = Literal["nothing", "mlp", "all"]
 
 
 def activation_bytes(model: Model, degree: int, batched_tokens: int = MAX_BATCHED_TOKENS) -> float:
-    """Peak of a step's temporary tensors: residual, normed input and the feed-forward layer's three, per token."""
+    """Peak of a step's temporary tensors: residual, normed input and the feed-forward layer's
+    three, per token.
+    """
     inner = 3 * max(1, model.experts_per_token) * model.intermediate / degree
     return batched_tokens * (4 * model.hidden + inner) * ACTIVATION_BYTES
 
@@ -30,22 +34,28 @@ def kv_pool_bytes(
 ) -> float:
     """Bytes of KV cache on one device.
 
-    `resident_degree`: devices that hold the weights once: those of one engine, whatever lane it steps in.
-    `utilization`: share of the device's memory that the server may use. `activations`: peak bytes of temporary tensors
-    on each device; None to estimate them.
+    `resident_degree`: devices that hold the weights once: those of one engine, whatever lane it
+    steps in. `utilization`: share of the device's memory that the server may use. `activations`:
+    peak bytes of temporary tensors on each device; None to estimate them.
 
     Raises:
         ConfigError: the weights leave no room.
     """
     if activations is None:
         activations = activation_bytes(model, resident_degree)
-    usable = utilization * hardware.spec.memory_bytes.value - hardware.coefficients.reserve_bytes.value - activations
+    usable = (
+        utilization * hardware.spec.memory_bytes.value
+        - hardware.coefficients.reserve_bytes.value
+        - activations
+    )
     pool = usable - model.weight_bytes(resident_degree)
     if pool <= 0:
         needed = (model.weight_bytes(resident_degree) + activations) / 1e9
         raise ConfigError(
-            f"{model.name} on {resident_degree} x {hardware.name}: weights and activations need {needed:.1f} GB per "
-            f"device of {usable / 1e9 + activations / 1e9:.1f} GB usable at gpu_memory_utilization={utilization}"
+            f"{model.name} on {resident_degree} x {hardware.name}: weights and activations need "
+            f"{needed:.1f} GB per "
+            f"device of {usable / 1e9 + activations / 1e9:.1f} GB usable at "
+            f"gpu_memory_utilization={utilization}"
         )
     return pool
 
@@ -65,10 +75,14 @@ def lent_bytes(model: Model, engine: int, degree: int, lent: Lent) -> float:
     return held(engine) - held(degree)
 
 
-def group_tokens(model: Model, pool_bytes: float, engine: int, degree: int, lent: Lent = "nothing") -> int:
+def group_tokens(
+    model: Model, pool_bytes: float, engine: int, degree: int, lent: Lent = "nothing"
+) -> int:
     """Tokens that a group of `degree` devices holds; its longest context.
 
-    `pool_bytes`: of KV cache on each device beside all weights of its engine, see `kv_pool_bytes`; others as in
-    `lent_bytes`.
+    `pool_bytes`: of KV cache on each device beside all weights of its engine, see `kv_pool_bytes`;
+    others as in `lent_bytes`.
     """
-    return int((pool_bytes + lent_bytes(model, engine, degree, lent)) / model.kv_bytes_per_token(degree))
+    return int(
+        (pool_bytes + lent_bytes(model, engine, degree, lent)) / model.kv_bytes_per_token(degree)
+    )

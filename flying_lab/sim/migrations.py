@@ -1,7 +1,8 @@
-"""Requests on their way to a group, perhaps with their KV: one migration for all with the same source and target.
+"""Requests on their way to a group, perhaps with their KV: one migration for all with the same
+source and target.
 
-Simpler than live: blocks of the source are free as soon as requests have left it, those of the target are taken when
-they run there.
+Simpler than live: blocks of the source are free as soon as requests have left it, those of the
+target are taken when they run there.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,11 +13,15 @@ from flying_serving.layout.groups import Group
 from flying_serving.predict.migrations import cost_within
 
 RETAINED_S = 5.0
-"""How long engines retain the KV of requests that have left; a request dispatched later is prefilled again."""
+"""How long engines retain the KV of requests that have left; a request dispatched later is
+prefilled again.
+"""
 
 
 class KVMigrations:
-    """Carries requests to groups; `deliver` lets one begin there, unless it was dispatched elsewhere meanwhile."""
+    """Carries requests to groups; `deliver` lets one begin there, unless it was dispatched
+    elsewhere meanwhile.
+    """
 
     def __init__(self, cluster: Cluster, deliver: Callable[[SimRequest, Group], None]) -> None:
         self._cluster = cluster
@@ -38,7 +43,9 @@ class KVMigrations:
     def _migrate(self, source: Group, target: Group) -> None:
         """The engines of the target pull the KV, if there is any."""
         shape, now_s = self._cluster.shape, self._cluster.clock.now_s
-        requests = [request for request in self._batches.pop((source, target)) if request.group is None]
+        requests = [
+            request for request in self._batches.pop((source, target)) if request.group is None
+        ]
         for request in requests:
             if now_s - request.left_s > RETAINED_S:
                 request.computed_tokens = 0

@@ -1,4 +1,6 @@
-"""What a decoder model is made of, from its Hugging Face configuration: parameters, bytes and KV cache."""
+"""What a decoder model is made of, from its Hugging Face configuration: parameters, bytes and KV
+cache.
+"""
 
 import json
 from collections.abc import Mapping
@@ -25,8 +27,9 @@ class Piece(NamedTuple):
 class Model:
     """A decoder-only transformer with gated feed-forward layers, dense or with routed experts.
 
-    `degree` below is the number of devices that share the model by tensor parallelism. Norms, routers and, beyond
-    the number of KV heads, KV projections are whole on every device; everything else is divided.
+    `degree` below is the number of devices that share the model by tensor parallelism. Norms,
+    routers and, beyond the number of KV heads, KV projections are whole on every device; everything
+    else is divided.
     """
 
     name: str
@@ -78,11 +81,15 @@ class Model:
         return layers + self.embedding_bytes * self.embedding_params / degree
 
     def pieces(self, degree: int) -> list[Piece]:
-        """What is divided of the weights, on each device, in the order in which it is lent: MLPs first."""
+        """What is divided of the weights, on each device, in the order in which it is lent: MLPs
+        first.
+        """
         whole = self.linear_bytes * 2 * self.hidden * self.head_dim
         mlp = Piece(self.mlp_bytes(degree) / self.layers, 3 * max(1, self.experts))
         attention = Piece(whole * (self.heads / degree + self.kv_heads_per_device(degree)), 4)
-        vocabulary = Piece(self.embedding_bytes * self.embedding_params / degree, 1 if self.tied_embeddings else 2)
+        vocabulary = Piece(
+            self.embedding_bytes * self.embedding_params / degree, 1 if self.tied_embeddings else 2
+        )
         return [mlp] * self.layers + [attention] * self.layers + [vocabulary]
 
     def mlp_bytes(self, degree: int) -> float:
@@ -97,14 +104,18 @@ def names() -> list[str]:
 
 
 def load(name_or_path: str) -> Model:
-    """A packaged model by its name, or any model by the path of its `config.json` or of the folder that has one.
+    """A packaged model by its name, or any model by the path of its `config.json` or of the folder
+    that has one.
 
     Raises:
-        ConfigError: no such model, or a configuration that this cost model does not cover; names field and file.
+        ConfigError: no such model, or a configuration that this cost model does not cover; names
+            field and file.
     """
     library = _library()
     if name_or_path.lower() in library:
-        return from_config(name_or_path.lower(), library[name_or_path.lower()]["config"], "packaged models.json")
+        return from_config(
+            name_or_path.lower(), library[name_or_path.lower()]["config"], "packaged models.json"
+        )
     path = Path(name_or_path)
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
@@ -120,7 +131,8 @@ def load(name_or_path: str) -> Model:
 
 
 def from_config(name: str, config: Mapping[str, Any], where: str) -> Model:
-    """Read a Hugging Face configuration, of a multimodal model its `text_config`; `where` is the file, for messages.
+    """Read a Hugging Face configuration, of a multimodal model its `text_config`; `where` is the
+    file, for messages.
 
     Raises:
         ConfigError: a field is missing, out of range, or of an architecture that is not covered.
@@ -139,7 +151,9 @@ def from_config(name: str, config: Mapping[str, Any], where: str) -> Model:
     window, sliding_layers = _sliding(config, where, layers)
     kv_heads = count("num_key_value_heads", default=heads)
     if heads % kv_heads:
-        raise ConfigError(f"{where}: num_key_value_heads={kv_heads}: must divide num_attention_heads={heads}")
+        raise ConfigError(
+            f"{where}: num_key_value_heads={kv_heads}: must divide num_attention_heads={heads}"
+        )
     return Model(
         name=name,
         hidden=hidden,
@@ -182,7 +196,9 @@ def _refuse_uncovered(config: Mapping[str, Any], where: str) -> None:
         ("first_k_dense_replace", "a mix of dense and expert layers"),
     ):
         if config.get(field):
-            raise ConfigError(f"{where}: {field}={config[field]!r}: {what} is not covered by the cost model")
+            raise ConfigError(
+                f"{where}: {field}={config[field]!r}: {what} is not covered by the cost model"
+            )
 
 
 def _weight_bytes(config: Mapping[str, Any], where: str) -> tuple[float, float]:
@@ -192,13 +208,16 @@ def _weight_bytes(config: Mapping[str, Any], where: str) -> tuple[float, float]:
         return 2.0, 2.0
     method = quantization.get("quant_method")
     if method == "mxfp4":
-        # Four bits and one 8-bit scale per 32 values, experts only: OCP Microscaling Formats (MX) 1.0, section 5.2.
+        # Four bits and one 8-bit scale per 32 values, experts only: OCP Microscaling Formats (MX)
+        # 1.0, section 5.2.
         return 2.0, (32 * 4 + 8) / 32 / 8
     if method in ("fp8", "fbgemm_fp8"):
         return 1.0, 1.0
     if method in ("awq", "gptq") and quantization.get("bits") in (4, 8):
         return quantization["bits"] / 8, quantization["bits"] / 8
-    raise ConfigError(f"{where}: quantization_config.quant_method={method!r}: must be mxfp4, fp8, awq or gptq")
+    raise ConfigError(
+        f"{where}: quantization_config.quant_method={method!r}: must be mxfp4, fp8, awq or gptq"
+    )
 
 
 def _sliding(config: Mapping[str, Any], where: str, layers: int) -> tuple[int, int]:
@@ -206,7 +225,9 @@ def _sliding(config: Mapping[str, Any], where: str, layers: int) -> tuple[int, i
     if config.get("sliding_window") is None or config.get("use_sliding_window") is False:
         return 0, 0
     kinds = config.get("layer_types")
-    return _count(config, where, "sliding_window"), kinds.count("sliding_attention") if kinds else layers
+    return _count(config, where, "sliding_window"), kinds.count(
+        "sliding_attention"
+    ) if kinds else layers
 
 
 def _library() -> dict[str, Any]:

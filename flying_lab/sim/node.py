@@ -1,4 +1,6 @@
-"""One node in the simulator: the production controller, and a shell around it that carries its commands to engines."""
+"""One node in the simulator: the production controller, and a shell around it that carries its
+commands to engines.
+"""
 
 import math
 from array import array
@@ -7,7 +9,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, assert_never
 
-from flying_lab.sim.cluster import Clock, Cluster, ClusterShape, StepTime
+from flying_lab.sim.clock import Clock
+from flying_lab.sim.cluster import Cluster, ClusterShape, StepTime
 from flying_lab.sim.engines import weave
 from flying_lab.sim.lanes import Finished, SimLane
 from flying_lab.sim.lending import WeightOrders
@@ -47,7 +50,9 @@ TICK_S = 0.1
 REST_S = 20.0
 """A live clock never stops; this one does after an idle time in which nothing changes any more."""
 STUCK_S = 60.0
-"""If nothing runs and nothing changes for this long, waiting requests will never run under this policy."""
+"""If nothing runs and nothing changes for this long, waiting requests will never run under this
+policy.
+"""
 
 
 class Refusal(NamedTuple):
@@ -66,7 +71,9 @@ class LayoutChange(NamedTuple):
 
 @dataclass
 class Outcome:
-    """What became of the requests of a node, its layouts and switches, and when weights began to be lent."""
+    """What became of the requests of a node, its layouts and switches, and when weights began to be
+    lent.
+    """
 
     ended: list[SimRequest] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
@@ -88,7 +95,8 @@ class System:
         placing: how its controller chooses groups.
         splitting: how it splits requests over two groups, if it does.
         sender: makes what sends requests to engines, if its controller does not decide that.
-        hash_id_tokens: tokens of one hash id of the prompts that prefix caches keep; None if they keep nothing.
+        hash_id_tokens: tokens of one hash id of the prompts that prefix caches keep; None if they
+            keep nothing.
     """
 
     name: str
@@ -105,10 +113,13 @@ class System:
 class SimNode:
     """A server with its engines on a virtual clock, which nodes may share.
 
-    `on_end` is called with each request that has ended or was refused, instead of keeping it in `outcome`.
+    `on_end` is called with each request that has ended or was refused, instead of keeping it in
+    `outcome`.
     """
 
-    def __init__(self, system: System, clock: Clock, on_end: Callable[[SimRequest], None] | None = None) -> None:
+    def __init__(
+        self, system: System, clock: Clock, on_end: Callable[[SimRequest], None] | None = None
+    ) -> None:
         settings, shape = system.settings, system.shape
         self.controller = Controller(settings, system.placing)
         self.controller.state.steps.calibrate(system.calibration)
@@ -145,22 +156,34 @@ class SimNode:
             lane = self.controller.state.lanes()[size]
             return Terms(lane, splitting.handoff, block_tokens, options.tbt_slo_s)
 
-        return Splits(self.cluster, splitting, terms, lambda: self.controller.state.demand.output_tokens)
+        return Splits(
+            self.cluster, splitting, terms, lambda: self.controller.state.demand.output_tokens
+        )
 
     def _sender(self, make: MakeSender) -> RequestSender:
         return make(self.cluster, lambda: self.controller.state.demand.output_tokens)
 
     def arrive(self, request: Request) -> None:
-        """A client sends a request now; the controller hears of it when the API server is done with it."""
+        """A client sends a request now; the controller hears of it when the API server is done with
+        it.
+        """
         prompt, output = request.prompt_tokens, request.output_tokens
-        mine = SimRequest(str(request.index), prompt, output, self.clock.now_s, hash_ids=request.hash_ids)
+        mine = SimRequest(
+            str(request.index), prompt, output, self.clock.now_s, hash_ids=request.hash_ids
+        )
         if self.shape.options.keep_times:
             mine.token_s = array("d")
-        spec = RequestSpec(prompt, prompt + output, output, request.tp_degree, request.priority, request.deadline_s)
+        spec = RequestSpec(
+            prompt, prompt + output, output, request.tp_degree, request.priority, request.deadline_s
+        )
         self.open[mine.request_id] = mine
         origin = ALONE if request.event is None else Origin(event=str(request.event))
         self.clock.after(
-            max(0.0, self.shape.frontend_s - self.shape.options.message_s), self._admit, mine, spec, origin
+            max(0.0, self.shape.frontend_s - self.shape.options.message_s),
+            self._admit,
+            mine,
+            spec,
+            origin,
         )
 
     def start(self) -> None:
@@ -205,7 +228,9 @@ class SimNode:
         """Refuse waiting requests; a live server would keep them until their clients disconnect."""
         waiting = [state.request_id for state in self.controller.state.pool]
         for request_id in waiting:
-            self._close(request_id, f"no layout for it in {STUCK_S:.0f} s: the policy never makes one")
+            self._close(
+                request_id, f"no layout for it in {STUCK_S:.0f} s: the policy never makes one"
+            )
         self.controller.finished(waiting, self.clock.now_s, aborted=True)
 
     def _report(self, request: SimRequest) -> None:
@@ -215,13 +240,17 @@ class SimNode:
             request.reported_tokens = request.tokens
 
     def _on_step(self, lane: SimLane, duration_s: float, step: SimStep) -> None:
-        """Keep as many steps as one engine makes: learning from a step costs more time than simulating it."""
+        """Keep as many steps as one engine makes: learning from a step costs more time than
+        simulating it.
+        """
         for request in step.prompts if len(self.controller.state.deadlines) else ():
             self.controller.state.deadlines.drop(request.request_id)
         self._seen_steps += 1
         if self._learns and self._seen_steps % self.shape.engines == 0:
             context, pairs = step.context_tokens, step.prefill_pairs
-            self._measured.append(Step(lane.size, duration_s, step.prefill_tokens, step.sequences, context, pairs))
+            self._measured.append(
+                Step(lane.size, duration_s, step.prefill_tokens, step.sequences, context, pairs)
+            )
 
     def _on_tokens(self, finished: Finished) -> None:
         for request in finished.first:
@@ -251,7 +280,9 @@ class SimNode:
                     self.controller.state.deadlines.drop(request_id)
                     self.sender.send(self.open[request_id])
                 case Dispatch(request_id, group, migrated_from=source):
-                    self._migrations.send(self.open[request_id], source.group if source else None, group)
+                    self._migrations.send(
+                        self.open[request_id], source.group if source else None, group
+                    )
                 case Recall(request_id, _):
                     self.cluster.remove(self.open[request_id])
                 case Reject(request_id, waited_s, group):
@@ -267,18 +298,26 @@ class SimNode:
                     self.clock.after(self.shape.options.message_s, weave, told, self.cluster.kick)
                 case LendWeights(group):
                     self.outcome.loans.append(self.clock.now_s)
-                    self._lent().lend(group, partial(self._weights_over, self.controller.weights_lent, group))
+                    self._lent().lend(
+                        group, partial(self._weights_over, self.controller.weights_lent, group)
+                    )
                 case FetchWeights(group):
-                    self._lent().fetch(group, partial(self._weights_over, self.controller.weights_back, group))
+                    self._lent().fetch(
+                        group, partial(self._weights_over, self.controller.weights_back, group)
+                    )
                 case DispatchPrefix() | PullAhead() | DropPart():
-                    raise NotImplementedError(f"{command}: a simulated controller splits no requests")
+                    raise NotImplementedError(
+                        f"{command}: a simulated controller splits no requests"
+                    )
                 case Fail():
                     raise NotImplementedError(f"{command}: a simulated engine is never lost")
                 case _:
                     assert_never(command)
 
     def _lent(self) -> WeightOrders:
-        """The orders of weights, which the controller gives where the settings say that weights can be lent."""
+        """The orders of weights, which the controller gives where the settings say that weights can
+        be lent.
+        """
         assert self._weights is not None
         return self._weights
 

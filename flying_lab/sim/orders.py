@@ -12,9 +12,13 @@ from flying_serving.wire import SwitchAnswer
 
 
 class LayoutOrders:
-    """Tells all engines of a switch, and the controller when they have answered; `carry_out` does what it says then."""
+    """Tells all engines of a switch, and the controller when they have answered; `carry_out` does
+    what it says then.
+    """
 
-    def __init__(self, cluster: Cluster, controller: Controller, carry_out: Callable[[list[Command]], None]) -> None:
+    def __init__(
+        self, cluster: Cluster, controller: Controller, carry_out: Callable[[list[Command]], None]
+    ) -> None:
         self._cluster = cluster
         self._clock = cluster.clock
         self._controller = controller
@@ -33,9 +37,16 @@ class LayoutOrders:
             self._clock.after(self._message_s, self._cluster.order, engine, order)
 
     def _answered(
-        self, switch: Switch, answers: dict[int, SwitchAnswer], engine: int, begun_s: float, now_s: float
+        self,
+        switch: Switch,
+        answers: dict[int, SwitchAnswer],
+        engine: int,
+        begun_s: float,
+        now_s: float,
     ) -> None:
-        """An engine has carried out an order that was sent at `begun_s`; `answers` are those to this order."""
+        """An engine has carried out an order that was sent at `begun_s`; `answers` are those to
+        this order.
+        """
         answers[engine] = SwitchAnswer((now_s - begun_s) * 1e3, 0.0, 0.0)
         if engine in switch.regrouped and answers.keys() >= set(switch.regrouped):
             self._clock.after(self._message_s, self._regroup)

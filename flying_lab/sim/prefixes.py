@@ -1,9 +1,11 @@
-"""The prefix cache of one group: which blocks of prompts its KV memory has from requests that it has served.
+"""The prefix cache of one group: which blocks of prompts its KV memory has from requests that it
+has served.
 
-As in vLLM, a block stays after its requests until its memory is needed, the least recently used one goes first, and
-the last token of a prompt is always computed. Coarser than vLLM: a hash id is there as a whole or not at all, outputs
-are not kept, and a request takes memory of its own also for blocks that it shares. The caches of a group and of its
-members are each bounded by the free memory, as if the others had none of it.
+As in vLLM, a block stays after its requests until its memory is needed, the least recently used one
+goes first, and the last token of a prompt is always computed. Coarser than vLLM: a hash id is there
+as a whole or not at all, outputs are not kept, and a request takes memory of its own also for
+blocks that it shares. The caches of a group and of its members are each bounded by the free memory,
+as if the others had none of it.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ class PrefixCache:
         return len(self._running) + len(self._idle)
 
     def find(self, hash_ids: Sequence[int], prompt_tokens: int) -> int:
-        """Tokens at the beginning of a prompt that need not be computed; counts as a use of them."""
+        """Tokens at the beginning of a prompt that need not be computed; counts as a use of
+        them.
+        """
         count = 0
         for hash_id in hash_ids:
             if hash_id not in self._running and hash_id not in self._idle:
@@ -55,7 +59,9 @@ class PrefixCache:
             self._running[hash_id] = self._running.get(hash_id, 0) + 1
 
     def release(self, hash_ids: Sequence[int]) -> None:
-        """That request has left; the end of its prompt is to go before the beginning, which more requests share."""
+        """That request has left; the end of its prompt is to go before the beginning, which more
+        requests share.
+        """
         for hash_id in reversed(hash_ids):
             self._running[hash_id] -= 1
             if not self._running[hash_id]:

@@ -1,4 +1,6 @@
-"""What sends requests to engines by a plan of its own, in place of the controller's choice of a group."""
+"""What sends requests to engines by a plan of its own, in place of the controller's choice of a
+group.
+"""
 
 from collections.abc import Callable
 from typing import Protocol

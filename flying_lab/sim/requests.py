@@ -17,9 +17,11 @@ class SimRequest:
     """One request. Times in seconds, NaN until then.
 
     Args:
-        tokens: output tokens that it has. While it decodes, `DecodeBatch.sync` brings them up to date.
+        tokens: output tokens that it has. While it decodes, `DecodeBatch.sync` brings them up to
+            date.
         reported_tokens: those of them that the controller knows.
-        computed_tokens: tokens whose KV is in `group` or, since `left_s`, in the group that it has left.
+        computed_tokens: tokens whose KV is in `group` or, since `left_s`, in the group that it has
+            left.
         target_tokens: tokens to compute before the next one is sampled.
         joined_at, ends_at: counts of its `DecodeBatch`.
         token_s: time of each output token, if these are kept.
@@ -58,7 +60,9 @@ class SimRequest:
 
 @dataclass(slots=True)
 class BlockPool:
-    """An engine's KV blocks. Lanes of all sizes take theirs from it; their prefix caches have what is free."""
+    """An engine's KV blocks. Lanes of all sizes take theirs from it; their prefix caches have what
+    is free.
+    """
 
     blocks: int
     free: int
@@ -84,7 +88,9 @@ class GroupBlocks:
         return min(pool.free for pool in self._pools)
 
     def take(self, blocks: int) -> None:
-        """Take free blocks, which a decoding request or several share out; negative to give them back."""
+        """Take free blocks, which a decoding request or several share out; negative to give them
+        back.
+        """
         for pool in self._pools:
             pool.free -= blocks
             for cache in pool.caches:
@@ -112,7 +118,8 @@ class Chunk(NamedTuple):
 
 @dataclass(slots=True)
 class SimStep:
-    """The contents of one step: chunks of prompts, and decoding requests that compute one token each.
+    """The contents of one step: chunks of prompts, and decoding requests that compute one token
+    each.
 
     Args:
         chunks: of prompts.

@@ -1,14 +1,17 @@
-"""Where a router in front of several nodes sends a request, by rules that people run. No clock, no chance.
+"""Where a router in front of several nodes sends a request, by rules that people run. No clock, no
+chance.
 
 - `round-robin`: one node after the other.
 - `least-load`: the node with the fewest requests in flight, the first of those that have as few.
-- `cache-aware`: as the policy of this name in vllm-router 0.1.17, with its defaults. If requests in flight differ much,
-  the least loaded node; else the node that was first sent the longest part of the prompt's beginning that the router
-  has seen, if that is more than a certain share of the prompt; else the least loaded node.
+- `cache-aware`: as the policy of this name in vllm-router 0.1.17, with its defaults. If requests in
+  flight differ much, the least loaded node; else the node that was first sent the longest part of
+  the prompt's beginning that the router has seen, if that is more than a certain share of the
+  prompt; else the least loaded node.
 
-A request in flight is one that the router has sent and whose answer is not over. vllm-router compares text; here a
-prompt is its hash ids, so one without any is like no other, and blocks that differ have no beginning in common. Every
-two minutes vllm-router forgets what is above 2^25 characters for a node, the oldest first; here nothing is forgotten.
+A request in flight is one that the router has sent and whose answer is not over. vllm-router
+compares text; here a prompt is its hash ids, so one without any is like no other, and blocks that
+differ have no beginning in common. Every two minutes vllm-router forgets what is above 2^25
+characters for a node, the oldest first; here nothing is forgotten.
 """
 
 from __future__ import annotations
@@ -65,8 +68,8 @@ class CacheAwareRules:
     """When a cache-aware router goes by load, and when by prefixes.
 
     Args:
-        balance_abs_requests, balance_rel: it goes by load if the most requests in flight on a node are more than so
-            many above the fewest, and more than this many times the fewest.
+        balance_abs_requests, balance_rel: it goes by load if the most requests in flight on a node
+            are more than so many above the fewest, and more than this many times the fewest.
         cache_threshold: it goes by prefixes if more than this share of a prompt was seen before.
     """
 
@@ -94,7 +97,10 @@ class CacheAware:
         if not self._rules.imbalanced(in_flight):
             blocks, owner = self._tree.match(request.hash_ids)
             seen_tokens = min(blocks * self._block_tokens, request.prompt_tokens)
-            if owner is not None and seen_tokens > self._rules.cache_threshold * request.prompt_tokens:
+            if (
+                owner is not None
+                and seen_tokens > self._rules.cache_threshold * request.prompt_tokens
+            ):
                 node = owner
         self._tree.insert(request.hash_ids, node)
         return node

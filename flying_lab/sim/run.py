@@ -1,4 +1,6 @@
-"""Serve a workload with a simulated system, and give the outcome the form of a benchmark's results."""
+"""Serve a workload with a simulated system, and give the outcome the form of a benchmark's
+results.
+"""
 
 from array import array
 from collections.abc import Callable, Iterable
@@ -24,7 +26,9 @@ class Simulated:
 
     @property
     def log(self) -> dict[str, Any] | None:
-        """Its switches in the form of a live server's log, times since the start of the workload; None of several."""
+        """Its switches in the form of a live server's log, times since the start of the workload;
+        None of several.
+        """
         if not self.outcome.layouts:
             return None
         return {
@@ -34,8 +38,12 @@ class Simulated:
         }
 
 
-def simulate(system: System, requests: Iterable[Request], progress: Callable[[int], None] | None = None) -> Outcome:
-    """Serve requests, in the order of arrival, until all are over; `progress` gets their number now and then."""
+def simulate(
+    system: System, requests: Iterable[Request], progress: Callable[[int], None] | None = None
+) -> Outcome:
+    """Serve requests, in the order of arrival, until all are over; `progress` gets their number now
+    and then.
+    """
     fleet = Fleet(system)
     fleet.run(requests, progress)
     return fleet.outcome()
@@ -44,7 +52,8 @@ def simulate(system: System, requests: Iterable[Request], progress: Callable[[in
 def results(system: System, workload: Workload, outcome: Outcome, where: str) -> Results:
     """The same table that `flying-serving bench` makes of a live server.
 
-    Without kept times, a request gets its first token and, at its end, all others. `where`: model and hardware.
+    Without kept times, a request gets its first token and, at its end, all others. `where`: model
+    and hardware.
     """
     over = {request.request_id: request for request in outcome.ended}
     reasons = {request.request_id: reason for request, reason in outcome.refused}
@@ -56,12 +65,16 @@ def results(system: System, workload: Workload, outcome: Outcome, where: str) ->
         else:
             records.append(Record(request, "failed", reasons[name], request.arrival_s))
     end_s = max((request.end_s for request in outcome.ended), default=workload.duration_s)
-    run = Run(workload.name, workload.origin, workload.seed, f"simulated {system.name}", where, 0.0, end_s)
+    run = Run(
+        workload.name, workload.origin, workload.seed, f"simulated {system.name}", where, 0.0, end_s
+    )
     return Results.of(run, records)
 
 
 def _served(request: Request, simulated: SimRequest) -> Record:
-    record = Record(request, "ok", None, request.arrival_s, simulated.first_token_s, simulated.end_s)
+    record = Record(
+        request, "ok", None, request.arrival_s, simulated.first_token_s, simulated.end_s
+    )
     record.finish_reason = "length"
     record.usage_tokens = simulated.tokens
     if simulated.token_s is not None:

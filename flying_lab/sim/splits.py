@@ -1,8 +1,10 @@
-"""Split requests in the simulator: who computes which part, and how the KV gets from one part's group to the other's.
+"""Split requests in the simulator: who computes which part, and how the KV gets from one part's
+group to the other's.
 
-As live, a request that is split inside its prompt has a part of its own in the first group, whose output is dropped;
-one that is split later runs in the first group up to the split. The second group pulls behind the computation, so that
-only the last chunk is waited for. Simpler than live: it takes blocks for the KV when the request begins there.
+As live, a request that is split inside its prompt has a part of its own in the first group, whose
+output is dropped; one that is split later runs in the first group up to the split. The second group
+pulls behind the computation, so that only the last chunk is waited for. Simpler than live: it takes
+blocks for the KV when the request begins there.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ class Splitting:
         where: as planned, or always at the prompt's end: disaggregated serving.
         handoff: seconds until pulled KV is there, by tokens.
         behind: pulls go on behind the computation, else all KV is pulled at the split.
-        hint: what clients say of the output that they expect, by the actual one; without, the learned mean is expected.
+        hint: what clients say of the output that they expect, by the actual one; without, the
+            learned mean is expected.
     """
 
     where: Literal["planned", "prompt"]
@@ -43,7 +46,9 @@ class Splitting:
 
 @dataclass
 class SplitLog:
-    """What became of requests: their plans, seconds that planning took, and seconds that handoffs were waited for."""
+    """What became of requests: their plans, seconds that planning took, and seconds that handoffs
+    were waited for.
+    """
 
     plans: list[Plan] = field(default_factory=list)
     planned_s: array[float] = field(default_factory=lambda: array("d"))
@@ -52,7 +57,9 @@ class SplitLog:
 
 @dataclass(frozen=True)
 class _Part:
-    """Tokens [`begin`, `end`) of a request, by its expected length, that a group was given, and what runs them."""
+    """Tokens [`begin`, `end`) of a request, by its expected length, that a group was given, and
+    what runs them.
+    """
 
     request: SimRequest
     run: SimRequest
@@ -68,7 +75,9 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Link:
-    """A request's first part, whose end is the second one's beginning: in group `b`, up to `output_tokens`."""
+    """A request's first part, whose end is the second one's beginning: in group `b`, up to
+    `output_tokens`.
+    """
 
     request: SimRequest
     a: Group
@@ -80,7 +89,11 @@ class Splits:
     """Sends requests to pairs of groups, either of which may compute what comes first."""
 
     def __init__(
-        self, cluster: Cluster, splitting: Splitting, terms: Callable[[], Terms], mean_outputs: Callable[[], float]
+        self,
+        cluster: Cluster,
+        splitting: Splitting,
+        terms: Callable[[], Terms],
+        mean_outputs: Callable[[], float],
     ) -> None:
         self._cluster = cluster
         self._splitting = splitting
@@ -130,13 +143,17 @@ class Splits:
         chunk = min(run.prompt_tokens, self._cluster.shape.options.max_num_batched_tokens)
         last_tokens = 1 if request.tokens > 1 else chunk
         handoff = self._splitting.handoff
-        waited_s = handoff.seconds(last_tokens if self._splitting.behind else request.computed_tokens)
+        waited_s = handoff.seconds(
+            last_tokens if self._splitting.behind else request.computed_tokens
+        )
         self.log.waited_s.append(waited_s)
         self._cluster.clock.after(waited_s, self._cluster.add, link.b, request)
         return True
 
     def _begin(self, run: SimRequest, group: Group) -> None:
-        self._cluster.clock.after(self._cluster.shape.options.message_s, self._cluster.add, group, run)
+        self._cluster.clock.after(
+            self._cluster.shape.options.message_s, self._cluster.add, group, run
+        )
 
     def _choose(self, request: SimRequest, expected: int) -> tuple[tuple[Group, Group], int]:
         """The pair that is predicted to finish first, and the split."""
@@ -158,7 +175,9 @@ class Splits:
         """Output tokens to plan for, at most what the KV memory of a group holds."""
         shape, hint = self._cluster.shape, self._splitting.hint
         most = (shape.blocks - 1) * min(shape.block_tokens.values()) - request.prompt_tokens
-        return expected_outputs(self._mean_outputs(), most, None if hint is None else hint(request.output_tokens))
+        return expected_outputs(
+            self._mean_outputs(), most, None if hint is None else hint(request.output_tokens)
+        )
 
     def _batch(self, group: Group) -> VirtualBatch:
         """All that a group was given and has not done."""

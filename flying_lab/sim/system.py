@@ -1,4 +1,6 @@
-"""A server to simulate: a policy on a machine, with its controller's settings, engines and step times."""
+"""A server to simulate: a policy on a machine, with its controller's settings, engines and step
+times.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,10 +19,14 @@ from flying_serving.predict.work import Objective
 
 
 def check_engine(machine: Machine, devices: int) -> None:
-    """Reject an engine that the machine or the model cannot have. Raises ConfigError, naming what is allowed."""
+    """Reject an engine that the machine or the model cannot have. Raises ConfigError, naming what
+    is allowed.
+    """
     allowed = machine.degrees(machine.smallest_engine)
     if devices not in allowed or machine.devices % devices:
-        raise ConfigError(f"--devices-per-engine={devices}: must be one of {', '.join(map(str, allowed))}")
+        raise ConfigError(
+            f"--devices-per-engine={devices}: must be one of {', '.join(map(str, allowed))}"
+        )
 
 
 def flying(
@@ -32,7 +38,9 @@ def flying(
     *,
     recomputes: bool = False,
 ) -> System:
-    """Our server with a policy: engines of `devices` devices in groups of every size that the model allows."""
+    """Our server with a policy: engines of `devices` devices in groups of every size that the model
+    allows.
+    """
     check_engine(machine, devices)
     sizes = [degree // devices for degree in machine.degrees(devices) if degree % devices == 0]
     times = {size: machine.step_time(size * devices, execution, size) for size in sizes}
@@ -53,7 +61,9 @@ def _lending(system: System, machine: Machine) -> System:
     if not isinstance(machine, Modelled):
         raise ConfigError("--lend-weights: what it takes is modelled for packaged devices only")
     if widest < settings.engines or widest == 1:
-        raise ConfigError(f"--lend-weights: needs a group of all {settings.engines} engines, of two or more")
+        raise ConfigError(
+            f"--lend-weights: needs a group of all {settings.engines} engines, of two or more"
+        )
     loan = machine.loan(capacity.devices, widest)
     lent_tokens = capacity.tokens[widest] + loan.blocks * system.shape.block_tokens[widest]
     settings = replace(settings, capacity=replace(capacity, lent_tokens=lent_tokens))
@@ -71,7 +81,8 @@ def static(
     """Stock vLLM: engines of `degree` devices that stay apart.
 
     Args:
-        machine, degree, policy, options: devices of an engine; a policy that never changes the layout.
+        machine, degree, policy, options: devices of an engine; a policy that never changes the
+            layout.
         resident: devices that hold the weights once, if not those of an engine.
         time: how long steps take, if not as usual.
     """
@@ -81,15 +92,23 @@ def static(
 
 
 def system_of(
-    machine: Machine, policy: Policy, options: Options, engine: Engine, times: Mapping[int, DegreeTime]
+    machine: Machine,
+    policy: Policy,
+    options: Options,
+    engine: Engine,
+    times: Mapping[int, DegreeTime],
 ) -> System:
     """A server of engines that are alike, whose groups have the sizes of `times`."""
     engines = machine.devices // engine.devices
     settings = Settings(
         engines=engines,
-        capacity=Capacity({s: (engine.blocks - 1) * engine.block_tokens[s] for s in sorted(times)}, engine.devices),
+        capacity=Capacity(
+            {s: (engine.blocks - 1) * engine.block_tokens[s] for s in sorted(times)}, engine.devices
+        ),
         policy=policy,
-        limits=Limits(options.max_num_seqs, options.max_num_batched_tokens, capped=policy.pinned_size is None),
+        limits=Limits(
+            options.max_num_seqs, options.max_num_batched_tokens, capped=policy.pinned_size is None
+        ),
         objective=Objective(options.horizon_s, *options.slo_s),
         weave_steps=options.weave_steps,
     )
@@ -98,10 +117,14 @@ def system_of(
     def step_time(size: int, step: SimStep) -> float:
         return times[size](step)
 
-    return System(policy.name, settings, shape, step_time, _calibration(times, settings.capacity, options))
+    return System(
+        policy.name, settings, shape, step_time, _calibration(times, settings.capacity, options)
+    )
 
 
-def _calibration(times: Mapping[int, DegreeTime], capacity: Capacity, options: Options) -> tuple[Step, ...]:
+def _calibration(
+    times: Mapping[int, DegreeTime], capacity: Capacity, options: Options
+) -> tuple[Step, ...]:
     """The steps that a live server would measure at its start."""
     steps = []
     for size, room_tokens in capacity.tokens.items():
@@ -110,7 +133,11 @@ def _calibration(times: Mapping[int, DegreeTime], capacity: Capacity, options: O
             if probe.kind in ended:
                 continue
             tokens, before = probe.tokens, probe.context_tokens
-            step = SimStep([Chunk(tokens, before)]) if probe.is_prefill else SimStep([], tokens, tokens * before)
+            step = (
+                SimStep([Chunk(tokens, before)])
+                if probe.is_prefill
+                else SimStep([], tokens, tokens * before)
+            )
             took_s = times[size](step)
             steps.append(Step.of_probe(size, took_s, tokens, probe.is_prefill, before))
             if took_s > ENOUGH_S:

@@ -1,7 +1,8 @@
-"""What it takes to change the degree of running engines: of their KV cache, of their weights, and through host memory.
+"""What it takes to change the degree of running engines: of their KV cache, of their weights, and
+through host memory.
 
-Derived, not measured: bytes that each way has to copy, at rates that are known, and calls of the driver. All devices of
-a group do the same. docs/results/gyges.md has the ways side by side.
+Derived, not measured: bytes that each way has to copy, at rates that are known, and calls of the
+driver. All devices of a group do the same. docs/results/gyges.md has the ways side by side.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from flying_lab.sim.memory import Lent, lent_bytes
 from flying_lab.sim.models import Model, Piece
 
 REMAP_S = 34e-6 + 2e-6 + 38e-6
-"""cuMemUnmap, cuMemMap and cuMemSetAccess of one physical allocation: vAttention (arXiv 2405.04437), table 3."""
+"""cuMemUnmap, cuMemMap and cuMemSetAccess of one physical allocation: vAttention (arXiv
+2405.04437), table 3.
+"""
 HOST_BYTES_PER_S = 64e9
 """PCIe 5.0 x16, one direction: data sheets of H20, H100 and H200."""
 CHUNK_BYTES = 32 * 2**20
@@ -57,7 +60,9 @@ class Work:
 
 @dataclass(frozen=True)
 class Pause:
-    """How a transformation is made: engines do nothing else for `stall_s`, and step for `delay_s` until it is over."""
+    """How a transformation is made: engines do nothing else for `stall_s`, and step for `delay_s`
+    until it is over.
+    """
 
     stall_s: float
     delay_s: float = 0.0
@@ -82,37 +87,55 @@ class Transformation:
         return tokens * self.model.kv_bytes_per_token(self.engine)
 
     def kv(self, tokens: float) -> Work:
-        """KV of `tokens` tokens in each engine goes to the devices that keep its heads, in place, chunk by chunk."""
+        """KV of `tokens` tokens in each engine goes to the devices that keep its heads, in place,
+        chunk by chunk.
+        """
         received = self._others * self.kv_bytes(tokens)
         return Work(rounds=max(self.model.layers, received / CHUNK_BYTES), received_bytes=received)
 
     def kv_trimmed(self, tokens: float) -> Work:
-        """The same as Gyges' basic way: all that a device receives, beside what it has, then it closes the gaps."""
+        """The same as Gyges' basic way: all that a device receives, beside what it has, then it
+        closes the gaps.
+        """
         left = self.kv_bytes(tokens) - self._others * self.kv_bytes(tokens)
         layers = self.model.layers
-        return self.kv(tokens) + Work(rounds=layers - self.kv(tokens).rounds, copied_bytes=left, copies=layers)
+        return self.kv(tokens) + Work(
+            rounds=layers - self.kv(tokens).rounds, copied_bytes=left, copies=layers
+        )
 
     def lend(self) -> Work:
-        """Feed-forward weights are lent to the KV cache: units, one physical allocation each, change hands."""
+        """Feed-forward weights are lent to the KV cache: units, one physical allocation each,
+        change hands.
+        """
         return Work(remaps=MLP_TENSORS * self.model.layers * (self.degree / self.engine - 1))
 
     def lend_swapped(self, fragment_bytes: float) -> Work:
-        """The same as Gyges' partial swap: before, a fragment of each tensor is copied to where pages are whole."""
+        """The same as Gyges' partial swap: before, a fragment of each tensor is copied to where
+        pages are whole.
+        """
         tensors = MLP_TENSORS * self.model.layers
         return self.lend() + Work(copied_bytes=tensors * fragment_bytes, copies=tensors)
 
     def give_back(self, lent: Lent) -> Work:
-        """Weights return: memory changes hands again, and the bytes are read from the devices that kept them."""
+        """Weights return: memory changes hands again, and the bytes are read from the devices that
+        kept them.
+        """
         received = lent_bytes(self.model, self.engine, self.degree, lent)
         return self.lend() + Work(rounds=self.model.layers, received_bytes=received)
 
     def piece_s(self, piece: Piece, received_bytes: float) -> float:
-        """Seconds in which a piece of weights goes, or comes back with bytes from the devices that kept them."""
+        """Seconds in which a piece of weights goes, or comes back with bytes from the devices that
+        kept them.
+        """
         remaps = piece.tensors * (self.degree / self.engine - 1)
-        return self.apart_s(Work(remaps, rounds=bool(received_bytes), received_bytes=received_bytes))
+        return self.apart_s(
+            Work(remaps, rounds=bool(received_bytes), received_bytes=received_bytes)
+        )
 
     def through_host(self, tokens: float, degree: int) -> Work:
-        """Seesaw: KV goes to host memory and back in another form; weights of the new `degree` are read from there."""
+        """Seesaw: KV goes to host memory and back in another form; weights of the new `degree` are
+        read from there.
+        """
         return Work(host_bytes=self.model.weight_bytes(degree) + 2 * self.kv_bytes(tokens))
 
     def apart_s(self, work: Work) -> float:
@@ -120,15 +143,22 @@ class Transformation:
         line, spec = self.hardware.all_reduce[self.degree].large, self.hardware.spec
         link_s = work.rounds * line.latency_s.value
         link_s += work.received_bytes / (spec.link_bandwidth.value * line.efficiency.value)
-        copies_s = work.copies * self.hardware.coefficients.gemm_overhead_s.value + 2 * work.copied_bytes * self._byte_s
+        copies_s = (
+            work.copies * self.hardware.coefficients.gemm_overhead_s.value
+            + 2 * work.copied_bytes * self._byte_s
+        )
         return work.remaps * REMAP_S + link_s + copies_s + work.host_bytes / HOST_BYTES_PER_S
 
     def taken_s(self, work: Work) -> float:
-        """Seconds that steps get longer if all of it is done beside them: memory bandwidth that they do not have."""
+        """Seconds that steps get longer if all of it is done beside them: memory bandwidth that
+        they do not have.
+        """
         return 2 * (work.received_bytes + work.copied_bytes) * self._byte_s
 
     def beside_s(self, work: Work, steps_s: float) -> float:
-        """Seconds that steps of `steps_s` in all get longer: what does not fit beside them, and `taken_s`."""
+        """Seconds that steps of `steps_s` in all get longer: what does not fit beside them, and
+        `taken_s`.
+        """
         return max(0.0, self.apart_s(work) - steps_s) + self.taken_s(work)
 
     def staggered(self, work: Work) -> Pause:

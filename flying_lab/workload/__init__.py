@@ -1,1 +1,3 @@
-"""Workloads: when which request comes and how long it is. Read from traces or synthesised; pure, no torch, no vLLM."""
+"""Workloads: when which request comes and how long it is. Read from traces or synthesised; pure, no
+torch, no vLLM.
+"""

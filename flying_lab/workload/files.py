@@ -1,4 +1,6 @@
-"""Workloads in files: our own JSONL (a header, then one request per line), and one that vLLM's own bench replays."""
+"""Workloads in files: our own JSONL (a header, then one request per line), and one that vLLM's own
+bench replays.
+"""
 
 import itertools
 from collections.abc import Iterable
@@ -8,7 +10,14 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from flying_lab.errors import WorkloadError
-from flying_lab.workload.model import MAX_TOKENS, Request, Workload, blocks_of, check_blocks, check_order
+from flying_lab.workload.model import (
+    MAX_TOKENS,
+    Request,
+    Workload,
+    blocks_of,
+    check_blocks,
+    check_order,
+)
 from flying_lab.workload.rows import checked, located
 from flying_lab.workload.traces import HashedRow
 
@@ -36,7 +45,15 @@ def save(workload: Workload, path: Path) -> None:
     """Write a workload; `load` gives exactly the same one."""
     encoder = msgspec.json.Encoder()
     requests = workload.requests
-    header = Header(FORMAT, 1, workload.name, workload.seed, workload.block_tokens, len(requests), workload.origin)
+    header = Header(
+        FORMAT,
+        1,
+        workload.name,
+        workload.seed,
+        workload.block_tokens,
+        len(requests),
+        workload.origin,
+    )
     with path.open("wb") as stream:
         for line in itertools.chain([header], requests):
             stream.write(encoder.encode(line) + b"\n")
@@ -66,7 +83,8 @@ def load(lines: Iterable[tuple[int, str]], file: str, limit: int | None = None) 
 
 
 def save_timed_trace(workload: Workload, path: Path) -> None:
-    """Write what `vllm bench serve --dataset-name timed_trace --timed-trace-chunk-hash-size BLOCK_TOKENS` replays.
+    """Write what `vllm bench serve --dataset-name timed_trace --timed-trace-chunk-hash-size
+    BLOCK_TOKENS` replays.
 
     Prompts without hash ids get ids of their own: that tool makes prompts from ids only.
     """

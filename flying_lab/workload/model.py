@@ -21,12 +21,13 @@ MOONCAKE_BLOCK_TOKENS = 512
 class Request(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One request of a workload.
 
-    `arrival_s` counts from the start of the workload. Lower `priority` is more urgent, as in vLLM. `hash_ids` name the
-    blocks of the prompt: requests whose ids begin alike share that part of their prompts; empty means that the prompt
-    is like no other. `tp_degree` asks for a degree (devices). `deadline_s` counts from the arrival to the last token.
-    Requests of one `event` come together, as the `n` outputs of a prompt and the prompts of a batch do; None: it comes
-    alone. `phase` is what the generator was in ("low", "burst"), None if there are no phases. `index` stays with the
-    request when a workload is cut: prompts are made from it.
+    `arrival_s` counts from the start of the workload. Lower `priority` is more urgent, as in vLLM.
+    `hash_ids` name the blocks of the prompt: requests whose ids begin alike share that part of
+    their prompts; empty means that the prompt is like no other. `tp_degree` asks for a degree
+    (devices). `deadline_s` counts from the arrival to the last token. Requests of one `event` come
+    together, as the `n` outputs of a prompt and the prompts of a batch do; None: it comes alone.
+    `phase` is what the generator was in ("low", "burst"), None if there are no phases. `index`
+    stays with the request when a workload is cut: prompts are made from it.
 
     Raises:
         WorkloadError: naming the field that is out of range.
@@ -47,7 +48,9 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
         if self.index < 0:
             raise WorkloadError("index", self.index, "at least 0")
         if not 0 <= self.arrival_s < math.inf:
-            raise WorkloadError("arrival_s", self.arrival_s, "a finite number of seconds, at least 0")
+            raise WorkloadError(
+                "arrival_s", self.arrival_s, "a finite number of seconds, at least 0"
+            )
         if not 1 <= self.prompt_tokens <= MAX_TOKENS:
             raise WorkloadError("prompt_tokens", self.prompt_tokens, f"1 to {MAX_TOKENS} tokens")
         if not 1 <= self.output_tokens <= MAX_TOKENS:
@@ -65,11 +68,12 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 class Workload(msgspec.Struct, frozen=True):
     """Requests sorted by arrival, indices ascending, at least one.
 
-    `seed` makes the prompts; `block_tokens` is how many tokens one hash id stands for; `origin` says how the workload
-    was made.
+    `seed` makes the prompts; `block_tokens` is how many tokens one hash id stands for; `origin`
+    says how the workload was made.
 
     Raises:
-        WorkloadError: naming the request that is out of order, or whose `hash_ids` do not fit its prompt.
+        WorkloadError: naming the request that is out of order, or whose `hash_ids` do not fit its
+            prompt.
     """
 
     name: str
@@ -118,21 +122,29 @@ def blocks_of(prompt_tokens: int, block_tokens: int) -> int:
 
 
 def check_order(before: Request | None, request: Request) -> None:
-    """Raise WorkloadError, naming `arrival_s` or `index`, for a request that does not come after the one before it."""
+    """Raise WorkloadError, naming `arrival_s` or `index`, for a request that does not come after
+    the one before it.
+    """
     if before is None:
         return
     if request.arrival_s < before.arrival_s:
         allowed = f"not before the request before it ({before.arrival_s})"
         raise WorkloadError("arrival_s", request.arrival_s, allowed)
     if request.index <= before.index:
-        raise WorkloadError("index", request.index, f"above that of the request before it ({before.index})")
+        raise WorkloadError(
+            "index", request.index, f"above that of the request before it ({before.index})"
+        )
 
 
 def check_blocks(request: Request, block_tokens: int) -> None:
-    """Raise WorkloadError, naming `hash_ids`, for hash ids that are not one for each block of the prompt."""
+    """Raise WorkloadError, naming `hash_ids`, for hash ids that are not one for each block of the
+    prompt.
+    """
     if not request.hash_ids:
         return
     expected = blocks_of(request.prompt_tokens, block_tokens)
     if len(request.hash_ids) != expected:
         prompt = f"{request.prompt_tokens} tokens in blocks of {block_tokens}"
-        raise WorkloadError("hash_ids", f"{len(request.hash_ids)} ids", f"{expected} ids for {prompt}")
+        raise WorkloadError(
+            "hash_ids", f"{len(request.hash_ids)} ids", f"{expected} ids for {prompt}"
+        )

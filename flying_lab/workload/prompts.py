@@ -16,12 +16,13 @@ _CACHED_BLOCKS = 4096
 class Prompts:
     """Makes the prompts of a workload.
 
-    Two requests whose `hash_ids` begin alike have exactly the tokens of those blocks in common. Each block begins with
-    its own name in base `len(vocabulary)`, lowest digit first, so beyond that, and for requests without `hash_ids`,
-    prompts part within a few tokens (nine with 256 token ids, five with 32,000).
+    Two requests whose `hash_ids` begin alike have exactly the tokens of those blocks in common.
+    Each block begins with its own name in base `len(vocabulary)`, lowest digit first, so beyond
+    that, and for requests without `hash_ids`, prompts part within a few tokens (nine with 256 token
+    ids, five with 32,000).
 
-    Token ids are drawn from `vocabulary`; leave out special tokens. Another seed than the workload's gives other
-    prompts, which a server's prefix cache does not know.
+    Token ids are drawn from `vocabulary`; leave out special tokens. Another seed than the
+    workload's gives other prompts, which a server's prefix cache does not know.
     """
 
     def __init__(self, workload: Workload, vocabulary: range, seed: int | None = None) -> None:
@@ -32,8 +33,12 @@ class Prompts:
             raise WorkloadError("seed", seed, "at least 0")
         self._vocabulary = vocabulary
         self._block_tokens = workload.block_tokens
-        self._name_digits = next(n for n in range(1, _NAME_BITS + 1) if len(vocabulary) ** n >= 2**_NAME_BITS)
-        self._shared = lru_cache(_CACHED_BLOCKS)(lambda id: self._block(2 * id + 1, self._block_tokens))
+        self._name_digits = next(
+            n for n in range(1, _NAME_BITS + 1) if len(vocabulary) ** n >= 2**_NAME_BITS
+        )
+        self._shared = lru_cache(_CACHED_BLOCKS)(
+            lambda id: self._block(2 * id + 1, self._block_tokens)
+        )
 
     def token_ids(self, request: Request) -> NDArray[np.int64]:
         """The prompt of a request: `request.prompt_tokens` token ids."""

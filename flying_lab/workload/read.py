@@ -27,14 +27,16 @@ def read_workload(
     sec_multiplier: float = 1.0,
     block_tokens: int = FORMATS["timed_trace"].block_tokens,
 ) -> Workload:
-    """The workload in a file, which is read once as a stream, and not behind `limit` requests, at least 1.
+    """The workload in a file, which is read once as a stream, and not behind `limit` requests, at
+    least 1.
 
-    `seed`: of the prompts, and of the draws that spread rounded times; a workload in our own format keeps its own.
-    `format`: None to detect it from the content. `sec_multiplier`: seconds per unit of a timestamp, and `block_tokens`:
-    tokens per hash id, in a timed trace.
+    `seed`: of the prompts, and of the draws that spread rounded times; a workload in our own format
+    keeps its own. `format`: None to detect it from the content. `sec_multiplier`: seconds per unit
+    of a timestamp, and `block_tokens`: tokens per hash id, in a timed trace.
 
     Raises:
-        WorkloadError: with file, line, column, value and what is allowed, for anything that cannot be read.
+        WorkloadError: with file, line, column, value and what is allowed, for anything that cannot
+            be read.
     """
     file = str(path)
     stream = numbered_lines(path)
@@ -64,13 +66,18 @@ def detect(head: Sequence[tuple[int, str]], file: str) -> str:
             if form.is_header(first):
                 return name
         headers = " or ".join(",".join(form.columns) for form in tables.values())
-        raise WorkloadError("header", first, f"JSONL, or the header {headers}", file=file, line=number)
+        raise WorkloadError(
+            "header", first, f"JSONL, or the header {headers}", file=file, line=number
+        )
     row = checked(_OBJECT.decode, first, file, number)
     if "format" in row:
         return "flying"
     columns = FORMATS["mooncake"].columns
     missing = [name for name in columns if name not in row]
     if missing:
-        allowed = f"columns {', '.join(columns)} (missing: {', '.join(missing)}), or the header of a workload file"
+        allowed = (
+            f"columns {', '.join(columns)} (missing: {', '.join(missing)}), or the "
+            "header of a workload file"
+        )
         raise WorkloadError("row", first, allowed, file=file, line=number)
     return traces.guess_units(head, file)

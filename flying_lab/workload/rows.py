@@ -1,4 +1,6 @@
-"""Rows of text files as a stream. What cannot be read is an error with its line, column and value, never skipped."""
+"""Rows of text files as a stream. What cannot be read is an error with its line, column and value,
+never skipped.
+"""
 
 import re
 from collections.abc import Callable, Iterator
@@ -28,11 +30,12 @@ def located(file: str, line: int) -> Iterator[None]:
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (number from 1, text without its end) of each line. Blank lines may only be the last ones.
+    """Yield (number from 1, text without its end) of each line. Blank lines may only be the last
+    ones.
 
     Raises:
-        WorkloadError: if the file cannot be opened, has no lines, a line is no UTF-8, longer than 64 MiB, or blank
-            before others.
+        WorkloadError: if the file cannot be opened, has no lines, a line is no UTF-8, longer than
+            64 MiB, or blank before others.
     """
     file, blank, number = str(path), 0, 0
     try:
@@ -45,7 +48,9 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
                     blank = blank or number
                     continue
                 if blank:
-                    raise WorkloadError("line", "", "only the last lines may be blank", file=file, line=blank)
+                    raise WorkloadError(
+                        "line", "", "only the last lines may be blank", file=file, line=blank
+                    )
                 yield number, text
     except OSError as error:
         raise WorkloadError("file", file, error.strerror or str(error)) from None
@@ -81,7 +86,9 @@ def checked(decode: Callable[[G], T], given: G, file: str, line: int) -> T:
             if isinstance(error.__cause__, WorkloadError):
                 raise error.__cause__ from None
             column, allowed = _problem(str(error))
-            raise WorkloadError(_printable(column), _value(given, column), _printable(allowed)) from None
+            raise WorkloadError(
+                _printable(column), _value(given, column), _printable(allowed)
+            ) from None
         except (msgspec.DecodeError, RecursionError) as error:
             raise WorkloadError("row", given, f"one JSON object ({error})") from None
 
@@ -97,7 +104,9 @@ def _problem(message: str) -> tuple[str, str]:
 
 
 def _printable(text: str) -> str:
-    """With escapes for line ends and control characters, which a file may have in the name of a field."""
+    """With escapes for line ends and control characters, which a file may have in the name of a
+    field.
+    """
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 

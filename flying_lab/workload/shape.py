@@ -27,7 +27,9 @@ def window(workload: Workload, start_s: float = 0.0, end_s: float = math.inf) ->
         if start_s <= request.arrival_s < end_s
     ]
     if not kept:
-        raise WorkloadError("window", (start_s, end_s), f"arrivals lie between 0 and {workload.duration_s} s")
+        raise WorkloadError(
+            "window", (start_s, end_s), f"arrivals lie between 0 and {workload.duration_s} s"
+        )
     return workload.having(kept)
 
 
@@ -41,14 +43,16 @@ def first(workload: Workload, requests: int) -> Workload:
 def scale_time(workload: Workload, factor: float) -> Workload:
     """Arrivals `factor` times as far apart: 0.5 is twice the rate."""
     _check_factor("time_scale", factor)
-    return workload.having(replace(request, arrival_s=request.arrival_s * factor) for request in workload.requests)
+    return workload.having(
+        replace(request, arrival_s=request.arrival_s * factor) for request in workload.requests
+    )
 
 
 def scale_lengths(workload: Workload, prompt: float = 1.0, output: float = 1.0) -> Workload:
     """Prompts and outputs `prompt` and `output` times as long, at least one token.
 
-    A hash id then stands for that many times as many tokens, rounded, so shared prefixes scale too. A prompt is no
-    longer than its ids reach.
+    A hash id then stands for that many times as many tokens, rounded, so shared prefixes scale too.
+    A prompt is no longer than its ids reach.
     """
     _check_factor("prompt_scale", prompt)
     _check_factor("output_scale", output)
@@ -59,7 +63,10 @@ def scale_lengths(workload: Workload, prompt: float = 1.0, output: float = 1.0) 
         if request.hash_ids:
             tokens = min(tokens, len(request.hash_ids) * block_tokens)
         return _with_prompt(
-            replace(request, output_tokens=min(MAX_TOKENS, max(1, round(request.output_tokens * output)))),
+            replace(
+                request,
+                output_tokens=min(MAX_TOKENS, max(1, round(request.output_tokens * output))),
+            ),
             tokens,
             block_tokens,
         )
@@ -67,7 +74,9 @@ def scale_lengths(workload: Workload, prompt: float = 1.0, output: float = 1.0) 
     return workload.having(map(scaled, workload.requests), block_tokens=block_tokens)
 
 
-def clip(workload: Workload, prompt_tokens: int = MAX_TOKENS, output_tokens: int = MAX_TOKENS) -> Workload:
+def clip(
+    workload: Workload, prompt_tokens: int = MAX_TOKENS, output_tokens: int = MAX_TOKENS
+) -> Workload:
     """Prompts and outputs cut to a maximum number of tokens."""
     if prompt_tokens < 1 or output_tokens < 1:
         raise WorkloadError("clip", (prompt_tokens, output_tokens), "at least 1 token")
@@ -92,8 +101,12 @@ def _check_factor(field: str, factor: float) -> None:
         raise WorkloadError(field, factor, "a finite number above 0")
 
 
-def with_priority(workload: Workload, share: float, priority: int = -1, *, seed: int | None = None) -> Workload:
-    """Give each request this priority with probability `share`; lower is more urgent, as in vLLM."""
+def with_priority(
+    workload: Workload, share: float, priority: int = -1, *, seed: int | None = None
+) -> Workload:
+    """Give each request this priority with probability `share`; lower is more urgent, as in
+    vLLM.
+    """
     if not 0 <= share <= 1:
         raise WorkloadError("priority_share", share, "a share from 0 to 1")
     if abs(priority) > MAX_PRIORITY:
@@ -106,9 +119,15 @@ def with_priority(workload: Workload, share: float, priority: int = -1, *, seed:
 
 
 def with_long_prompts(
-    workload: Workload, prompt_tokens: int, output_tokens: int, every_s: float = 60.0, *, seed: int | None = None
+    workload: Workload,
+    prompt_tokens: int,
+    output_tokens: int,
+    every_s: float = 60.0,
+    *,
+    seed: int | None = None,
 ) -> Workload:
-    """Add one long request in each `every_s` seconds, at a time drawn uniformly, in the phase of its neighbours.
+    """Add one long request in each `every_s` seconds, at a time drawn uniformly, in the phase of
+    its neighbours.
 
     Requests are numbered anew, so that indices ascend.
     """

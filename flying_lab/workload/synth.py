@@ -1,8 +1,9 @@
 """Synthesised workloads: arrivals and lengths, drawn from a seed.
 
-Arrivals are a renewal process with gamma-distributed gaps of mean 1, run at the speed of the phase's rate. So one
-parameter, the burstiness as vLLM names it (the gamma's shape: 1 is Poisson, less is more bursty, much more is even),
-holds across phases, and a phase ends exactly where it should.
+Arrivals are a renewal process with gamma-distributed gaps of mean 1, run at the speed of the
+phase's rate. So one parameter, the burstiness as vLLM names it (the gamma's shape: 1 is Poisson,
+less is more bursty, much more is even), holds across phases, and a phase ends exactly where it
+should.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class Phase:
 
 
 class Synthesis(BaseModel):
-    """What every synthesised workload has. It ends after `requests` or `duration_s`, whichever comes first."""
+    """What every synthesised workload has. It ends after `requests` or `duration_s`, whichever
+    comes first.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -102,15 +105,18 @@ class Alternating(Synthesis):
     def phases(self, rng: np.random.Generator) -> Iterator[Phase]:
         """Low, burst, low, ..."""
         return itertools.cycle(
-            [Phase("low", self.low_rate_rps, self.low_s), Phase("burst", self.burst_rate_rps, self.burst_s)]
+            [
+                Phase("low", self.low_rate_rps, self.low_s),
+                Phase("burst", self.burst_rate_rps, self.burst_s),
+            ]
         )
 
 
 class Paper(Synthesis):
     """The generator of section 6.1 of the Flying Serving paper (arXiv 2602.22593).
 
-    Each phase draws its rate uniformly, arrivals inside are Poisson. How long phases are the paper does not say: a
-    minute each is our choice.
+    Each phase draws its rate uniformly, arrivals inside are Poisson. How long phases are the paper
+    does not say: a minute each is our choice.
     """
 
     requests: int | None = Field(default=4000, ge=1, le=MAX_REQUESTS)
@@ -126,11 +132,18 @@ class Paper(Synthesis):
             yield Phase("burst", rng.uniform(*self.burst_rate_rps), self.burst_s)
 
 
-KINDS: dict[str, type[Synthesis]] = {"paper": Paper, "poisson": Poisson, "gamma": Gamma, "alternating": Alternating}
+KINDS: dict[str, type[Synthesis]] = {
+    "paper": Paper,
+    "poisson": Poisson,
+    "gamma": Gamma,
+    "alternating": Alternating,
+}
 
 
 def parse_synthesis(kind: str, parameters: dict[str, Any]) -> Synthesis:
-    """Parameters of a generator, checked. Raises WorkloadError, naming the parameter, its value and what is allowed."""
+    """Parameters of a generator, checked. Raises WorkloadError, naming the parameter, its value and
+    what is allowed.
+    """
     if kind not in KINDS:
         raise WorkloadError("synth", kind, f"one of {', '.join(KINDS)}")
     try:
@@ -145,13 +158,17 @@ def parse_synthesis(kind: str, parameters: dict[str, Any]) -> Synthesis:
 
 
 def synthesise(synthesis: Synthesis, seed: int) -> Workload:
-    """Draw a workload. Raises WorkloadError if no request arrives in time, or more than ten million do."""
+    """Draw a workload. Raises WorkloadError if no request arrives in time, or more than ten million
+    do.
+    """
     if seed < 0:
         raise WorkloadError("seed", seed, "at least 0")
     most = synthesis.requests or MAX_REQUESTS + 1
     arrivals = list(itertools.islice(_arrivals(synthesis, seed), most))
     if not arrivals:
-        raise WorkloadError("duration_s", synthesis.duration_s, "long enough for one request at this rate")
+        raise WorkloadError(
+            "duration_s", synthesis.duration_s, "long enough for one request at this rate"
+        )
     if len(arrivals) > MAX_REQUESTS:
         raise WorkloadError("duration_s", synthesis.duration_s, f"at most {MAX_REQUESTS} requests")
     rng = np.random.default_rng([seed, 2])
@@ -159,9 +176,13 @@ def synthesise(synthesis: Synthesis, seed: int) -> Workload:
     outputs = rng.integers(*synthesis.output_tokens, size=len(arrivals), endpoint=True).tolist()
     requests = tuple(
         Request(index, arrival_s, prompt, output, phase=label)
-        for index, ((arrival_s, label), prompt, output) in enumerate(zip(arrivals, prompts, outputs, strict=True))
+        for index, ((arrival_s, label), prompt, output) in enumerate(
+            zip(arrivals, prompts, outputs, strict=True)
+        )
     )
-    return Workload(synthesis.kind, seed, requests, origin=f"{synthesis.kind} {synthesis.model_dump_json()}")
+    return Workload(
+        synthesis.kind, seed, requests, origin=f"{synthesis.kind} {synthesis.model_dump_json()}"
+    )
 
 
 def _arrivals(synthesis: Synthesis, seed: int) -> Iterator[tuple[float, str | None]]:

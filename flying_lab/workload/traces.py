@@ -1,8 +1,9 @@
 """Published traces: a table of formats, and one reader for all of them.
 
-Sources: github.com/Azure/AzurePublicDataset (AzureLLMInferenceDataset2023.md), github.com/HPMLL/BurstGPT (README.md,
-Schema), github.com/kvcache-ai/Mooncake, and `vllm bench serve --dataset-name timed_trace`, which waits for the first
-timestamp as for any other. Mooncake's rows and a timed trace's have the same columns and differ in their units.
+Sources: github.com/Azure/AzurePublicDataset (AzureLLMInferenceDataset2023.md),
+github.com/HPMLL/BurstGPT (README.md, Schema), github.com/kvcache-ai/Mooncake, and `vllm bench serve
+--dataset-name timed_trace`, which waits for the first timestamp as for any other. Mooncake's rows
+and a timed trace's have the same columns and differ in their units.
 """
 
 from __future__ import annotations
@@ -53,12 +54,22 @@ class HashedRow(Row, frozen=True):
     hash_ids: Annotated[tuple[HashId, ...], msgspec.Meta(min_length=1)]
 
 
-_AZURE = {"timestamp": "TIMESTAMP", "input_length": "ContextTokens", "output_length": "GeneratedTokens"}
-_BURSTGPT = {"timestamp": "Timestamp", "input_length": "Request tokens", "output_length": "Response tokens"}
+_AZURE = {
+    "timestamp": "TIMESTAMP",
+    "input_length": "ContextTokens",
+    "output_length": "GeneratedTokens",
+}
+_BURSTGPT = {
+    "timestamp": "Timestamp",
+    "input_length": "Request tokens",
+    "output_length": "Response tokens",
+}
 
 
 class Clock(Decimal):
-    """Seconds since the epoch of a wall-clock time; Azure writes seven decimals, more than a datetime holds."""
+    """Seconds since the epoch of a wall-clock time; Azure writes seven decimals, more than a
+    datetime holds.
+    """
 
     @classmethod
     def parse(cls, _: type, cell: str) -> Clock:
@@ -68,14 +79,22 @@ class Clock(Decimal):
             if found is None:
                 raise ValueError
             zone = (found[3] or "Z").replace("Z", "+00:00")
-            passed = datetime.fromisoformat(found[1] + zone).astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+            passed = datetime.fromisoformat(found[1] + zone).astimezone(UTC) - datetime(
+                1970, 1, 1, tzinfo=UTC
+            )
         except (ValueError, OverflowError):  # a time zone can lead out of what a datetime holds
-            raise WorkloadError("TIMESTAMP", cell, "a time like 2023-11-16 18:17:03.9799600") from None
+            raise WorkloadError(
+                "TIMESTAMP", cell, "a time like 2023-11-16 18:17:03.9799600"
+            ) from None
         return cls(passed // timedelta(seconds=1) + Decimal(found[2] or 0))
 
     def __repr__(self) -> str:
         second = math.floor(self)
-        return str(datetime.fromtimestamp(second, UTC).replace(microsecond=int((self - second) * 1_000_000)))
+        return str(
+            datetime.fromtimestamp(second, UTC).replace(
+                microsecond=int((self - second) * 1_000_000)
+            )
+        )
 
 
 class AzureRow(Row, frozen=True, rename=_AZURE):
@@ -101,7 +120,9 @@ class BurstGPTRow(Row, frozen=True, rename=_BURSTGPT | {"total": "Total tokens"}
             raise WorkloadError("Response tokens", 0, allowed)
         tokens = self.input_length + self.output_length
         if self.total != tokens:
-            raise WorkloadError("Total tokens", self.total, f"{tokens}, the sum of request and response tokens")
+            raise WorkloadError(
+                "Total tokens", self.total, f"{tokens}, the sum of request and response tokens"
+            )
 
 
 @dataclass(frozen=True)
@@ -157,7 +178,8 @@ def header(line: str) -> list[str]:
 
 
 def read(lines: Lines, file: str, form: TraceFormat, seed: int) -> list[Request]:
-    """Requests of a trace, from its lines, a header among them. Rounded times are spread in their bins with the seed.
+    """Requests of a trace, from its lines, a header among them. Rounded times are spread in their
+    bins with the seed.
 
     Raises:
         WorkloadError: with file, line, column and value.
@@ -167,23 +189,31 @@ def read(lines: Lines, file: str, form: TraceFormat, seed: int) -> list[Request]
     for number, row in rows(lines, file, form):
         with located(file, number):
             if found and row.timestamp < found[-1].timestamp:
-                raise WorkloadError(column, row.timestamp, f"not before the row before it ({found[-1].timestamp!r})")
+                raise WorkloadError(
+                    column, row.timestamp, f"not before the row before it ({found[-1].timestamp!r})"
+                )
             if not math.isfinite(row.timestamp * form.seconds):
-                raise WorkloadError(column, row.timestamp, f"a finite number when multiplied by {form.seconds:g}")
+                raise WorkloadError(
+                    column, row.timestamp, f"a finite number when multiplied by {form.seconds:g}"
+                )
             check_blocks(_request(0, 0.0, row), form.block_tokens)
         found.append(row)
     start = found[0].timestamp if form.from_first else 0
     times = [float((row.timestamp - start) * form.seconds) for row in found]
     if form.bin_s and (form is not FORMATS["burstgpt"] or all(map(float.is_integer, times))):
         times = spread(times, form.bin_s, seed)
-    return [_request(index, at_s, row) for index, (at_s, row) in enumerate(zip(times, found, strict=True))]
+    return [
+        _request(index, at_s, row)
+        for index, (at_s, row) in enumerate(zip(times, found, strict=True))
+    ]
 
 
 def guess_units(lines: Lines, file: str) -> str:
     """Whether rows are Mooncake's or a timed trace's, by how many tokens one hash id covers.
 
     Raises:
-        WorkloadError: if the first row that tells them apart is neither, or none of these lines tells.
+        WorkloadError: if the first row that tells them apart is neither, or none of these lines
+            tells.
     """
     forms = {name: form.block_tokens for name, form in FORMATS.items() if not form.is_csv}
     number = 0
@@ -194,14 +224,24 @@ def guess_units(lines: Lines, file: str) -> str:
             return fitting[0]
         if not fitting:
             sizes = " or ".join(map(str, blocks.values()))
-            allowed = f"{sizes} ids for {row.input_length} tokens (in blocks of 512 or 16); name format and block size"
-            raise WorkloadError("hash_ids", f"{len(row.hash_ids)} ids", allowed, file=file, line=number)
-    allowed = "prompts of more than 16 tokens; these may be Mooncake's or a timed trace's: name the format"
+            allowed = (
+                f"{sizes} ids for {row.input_length} tokens (in blocks of 512 or 16); "
+                "name format and block size"
+            )
+            raise WorkloadError(
+                "hash_ids", f"{len(row.hash_ids)} ids", allowed, file=file, line=number
+            )
+    allowed = (
+        "prompts of more than 16 tokens; these may be Mooncake's or a timed trace's: "
+        "name the format"
+    )
     raise WorkloadError("file", f"{number} short prompts", allowed, file=file)
 
 
 def rows(lines: Lines, file: str, form: TraceFormat) -> Iterator[tuple[int, Row]]:
-    """Yield (line number, row) of each row. Raises WorkloadError, with file, line, column and value."""
+    """Yield (line number, row) of each row. Raises WorkloadError, with file, line, column and
+    value.
+    """
     if form.is_csv:
         convert = partial(msgspec.convert, type=form.row, strict=False, dec_hook=Clock.parse)
         for number, cells in _cells(lines, file, form):
@@ -217,7 +257,9 @@ def _cells(lines: Lines, file: str, form: TraceFormat) -> Iterator[tuple[int, di
     numbered = iter(lines)
     number, first = next(numbered)
     if not form.is_header(first):
-        raise WorkloadError("header", first, f"the columns {','.join(form.columns)}", file=file, line=number)
+        raise WorkloadError(
+            "header", first, f"the columns {','.join(form.columns)}", file=file, line=number
+        )
     names, before = header(first), number
     for number, line in numbered:
         with located(file, number):
@@ -226,7 +268,9 @@ def _cells(lines: Lines, file: str, form: TraceFormat) -> Iterator[tuple[int, di
             except csv.Error as error:
                 raise WorkloadError("row", line, f"comma-separated cells ({error})") from None
             if len(cells) != len(names):
-                raise WorkloadError("row", line, f"{len(names)} cells, as in the header ({','.join(names)})")
+                raise WorkloadError(
+                    "row", line, f"{len(names)} cells, as in the header ({','.join(names)})"
+                )
         yield number, {name: cell.strip() for name, cell in zip(names, cells, strict=True)}
     if number == before:
         raise WorkloadError("file", first, "rows below the header", file=file, line=number)
@@ -237,7 +281,8 @@ def _request(index: int, arrival_s: float, row: Row) -> Request:
 
 
 def spread(times_s: Sequence[float], bin_s: float, seed: int) -> list[float]:
-    """Times within their bins: each somewhere between its own value and `bin_s` later, but before the next value.
+    """Times within their bins: each somewhere between its own value and `bin_s` later, but before
+    the next value.
 
     Args:
         times_s: ascending; equal values are one bin.

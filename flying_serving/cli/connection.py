@@ -17,7 +17,9 @@ UNKNOWN_FORM = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 
 
 class Connection(BaseModel):
-    """A server, and how its answers are printed. The fields are flags of every command that asks a server."""
+    """A server, and how its answers are printed. The fields are flags of every command that asks a
+    server.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -30,7 +32,9 @@ class Connection(BaseModel):
         timeout = httpx.Timeout(answer_s, connect=CONNECT_S)
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         try:
-            answer = httpx.request(method, self.url.rstrip("/") + path, json=body, headers=headers, timeout=timeout)
+            answer = httpx.request(
+                method, self.url.rstrip("/") + path, json=body, headers=headers, timeout=timeout
+            )
         except httpx.TimeoutException:
             raise failed(f"{self.url}: no answer in time", 1) from None
         except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
@@ -44,13 +48,17 @@ class Connection(BaseModel):
         try:
             return answer.json()
         except ValueError:
-            raise failed(f"{self.url}: the answer is not JSON; is this a Flying Serving server?", 1) from None
+            raise failed(
+                f"{self.url}: the answer is not JSON; is this a Flying Serving server?", 1
+            ) from None
 
     def _refused(self, answer: httpx.Response) -> typer.Exit:
         """The one line for an answer with another status than 200."""
         code = answer.status_code
         if code == 401:
-            return failed(f"{self.url}: the API key is missing or wrong; set --api-key or VLLM_API_KEY", 2)
+            return failed(
+                f"{self.url}: the API key is missing or wrong; set --api-key or VLLM_API_KEY", 2
+            )
         if code in (404, 405):
             return failed(f"{self.url}: this is not a Flying Serving server ({code})", 1)
         return failed(f"{self.url}: {_message(answer)} ({code})", 2 if code < 500 else 1)
@@ -63,7 +71,9 @@ class Connection(BaseModel):
         try:
             drawn = draw(answer)
         except UNKNOWN_FORM as error:
-            raise failed(f"the answer has an unknown form ({error!r}); --json shows it", 1) from None
+            raise failed(
+                f"the answer has an unknown form ({error!r}); --json shows it", 1
+            ) from None
         output().print(drawn)
 
 

@@ -1,4 +1,6 @@
-"""Flags of a command from the fields of a pydantic model: name, type, default, bounds and help are said once, there."""
+"""Flags of a command from the fields of a pydantic model: name, type, default, bounds and help are
+said once, there.
+"""
 
 import functools
 import inspect
@@ -16,21 +18,30 @@ M = TypeVar("M", bound=BaseModel)
 
 NAMES = {"as_json": "--json", "parameters": "--set"}
 """Fields whose flag has another name."""
-PLAIN = [kind for plain in (bool, int, float, str, Path) for kind in (plain, plain | None)] + [list[str]]
+PLAIN = [kind for plain in (bool, int, float, str, Path) for kind in (plain, plain | None)] + [
+    list[str]
+]
 """Types that typer parses; of a field of another type it passes the text, which pydantic parses."""
 VARIABLES = {"url": "FLYING_SERVING_URL", "api_key": "VLLM_API_KEY"}
 """Fields that an environment variable sets too."""
 
 
 def flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command a flag for each field of its parameters that are models, in place of these parameters."""
+    """Give a command a flag for each field of its parameters that are models, in place of these
+    parameters.
+    """
     signature, types = inspect.signature(command), get_type_hints(command, include_extras=True)
-    models = {name: kind for name, kind in types.items() if isinstance(kind, type) and issubclass(kind, BaseModel)}
+    models = {
+        name: kind
+        for name, kind in types.items()
+        if isinstance(kind, type) and issubclass(kind, BaseModel)
+    }
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
         made = {
-            name: parse(kind, {field: given.pop(field) for field in kind.model_fields}) for name, kind in models.items()
+            name: parse(kind, {field: given.pop(field) for field in kind.model_fields})
+            for name, kind in models.items()
         }
         command(**given, **made)
 
@@ -39,7 +50,9 @@ def flags(command: Callable[..., None]) -> Callable[..., None]:
         if name in models:
             parameters += [_flag(field, info) for field, info in models[name].model_fields.items()]
         else:
-            parameters.append(parameter.replace(annotation=types[name], kind=inspect.Parameter.KEYWORD_ONLY))
+            parameters.append(
+                parameter.replace(annotation=types[name], kind=inspect.Parameter.KEYWORD_ONLY)
+            )
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
@@ -47,7 +60,10 @@ def flags(command: Callable[..., None]) -> Callable[..., None]:
 
 def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
     """The parameter from which typer makes a flag."""
-    bounds = {key: next((getattr(m, key) for m in field.metadata if hasattr(m, key)), None) for key in ("ge", "le")}
+    bounds = {
+        key: next((getattr(m, key) for m in field.metadata if hasattr(m, key)), None)
+        for key in ("ge", "le")
+    }
     plain = field.annotation in PLAIN
     default = inspect.Parameter.empty if field.is_required() else field.default if plain else None
     option = typer.Option(
@@ -73,10 +89,14 @@ def parse(model: type[M], given: Mapping[str, Any]) -> M:
         ConfigError: naming the flag, its value and what is allowed.
     """
     try:
-        return model.model_validate({name: value for name, value in given.items() if value is not None})
+        return model.model_validate(
+            {name: value for name, value in given.items() if value is not None}
+        )
     except ValidationError as error:
         problem = error.errors()[0]
         name = str(problem["loc"][0])
         message = problem["msg"].removeprefix("Value error, ")
         flag = _flag_name(name)
-        raise ConfigError(message if message.startswith(flag) else f"{flag}={given[name]!r}: {message}") from None
+        raise ConfigError(
+            message if message.startswith(flag) else f"{flag}={given[name]!r}: {message}"
+        ) from None

@@ -27,19 +27,23 @@ class LabCommand(NamedTuple):
 COMMANDS = {
     "bench": LabCommand(
         "flying_lab.cli.bench",
-        "Replay a workload against an OpenAI-compatible server, without waiting for answers, and measure it.",
+        "Replay a workload against an OpenAI-compatible server, without waiting for answers, and "
+        "measure it.",
     ),
     "fit": LabCommand(
         "flying_lab.cli.fit",
-        "Describe a server to the simulator: the step times by group size that it measured, and its memory.",
+        "Describe a server to the simulator: the step times by group size that it measured, and "
+        "its memory.",
     ),
     "plot": LabCommand(
         "flying_lab.cli.plot",
-        "Draw results: load, latencies and layout over time, bars, distributions, token gaps; and one page of all.",
+        "Draw results: load, latencies and layout over time, bars, distributions, token gaps; "
+        "and one page of all.",
     ),
     "simulate": LabCommand(
         "flying_lab.cli.simulate",
-        "Simulate servers with a model and devices that you do not have: the same controller, on a modelled cluster.",
+        "Simulate servers with a model and devices that you do not have: the same controller, on "
+        "a modelled cluster.",
     ),
 }
 
@@ -67,7 +71,9 @@ def load(name: str) -> TyperCommand:
         needed = ", ".join(missing)
         raise NotInstalled(f'{name} needs {needed}: pip install "flying-serving[lab]"')
     function = getattr(importlib.import_module(COMMANDS[name].module), name)
-    program = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    program = typer.Typer(
+        add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+    )
     program.command(name)(function)
     command = typer.main.get_command(program)
     assert isinstance(command, TyperCommand)

@@ -1,8 +1,9 @@
-"""`flying-serving doctor MODEL`: start the engines as `serve` would, let them check their lanes, and end them.
+"""`flying-serving doctor MODEL`: start the engines as `serve` would, let them check their lanes,
+and end them.
 
-With `--load-format dummy` a configuration alone is enough. Group sizes, weights and KV memory are then those of the
-whole model, whose modules are built without weights, and the engines that check their lanes have its first layers,
-with random weights.
+With `--load-format dummy` a configuration alone is enough. Group sizes, weights and KV memory are
+then those of the whole model, whose modules are built without weights, and the engines that check
+their lanes have its first layers, with random weights.
 """
 
 import asyncio
@@ -24,16 +25,19 @@ from flying_serving.policy.policies import POLICIES
 
 FEWEST_LAYERS = 2
 STEP_TOKENS, STEP_REQUESTS = 16, 8
-"""Limits of a step while a configuration alone is checked: enough for three prompts of the lanes' check."""
+"""Limits of a step while a configuration alone is checked: enough for three prompts of the lanes'
+check.
+"""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What is known of a model that can be served; weights and KV memory are the whole model's, on each device.
+    """What is known of a model that can be served; weights and KV memory are the whole model's, on
+    each device.
 
-    `sizes`: group sizes that are served. `not_offered`: why others are not. `layers`: how many were checked, and how
-    many there are. `lacking_bytes`: memory that this machine lacks for the weights of all engines. `plan`: a `KVPlan`.
-    `placements`: of the devices of all engines, on the CPU.
+    `sizes`: group sizes that are served. `not_offered`: why others are not. `layers`: how many were
+    checked, and how many there are. `lacking_bytes`: memory that this machine lacks for the weights
+    of all engines. `plan`: a `KVPlan`. `placements`: of the devices of all engines, on the CPU.
     """
 
     sizes: tuple[int, ...]
@@ -68,7 +72,10 @@ def run(argv: list[str]) -> list[Finding]:
 def findings(config: Any, checked: Checked, took_s: float) -> Iterator[Finding]:
     """The table: a row for each group size, and what an engine's memory is used for."""
     model, plan = config.model_config, checked.plan
-    devices, engines = config.parallel_config.tensor_parallel_size, config.parallel_config.data_parallel_size
+    devices, engines = (
+        config.parallel_config.tensor_parallel_size,
+        config.parallel_config.data_parallel_size,
+    )
     some, layers = checked.layers
     part = "" if some == layers else f", the first {some} of {layers} layers with random weights"
     yield Finding("ok", model.architecture, f"checked in {took_s:.0f} s{part}")
@@ -79,7 +86,9 @@ def findings(config: Any, checked: Checked, took_s: float) -> Iterator[Finding]:
     else:
         yield Finding("ok", "weights", weights)
     kv_bytes = plan.blocks * plan.block_bytes
-    yield Finding("ok", "KV cache", f"{kv_bytes / GIB:.2f} GiB on each device, {plan.blocks} blocks")
+    yield Finding(
+        "ok", "KV cache", f"{kv_bytes / GIB:.2f} GiB on each device, {plan.blocks} blocks"
+    )
     for size in sorted({*checked.sizes, *checked.not_offered}):
         name = f"group size {size}"
         if size in checked.not_offered:
@@ -106,7 +115,9 @@ def _configuration(args: Any) -> Any:
 
 
 def _check(args: Any, config: Any) -> Checked:
-    """Ask the whole model's modules what they can, and engines the rest. Raises what `serve` would end with."""
+    """Ask the whole model's modules what they can, and engines the rest. Raises what `serve` would
+    end with.
+    """
     from flying_serving.server.start.launch import placements_of
     from flying_serving.server.start.support import choose_group_sizes
     from flying_serving.worker.admission import anatomy, kv_plan, obstacles
@@ -125,7 +136,9 @@ def _check(args: Any, config: Any) -> Checked:
     fewer.additional_config = {**fewer.additional_config, KEY: settings}
     served_sizes, kv_bytes, free_bytes = asyncio.run(_start(fewer))
     missing_bytes = whole.weight_bytes - part.weight_bytes
-    devices = config.parallel_config.data_parallel_size * config.parallel_config.tensor_parallel_size
+    devices = (
+        config.parallel_config.data_parallel_size * config.parallel_config.tensor_parallel_size
+    )
     if plan is None:  # an engine takes for KV what its weights leave of its share of the memory
         plan = kv_plan(config, kv_bytes - missing_bytes, widest)
         lacking_bytes = 0
@@ -133,14 +146,16 @@ def _check(args: Any, config: Any) -> Checked:
         lacking_bytes = missing_bytes * devices - free_bytes
     layers = _layers(fewer), _layers(config)
     placements = placements_of(config.parallel_config)
-    return Checked(served_sizes, not_offered, layers, whole.weight_bytes, lacking_bytes, plan, placements)
+    return Checked(
+        served_sizes, not_offered, layers, whole.weight_bytes, lacking_bytes, plan, placements
+    )
 
 
 def _shortened(args: Any, config: Any, whole: Any) -> tuple[Any, Any]:
     """A configuration of the model's first layers, with random weights, and its anatomy.
 
-    As few as have every kind of layer among them. Where these come out otherwise in a shorter model, as layers that
-    use the KV of others do, it takes more layers, at most all.
+    As few as have every kind of layer among them. Where these come out otherwise in a shorter
+    model, as layers that use the KV of others do, it takes more layers, at most all.
     """
     from flying_serving.worker.admission import anatomy
 
@@ -159,7 +174,9 @@ def _shortened(args: Any, config: Any, whole: Any) -> tuple[Any, Any]:
 
 
 def _with_random_weights(args: Any, config: Any, layers: int) -> Any:
-    """vLLM's configuration of the model's first `layers` layers, with random weights: there may be no checkpoint."""
+    """vLLM's configuration of the model's first `layers` layers, with random weights: there may be
+    no checkpoint.
+    """
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     from flying_serving.vllm_adapter.loading import RANDOM_WEIGHTS
@@ -175,7 +192,11 @@ def _with_random_weights(args: Any, config: Any, layers: int) -> Any:
             for name, value in config.model_config.hf_text_config.to_dict().items()
             if isinstance(value, list) and len(value) == _layers(config)
         }
-        changed.hf_overrides = {**(args.hf_overrides or {}), "num_hidden_layers": layers, **of_layers}
+        changed.hf_overrides = {
+            **(args.hf_overrides or {}),
+            "num_hidden_layers": layers,
+            **of_layers,
+        }
     return AsyncEngineArgs.from_cli_args(changed).create_engine_config()
 
 
@@ -188,15 +209,22 @@ async def _start(config: Any) -> tuple[tuple[int, ...], int, int]:
     """Start the engines, which check their lanes, ask nothing of them, and end them.
 
     Returns:
-        the group sizes whose lanes equal lane 1; the bytes of KV memory on each device of the engine that has least;
+        the group sizes whose lanes equal lane 1; the bytes of KV memory on each device of the
+            engine that has least;
         and the bytes of this machine's memory that were free while the engines ran.
     """
     from vllm.v1.engine.core_client import EngineCoreClient
     from vllm.v1.executor import Executor
 
-    client = EngineCoreClient.make_async_mp_client(config, Executor.get_class(config), log_stats=False)
+    client = EngineCoreClient.make_async_mp_client(
+        config, Executor.get_class(config), log_stats=False
+    )
     try:
         kv_bytes = client.fewest_blocks * await client.call_utility_async("flying_block_bytes")
-        return deployment_of(config.additional_config).group_sizes, kv_bytes, psutil.virtual_memory().available
+        return (
+            deployment_of(config.additional_config).group_sizes,
+            kv_bytes,
+            psutil.virtual_memory().available,
+        )
     finally:
         client.shutdown()

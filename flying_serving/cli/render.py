@@ -19,7 +19,15 @@ if TYPE_CHECKING:
 COLOURS = {"ok": "green", "warn": "yellow", "bad": "red"}
 UNKNOWN = "-"
 PREDICTED = ("predicted_gain", "least_gain", "predicted_cost")
-MEASURED = ("waited_for_idle", "cutover", "in_flight_step", "overhead", "work", "drain", "worst_token_gap")
+MEASURED = (
+    "waited_for_idle",
+    "cutover",
+    "in_flight_step",
+    "overhead",
+    "work",
+    "drain",
+    "worst_token_gap",
+)
 
 
 def layout_text(groups: Sequence[Sequence[int]]) -> str:
@@ -36,7 +44,9 @@ def status(answer: Mapping[str, Any]) -> RenderableType:
     """The layout and what each degree holds, above a table of engines."""
     groups, devices = answer["layout"], answer["devices_per_engine"]
     requests = answer["requests"]
-    capacity = ", ".join(f"{tokens} at degree {int(s) * devices}" for s, tokens in answer["capacity_tokens"].items())
+    capacity = ", ".join(
+        f"{tokens} at degree {int(s) * devices}" for s, tokens in answer["capacity_tokens"].items()
+    )
     return Group(
         *_lost(answer["lost"]),
         *_draining(answer["load"]),
@@ -44,9 +54,13 @@ def status(answer: Mapping[str, Any]) -> RenderableType:
         f"requests: {requests['running']} running, {requests['waiting']} waiting for a group",
         f"KV tokens that one request may use: {capacity}",
         *_why_kept(answer["last_decision"]),
-        *(f"group size {size} is not offered: {reason}" for size, reason in answer["not_offered"].items()),
+        *(
+            f"group size {size} is not offered: {reason}"
+            for size, reason in answer["not_offered"].items()
+        ),
         _engines(answer),
-        "lane n: requests running + waiting in groups of n engines, told by the first engine of each group",
+        "lane n: requests running + waiting in groups of n engines, told by the first engine of "
+        "each group",
     )
 
 
@@ -54,19 +68,28 @@ def drain(answer: Mapping[str, Any]) -> RenderableType:
     """Whether the server takes requests, and how many it has."""
     if not answer["draining"]:
         return f"takes new requests; {answer['requests']} are under way"
-    return f"draining: {answer['requests']} requests are left" + ("; ready to stop" if answer["ready_to_stop"] else "")
+    return f"draining: {answer['requests']} requests are left" + (
+        "; ready to stop" if answer["ready_to_stop"] else ""
+    )
 
 
 def _lost(lost: Sequence[Mapping[str, Any]]) -> list[Text]:
     """Which engines are lost, since when and why."""
-    return [Text(f"degraded since {_clock(one['since'])}: {loss(one)}", style="red") for one in lost]
+    return [
+        Text(f"degraded since {_clock(one['since'])}: {loss(one)}", style="red") for one in lost
+    ]
 
 
 def _draining(load: Mapping[str, Any]) -> list[Text]:
     """Whether the node takes no new requests, and may be stopped."""
     if not load["draining"]:
         return []
-    return [Text("draining: ready to stop" if load["ready_to_stop"] else "draining: requests run", style="yellow")]
+    return [
+        Text(
+            "draining: ready to stop" if load["ready_to_stop"] else "draining: requests run",
+            style="yellow",
+        )
+    ]
 
 
 def _clock(time_s: float) -> str:
@@ -74,11 +97,19 @@ def _clock(time_s: float) -> str:
 
 
 def _why_kept(last: Mapping[str, Any] | None) -> list[str]:
-    """Why the layout is kept, if the policy has compared it with others and found none that gains enough."""
+    """Why the layout is kept, if the policy has compared it with others and found none that gains
+    enough.
+    """
     if last is None or last["is_made"] or last["least_gain_request_s"] is None:
         return []
-    gain, needed = figure(last["predicted_gain_request_s"], 2), figure(last["least_gain_request_s"], 2)
-    return [f"stays: {layout_text(last['to'])} would gain {gain} request-s and has to gain more than {needed}"]
+    gain, needed = (
+        figure(last["predicted_gain_request_s"], 2),
+        figure(last["least_gain_request_s"], 2),
+    )
+    return [
+        f"stays: {layout_text(last['to'])} would gain {gain} request-s and has to gain more than "
+        f"{needed}"
+    ]
 
 
 def _engines(answer: Mapping[str, Any]) -> Table:
@@ -90,8 +121,12 @@ def _engines(answer: Mapping[str, Any]) -> Table:
         number = engine["engine"]
         lent = [str(engine["lent_blocks"].get(str(size), UNKNOWN)) for size in sizes[1:]]
         lanes = [_lane(engine["lanes"].get(str(size))) for size in sizes]
-        group = ",".join(map(str, group_of.get(number, ()))) or UNKNOWN  # one that is back joins in a moment
-        table.add_row(str(number), group, str(engine["blocks"]), str(engine["free_blocks"]), *lent, *lanes)
+        group = (
+            ",".join(map(str, group_of.get(number, ()))) or UNKNOWN
+        )  # one that is back joins in a moment
+        table.add_row(
+            str(number), group, str(engine["blocks"]), str(engine["free_blocks"]), *lent, *lanes
+        )
     for one in answer["lost"]:
         table.add_row(str(one["engine"]), "lost", *[UNKNOWN] * (2 + len(columns)))
     return table
@@ -110,7 +145,9 @@ def _lane(lane: Mapping[str, int] | None) -> str:
 
 
 def switches(records: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """One row for each switch with what was predicted, in request-seconds, and one with what was measured, in ms."""
+    """One row for each switch with what was predicted, in request-seconds, and one with what was
+    measured, in ms.
+    """
     if not records:
         return "no switches yet"
     text = ("from", "to", "mode", "reason")
@@ -120,14 +157,18 @@ def switches(records: Sequence[Mapping[str, Any]]) -> RenderableType:
     for record in records:
         layouts = layout_text(record["from"]), layout_text(record["to"])
         predicted = (figure(record[f"{name}_request_s"], 2) for name in PREDICTED)
-        why.add_row(str(record["number"]), *layouts, record["mode"], escape(record["reason"]), *predicted)
+        why.add_row(
+            str(record["number"]), *layouts, record["mode"], escape(record["reason"]), *predicted
+        )
         measured = (figure(record[f"{name}_ms"]) for name in MEASURED)
         took.add_row(str(record["number"]), str(record["requests_in_flight"]), *measured)
     return Group(
         why,
-        "predicted request-seconds; a switch for load has to gain more than is needed, - is shown for other reasons",
+        "predicted request-seconds; a switch for load has to gain more than is needed, - is "
+        "shown for other reasons",
         took,
-        "times in ms, - while a switch goes on; step and overhead are the parts of cutover; work is processor time",
+        "times in ms, - while a switch goes on; step and overhead are the parts of cutover; work "
+        "is processor time",
     )
 
 

@@ -23,10 +23,20 @@ from flying_serving.validation import first_problem
 
 _LISTS = ("group_sizes", "clients_may_set")
 _PRELOADED = "FLYING_SERVING_PRELOADED"
-REFUSALS = (ValueError, TypeError, NotImplementedError, OSError, AssertionError, ImportError, RuntimeError)
+REFUSALS = (
+    ValueError,
+    TypeError,
+    NotImplementedError,
+    OSError,
+    AssertionError,
+    ImportError,
+    RuntimeError,
+)
 """What vLLM raises for values of its flags, while it looks at nothing but them."""
 WHILE_STARTING = (ValueError, KeyError, NotImplementedError, ImportError)
-"""What vLLM raises for names that it finds only as it starts, of tokenizers, parsers and plugins."""
+"""What vLLM raises for names that it finds only as it starts, of tokenizers, parsers and
+plugins.
+"""
 READS_FLAGS = frozenset(
     {
         "from_cli_args",
@@ -40,7 +50,9 @@ READS_FLAGS = frozenset(
         "init_app_state",
     }
 )
-"""Functions of vLLM that read flags: the configuration, then in a start names of tokenizers, parsers and plugins."""
+"""Functions of vLLM that read flags: the configuration, then in a start names of tokenizers,
+parsers and plugins.
+"""
 
 
 def main(argv: list[str]) -> None:
@@ -55,7 +67,8 @@ def main(argv: list[str]) -> None:
 
 
 def parse(argv: list[str], prog: str) -> Any:
-    """The flags of `serve`, checked as far as they can be without the model, with ours in `additional_config`.
+    """The flags of `serve`, checked as far as they can be without the model, with ours in
+    `additional_config`.
 
     Raises:
         ConfigError: naming the flag, its value and what is allowed.
@@ -74,7 +87,8 @@ def parse(argv: list[str], prog: str) -> Any:
     cli_env_setup()
     parser = make_arg_parser(FlexibleArgumentParser(prog=prog, description=__doc__))
     _add_flags(parser)
-    with refused_in_one_line():  # --config names a file, and other values are looked into while they are parsed
+    # --config names a file, and other values are looked into while they are parsed
+    with refused_in_one_line():
         args = parser.parse_args(_config_apart(argv))
     if args.model_tag is not None:
         args.model = args.model_tag
@@ -83,16 +97,23 @@ def parse(argv: list[str], prog: str) -> Any:
     refuse_missing_model(args.model)
     flying = _flying_settings(args)
     args.additional_config = {**(args.additional_config or {}), KEY: flying}
-    if args.data_parallel_size not in (1, 2, 4, MAX_ENGINES):
-        raise ConfigError(f"--data-parallel-size={args.data_parallel_size}: must be 1, 2, 4 or {MAX_ENGINES}")
+    _refuse_odd_engines(args.data_parallel_size)
     eager_by_default = _enforce_eager(args, argv)
     with refused_in_one_line():
         configure_logging_from_args(args)
     if eager_by_default:
-        logger.info("--enforce-eager: set, as lanes are not compiled on the CPU; tokens are the same, starts shorter")
+        logger.info(
+            "--enforce-eager: set, as lanes are not compiled on the CPU; tokens are the same, "
+            "starts shorter"
+        )
     with refused_in_one_line():
         validate_parsed_serve_args(args)
     return args
+
+
+def _refuse_odd_engines(engines: int) -> None:
+    if engines not in (1, 2, 4, MAX_ENGINES):
+        raise ConfigError(f"--data-parallel-size={engines}: must be 1, 2, 4 or {MAX_ENGINES}")
 
 
 @contextmanager
@@ -113,9 +134,13 @@ def refused_in_one_line() -> Iterator[None]:
 
 
 def _is_of_a_flag(error: BaseException) -> bool:
-    """Whether vLLM raised it, and not our code, while it read flags; in its configuration nothing else can be wrong."""
+    """Whether vLLM raised it, and not our code, while it read flags; in its configuration nothing
+    else can be wrong.
+    """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    owners = [name.partition(".")[0] for frame in frames if (name := frame.f_globals.get("__name__", ""))]
+    owners = [
+        name.partition(".")[0] for frame in frames if (name := frame.f_globals.get("__name__", ""))
+    ]
     last = next((owner for owner in reversed(owners) if owner in ("vllm", "flying_serving")), None)
     reading = {frame.f_code.co_name for frame in frames} & READS_FLAGS
     is_refusal = isinstance(error, (*WHILE_STARTING, OSError)) or "create_engine_config" in reading
@@ -123,7 +148,9 @@ def _is_of_a_flag(error: BaseException) -> bool:
 
 
 def _of_a_setting(problem: Mapping[str, Any]) -> str:
-    """What pydantic finds wrong in one of vLLM's configurations; fields of those have the names of flags."""
+    """What pydantic finds wrong in one of vLLM's configurations; fields of those have the names of
+    flags.
+    """
     message = " ".join(problem["msg"].removeprefix("Value error, ").split())
     if not problem["loc"]:
         return message
@@ -137,7 +164,8 @@ def _in_one_line(error: BaseException) -> str:
 
 @contextmanager
 def explained(args: Any) -> Iterator[None]:
-    """While the body runs a server with these flags, a user's mistake in them, or wish, is told in one line.
+    """While the body runs a server with these flags, a user's mistake in them, or wish, is told in
+    one line.
 
     What is raised where no flag is read, as while the server serves, keeps its traceback.
     """
@@ -172,7 +200,9 @@ def explained(args: Any) -> Iterator[None]:
 
 
 def _config_apart(argv: list[str]) -> list[str]:
-    """`--config=FILE` as two words: vLLM's parser reads the file only then, and ignores the flag otherwise."""
+    """`--config=FILE` as two words: vLLM's parser reads the file only then, and ignores the flag
+    otherwise.
+    """
     words: list[str] = []
     for word in argv:
         flag, equals, file = word.partition("=")
@@ -181,7 +211,9 @@ def _config_apart(argv: list[str]) -> list[str]:
 
 
 def _enforce_eager(args: Any, argv: list[str]) -> bool:
-    """Set --enforce-eager on the CPU, unless the user says the opposite, which is refused later; whether it was set."""
+    """Set --enforce-eager on the CPU, unless the user says the opposite, which is refused later;
+    whether it was set.
+    """
     from vllm.platforms import current_platform
 
     if args.enforce_eager or "--no-enforce-eager" in argv or not current_platform.is_cpu():
@@ -196,7 +228,12 @@ def _add_flags(parser: Any) -> None:
     for name, field in FlyingConfig.model_fields.items():
         shown = "" if field.default is None else f" (default: {field.default})"
         action = argparse.BooleanOptionalAction if field.annotation is bool else None
-        group.add_argument(_flag(name), action=action, default=argparse.SUPPRESS, help=f"{field.description}{shown}")
+        group.add_argument(
+            _flag(name),
+            action=action,
+            default=argparse.SUPPRESS,
+            help=f"{field.description}{shown}",
+        )
 
 
 def _flag(field: str) -> str:
@@ -228,7 +265,8 @@ def _flying_settings(args: Any) -> dict[str, Any]:
 
 
 def restart_with_allocator(module: str = "flying_serving.cli.main") -> None:
-    """Start this process again, as `python -m module`, with the libraries that vLLM preloads into its CPU workers.
+    """Start this process again, as `python -m module`, with the libraries that vLLM preloads into
+    its CPU workers.
 
     Engines are forked from this process, so it has to preload their libraries.
     """
@@ -243,7 +281,11 @@ def allocator_environment() -> dict[str, str]:
     libraries = _cpu_libraries()
     if not libraries:
         return {}
-    loaded = [path for path in os.environ.get("LD_PRELOAD", "").split(":") if path and path not in libraries]
+    loaded = [
+        path
+        for path in os.environ.get("LD_PRELOAD", "").split(":")
+        if path and path not in libraries
+    ]
     return {"LD_PRELOAD": ":".join([*libraries, *loaded]), _PRELOADED: json.dumps(libraries)}
 
 
@@ -258,6 +300,7 @@ def _cpu_libraries() -> list[str]:
         return []
     site = Path(torch.origin).parent
     gomp = sorted(
-        glob.glob(str(site / "lib" / "libgomp*.so*")) + glob.glob(str(site.parent / "torch.libs" / "libgomp*"))
+        glob.glob(str(site / "lib" / "libgomp*.so*"))
+        + glob.glob(str(site.parent / "torch.libs" / "libgomp*"))
     )
     return [*tcmalloc[:1], *gomp[:1]]

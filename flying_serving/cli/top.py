@@ -14,18 +14,25 @@ from flying_serving.cli.connection import UNKNOWN_FORM, Connection, output
 from flying_serving.cli.flags import flags
 from flying_serving.observe.view import terminal
 
-Interval = Annotated[float, typer.Option(min=0.1, max=60, help="Seconds between two requests to the server.")]
+Interval = Annotated[
+    float, typer.Option(min=0.1, max=60, help="Seconds between two requests to the server.")
+]
 Once = Annotated[
-    bool, typer.Option("--once", help="Watch for one interval, print once and end; the default without a terminal.")
+    bool,
+    typer.Option(
+        "--once", help="Watch for one interval, print once and end; the default without a terminal."
+    ),
 ]
 
 
 @app.command()
 @flags
 def top(server: Connection, interval_s: Interval = 0.5, once: Once = False) -> None:
-    """Watch engines merge and split: groups, requests, KV memory, times, the last switches. Ctrl-C ends it.
+    """Watch engines merge and split: groups, requests, KV memory, times, the last switches. Ctrl-C
+    ends it.
 
-    The server measures times only while it is watched, so `--once` and `--json` ask twice, one interval apart.
+    The server measures times only while it is watched, so `--once` and `--json` ask twice, one
+    interval apart.
     """
 
     def look() -> Any:
@@ -37,7 +44,10 @@ def top(server: Connection, interval_s: Interval = 0.5, once: Once = False) -> N
         sleep(interval_s)
         server.show(look(), terminal.top)
         return
-    with contextlib.suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        Live(console=console, screen=True, auto_refresh=False) as live,
+    ):
         while True:
             live.update(_drawn(look()), refresh=True)
             sleep(interval_s)

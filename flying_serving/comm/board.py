@@ -1,4 +1,6 @@
-"""What engines let each other see without a message: when each ended its steps in each lane, and what groups run."""
+"""What engines let each other see without a message: when each ended its steps in each lane, and
+what groups run.
+"""
 
 from collections.abc import Iterable
 
@@ -8,10 +10,11 @@ _LANES = 4  # group sizes 1, 2, 4, 8
 
 
 class StepBoard(MappedArray):
-    """Times of the last steps of all engines of a server, requests and blocks of their groups, in a file that they map.
+    """Times of the last steps of all engines of a server, requests and blocks of their groups, in a
+    file that they map.
 
-    Times are CLOCK_MONOTONIC seconds, which all processes of a node share. An entry has one writer, and a double that
-    is written whole is read whole, so there is no lock.
+    Times are CLOCK_MONOTONIC seconds, which all processes of a node share. An entry has one writer,
+    and a double that is written whole is read whole, so there is no lock.
     """
 
     def __init__(self, path: str, engines: int) -> None:
@@ -24,13 +27,22 @@ class StepBoard(MappedArray):
         self.numbers[engine * _LANES + size.bit_length() - 1] = now
 
     def together_since(self, engines: Iterable[int], size: int, since: float) -> float:
-        """When the last of `engines` ended what it did in another lane than that of `size`; `since` at the earliest."""
+        """When the last of `engines` ended what it did in another lane than that of `size`; `since`
+        at the earliest.
+        """
         own = size.bit_length() - 1
-        ends = (self.numbers[engine * _LANES + lane] for engine in engines for lane in range(_LANES) if lane != own)
+        ends = (
+            self.numbers[engine * _LANES + lane]
+            for engine in engines
+            for lane in range(_LANES)
+            if lane != own
+        )
         return max(since, *ends)
 
     def hold(self, leader: int, size: int, blocks: int) -> None:
-        """Note how many blocks of each member the requests of a group of `size` hold, as its leader knows."""
+        """Note how many blocks of each member the requests of a group of `size` hold, as its leader
+        knows.
+        """
         self.numbers[self._blocks_at + leader * _LANES + size.bit_length() - 1] = blocks
 
     def held(self, leader: int, size: int) -> int:

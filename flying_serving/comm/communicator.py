@@ -7,10 +7,11 @@ from flying_serving.errors import EngineLost
 
 
 class ShmCommunicator:
-    """Collectives of a group, over a `ShmGroup` that is another one when members were started again.
+    """Collectives of a group, over a `ShmGroup` that is another one when members were started
+    again.
 
-    Each takes and returns what it does in `ShmGroup`, and raises what it raises there; and EngineLost while the group
-    has no shared memory. `name`: the group's, for errors.
+    Each takes and returns what it does in `ShmGroup`, and raises what it raises there; and
+    EngineLost while the group has no shared memory. `name`: the group's, for errors.
     """
 
     def __init__(self, name: str) -> None:

@@ -1,4 +1,6 @@
-"""Where processes meet: files of groups of engines, and of one engine's devices, for each of their incarnations."""
+"""Where processes meet: files of groups of engines, and of one engine's devices, for each of their
+incarnations.
+"""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,12 +14,17 @@ def group_file(directory: str, group: Group, incarnations: Iterable[int]) -> str
 
 
 def world_file(directory: str, engine: int, incarnation: int) -> str:
-    """The file through which the devices of an engine that was started again so often meet as a torch world."""
+    """The file through which the devices of an engine that was started again so often meet as a
+    torch world.
+    """
     return f"{directory}/world-{engine}-{incarnation}"
 
 
-def forget_groups(directory: str, engine: int, sizes: Iterable[int], incarnations: Sequence[int | None]) -> None:
-    """Remove the files of an engine's groups: it is lost, maybe with all others of a group, or its start has failed.
+def forget_groups(
+    directory: str, engine: int, sizes: Iterable[int], incarnations: Sequence[int | None]
+) -> None:
+    """Remove the files of an engine's groups: it is lost, maybe with all others of a group, or its
+    start has failed.
 
     `incarnations`: of all engines as it knew them; None: lost.
     """

@@ -1,4 +1,6 @@
-"""Whether another process lives: it holds a byte of an open file locked, which the kernel drops when it ends."""
+"""Whether another process lives: it holds a byte of an open file locked, which the kernel drops
+when it ends.
+"""
 
 import fcntl
 import os
@@ -6,7 +8,9 @@ import struct
 
 
 def hold(file: int, place: int) -> None:
-    """Hold a byte of an open file, which may be behind its end, until the file is closed. Raises OSError if held."""
+    """Hold a byte of an open file, which may be behind its end, until the file is closed. Raises
+    OSError if held.
+    """
     fcntl.fcntl(file, fcntl.F_OFD_SETLK, _lock_of(place))
 
 

@@ -12,8 +12,8 @@ from flying_serving.errors import SharedMemoryFull
 def reserve(file: int, path: str, size_bytes: int) -> None:
     """Give an open file `size_bytes` that exist, zeros at first; one that has them stays as it is.
 
-    A file that is only given a length gets its pages at the first use, and a process that uses one when there is no
-    room left is killed (SIGBUS).
+    A file that is only given a length gets its pages at the first use, and a process that uses one
+    when there is no room left is killed (SIGBUS).
 
     Raises:
         SharedMemoryFull: if there is no room.
@@ -25,12 +25,15 @@ def reserve(file: int, path: str, size_bytes: int) -> None:
             raise
         found = os.fstatvfs(file)
         raise SharedMemoryFull(
-            f"{path}: {size_bytes} bytes are needed, {found.f_bavail * found.f_frsize} are free in {Path(path).parent}"
+            f"{path}: {size_bytes} bytes are needed, {found.f_bavail * found.f_frsize} are free "
+            f"in {Path(path).parent}"
         ) from None
 
 
 class MappedArray:
-    """`count` numbers of 8 bytes in a file that processes map, zeros at first; `code`: their type, as in `struct`."""
+    """`count` numbers of 8 bytes in a file that processes map, zeros at first; `code`: their type,
+    as in `struct`.
+    """
 
     def __init__(self, path: str, count: int, code: Literal["d", "Q"]) -> None:
         self.file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)

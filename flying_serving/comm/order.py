@@ -1,8 +1,9 @@
 """One total order for everything that engines do together.
 
-A leader that wants its group to act takes one number per member, all at once, under a lock of the node. A member acts
-in the order of its own numbers, in whatever order messages came, and from any sender. Two groups that share two
-members therefore meet in the same order at both, so engines never wait for each other in a cycle.
+A leader that wants its group to act takes one number per member, all at once, under a lock of the
+node. A member acts in the order of its own numbers, in whatever order messages came, and from any
+sender. Two groups that share two members therefore meet in the same order at both, so engines never
+wait for each other in a cycle.
 """
 
 import fcntl
@@ -14,7 +15,9 @@ from flying_serving.comm.mapped import MappedArray
 _KEPT = 4096
 """For how many of each member's latest numbers the sender is recorded."""
 _PLACES = 1 << 40
-"""Where in the file, behind all that is in it, each engine holds a byte locked as long as it lives."""
+"""Where in the file, behind all that is in it, each engine holds a byte locked as long as it
+lives.
+"""
 
 
 class SequenceNumbers(MappedArray):
@@ -36,7 +39,9 @@ class SequenceNumbers(MappedArray):
         return not is_held(self.file, _PLACES + engine)
 
     def take(self, sender: int, members: Sequence[int]) -> list[int]:
-        """The next number of each member, taken in one step: no other leader's numbers fall between them."""
+        """The next number of each member, taken in one step: no other leader's numbers fall between
+        them.
+        """
         fcntl.flock(self.file, fcntl.LOCK_EX)
         try:
             numbers = [self.numbers[m] for m in members]
@@ -48,7 +53,9 @@ class SequenceNumbers(MappedArray):
         return numbers
 
     def taken(self, member: int) -> int:
-        """How many numbers of a member have been taken: their messages are there or on their way."""
+        """How many numbers of a member have been taken: their messages are there or on their
+        way.
+        """
         return self.numbers[member]
 
     def sender(self, member: int, number: int) -> int:

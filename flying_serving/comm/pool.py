@@ -1,4 +1,6 @@
-"""The communicator pool (paper): every aligned group's communicator, built and warmed once, at start."""
+"""The communicator pool (paper): every aligned group's communicator, built and warmed once, at
+start.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -27,11 +29,13 @@ def _where_it_is_used(group: Sequence[int], memory: mmap) -> None:
 
 
 class CommunicatorPool:
-    """One coordinator per group size for this worker; `activate` is the only place where the active one changes.
+    """One coordinator per group size for this worker; `activate` is the only place where the active
+    one changes.
 
     Args:
         sizes: group sizes to build, 1 among them.
-        make: builds the coordinators of a partition of all world ranks; every worker calls it in the same order.
+        make: builds the coordinators of a partition of all world ranks; every worker calls it in
+            the same order.
         activate: context manager that makes a coordinator vLLM's tensor-parallel group.
     """
 
@@ -50,7 +54,9 @@ class CommunicatorPool:
         self._coordinators: dict[int, Coordinator] = {}
         self._shm: dict[int, ShmGroup] = {}
         for size in sizes:
-            partition = [group_world_ranks(g, devices, engines) for g in Layout.uniform(engines, size).groups]
+            partition = [
+                group_world_ranks(g, devices, engines) for g in Layout.uniform(engines, size).groups
+            ]
             self._coordinators[size] = make(partition, f"lane{size}")
         self._engine, self._device, self._engines, self._devices = engine, device, engines, devices
 
@@ -58,16 +64,21 @@ class CommunicatorPool:
         """The coordinator of this worker's group of `size` engines."""
         return self._coordinators[size]
 
-    def use_shared_memory(self, directory: str, deadline_s: float, spread: SpreadOver = _where_it_is_used) -> None:
-        """Let every group of more than one rank exchange through shared memory, once it is opened (CPU only).
+    def use_shared_memory(
+        self, directory: str, deadline_s: float, spread: SpreadOver = _where_it_is_used
+    ) -> None:
+        """Let every group of more than one rank exchange through shared memory, once it is opened
+        (CPU only).
 
-        `make` has to build coordinators with a `ShmCommunicator`. The groups' files go to `directory`, on a memory file
-        system. A rank waits `deadline_s` for the others. `spread` says where a group's memory is to lie.
+        `make` has to build coordinators with a `ShmCommunicator`. The groups' files go to
+        `directory`, on a memory file system. A rank waits `deadline_s` for the others. `spread`
+        says where a group's memory is to lie.
         """
         self._directory, self._deadline_s, self._spread = directory, deadline_s, spread
 
     def reopen(self, size: int, incarnations: Sequence[int]) -> None:
-        """Attach to the file of the group of `size` engines whose members have these incarnations, in their order.
+        """Attach to the file of the group of `size` engines whose members have these incarnations,
+        in their order.
 
         Every member has to do this, each once, as any
         incarnations have a file of their own; the one before is left. Raises what `ShmGroup` does.
@@ -88,9 +99,11 @@ class CommunicatorPool:
         coordinator.device_communicator.use(self._shm[size])
 
     def broken(self, size: int) -> None:
-        """Leave the file of the group of `size` engines: a member is lost. Its collectives raise EngineLost.
+        """Leave the file of the group of `size` engines: a member is lost. Its collectives raise
+        EngineLost.
 
-        The file goes too: nobody attaches to it any more, and its memory is free when all have left it.
+        The file goes too: nobody attaches to it any more, and its memory is free when all have left
+        it.
         """
         shm = self._shm.pop(size, None)
         if shm is not None:
@@ -99,7 +112,9 @@ class CommunicatorPool:
             Path(shm.path).unlink(missing_ok=True)
 
     def warm(self) -> None:
-        """One collective in each group, all workers together, as soon as the last one has come this far."""
+        """One collective in each group, all workers together, as soon as the last one has come this
+        far.
+        """
         for shm in self._shm.values():
             shm.barrier(START_TIMEOUT_S)
         for size, coordinator in self._coordinators.items():
@@ -108,7 +123,9 @@ class CommunicatorPool:
                     coordinator.all_reduce(torch.ones(1, device=coordinator.device))
 
     def any_of(self, size: int, value: bool) -> bool:
-        """Whether `value` is true on any member of the group of `size` engines. All return at the same time."""
+        """Whether `value` is true on any member of the group of `size` engines. All return at the
+        same time.
+        """
         coordinator = self._coordinators[size]
         if coordinator.world_size == 1:
             return value

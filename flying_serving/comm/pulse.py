@@ -1,4 +1,6 @@
-"""Signs of life: every process of an engine raises a counter of its own, which the API server watches."""
+"""Signs of life: every process of an engine raises a counter of its own, which the API server
+watches.
+"""
 
 import threading
 import time
@@ -12,11 +14,13 @@ BEAT_S = 0.1
 
 
 class Pulse(MappedArray):
-    """Counters of all processes of a server's engines, in one small file that they map. Each has one writer.
+    """Counters of all processes of a server's engines, in one small file that they map. Each has
+    one writer.
 
-    An engine of one device is one process; one of several has another one for each device. Beside them each engine
-    says whether it ends because it was told to, and the API server whether an engine is lost: before it tells others,
-    which then use the memory again that they had shared with it. A device's process holds a byte of the file locked.
+    An engine of one device is one process; one of several has another one for each device. Beside
+    them each engine says whether it ends because it was told to, and the API server whether an
+    engine is lost: before it tells others, which then use the memory again that they had shared
+    with it. A device's process holds a byte of the file locked.
     """
 
     def __init__(self, run_dir: str, engines: int, devices: int) -> None:
@@ -26,7 +30,8 @@ class Pulse(MappedArray):
         super().__init__(f"{run_dir}/pulse", self._lost + engines, "Q")
 
     def beat(self, engine: int, device: int | None = None) -> None:
-        """Raise a counter from now on, that of a device or the engine's own, as long as this process runs.
+        """Raise a counter from now on, that of a device or the engine's own, as long as this
+        process runs.
 
         Or until the engine has said that it ends, so that one which hangs then is silent.
         """
@@ -41,8 +46,14 @@ class Pulse(MappedArray):
             self.numbers[place] += 1
 
     def living_devices(self, engine: int) -> list[int]:
-        """Devices of an engine whose processes, which are its children, have not ended; it may have ended before."""
-        return [device for device in range(self._processes - 1) if is_held(self.file, self._place(engine, device))]
+        """Devices of an engine whose processes, which are its children, have not ended; it may have
+        ended before.
+        """
+        return [
+            device
+            for device in range(self._processes - 1)
+            if is_held(self.file, self._place(engine, device))
+        ]
 
     def _place(self, engine: int, device: int | None) -> int:
         return engine * self._processes + (0 if device is None else 1 + device)
@@ -70,7 +81,8 @@ class Pulse(MappedArray):
 
 
 class Silence:
-    """For how long counters have not changed, by a clock that does not count while its owner did not look.
+    """For how long counters have not changed, by a clock that does not count while its owner did
+    not look.
 
     A watcher that is stopped itself, as the whole machine may be, must not take others for dead.
     """
@@ -85,10 +97,13 @@ class Silence:
     def look(self, counters: Iterable[int], now_s: float, *, starts: bool = False) -> float:
         """The longest silence of any counter, in seconds.
 
-        Of an engine that `starts` the first is its own; another counts once it has risen, as its process begins later.
+        Of an engine that `starts` the first is its own; another counts once it has risen, as its
+        process begins later.
         """
         found = tuple(counters)
-        passed_s = 0.0 if self._looked_s is None else min(now_s - self._looked_s, self._longest_look_s)
+        passed_s = (
+            0.0 if self._looked_s is None else min(now_s - self._looked_s, self._longest_look_s)
+        )
         if len(found) != len(self._last):
             self._last, self._unchanged_s = found, [0.0] * len(found)
             self._not_begun = set(range(1, len(found)))

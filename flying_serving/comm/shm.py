@@ -18,12 +18,17 @@ from flying_serving.comm.mapped import reserve
 from flying_serving.comm.shm_kernels import HEADER_BYTES, LINE_BYTES, gather, sum_all
 from flying_serving.comm.shm_ranks import GroupRanks
 
-SLOT_BYTES = 1 << 20  # measured: through larger slots a large sum leaves the caches and takes twice the time
-SPLIT_BYTES = 128 << 10  # measured: from here on, and for more than two ranks, to share the summing out is faster
+SLOT_BYTES = (
+    1 << 20
+)  # measured: through larger slots a large sum leaves the caches and takes twice the time
+SPLIT_BYTES = (
+    128 << 10
+)  # measured: from here on, and for more than two ranks, to share the summing out is faster
 YIELDS = 500  # sched_yield calls until a wait sleeps between its looks: some 0.3 ms
 MAX_SLEEP_S = 0.001
 
-# What the kernel sums, by a zero of that type. Narrower floats travel as float32 and are rounded once.
+# What the kernel sums, by a zero of that type. Narrower floats travel as float32 and are rounded
+# once.
 ZEROS: dict[torch.dtype, np.number[Any]] = {
     torch.float32: np.float32(0),
     torch.float64: np.float64(0),
@@ -36,12 +41,14 @@ WIDENED = (torch.bfloat16, torch.float16)
 class ShmGroup:
     """One rank's end of a group that does collectives through one file in shared memory.
 
-    All ranks make the same calls in the same order, with CPU tensors of the same shape and dtype. A file serves one
-    group once: each rank attaches to it one time, and a rank that leaves a collective early for whatever reason
-    (deadline, lost rank, interrupt) aborts the group for all. Calls from several threads take turns.
+    All ranks make the same calls in the same order, with CPU tensors of the same shape and dtype. A
+    file serves one group once: each rank attaches to it one time, and a rank that leaves a
+    collective early for whatever reason (deadline, lost rank, interrupt) aborts the group for all.
+    Calls from several threads take turns.
 
-    Every collective raises CollectiveTimeout if a rank has not come to it within `deadline_s`, and EngineLost if the
-    group is aborted or a rank that is waited for has exited or closed; both name the ranks and where they are.
+    Every collective raises CollectiveTimeout if a rank has not come to it within `deadline_s`, and
+    EngineLost if the group is aborted or a rank that is waited for has exited or closed; both name
+    the ranks and where they are.
     """
 
     def __init__(
@@ -55,15 +62,18 @@ class ShmGroup:
         names: Sequence[str] | None = None,
         spread: Callable[[mmap.mmap], object] = lambda memory: None,
     ) -> None:
-        """Attach as `rank` of `world` to the file at `path` (under /dev/shm), which the rank that comes first creates.
+        """Attach as `rank` of `world` to the file at `path` (under /dev/shm), which the rank that
+        comes first creates.
 
-        Larger tensors go in pieces of `slot_bytes`; the file takes 2 * world * slot_bytes, from the start.
-        `names` are for errors. `spread` is told the memory before it has pages, to say on which NUMA nodes they are to
-        be. Raises ValueError if the file is not for such a group or the rank was taken before, and
-        SharedMemoryFull if there is no room for it.
+        Larger tensors go in pieces of `slot_bytes`; the file takes 2 * world * slot_bytes, from the
+        start. `names` are for errors. `spread` is told the memory before it has pages, to say on
+        which NUMA nodes they are to be. Raises ValueError if the file is not for such a group or
+        the rank was taken before, and SharedMemoryFull if there is no room for it.
         """
         if not 0 <= rank < world < HEADER_BYTES // LINE_BYTES:
-            raise ValueError(f"rank={rank}, world={world}: 0 <= rank < world < {HEADER_BYTES // LINE_BYTES}")
+            raise ValueError(
+                f"rank={rank}, world={world}: 0 <= rank < world < {HEADER_BYTES // LINE_BYTES}"
+            )
         if slot_bytes <= 0 or slot_bytes % LINE_BYTES:
             raise ValueError(f"slot_bytes={slot_bytes}: a positive multiple of {LINE_BYTES}")
         names = [f"rank {other}" for other in range(world)] if names is None else names
@@ -89,7 +99,10 @@ class ShmGroup:
         fcntl.flock(self._file, fcntl.LOCK_EX)  # other ranks may be here too
         try:
             if os.fstat(self._file).st_size not in (0, size):
-                raise ValueError(f"{self.path} is not for {self._world} ranks with slots of {self._slot_bytes} bytes")
+                raise ValueError(
+                    f"{self.path} is not for {self._world} ranks with slots of "
+                    f"{self._slot_bytes} bytes"
+                )
             os.ftruncate(self._file, size)
             mapped = mmap.mmap(self._file, size)
             spread(mapped)
@@ -101,10 +114,11 @@ class ShmGroup:
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum `x` over the ranks in place and return it: the same bits on every rank, summed in the order of the ranks.
+        """Sum `x` over the ranks in place and return it: the same bits on every rank, summed in the
+        order of the ranks.
 
-        Any shape and strides; float64, float32, int64, int32, and bfloat16 and float16, which are summed in float32.
-        Raises TypeError for other dtypes.
+        Any shape and strides; float64, float32, int64, int32, and bfloat16 and float16, which are
+        summed in float32. Raises TypeError for other dtypes.
         """
         if x.dtype in WIDENED:
             return x.copy_(self.all_reduce(x.float()))
@@ -124,15 +138,23 @@ class ShmGroup:
         return x if whole is x else x.copy_(whole)
 
     def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
-        """Return the ranks' tensors, of any dtype, concatenated along `dim` in the order of the ranks."""
+        """Return the ranks' tensors, of any dtype, concatenated along `dim` in the order of the
+        ranks.
+        """
         return self._concatenate("all_gather", x, dim, True)
 
     def gather(self, x: torch.Tensor, dst: int, dim: int = -1) -> torch.Tensor | None:
-        """Return what `all_gather` would on rank `dst`; None on the others, which do not wait for it."""
+        """Return what `all_gather` would on rank `dst`; None on the others, which do not wait for
+        it.
+        """
         return self._concatenate("gather", x, dim, self._is_me(dst))
 
-    def _concatenate(self, operation: str, x: torch.Tensor, dim: int, receives: bool) -> torch.Tensor | None:
-        """Publish `x`; return the ranks' tensors concatenated along `dim` if this rank `receives`."""
+    def _concatenate(
+        self, operation: str, x: torch.Tensor, dim: int, receives: bool
+    ) -> torch.Tensor | None:
+        """Publish `x`; return the ranks' tensors concatenated along `dim` if this rank
+        `receives`.
+        """
         shape = list(x.shape)
         shape[dim] *= self._world  # IndexError if there is no such dimension
         whole = x.contiguous()
@@ -145,7 +167,9 @@ class ShmGroup:
         return target
 
     def broadcast(self, x: torch.Tensor, src: int) -> torch.Tensor:
-        """Overwrite `x`, of any dtype, with that of rank `src`; return it. Rank `src` does not wait for the others."""
+        """Overwrite `x`, of any dtype, with that of rank `src`; return it. Rank `src` does not wait
+        for the others.
+        """
         sends = self._is_me(src)
         ranks = (0, 0) if sends else (src, src + 1)
         whole = x.contiguous()
@@ -156,7 +180,9 @@ class ShmGroup:
         return x if whole is x else x.copy_(whole)
 
     def barrier(self, deadline_s: float | None = None) -> None:
-        """Return once every rank has called this; wait for them `deadline_s`, if given, in place of the group's."""
+        """Return once every rank has called this; wait for them `deadline_s`, if given, in place of
+        the group's.
+        """
         usual_s = self._ranks.deadline_s
         if deadline_s is not None:
             self._ranks.deadline_s = deadline_s
@@ -177,9 +203,16 @@ class ShmGroup:
         return [(start, min(step, x.nbytes - start)) for start in range(0, x.nbytes, step)]
 
     def _run(
-        self, operation: str, ranks: tuple[int, int], steps: int, kernel: Callable[..., bool], *args: object
+        self,
+        operation: str,
+        ranks: tuple[int, int],
+        steps: int,
+        kernel: Callable[..., bool],
+        *args: object,
     ) -> None:
-        """Run a kernel that takes `steps` sequence numbers and waits for ranks[0] to ranks[1] - 1, until it is done."""
+        """Run a kernel that takes `steps` sequence numbers and waits for ranks[0] to ranks[1] - 1,
+        until it is done.
+        """
         with self._lock:
             if self._map.closed:
                 raise ValueError(f"{operation} on a closed group")
@@ -191,13 +224,19 @@ class ShmGroup:
                 begin_s = time.monotonic()
                 while not kernel(self._group, sequence, 0, *args):
                     waited_s = time.monotonic() - begin_s
-                    self._ranks.check(f"{operation} (sequence {sequence})", sequence, range(*ranks), waited_s)
+                    self._ranks.check(
+                        f"{operation} (sequence {sequence})", sequence, range(*ranks), waited_s
+                    )
                     time.sleep(min(waited_s / 8, MAX_SLEEP_S))
             except BaseException:
-                self._ranks.abort(self._rank)  # this rank does not come back to it, so nobody can go on
+                self._ranks.abort(
+                    self._rank
+                )  # this rank does not come back to it, so nobody can go on
                 raise
 
     def close(self) -> None:
-        """Leave the group, once a collective under way in another thread is over. Again: nothing happens."""
+        """Leave the group, once a collective under way in another thread is over. Again: nothing
+        happens.
+        """
         with self._lock:
             self._opened.close()

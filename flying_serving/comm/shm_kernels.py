@@ -1,19 +1,25 @@
-"""Compiled halves of the shared-memory collectives: one call copies, publishes, waits and sums without the GIL.
+"""Compiled halves of the shared-memory collectives: one call copies, publishes, waits and sums
+without the GIL.
 
-Every operation has a sequence number s, the same on all ranks. A rank *publishes* s: it writes its data to its slot of
-buffer s % 2, then stores s in its flag (release). Who needs the data waits for that flag (acquire) and reads the slot.
+Every operation has a sequence number s, the same on all ranks. A rank *publishes* s: it writes its
+data to its slot of buffer s % 2, then stores s in its flag (release). Who needs the data waits for
+that flag (acquire) and reads the slot.
 
 Why two buffers are enough:
 1. A rank publishes s only once every rank has published s - 1: `_publish` waits for that.
-2. A rank publishes s - 1 only when its operation s - 2 is over, reads included: its calls come one after the other.
-So a rank writes to buffer s % 2 for s after every rank's last read of what s - 2 left there. A rank may be one
-operation ahead of another, never two. (The split sum is two operations here, s and s + 1, and needs no other argument.)
+2. A rank publishes s - 1 only when its operation s - 2 is over, reads included: its calls come one
+   after the other.
+So a rank writes to buffer s % 2 for s after every rank's last read of what s - 2 left there. A rank
+may be one operation ahead of another, never two. (The split sum is two operations here, s and s +
+1, and needs no other argument.)
 
-A kernel waits a little and returns whether it is done. If not it is called again with the same arguments: what was done
-stands in the rank's own flag, so it goes on from there. Deadlines, aborts and signals are the caller's business.
+A kernel waits a little and returns whether it is done. If not it is called again with the same
+arguments: what was done stands in the rank's own flag, so it goes on from there. Deadlines, aborts
+and signals are the caller's business.
 
-Layout of the file: HEADER_BYTES of lines, the group's and one per rank, each of int64 words; then the slots,
-shape (2 buffers, world, slot_bytes). A fresh file is all zeros, and nothing else is needed to start.
+Layout of the file: HEADER_BYTES of lines, the group's and one per rank, each of int64 words; then
+the slots, shape (2 buffers, world, slot_bytes). A fresh file is all zeros, and nothing else is
+needed to start.
 """
 
 from typing import Any
@@ -35,7 +41,9 @@ _BYTE, _WORD = ir.IntType(8), ir.IntType(64)
 
 @intrinsic
 def _load(_typing: Any, _address: Any) -> Any:
-    """Load the int64 at an address: acquire. No later read moves before it, and a loop on it loads each time."""
+    """Load the int64 at an address: acquire. No later read moves before it, and a loop on it loads
+    each time.
+    """
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         return builder.load_atomic(builder.inttoptr(args[0], _WORD.as_pointer()), "acquire", 8)
@@ -68,7 +76,9 @@ def _copy(_typing: Any, _target: Any, _source: Any, _nbytes: Any) -> Any:
 
 @intrinsic
 def _elements(_typing: Any, _address: Any, zero: Any) -> Any:
-    """Return what is at an address as elements of the type of `zero`, to be indexed without bounds."""
+    """Return what is at an address as elements of the type of `zero`, to be indexed without
+    bounds.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
@@ -85,7 +95,9 @@ def _buffer(group: Group, sequence: int) -> int:
 
 @njit
 def _reached(base: int, first: int, last: int, sequence: int, yields: int) -> bool:
-    """Wait a little until ranks `first` to `last - 1` have published `sequence`; return whether they have."""
+    """Wait a little until ranks `first` to `last - 1` have published `sequence`; return whether
+    they have.
+    """
     left = SPINS + yields
     for rank in range(first, last):
         flag = base + (1 + rank) * LINE_BYTES
@@ -100,7 +112,9 @@ def _reached(base: int, first: int, last: int, sequence: int, yields: int) -> bo
 
 @njit
 def _publish(group: Group, sequence: int, yields: int, source: int, nbytes: int) -> bool:
-    """Publish `sequence` with bytes from address `source`, unless done before; return False if that cannot be yet."""
+    """Publish `sequence` with bytes from address `source`, unless done before; return False if that
+    cannot be yet.
+    """
     base, rank, world, slot_bytes = group
     flag = base + (1 + rank) * LINE_BYTES
     if _load(base) != 0:  # aborted
@@ -116,7 +130,8 @@ def _publish(group: Group, sequence: int, yields: int, source: int, nbytes: int)
 
 @njit
 def _sum(group: Group, buffer: int, target: int, begin: int, end: int, zero: Any) -> None:
-    """Add up elements `begin` to `end - 1` over the ranks at address `target`, where the rank's own are before.
+    """Add up elements `begin` to `end - 1` over the ranks at address `target`, where the rank's own
+    are before.
 
     In the order of the ranks, but that rank 1 adds 0 to 1 instead of 1 to 0, which is the same.
     """
@@ -148,11 +163,12 @@ def gather(
     ranks: tuple[int, int],
     received: tuple[int, int, int, int],
 ) -> bool:
-    """Publish `sent`, an address and bytes; fetch what ranks[0] to ranks[1] - 1 published; return whether it is done.
+    """Publish `sent`, an address and bytes; fetch what ranks[0] to ranks[1] - 1 published; return
+    whether it is done.
 
-    `received` is (target, start, nbytes, row_bytes): each rank's `nbytes` are those from `start` on of a whole, shape
-    (rows, row_bytes). They go where the whole has its place at the address `target`, shape (rows, number of ranks,
-    row_bytes): a concatenation along the middle dimension.
+    `received` is (target, start, nbytes, row_bytes): each rank's `nbytes` are those from `start` on
+    of a whole, shape (rows, row_bytes). They go where the whole has its place at the address
+    `target`, shape (rows, number of ranks, row_bytes): a concatenation along the middle dimension.
     """
     if not _publish(group, sequence, yields, sent[0], sent[1]):
         return False
@@ -168,7 +184,11 @@ def gather(
             row = (start + done) // row_bytes
             column = (start + done) % row_bytes
             run = min(row_bytes - column, nbytes - done)
-            _copy(target + (row * (last - first) + rank - first) * row_bytes + column, slot + done, run)
+            _copy(
+                target + (row * (last - first) + rank - first) * row_bytes + column,
+                slot + done,
+                run,
+            )
             done += run
     return True
 
@@ -177,17 +197,23 @@ _SUMMED = (types.float32, types.float64, types.int32, types.int64)
 
 
 @njit([types.boolean(_GROUP, _INT, _INT, _GROUP, t) for t in _SUMMED], nogil=True, cache=True)
-def sum_all(group: Group, sequence: int, yields: int, piece: tuple[int, int, int, int], zero: Any) -> bool:
-    """Sum over the ranks, in place, a `piece`: (address, elements, bytes of one, split), of the type of `zero`.
+def sum_all(
+    group: Group, sequence: int, yields: int, piece: tuple[int, int, int, int], zero: Any
+) -> bool:
+    """Sum over the ranks, in place, a `piece`: (address, elements, bytes of one, split), of the
+    type of `zero`.
 
-    Every rank sums everything; or, if `split` is not 0, each rank sums a part, publishes it as `sequence + 1` and
-    copies the others': less to read with more than two ranks, but one more wait. Return whether it is done.
+    Every rank sums everything; or, if `split` is not 0, each rank sums a part, publishes it as
+    `sequence + 1` and copies the others': less to read with more than two ranks, but one more wait.
+    Return whether it is done.
     """
     base, rank, world, slot_bytes = group
     flag = base + (1 + rank) * LINE_BYTES
     target, count, size, split = piece
     buffer, sums = _buffer(group, sequence), _buffer(group, sequence + 1)
-    part = (count // world + 32) // 32 * 32  # whole cache lines; the last parts may be short or empty
+    part = (
+        (count // world + 32) // 32 * 32
+    )  # whole cache lines; the last parts may be short or empty
     begin, end = (min(rank * part, count), min((rank + 1) * part, count)) if split else (0, count)
     if not _publish(group, sequence, yields, target, count * size):
         return False

@@ -1,4 +1,6 @@
-"""The ranks of a shared-memory group as each of them sees the others: where they are, and which are gone."""
+"""The ranks of a shared-memory group as each of them sees the others: where they are, and which are
+gone.
+"""
 
 import contextlib
 import os
@@ -9,7 +11,8 @@ from flying_serving.comm.life import hold, is_held
 from flying_serving.comm.shm_kernels import LINE_BYTES
 from flying_serving.errors import CollectiveTimeout, EngineLost
 
-# Words of the header: one of the group (why it was aborted: 0, or 1 + the rank that was lost), two of each rank.
+# Words of the header: one of the group (why it was aborted: 0, or 1 + the rank that was lost), two
+# of each rank.
 WORD_BYTES = 8
 REASON = 0
 FLAG, PID = 0, 1
@@ -18,7 +21,9 @@ FLAG, PID = 0, 1
 class GroupRanks:
     """The header of a group's open file, `words` of int64. `names`: of all ranks, for errors."""
 
-    def __init__(self, file: int, words: memoryview, rank: int, names: Sequence[str], deadline_s: float) -> None:
+    def __init__(
+        self, file: int, words: memoryview, rank: int, names: Sequence[str], deadline_s: float
+    ) -> None:
         self._file = file
         self.words = words
         self._rank = rank
@@ -29,7 +34,8 @@ class GroupRanks:
     def attach(file: int, rank: int) -> bool:
         """Take a rank's place, with the file locked; False if it was taken before.
 
-        The system drops this lock when the process ends, in whatever way: that is how others see it (`_left`).
+        The system drops this lock when the process ends, in whatever way: that is how others see it
+        (`_left`).
         """
         place = WORD_BYTES * word(rank, PID)
         if any(os.pread(file, WORD_BYTES, place)):
@@ -42,10 +48,15 @@ class GroupRanks:
         """Raise if there is no use in waiting any longer for `ranks` in operation `sequence`."""
         reason = self.words[REASON]
         if reason:
-            raise EngineLost(f"{operation}: the group was aborted because of {self._names[reason - 1]}")
-        # The kernel waits for all to have begun the operation before, then for `ranks` to be where this rank is.
+            raise EngineLost(
+                f"{operation}: the group was aborted because of {self._names[reason - 1]}"
+            )
+        # The kernel waits for all to have begun the operation before, then for `ranks` to be where
+        # this rank is.
         own = self.words[word(self._rank, FLAG)]
-        awaited, needed = (ranks, own) if own >= sequence else (range(len(self._names)), sequence - 1)
+        awaited, needed = (
+            (ranks, own) if own >= sequence else (range(len(self._names)), sequence - 1)
+        )
         # In this order: a rank may publish and leave, and has then left nothing undone.
         left = [rank for rank in awaited if rank != self._rank and self._left(rank)]
         behind = {rank: at for rank in awaited if (at := self.words[word(rank, FLAG)]) < needed}
@@ -55,11 +66,15 @@ class GroupRanks:
         self.abort(min(lost or behind))
         if lost:
             raise EngineLost(f"{operation}: exited or closed: {self._describe(lost)}")
-        raise CollectiveTimeout(f"{operation}: waited {waited_s:.1f} s for {self._describe(behind)}")
+        raise CollectiveTimeout(
+            f"{operation}: waited {waited_s:.1f} s for {self._describe(behind)}"
+        )
 
     def _left(self, rank: int) -> bool:
         """Return whether a rank was attached and is no longer."""
-        if not self.words[word(rank, PID)]:  # before the lock is looked at: it is taken before this is set
+        if not self.words[
+            word(rank, PID)
+        ]:  # before the lock is looked at: it is taken before this is set
             return False
         return not is_held(self._file, rank)
 
@@ -73,7 +88,9 @@ class GroupRanks:
         )
 
     def abort(self, reason_rank: int) -> None:
-        """End the group for all its ranks, because of a rank. From any thread, at any time; the first reason stays."""
+        """End the group for all its ranks, because of a rank. From any thread, at any time; the
+        first reason stays.
+        """
         with contextlib.suppress(ValueError):  # closed
             self.words[REASON] = self.words[REASON] or 1 + reason_rank
 

@@ -67,7 +67,13 @@ class Admission:
     begin at once in `groups`, the groups of the layout.
     """
 
-    def __init__(self, settings: Settings, pool: TaskPool, loads: Loads, groups: Callable[[], Sequence[Group]]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        pool: TaskPool,
+        loads: Loads,
+        groups: Callable[[], Sequence[Group]],
+    ) -> None:
         self._settings = settings
         self._pool = pool
         self._loads = loads
@@ -104,8 +110,12 @@ class Admission:
         self.places.hold(place)
 
     def most_at_once(self, place: Place) -> int:
-        """The number of requests that a call like this one may have if no other request is there."""
-        beyond_tokens = (self._most_waiting_tokens(urgent=place.urgent) - 1) // max(1, place.prompt_tokens)
+        """The number of requests that a call like this one may have if no other request is
+        there.
+        """
+        beyond_tokens = (self._most_waiting_tokens(urgent=place.urgent) - 1) // max(
+            1, place.prompt_tokens
+        )
         return self._most_running + min(self._settings.most_waiting, beyond_tokens + 1)
 
     def enter(self, origin: Origin, *, urgent: bool) -> None:
@@ -132,10 +142,16 @@ class Admission:
         if now.requests >= settings.most_waiting:
             return f"{before.requests} requests wait already{adds} (--max-waiting-requests)"
         if now.prompt_tokens >= self._most_waiting_tokens(urgent=place.urgent):
-            return f"{before.prompt_tokens} prompt tokens wait already{adds_tokens} (--max-waiting-tokens)"
+            return (
+                f"{before.prompt_tokens} prompt tokens wait already{adds_tokens} "
+                "(--max-waiting-tokens)"
+            )
         wait_s = self.pace.wait_s(now.requests)
         if wait_s > settings.most_wait_s and now.requests >= self._least:
-            return f"{before.requests} requests wait already{adds}, {wait_s:.0f} s from now on (--max-queue-wait-s)"
+            return (
+                f"{before.requests} requests wait already{adds}, {wait_s:.0f} s from now "
+                "on (--max-queue-wait-s)"
+            )
         return None
 
     def _most_waiting_tokens(self, *, urgent: bool) -> int:
@@ -168,4 +184,6 @@ class Admission:
         """The number of requests that would begin at once if they came now; 0 while others wait."""
         if len(self._pool):
             return 0
-        return sum(max(0, self._least - len(self._loads[group].requests)) for group in self._groups())
+        return sum(
+            max(0, self._least - len(self._loads[group].requests)) for group in self._groups()
+        )

@@ -18,7 +18,9 @@ class Bookings:
         self._state = state
         self._choice = choice
 
-    def start(self, request: RequestState, group: Group, lanes: Mapping[int, LaneFigures]) -> Dispatch:
+    def start(
+        self, request: RequestState, group: Group, lanes: Mapping[int, LaneFigures]
+    ) -> Dispatch:
         """Book a request in a group, with its KV if that can migrate."""
         state, choice = self._state, self._choice
         if choice.migration(request, group, lanes) is None:
@@ -33,14 +35,17 @@ class Bookings:
         state.started[request.request_id] = request
         limit_tokens = state.lending.room(request, group) - spec.prompt_tokens
 
-        # a request that may fill its group goes on in another one, which pulls its KV under this offer
+        # a request that may fill its group goes on in another one, which pulls its KV under this
+        # offer
         exceeds = spec.max_output_tokens > limit_tokens
         exceeds = exceeds and self._choice.may_exceed(request, group)
         offers = exceeds and state.migrates and state.lengths.goes_on(request)
         request.offer = state.new_offer(group).number if offers else None
 
         output_tokens = request.output_tokens
-        return Dispatch(request.request_id, group, output_tokens, limit_tokens, request.kv, request.offer)
+        return Dispatch(
+            request.request_id, group, output_tokens, limit_tokens, request.kv, request.offer
+        )
 
     def suspend(self, request: RequestState, now_s: float, kv: KVOffer | None) -> Recall:
         """Take a request out of its group, which offers its KV as `kv`, or not at all."""
@@ -65,10 +70,13 @@ class Bookings:
         See `to_migrate`, and there for `streams`.
         """
         state = self._state
-        running = [request for request in state.started.values() if request.request_id in request_ids]
+        running = [
+            request for request in state.started.values() if request.request_id in request_ids
+        ]
         recalled = to_migrate(running, state.layout, state.settings, streams=streams)
         return [
-            self.requeue(request, now_s, self.offer_kv(request) if has_kv else None) for request, has_kv in recalled
+            self.requeue(request, now_s, self.offer_kv(request) if has_kv else None)
+            for request, has_kv in recalled
         ]
 
     def revoke_offer(self, request: RequestState) -> list[Command]:

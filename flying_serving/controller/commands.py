@@ -11,10 +11,11 @@ from flying_serving.layout.groups import Group
 class Dispatch:
     """Send a request to the leader of a group.
 
-    `output_tokens`: how many it has got already, in another group. `limit_tokens`: output tokens that it may have there
-    (what the group holds); then it is `Controller.group_full`. `migrated_from`: its KV, which the group pulls; if None,
-    its prompt and outputs are prefilled. `offer`: the number under which the group offers its KV when it ends there;
-    with `publishes` from its first step on.
+    `output_tokens`: how many it has got already, in another group. `limit_tokens`: output tokens
+    that it may have there (what the group holds); then it is `Controller.group_full`.
+    `migrated_from`: its KV, which the group pulls; if None, its prompt and outputs are prefilled.
+    `offer`: the number under which the group offers its KV when it ends there; with `publishes`
+    from its first step on.
     """
 
     request_id: str
@@ -28,9 +29,11 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class DispatchPrefix:
-    """Send the first `tokens` of a request's prompt to the leader of a group, which offers their KV under a number.
+    """Send the first `tokens` of a request's prompt to the leader of a group, which offers their KV
+    under a number.
 
-    The KV can be pulled from the first step on. Its output is nobody's; its end goes to `Controller.prefix_ended`.
+    The KV can be pulled from the first step on. Its output is nobody's; its end goes to
+    `Controller.prefix_ended`.
     """
 
     request_id: str
@@ -41,7 +44,8 @@ class DispatchPrefix:
 
 @dataclass(frozen=True)
 class PullAhead:
-    """Let a group pull KV of a request that another group runs, up to `tokens` of prompt and output.
+    """Let a group pull KV of a request that another group runs, up to `tokens` of prompt and
+    output.
 
     A Dispatch with the same KV, or a DropPart, follows.
     """
@@ -69,7 +73,8 @@ class DropPart:
 class Recall:
     """Take a request from the leader of a group; a Dispatch of it follows, unless it is over.
 
-    `offer`: the number under which the group offers its KV from then on; if None, nobody will pull it.
+    `offer`: the number under which the group offers its KV from then on; if None, nobody will pull
+    it.
     """
 
     request_id: str
@@ -79,7 +84,9 @@ class Recall:
 
 @dataclass(frozen=True)
 class Reject:
-    """End a request that has waited for too long; `group`: has it in its queue, None if it is in the task pool."""
+    """End a request that has waited for too long; `group`: has it in its queue, None if it is in
+    the task pool.
+    """
 
     request_id: str
     waited_s: float
@@ -104,21 +111,27 @@ class Order:
 
 @dataclass(frozen=True)
 class Weave:
-    """Tell every engine of the layout to pause no older lane: a switch waits until their requests have ended."""
+    """Tell every engine of the layout to pause no older lane: a switch waits until their requests
+    have ended.
+    """
 
     engines: frozenset[int]
 
 
 @dataclass(frozen=True)
 class LendWeights:
-    """Tell the engines of a widest group to lend their weights; the answers go to `Controller.weights_lent`."""
+    """Tell the engines of a widest group to lend their weights; the answers go to
+    `Controller.weights_lent`.
+    """
 
     group: Group
 
 
 @dataclass(frozen=True)
 class FetchWeights:
-    """Tell the engines of a widest group to have their weights back; the answers go to `Controller.weights_back`."""
+    """Tell the engines of a widest group to have their weights back; the answers go to
+    `Controller.weights_back`.
+    """
 
     group: Group
 

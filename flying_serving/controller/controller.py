@@ -50,7 +50,9 @@ class Controller:
 
     # ---- requests
 
-    def arrived(self, request_id: str, spec: RequestSpec, now_s: float, origin: Origin = ALONE) -> list[Command]:
+    def arrived(
+        self, request_id: str, spec: RequestSpec, now_s: float, origin: Origin = ALONE
+    ) -> list[Command]:
         """A request has arrived. Raises RequestError or PoolFull if it is refused."""
         sizes = self.settings.capacity.sizes(spec)
         self.admission.enter(origin, urgent=spec.urgent)
@@ -70,7 +72,9 @@ class Controller:
             self.state.loads.token(request, count)
             self.state.switches.token(request_id, now_s)
 
-    def finished(self, request_ids: Iterable[str], now_s: float, *, aborted: bool = False) -> list[Command]:
+    def finished(
+        self, request_ids: Iterable[str], now_s: float, *, aborted: bool = False
+    ) -> list[Command]:
         """Requests are over, wherever they were."""
         commands: list[Command] = []
         for request_id in request_ids:
@@ -180,7 +184,9 @@ class Controller:
 
     # ---- engines
 
-    def engines_lost(self, engines: Iterable[int], now_s: float, *, killed: bool = False) -> list[Command]:
+    def engines_lost(
+        self, engines: Iterable[int], now_s: float, *, killed: bool = False
+    ) -> list[Command]:
         """Engines are lost, and others are told; see `FaultRecovery.engines_lost`."""
         commands = self.recovery.engines_lost(list(engines), now_s, killed=killed)
         return commands + self._settle(now_s, decides=True)

@@ -25,7 +25,9 @@ class Deadlines:
         """A request has arrived."""
         if request.spec.deadline_s is not None:
             self._waiting[request.request_id] = request
-            heapq.heappush(self._heap, (request.arrived_s + request.spec.deadline_s, request.request_id))
+            heapq.heappush(
+                self._heap, (request.arrived_s + request.spec.deadline_s, request.request_id)
+            )
 
     def drop(self, request_id: str) -> None:
         """A request has begun, or is over."""

@@ -73,14 +73,18 @@ class Dispatcher:
         state.pool.take(place, now_s)
         return commands
 
-    def _group_for(self, request: RequestState, lanes: Mapping[int, LaneFigures], reserved: set[Group]) -> Group | None:
+    def _group_for(
+        self, request: RequestState, lanes: Mapping[int, LaneFigures], reserved: set[Group]
+    ) -> Group | None:
         """The best group with room that is not reserved for others."""
         free = self._state.layout
         if reserved:
             free = Layout(tuple(group for group in free.groups if group not in reserved))
         expected_tokens = self._state.lengths.tokens(request)
         group = self._choice.place(request, free, lanes, expected_tokens)
-        return None if group in reserved else group  # a degree may get a group that the layout lacks
+        return (
+            None if group in reserved else group
+        )  # a degree may get a group that the layout lacks
 
     def _to_reserve(self, request: RequestState, now_s: float) -> list[Group]:
         """Groups that other requests may not have while this one waits for room in them.
@@ -128,7 +132,8 @@ class Dispatcher:
         """Reject the requests that no scheduler has had by their deadlines."""
         expired = self._state.deadlines.expired(now_s)
         commands: list[Command] = [
-            Reject(request.request_id, now_s - request.arrived_s, request.group) for request in expired
+            Reject(request.request_id, now_s - request.arrived_s, request.group)
+            for request in expired
         ]
         for request in expired:
             commands += self.end(request.request_id, now_s, aborted=True)

@@ -52,7 +52,9 @@ class FaultRecovery:
 
     # ---- engines are lost
 
-    def engines_lost(self, engines: Collection[int], now_s: float, *, killed: bool) -> list[Command]:
+    def engines_lost(
+        self, engines: Collection[int], now_s: float, *, killed: bool
+    ) -> list[Command]:
         """Engines are lost. The requests of their groups wait again, in their old places, or fail.
 
         `killed`: it is one engine, whose process was killed from outside.
@@ -91,7 +93,10 @@ class FaultRecovery:
             for request in self._state.pool
             if now_s - self._cornered_s.get(request.request_id, now_s) > MOST_WAIT_S
         ]
-        return [self._fail(request, f"{_lost_while(request)}, and others are not back", now_s) for request in overdue]
+        return [
+            self._fail(request, f"{_lost_while(request)}, and others are not back", now_s)
+            for request in overdue
+        ]
 
     def _has_lost(self, group: Group) -> bool:
         return not self._state.lost.isdisjoint(group)
@@ -164,7 +169,11 @@ class FaultRecovery:
         It has no use for groups that cannot be formed, and for wider ones once they can be.
         """
         capacity = self._state.settings.capacity
-        holding = [size for size in capacity.sizes(request.spec) if capacity.most_tokens[size] >= request.needed_tokens]
+        holding = [
+            size
+            for size in capacity.sizes(request.spec)
+            if capacity.most_tokens[size] >= request.needed_tokens
+        ]
         request.sizes = self._state.lengths.sizes(request, holding, self._state.formable)
 
     def _note_cornered(self, now_s: float) -> None:
@@ -185,7 +194,9 @@ class FaultRecovery:
         """
         started = self._state.started
         computing = self._computing(engines)
-        requests = [started[name] for name in computing if name in started]  # parts that are pulled compute nothing
+        requests = [
+            started[name] for name in computing if name in started
+        ]  # parts that are pulled compute nothing
         suspects = [request for request in requests if request.losses or not killed]
         beside = Counter(group for request in suspects for group in computing[request.request_id])
 
@@ -205,13 +216,21 @@ class FaultRecovery:
         """
         state = self._state
         prefixes = {
-            split.part.request_id: request_id for request_id, split in state.splits.open.items() if split.in_prompt
+            split.part.request_id: request_id
+            for request_id, split in state.splits.open.items()
+            if split.in_prompt
         }
         step_tokens = state.settings.limits.max_num_batched_tokens
         computing: defaultdict[str, set[Group]] = defaultdict(set)
-        broken = {group: work for engine in engines for group, work in state.loads.of_engine(engine).items()}
+        broken = {
+            group: work
+            for engine in engines
+            for group, work in state.loads.of_engine(engine).items()
+        }
         for group, work in broken.items():
-            begun_tokens = 0  # the first in the group may be in the step under way or in the next one
+            begun_tokens = (
+                0  # the first in the group may be in the step under way or in the next one
+            )
             for booked, request in work.requests.items():
                 if request.prefill_tokens and begun_tokens < step_tokens:
                     computing[prefixes.get(booked, booked)].add(group)
@@ -226,4 +245,6 @@ def _trust(request: RequestState, engine: int) -> None:
 
 
 def _lost_while(request: RequestState) -> str:
-    return f"its engine was lost {request.losses} times while it computed the prompt of this request"
+    return (
+        f"its engine was lost {request.losses} times while it computed the prompt of this request"
+    )

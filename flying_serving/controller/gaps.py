@@ -1,19 +1,26 @@
-"""The longest times between two tokens of any stream, from any time on until now: what a switch cost its streams."""
+"""The longest times between two tokens of any stream, from any time on until now: what a switch
+cost its streams.
+"""
 
 import math
 
 MOST_GAPS = 4096
-"""Where there are more, those of about the same length are not told apart: all count as long as the longest."""
+"""Where there are more, those of about the same length are not told apart: all count as long as the
+longest.
+"""
 ALIKE = 1.01
-"""Lengths whose logarithms to this base have the same whole part are about the same; no gap is below `LEAST_S`."""
+"""Lengths whose logarithms to this base have the same whole part are about the same; no gap is
+below `LEAST_S`.
+"""
 LEAST_S = 1e-6
 
 
 class TokenGaps:
-    """When each stream got its last token, and the gaps that can still be the longest one since some time.
+    """When each stream got its last token, and the gaps that can still be the longest one since
+    some time.
 
-    A gap that a later one is as long as says nothing more: what is kept, oldest first, gets shorter and shorter. So a
-    token costs the same however many times are asked for.
+    A gap that a later one is as long as says nothing more: what is kept, oldest first, gets shorter
+    and shorter. So a token costs the same however many times are asked for.
     """
 
     def __init__(self) -> None:
@@ -46,10 +53,17 @@ class TokenGaps:
         self._token_at.pop(request_id, None)
 
     def worst_since(self, start_s: float) -> float:
-        """The longest gap in seconds since a time; of one that had begun before, what lay behind that time."""
-        return max((min(gap_s, end_s - start_s) for end_s, gap_s in self._gaps if end_s >= start_s), default=0.0)
+        """The longest gap in seconds since a time; of one that had begun before, what lay behind
+        that time.
+        """
+        return max(
+            (min(gap_s, end_s - start_s) for end_s, gap_s in self._gaps if end_s >= start_s),
+            default=0.0,
+        )
 
     def forget_before(self, start_s: float) -> None:
         """Nobody asks for gaps that ended before a time any more."""
-        first = next((i for i, (end_s, _) in enumerate(self._gaps) if end_s >= start_s), len(self._gaps))
+        first = next(
+            (i for i, (end_s, _) in enumerate(self._gaps) if end_s >= start_s), len(self._gaps)
+        )
         del self._gaps[:first]

@@ -73,7 +73,9 @@ class GroupChoice:
             default=None,
         )
 
-    def short_of_memory(self, request: RequestState, layout: Layout, expected_tokens: float) -> list[Group]:
+    def short_of_memory(
+        self, request: RequestState, layout: Layout, expected_tokens: float
+    ) -> list[Group]:
         """The groups of `layout` where memory must become free before a request has room.
 
         The request may wait for a group that the layout lacks.
@@ -89,8 +91,12 @@ class GroupChoice:
         }
         return [group for group in layout.groups if not short.isdisjoint(group)]
 
-    def migration(self, request: RequestState, group: Group, lanes: Mapping[int, LaneFigures]) -> MigrationCost | None:
-        """The cost of migrating a request's KV to `group`. None: it has none, or KV cannot migrate."""
+    def migration(
+        self, request: RequestState, group: Group, lanes: Mapping[int, LaneFigures]
+    ) -> MigrationCost | None:
+        """The cost of migrating a request's KV to `group`. None: it has none, or KV cannot
+        migrate.
+        """
         lane = lanes.get(len(group))
         return None if request.kv is None or lane is None else lane.migration
 
@@ -125,7 +131,9 @@ class GroupChoice:
         elif request.spec.degree is not None and not groups:
             groups = self._there(request.sizes[0])
         needed, lending = request.needed_tokens, self.state.lending
-        return [group for group in groups if lending.is_open(group) and lending.holds(group) >= needed]
+        return [
+            group for group in groups if lending.is_open(group) and lending.holds(group) >= needed
+        ]
 
     def _there(self, size: int) -> list[Group]:
         """Groups of a size whose engines are there, in the layout or not."""
@@ -145,13 +153,17 @@ class GroupChoice:
 
     # ---- room
 
-    def _has_room(self, request: RequestState, group: Group, expected_tokens: float, *, with_kv: bool) -> bool:
+    def _has_room(
+        self, request: RequestState, group: Group, expected_tokens: float, *, with_kv: bool
+    ) -> bool:
         work = self.state.loads[group]
         is_limited = self.limits.capped or self.state.lending.is_called_back(group)
         if not work.requests or not is_limited:
             return True
         booked_tokens = self.booked_tokens(request, group, expected_tokens)
-        return self._may_begin(request, work, with_kv=with_kv) and self._has_memory(group, booked_tokens)
+        return self._may_begin(request, work, with_kv=with_kv) and self._has_memory(
+            group, booked_tokens
+        )
 
     def _may_begin(self, request: RequestState, work: GroupWork, *, with_kv: bool) -> bool:
         """Whether one more request may run there, and its prompt be computed soon."""

@@ -1,4 +1,6 @@
-"""How long requests will probably be. Groups are chosen, and their room is booked, by that length."""
+"""How long requests will probably be. Groups are chosen, and their room is booked, by that
+length.
+"""
 
 from collections.abc import Sequence
 
@@ -21,7 +23,9 @@ class ExpectedLengths:
         than it has got already, and at least those that it is sure to have.
         """
         spec = request.spec
-        outputs = max(spec.expected_tokens or self._demand.output_tokens, request.output_tokens + 1.0)
+        outputs = max(
+            spec.expected_tokens or self._demand.output_tokens, request.output_tokens + 1.0
+        )
         return max(spec.tokens, spec.prompt_tokens + min(outputs, spec.max_output_tokens))
 
     def goes_on(self, request: RequestState) -> bool:
@@ -31,11 +35,15 @@ class ExpectedLengths:
     def of_new(self, request: RequestState, formable: Sequence[int]) -> RequestState:
         """Set the group sizes of a request that arrives (see `sizes`), and its likely length."""
         expected = self.tokens(request)
-        request.likely_tokens = expected if self.goes_on(request) else max(expected, request.spec.longest_tokens)
+        request.likely_tokens = (
+            expected if self.goes_on(request) else max(expected, request.spec.longest_tokens)
+        )
         request.sizes = self.sizes(request, request.sizes, formable)
         return request
 
-    def sizes(self, request: RequestState, holding: Sequence[int], formable: Sequence[int]) -> tuple[int, ...]:
+    def sizes(
+        self, request: RequestState, holding: Sequence[int], formable: Sequence[int]
+    ) -> tuple[int, ...]:
         """The group sizes for a request, of those that hold it.
 
         Where a group is formed for it, the group holds the request's expected tokens, if the

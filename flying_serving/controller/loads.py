@@ -45,7 +45,9 @@ class Loads:
         """Groups with requests."""
         return list(self._groups)
 
-    def add(self, request: RequestState, group: Group, expected_tokens: float, *, with_kv: bool = False) -> None:
+    def add(
+        self, request: RequestState, group: Group, expected_tokens: float, *, with_kv: bool = False
+    ) -> None:
         """A request runs in `group` from now on, with its KV if `with_kv`.
 
         `expected_tokens`: prompt and output tokens at its end.
@@ -120,7 +122,9 @@ class Loads:
 
             committed_tokens = sum(request.committed_tokens for request in requests)
             difference = abs(work.committed_tokens - committed_tokens)
-            assert difference < 1e-6, f"group {group}: {difference} tokens are booked for no request"
+            assert difference < 1e-6, (
+                f"group {group}: {difference} tokens are booked for no request"
+            )
 
     def of_engine(self, engine: int) -> Mapping[Group, GroupWork]:
         """Groups with requests that this engine is a member of."""
@@ -135,7 +139,9 @@ class Loads:
             context = work.prompt_tokens / count + output_tokens
             left, longest = outputs.left(output_tokens), outputs.longest(output_tokens, count)
             wide = _by_least_size(work.wide.values(), outputs) if work.wide else {}
-            loads[group] = GroupLoad(count, left, longest, context, work.prefill_tokens, work.prompts, wide)
+            loads[group] = GroupLoad(
+                count, left, longest, context, work.prefill_tokens, work.prompts, wide
+            )
         return loads
 
 
@@ -159,4 +165,11 @@ def _load(requests: Collection[RequestState], outputs: Outputs) -> GroupLoad:
         left_tokens.append(min(outputs.left(request.output_tokens), most_left))
     context_tokens = sum(request.context_tokens for request in requests) / count
     prefill = [request.prefill_tokens for request in requests if request.prefill_tokens]
-    return GroupLoad(count, sum(left_tokens) / count, max(left_tokens), context_tokens, sum(prefill), len(prefill))
+    return GroupLoad(
+        count,
+        sum(left_tokens) / count,
+        max(left_tokens),
+        context_tokens,
+        sum(prefill),
+        len(prefill),
+    )

@@ -16,7 +16,9 @@ class Leaving(NamedTuple):
     has_kv: bool
 
 
-def to_migrate(old: Iterable[RequestState], layout: Layout, settings: Settings, *, streams: bool) -> list[Leaving]:
+def to_migrate(
+    old: Iterable[RequestState], layout: Layout, settings: Settings, *, streams: bool
+) -> list[Leaving]:
     """Of requests in groups that `layout` lacks, those that leave their group.
 
     Prompts leave that their group has not begun, and with `streams` all requests that can migrate.
@@ -30,7 +32,9 @@ def to_migrate(old: Iterable[RequestState], layout: Layout, settings: Settings, 
         assert request.group is not None
         is_ahead_full = begun[request.group] >= settings.limits.max_num_batched_tokens
         is_unbegun = request.prefill_tokens > 0 and is_ahead_full
-        begun[request.group] += request.prefill_tokens  # perhaps in the step under way, or in the last one
+        begun[request.group] += (
+            request.prefill_tokens
+        )  # perhaps in the step under way, or in the last one
         spec = request.spec
         may_leave = spec.degree is None and not request.is_suspect
         fits = may_leave and sizes.intersection(request.fitting(settings.capacity.tokens))

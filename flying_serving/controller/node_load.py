@@ -1,4 +1,6 @@
-"""The load of a node, whole: of all its engines, and of requests that none of them has. What routers ask for."""
+"""The load of a node, whole: of all its engines, and of requests that none of them has. What
+routers ask for.
+"""
 
 from typing import Any
 
@@ -11,12 +13,13 @@ from flying_serving.layout.groups import Group
 class NodeLoad(msgspec.Struct, frozen=True):
     """How busy a node is.
 
-    `requests_waiting`: in the task pool, and in groups those beyond what a group runs at a time (`max_num_seqs`).
-    `kv_tokens_used`: prompt and output tokens that running requests have in the KV cache; a prefix that they share
-    counts for each. `kv_tokens_free`: that the groups of the layout have room for beside them. `kv_usage`: the share of
-    the KV memory that is used, 0 to 1. `longest_request_tokens`: prompt and output of the longest request that a group
-    of the layout holds; `longest_request_tokens_any_layout`: that any group holds which the
-    engines that are there can form.
+    `requests_waiting`: in the task pool, and in groups those beyond what a group runs at a time
+    (`max_num_seqs`). `kv_tokens_used`: prompt and output tokens that running requests have in the
+    KV cache; a prefix that they share counts for each. `kv_tokens_free`: that the groups of the
+    layout have room for beside them. `kv_usage`: the share of the KV memory that is used, 0 to 1.
+    `longest_request_tokens`: prompt and output of the longest request that a group of the layout
+    holds; `longest_request_tokens_any_layout`: that any group holds which the engines that are
+    there can form.
     """
 
     requests_running: int
@@ -36,18 +39,25 @@ class NodeLoad(msgspec.Struct, frozen=True):
         return self.requests_running + self.requests_waiting
 
     def to_json(self) -> dict[str, Any]:
-        """What `GET /load` shows. `server_load` is vLLM's name for `requests`, `load` that of vllm-router."""
+        """What `GET /load` shows. `server_load` is vLLM's name for `requests`, `load` that of
+        vllm-router.
+        """
         under_way = {"server_load": self.requests, "load": self.requests}
         return under_way | msgspec.structs.asdict(self) | {"degraded": bool(self.lost_engines)}
 
 
 def node_load(state: ClusterState, max_model_len: int) -> NodeLoad:
-    """The load at this moment. `max_model_len`: tokens of prompt and output that vLLM allows a request."""
+    """The load at this moment. `max_model_len`: tokens of prompt and output that vLLM allows a
+    request.
+    """
     layout, loads, lending = state.layout, state.loads, state.lending
     most_seqs = state.settings.limits.max_num_seqs
     behind = sum(max(0, len(loads[group].requests) - most_seqs) for group in loads.groups)
     shares = {engine: _share(state, engine) for engine in layout.engines}
-    free = sum(lending.holds(group) * (1 - max(shares[engine] for engine in group)) for group in layout.groups)
+    free = sum(
+        lending.holds(group) * (1 - max(shares[engine] for engine in group))
+        for group in layout.groups
+    )
     most_tokens = state.settings.capacity.most_tokens
     return NodeLoad(
         requests_running=max(0, state.running - behind),
@@ -55,7 +65,9 @@ def node_load(state: ClusterState, max_model_len: int) -> NodeLoad:
         kv_tokens_used=sum(_held_tokens(state, group) for group in loads.groups),
         kv_tokens_free=int(free),
         kv_usage=sum(shares.values()) / len(shares) if shares else 0.0,
-        longest_request_tokens=min(max_model_len, max(map(lending.holds, layout.groups), default=0)),
+        longest_request_tokens=min(
+            max_model_len, max(map(lending.holds, layout.groups), default=0)
+        ),
         longest_request_tokens_any_layout=min(
             max_model_len, max((most_tokens[size] for size in state.formable), default=0)
         ),
@@ -73,4 +85,6 @@ def _held_tokens(state: ClusterState, group: Group) -> int:
 def _share(state: ClusterState, engine: int) -> float:
     """Of an engine's KV memory, what requests of all its groups have."""
     groups = state.loads.of_engine(engine)
-    return min(1.0, sum(_held_tokens(state, group) / state.lending.holds(group) for group in groups))
+    return min(
+        1.0, sum(_held_tokens(state, group) / state.lending.holds(group) for group in groups)
+    )

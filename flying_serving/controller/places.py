@@ -8,8 +8,9 @@ from dataclasses import dataclass
 class Origin:
     """Where a request comes from.
 
-    `call`: the call of a client that it belongs to, by which a place was held; its `n` outputs are of one call.
-    `event`: what it comes together with, as all prompts of one HTTP request. None: nobody held a place; it is alone.
+    `call`: the call of a client that it belongs to, by which a place was held; its `n` outputs are
+    of one call. `event`: what it comes together with, as all prompts of one HTTP request. None:
+    nobody held a place; it is alone.
     """
 
     call: str | None = None
@@ -21,7 +22,8 @@ ALONE = Origin()
 
 @dataclass(eq=False)
 class Place:
-    """Room in the queue for the requests of one call: `left` of them, each with a prompt of `prompt_tokens`.
+    """Room in the queue for the requests of one call: `left` of them, each with a prompt of
+    `prompt_tokens`.
 
     `ahead`: the call itself is yet to be made.
     """
@@ -46,7 +48,9 @@ class Places:
         return bool(self._of_call)
 
     def tokens_beyond(self, requests: int) -> int:
-        """Prompt tokens of those that are left when so many have begun, if all prompts are of the mean length."""
+        """Prompt tokens of those that are left when so many have begun, if all prompts are of the
+        mean length.
+        """
         count = sum(self.requests.values())
         return self._prompt_tokens * max(0, count - requests) // max(1, count)
 
@@ -56,7 +60,9 @@ class Places:
         self._count(place, place.left)
 
     def claim(self, call: str) -> bool:
-        """A call is made. Whether a place was held ahead for it; there is none for another call of this name then."""
+        """A call is made. Whether a place was held ahead for it; there is none for another call of
+        this name then.
+        """
         held = next((place for place in self._of_call.get(call, ()) if place.ahead), None)
         if held is not None:
             held.ahead = False
@@ -67,7 +73,9 @@ class Places:
         return call in self._of_call
 
     def take(self, call: str | None) -> bool:
-        """A request of this call arrives. Whether a place was held for it, which it has had then."""
+        """A request of this call arrives. Whether a place was held for it, which it has had
+        then.
+        """
         if call is None or not self.holds(call):
             return False
         place = self._of_call[call][0]

@@ -93,7 +93,10 @@ class TaskPool:
 
     def _queue(self, request: RequestState) -> None:
         kind = self._kind(request)
-        heapq.heappush(self._queues.setdefault(kind, []), (request.spec.priority, request.order, request.request_id))
+        heapq.heappush(
+            self._queues.setdefault(kind, []),
+            (request.spec.priority, request.order, request.request_id),
+        )
         heapq.heappush(self._ages.setdefault(kind, []), (request.order, request.request_id))
 
     def revise(self, change: Callable[[RequestState], object]) -> None:
@@ -134,7 +137,10 @@ class TaskPool:
 
     def _of_waiting(self, queues: dict[Kind, list[Any]]) -> dict[Kind, list[Any]]:
         """The queues without entries of others; a sorted list is a heap."""
-        left = {kind: sorted({entry for entry in queue if self._waits(entry, kind)}) for kind, queue in queues.items()}
+        left = {
+            kind: sorted({entry for entry in queue if self._waits(entry, kind)})
+            for kind, queue in queues.items()
+        }
         return {kind: queue for kind, queue in left.items() if queue}
 
     def take(self, place: Callable[[RequestState], bool], now_s: float) -> None:
@@ -169,7 +175,9 @@ class TaskPool:
         aging_s = self.aging_s / SOONER if self._is_wider(request) else self.aging_s
         return now_s - request.arrived_s >= aging_s
 
-    def _heads(self, queues: Mapping[Kind, list[Any]], refused: Collection[Kind]) -> list[tuple[Any, ...]]:
+    def _heads(
+        self, queues: Mapping[Kind, list[Any]], refused: Collection[Kind]
+    ) -> list[tuple[Any, ...]]:
         """The first entry of each kind that waits and is not refused."""
         heads = []
         for kind, queue in queues.items():

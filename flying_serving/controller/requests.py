@@ -13,14 +13,16 @@ from flying_serving.layout.groups import Group, Layout
 class RequestSpec:
     """What a client asks for.
 
-    `tokens`: that it is sure to have: its prompt and one token, or the least output that was asked for (`min_tokens`,
-    `ignore_eos`). `max_output_tokens`: upper bound of its output. `degree`: the TP degree that it asks
-    for (`tp_degree`). `priority`: as in vLLM, lower is more urgent; below 0 is urgent, it gets a group at once.
-    `deadline_s`: longest wait until a scheduler has it in a step: see `Deadlines`. `can_migrate`: whether another group
-    can go on with it, with its KV or after prefilling prompt and outputs again. `expected_tokens`: output tokens that
-    its client expects, `split_at`: the token of prompt and output at which it asks to be split over two groups.
-    `prompt_splits`: whether that may be inside the prompt. `most_tokens`: prompt and max_tokens together, which some
-    group has to hold; None of a request without max_tokens, which may be as long as its group holds.
+    `tokens`: that it is sure to have: its prompt and one token, or the least output that was asked
+    for (`min_tokens`, `ignore_eos`). `max_output_tokens`: upper bound of its output. `degree`: the
+    TP degree that it asks for (`tp_degree`). `priority`: as in vLLM, lower is more urgent; below 0
+    is urgent, it gets a group at once. `deadline_s`: longest wait until a scheduler has it in a
+    step: see `Deadlines`. `can_migrate`: whether another group can go on with it, with its KV or
+    after prefilling prompt and outputs again. `expected_tokens`: output tokens that its client
+    expects, `split_at`: the token of prompt and output at which it asks to be split over two
+    groups. `prompt_splits`: whether that may be inside the prompt. `most_tokens`: prompt and
+    max_tokens together, which some group has to hold; None of a request without max_tokens, which
+    may be as long as its group holds.
     """
 
     prompt_tokens: int
@@ -52,7 +54,9 @@ class RequestSpec:
 
     @property
     def needed_tokens(self) -> int:
-        """Tokens that its group has to hold: all that it may take, if no other group can go on with it."""
+        """Tokens that its group has to hold: all that it may take, if no other group can go on with
+        it.
+        """
         return self.tokens if self.may_change_group else self.longest_tokens
 
 
@@ -68,12 +72,13 @@ class KVOffer:
 class RequestState:
     """A request from its arrival to its end.
 
-    `sizes`: group sizes that it may have. `order`: number of its arrival. `likely_tokens`: at its end; of the groups
-    with room those that hold them come first. `prefill_tokens`: prompt tokens that its group has not finished yet, 0
-    after the first token. `admitted`: some group had it. `kv`: where it waits, the offer of its KV; where it runs, the
-    one that it came with; None if there is none. `offer`: the number under which its group offers its KV when it ends
-    there, if it may go on elsewhere then. `suspicion`: None unless its group has lost an engine before it gave a token
-    to it, since the last token.
+    `sizes`: group sizes that it may have. `order`: number of its arrival. `likely_tokens`: at its
+    end; of the groups with room those that hold them come first. `prefill_tokens`: prompt tokens
+    that its group has not finished yet, 0 after the first token. `admitted`: some group had it.
+    `kv`: where it waits, the offer of its KV; where it runs, the one that it came with; None if
+    there is none. `offer`: the number under which its group offers its KV when it ends there, if it
+    may go on elsewhere then. `suspicion`: None unless its group has lost an engine before it gave a
+    token to it, since the last token.
     """
 
     request_id: str
@@ -103,7 +108,9 @@ class RequestState:
 
     @property
     def losses(self) -> int:
-        """How often its group has lost an engine that may have computed its prompt, since the last token."""
+        """How often its group has lost an engine that may have computed its prompt, since the last
+        token.
+        """
         return 0 if self.suspicion is None else self.suspicion.losses
 
     @property
@@ -119,7 +126,9 @@ class RequestState:
 
     def lacks_group(self, layout: Layout) -> bool:
         """Whether it asks for a degree that no group of `layout` has."""
-        return self.spec.degree is not None and all(len(group) not in self.sizes for group in layout.groups)
+        return self.spec.degree is not None and all(
+            len(group) not in self.sizes for group in layout.groups
+        )
 
     def is_wider_than(self, layout: Layout) -> bool:
         """Whether it asks for a higher degree than any group of `layout` has."""
@@ -127,10 +136,14 @@ class RequestState:
         return self.lacks_group(layout) and self.sizes[0] > widest
 
     def to_prefill(self, *, with_kv: bool) -> int:
-        """Prompt tokens that a group has to compute: all, or with its KV what the group before it had left of them."""
+        """Prompt tokens that a group has to compute: all, or with its KV what the group before it
+        had left of them.
+        """
         return max(1, self.prefill_tokens) if with_kv else self.context_tokens
 
     def fitting(self, tokens: Mapping[int, int]) -> tuple[int, ...]:
-        """Those of its sizes that still hold it, with what it has got, and one token more; `tokens` by group size."""
+        """Those of its sizes that still hold it, with what it has got, and one token more; `tokens`
+        by group size.
+        """
         context = self.context_tokens
         return tuple([size for size in self.sizes if tokens[size] > context])

@@ -15,9 +15,11 @@ from flying_serving.predict.work import Objective
 
 @dataclass(frozen=True)
 class Capacity:
-    """KV `tokens` that a group of each size holds, and in one of its blocks, and `devices` per engine, to speak in
-    degrees. `lent_tokens`: what a widest group holds while it lends its weights to its KV cache; 0 if none does.
-    `spare`: sizes that there are only while an engine is lost; nobody may ask for them."""
+    """KV `tokens` that a group of each size holds, and in one of its blocks, and `devices` per
+    engine, to speak in degrees. `lent_tokens`: what a widest group holds while it lends its weights
+    to its KV cache; 0 if none does. `spare`: sizes that there are only while an engine is lost;
+    nobody may ask for them.
+    """
 
     tokens: Mapping[int, int]
     devices: int
@@ -27,16 +29,26 @@ class Capacity:
 
     @classmethod
     def of(
-        cls, sizes: Sequence[int], blocks: int, block_tokens: int, devices: int, kv_heads: int, *, extra: int = 0
+        cls,
+        sizes: Sequence[int],
+        blocks: int,
+        block_tokens: int,
+        devices: int,
+        kv_heads: int,
+        *,
+        extra: int = 0,
     ) -> Capacity:
-        """From the blocks of the engine that has fewest, and the extra ones that lent weights make room for.
+        """From the blocks of the engine that has fewest, and the extra ones that lent weights make
+        room for.
 
         One block of each engine is vLLM's null block.
         """
         usable = blocks - 1
         of_block = {s: lane_block_tokens(block_tokens, s, devices, kv_heads) for s in sizes}
         lent_tokens = (usable + extra) * of_block[max(sizes)] if extra else 0
-        return cls({s: usable * tokens for s, tokens in of_block.items()}, devices, of_block, lent_tokens)
+        return cls(
+            {s: usable * tokens for s, tokens in of_block.items()}, devices, of_block, lent_tokens
+        )
 
     @property
     def most_tokens(self) -> dict[int, int]:
@@ -55,10 +67,12 @@ class Capacity:
         return self.check(spec.needed_tokens, spec.degree)
 
     def check(self, tokens: int, degree: int | None) -> tuple[int, ...]:
-        """Group sizes that hold `tokens` of prompt and output, for a request that may ask for a degree.
+        """Group sizes that hold `tokens` of prompt and output, for a request that may ask for a
+        degree.
 
         Raises:
-            RequestError: if no layout of this server can ever run it; the message says what would do.
+            RequestError: if no layout of this server can ever run it; the message says what would
+                do.
         """
         sizes = tuple(self.fitting_sizes(tokens))
         if degree is not None:
@@ -77,7 +91,11 @@ class Capacity:
             raise RequestError(f"tp_degree={degree}: must be one of {self.degrees}")
         size = degree // self.devices
         if size not in sizes:
-            hint = f"degree {self.degree(sizes[0])} would do" if sizes else "no degree of this server holds them"
+            hint = (
+                f"degree {self.degree(sizes[0])} would do"
+                if sizes
+                else "no degree of this server holds them"
+            )
             raise RequestError(
                 f"tp_degree={degree}: its KV cache holds {self.most_tokens[size]} tokens, "
                 f"prompt plus max_tokens are {tokens}; {hint}"
@@ -96,10 +114,11 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Limits:
-    """vLLM's settings of the same names: requests per group, and tokens per step, at least one for each request.
+    """vLLM's settings of the same names: requests per group, and tokens per step, at least one for
+    each request.
 
-    `capped`: no more is dispatched ahead of what engines have done; a server whose layout never changes gains nothing
-    by holding back, unless its queue is bounded in time.
+    `capped`: no more is dispatched ahead of what engines have done; a server whose layout never
+    changes gains nothing by holding back, unless its queue is bounded in time.
     """
 
     max_num_seqs: int
@@ -111,10 +130,11 @@ class Limits:
 class Settings:
     """Settings of one server's controller.
 
-    `weave_steps`: steps of a new layout for each step of an older one. `most_waiting`, `most_waiting_tokens`,
-    `most_wait_s`: requests, prompt tokens and seconds that may wait; more is refused: see `Admission`. `aging_s`: after
-    this wait a request is overdue: see `TaskPool`. `dry_run`: decide and record, but change nothing. `tbt_slo_s`:
-    target for the time between two tokens, infinite without one.
+    `weave_steps`: steps of a new layout for each step of an older one. `most_waiting`,
+    `most_waiting_tokens`, `most_wait_s`: requests, prompt tokens and seconds that may wait; more is
+    refused: see `Admission`. `aging_s`: after this wait a request is overdue: see `TaskPool`.
+    `dry_run`: decide and record, but change nothing. `tbt_slo_s`: target for the time between two
+    tokens, infinite without one.
     """
 
     engines: int
@@ -137,5 +157,11 @@ class Settings:
 
     @property
     def loses_groups(self) -> bool:
-        """Whether a group may be split while a request waits that only it could hold, and no other will be formed."""
-        return (self.policy.by_load or self.policy.by_priority) and not self.policy.by_context and not self.dry_run
+        """Whether a group may be split while a request waits that only it could hold, and no other
+        will be formed.
+        """
+        return (
+            (self.policy.by_load or self.policy.by_priority)
+            and not self.policy.by_context
+            and not self.dry_run
+        )

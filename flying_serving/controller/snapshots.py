@@ -26,7 +26,9 @@ def snapshot(state: ClusterState, lanes: Mapping[int, LaneFigures], now_s: float
     first = pool.first(now_s)
     begins = [*unfinished] if first is None else [first, *unfinished]
     urgent = pool.urgent + sum(loads[group].urgent for group in loads.groups)
-    needs = required_groups(begins, urgent, state.formable, state.settings.engines, lending.needs_loan)
+    needs = required_groups(
+        begins, urgent, state.formable, state.settings.engines, lending.needs_loan
+    )
 
     return Snapshot(
         now_s,

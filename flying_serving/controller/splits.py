@@ -72,7 +72,9 @@ class Splits:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._open
 
-    def begin(self, request: RequestState, at: int, kv: KVOffer, second: Group, expected_tokens: float) -> Split:
+    def begin(
+        self, request: RequestState, at: int, kv: KVOffer, second: Group, expected_tokens: float
+    ) -> Split:
         """Book a request on two groups; it will have `expected_tokens` at its end."""
         prompt_tokens, first = request.spec.prompt_tokens, kv.group
         spec = RequestSpec(at, at + 1, priority=request.spec.priority, can_migrate=False)
@@ -123,8 +125,13 @@ class Splits:
 def virtual_batch(work: GroupWork) -> VirtualBatch:
     """The load of a group as a planner sees it. Prefixes are prompts only."""
     requests = work.requests.values()
-    pairs = sum(request.prefill_tokens * (request.context_tokens - request.prefill_tokens / 2) for request in requests)
-    decoding = [request for request in requests if _left(request) > 1.0 or not request.prefill_tokens]
+    pairs = sum(
+        request.prefill_tokens * (request.context_tokens - request.prefill_tokens / 2)
+        for request in requests
+    )
+    decoding = [
+        request for request in requests if _left(request) > 1.0 or not request.prefill_tokens
+    ]
     count = max(1, len(decoding))
     context = sum(request.context_tokens for request in decoding) / count
     left = sum(max(1.0, _left(request)) for request in decoding) / count

@@ -3,7 +3,13 @@
 from collections.abc import Collection, Mapping
 
 from flying_serving.controller.bookings import Bookings
-from flying_serving.controller.commands import Command, Dispatch, DispatchPrefix, DropPart, PullAhead
+from flying_serving.controller.commands import (
+    Command,
+    Dispatch,
+    DispatchPrefix,
+    DropPart,
+    PullAhead,
+)
 from flying_serving.controller.group_choice import GroupChoice
 from flying_serving.controller.requests import RequestState
 from flying_serving.controller.splits import virtual_batch
@@ -99,7 +105,9 @@ class Splitter:
         lanes: Mapping[int, LaneFigures],
         reserved: Collection[Group],
     ) -> Group | None:
-        """The best other group with room, of the same size unless the request says where to split."""
+        """The best other group with room, of the same size unless the request says where to
+        split.
+        """
         any_size = request.spec.split_at is not None
         others = tuple(
             group
@@ -111,7 +119,9 @@ class Splitter:
         expected_tokens = self._state.lengths.tokens(request)
         return self._choice.place(request, Layout(others), lanes, expected_tokens)
 
-    def _plan(self, request: RequestState, first: Group, second: Group, lanes: Mapping[int, LaneFigures]) -> int:
+    def _plan(
+        self, request: RequestState, first: Group, second: Group, lanes: Mapping[int, LaneFigures]
+    ) -> int:
         """The token at which to split a request.
 
         It is 0 if the second group should have the whole request, and its length if the first
@@ -120,10 +130,15 @@ class Splitter:
         spec, state = request.spec, self._state
         handoff = lanes[len(second)].migration
         assert handoff is not None
-        outputs = expected_outputs(state.demand.output_tokens, spec.max_output_tokens, spec.expected_tokens)
+        outputs = expected_outputs(
+            state.demand.output_tokens, spec.max_output_tokens, spec.expected_tokens
+        )
         block_tokens = state.settings.capacity.block_tokens.get(len(first), 1)
         terms = Terms(lanes[len(first)], handoff, block_tokens, state.settings.tbt_slo_s)
-        first_batch, second_batch = virtual_batch(state.loads[first]), virtual_batch(state.loads[second])
+        first_batch, second_batch = (
+            virtual_batch(state.loads[first]),
+            virtual_batch(state.loads[second]),
+        )
         at = plan(spec.prompt_tokens, outputs, first_batch, second_batch, terms).split
         is_inside = at < spec.prompt_tokens + outputs
         return at if is_inside else spec.prompt_tokens + spec.max_output_tokens

@@ -38,7 +38,9 @@ class ClusterState:
         self.sizes = sorted(settings.capacity.tokens)
 
         pinned_size = settings.policy.pinned_size
-        self.layout = Layout.uniform(settings.engines, pinned_size(self.sizes) if pinned_size else 1)
+        self.layout = Layout.uniform(
+            settings.engines, pinned_size(self.sizes) if pinned_size else 1
+        )
         self.layouts: Sequence[Layout] = Layout.all(settings.engines, self.sizes)
         self.formable: Sequence[int] = self.sizes
         self.lost: set[int] = set()
@@ -76,7 +78,11 @@ class ClusterState:
 
     def outside(self, layout: Layout) -> set[str]:
         """Requests that run in groups which `layout` lacks."""
-        return {request_id for request_id, request in self.started.items() if request.group not in layout.groups}
+        return {
+            request_id
+            for request_id, request in self.started.items()
+            if request.group not in layout.groups
+        }
 
     def new_offer(self, group: Group) -> KVOffer:
         """An offer of `group` under a number that no offer had before."""
@@ -118,8 +124,14 @@ class ClusterState:
         assert waiting.isdisjoint(self.started), f"wait and run: {waiting & self.started.keys()}"
 
         expected = {(request_id, request.group) for request_id, request in self.started.items()}
-        expected |= {(split.part.request_id, split.part_group) for split in self.splits.open.values()}
-        booked = {(request_id, group) for group in self.loads.groups for request_id in self.loads[group].requests}
+        expected |= {
+            (split.part.request_id, split.part_group) for split in self.splits.open.values()
+        }
+        booked = {
+            (request_id, group)
+            for group in self.loads.groups
+            for request_id in self.loads[group].requests
+        }
         assert booked == expected, f"booked {booked}, but running {expected}"
         assert self.splits.open.keys() <= self.started.keys(), f"split: {list(self.splits.open)}"
 

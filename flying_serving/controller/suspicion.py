@@ -1,21 +1,25 @@
-"""Requests that may be why an engine was lost, and with how many others of them one is tried again."""
+"""Requests that may be why an engine was lost, and with how many others of them one is tried
+again.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 Trial = tuple[bool, int, frozenset[int]]
-"""Whether the last engine is spared, how many suspects a group may have, engines to avoid: see `Suspicion`."""
+"""Whether the last engine is spared, how many suspects a group may have, engines to avoid: see
+`Suspicion`.
+"""
 
 
 @dataclass(frozen=True)
 class Suspicion:
     """What the losses of a request's groups say of it, since its last token.
 
-    `losses`: engines that its groups have lost while they may have computed its prompt, together counted as one.
-    `company`: how many suspects a group may have while it is one of them; None: it is not suspected, since its engine
-    was killed from outside. `avoids`: the engines of the last of these groups, until one of them is back: others of
-    them would have been lost by then.
+    `losses`: engines that its groups have lost while they may have computed its prompt, together
+    counted as one. `company`: how many suspects a group may have while it is one of them; None: it
+    is not suspected, since its engine was killed from outside. `avoids`: the engines of the last of
+    these groups, until one of them is back: others of them would have been lost by then.
     """
 
     losses: int
@@ -24,7 +28,9 @@ class Suspicion:
 
     @classmethod
     def of_killed(cls) -> Suspicion:
-        """Of a request whose engine was killed from outside: no more than a note that this has happened once."""
+        """Of a request whose engine was killed from outside: no more than a note that this has
+        happened once.
+        """
         return cls(1, None, frozenset())
 
     @property
@@ -43,10 +49,11 @@ class Suspicion:
 
     @property
     def is_certain(self) -> bool:
-        """Whether its group was lost once more when it might have no other suspect beside it: it is tried no more.
+        """Whether its group was lost once more when it might have no other suspect beside it: it is
+        tried no more.
 
-        Prompts that had begun there meanwhile do not count: else one that kills engines could have new ones beside it
-        each time.
+        Prompts that had begun there meanwhile do not count: else one that kills engines could have
+        new ones beside it each time.
         """
         return self.company == 0
 
@@ -54,8 +61,8 @@ class Suspicion:
 def suspected(before: Suspicion | None, suspects: int, group: frozenset[int]) -> Suspicion:
     """What to think of a request whose group has lost an engine, as one of `suspects` there.
 
-    Half as many may be in a group next time. So a prompt that kills engines is alone after about log2(suspects) losses,
-    whatever comes to its groups meanwhile.
+    Half as many may be in a group next time. So a prompt that kills engines is alone after about
+    log2(suspects) losses, whatever comes to its groups meanwhile.
     """
     losses = 1 if before is None else before.losses + 1
     if before is None or before.company is None:

@@ -71,7 +71,9 @@ class Switch:
     @property
     def regrouped(self) -> list[int]:
         """Engines whose groups change."""
-        return [engine for group in self.new.groups if group not in self.old.groups for engine in group]
+        return [
+            engine for group in self.new.groups if group not in self.old.groups for engine in group
+        ]
 
     @property
     def awaiting(self) -> list[int]:
@@ -128,7 +130,11 @@ class Switch:
     @property
     def worst_token_gap_ms(self) -> float:
         """The longest gap so far."""
-        return self._worst_token_gap_ms if self.gaps is None else self.gaps.worst_since(self.ordered_s) * 1e3
+        return (
+            self._worst_token_gap_ms
+            if self.gaps is None
+            else self.gaps.worst_since(self.ordered_s) * 1e3
+        )
 
     def close(self) -> None:
         """The switch is over, or its end is not waited for any longer: no later gap counts."""

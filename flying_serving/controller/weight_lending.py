@@ -59,7 +59,9 @@ class WeightLending:
         self.stages[group], self._began_s[group] = stage, now_s
 
     def end(self, group: Group, now_s: float, *, complete: bool = True) -> None:
-        """Weights have gone, or are back. If not all engines could drop theirs, all have them back."""
+        """Weights have gone, or are back. If not all engines could drop theirs, all have them
+        back.
+        """
         stage = self.stages[group]
         if complete:
             self._took_s[stage] = now_s - self._began_s[group]
@@ -82,7 +84,9 @@ class WeightLending:
             if stage is Stage.FETCHING:
                 opens_in_s[group] = max(0.0, fetch_s - gone_s)
             elif stage is not Stage.WHOLE:
-                opens_in_s[group] = fetch_s + (max(0.0, lend_s - gone_s) if stage is Stage.LENDING else 0.0)
+                opens_in_s[group] = fetch_s + (
+                    max(0.0, lend_s - gone_s) if stage is Stage.LENDING else 0.0
+                )
         return opens_in_s
 
     def room_of(self, size: int, loads: Loads) -> float:
@@ -93,13 +97,19 @@ class WeightLending:
         if size < self._widest:
             return self._capacity.tokens[size]
         return min(
-            self.holds(group) - self._on_loan(group, loads) if stage is Stage.LENT else self._capacity.tokens[size]
+            self.holds(group) - self._on_loan(group, loads)
+            if stage is Stage.LENT
+            else self._capacity.tokens[size]
             for group, stage in self.stages.items()
         )
 
     def _on_loan(self, group: Group, loads: Loads) -> float:
         """Tokens of requests that need the room of its weights."""
-        return sum(request.committed_tokens for request in loads[group].requests.values() if self.needs_loan(request))
+        return sum(
+            request.committed_tokens
+            for request in loads[group].requests.values()
+            if self.needs_loan(request)
+        )
 
     def holds(self, group: Group) -> int:
         """Tokens that a group has room for now."""
@@ -131,7 +141,9 @@ class WeightLending:
 
     def lends_now(self, engine: int) -> bool:
         """Whether an engine is without some of its weights."""
-        return any(engine in group and stage is not Stage.WHOLE for group, stage in self.stages.items())
+        return any(
+            engine in group and stage is not Stage.WHOLE for group, stage in self.stages.items()
+        )
 
     def is_called_back(self, group: Group) -> bool:
         """Whether the weights of a group come back, or will."""
@@ -143,7 +155,9 @@ class WeightLending:
 
     def is_open(self, group: Group) -> bool:
         """Whether it may begin requests: its engines have the weights, and need not become idle."""
-        return self.has_weights(group) and (len(group) == self._widest or self.outer(group) not in self.awaited)
+        return self.has_weights(group) and (
+            len(group) == self._widest or self.outer(group) not in self.awaited
+        )
 
     def needs_loan(self, request: RequestState) -> bool:
         """Whether a request needs more than any group holds that lends nothing."""
@@ -154,7 +168,8 @@ class WeightLending:
         return {
             group
             for group, stage in self.stages.items()
-            if stage is not Stage.WHOLE and any(map(self.needs_loan, loads[group].requests.values()))
+            if stage is not Stage.WHOLE
+            and any(map(self.needs_loan, loads[group].requests.values()))
         }
 
     # ---- when weights go and come
@@ -186,7 +201,9 @@ class WeightLending:
         return [FetchWeights(group) for group in groups]
 
     def _may_lend(self, group: Group, loads: Loads) -> bool:
-        """Whether a group could begin to: it is a widest one, and its engines are otherwise idle."""
+        """Whether a group could begin to: it is a widest one, and its engines are otherwise
+        idle.
+        """
         others = {other for engine in group for other in loads.of_engine(engine)} - {group}
         return self.stages.get(group) is Stage.WHOLE and not others
 
@@ -203,4 +220,8 @@ class WeightLending:
         room = self._capacity.tokens[self._widest]
         closing = [group for group, stage in self.stages.items() if stage is Stage.CLOSING]
         pinned = self.pinned(loads)
-        return [group for group in closing if loads[group].committed_tokens <= room and group not in pinned]
+        return [
+            group
+            for group in closing
+            if loads[group].committed_tokens <= room and group not in pinned
+        ]

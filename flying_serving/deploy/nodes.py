@@ -1,7 +1,7 @@
 """Processes that serve: started, watched, started again when they end, and ended together.
 
-A node is `flying-serving serve` with a port of its own. On stderr, with the name of the process before each line, is
-what these processes print, and when they start, are ready and end.
+A node is `flying-serving serve` with a port of its own. On stderr, with the name of the process
+before each line, is what these processes print, and when they start, are ready and end.
 """
 
 import asyncio
@@ -29,7 +29,9 @@ MAX_LINE_BYTES = 2**16
 RELAYED_S = 1.0
 """For the last lines of a process that has ended to be read."""
 RESTARTS_S = (1.0, 60.0)
-"""How long to wait before a process is started again: first, and at most; twice as long each time until it is ready."""
+"""How long to wait before a process is started again: first, and at most; twice as long each time
+until it is ready.
+"""
 STARTING_S = 2.0
 """For the end of a process that is not ready: vLLM ignores SIGTERM while its engines start."""
 CHILD = "flying_serving.deploy.child"
@@ -41,7 +43,8 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Supervised:
-    """A Python module in a process of its own, which is started again when it ends. It ends with this process.
+    """A Python module in a process of its own, which is started again when it ends. It ends with
+    this process.
 
     Args:
         name: what stderr calls it.
@@ -53,7 +56,13 @@ class Supervised:
     """
 
     def __init__(
-        self, name: str, module: Sequence[str], environment: Mapping[str, str], url: str, ready: str, ready_s: float
+        self,
+        name: str,
+        module: Sequence[str],
+        environment: Mapping[str, str],
+        url: str,
+        ready: str,
+        ready_s: float,
     ) -> None:
         self.name = name
         self.url = url
@@ -69,7 +78,8 @@ class Supervised:
         """Start it, and return when it is ready.
 
         Raises:
-            ServerFailed: if it ends, or takes longer than it may; with the last lines that it printed.
+            ServerFailed: if it ends, or takes longer than it may; with the last lines that it
+                printed.
         """
         if problem := await self._start():
             self._relaying.join(RELAYED_S)
@@ -112,7 +122,9 @@ class Supervised:
             process_group=0,  # Ctrl-C does not reach it
         )
         assert self._process.stdout is not None
-        self._relaying = threading.Thread(target=self._relay, args=(self._process.stdout,), daemon=True)
+        self._relaying = threading.Thread(
+            target=self._relay, args=(self._process.stdout,), daemon=True
+        )
         self._relaying.start()
         self._say(f"started at {self.url}, process {self._process.pid}")
         async with httpx.AsyncClient(timeout=ANSWER_S, trust_env=False) as http:
@@ -150,7 +162,9 @@ class Supervised:
             sys.stderr.flush()
 
     def _kill(self) -> None:
-        """End the process at once, and all of its group; only once, as then its number may be another's."""
+        """End the process at once, and all of its group; only once, as then its number may be
+        another's.
+        """
         process = self._process
         if process is not None and process is not self._killed:
             self._killed = process
@@ -160,18 +174,31 @@ class Supervised:
 
 
 class Node(Supervised):
-    """A node on this machine. `number`: from 0. `line`: what follows `flying-serving serve`, but for its port."""
+    """A node on this machine. `number`: from 0. `line`: what follows `flying-serving serve`, but
+    for its port.
+    """
 
-    def __init__(self, number: int, line: Sequence[str], environment: Mapping[str, str], ready_s: float) -> None:
+    def __init__(
+        self, number: int, line: Sequence[str], environment: Mapping[str, str], ready_s: float
+    ) -> None:
         self._port = ReservedPort()
-        module = [*SERVE, *line[:1], QUIET, *line[1:], f"--host={HOST}", f"--port={self._port.number}"]
+        module = [
+            *SERVE,
+            *line[:1],
+            QUIET,
+            *line[1:],
+            f"--host={HOST}",
+            f"--port={self._port.number}",
+        ]
         super().__init__(f"node {number}", module, environment, self._port.url, READY, ready_s)
 
 
 async def serve(nodes: Sequence[Supervised], router: Supervised, end_s: float) -> None:
-    """Start nodes, then what is in front of them, and start again what ends, until this is cancelled.
+    """Start nodes, then what is in front of them, and start again what ends, until this is
+    cancelled.
 
-    `end_s`: how long nodes may take to end. The router ends after them, as it carries their last answers.
+    `end_s`: how long nodes may take to end. The router ends after them, as it carries their last
+    answers.
 
     Raises:
         ServerFailed: if one of them does not start at first.

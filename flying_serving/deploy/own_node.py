@@ -1,4 +1,6 @@
-"""The node that a process has for itself: started on a free port, watched, told to end. It ends with the process."""
+"""The node that a process has for itself: started on a free port, watched, told to end. It ends
+with the process.
+"""
 
 import asyncio
 import os
@@ -20,15 +22,20 @@ from flying_serving.placement.wishes import BIND, NOBIND, THREADS
 LOOK_S = 0.2
 """How often a node that starts is asked whether it is ready."""
 HEALTH_S = 20.0
-"""How long a node may take to say that it takes requests, or how busy it is: one under a flood is not dead."""
+"""How long a node may take to say that it takes requests, or how busy it is: one under a flood is
+not dead.
+"""
 MOST_SILENT = 3
-"""A node is killed after this many checks in a row without an answer: its requests would get none either."""
+"""A node is killed after this many checks in a row without an answer: its requests would get none
+either.
+"""
 END_S = 15.0
 """How long a node without requests may take to end."""
 
 
 class OwnNode:
-    """A node and its process. To be made in an event loop, of a thread that lives as long as its process.
+    """A node and its process. To be made in an event loop, of a thread that lives as long as its
+    process.
 
     Its output goes where that of this process goes.
     """
@@ -43,8 +50,17 @@ class OwnNode:
         self._ready = False
         self._silent = 0
         self._http = aiohttp.ClientSession(self.url, timeout=aiohttp.ClientTimeout(HEALTH_S))
-        line = [sys.executable, "-m", CHILD, str(os.getpid()), *SERVE, *args.command(HOST, self._port.number)]
-        variables = {name: value for name, value in os.environ.items() if name != THREADS}  # it is Ray's
+        line = [
+            sys.executable,
+            "-m",
+            CHILD,
+            str(os.getpid()),
+            *SERVE,
+            *args.command(HOST, self._port.number),
+        ]
+        variables = {
+            name: value for name, value in os.environ.items() if name != THREADS
+        }  # it is Ray's
         variables.setdefault(BIND, NOBIND)  # Ray says how many CPUs a node has, not which
         self._process = subprocess.Popen(
             line, env=variables | args.environment, stdin=subprocess.DEVNULL, process_group=0
@@ -62,7 +78,11 @@ class OwnNode:
     @property
     def problem(self) -> str | None:
         """Why it serves nothing any more; None as long as its process lives."""
-        return f"the node has ended with code {self._process.returncode}" if self.ended.is_set() else None
+        return (
+            f"the node has ended with code {self._process.returncode}"
+            if self.ended.is_set()
+            else None
+        )
 
     async def wait_until_ready(self) -> None:
         """Wait until it takes requests: its port is closed before it is warm.
@@ -73,9 +93,13 @@ class OwnNode:
         until_s = time.monotonic() + self._args.ready_timeout_s
         while await self._status() != HTTPStatus.OK:
             if self.problem:
-                raise ServerFailed(f"{self.problem} before it was ready; its log is this replica's stderr")
+                raise ServerFailed(
+                    f"{self.problem} before it was ready; its log is this replica's stderr"
+                )
             if time.monotonic() > until_s:
-                raise ServerFailed(f"the node was not ready within ready_timeout_s={self._args.ready_timeout_s}")
+                raise ServerFailed(
+                    f"the node was not ready within ready_timeout_s={self._args.ready_timeout_s}"
+                )
             await asyncio.sleep(LOOK_S)
         self._ready = True
 
@@ -88,7 +112,9 @@ class OwnNode:
             return None
 
     async def check(self) -> None:
-        """Raise ServerFailed if it has ended, or takes no requests; kill it if it has been silent for too long."""
+        """Raise ServerFailed if it has ended, or takes no requests; kill it if it has been silent
+        for too long.
+        """
         if self.problem:
             raise ServerFailed(self.problem)
         status = await self._status()
@@ -98,12 +124,20 @@ class OwnNode:
         if status is None:
             raise ServerFailed(f"the node at {self.url} does not answer")
         if status != HTTPStatus.OK:
-            raise ServerFailed(f"the node at {self.url} takes no requests: it drains, or has lost its engines")
+            raise ServerFailed(
+                f"the node at {self.url} takes no requests: it drains, or has lost its engines"
+            )
 
     async def load(self) -> dict[str, float]:
-        """How busy it is: the numbers of `GET /load`. Raises aiohttp.ClientError or TimeoutError."""
+        """How busy it is: the numbers of `GET /load`. Raises aiohttp.ClientError or
+        TimeoutError.
+        """
         async with self._http.get("/load", raise_for_status=True) as answer:
-            return {name: value for name, value in (await answer.json()).items() if type(value) in (int, float)}
+            return {
+                name: value
+                for name, value in (await answer.json()).items()
+                if type(value) in (int, float)
+            }
 
     async def stop(self) -> None:
         """Let its requests finish, within the time that its arguments give, and end it."""

@@ -16,12 +16,24 @@ from flying_serving.server.http.error_body import error_body
 ADMIN = "/flying/"
 RETRY_AFTER_S = 1
 VIA = "1.1 ray-serve"
-"""With this header a request is not one of the node's own machine, which admin routes answer without a key."""
+"""With this header a request is not one of the node's own machine, which admin routes answer
+without a key.
+"""
 NODE_HEADER = "x-flying-node"
 """In each answer: the replica whose node gave it."""
 KEEP_ALIVE_S = 1.0
-"""An idle connection is not used again after this: the node closes it after five seconds, and may be about to."""
-_HOP = ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer")
+"""An idle connection is not used again after this: the node closes it after five seconds, and may
+be about to.
+"""
+_HOP = (
+    "connection",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "proxy-connection",
+    "te",
+    "trailer",
+)
 _HOP_BY_HOP = {*_HOP, "transfer-encoding", "upgrade"}
 _NOT_SENT = {*_HOP_BY_HOP, "host", "expect"}
 _NOT_RETURNED = {name.encode() for name in (*_HOP_BY_HOP, "date", "server")}
@@ -31,7 +43,9 @@ _AUTOMATIC = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 
 
 class PassingOn:
-    """Passes HTTP requests on to the node at `url`. `name`: of the replica. To be made in an event loop."""
+    """Passes HTTP requests on to the node at `url`. `name`: of the replica. To be made in an event
+    loop.
+    """
 
     def __init__(self, url: str, name: str) -> None:
         self._url = url
@@ -49,10 +63,12 @@ class PassingOn:
         await self._http.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request. If it is cancelled, as when its client leaves, the node sees that its client leaves.
+        """One request. If it is cancelled, as when its client leaves, the node sees that its client
+        leaves.
 
         Raises:
-            ServerFailed: if the node ends in the middle of an answer, so that the router breaks it off.
+            ServerFailed: if the node ends in the middle of an answer, so that the router breaks it
+                off.
         """
         request = Request(scope, receive)
         path = scope["path"].removeprefix(scope.get("root_path", ""))
@@ -64,7 +80,10 @@ class PassingOn:
         try:
             answer = await self._ask(request, path)
         except aiohttp.ClientConnectionError:
-            body = error_body("the node has ended: send the request again, for another", HTTPStatus.SERVICE_UNAVAILABLE)
+            body = error_body(
+                "the node has ended: send the request again, for another",
+                HTTPStatus.SERVICE_UNAVAILABLE,
+            )
             refusal = JSONResponse(body, 503, {"Retry-After": str(RETRY_AFTER_S)} | self._named)
             await refusal(scope, receive, send)
             return
@@ -79,7 +98,9 @@ class PassingOn:
         """Send the request; the answer has its headers."""
         query = request.scope.get("query_string", b"").decode("latin-1")
         url = URL(f"{self._url}{quote(path)}{'?' if query else ''}{query}", encoded=True)
-        headers = [(name, value) for name, value in request.headers.items() if name not in _NOT_SENT]
+        headers = [
+            (name, value) for name, value in request.headers.items() if name not in _NOT_SENT
+        ]
         has_body = "content-length" in request.headers or "transfer-encoding" in request.headers
         data = request.stream() if has_body else None
         return await self._http.request(

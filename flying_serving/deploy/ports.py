@@ -11,11 +11,12 @@ HOST = "127.0.0.1"
 class ReservedPort:
     """A port of this machine that is held until `close`. Use it as a context manager, or close it.
 
-    A socket is bound to it and does not listen, so connections are refused until a server listens. While the socket is
-    open, Linux gives the port to no process that asks for any port, uses it for no outgoing connection, and refuses it
-    to a process that asks for its number without SO_REUSEADDR. Servers set that option (vLLM, uvicorn, Ray,
-    vllm-router, Prometheus and Python's own do), so a server that is told the number can listen; only another server
-    that is told the same number could take it first. On other systems the socket would keep the server away, and the
+    A socket is bound to it and does not listen, so connections are refused until a server listens.
+    While the socket is open, Linux gives the port to no process that asks for any port, uses it for
+    no outgoing connection, and refuses it to a process that asks for its number without
+    SO_REUSEADDR. Servers set that option (vLLM, uvicorn, Ray, vllm-router, Prometheus and Python's
+    own do), so a server that is told the number can listen; only another server that is told the
+    same number could take it first. On other systems the socket would keep the server away, and the
     port is let go.
 
     Args:
@@ -27,7 +28,9 @@ class ReservedPort:
         OSError: if the port is taken.
     """
 
-    def __init__(self, number: int = 0, host: str = HOST, bound: socket.socket | None = None) -> None:
+    def __init__(
+        self, number: int = 0, host: str = HOST, bound: socket.socket | None = None
+    ) -> None:
         self._host = host
         self._socket = _bind(host, number) if bound is None else bound
         self.number = number or int(self._socket.getsockname()[1])
@@ -36,7 +39,9 @@ class ReservedPort:
             self.close()
 
     def again(self) -> Self:
-        """Another holder of this port, to be closed by itself: for the next of several servers on one port."""
+        """Another holder of this port, to be closed by itself: for the next of several servers on
+        one port.
+        """
         return type(self)(self.number, self._host, self._socket.dup())
 
     def close(self) -> None:
@@ -47,7 +52,10 @@ class ReservedPort:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 

@@ -1,9 +1,10 @@
-"""Ray Serve: each replica of one deployment has a node, and Ray's HTTP proxy is the router between them.
+"""Ray Serve: each replica of one deployment has a node, and Ray's HTTP proxy is the router between
+them.
 
 serve run flying_serving.deploy.ray:app model=PATH nodes=2 engines=2
 
-`RayArgs` has all arguments. A replica and its node live and die together: a replica is made when its node is ready, and
-ends when its node does. Nothing else in the package imports Ray.
+`RayArgs` has all arguments. A replica and its node live and die together: a replica is made when
+its node is ready, and ends when its node does. Nothing else in the package imports Ray.
 """
 
 import asyncio
@@ -58,7 +59,9 @@ class Replica:
         self._leaving = asyncio.create_task(self._leave_with_node())
 
     def __serve_build_asgi_app__(self) -> Any:
-        """What answers requests. When Ray shuts it down, the last request has been answered: the node ends."""
+        """What answers requests. When Ray shuts it down, the last request has been answered: the
+        node ends.
+        """
 
         @asynccontextmanager
         async def life(_: Starlette) -> AsyncIterator[None]:
@@ -77,7 +80,9 @@ class Replica:
         return {LOAD: (await self._node.load())[LOAD]}
 
     async def _leave_with_node(self) -> None:
-        """End this process at once when the node's has ended: requests that Ray sends to a dead one go to another."""
+        """End this process at once when the node's has ended: requests that Ray sends to a dead one
+        go to another.
+        """
         await self._node.ended.wait()
         if not self._node.stopping:
             logger.error("%s: so does its replica", self._node.problem)

@@ -1,4 +1,6 @@
-"""What a user may say of an application: arguments of `serve run`, or `args` in a config file of Ray Serve."""
+"""What a user may say of an application: arguments of `serve run`, or `args` in a config file of
+Ray Serve.
+"""
 
 import shlex
 from collections.abc import Mapping
@@ -35,7 +37,9 @@ class RayArgs(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     model: str
-    """The model of all nodes: a directory that every machine of the cluster has, or a name on Hugging Face."""
+    """The model of all nodes: a directory that every machine of the cluster has, or a name on
+    Hugging Face.
+    """
     nodes: int | None = Field(default=None, ge=1, le=1000)
     """How many nodes; default: 1, or as many as the load asks for if `max_nodes` is given."""
     min_nodes: int | None = Field(default=None, ge=1, le=1000)
@@ -43,7 +47,9 @@ class RayArgs(BaseModel):
     max_nodes: int | None = Field(default=None, ge=1, le=1000)
     """Nodes at the most."""
     target_requests_per_node: float = Field(default=64.0, gt=0, le=1_000_000)
-    """Requests that a node should have, running and waiting: the number of nodes follows from it."""
+    """Requests that a node should have, running and waiting: the number of nodes follows from
+    it.
+    """
     upscale_delay_s: float = Field(default=30.0, ge=0, le=86_400)
     """Seconds for which more nodes must be needed before one is added."""
     downscale_delay_s: float = Field(default=600.0, ge=0, le=86_400)
@@ -55,13 +61,17 @@ class RayArgs(BaseModel):
     devices: int = Field(default=1, ge=1, le=1024)
     """Devices of each engine (--tensor-parallel-size): GPUs, or processes on the CPU."""
     device: Literal["cpu", "cuda"] = Field(default_factory=lambda: installed_device())
-    """What a device is; default: what the vLLM is for that is installed where the application is built."""
+    """What a device is; default: what the vLLM is for that is installed where the application is
+    built.
+    """
     cpus_per_device: int = Field(default=1, ge=1, le=1024)
     """CPUs to reserve for each device; on the CPU also its threads."""
     ready_timeout_s: int = Field(default=1800, ge=1, le=86_400)
     """Seconds that a node may take to start; then its replica fails, and Ray makes another."""
     drain_timeout_s: int = Field(default=600, ge=0, le=86_400)
-    """Seconds that a node's requests have to finish when it is to end; those that have not are lost."""
+    """Seconds that a node's requests have to finish when it is to end; those that have not are
+    lost.
+    """
     flags: tuple[str, ...] = ()
     """More flags of `flying-serving serve`, as a list, or as one text as in a shell."""
 
@@ -93,7 +103,9 @@ class RayArgs(BaseModel):
         if self.min_nodes is not None and self.max_nodes is None:
             raise ValueError("min_nodes is given without max_nodes")
         if self.max_nodes is not None and self.max_nodes < self.fewest:
-            raise ValueError(f"max_nodes={self.max_nodes}: must be at least min_nodes={self.fewest}")
+            raise ValueError(
+                f"max_nodes={self.max_nodes}: must be at least min_nodes={self.fewest}"
+            )
         return self
 
     @property
@@ -103,7 +115,9 @@ class RayArgs(BaseModel):
 
     @property
     def bundle(self) -> dict[str, float]:
-        """What Ray reserves for a node: one bundle, since all of it is one process and its children on one machine."""
+        """What Ray reserves for a node: one bundle, since all of it is one process and its children
+        on one machine.
+        """
         devices = self.engines * self.devices
         cpus = {"CPU": float(devices * self.cpus_per_device)}
         return cpus if self.device == "cpu" else cpus | {"GPU": float(devices)}

@@ -7,10 +7,12 @@ LOAD = "load"
 
 
 def by_load(context: Any) -> tuple[float, dict[str, Any]]:
-    """Nodes for all requests that run or wait, those in Ray's own queue too; Ray rounds up, and bounds and delays it.
+    """Nodes for all requests that run or wait, those in Ray's own queue too; Ray rounds up, and
+    bounds and delays it.
 
     `context`: an `AutoscalingContext` of Ray Serve, whose config has the requests per node as
-    `target_ongoing_requests`. As long as a node has not told its load, or not lately, there are not fewer than now.
+    `target_ongoing_requests`. As long as a node has not told its load, or not lately, there are not
+    fewer than now.
     """
     told = context.aggregated_metrics.get(LOAD, {})
     loads = [told[replica] for replica in context.running_replicas if replica in told]

@@ -1,4 +1,6 @@
-"""The command line of a node, and its environment: what many nodes on one machine share, and what they may not."""
+"""The command line of a node, and its environment: what many nodes on one machine share, and what
+they may not.
+"""
 
 import argparse
 import os
@@ -43,7 +45,9 @@ class ServeArgs:
     """Whether --api-key, or VLLM_API_KEY, makes nodes ask for a key: an empty one does not."""
 
     def with_flag(self, flag: str) -> Self:
-        """With one flag more, before those that the user gave, which count if they say something else."""
+        """With one flag more, before those that the user gave, which count if they say something
+        else.
+        """
         return replace(self, words=(self.words[0], flag, *self.words[1:]))
 
 
@@ -54,7 +58,9 @@ def parse_serve_args(line: Sequence[str]) -> ServeArgs:
         ConfigError: if the model is not first, or a flag is set for each node by itself.
     """
     if not line or line[0].startswith("-"):
-        raise ConfigError("after -- the model is expected, then flags of `flying-serving serve`: -- MODEL [FLAGS]")
+        raise ConfigError(
+            "after -- the model is expected, then flags of `flying-serving serve`: -- MODEL [FLAGS]"
+        )
     parser = ServerParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--data-parallel-size", "-dp", type=int, default=1)
     parser.add_argument("--tensor-parallel-size", "-tp", type=int, default=1)
@@ -76,24 +82,33 @@ def with_dashes(word: str) -> str:
     return name.replace("_", "-") + equals + value if name.startswith("--") else word
 
 
-def environment_of(node: int, nodes: int, args: ServeArgs, base: Mapping[str, str]) -> dict[str, str]:
-    """The environment of one of so many nodes: its share of the processors, and devices that no other of them has.
+def environment_of(
+    node: int, nodes: int, args: ServeArgs, base: Mapping[str, str]
+) -> dict[str, str]:
+    """The environment of one of so many nodes: its share of the processors, and devices that no
+    other of them has.
 
     Raises:
-        ConfigError: if CUDA_VISIBLE_DEVICES names fewer devices than all nodes need, or the processors cannot be
-            shared as environment variables say.
+        ConfigError: if CUDA_VISIBLE_DEVICES names fewer devices than all nodes need, or the
+            processors cannot be shared as environment variables say.
     """
     each = args.engines * args.devices
     own = placements_here(nodes * args.engines, args.devices, base)[node * each : (node + 1) * each]
-    made = {name: value for name, value in base.items() if name != SIMULATED}  # it has had its effect
+    made = {
+        name: value for name, value in base.items() if name != SIMULATED
+    }  # it has had its effect
     made[BIND] = bind_string(own)
     threads = [placement.threads for placement in own]
-    if len(set(threads)) == 1 or threads != [len(placement.cpus) for placement in own]:  # else its lists say them
+    if len(set(threads)) == 1 or threads != [
+        len(placement.cpus) for placement in own
+    ]:  # else its lists say them
         made[THREADS] = str(min(threads))
     visible = base.get(DEVICES, ",".join(map(str, range(nodes * each))))
     if visible:  # else all are hidden
         names = visible.split(",")
         if len(names) < nodes * each:
-            raise ConfigError(f"{DEVICES}={visible}: {nodes} nodes with {each} devices each need {nodes * each}")
+            raise ConfigError(
+                f"{DEVICES}={visible}: {nodes} nodes with {each} devices each need {nodes * each}"
+            )
         made[DEVICES] = ",".join(names[node * each : (node + 1) * each])
     return made

@@ -1,4 +1,6 @@
-"""Requests age in an engine too: more urgent ones that come later do not hold one back, or preempt it, for ever."""
+"""Requests age in an engine too: more urgent ones that come later do not hold one back, or preempt
+it, for ever.
+"""
 
 from collections import defaultdict, deque
 from typing import Any
@@ -7,12 +9,13 @@ from flying_serving.vllm_adapter.priorities import by_priority, promote
 
 
 class Aging:
-    """The requests of an engine's schedulers that have not aged yet, in the order in which they came there.
+    """The requests of an engine's schedulers that have not aged yet, in the order in which they
+    came there.
 
-    Only those that come can starve others, so each arrival promotes those that came `aging_s` before it: they go before
-    all that came later. Costs are amortised: one entry per request, which is promoted once. At most as many entries are
-    of requests that are over as of others. A scheduler that does not order by priority starves no request, so none of
-    its requests are noted.
+    Only those that come can starve others, so each arrival promotes those that came `aging_s`
+    before it: they go before all that came later. Costs are amortised: one entry per request, which
+    is promoted once. At most as many entries are of requests that are over as of others. A
+    scheduler that does not order by priority starves no request, so none of its requests are noted.
     """
 
     def __init__(self, aging_s: float) -> None:
@@ -20,7 +23,9 @@ class Aging:
         self._arrivals: defaultdict[Any, deque[tuple[float, str]]] = defaultdict(deque)
 
     def arrived(self, scheduler: Any, request_id: str, now_s: float) -> None:
-        """A request, or more of the prompt of one that is there, comes to a scheduler: call this before it has it."""
+        """A request, or more of the prompt of one that is there, comes to a scheduler: call this
+        before it has it.
+        """
         if not by_priority(scheduler):
             return
         arrivals = self._arrivals[scheduler]

@@ -80,7 +80,9 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
 
 @dataclass(frozen=True)
 class Site:
-    """Where an engine is built: vLLM's core, with its scheduler and executor, and the deployment."""
+    """Where an engine is built: vLLM's core, with its scheduler and executor, and the
+    deployment.
+    """
 
     core: Any
     deployment: Deployment
@@ -195,8 +197,12 @@ def _make_membership(site: Site, loop: EngineLoop, offers: PeerOffers) -> Member
     )
 
 
-def measured(core: Any, deployment: Deployment, engine: int) -> tuple[list[CalibrationRow], list[MigrationRow]]:
-    """What steps and copies of KV take, as measured when the server started; an engine keeps it for its next start."""
+def measured(
+    core: Any, deployment: Deployment, engine: int
+) -> tuple[list[CalibrationRow], list[MigrationRow]]:
+    """What steps and copies of KV take, as measured when the server started; an engine keeps it for
+    its next start.
+    """
     path = f"{deployment.run_dir}/measured-{engine}"
     if not deployment.restarts:
         # a collective: all engines come here at the same time, when vLLM has made their schedulers
@@ -209,16 +215,22 @@ def measured(core: Any, deployment: Deployment, engine: int) -> tuple[list[Calib
 
 
 def _make_residency(core: Any, own: EnginePool, loop: EngineLoop) -> Residency:
-    """What the engine has of its weights: all, at first; and its extra blocks, whose pages go back to the system."""
+    """What the engine has of its weights: all, at first; and its extra blocks, whose pages go back
+    to the system.
+    """
     pieces, own_blocks = core.call_workers(lent.lendable)
     extra = range(own_blocks, core.kv_config.num_blocks)
     core.call_workers(lent.release_blocks, extra)
     regions = lent.extents(core.kv_config, range(1))
     ledger = PageLedger(pieces, ExtraKV(len(extra), len(regions), regions[0][1]))
-    return Residency(loop.lanes, own, ledger, extra, core.call_workers, loop.migrations.source.revoke_all)
+    return Residency(
+        loop.lanes, own, ledger, extra, core.call_workers, loop.migrations.source.revoke_all
+    )
 
 
-def limit_batches(target_s: float, lanes: Lanes, steps: StepLog, measured: list[CalibrationRow]) -> None:
+def limit_batches(
+    target_s: float, lanes: Lanes, steps: StepLog, measured: list[CalibrationRow]
+) -> None:
     """Let the lanes that an engine leads keep to a target for the time between two tokens."""
     own = lanes.own.scheduler
     batches = Batches(target_s, own.max_num_scheduled_tokens, own.block_size, lanes.active)

@@ -14,7 +14,9 @@ from flying_serving.engine.messages import Message
 from flying_serving.errors import EngineLost
 
 LOOK_S = 0.05
-"""How long what an engine has sent may be on its way when it is gone; and how often it is looked whether it is."""
+"""How long what an engine has sent may be on its way when it is gone; and how often it is looked
+whether it is.
+"""
 
 
 class Sender(Protocol):
@@ -25,14 +27,20 @@ class Sender(Protocol):
 
 
 class Channel:
-    """An engine's end of the channel: messages go out to members in one total order and arrive by number.
+    """An engine's end of the channel: messages go out to members in one total order and arrive by
+    number.
 
-    Its sockets and the order file are in `run_dir`. `wake` is called from the listening thread when a message has
-    arrived, which may be on its way for `deadline_s`.
+    Its sockets and the order file are in `run_dir`. `wake` is called from the listening thread when
+    a message has arrived, which may be on its way for `deadline_s`.
     """
 
     def __init__(
-        self, run_dir: str, engine: int, engines: int, wake: Callable[[], None], deadline_s: float = 60.0
+        self,
+        run_dir: str,
+        engine: int,
+        engines: int,
+        wake: Callable[[], None],
+        deadline_s: float = 60.0,
     ) -> None:
         self._engine = engine
         self._deadline_s = deadline_s
@@ -47,11 +55,15 @@ class Channel:
                 self._out[other].connect(f"ipc://{run_dir}/inbox-{other}")
         inbox = self._context.socket(zmq.PULL)
         inbox.bind(f"ipc://{run_dir}/inbox-{engine}")
-        self._next = self._order.taken(engine)  # what it was sent before it was started again is nobody's
+        self._next = self._order.taken(
+            engine
+        )  # what it was sent before it was started again is nobody's
         self._early: dict[int, bytes | Message | None] = {}
         self._arrived: queue.SimpleQueue[tuple[int, bytes | Message]] = queue.SimpleQueue()
         self._wake = wake
-        self._listener = threading.Thread(target=self._listen, args=(inbox,), name="flying-inbox", daemon=True)
+        self._listener = threading.Thread(
+            target=self._listen, args=(inbox,), name="flying-inbox", daemon=True
+        )
         self._listener.start()
 
     def send(self, members: Sequence[int], message: Message) -> None:
@@ -71,7 +83,9 @@ class Channel:
                     raise EngineLost(f"engine {member} does not take messages any more") from None
 
     def pending(self) -> bool:
-        """Whether the next message in order is here, or on its way: its number is taken before it is sent."""
+        """Whether the next message in order is here, or on its way: its number is taken before it
+        is sent.
+        """
         return self.waiting() > 0
 
     def waiting(self) -> int:
@@ -79,7 +93,8 @@ class Channel:
         return self._order.taken(self._engine) - self._next
 
     def receive(self) -> Message | None:
-        """The next message in order; only when `pending()`. None if its sender has died before it sent it.
+        """The next message in order; only when `pending()`. None if its sender has died before it
+        sent it.
 
         Raises EngineLost if it does not come.
         """
@@ -96,7 +111,8 @@ class Channel:
                 is_gone = self._order.is_gone(sender)
                 if not is_gone and time.monotonic() > until_s:
                     raise EngineLost(
-                        f"engine {self._engine}: engine {sender} took a number for a message and did not send it for "
+                        f"engine {self._engine}: engine {sender} took a number for a message and "
+                        "did not send it for "
                         f"{self._deadline_s:g} s"
                     ) from None
             else:

@@ -1,4 +1,6 @@
-"""The engine process: vLLM's EngineCore, which owns an `EngineLoop` over its scheduler and its executor."""
+"""The engine process: vLLM's EngineCore, which owns an `EngineLoop` over its scheduler and its
+executor.
+"""
 
 import logging
 import os
@@ -32,13 +34,15 @@ from flying_serving.worker.parent import end_with_parent, forget_port, forget_si
 IDLE_S = 1.0
 """How long an idle engine waits at most before it looks again whether it is to end.
 
-Python runs a signal's handler in the main thread, which does not wake up for it if the signal has come just before it
-began to wait.
+Python runs a signal's handler in the main thread, which does not wake up for it if the signal has
+come just before it began to wait.
 """
 
 
 class CoreWithLanes(EngineCore):
-    """vLLM's core, and what is built over it: in the engine's main thread, before a request can come."""
+    """vLLM's core, and what is built over it: in the engine's main thread, before a request can
+    come.
+    """
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)
@@ -58,8 +62,8 @@ class CoreWithLanes(EngineCore):
 class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
     """One engine: the host of an `EngineLoop`, whose lane 1 is vLLM's own scheduler and worker.
 
-    In the order of base classes CoreWithLanes is between EngineCoreProc and EngineCore: EngineCoreProc's constructor
-    calls it, and starts the input thread after it.
+    In the order of base classes CoreWithLanes is between EngineCoreProc and EngineCore:
+    EngineCoreProc's constructor calls it, and starts the input thread after it.
     """
 
     @staticmethod
@@ -140,7 +144,9 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
         raise SystemExit
 
     def preprocess_add_request(self, request: EngineCoreRequest) -> tuple[Request, int]:
-        """vLLM's, with the block hashes of the request's lane, and its history. Runs in the input thread."""
+        """vLLM's, with the block hashes of the request's lane, and its history. Runs in the input
+        thread.
+        """
         self.request_block_hasher = self.loop.requests.hash_blocks(request)
         made, wave = super().preprocess_add_request(request)
         resume(made, request, self.structured_output_manager)
@@ -158,13 +164,19 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
         """Whether any lane has requests, or a message waits."""
         return super().has_work() or self.loop.has_work()
 
-    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
         """vLLM's utility, in every lane."""
-        options = {"reset_running_requests": reset_running_requests, "reset_connector": reset_connector}
+        options = {
+            "reset_running_requests": reset_running_requests,
+            "reset_connector": reset_connector,
+        }
         return reset_prefix_caches(self.loop, **options)
 
     def pause_scheduler(self, mode: PauseMode = "abort", clear_cache: bool = True) -> Any:
-        """vLLM's utility (`/pause` in dev mode); it is over when no lane that this engine leads has anything to do.
+        """vLLM's utility (`/pause` in dev mode); it is over when no lane that this engine leads has
+        anything to do.
 
         Raises:
             ValueError: for a mode that vLLM does not have.
@@ -176,7 +188,9 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
             if mode == "abort":
                 aborted = scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
                 self._send_abort_outputs(aborted)
-            scheduler.set_pause_state(PauseState.PAUSED_ALL if mode == "keep" else PauseState.PAUSED_NEW)
+            scheduler.set_pause_state(
+                PauseState.PAUSED_ALL if mode == "keep" else PauseState.PAUSED_NEW
+            )
         return super().pause_scheduler(mode, clear_cache)
 
     def resume_scheduler(self) -> None:
@@ -203,7 +217,9 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
         self.leave_guard.may_leave = True
 
     def _send_engine_dead(self) -> None:
-        """vLLM's, at an error that ends the engine; where the others go on without it, its process ends at once."""
+        """vLLM's, at an error that ends the engine; where the others go on without it, its process
+        ends at once.
+        """
         if not deployment_of(self.vllm_config.additional_config).survives:
             super()._send_engine_dead()
             return

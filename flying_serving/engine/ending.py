@@ -17,13 +17,14 @@ _GLOO = "gloo/transport"
 class LeaveGuard:
     """Whether an engine may end.
 
-    With `--shutdown-timeout`, vLLM's engine ends by itself when it has no request. Between two messages a member of a
-    group has none, and requests may be on their way to it; so an engine takes no notice of the signal, which may come
-    to all processes of the server at once, until the API server says that nothing runs, waits or migrates any more.
+    With `--shutdown-timeout`, vLLM's engine ends by itself when it has no request. Between two
+    messages a member of a group has none, and requests may be on their way to it; so an engine
+    takes no notice of the signal, which may come to all processes of the server at once, until the
+    API server says that nothing runs, waits or migrates any more.
 
-    Without it vLLM's engine answers its requests at a signal: they were aborted. Where the server `survives` the loss
-    of an engine, the signal may be for this one alone, so it answers none: they go on in others, or the server, which
-    ends too, answers them.
+    Without it vLLM's engine answers its requests at a signal: they were aborted. Where the server
+    `survives` the loss of an engine, the signal may be for this one alone, so it answers none: they
+    go on in others, or the server, which ends too, answers them.
     """
 
     def __init__(self, shutdown_timeout_s: float, *, survives: bool) -> None:
@@ -39,7 +40,8 @@ class LeaveGuard:
 
     @contextmanager
     def quietly(self, engine: Any) -> Iterator[None]:
-        """Around the loop of vLLM's EngineCoreProc: once it is to end, another engine's leaving a step is no error.
+        """Around the loop of vLLM's EngineCoreProc: once it is to end, another engine's leaving a
+        step is no error.
 
         Every other error is raised, and so is that one as long as requests may drain.
         """
@@ -54,6 +56,8 @@ class LeaveGuard:
 
 
 def _peer_left(error: Exception, engine: Any) -> bool:
-    """Whether an error says that a process is gone that a step needs: another engine, or an own worker."""
+    """Whether an error says that a process is gone that a step needs: another engine, or an own
+    worker.
+    """
     lost = isinstance(error, EngineLost | DistError) or _GLOO in str(error)
     return lost or getattr(engine.model_executor, "is_failed", False)

@@ -1,4 +1,6 @@
-"""A group as one of its engines sees it: the leader's scheduler and borrowed blocks, every member's lent blocks."""
+"""A group as one of its engines sees it: the leader's scheduler and borrowed blocks, every member's
+lent blocks.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,8 +24,9 @@ from flying_serving.memory.lending import BorrowedBlocks, LentBlocks
 from flying_serving.vllm_adapter.blocks import SchedulerPool
 
 ASK_AGAIN_S = 0.02
-"""How long a leader of two waits before it asks members again that had nothing to lend. One of more waits longer: two
-that ask at the same times could take each other's blocks for ever."""
+"""How long a leader of two waits before it asks members again that had nothing to lend. One of more
+waits longer: two that ask at the same times could take each other's blocks for ever.
+"""
 _GRANTED = float("inf")
 """In place of a time: when the members have answered."""
 
@@ -33,7 +36,9 @@ def in_physical_blocks(plan: Any, lent: LentBlocks) -> Any:
     new = [replace(r, block_ids=_each(r.block_ids, lent)) for r in plan.scheduled_new_reqs]
     cached = replace(
         plan.scheduled_cached_reqs,
-        new_block_ids=[None if b is None else _each(b, lent) for b in plan.scheduled_cached_reqs.new_block_ids],
+        new_block_ids=[
+            None if b is None else _each(b, lent) for b in plan.scheduled_cached_reqs.new_block_ids
+        ],
     )
     zero = plan.new_block_ids_to_zero
     return replace(
@@ -49,13 +54,19 @@ def _each(block_ids: tuple[list[int], ...], lent: LentBlocks) -> tuple[list[int]
 
 
 class Member:
-    """This engine's part in one group: it lends blocks of lane 1's pool, `own`, and runs the leader's steps.
+    """This engine's part in one group: it lends blocks of lane 1's pool, `own`, and runs the
+    leader's steps.
 
     `shown`: as in `LentBlocks`.
     """
 
     def __init__(
-        self, group: Group, engine: int, own: SchedulerPool, channel: Sender, shown: Callable[[int, int], None]
+        self,
+        group: Group,
+        engine: int,
+        own: SchedulerPool,
+        channel: Sender,
+        shown: Callable[[int, int], None],
     ) -> None:
         self.group = group
         self._engine = engine
@@ -67,15 +78,17 @@ class Member:
     def spare(self, ask: ReserveBlocks) -> int:
         """How many of its free blocks the group may have.
 
-        What runs here keeps what it needs for the tokens it has; from what the group asks for ahead, all that runs and
-        waits here keeps what it may still need.
+        What runs here keeps what it needs for the tokens it has; from what the group asks for
+        ahead, all that runs and waits here keeps what it may still need.
         """
         free = self._own.free_count()
         keep = max(self._own.needed_by_running(), free - ask.needed)
         return max(0, min(ask.count, free - min(self._own.reserved(), keep)))
 
     def offer(self, ask: ReserveBlocks) -> int:
-        """Set blocks aside for the group and tell the leader how many. Returns how many are missing."""
+        """Set blocks aside for the group and tell the leader how many. Returns how many are
+        missing.
+        """
         count = self.lent.offer(self.spare(ask), keep_free=0)
         self._channel.send([self.group[0]], BlocksReserved(self.group, self._engine, count))
         return ask.count - count
@@ -94,9 +107,13 @@ class Member:
 
 
 class Leader:
-    """The group's scheduler, on its lowest engine, and the blocks that the members have lent to it."""
+    """The group's scheduler, on its lowest engine, and the blocks that the members have lent to
+    it.
+    """
 
-    def __init__(self, group: Group, pool: SchedulerPool, channel: Sender, lend_blocks: int) -> None:
+    def __init__(
+        self, group: Group, pool: SchedulerPool, channel: Sender, lend_blocks: int
+    ) -> None:
         self.group = group
         self.size = len(group)
         self.pool = pool
@@ -116,12 +133,15 @@ class Leader:
     def has_requests(self) -> bool:
         """Whether the scheduler has any, or something to tell the members of one.
 
-        Without a member there is none, but vLLM's scheduler still counts those that were dropped, until its next step.
+        Without a member there is none, but vLLM's scheduler still counts those that were dropped,
+        until its next step.
         """
         return self.is_whole and bool(self.scheduler.has_requests())
 
     def ready(self, now: float) -> bool:
-        """Whether a step can be ordered: there are requests, none is under way, and it does not wait for blocks."""
+        """Whether a step can be ordered: there are requests, none is under way, and it does not
+        wait for blocks.
+        """
         return not self.outstanding and now >= self._retry_at and self.has_requests
 
     def retry_in_s(self, now: float) -> float | None:
@@ -131,12 +151,13 @@ class Leader:
         return max(0.0, self._retry_at - now)
 
     def order(self, now: float, *, goes_on: bool = True) -> Any:
-        """Order the next step, and blocks if they are short. Returns outputs if nothing can run, so no model is needed.
+        """Order the next step, and blocks if they are short. Returns outputs if nothing can run, so
+        no model is needed.
 
         `goes_on`: whether this lane goes on at once, so that the members hold for it.
 
-        What can run with the blocks that there are does not wait for more: it would keep its own meanwhile, and lanes
-        that are all short of blocks could go on taking each other's for ever.
+        What can run with the blocks that there are does not wait for more: it would keep its own
+        meanwhile, and lanes that are all short of blocks could go on taking each other's for ever.
         """
         asked = self._grants is not None or (now >= self._ask_at and self._ask(now))
         if asked and self._must_wait():
@@ -147,7 +168,9 @@ class Leader:
             self._retry_at = now + ASK_AGAIN_S
             return self.scheduler.update_from_output(plan, EMPTY_MODEL_RUNNER_OUTPUT)
         grammar = self.scheduler.get_grammar_bitmask(plan)
-        if grammar is not None:  # vLLM's buffer serves all lanes here; another may step before this message is served
+        if (
+            grammar is not None
+        ):  # vLLM's buffer serves all lanes here; another may step before this message is served
             grammar = replace(grammar, grammar_bitmask=grammar.grammar_bitmask.copy())
         more = goes_on and self.scheduler.get_num_unfinished_requests() > 0
         self.outstanding = True
@@ -160,13 +183,17 @@ class Leader:
         return self.scheduler.update_from_output(plan, output)
 
     def lacks(self, missing: int, now: float) -> None:
-        """Blocks are missing for KV that is to come: ask the members for them, unless they have just been asked."""
+        """Blocks are missing for KV that is to come: ask the members for them, unless they have
+        just been asked.
+        """
         if self.is_whole and self._grants is None and now >= self._ask_at:
             self._ask(now, missing)
 
     def _ask(self, now: float, ahead: int = 0) -> bool:
         room = self.borrowed.room()
-        missing = self.pool.missing_for_next() + ahead if room else 0  # counted only where there is room to ask for
+        missing = (
+            self.pool.missing_for_next() + ahead if room else 0
+        )  # counted only where there is room to ask for
         if not missing:
             return False
         self._grants = {}
@@ -176,13 +203,17 @@ class Leader:
         return True
 
     def _must_wait(self) -> bool:
-        """Whether a step, before the members have answered, would run nothing or preempt a request."""
+        """Whether a step, before the members have answered, would run nothing or preempt a
+        request.
+        """
         if self.scheduler.running:
             return self.pool.missing_for_running() > 0
         return self.borrowed.free_count() == 0
 
     def granted(self, grant: BlocksReserved, now: float) -> bool:
-        """A member's answer; the last one closes the round with what all of them offer. Whether that is nothing."""
+        """A member's answer; the last one closes the round with what all of them offer. Whether
+        that is nothing.
+        """
         assert self._grants is not None
         self._grants[grant.engine] = grant.count
         if len(self._grants) < self.size:
@@ -197,9 +228,11 @@ class Leader:
         return not blocks
 
     def unused(self) -> int:
-        """Blocks that members may have back: all that are free, but what running requests need for their tokens.
+        """Blocks that members may have back: all that are free, but what running requests need for
+        their tokens.
 
-        Else lanes could take each other's for ever, each time before the other has enough, and begin again and again.
+        Else lanes could take each other's for ever, each time before the other has enough, and
+        begin again and again.
         """
         return max(0, self.pool.free_count() - self.pool.needed_by_running())
 
@@ -214,7 +247,9 @@ class Leader:
         self.scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
         self.borrowed.give_up(self.borrowed.free_count())
         if self.borrowed.held:
-            raise IntegrityError(f"group {self.group}: blocks {sorted(self.borrowed.held)} are held by nobody")
+            raise IntegrityError(
+                f"group {self.group}: blocks {sorted(self.borrowed.held)} are held by nobody"
+            )
         self.outstanding = False
         self._grants, self._ask_at, self._retry_at = None, 0.0, 0.0
 

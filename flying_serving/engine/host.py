@@ -23,7 +23,9 @@ class Host(Protocol):
         """Whether the loop goes on; called before each round."""
 
     def take_messages(self, wait: Wait | None) -> bool:
-        """Handle what clients sent; with `wait`, wait for the first message, for a while. Whether there was any."""
+        """Handle what clients sent; with `wait`, wait for the first message, for a while. Whether
+        there was any.
+        """
 
     def has_own_steps(self) -> bool:
         """Whether lane 1 has something to step."""

@@ -18,11 +18,12 @@ HashBlocks = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Lane:
-    """An engine's part in its group of one size. Its runner is on the workers (`worker/lanes.py`), by the same size.
+    """An engine's part in its group of one size. Its runner is on the workers (`worker/lanes.py`),
+    by the same size.
 
-    `hash_blocks`: of requests of this lane; None without prefix caching. `pool`: of the lane's scheduler, on the
-    group's leader. `member`: what the engine lends to the group; None in lane 1, which owns all blocks. `leader`: what
-    only the leader of a group of several has.
+    `hash_blocks`: of requests of this lane; None without prefix caching. `pool`: of the lane's
+    scheduler, on the group's leader. `member`: what the engine lends to the group; None in lane 1,
+    which owns all blocks. `leader`: what only the leader of a group of several has.
     """
 
     group: Group
@@ -73,7 +74,8 @@ class LaneFactory:
 
 
 class Lanes:
-    """The lanes of an engine, lane 1 first: all of them by group size, and those that have certain parts.
+    """The lanes of an engine, lane 1 first: all of them by group size, and those that have certain
+    parts.
 
     `board`: where the leader of a group notes what the group runs, for its members.
     """
@@ -81,11 +83,19 @@ class Lanes:
     def __init__(self, lanes: Sequence[Lane], board: StepBoard) -> None:
         self._board = board
         self.by_size = {len(lane.group): lane for lane in lanes}
-        self.schedulers = {size: lane.pool.scheduler for size, lane in self.by_size.items() if lane.pool is not None}
+        self.schedulers = {
+            size: lane.pool.scheduler
+            for size, lane in self.by_size.items()
+            if lane.pool is not None
+        }
         """vLLM's, of the groups that this engine leads."""
-        self.members = {size: lane.member for size, lane in self.by_size.items() if lane.member is not None}
+        self.members = {
+            size: lane.member for size, lane in self.by_size.items() if lane.member is not None
+        }
         """The engine's part in groups of several."""
-        self.leaders = {size: lane.leader for size, lane in self.by_size.items() if lane.leader is not None}
+        self.leaders = {
+            size: lane.leader for size, lane in self.by_size.items() if lane.leader is not None
+        }
         """What it has as the leader of groups of several."""
 
     @property
@@ -98,14 +108,24 @@ class Lanes:
     def active(self) -> int:
         """How many lanes have requests that this engine steps."""
         own = sum(bool(scheduler.running) for scheduler in self.schedulers.values())
-        return own + sum(self._runs(member) for size, member in self.members.items() if size not in self.schedulers)
+        return own + sum(
+            self._runs(member)
+            for size, member in self.members.items()
+            if size not in self.schedulers
+        )
 
     def _runs(self, member: Member) -> bool:
-        """Whether requests run in a group that another engine leads; a lost leader cannot say that they have left."""
-        return member.lent.lent_count > 0 and self._board.running(member.group[0], len(member.group)) > 0
+        """Whether requests run in a group that another engine leads; a lost leader cannot say that
+        they have left.
+        """
+        return (
+            member.lent.lent_count > 0
+            and self._board.running(member.group[0], len(member.group)) > 0
+        )
 
     def note(self) -> None:
-        """Let members of the groups that this engine leads see how many requests run, and the blocks that they hold.
+        """Let members of the groups that this engine leads see how many requests run, and the
+        blocks that they hold.
 
         Requests leave a group without a step, so no message of the group would say so.
         """

@@ -1,9 +1,17 @@
-"""What an engine does about blocks that its lanes lend each other: it asks for them, lends them, has them back."""
+"""What an engine does about blocks that its lanes lend each other: it asks for them, lends them,
+has them back.
+"""
 
 from collections.abc import Callable
 
 from flying_serving.engine.lane import Lanes
-from flying_serving.engine.messages import BlocksReserved, LendBlocks, RecallBlocks, ReserveBlocks, ReturnBlocks
+from flying_serving.engine.messages import (
+    BlocksReserved,
+    LendBlocks,
+    RecallBlocks,
+    ReserveBlocks,
+    ReturnBlocks,
+)
 from flying_serving.vllm_adapter.blocks import may_start
 
 LendingMessage = ReserveBlocks | LendBlocks | ReturnBlocks | BlocksReserved | RecallBlocks
@@ -12,8 +20,9 @@ LendingMessage = ReserveBlocks | LendBlocks | ReturnBlocks | BlocksReserved | Re
 class BlockLending:
     """The blocks of one engine in all its lanes.
 
-    `keeps` says of a lane, by its size, whether it keeps blocks of requests that have left it. `yield_blocks` is told
-    the size of a lane that has no block for a request that needs one: it frees some of these.
+    `keeps` says of a lane, by its size, whether it keeps blocks of requests that have left it.
+    `yield_blocks` is told the size of a lane that has no block for a request that needs one: it
+    frees some of these.
     """
 
     def __init__(
@@ -74,9 +83,11 @@ class BlockLending:
             self._yield_blocks(size)
 
     def yield_if_all_are_lent(self, size: int) -> None:
-        """Before a group steps: its requests may lack blocks, and the members have lent all that the group can have.
+        """Before a group steps: its requests may lack blocks, and the members have lent all that
+        the group can have.
 
-        What is missing is counted only where something is kept that could yield: the count looks at each request.
+        What is missing is counted only where something is kept that could yield: the count looks at
+        each request.
         """
         leader = self._lanes.leaders[size]
         if leader.borrowed.room() or not self._keeps(size):

@@ -1,4 +1,6 @@
-"""What an engine does, step by step: it observes, decides and acts (`run`), and handles what other engines send."""
+"""What an engine does, step by step: it observes, decides and acts (`run`), and handles what other
+engines send.
+"""
 
 import time
 from collections.abc import Callable
@@ -97,7 +99,9 @@ class EngineLoop:
             else:
                 self.lending.yield_if_all_are_lent(action.size)
                 goes_on = self.arbiter.announce(action.size)
-                self._host.emit(self.lanes.leaders[action.size].order(self.clock(), goes_on=goes_on))
+                self._host.emit(
+                    self.lanes.leaders[action.size].order(self.clock(), goes_on=goes_on)
+                )
 
     def _observe(self, wait: Wait | None) -> None:
         if self._host.take_messages(wait):
@@ -129,7 +133,9 @@ class EngineLoop:
     def serve(self) -> None:
         """Handle the next message; but of an engine, or a group, that is no more there is none."""
         message = self._channel.receive()
-        if message is not None and not (self.membership and len(message.group) in self.membership.broken):
+        if message is not None and not (
+            self.membership and len(message.group) in self.membership.broken
+        ):
             self.handle(message)
 
     def handle(self, message: Message) -> None:
@@ -185,10 +191,16 @@ class EngineLoop:
 
     def _require_weights(self, size: int, work: int) -> None:
         if self.residency is not None and size < self.residency.narrowest and work:
-            raise IntegrityError(f"engine {self.engine}: a step in lane {size}, whose weights are lent")
+            raise IntegrityError(
+                f"engine {self.engine}: a step in lane {size}, whose weights are lent"
+            )
 
-    def _stepped(self, size: int, began_s: float, *, more: bool, leads: bool, plan: Any = None) -> None:
-        """A step is made: `began_s` is when this engine came to it, maybe before the other members."""
+    def _stepped(
+        self, size: int, began_s: float, *, more: bool, leads: bool, plan: Any = None
+    ) -> None:
+        """A step is made: `began_s` is when this engine came to it, maybe before the other
+        members.
+        """
         ended_s = self.clock()
         self.last_step_s = (began_s, ended_s)
         if self.migrations.source.running:
@@ -202,7 +214,9 @@ class EngineLoop:
             trace.stepped(size, plan, began_s, ended_s, waited_s)
 
     def set_peers(self, incarnations: Incarnations) -> None:
-        """The API server says which engines are there: see `Membership`. What others have sent before comes first."""
+        """The API server says which engines are there: see `Membership`. What others have sent
+        before comes first.
+        """
         assert self.membership is not None
         for _ in range(self._channel.waiting()):
             self.serve()
@@ -219,7 +233,9 @@ class EngineLoop:
             self.requests.admit(request, route.size, wave)
         else:
             now_s = self.clock()
-            self.migrations.expect(Arrival(request, route.size, route.source, now_s, route.prefetch_tokens))
+            self.migrations.expect(
+                Arrival(request, route.size, route.source, now_s, route.prefetch_tokens)
+            )
 
     def abort(self, request_ids: list[str]) -> None:
         """End requests, in whichever lane they are or will be."""
@@ -227,6 +243,8 @@ class EngineLoop:
         self.migrations.abort(request_ids)
 
     def has_work(self) -> bool:
-        """Whether a group that this engine leads has requests, or a message waits, or a request is on its way."""
+        """Whether a group that this engine leads has requests, or a message waits, or a request is
+        on its way.
+        """
         scheduled = any(leader.has_requests for leader in self.lanes.leaders.values())
         return scheduled or self._channel.pending() or bool(self.migrations.incoming)

@@ -1,9 +1,10 @@
 """Which engines of a server are there, and so which groups of this one are whole (docs/faults.md).
 
-The API server says of each engine its *incarnation*, the number of its starts before, or that it is lost. Members of a
-group that has lost an engine leave it: nothing of the group is left, so that nobody waits for the engine. When it is
-there again, in another incarnation, they meet in new shared memory. What an engine maps of one that is lost it unmaps
-before it answers: the lost one's memory is free then, which the next one needs.
+The API server says of each engine its *incarnation*, the number of its starts before, or that it is
+lost. Members of a group that has lost an engine leave it: nothing of the group is left, so that
+nobody waits for the engine. When it is there again, in another incarnation, they meet in new shared
+memory. What an engine maps of one that is lost it unmaps before it answers: the lost one's memory
+is free then, which the next one needs.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,8 +25,8 @@ Incarnations = Sequence[int | None]
 class Membership:
     """What one engine knows of the others.
 
-    `call_workers`: as of `Host`. `told_in_s`: how long after a step in which a member was lost the API server may take
-    to say so.
+    `call_workers`: as of `Host`. `told_in_s`: how long after a step in which a member was lost the
+    API server may take to say so.
     """
 
     def __init__(
@@ -46,16 +47,22 @@ class Membership:
         self._told_in_s = told_in_s
         self._incarnations = list(incarnations)
         self._failed: dict[int, tuple[float, str]] = {}
-        """By group size: until when it must be said who was lost in its last step, and what that step said."""
+        """By group size: until when it must be said who was lost in its last step, and what that
+        step said.
+        """
         self.broken = {size for size in lanes.members if not self._is_whole(size)}
         """Sizes of groups of this engine that lack a member."""
         self._note()
 
     def _is_whole(self, size: int) -> bool:
-        return all(self._incarnations[engine] is not None for engine in self._lanes.by_size[size].group)
+        return all(
+            self._incarnations[engine] is not None for engine in self._lanes.by_size[size].group
+        )
 
     def _note(self) -> None:
-        self._offers.lost = {engine for engine, number in enumerate(self._incarnations) if number is None}
+        self._offers.lost = {
+            engine for engine, number in enumerate(self._incarnations) if number is None
+        }
         for size, leader in self._lanes.leaders.items():
             leader.is_whole = size not in self.broken
 
@@ -66,21 +73,35 @@ class Membership:
         self._note()
 
     def retry_in_s(self, now_s: float) -> float | None:
-        """Seconds until it must have been said who is lost, or None. Raises EngineLost if it was not."""
+        """Seconds until it must have been said who is lost, or None. Raises EngineLost if it was
+        not.
+        """
         if not self._failed:
             return None
         until_s, why = min(self._failed.values())
         if now_s > until_s:
-            raise EngineLost(f"{why}; the server has not said for {self._told_in_s:g} s that an engine is lost")
+            raise EngineLost(
+                f"{why}; the server has not said for {self._told_in_s:g} s that an engine is lost"
+            )
         return until_s - now_s
 
     def update(self, incarnations: Incarnations, now_s: float) -> None:
-        """The engines are these from now on. Messages of groups that are broken by that are nobody's any more."""
-        changed = {engine for engine, number in enumerate(incarnations) if number != self._incarnations[engine]}
+        """The engines are these from now on. Messages of groups that are broken by that are
+        nobody's any more.
+        """
+        changed = {
+            engine
+            for engine, number in enumerate(incarnations)
+            if number != self._incarnations[engine]
+        }
         back = [engine for engine in sorted(changed) if incarnations[engine] is not None]
         lost = [engine for engine in sorted(changed) if incarnations[engine] is None]
         self._incarnations = list(incarnations)
-        regrouped = [size for size in self._lanes.members if not changed.isdisjoint(self._lanes.by_size[size].group)]
+        regrouped = [
+            size
+            for size in self._lanes.members
+            if not changed.isdisjoint(self._lanes.by_size[size].group)
+        ]
         for size in regrouped:
             self._dissolve(size)
         self._note()
@@ -92,7 +113,9 @@ class Membership:
             self._call_workers(transfer.map_peers, back)
         for size in filter(self._is_whole, regrouped):
             group = self._lanes.by_size[size].group
-            self._call_workers(WorkerLanes.rejoin, size, [self._incarnations[engine] for engine in group])
+            self._call_workers(
+                WorkerLanes.rejoin, size, [self._incarnations[engine] for engine in group]
+            )
             self.broken.discard(size)
         self._note()
         if self._arbiter.present in self.broken:

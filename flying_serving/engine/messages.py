@@ -72,5 +72,13 @@ class RecallBlocks:
 
 
 Message = (
-    RunStep | PullKV | KVPulled | ReleaseKV | ReserveBlocks | LendBlocks | ReturnBlocks | BlocksReserved | RecallBlocks
+    RunStep
+    | PullKV
+    | KVPulled
+    | ReleaseKV
+    | ReserveBlocks
+    | LendBlocks
+    | ReturnBlocks
+    | BlocksReserved
+    | RecallBlocks
 )

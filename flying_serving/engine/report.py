@@ -1,4 +1,6 @@
-"""What an engine reports of all its lanes together: vLLM's statistics, and those of the admin route."""
+"""What an engine reports of all its lanes together: vLLM's statistics, and those of the admin
+route.
+"""
 
 from typing import Any
 
@@ -7,13 +9,16 @@ from flying_serving.engine.lane import Lanes
 from flying_serving.wire import LaneCounts
 
 REPORT_S = 1.0
-"""How often an engine reports what no outputs of its steps can carry, while requests hold blocks of it."""
+"""How often an engine reports what no outputs of its steps can carry, while requests hold blocks of
+it.
+"""
 
 
 class Report:
     """Statistics of one engine: of all its lanes.
 
-    `board`: where the leaders of its groups note how many of its blocks their requests hold, with or without a step.
+    `board`: where the leaders of its groups note how many of its blocks their requests hold, with
+    or without a step.
     """
 
     def __init__(self, lanes: Lanes, board: StepBoard) -> None:
@@ -22,7 +27,9 @@ class Report:
         self._reported_at_s = 0.0
         self._reported: tuple[int, int, float] | None = None
         self.prefix_cache: dict[int, tuple[int, int]] = dict.fromkeys(lanes.schedulers, (0, 0))
-        """Prompt tokens (looked up, found) by the lanes that this engine leads, as far as vLLM counts them."""
+        """Prompt tokens (looked up, found) by the lanes that this engine leads, as far as vLLM
+        counts them.
+        """
 
     def complete(self, size: int, stats: Any) -> None:
         """Make the SchedulerStats of one lane those of the engine."""
@@ -35,25 +42,35 @@ class Report:
     def _look(self) -> tuple[int, int, float]:
         """Requests that run, those that wait, and the share of the KV blocks in use."""
         counts = self.counts().values()
-        running, waiting = sum(running for running, _ in counts), sum(waiting for _, waiting in counts)
+        running, waiting = (
+            sum(running for running, _ in counts),
+            sum(waiting for _, waiting in counts),
+        )
         return running, waiting, self.blocks_in_use() / self._lanes.own.total
 
     def blocks_in_use(self) -> int:
-        """Physical blocks that requests hold, in whatever lane. Those that are lent but free or cached do not count.
+        """Physical blocks that requests hold, in whatever lane. Those that are lent but free or
+        cached do not count.
 
         Members of the groups that this engine leads see from then on what theirs hold.
         """
         self._lanes.note()
         own, members = self._lanes.own, self._lanes.members.values()
-        free = own.free_count() + sum(member.lent.lent_count + len(member.lent.offered) for member in members)
-        in_use = sum(min(self._board.held(one.group[0], len(one.group)), one.lent.lent_count) for one in members)
+        free = own.free_count() + sum(
+            member.lent.lent_count + len(member.lent.offered) for member in members
+        )
+        in_use = sum(
+            min(self._board.held(one.group[0], len(one.group)), one.lent.lent_count)
+            for one in members
+        )
         return own.total - free + in_use
 
     def news(self, now_s: float) -> Any:
-        """SchedulerStats before the engine waits, if they are others than it has reported; else None.
+        """SchedulerStats before the engine waits, if they are others than it has reported; else
+        None.
 
-        Blocks become free without a step, and so do requests leave: no output of a step would say so. While requests
-        hold blocks, which may go on, this is at most every REPORT_S.
+        Blocks become free without a step, and so do requests leave: no output of a step would say
+        so. While requests hold blocks, which may go on, this is at most every REPORT_S.
         """
         found = self._look()
         if found == self._reported or (any(found) and now_s - self._reported_at_s < REPORT_S):
@@ -69,7 +86,10 @@ class Report:
 
     def counts(self) -> dict[int, tuple[int, int]]:
         """Requests (running, waiting) of the lanes that this engine leads."""
-        return {size: scheduler.get_request_counts() for size, scheduler in self._lanes.schedulers.items()}
+        return {
+            size: scheduler.get_request_counts()
+            for size, scheduler in self._lanes.schedulers.items()
+        }
 
     def lent_blocks(self) -> dict[int, int]:
         """Blocks that this engine's groups have of it."""
@@ -77,7 +97,9 @@ class Report:
 
     def status(self) -> dict[str, Any]:
         """What each lane holds: fields of an `EngineReport`."""
-        lanes = {size: LaneCounts(running, waiting) for size, (running, waiting) in self.counts().items()}
+        lanes = {
+            size: LaneCounts(running, waiting) for size, (running, waiting) in self.counts().items()
+        }
         return {
             "lanes": lanes,
             "blocks": self._lanes.own.total + 1,

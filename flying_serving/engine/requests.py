@@ -38,18 +38,30 @@ def _notes(params: SamplingParams | None) -> dict[str, Any]:
 def route_of(request: Request) -> Route:
     """Where the API server sends a request; its notes of that are gone then."""
     notes = _notes(request.sampling_params)
-    size, source, offer = notes.pop(LANE_KEY, 1), notes.pop(MIGRATED_FROM_KEY, None), notes.pop(OFFER_KEY, None)
+    size, source, offer = (
+        notes.pop(LANE_KEY, 1),
+        notes.pop(MIGRATED_FROM_KEY, None),
+        notes.pop(OFFER_KEY, None),
+    )
     if source is not None:
         first, old_size, number = source
         source = KVSource(aligned_group(first, old_size), number)
-    return Route(size, source, notes.pop(AHEAD_KEY, None), None if offer is None else (offer[0], offer[1]))
+    return Route(
+        size, source, notes.pop(AHEAD_KEY, None), None if offer is None else (offer[0], offer[1])
+    )
 
 
 class LaneRequests:
-    """The requests of all lanes of an engine. `add_own` gives one to lane 1's scheduler, as vLLM does."""
+    """The requests of all lanes of an engine. `add_own` gives one to lane 1's scheduler, as vLLM
+    does.
+    """
 
     def __init__(
-        self, lanes: Lanes, add_own: Callable[[Request, int], None], aging_s: float, clock: Callable[[], float]
+        self,
+        lanes: Lanes,
+        add_own: Callable[[Request, int], None],
+        aging_s: float,
+        clock: Callable[[], float],
     ) -> None:
         self._lanes = lanes
         self._add_own = add_own
@@ -69,7 +81,8 @@ class LaneRequests:
         else:
             scheduler.add_request(request)
         if request.num_output_tokens:
-            request.take_events()  # it began elsewhere: that it is queued is no news to vLLM's metrics
+            # it began elsewhere: that it is queued is no news to vLLM's metrics
+            request.take_events()
 
     def abort(self, request_ids: list[str]) -> None:
         """End requests, in whichever lane they are."""

@@ -1,7 +1,8 @@
-"""Weights that an engine lends to its KV cache while only its widest lane runs, and takes back (Gyges, section 4).
+"""Weights that an engine lends to its KV cache while only its widest lane runs, and takes back
+(Gyges, section 4).
 
-Between two steps one piece of the weights goes, or comes back. An engine whose weights are not all there steps no lane
-but the widest.
+Between two steps one piece of the weights goes, or comes back. An engine whose weights are not all
+there steps no lane but the widest.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,9 +23,11 @@ RETRY_S = 0.005
 
 
 class Residency:
-    """What of its weights an engine has, and its `extra` KV blocks: `own` is lane 1's pool, which has all blocks.
+    """What of its weights an engine has, and its `extra` KV blocks: `own` is lane 1's pool, which
+    has all blocks.
 
-    `call_workers` calls a function of `worker/lent.py` on the engine's workers. `revoke` ends all offers of KV.
+    `call_workers` calls a function of `worker/lent.py` on the engine's workers. `revoke` ends all
+    offers of KV.
     """
 
     def __init__(
@@ -55,7 +58,9 @@ class Residency:
 
     @property
     def blocks(self) -> KVBlocks:
-        """Blocks of the engine, the null block among them, and those that there are when all that may go is gone."""
+        """Blocks of the engine, the null block among them, and those that there are when all that
+        may go is gone.
+        """
         return KVBlocks(self._extra.start, self.ledger.most_blocks)
 
     def __bool__(self) -> bool:
@@ -63,24 +68,28 @@ class Residency:
         return self._answer is not None
 
     def prepare(self) -> Future[int]:
-        """Be ready to lend: the result, 0, is there when no narrower lane that this engine leads has anything to do.
+        """Be ready to lend: the result, 0, is there when no narrower lane that this engine leads
+        has anything to do.
 
-        When all engines of the group are ready no step of a narrower lane is left for any of them. Raises
-        IntegrityError if something is under way already.
+        When all engines of the group are ready no step of a narrower lane is left for any of them.
+        Raises IntegrityError if something is under way already.
         """
         return self._begin(lambda now_s: not self._busy())
 
     def lend(self) -> Future[int]:
-        """Give the room of all weights that the widest lane does not need to KV. The result is how many blocks that is.
+        """Give the room of all weights that the widest lane does not need to KV. The result is how
+        many blocks that is.
 
-        Raises IntegrityError if a narrower lane has something to do, or pieces are under way already.
+        Raises IntegrityError if a narrower lane has something to do, or pieces are under way
+        already.
         """
         if busy := self._busy():
             raise IntegrityError(f"lanes {busy} have requests, and would have no weights")
         return self._begin(lambda now_s: self._lend_piece())
 
     def take_back(self) -> Future[int]:
-        """Have all weights back, as fast as extra blocks can be emptied. The result is 0, blocks that are left.
+        """Have all weights back, as fast as extra blocks can be emptied. The result is 0, blocks
+        that are left.
 
         Raises IntegrityError if pieces are under way already.
         """
@@ -90,7 +99,9 @@ class Residency:
         """Narrower lanes that this engine leads with requests, or a step under way."""
         lanes = self._lanes
         stepping = {size for size, leader in lanes.leaders.items() if leader.outstanding}
-        running = {size for size, one in lanes.schedulers.items() if one.get_num_unfinished_requests()}
+        running = {
+            size for size, one in lanes.schedulers.items() if one.get_num_unfinished_requests()
+        }
         return sorted(size for size in stepping | running if size < self._widest)
 
     def _begin(self, work: Callable[[float], bool]) -> Future[int]:
@@ -105,7 +116,11 @@ class Residency:
             return
         done = self._work(now_s)
         took_s = clock() - now_s
-        self._next_s = now_s + took_s + (took_s * (1 - LOAN_SHARE) / LOAN_SHARE if self._lanes.active() else 0.0)
+        self._next_s = (
+            now_s
+            + took_s
+            + (took_s * (1 - LOAN_SHARE) / LOAN_SHARE if self._lanes.active() else 0.0)
+        )
         if done:
             answer, self._answer, self._next_s = self._answer, None, 0.0
             answer.set_result(self.ledger.blocks)
@@ -126,24 +141,31 @@ class Residency:
         return ledger.dropped == ledger.pieces
 
     def _fetch_piece(self, now_s: float) -> bool:
-        """One piece comes back, once the extra blocks in its place are empty. Whether it was the last one."""
+        """One piece comes back, once the extra blocks in its place are empty. Whether it was the
+        last one.
+        """
         ledger = self.ledger
         if ledger.dropped:
             room = ledger.room(ledger.dropped - 1)
             if not self._empty(self._extra[room : ledger.blocks], now_s):
                 return False
             gone = ledger.release(room)
-            # up to the end: the page in which these blocks end and those that went before begin is in neither range
+            # up to the end: the page in which these blocks end and those that went before begin is
+            # in neither range
             self._call_workers(lent.release_blocks, self._extra[gone.start :])
             ledger.fetch()
             self._call_workers(lent.fetch_next)
         return not ledger.dropped
 
     def _empty(self, blocks: range, now_s: float) -> bool:
-        """Let no lane have these blocks: what is in them is copied to others. False as long as there are too few."""
+        """Let no lane have these blocks: what is in them is copied to others. False as long as
+        there are too few.
+        """
         own, members = self._own, self._lanes.members.values()
         own.withhold(own.free_of(blocks))
-        used = sorted(block for member in members for block in member.lent.table.values() if block in blocks)
+        used = sorted(
+            block for member in members for block in member.lent.table.values() if block in blocks
+        )
         room = own.free_of(range(1, blocks.start))[: len(used)] if used else []
         copies = dict(zip(used, room, strict=False))
         if copies:
@@ -154,7 +176,9 @@ class Residency:
         return own.withheld.issuperset(blocks)
 
     def _copy(self, copies: dict[int, int], members: Iterable[Member]) -> None:
-        """Nobody may read a block that others are about to have; what is offered is prefilled again."""
+        """Nobody may read a block that others are about to have; what is offered is prefilled
+        again.
+        """
         self._revoke()
         self._own.swap(copies)
         self._call_workers(lent.copy_blocks, copies)

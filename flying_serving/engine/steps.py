@@ -1,4 +1,6 @@
-"""How long the steps that an engine led took, and what was in them: what a cost model of the lanes is fitted to."""
+"""How long the steps that an engine led took, and what was in them: what a cost model of the lanes
+is fitted to.
+"""
 
 import time
 from collections import deque
@@ -19,10 +21,11 @@ KEPT_STEPS = 4096
 class StepLog:
     """The last steps that an engine led, in its lane 1 and in groups.
 
-    A step lasts from when its plan is made until its output is there. It begins at the end of the lane's step before it
-    if that was still under way (async scheduling), and if requests go on in it: what lies between two steps is the time
-    of a token as well. It begins with its plan if that time is longer than the step, or if another lane stepped in it:
-    then the lane waited. All engines note on `board` when they end a step. `clock`: CLOCK_MONOTONIC, in seconds.
+    A step lasts from when its plan is made until its output is there. It begins at the end of the
+    lane's step before it if that was still under way (async scheduling), and if requests go on in
+    it: what lies between two steps is the time of a token as well. It begins with its plan if that
+    time is longer than the step, or if another lane stepped in it: then the lane waited. All
+    engines note on `board` when they end a step. `clock`: CLOCK_MONOTONIC, in seconds.
     """
 
     def __init__(self, board: StepBoard, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,4 +1,6 @@
-"""What an engine traces: every step that it makes, alone or as a member of a group, and the orders it takes."""
+"""What an engine traces: every step that it makes, alone or as a member of a group, and the orders
+it takes.
+"""
 
 import os
 import time
@@ -9,7 +11,14 @@ from typing import Any
 
 from flying_serving.layout.groups import aligned_group
 from flying_serving.migration.messages import PullKV
-from flying_serving.observe.tracing.events import TracedPull, TracedStep, engine_row, order, pull, step
+from flying_serving.observe.tracing.events import (
+    TracedPull,
+    TracedStep,
+    engine_row,
+    order,
+    pull,
+    step,
+)
 from flying_serving.observe.tracing.writer import TraceWriter
 from flying_serving.vllm_adapter.step_contents import contents
 
@@ -31,11 +40,13 @@ class EngineTrace:
         """The output of a step of lane 1 has come: its SchedulerOutput."""
         self._received = plan
 
-    def stepped(self, size: int, plan: Any, began_s: float, ended_s: float, waited_s: float) -> None:
+    def stepped(
+        self, size: int, plan: Any, began_s: float, ended_s: float, waited_s: float
+    ) -> None:
         """A turn of the loop, by CLOCK_MONOTONIC, was a step of the lane for groups of `size`.
 
-        `plan`: its SchedulerOutput; None in lane 1: that of which the output has come in this turn, if any has. For
-        `waited_s` other members did something else.
+        `plan`: its SchedulerOutput; None in lane 1: that of which the output has come in this turn,
+        if any has. For `waited_s` other members did something else.
         """
         if plan is None:
             plan, self._received = self._received, None
@@ -51,7 +62,9 @@ class EngineTrace:
     @contextmanager
     def pulling(self, blocks_in_use: Callable[[], int], message: PullKV) -> Iterator[None]:
         """While the body runs, the engine pulls KV."""
-        of = TracedPull(list(message.source.group), message.tokens.start, len(message.tokens), blocks_in_use())
+        of = TracedPull(
+            list(message.source.group), message.tokens.start, len(message.tokens), blocks_in_use()
+        )
         began_s = time.monotonic()
         yield
         self._writer.add(pull(self._row, of, began_s, time.monotonic()))

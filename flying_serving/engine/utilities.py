@@ -1,4 +1,6 @@
-"""What the API server asks of an engine beside requests: vLLM utilities by these names, handled between two steps."""
+"""What the API server asks of an engine beside requests: vLLM utilities by these names, handled
+between two steps.
+"""
 
 import os
 import time
@@ -22,7 +24,8 @@ from flying_serving.wire import (
 
 @dataclass(frozen=True)
 class EngineUtilities:
-    """Answers of one engine, also from what its workers measured at start: steps of all lanes, and copies of KV.
+    """Answers of one engine, also from what its workers measured at start: steps of all lanes, and
+    copies of KV.
 
     `memory`: as it was then.
     """
@@ -36,8 +39,9 @@ class EngineUtilities:
     def flying_switch(self, group: list[int], mode: str, weave_steps: int, sent_s: float) -> Any:
         """From now on this engine's present group is `group`: a `SwitchAnswer`.
 
-        `mode`: a sequential or soft switch is ordered when no request of the old layout is left. `weave_steps`: steps
-        of the new layout for each step of an older one. `sent_s`: when the API server ordered it (CLOCK_MONOTONIC).
+        `mode`: a sequential or soft switch is ordered when no request of the old layout is left.
+        `weave_steps`: steps of the new layout for each step of an older one. `sent_s`: when the API
+        server ordered it (CLOCK_MONOTONIC).
         """
         worked_s = time.thread_time()
         now_s = self.loop.clock()
@@ -53,7 +57,9 @@ class EngineUtilities:
         return encode(SwitchAnswer(in_flight_s * 1e3, overhead_s * 1e3, work_s * 1e3))
 
     def flying_weave(self) -> None:
-        """The server waits until requests of older lanes have ended: a hard switch pauses them no longer."""
+        """The server waits until requests of older lanes have ended: a hard switch pauses them no
+        longer.
+        """
         self.loop.arbiter.weave()
 
     def flying_peers(self, incarnations: list[int | None]) -> bool:
@@ -67,21 +73,33 @@ class EngineUtilities:
         durations = self.loop.instruments.steps.durations
         steps = {size: seconds.count for size, seconds in durations.items()}
         return encode(
-            EngineReport(engine=self.loop.engine, pid=os.getpid(), steps=steps, migrations=migrations, **status)
+            EngineReport(
+                engine=self.loop.engine,
+                pid=os.getpid(),
+                steps=steps,
+                migrations=migrations,
+                **status,
+            )
         )
 
     def flying_metrics(self) -> Any:
-        """What only this engine knows of itself, for `/metrics` and the live view: an `EngineFigures`."""
+        """What only this engine knows of itself, for `/metrics` and the live view: an
+        `EngineFigures`.
+        """
         durations = self.loop.instruments.steps.durations
         steps = {size: seconds.row for size, seconds in durations.items()}
         report, hard = self.loop.instruments.report, self.loop.arbiter.hard
         kv = report.lent_blocks(), steps, report.prefix_cache, self.loop.migrations.counts()
         residency = self.loop.residency
         lent_bytes = 0 if residency is None else residency.ledger.lent_bytes
-        return encode(EngineFigures(hard, report.counts(), *kv, replace(self.memory, lent_bytes=lent_bytes)))
+        return encode(
+            EngineFigures(hard, report.counts(), *kv, replace(self.memory, lent_bytes=lent_bytes))
+        )
 
     def flying_check(self) -> bool:
-        """Check the block bookkeeping of all lanes. Raises IntegrityError with both sides of what does not add up."""
+        """Check the block bookkeeping of all lanes. Raises IntegrityError with both sides of what
+        does not add up.
+        """
         self.loop.lanes.check()
         if self.loop.residency is not None:
             self.loop.residency.check()
@@ -93,7 +111,9 @@ class EngineUtilities:
         return self.loop.residency.prepare()
 
     def flying_lend_weights(self) -> Any:
-        """Weights that only narrower lanes need make room for KV: a future of the extra blocks that there are then."""
+        """Weights that only narrower lanes need make room for KV: a future of the extra blocks that
+        there are then.
+        """
         assert self.loop.residency is not None
         return self.loop.residency.lend()
 
@@ -107,13 +127,17 @@ class EngineUtilities:
         return self.block_bytes
 
     def flying_retain(self, leaving: list[tuple[str, int]]) -> None:
-        """Requests leave this engine for another group, which may pull their KV: their ids, and numbers of offers."""
+        """Requests leave this engine for another group, which may pull their KV: their ids, and
+        numbers of offers.
+        """
         self.loop.arbiter.resume_older()
         for request_id, number in leaving:
             self.loop.migrations.retain(request_id, number)
 
     def flying_migration_costs(self) -> Any:
-        """What copying KV takes, as measured at start: a `MigrationRow` each. Empty if it cannot be copied."""
+        """What copying KV takes, as measured at start: a `MigrationRow` each. Empty if it cannot be
+        copied.
+        """
         return encode(self.migration_costs)
 
     def flying_steps(self) -> Any:
@@ -121,5 +145,7 @@ class EngineUtilities:
         return encode(self.loop.instruments.steps.take())
 
     def flying_calibration(self) -> Any:
-        """The steps that were measured at start, in all lanes of this engine: a `CalibrationRow` each."""
+        """The steps that were measured at start, in all lanes of this engine: a `CalibrationRow`
+        each.
+        """
         return encode(self.calibration)

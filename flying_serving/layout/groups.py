@@ -25,7 +25,8 @@ def aligned_group(engine: int, size: int) -> Group:
 def whole_groups(
     engine: int, sizes: Iterable[int], incarnations: Sequence[int | None]
 ) -> Iterator[tuple[Group, list[int]]]:
-    """An engine's groups of these sizes that lack no member, each with the incarnations of its members.
+    """An engine's groups of these sizes that lack no member, each with the incarnations of its
+    members.
 
     `incarnations`: by engine; None: it is lost.
     """
@@ -39,8 +40,9 @@ def whole_groups(
 def world_rank(engine: int, device: int, engines: int) -> int:
     """Rank of an engine's device in the torch world of all engines.
 
-    Devices first, engines second, so that a group's ranks in increasing order are ordered by (device, engine):
-    rank device*p + e of a group of p engines then takes part e of p of the shard that its own device holds.
+    Devices first, engines second, so that a group's ranks in increasing order are ordered by
+    (device, engine): rank device*p + e of a group of p engines then takes part e of p of the shard
+    that its own device holds.
     """
     return device * engines + engine
 
@@ -52,7 +54,9 @@ def group_world_ranks(group: Group, devices: int, engines: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Layout:
-    """A partition of engines, all of 0..n-1 or those that are not lost, into aligned groups, by first engine."""
+    """A partition of engines, all of 0..n-1 or those that are not lost, into aligned groups, by
+    first engine.
+    """
 
     groups: tuple[Group, ...]
 
@@ -108,13 +112,18 @@ class Layout:
         return [cls(groups) for groups in partitions(0, engines)]
 
     @classmethod
-    def parse(cls, groups: object, engines: int, sizes: Sequence[int], lost: Collection[int] = ()) -> Layout:
-        """Check what a client sent as `groups`: it names every engine that is not lost, and no other.
+    def parse(
+        cls, groups: object, engines: int, sizes: Sequence[int], lost: Collection[int] = ()
+    ) -> Layout:
+        """Check what a client sent as `groups`: it names every engine that is not lost, and no
+        other.
 
         Raises LayoutError, naming the field, the value and what is allowed.
         """
         if not isinstance(groups, list | tuple) or not groups:
-            raise LayoutError("groups", groups, "must be a non-empty list of lists of engine numbers")
+            raise LayoutError(
+                "groups", groups, "must be a non-empty list of lists of engine numbers"
+            )
         parsed = [_parse_group(index, group, engines, sizes) for index, group in enumerate(groups)]
         _check_partition(parsed, set(range(engines)) - set(lost))
         return cls(tuple(sorted(parsed)))
@@ -156,10 +165,18 @@ def _check_partition(groups: Iterable[Group], engines: Collection[int]) -> None:
     flat = [engine for group in groups for engine in group]
     twice = sorted({engine for engine in flat if flat.count(engine) > 1})
     if twice:
-        raise LayoutError("groups", [list(g) for g in groups], f"engine {twice[0]} is in more than one group")
+        raise LayoutError(
+            "groups", [list(g) for g in groups], f"engine {twice[0]} is in more than one group"
+        )
     lost = sorted(set(flat) - set(engines))
     if lost:
-        raise LayoutError("groups", [list(g) for g in groups], f"engine {lost[0]} is lost, and is started again")
+        raise LayoutError(
+            "groups", [list(g) for g in groups], f"engine {lost[0]} is lost, and is started again"
+        )
     missing = sorted(set(engines) - set(flat))
     if missing:
-        raise LayoutError("groups", [list(g) for g in groups], f"engine {missing[0]} is in no group; name every engine")
+        raise LayoutError(
+            "groups",
+            [list(g) for g in groups],
+            f"engine {missing[0]} is in no group; name every engine",
+        )

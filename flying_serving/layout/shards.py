@@ -1,7 +1,8 @@
 """Which part of a weight or of the KV cache a rank works on: arithmetic only.
 
-A fused weight consists of *segments* (q, k, v; gate, up; or a single one). Each segment has a number of *units*, the
-finest shards that any lane asks for. In a lane of degree p, rank r works on a run of consecutive units of each segment.
+A fused weight consists of *segments* (q, k, v; gate, up; or a single one). Each segment has a
+number of *units*, the finest shards that any lane asks for. In a lane of degree p, rank r works on
+a run of consecutive units of each segment.
 """
 
 from collections.abc import Sequence
@@ -27,7 +28,9 @@ class Segment:
         return self.size // self.units
 
     def units_of(self, rank: int, degree: int) -> range:
-        """Units that `rank` of `degree` works on; ranks beyond the number of units share one (replicated KV heads)."""
+        """Units that `rank` of `degree` works on; ranks beyond the number of units share one
+        (replicated KV heads).
+        """
         if self.units >= degree:
             per_rank = self.units // degree
             return range(rank * per_rank, (rank + 1) * per_rank)
@@ -35,20 +38,27 @@ class Segment:
         return range(unit, unit + 1)
 
 
-def segments_of(sizes: Sequence[int], widest: int, heads: Sequence[int] | None = None) -> tuple[Segment, ...]:
+def segments_of(
+    sizes: Sequence[int], widest: int, heads: Sequence[int] | None = None
+) -> tuple[Segment, ...]:
     """Segments of a fused weight, whose parts have `sizes` rows, for lanes up to degree `widest`.
 
-    `heads`: how many each part has, if it may not be cut inside a head; fewer heads than `widest` replicate.
+    `heads`: how many each part has, if it may not be cut inside a head; fewer heads than `widest`
+    replicate.
     """
     if heads is None:
         return tuple(Segment(size, widest) for size in sizes)
-    return tuple(Segment(size, min(widest, count)) for size, count in zip(sizes, heads, strict=True))
+    return tuple(
+        Segment(size, min(widest, count)) for size, count in zip(sizes, heads, strict=True)
+    )
 
 
 def lane_block_tokens(block_tokens: int, group_size: int, devices: int, kv_heads: int) -> int:
-    """Tokens that a block of constant bytes, `block_tokens` in lane 1, holds in a lane (the paper's KV Cache Adaptor).
+    """Tokens that a block of constant bytes, `block_tokens` in lane 1, holds in a lane (the paper's
+    KV Cache Adaptor).
 
-    Of the model's `kv_heads` those that cannot be cut any further replicate, and the block stays as it is.
+    Of the model's `kv_heads` those that cannot be cut any further replicate, and the block stays as
+    it is.
     """
     heads_before = max(1, kv_heads // devices)
     heads_in_lane = max(1, kv_heads // (devices * group_size))

@@ -1,4 +1,6 @@
-"""Memory that other processes of the node can map: a memfd, which unlike a file in /dev/shm has no limit of its own."""
+"""Memory that other processes of the node can map: a memfd, which unlike a file in /dev/shm has no
+limit of its own.
+"""
 
 import mmap
 import os
@@ -28,7 +30,9 @@ class PagedMemory(Protocol):
     """Memory whose addresses stay while its pages come and go."""
 
     def back(self, first_byte: int, size_bytes: int) -> None:
-        """Let there be pages for a range, which may then be used; what is in new ones is not said."""
+        """Let there be pages for a range, which may then be used; what is in new ones is not
+        said.
+        """
 
     def release(self, first_byte: int, size_bytes: int) -> int:
         """Give pages that lie in a range back. Returns their bytes.
@@ -38,7 +42,8 @@ class PagedMemory(Protocol):
 
 
 class Arena:
-    """Memory of this process, zeros at first, that processes which know its `address` can map: a `PagedMemory`.
+    """Memory of this process, zeros at first, that processes which know its `address` can map: a
+    `PagedMemory`.
 
     `bytes` is the mapping.
     """
@@ -55,7 +60,9 @@ class Arena:
         """See `PagedMemory`: nothing to do, as the system backs a page when it is first used."""
 
     def release(self, first_byte: int, size_bytes: int) -> int:
-        """See `PagedMemory`: pages go back to the system, for all who map them, and are zeros then."""
+        """See `PagedMemory`: pages go back to the system, for all who map them, and are zeros
+        then.
+        """
         pages = pages_inside(first_byte, size_bytes, mmap.PAGESIZE)
         released_bytes = len(pages) * mmap.PAGESIZE
         if pages:
@@ -79,7 +86,8 @@ def map_peer(address: Address, whose: str) -> mmap.mmap:
         file = os.open(path, os.O_RDONLY)
     except OSError as error:
         raise PeerMemory(
-            f"{whose}: {path} cannot be opened ({error.strerror}); all processes of a server must see each other "
+            f"{whose}: {path} cannot be opened ({error.strerror}); all processes of a server "
+            "must see each other "
             "and belong to one user"
         ) from None
     try:

@@ -33,7 +33,9 @@ class PartShape(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LaneShape(msgspec.Struct, frozen=True):
-    """A `KVView` without its memory: the parts, the first of its heads and the one after the last."""
+    """A `KVView` without its memory: the parts, the first of its heads and the one after the
+    last.
+    """
 
     parts: list[PartShape]
     heads: tuple[int, int]
@@ -41,7 +43,9 @@ class LaneShape(msgspec.Struct, frozen=True):
 
 
 class KVAddress(msgspec.Struct, frozen=True):
-    """The KV memory of a device, and its lanes by group size; on CUDA `memory` is what `share_cuda` gives."""
+    """The KV memory of a device, and its lanes by group size; on CUDA `memory` is what `share_cuda`
+    gives.
+    """
 
     memory: Address | bytes
     lanes: dict[int, LaneShape]
@@ -51,8 +55,9 @@ class KVAddress(msgspec.Struct, frozen=True):
 class KVView:
     """The KV cache of a lane on one device.
 
-    `parts`: for each layer one tensor or more `[blocks, heads, tokens in a block, size]`, views of the KV memory. Where
-    kernels see smaller blocks, each block is several in a row there. `heads`: which of the model's KV heads those are.
+    `parts`: for each layer one tensor or more `[blocks, heads, tokens in a block, size]`, views of
+    the KV memory. Where kernels see smaller blocks, each block is several in a row there. `heads`:
+    which of the model's KV heads those are.
     """
 
     parts: Sequence[torch.Tensor]
@@ -62,7 +67,12 @@ class KVView:
     def shape(self) -> LaneShape:
         """What a peer needs to read it."""
         parts = [
-            PartShape(str(part.dtype).removeprefix("torch."), part.storage_offset(), tuple(part.shape), part.stride())
+            PartShape(
+                str(part.dtype).removeprefix("torch."),
+                part.storage_offset(),
+                tuple(part.shape),
+                part.stride(),
+            )
             for part in self.parts
         ]
         return LaneShape(parts, (self.heads.start, self.heads.stop), self.block_tokens)
@@ -78,7 +88,9 @@ class KVView:
 
     @cached_property
     def stacks(self) -> list[torch.Tensor]:
-        """The parts `[layers, blocks, heads, tokens in a block, size]`; of all layers one tensor if possible."""
+        """The parts `[layers, blocks, heads, tokens in a block, size]`; of all layers one tensor if
+        possible.
+        """
         kinds = 1 if len({part.stride() for part in self.parts[:2]}) == 1 else 2
         return [stack for kind in range(kinds) for stack in _stacked(self.parts[kind::kinds])]
 
@@ -86,12 +98,18 @@ class KVView:
         """Which of all tokens of the memory a request's token is, in vLLM's slot mapping."""
         return blocks[token // self.block_tokens] * self.block_tokens + token % self.block_tokens
 
-    def copy(self, source: "KVView", heads: range, blocks: tuple[Sequence[int], Sequence[int]], tokens: range) -> None:
+    def copy(
+        self,
+        source: "KVView",
+        heads: range,
+        blocks: tuple[Sequence[int], Sequence[int]],
+        tokens: range,
+    ) -> None:
         """Take over some of the model's heads of tokens of one request from another lane.
 
-        `blocks`: those of the request from its first token on, in the source and here. Whole tiles are copied, what a
-        block of either lane (of its kernels) is made of: so behind the last token some that say nothing are overwritten
-        here.
+        `blocks`: those of the request from its first token on, in the source and here. Whole tiles
+        are copied, what a block of either lane (of its kernels) is made of: so behind the last
+        token some that say nothing are overwritten here.
         """
         tile = math.gcd(source.parts[0].shape[2], self.parts[0].shape[2])
         if not tokens:
@@ -99,18 +117,28 @@ class KVView:
         tiles = range(tokens.start // tile, (tokens.stop - 1) // tile + 1)
         old_stacks, new_stacks = source.stacks, self.stacks
         if [len(stack) for stack in old_stacks] != [len(stack) for stack in new_stacks]:
-            old_stacks, new_stacks = ([part.unsqueeze(0) for part in each.parts] for each in (source, self))
+            old_stacks, new_stacks = (
+                [part.unsqueeze(0) for part in each.parts] for each in (source, self)
+            )
         for old, new in zip(old_stacks, new_stacks, strict=True):
             from_tiles = list(_tiles(old, heads, source, tile))
             to_tiles = list(_tiles(new, heads, self, tile))
             for number in tiles:
-                block, part = divmod(source.place(blocks[0], number * tile) // tile, len(from_tiles))
-                to_block, to_part = divmod(self.place(blocks[1], number * tile) // tile, len(to_tiles))
-                to_tiles[to_part].select(1, to_block).copy_(from_tiles[part].select(1, block), non_blocking=True)
+                block, part = divmod(
+                    source.place(blocks[0], number * tile) // tile, len(from_tiles)
+                )
+                to_block, to_part = divmod(
+                    self.place(blocks[1], number * tile) // tile, len(to_tiles)
+                )
+                to_tiles[to_part].select(1, to_block).copy_(
+                    from_tiles[part].select(1, block), non_blocking=True
+                )
 
 
 def _tiles(stack: torch.Tensor, heads: range, view: KVView, tile: int) -> Iterator[torch.Tensor]:
-    """The tiles of all blocks, first to last within a block: `[layers, blocks, heads, tile, size]` each."""
+    """The tiles of all blocks, first to last within a block: `[layers, blocks, heads, tile, size]`
+    each.
+    """
     mine = stack[:, :, heads.start - view.heads.start : heads.stop - view.heads.start]
     yield from mine.split(tile, dim=3)
 
@@ -119,11 +147,17 @@ def _stacked(parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Parts that lie at equal distances in one memory as one tensor, others each by itself."""
     first, offsets = parts[0], [part.storage_offset() for part in parts]
     distances = {after - before for before, after in pairwise(offsets)}
-    alike = {(part.shape, part.stride(), part.dtype, part.untyped_storage().data_ptr()) for part in parts}
+    alike = {
+        (part.shape, part.stride(), part.dtype, part.untyped_storage().data_ptr()) for part in parts
+    }
     if len(distances) > 1 or len(alike) > 1 or min(distances, default=0) < 0:
         return [part.unsqueeze(0) for part in parts]
     distance = distances.pop() if distances else 0
-    return [first.as_strided((len(parts), *first.shape), (distance, *first.stride()), first.storage_offset())]
+    return [
+        first.as_strided(
+            (len(parts), *first.shape), (distance, *first.stride()), first.storage_offset()
+        )
+    ]
 
 
 def share_cuda(memory: torch.Tensor) -> bytes:
@@ -149,5 +183,7 @@ def map_memory(memory: Address | bytes, whose: str) -> torch.Tensor:
 def bytes_of(mapped: mmap) -> torch.Tensor:
     """Mapped memory as int8."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a peer's memory is read only, which torch cannot say of a tensor
+        warnings.simplefilter(
+            "ignore", UserWarning
+        )  # a peer's memory is read only, which torch cannot say of a tensor
         return torch.frombuffer(mapped, dtype=torch.int8)

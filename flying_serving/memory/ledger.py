@@ -1,7 +1,9 @@
-"""Who owns the pages of a device that its weights can do without while it is in a group: weights, KV, or nobody. Pure.
+"""Who owns the pages of a device that its weights can do without while it is in a group: weights,
+KV, or nobody. Pure.
 
-Weights go in *pieces*, one after another, and come back in the opposite order. KV gets the room that they leave as
-whole blocks, the *extra* ones, from the first on; each layer has a region of its own for them.
+Weights go in *pieces*, one after another, and come back in the opposite order. KV gets the room
+that they leave as whole blocks, the *extra* ones, from the first on; each layer has a region of its
+own for them.
 """
 
 import mmap
@@ -14,14 +16,18 @@ from flying_serving.errors import IntegrityError
 
 @dataclass(frozen=True)
 class ExtraKV:
-    """Extra blocks: `most_blocks` of them, in each of `regions` regions so many bytes of a block."""
+    """Extra blocks: `most_blocks` of them, in each of `regions` regions so many bytes of a
+    block.
+    """
 
     most_blocks: int
     regions: int
     block_bytes: int
 
     def pages(self, blocks: int, page_bytes: int) -> int:
-        """Pages that so many blocks take at most: in each region they may begin and end within a page."""
+        """Pages that so many blocks take at most: in each region they may begin and end within a
+        page.
+        """
         return self.regions * (-(-blocks * self.block_bytes // page_bytes) + 1) if blocks else 0
 
 
@@ -33,7 +39,9 @@ class PageLedger:
     `dropped`: so many pieces are gone. `blocks`: so many extra blocks are there.
     """
 
-    def __init__(self, piece_bytes: Sequence[int], kv: ExtraKV, page_bytes: int = mmap.PAGESIZE) -> None:
+    def __init__(
+        self, piece_bytes: Sequence[int], kv: ExtraKV, page_bytes: int = mmap.PAGESIZE
+    ) -> None:
         self._freed_pages = [0, *accumulate(size // page_bytes for size in piece_bytes)]
         self._kv = kv
         self._page_bytes = page_bytes
@@ -84,14 +92,20 @@ class PageLedger:
         return self.dropped - 1
 
     def fetch(self) -> int:
-        """The piece that went last is to come back. Returns which. Raises IntegrityError if KV owns its pages."""
+        """The piece that went last is to come back. Returns which. Raises IntegrityError if KV owns
+        its pages.
+        """
         if not self.dropped or self.blocks > self.room(self.dropped - 1):
-            raise IntegrityError(f"{self.dropped} pieces of weights are gone, and KV has {self.blocks} extra blocks")
+            raise IntegrityError(
+                f"{self.dropped} pieces of weights are gone, and KV has {self.blocks} extra blocks"
+            )
         self.dropped -= 1
         return self.dropped
 
     def back(self) -> range:
-        """Extra blocks that are there from now on, as many as there is room for. Returns them, 0 is the first extra."""
+        """Extra blocks that are there from now on, as many as there is room for. Returns them, 0 is
+        the first extra.
+        """
         before, self.blocks = self.blocks, max(self.blocks, self.room(self.dropped))
         return range(before, self.blocks)
 

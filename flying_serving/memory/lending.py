@@ -1,11 +1,14 @@
-"""Owners of physical blocks, and how a group's blocks map to them. Pure bookkeeping, no torch, no vLLM.
+"""Owners of physical blocks, and how a group's blocks map to them. Pure bookkeeping, no torch, no
+vLLM.
 
-| a physical block is     | known to                         | freed by                                  |
+| a physical block is     | known to                         | freed by
+|
 |-------------------------|----------------------------------|-------------------------------------------|
-| free or cached locally  | the engine's own block pool      | -                                         |
-| owned by a local request| the engine's own scheduler       | that scheduler                            |
-| offered to group g      | `LentBlocks.offered`             | commit of fewer, or it becomes lent       |
-| lent to g as block v    | `LentBlocks.table[v]`            | `take_back`, when the leader returned v   |
+| free or cached locally  | the engine's own block pool      | -
+| | owned by a local request| the engine's own scheduler       | that scheduler
+| | offered to group g      | `LentBlocks.offered`             | commit of fewer, or it becomes lent
+| | lent to g as block v    | `LentBlocks.table[v]`            | `take_back`, when the leader
+returned v   |
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -18,7 +21,9 @@ NULL_BLOCK = 0
 
 
 class Pool(Protocol):
-    """The part of a block pool that lending needs; production is vLLM's BlockPool (`vllm_adapter/blocks.py`)."""
+    """The part of a block pool that lending needs; production is vLLM's BlockPool
+    (`vllm_adapter/blocks.py`).
+    """
 
     def free_count(self) -> int:
         """How many blocks `take` can give."""
@@ -48,16 +53,22 @@ class LentBlocks:
         return len(self.table) - 1
 
     def offer(self, count: int, keep_free: int) -> int:
-        """Set aside up to `count` free blocks, but leave `keep_free` to this engine. Returns how many."""
+        """Set aside up to `count` free blocks, but leave `keep_free` to this engine. Returns how
+        many.
+        """
         if self.offered:
-            raise IntegrityError(f"offer of {count} blocks while {len(self.offered)} are still offered")
+            raise IntegrityError(
+                f"offer of {count} blocks while {len(self.offered)} are still offered"
+            )
         self.offered = self._pool.take(max(0, min(count, self._pool.free_count() - keep_free)))
         return len(self.offered)
 
     def commit(self, group_blocks: list[int]) -> None:
         """Lend offered blocks as `group_blocks`; the rest of the offer goes back to the pool."""
         if len(group_blocks) > len(self.offered):
-            raise IntegrityError(f"commit of {len(group_blocks)} blocks, {len(self.offered)} offered")
+            raise IntegrityError(
+                f"commit of {len(group_blocks)} blocks, {len(self.offered)} offered"
+            )
         for v, physical in zip(group_blocks, self.offered, strict=False):
             if v in self.table:
                 raise IntegrityError(f"group block {v} is lent already")
@@ -76,7 +87,9 @@ class LentBlocks:
 
     def take_all_back(self) -> None:
         """The group is no more: all that it had is this engine's own again."""
-        self._pool.give([*self.offered, *(block for block in self.table.values() if block != NULL_BLOCK)])
+        self._pool.give(
+            [*self.offered, *(block for block in self.table.values() if block != NULL_BLOCK)]
+        )
         self.offered, self.table = [], {NULL_BLOCK: NULL_BLOCK}
 
     def translate(self, group_blocks: Iterable[int]) -> list[int]:
@@ -85,7 +98,9 @@ class LentBlocks:
         return [table[v] for v in group_blocks]
 
     def replace(self, copies: Mapping[int, int]) -> None:
-        """Lend other physical blocks in place of some, to which they were copied: the new ones by the old."""
+        """Lend other physical blocks in place of some, to which they were copied: the new ones by
+        the old.
+        """
         for group_block, physical in self.table.items():
             if physical in copies:
                 self.table[group_block] = copies[physical]
@@ -95,12 +110,16 @@ class LentBlocks:
         """Every physical block that is out: lent or offered."""
         out = set(self.table.values()) - {NULL_BLOCK}
         if len(out) != self.lent_count or out & set(self.offered):
-            raise IntegrityError(f"{self.lent_count} lent and {len(self.offered)} offered blocks overlap")
+            raise IntegrityError(
+                f"{self.lent_count} lent and {len(self.offered)} offered blocks overlap"
+            )
         return out | set(self.offered)
 
 
 class BorrowedBlocks:
-    """A leader's side: which group blocks its scheduler may use. All others are withheld from the group's full pool."""
+    """A leader's side: which group blocks its scheduler may use. All others are withheld from the
+    group's full pool.
+    """
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -132,7 +151,9 @@ class BorrowedBlocks:
         self._pool.give(group_blocks)
 
     def give_up(self, count: int) -> list[int]:
-        """Take up to `count` unused blocks from the scheduler, least recently used first, to return them."""
+        """Take up to `count` unused blocks from the scheduler, least recently used first, to return
+        them.
+        """
         freed = self._pool.take(max(0, min(count, self._pool.free_count())))
         self.held.difference_update(freed)
         self._withheld.extend(freed)
@@ -141,6 +162,10 @@ class BorrowedBlocks:
     def check(self) -> None:
         """Raise IntegrityError unless each group block is exactly one of held and withheld."""
         if len(self.held) + len(self._withheld) != self.capacity or self.held & set(self._withheld):
-            raise IntegrityError(f"held {len(self.held)} + withheld {len(self._withheld)} != {self.capacity}")
+            raise IntegrityError(
+                f"held {len(self.held)} + withheld {len(self._withheld)} != {self.capacity}"
+            )
         if self._pool.free_count() > len(self.held):
-            raise IntegrityError(f"{self._pool.free_count()} free group blocks, {len(self.held)} held")
+            raise IntegrityError(
+                f"{self._pool.free_count()} free group blocks, {len(self.held)} held"
+            )

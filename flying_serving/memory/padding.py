@@ -1,9 +1,10 @@
-"""Which pages of a weight have to stay on a device that keeps some of its units, and which it can give away.
+"""Which pages of a weight have to stay on a device that keeps some of its units, and which it can
+give away.
 
-A weight lies in memory unit by unit (`layout/shards.py`) and begins with a page. Units seldom end where pages do.
-`packed` leaves no room between them: a page that a kept unit shares with others stays. `padded` lets every unit begin
-with a page (Gyges, arXiv 2509.19729, equation 2): its zeros are whole rows, so that the product stays a plain one.
-Arithmetic only: no torch.
+A weight lies in memory unit by unit (`layout/shards.py`) and begins with a page. Units seldom end
+where pages do. `packed` leaves no room between them: a page that a kept unit shares with others
+stays. `padded` lets every unit begin with a page (Gyges, arXiv 2509.19729, equation 2): its zeros
+are whole rows, so that the product stays a plain one. Arithmetic only: no torch.
 """
 
 import math
@@ -73,7 +74,9 @@ class PagedUnits:
         for unit in set(range(self.units)).difference(kept):
             where = self.bytes_of(unit)
             shared = resident.intersection(self.pages_of(unit))
-            total += sum(min(where.stop, (one + 1) * page) - max(where.start, one * page) for one in shared)
+            total += sum(
+                min(where.stop, (one + 1) * page) - max(where.start, one * page) for one in shared
+            )
         return total
 
 
@@ -84,7 +87,11 @@ def packed(segment: Segment, row_bytes: int, page_bytes: int = PAGE_BYTES) -> Pa
 
 
 def padded(segment: Segment, row_bytes: int, page_bytes: int = PAGE_BYTES) -> PagedUnits:
-    """Units with as many rows of zeros behind each as let the next one begin with a page; arguments as in `packed`."""
+    """Units with as many rows of zeros behind each as let the next one begin with a page; arguments
+    as in `packed`.
+    """
     unit_bytes = segment.unit_size * row_bytes
     whole_bytes = math.lcm(row_bytes, page_bytes)
-    return PagedUnits(segment.units, unit_bytes, -(-unit_bytes // whole_bytes) * whole_bytes, page_bytes)
+    return PagedUnits(
+        segment.units, unit_bytes, -(-unit_bytes // whole_bytes) * whole_bytes, page_bytes
+    )

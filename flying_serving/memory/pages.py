@@ -1,4 +1,6 @@
-"""Whole pages inside the memory of a weight: given back to the system, and written again in place."""
+"""Whole pages inside the memory of a weight: given back to the system, and written again in
+place.
+"""
 
 import ctypes
 import mmap
@@ -26,9 +28,11 @@ class Extent:
 
 
 def whole_pages(extents: Iterable[Extent]) -> list[Extent]:
-    """The whole pages inside of extents, those joined that follow each other in memory and in the file.
+    """The whole pages inside of extents, those joined that follow each other in memory and in the
+    file.
 
-    The pages at the ends of a run stay, as they are shared with what is kept, or with other memory of the process.
+    The pages at the ends of a run stay, as they are shared with what is kept, or with other memory
+    of the process.
     """
     pages = []
     for run in _joined(extents):
@@ -52,11 +56,14 @@ def _joined(extents: Iterable[Extent]) -> list[Extent]:
 
 
 def drop_pages(extent: Extent) -> None:
-    """Give whole pages of private memory back to the system: they read as zeros until they are written again.
+    """Give whole pages of private memory back to the system: they read as zeros until they are
+    written again.
 
     Raises:
         IntegrityError: if the system does not take them, as with locked memory.
     """
     address, size = ctypes.c_void_p(extent.address), ctypes.c_size_t(extent.size_bytes)
     if _LIBC.madvise(address, size, mmap.MADV_DONTNEED):
-        raise IntegrityError(f"{extent.size_bytes} bytes of a weight: madvise: {os.strerror(ctypes.get_errno())}")
+        raise IntegrityError(
+            f"{extent.size_bytes} bytes of a weight: madvise: {os.strerror(ctypes.get_errno())}"
+        )

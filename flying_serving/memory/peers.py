@@ -1,4 +1,6 @@
-"""The KV memory of the other engines' devices, mapped when it is first read and unmapped when they are lost."""
+"""The KV memory of the other engines' devices, mapped when it is first read and unmapped when they
+are lost.
+"""
 
 from collections.abc import Iterable, Sequence
 from itertools import product
@@ -14,14 +16,18 @@ def _path(run_dir: str, engine: int, device: int) -> str:
     return f"{run_dir}/kv-{engine}-{device}"
 
 
-def announce_kv(run_dir: str, engine: int, device: int, memory: Address | bytes, views: dict[int, KVView]) -> None:
+def announce_kv(
+    run_dir: str, engine: int, device: int, memory: Address | bytes, views: dict[int, KVView]
+) -> None:
     """Let peers read the lanes of a device, by group size."""
     lanes = {size: view.shape() for size, view in views.items()}
     announce(_path(run_dir, engine, device), KVAddress(memory, lanes))
 
 
 class KVBlocks(msgspec.Struct, frozen=True):
-    """KV blocks of an engine: its own, and extra ones that there are only while it lends its weights."""
+    """KV blocks of an engine: its own, and extra ones that there are only while it lends its
+    weights.
+    """
 
     own: int
     extra: int
@@ -34,14 +40,18 @@ def announce_blocks(run_dir: str, engine: int, blocks: KVBlocks) -> None:
 
 def fewest_blocks(run_dir: str, engines: int) -> KVBlocks:
     """What every engine has at least."""
-    found = [announced(f"{run_dir}/blocks-{e}", KVBlocks, f"KV blocks of engine {e}") for e in range(engines)]
+    found = [
+        announced(f"{run_dir}/blocks-{e}", KVBlocks, f"KV blocks of engine {e}")
+        for e in range(engines)
+    ]
     return KVBlocks(min(one.own for one in found), min(one.extra for one in found))
 
 
 class PeerKV:
     """The lanes of all devices of a server, as they were announced in its run directory.
 
-    A device's own lanes are read where they are: a process cannot map its own memory of a CUDA device.
+    A device's own lanes are read where they are: a process cannot map its own memory of a CUDA
+    device.
     """
 
     def __init__(self, run_dir: str) -> None:
@@ -50,25 +60,35 @@ class PeerKV:
         self._views: dict[tuple[int, int], dict[int, KVView]] = {}
         self._lost: set[int] = set()
 
-    def share(self, engine: int, device: int, memory: Address | bytes, views: dict[int, KVView]) -> None:
+    def share(
+        self, engine: int, device: int, memory: Address | bytes, views: dict[int, KVView]
+    ) -> None:
         """Let peers read the lanes of a device of this process: see `announce_kv`."""
         self._own[engine, device] = views
         announce_kv(self._run_dir, engine, device, memory, views)
 
     def map(self, engines: Sequence[int], devices: int) -> None:
-        """Map those of some engines, when all are announced or about to be. Raises PeerMemory if one cannot be."""
+        """Map those of some engines, when all are announced or about to be. Raises PeerMemory if
+        one cannot be.
+        """
         self.forget(engines)
         self._lost.difference_update(engines)
         for engine, device in product(engines, range(devices)):
             self.view(engine, device, 1)
 
     def forget(self, engines: Iterable[int]) -> None:
-        """Unmap those of lost engines: memory of a process that has ended is free once no other process maps it."""
+        """Unmap those of lost engines: memory of a process that has ended is free once no other
+        process maps it.
+        """
         self._lost.update(engines)
-        self._views = {place: views for place, views in self._views.items() if place[0] not in self._lost}
+        self._views = {
+            place: views for place, views in self._views.items() if place[0] not in self._lost
+        }
 
     def view(self, engine: int, device: int, size: int) -> KVView:
-        """The lane for groups of `size` engines of a device. Raises PeerMemory if it cannot be mapped, or is lost."""
+        """The lane for groups of `size` engines of a device. Raises PeerMemory if it cannot be
+        mapped, or is lost.
+        """
         found = self._own.get((engine, device)) or self._views.get((engine, device))
         if found is None:
             found = self._views[engine, device] = self._map(engine, device)

@@ -1,10 +1,13 @@
-"""How the bytes of one linear layer are kept so that a lane of any degree can multiply with its part of them.
+"""How the bytes of one linear layer are kept so that a lane of any degree can multiply with its
+part of them.
 
-Two ways behind one interface. `Strided` keeps the weight as it was loaded and hands out views (GPUs: a leading
-dimension costs nothing). `Packed` keeps each unit in the library's blocked format (CPUs: oneDNN is up to twice as fast
-on packed weights at small batches, and a packed matrix cannot be cut afterwards). Either way there is one copy.
+Two ways behind one interface. `Strided` keeps the weight as it was loaded and hands out views
+(GPUs: a leading dimension costs nothing). `Packed` keeps each unit in the library's blocked format
+(CPUs: oneDNN is up to twice as fast on packed weights at small batches, and a packed matrix cannot
+be cut afterwards). Either way there is one copy.
 
-Packed ones have `units`: what a lane can do without while its weights are lent (see `memory/units.py`).
+Packed ones have `units`: what a lane can do without while its weights are lent (see
+`memory/units.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -35,13 +38,16 @@ def rows_of(segments: Sequence[Segment], rank: int, degree: int) -> list[slice]:
     rows, start = [], 0
     for segment in segments:
         units = segment.units_of(rank, degree)
-        rows.append(slice(start + units.start * segment.unit_size, start + units.stop * segment.unit_size))
+        rows.append(
+            slice(start + units.start * segment.unit_size, start + units.stop * segment.unit_size)
+        )
         start += segment.size
     return rows
 
 
 class PackedColumns:
-    """Column-parallel: outputs are cut. Segments with equally many units are packed together, unit by unit.
+    """Column-parallel: outputs are cut. Segments with equally many units are packed together, unit
+    by unit.
 
     `file`: where units are kept that may be dropped; None: none may.
     """
@@ -62,7 +68,9 @@ class PackedColumns:
             for unit in range(count):
                 rows = rows_of(segments, unit, count)[first : first + len(family)]
                 unit_bias = None if bias is None else torch.cat([bias[r] for r in rows])
-                packed.append(PackedUnit(torch.cat([weight[r] for r in rows]), unit_bias, pack, file))
+                packed.append(
+                    PackedUnit(torch.cat([weight[r] for r in rows]), unit_bias, pack, file)
+                )
             self._families.append((family, packed))
             first += len(family)
         self.units = PackedUnits([(family[0], packed) for family, packed in self._families])
@@ -74,11 +82,17 @@ class PackedColumns:
         return lambda x: torch.cat([part(x) for part in parts], dim=-1)
 
 
-def _family_part(segments: list[Segment], packed: list[PackedUnit], rank: int, degree: int) -> Matmul:
-    """The part in consecutive segments with the same number of units: a packed matrix holds one unit of each."""
+def _family_part(
+    segments: list[Segment], packed: list[PackedUnit], rank: int, degree: int
+) -> Matmul:
+    """The part in consecutive segments with the same number of units: a packed matrix holds one
+    unit of each.
+    """
     chosen = [packed[u] for u in segments[0].units_of(rank, degree)]
     sizes = [segment.unit_size for segment in segments]
-    runs = [(size, len(list(run))) for size, run in groupby(sizes)]  # segments that are copied at once
+    runs = [
+        (size, len(list(run))) for size, run in groupby(sizes)
+    ]  # segments that are copied at once
     count, width = len(chosen), sum(sizes)
 
     def columns(x: torch.Tensor) -> torch.Tensor:
@@ -91,14 +105,19 @@ def _family_part(segments: list[Segment], packed: list[PackedUnit], rank: int, d
 
 
 def _by_segment(by_unit: torch.Tensor, runs: Sequence[tuple[int, int]]) -> torch.Tensor:
-    """(units, tokens, segments of a unit) -> (tokens, units of a segment, one segment after the other), in one copy.
+    """(units, tokens, segments of a unit) -> (tokens, units of a segment, one segment after the
+    other), in one copy.
 
     `runs`: (size, number) of consecutive segments that are equally large in a unit.
     """
     units, tokens, width = by_unit.shape
     if len(runs) == 1:
         size, number = runs[0]
-        return by_unit.view(units, tokens, number, size).permute(1, 2, 0, 3).reshape(tokens, units * width)
+        return (
+            by_unit.view(units, tokens, number, size)
+            .permute(1, 2, 0, 3)
+            .reshape(tokens, units * width)
+        )
     out = by_unit.new_empty(tokens, units * width)
     sources = by_unit.split([size * number for size, number in runs], dim=2)
     targets = out.split([size * number * units for size, number in runs], dim=1)
@@ -109,9 +128,11 @@ def _by_segment(by_unit: torch.Tensor, runs: Sequence[tuple[int, int]]) -> torch
 
 
 class PackedRows:
-    """Row-parallel: inputs are cut, and the partial products of a lane's units are added (`sum_of_units`).
+    """Row-parallel: inputs are cut, and the partial products of a lane's units are added
+    (`sum_of_units`).
 
-    The bias is part of the first unit's product, so of the first rank's, as in vLLM. `file`: as in `PackedColumns`.
+    The bias is part of the first unit's product, so of the first rank's, as in vLLM. `file`: as in
+    `PackedColumns`.
     """
 
     def __init__(
@@ -125,7 +146,9 @@ class PackedRows:
         self._segment = segment
         self._width = weight.shape[0]
         parts = [columns.contiguous() for columns in weight.split(segment.unit_size, dim=1)]
-        self._packed = [PackedUnit(part, None if unit else bias, pack, file) for unit, part in enumerate(parts)]
+        self._packed = [
+            PackedUnit(part, None if unit else bias, pack, file) for unit, part in enumerate(parts)
+        ]
         self.units = PackedUnits([(segment, self._packed)])
 
     def part(self, rank: int, degree: int) -> Matmul:
@@ -141,7 +164,9 @@ class PackedRows:
 
 
 def _products(units: Sequence[PackedUnit], xs: Sequence[torch.Tensor], width: int) -> torch.Tensor:
-    """(units, tokens, width): each unit's product with its own `x`, written where it is to be, so copied once less."""
+    """(units, tokens, width): each unit's product with its own `x`, written where it is to be, so
+    copied once less.
+    """
     outs = xs[0].new_empty(len(units), xs[0].shape[0], width)
     for unit, x, out in zip(units, xs, outs.unbind(), strict=True):
         unit.multiply(x, out)
@@ -151,8 +176,9 @@ def _products(units: Sequence[PackedUnit], xs: Sequence[torch.Tensor], width: in
 def sum_of_units(parts: list[torch.Tensor]) -> torch.Tensor:
     """The sum of the partial products of a lane's units; may overwrite them.
 
-    Narrow floats are summed in float32 and rounded once, as between the ranks (`ShmGroup.all_reduce`): rounded at each
-    addition, eight units have 2.1 times the error of one product over all of them in place of 1.4 times.
+    Narrow floats are summed in float32 and rounded once, as between the ranks
+    (`ShmGroup.all_reduce`): rounded at each addition, eight units have 2.1 times the error of one
+    product over all of them in place of 1.4 times.
     """
     dtype = parts[0].dtype
     if dtype not in NARROW or len(parts) <= 2:  # the sum of two is rounded once anyway
@@ -166,23 +192,32 @@ def sum_of_units(parts: list[torch.Tensor]) -> torch.Tensor:
 def sum_in_pairs(parts: list[torch.Tensor]) -> torch.Tensor:
     """The sum of a power of two of tensors, neighbours first, in place.
 
-    A group of two sums over its ranks in the same order, so degrees 1 and 2 of two engines agree bit for bit.
+    A group of two sums over its ranks in the same order, so degrees 1 and 2 of two engines agree
+    bit for bit.
     """
     while len(parts) > 1:
         parts = [left.add_(right) for left, right in zip(parts[::2], parts[1::2], strict=True)]
     return parts[0]
 
 
-def bias_part(bias: torch.Tensor, segments: Sequence[Segment], rank: int, degree: int) -> torch.Tensor:
-    """What of a fused bias belongs to the part of `rank` of `degree`: a view, or a copy for several segments."""
+def bias_part(
+    bias: torch.Tensor, segments: Sequence[Segment], rank: int, degree: int
+) -> torch.Tensor:
+    """What of a fused bias belongs to the part of `rank` of `degree`: a view, or a copy for several
+    segments.
+    """
     pieces = [bias[rows] for rows in rows_of(segments, rank, degree)]
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 class StridedColumns:
-    """Column-parallel over the weight as it was loaded: one product per segment, written into one output."""
+    """Column-parallel over the weight as it was loaded: one product per segment, written into one
+    output.
+    """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, segments: Sequence[Segment]) -> None:
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, segments: Sequence[Segment]
+    ) -> None:
         self._weight = weight
         self._bias = bias
         self._segments = tuple(segments)
@@ -192,7 +227,8 @@ class StridedColumns:
         if degree == 1:
             return lambda x: torch.nn.functional.linear(x, weight, bias)
         pieces = [
-            (weight[rows].t(), None if bias is None else bias[rows]) for rows in rows_of(self._segments, rank, degree)
+            (weight[rows].t(), None if bias is None else bias[rows])
+            for rows in rows_of(self._segments, rank, degree)
         ]
         widths = [rows.shape[1] for rows, _ in pieces]
 
@@ -210,7 +246,9 @@ class StridedColumns:
 
 
 class StridedRows:
-    """Row-parallel over the weight as it was loaded: a column slice; GEMM libraries take a leading dimension."""
+    """Row-parallel over the weight as it was loaded: a column slice; GEMM libraries take a leading
+    dimension.
+    """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, segment: Segment) -> None:
         self._weight = weight

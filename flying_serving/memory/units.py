@@ -1,4 +1,5 @@
-"""Units of a weight that a lane can do without for a while: dropped, and fetched back with the same bits.
+"""Units of a weight that a lane can do without for a while: dropped, and fetched back with the same
+bits.
 
 A product that is asked for while a unit of it is dropped raises, whatever kind of unit it is.
 """
@@ -16,7 +17,9 @@ from flying_serving.memory.weight_file import WeightFile
 Product = Callable[[torch.Tensor, torch.Tensor], None]
 """Write the product of (tokens, in) into (tokens, out), which lies in one piece."""
 Pack = Callable[[torch.Tensor, torch.Tensor | None], Product]
-"""Turn a weight (out, in) and a bias (out) into a product that does not need the weight any more."""
+"""Turn a weight (out, in) and a bias (out) into a product that does not need the weight any
+more.
+"""
 UnitId = tuple[int, int]
 """Segment and unit of it."""
 
@@ -28,15 +31,23 @@ class Units(Protocol):
         """Bytes that `drop` frees if nothing is dropped yet."""
 
     def drop(self, rank: int, degree: int) -> int:
-        """Free what the rank does not need, and return how many bytes. Raises IntegrityError if none may be."""
+        """Free what the rank does not need, and return how many bytes. Raises IntegrityError if
+        none may be.
+        """
 
     def fetch(self) -> int:
-        """Have every unit back, and return how many bytes were read. Raises WeightFileError if they cannot be."""
+        """Have every unit back, and return how many bytes were read. Raises WeightFileError if they
+        cannot be.
+        """
 
 
 def units_of(segments: Sequence[Segment], rank: int, degree: int) -> set[UnitId]:
     """The units that a rank works on."""
-    return {(place, unit) for place, segment in enumerate(segments) for unit in segment.units_of(rank, degree)}
+    return {
+        (place, unit)
+        for place, segment in enumerate(segments)
+        for unit in segment.units_of(rank, degree)
+    }
 
 
 def rows_of_units(segments: Sequence[Segment]) -> dict[UnitId, slice]:
@@ -50,24 +61,31 @@ def rows_of_units(segments: Sequence[Segment]) -> dict[UnitId, slice]:
 
 
 def _lent(*_: object) -> NoReturn:
-    raise IntegrityError("a product with weights that are lent to the KV cache: this lane must not step")
+    raise IntegrityError(
+        "a product with weights that are lent to the KV cache: this lane must not step"
+    )
 
 
 def _require_file(file: WeightFile | None) -> WeightFile:
     if file is None:
-        raise IntegrityError("weights that are in no weight file cannot be dropped: they could not be fetched back")
+        raise IntegrityError(
+            "weights that are in no weight file cannot be dropped: they could not be fetched back"
+        )
     return file
 
 
 class PackedUnit:
-    """One unit in the library's format, which cannot be read back: `multiply`, or while it is dropped only an error.
+    """One unit in the library's format, which cannot be read back: `multiply`, or while it is
+    dropped only an error.
 
     `file`: where the weight is kept; None: it is never dropped.
     """
 
     __slots__ = ("_bias", "_dtype", "_extent", "_file", "_pack", "_shape", "multiply", "size_bytes")
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, pack: Pack, file: WeightFile | None) -> None:
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, pack: Pack, file: WeightFile | None
+    ) -> None:
         self._shape, self._dtype = weight.shape, weight.dtype
         self._bias, self._pack, self._file = bias, pack, file
         self.size_bytes = weight.numel() * weight.element_size()
@@ -88,12 +106,16 @@ class PackedUnit:
         """Read the weight and pack it again."""
         assert self._extent is not None
         weight = torch.empty(self._shape, dtype=self._dtype)
-        _require_file(self._file).read(Extent(weight.data_ptr(), self._extent.offset_bytes, self.size_bytes))
+        _require_file(self._file).read(
+            Extent(weight.data_ptr(), self._extent.offset_bytes, self.size_bytes)
+        )
         self.multiply = self._pack(weight, self._bias)
 
 
 class PackedUnits:
-    """`Units` that are packed each by itself, for each segment; segments that are packed together count as one."""
+    """`Units` that are packed each by itself, for each segment; segments that are packed together
+    count as one.
+    """
 
     def __init__(self, families: Sequence[tuple[Segment, Sequence[PackedUnit]]]) -> None:
         self._families = tuple(families)
@@ -112,7 +134,9 @@ class PackedUnits:
         return sum(unit.size_bytes for unit in self._others(rank, degree))
 
     def drop(self, rank: int, degree: int) -> int:
-        """See `Units`. How many bytes the library's format takes is not known: those of the weight are counted."""
+        """See `Units`. How many bytes the library's format takes is not known: those of the weight
+        are counted.
+        """
         there = [unit for unit in self._others(rank, degree) if not unit.is_dropped]
         for unit in there:
             unit.drop()
@@ -127,31 +151,41 @@ class PackedUnits:
 
 
 class RawUnits:
-    """`Units` of tensors that are used as they are, in private memory, of which whole pages are dropped.
+    """`Units` of tensors that are used as they are, in private memory, of which whole pages are
+    dropped.
 
-    `tensors`: those of each unit, each in one piece; they are written back in place, so views of them stay valid.
-    `file`: where they are kept; None: they are never dropped.
+    `tensors`: those of each unit, each in one piece; they are written back in place, so views of
+    them stay valid. `file`: where they are kept; None: they are never dropped.
     """
 
     def __init__(
-        self, segments: Sequence[Segment], tensors: Mapping[UnitId, Sequence[torch.Tensor]], file: WeightFile | None
+        self,
+        segments: Sequence[Segment],
+        tensors: Mapping[UnitId, Sequence[torch.Tensor]],
+        file: WeightFile | None,
     ) -> None:
         self._segments, self._file = tuple(segments), file
         self._tensors = dict(tensors)  # an address must not be given to another tensor
         self._extents: dict[UnitId, list[Extent]] = {}
         if file is not None:
-            self._extents = {unit: [file.keep(tensor) for tensor in held] for unit, held in tensors.items()}
+            self._extents = {
+                unit: [file.keep(tensor) for tensor in held] for unit, held in tensors.items()
+            }
         self._missing: set[UnitId] = set()
         self._dropped: list[Extent] = []
 
     @classmethod
-    def of_rows(cls, weight: torch.Tensor, segments: Sequence[Segment], file: WeightFile | None) -> "RawUnits":
+    def of_rows(
+        cls, weight: torch.Tensor, segments: Sequence[Segment], file: WeightFile | None
+    ) -> "RawUnits":
         """Rows of one weight."""
         rows = {} if file is None else rows_of_units(segments)
         return cls(segments, {unit: [weight[place]] for unit, place in rows.items()}, file)
 
     def guard(self, rank: int, degree: int) -> Callable[[], None]:
-        """What raises IntegrityError while a unit that a rank works on is dropped: to be called before it is read."""
+        """What raises IntegrityError while a unit that a rank works on is dropped: to be called
+        before it is read.
+        """
         missing, mine = self._missing, units_of(self._segments, rank, degree)
 
         def check() -> None:
@@ -171,7 +205,9 @@ class RawUnits:
         return self._extents.keys() - units_of(self._segments, rank, degree)
 
     def drop(self, rank: int, degree: int) -> int:
-        """See `Units`. The pages at the ends of what is dropped stay (Gyges pads units to whole pages, its Eq. 2)."""
+        """See `Units`. The pages at the ends of what is dropped stay (Gyges pads units to whole
+        pages, its Eq. 2).
+        """
         _require_file(self._file)
         before_bytes = sum(pages.size_bytes for pages in self._dropped)
         self._missing |= self._others(rank, degree)

@@ -14,9 +14,9 @@ from flying_serving.memory.pages import Extent
 class WeightFile:
     """The weights of one device of an engine, which are those of this device of every engine.
 
-    One engine, which `writes`, writes them once into a file in `directory`, and the others open it. The file has no
-    name, so it is gone with the last process of the server. Every engine keeps the same weights in the same order, so a
-    weight is at the same place for all.
+    One engine, which `writes`, writes them once into a file in `directory`, and the others open it.
+    The file has no name, so it is gone with the last process of the server. Every engine keeps the
+    same weights in the same order, so a weight is at the same place for all.
     """
 
     def __init__(self, directory: str, run_dir: str, device: int, *, writes: bool) -> None:
@@ -63,7 +63,8 @@ class WeightFile:
         found = os.statvfs(self._directory) if Path(self._directory).is_dir() else None
         free = "" if found is None else f"; {found.f_bavail * found.f_frsize} bytes are free"
         return WeightFileError(
-            f"--lend-weights: {self._directory}: {str(error.strerror).lower()}{free}; it must have room for the "
+            f"--lend-weights: {self._directory}: {str(error.strerror).lower()}{free}; it must "
+            "have room for the "
             "model's weights (TMPDIR names another directory)"
         )
 
@@ -84,7 +85,9 @@ class WeightFile:
             return
         address = announced(self._path, Address, self._whose)
         if address.size_bytes != self.size_bytes:
-            raise WeightFileError(f"{self._whose}: {address.size_bytes} bytes, {self.size_bytes} in this engine")
+            raise WeightFileError(
+                f"{self._whose}: {address.size_bytes} bytes, {self.size_bytes} in this engine"
+            )
         path = f"/proc/{address.pid}/fd/{address.descriptor}"
         try:
             self._file = os.open(path, os.O_RDONLY)
@@ -104,7 +107,9 @@ class WeightFile:
             except OSError as error:
                 raise WeightFileError(f"{self._whose}: {error.strerror}") from None
             if not count:
-                raise WeightFileError(f"{self._whose}: the file ends before byte {offset + len(left)}")
+                raise WeightFileError(
+                    f"{self._whose}: the file ends before byte {offset + len(left)}"
+                )
             left, offset = left[count:], offset + count
 
     def close(self) -> None:

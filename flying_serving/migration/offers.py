@@ -77,8 +77,12 @@ class OfferTable:
     def __init__(self, memory: memoryview, offer_blocks: int, engine_blocks: int) -> None:
         heads, blocks = 8 * ENTRIES * 4, 4 * ENTRIES * offer_blocks
         self._heads = np.frombuffer(memory, np.uint64, ENTRIES * 4).reshape(ENTRIES, 4)
-        self._blocks = np.frombuffer(memory, np.uint32, ENTRIES * offer_blocks, heads).reshape(ENTRIES, offer_blocks)
-        self._lent = np.frombuffer(memory, np.uint32, 3 * engine_blocks, heads + blocks).reshape(3, engine_blocks)
+        self._blocks = np.frombuffer(memory, np.uint32, ENTRIES * offer_blocks, heads).reshape(
+            ENTRIES, offer_blocks
+        )
+        self._lent = np.frombuffer(memory, np.uint32, 3 * engine_blocks, heads + blocks).reshape(
+            3, engine_blocks
+        )
 
     @staticmethod
     def size_bytes(offer_blocks: int, engine_blocks: int) -> int:

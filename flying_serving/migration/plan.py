@@ -15,7 +15,9 @@ def rank_of(group: Group, place: Place) -> int:
     return device * len(group) + engine - group[0]
 
 
-def copies(source: Group, target: Group, reader: Place, devices: int, kv_heads: int) -> Iterator[tuple[Place, range]]:
+def copies(
+    source: Group, target: Group, reader: Place, devices: int, kv_heads: int
+) -> Iterator[tuple[Place, range]]:
     """From where a device of `target` reads the heads that it works with.
 
     Each head comes from the nearest device that has it. `devices`: of each engine. Yields places in
@@ -27,7 +29,9 @@ def copies(source: Group, target: Group, reader: Place, devices: int, kv_heads: 
         for device in range(devices)
         for engine in source
     }
-    nearest = sorted(holders, key=lambda place: (abs(place[0] - reader[0]), abs(place[1] - reader[1]), place))
+    nearest = sorted(
+        holders, key=lambda place: (abs(place[0] - reader[0]), abs(place[1] - reader[1]), place)
+    )
     needed = heads_of(rank_of(target, reader), devices * len(target), kv_heads)
     head = needed.start
     while head < needed.stop:

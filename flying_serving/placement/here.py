@@ -8,10 +8,14 @@ from flying_serving.placement.topology import read_topology
 from flying_serving.placement.wishes import read_wishes
 
 
-def placements_here(engines: int, devices: int, variables: Mapping[str, str] = os.environ) -> tuple[Placement, ...]:
-    """The placement of each device of each engine, those of engine 0 first; `devices`: of each engine.
+def placements_here(
+    engines: int, devices: int, variables: Mapping[str, str] = os.environ
+) -> tuple[Placement, ...]:
+    """The placement of each device of each engine, those of engine 0 first; `devices`: of each
+    engine.
 
     Raises:
-        ConfigError: naming the variable, its value and what is allowed, if it cannot be satisfied on this machine.
+        ConfigError: naming the variable, its value and what is allowed, if it cannot be satisfied
+            on this machine.
     """
     return plan(read_topology(), read_wishes(variables), engines, devices)

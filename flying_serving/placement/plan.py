@@ -1,6 +1,7 @@
 """Which cores, how many threads and which memory each device of each engine gets: pure.
 
-A NUMA node is what vLLM's CPU users treat as a card: a device uses the cores and the memory of one node.
+A NUMA node is what vLLM's CPU users treat as a card: a device uses the cores and the memory of one
+node.
 """
 
 from collections.abc import Sequence
@@ -21,8 +22,10 @@ from flying_serving.placement.wishes import (
 )
 
 SPARES_CORE_CORES = 16
-"""A device with at least this many cores leaves one, as vLLM's do, to the API server and to threads beside OpenMP's:
-it costs 1/16 of the speed at most, where a core that two threads need delays all threads of a step."""
+"""A device with at least this many cores leaves one, as vLLM's do, to the API server and to threads
+beside OpenMP's: it costs 1/16 of the speed at most, where a core that two threads need delays all
+threads of a step.
+"""
 
 
 class Placement(BaseModel):
@@ -42,7 +45,11 @@ class Placement(BaseModel):
 
     def with_memory(self, policy: str) -> str:
         """The placement in words, with what is said of its memory."""
-        cores = f"{'core' if len(self.cpus) == 1 else 'cores'} {format_cpus(self.cpus)}" if self.cpus else "any core"
+        cores = (
+            f"{'core' if len(self.cpus) == 1 else 'cores'} {format_cpus(self.cpus)}"
+            if self.cpus
+            else "any core"
+        )
         threads = f"{self.threads} {'thread' if self.threads == 1 else 'threads'}"
         return f"node {self.node}, {cores}, {threads}, memory {policy}"
 
@@ -61,10 +68,12 @@ def bind_string(placements: Sequence[Placement]) -> str:
 
 
 def plan(topology: Topology, wishes: Wishes, engines: int, devices: int) -> tuple[Placement, ...]:
-    """The placement of each device of each engine, those of engine 0 first; `devices`: of each engine.
+    """The placement of each device of each engine, those of engine 0 first; `devices`: of each
+    engine.
 
     Raises:
-        ConfigError: naming the variable, its value and what is allowed, if the wishes cannot be satisfied here.
+        ConfigError: naming the variable, its value and what is allowed, if the wishes cannot be
+            satisfied here.
     """
     count = engines * devices
     topology = _visible(topology, wishes)
@@ -76,7 +85,9 @@ def plan(topology: Topology, wishes: Wishes, engines: int, devices: int) -> tupl
         shares = _shares(topology, wishes, count)
         shared = any(shares.count(share) > 1 for share in shares)
         shares = _without_reserved(shares, wishes, devices)
-        threads = [1 if shared else min(map(len, shares))] * count  # a group waits for its slowest device
+        threads = [
+            1 if shared else min(map(len, shares))
+        ] * count  # a group waits for its slowest device
         lists = [tuple(cpu.number for cpu in share) for share in shares]
     else:
         lists = cpus_by_device(wishes, count, allowed)
@@ -99,12 +110,15 @@ def _visible(topology: Topology, wishes: Wishes) -> Topology:
     nodes = tuple(node for node in topology.memory_nodes if node in wishes.memory_nodes)
     if not nodes:
         allowed = format_cpus(topology.memory_nodes)
-        raise ConfigError(f"{given}: must have one of the nodes that this process may use, {allowed}")
+        raise ConfigError(
+            f"{given}: must have one of the nodes that this process may use, {allowed}"
+        )
     return replace(topology, memory_nodes=nodes)
 
 
 def _shares(topology: Topology, wishes: Wishes, count: int) -> list[Sequence[Cpu]]:
-    """The cores of each device: an even share of its node's, or all of them if devices of a node have to share cores.
+    """The cores of each device: an even share of its node's, or all of them if devices of a node
+    have to share cores.
 
     Neighbours share a node, so that small groups exchange data within one.
     """
@@ -112,19 +126,23 @@ def _shares(topology: Topology, wishes: Wishes, count: int) -> list[Sequence[Cpu
     shares: list[Sequence[Cpu]] = []
     for cores, guests in zip(nodes, _guests(list(map(len, nodes)), count), strict=True):
         size = len(cores) // guests if guests else 0
-        shares += [cores[place * size : (place + 1) * size] if size else cores for place in range(guests)]
+        shares += [
+            cores[place * size : (place + 1) * size] if size else cores for place in range(guests)
+        ]
     return shares
 
 
 def _guests(cores: Sequence[int], count: int) -> list[int]:
     """How many of `count` devices each node hosts; `cores`: of each node.
 
-    A group runs at the pace of its slowest device: so the smallest share of a device is as large as possible. Nodes
-    that have room for one share more get a device each, again and again, as each has memory of its own. Where the last
-    devices are fewer than such nodes, they are spread evenly.
+    A group runs at the pace of its slowest device: so the smallest share of a device is as large as
+    possible. Nodes that have room for one share more get a device each, again and again, as each
+    has memory of its own. Where the last devices are fewer than such nodes, they are spread evenly.
     """
     by_cores = sorted(range(len(cores)), key=lambda node: cores[node], reverse=True)
-    room = _room([size if node in by_cores[:count] else 0 for node, size in enumerate(cores)], count)
+    room = _room(
+        [size if node in by_cores[:count] else 0 for node, size in enumerate(cores)], count
+    )
     guests = [0] * len(cores)
     while left := count - sum(guests):
         hosts = [node for node, most in enumerate(room) if guests[node] < most]
@@ -135,8 +153,12 @@ def _guests(cores: Sequence[int], count: int) -> list[int]:
 
 
 def _room(cores: Sequence[int], count: int) -> list[int]:
-    """How many devices each node has room for, if each of `count` devices has as many threads as possible."""
-    sizes = [size for size in range(1, max(cores) + 1) if sum(node // size for node in cores) >= count]
+    """How many devices each node has room for, if each of `count` devices has as many threads as
+    possible.
+    """
+    sizes = [
+        size for size in range(1, max(cores) + 1) if sum(node // size for node in cores) >= count
+    ]
     if not sizes:
         each = -(-count // sum(cores))
         return [node * each for node in cores]
@@ -154,7 +176,9 @@ def _nodes(topology: Topology) -> list[Sequence[Cpu]]:
     found: dict[int, list[Cpu]] = {}
     for cpu in topology.cores:
         found.setdefault(cpu.node, []).append(cpu)
-    return [found[node] for node in sorted(found) if node in topology.memory_nodes] or [topology.cores]
+    return [found[node] for node in sorted(found) if node in topology.memory_nodes] or [
+        topology.cores
+    ]
 
 
 def _simulated(topology: Topology, count: int) -> list[Sequence[Cpu]]:
@@ -162,14 +186,21 @@ def _simulated(topology: Topology, count: int) -> list[Sequence[Cpu]]:
     cores = sorted(topology.cores, key=lambda cpu: (cpu.node, cpu.number))
     size = len(cores) // count
     if not size:
-        raise ConfigError(f"{SIMULATED}=1: {count} simulated nodes need {count} cores; this process has {len(cores)}")
+        raise ConfigError(
+            f"{SIMULATED}=1: {count} simulated nodes need {count} cores; this process has "
+            f"{len(cores)}"
+        )
     return [cores[node * size : (node + 1) * size] for node in range(count)]
 
 
-def _without_reserved(shares: list[Sequence[Cpu]], wishes: Wishes, devices: int) -> list[Sequence[Cpu]]:
-    """The shares without the cores that OpenMP threads leave to others: the last ones of each device.
+def _without_reserved(
+    shares: list[Sequence[Cpu]], wishes: Wishes, devices: int
+) -> list[Sequence[Cpu]]:
+    """The shares without the cores that OpenMP threads leave to others: the last ones of each
+    device.
 
-    Those of an engine are taken from its devices evenly, and from its last ones first, as vLLM does.
+    Those of an engine are taken from its devices evenly, and from its last ones first, as vLLM
+    does.
     """
     if wishes.reserved_cores is None:
         return [share[: _unspared(len(share))] for share in shares]
@@ -178,4 +209,7 @@ def _without_reserved(shares: list[Sequence[Cpu]], wishes: Wishes, devices: int)
         allowed = f"must be at most {most}, so that each device has a core"
         raise ConfigError(f"{RESERVED}={wishes.reserved_cores}: {allowed}")
     each, more = divmod(wishes.reserved_cores, devices)
-    return [share[: len(share) - each - (index % devices >= devices - more)] for index, share in enumerate(shares)]
+    return [
+        share[: len(share) - each - (index % devices >= devices - more)]
+        for index, share in enumerate(shares)
+    ]

@@ -1,4 +1,5 @@
-"""The logical CPUs that this process may use, their cores and NUMA nodes, and the CPU time that its cgroup may use.
+"""The logical CPUs that this process may use, their cores and NUMA nodes, and the CPU time that its
+cgroup may use.
 
 Read from /sys and /proc: `doctor` and the launchers of nodes have neither torch nor vLLM loaded.
 """
@@ -26,8 +27,8 @@ class Cpu:
 class Topology:
     """CPUs that this process may use, by affinity, in the order of their numbers; at least one.
 
-    `quota_cpus`: CPU time that the cgroup may use, in CPUs; None: no limit. `memory_nodes`: NUMA nodes whose memory
-    this process may use.
+    `quota_cpus`: CPU time that the cgroup may use, in CPUs; None: no limit. `memory_nodes`: NUMA
+    nodes whose memory this process may use.
     """
 
     cpus: tuple[Cpu, ...]
@@ -36,7 +37,9 @@ class Topology:
 
     @property
     def cores(self) -> tuple[Cpu, ...]:
-        """The last CPU of each physical core, as vLLM chooses: two threads on one core share its vector units."""
+        """The last CPU of each physical core, as vLLM chooses: two threads on one core share its
+        vector units.
+        """
         last = {cpu.core: cpu for cpu in self.cpus}
         return tuple(sorted(last.values(), key=lambda cpu: cpu.number))
 
@@ -51,17 +54,23 @@ class Topology:
         return min(len(self.cpus), self.quota_cpus or len(self.cpus))
 
     def within_quota(self, cores: int, devices: int = 1) -> int:
-        """As many of a device's cores as its share of the quota has time for; `devices`: how many share it."""
+        """As many of a device's cores as its share of the quota has time for; `devices`: how many
+        share it.
+        """
         return cores if self.quota_cpus is None else min(cores, int(self.quota_cpus / devices))
 
     def memory_node(self, cpus: Collection[int]) -> int:
-        """The node to whose memory vLLM binds a worker that may use these CPUs: that of the first one, if allowed."""
+        """The node to whose memory vLLM binds a worker that may use these CPUs: that of the first
+        one, if allowed.
+        """
         node = next(cpu.node for cpu in self.cpus if cpu.number in cpus)
         return node if node in self.memory_nodes else self.memory_nodes[0]
 
 
 def read_topology(root: Path = ROOT, allowed: Iterable[int] | None = None) -> Topology:
-    """The topology of this machine as far as this process may use it; `allowed`: CPUs, its affinity by default."""
+    """The topology of this machine as far as this process may use it; `allowed`: CPUs, its affinity
+    by default.
+    """
     numbers = sorted(_affinity() if allowed is None else allowed)
     nodes = {cpu: node for node, cpus in _nodes(root) for cpu in cpus}
     cpus = tuple(Cpu(number, _core(root, number), nodes.get(number, 0)) for number in numbers)
@@ -98,7 +107,11 @@ def format_cpus(numbers: Iterable[int]) -> str:
 
 
 def _affinity() -> set[int]:
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    return (
+        os.sched_getaffinity(0)
+        if hasattr(os, "sched_getaffinity")
+        else set(range(os.cpu_count() or 1))
+    )
 
 
 def _nodes(root: Path) -> Iterator[tuple[int, tuple[int, ...]]]:
@@ -130,8 +143,8 @@ def _quota_cpus(root: Path) -> float | None:
 def _cgroups(root: Path) -> Iterator[Path]:
     """Folders of the cgroups that limit CPU time.
 
-    In a container the path may be the one outside, while what is mounted begins at the container's own cgroup: so the
-    mount itself is among them.
+    In a container the path may be the one outside, while what is mounted begins at the container's
+    own cgroup: so the mount itself is among them.
     """
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)

@@ -7,10 +7,19 @@ from dataclasses import dataclass
 from flying_serving.errors import ConfigError
 from flying_serving.placement.topology import format_cpus, parse_cpus
 
-BIND, RESERVED, SIMULATED = "VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_NUM_OF_RESERVED_CPU", "VLLM_CPU_SIM_MULTI_NUMA"
+BIND, RESERVED, SIMULATED = (
+    "VLLM_CPU_OMP_THREADS_BIND",
+    "VLLM_CPU_NUM_OF_RESERVED_CPU",
+    "VLLM_CPU_SIM_MULTI_NUMA",
+)
 THREADS, MEMORY_NODES = "OMP_NUM_THREADS", "CPU_VISIBLE_MEMORY_NODES"
 AUTO, NOBIND = "auto", "nobind"
-PROC_BIND, PLACES, GOMP_AFFINITY, KMP_AFFINITY = "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"
+PROC_BIND, PLACES, GOMP_AFFINITY, KMP_AFFINITY = (
+    "OMP_PROC_BIND",
+    "OMP_PLACES",
+    "GOMP_CPU_AFFINITY",
+    "KMP_AFFINITY",
+)
 _HARMLESS = {
     PROC_BIND: ("", "false"),
     PLACES: ("",),
@@ -25,9 +34,9 @@ _NESTED = re.compile(r"(\d+)(,\d+)*")
 
 @dataclass(frozen=True)
 class Wishes:
-    """`bind`: auto, nobind, or lists of CPUs with | between. `threads`: of each device. `reserved_cores`: of each
-    engine, that its OpenMP threads do not use. `simulated`: one simulated NUMA node for each device. `memory_nodes`:
-    those that may be used.
+    """`bind`: auto, nobind, or lists of CPUs with | between. `threads`: of each device.
+    `reserved_cores`: of each engine, that its OpenMP threads do not use. `simulated`: one simulated
+    NUMA node for each device. `memory_nodes`: those that may be used.
     """
 
     bind: str = AUTO
@@ -52,7 +61,9 @@ def read_wishes(variables: Mapping[str, str]) -> Wishes:
         memory_nodes=_nodes(variables.get(MEMORY_NODES, "")),
     )
     if wishes.simulated and wishes.bind != AUTO:
-        raise ConfigError(f"{BIND}={wishes.bind!r}: must be {AUTO!r} with {SIMULATED}={variables[SIMULATED]}")
+        raise ConfigError(
+            f"{BIND}={wishes.bind!r}: must be {AUTO!r} with {SIMULATED}={variables[SIMULATED]}"
+        )
     return wishes
 
 
@@ -60,7 +71,8 @@ def cpus_by_device(wishes: Wishes, devices: int, allowed: tuple[int, ...]) -> li
     """The CPUs of each device that a user's `bind` lists.
 
     Raises:
-        ConfigError: if it is not a list of CPUs for each device, all of them among the `allowed` ones.
+        ConfigError: if it is not a list of CPUs for each device, all of them among the `allowed`
+            ones.
     """
     parts = wishes.bind.split("|")
     try:
@@ -69,7 +81,8 @@ def cpus_by_device(wishes: Wishes, devices: int, allowed: tuple[int, ...]) -> li
         raise _wrong(wishes.bind, str(error), devices) from None
     for cpu in (cpu for cpus in found for cpu in cpus if cpu not in allowed):
         raise ConfigError(
-            f"{BIND}={wishes.bind!r}: CPU {cpu} is not one of those that this process may use, {format_cpus(allowed)}"
+            f"{BIND}={wishes.bind!r}: CPU {cpu} is not one of those that this process may use, "
+            f"{format_cpus(allowed)}"
         )
     if len(found) != devices:
         raise _wrong(wishes.bind, f"{len(found)} {'list' if len(found) == 1 else 'lists'}", devices)
@@ -77,7 +90,8 @@ def cpus_by_device(wishes: Wishes, devices: int, allowed: tuple[int, ...]) -> li
 
 
 def _refuse_binding_by_openmp(variables: Mapping[str, str]) -> None:
-    """Raise ConfigError if OpenMP's library would bind the main thread to one place as it is loaded, with torch.
+    """Raise ConfigError if OpenMP's library would bind the main thread to one place as it is
+    loaded, with torch.
 
     The affinity that the plan then reads, and that engines are forked with, is that place alone.
     """
@@ -89,17 +103,23 @@ def _refuse_binding_by_openmp(variables: Mapping[str, str]) -> None:
         name = binding[0]
         allowed = "must be unset or 'false'" if name == PROC_BIND else "must be unset"
         problem = "it would bind all engines to the same cores"
-        raise ConfigError(f"{name}={variables[name]!r}: {allowed}, as {problem}; {BIND} gives each its own")
+        raise ConfigError(
+            f"{name}={variables[name]!r}: {allowed}, as {problem}; {BIND} gives each its own"
+        )
 
 
 def _wrong(bind: str, problem: str, devices: int) -> ConfigError:
     count = "one list of CPUs" if devices == 1 else f"{devices} lists of CPUs with | between"
     which = "for each device of each engine"
-    return ConfigError(f"{BIND}={bind!r}: {problem}; must be {AUTO!r}, {NOBIND!r} or {count} {which}, like 0-3,8")
+    return ConfigError(
+        f"{BIND}={bind!r}: {problem}; must be {AUTO!r}, {NOBIND!r} or {count} {which}, like 0-3,8"
+    )
 
 
 def _number(name: str, text: str, least: int, form: re.Pattern[str] = _WHOLE) -> int | None:
-    """The first number. Raises ConfigError unless the text is empty, or of this form and at least `least`."""
+    """The first number. Raises ConfigError unless the text is empty, or of this form and at least
+    `least`.
+    """
     if not text.strip():
         return None
     found = form.fullmatch(text.strip())
@@ -115,4 +135,6 @@ def _nodes(text: str) -> tuple[int, ...] | None:
     try:
         return tuple(sorted({int(node) for node in text.split(",")}))
     except ValueError:
-        raise ConfigError(f"{MEMORY_NODES}={text!r}: must be numbers of NUMA nodes with commas between") from None
+        raise ConfigError(
+            f"{MEMORY_NODES}={text!r}: must be numbers of NUMA nodes with commas between"
+        ) from None

@@ -1,4 +1,6 @@
-"""The policies: pure functions of a snapshot. `auto` composes load, priority and context; others are fixed."""
+"""The policies: pure functions of a snapshot. `auto` composes load, priority and context; others
+are fixed.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,16 +13,19 @@ from flying_serving.predict.forecast import evaluate
 from flying_serving.predict.work import Objective
 
 FORECAST_ERROR = 0.1
-"""A switch for load must gain this share of what staying costs: less may be an error of the forecasts, of which each
-may be off by 20 % (tests/predict/test_rollout.py). It was 0.05 before three seeds of experiments/ablation.py."""
+"""A switch for load must gain this share of what staying costs: less may be an error of the
+forecasts, of which each may be off by 20 % (tests/predict/test_rollout.py). It was 0.05 before
+three seeds of experiments/ablation.py.
+"""
 
 
 @dataclass(frozen=True)
 class Policy:
     """The reasons for which a server switches; `name` is that of `--policy`.
 
-    `splits`: whether requests are split over two groups where `policy.split` predicts a gain. `pinned_size`: group size
-    of a fixed layout, as a function of the available sizes; None if the layout may change.
+    `splits`: whether requests are split over two groups where `policy.split` predicts a gain.
+    `pinned_size`: group size of a fixed layout, as a function of the available sizes; None if the
+    layout may change.
     """
 
     name: str
@@ -36,8 +41,14 @@ class Policy:
         return self.by_load or self.by_priority or self.by_context
 
     def decide(self, snapshot: Snapshot, objective: Objective) -> Decision | None:
-        """The best change, made or not: see `Decision.is_made`. None if there is nothing to compare."""
-        needs = [need for need in snapshot.needs if (self.by_priority if need.urgent else self.by_context)]
+        """The best change, made or not: see `Decision.is_made`. None if there is nothing to
+        compare.
+        """
+        needs = [
+            need
+            for need in snapshot.needs
+            if (self.by_priority if need.urgent else self.by_context)
+        ]
         if needs and not satisfies(snapshot.layout, needs):
             return _provide(snapshot, needs, objective)
         if self.by_load:
@@ -47,10 +58,11 @@ class Policy:
         return None
 
     def migrates_left_behind(self, snapshot: Snapshot, objective: Objective) -> bool:
-        """Whether requests in groups of an older layout should migrate to the present one instead of being woven in.
+        """Whether requests in groups of an older layout should migrate to the present one instead
+        of being woven in.
 
-        A switch may leave a request behind because its group has begun its prompt; once that is done, it migrates
-        cheaply. None migrates while a request is urgent.
+        A switch may leave a request behind because its group has begun its prompt; once that is
+        done, it migrates cheaply. None migrates while a request is urgent.
         """
         if not self.decides or (self.by_priority and any(need.urgent for need in snapshot.needs)):
             return False
@@ -78,7 +90,9 @@ def satisfies(layout: Layout, needs: Sequence[Need]) -> bool:
 
 
 def _shapes(snapshot: Snapshot, needs: Sequence[Need]) -> list[Layout]:
-    """By shape, the layout that satisfies the needs and ends the groups with the fewest requests."""
+    """By shape, the layout that satisfies the needs and ends the groups with the fewest
+    requests.
+    """
     best: dict[tuple[int, ...], tuple[int, Layout]] = {}
     for layout in snapshot.layouts:
         if satisfies(layout, needs):
@@ -89,19 +103,28 @@ def _shapes(snapshot: Snapshot, needs: Sequence[Need]) -> list[Layout]:
 
 
 def _provide(snapshot: Snapshot, needs: Sequence[Need], objective: Objective) -> Decision:
-    """Switch to the best layout that satisfies the needs, at any cost, since a request cannot run otherwise.
+    """Switch to the best layout that satisfies the needs, at any cost, since a request cannot run
+    otherwise.
 
     The mode of a switch for an urgent request is chosen for that request: as if no others arrived.
     """
     urgent = any(need.urgent for need in needs)
     lanes, work = snapshot.lanes, snapshot.work
-    needy = replace(snapshot, work=replace(work, rate=0.0, waiting=1.0, begun=0.0)) if urgent else snapshot
-    predicted = {layout: evaluate(layout, lanes, work, objective) for layout in _shapes(snapshot, needs)}
+    needy = (
+        replace(snapshot, work=replace(work, rate=0.0, waiting=1.0, begun=0.0))
+        if urgent
+        else snapshot
+    )
+    predicted = {
+        layout: evaluate(layout, lanes, work, objective) for layout in _shapes(snapshot, needs)
+    }
     best: tuple[float, Layout, dict[str, float]] | None = None
     for layout in sorted(predicted, key=predicted.__getitem__):
         if best is not None and predicted[layout] >= best[0]:
             break
-        considered = switching.costs(needy, layout, objective, urgent=urgent, there=predicted[layout])
+        considered = switching.costs(
+            needy, layout, objective, urgent=urgent, there=predicted[layout]
+        )
         total = predicted[layout] + min(considered.values())
         if best is None or total < best[0]:
             best = (total, layout, considered)
@@ -111,10 +134,14 @@ def _provide(snapshot: Snapshot, needs: Sequence[Need], objective: Objective) ->
     found = replace(_decision(snapshot, layout, reason, math.inf, considered), predicted=predicted)
     if urgent:
         return found
-    return replace(found, at_stake=abs(predicted[layout] - evaluate(snapshot.layout, lanes, work, objective)))
+    return replace(
+        found, at_stake=abs(predicted[layout] - evaluate(snapshot.layout, lanes, work, objective))
+    )
 
 
-def _decision(snapshot: Snapshot, layout: Layout, reason: str, gain: float, considered: dict[str, float]) -> Decision:
+def _decision(
+    snapshot: Snapshot, layout: Layout, reason: str, gain: float, considered: dict[str, float]
+) -> Decision:
     """Switch in the cheapest mode."""
     mode = min(considered, key=considered.__getitem__)
     drain_s = switching.drain_s(snapshot, layout)
@@ -127,40 +154,52 @@ def _improve(snapshot: Snapshot, needs: Sequence[Need], objective: Objective) ->
     stay = evaluate(present, lanes, work, objective)
     layouts = [one for one in _shapes(snapshot, needs) if one.shape != present.shape]
     predicted = {one: evaluate(one, lanes, work, objective) for one in layouts if one.is_uniform}
-    # a mixed layout lies between uniform ones: it can be the best one only if it lies between the best two
+    # a mixed layout lies between uniform ones: it can be the best one only if it lies between the
+    # best two
     uniform = predicted | ({present: stay} if present.is_uniform else {})
     sizes = {one.widest for one in sorted(uniform, key=uniform.__getitem__)[:2]}
     mixed = [one for one in layouts if not one.is_uniform and sizes.issuperset(one.shape)]
     predicted |= {one: evaluate(one, lanes, work, objective) for one in mixed}
     layout = min(predicted, key=predicted.__getitem__, default=present)
     gain = stay - predicted.get(layout, stay)
-    found = Decision(layout, "", f"load: {work.rate:.2f} requests/s, {work.waiting:.0f} waiting", gain, cost=0.0)
+    found = Decision(
+        layout, "", f"load: {work.rate:.2f} requests/s, {work.waiting:.0f} waiting", gain, cost=0.0
+    )
     needed = least_gain(stay, 0.0, snapshot)
     if gain > needed:
-        considered = switching.costs(snapshot, layout, objective, urgent=False, there=predicted[layout])
+        considered = switching.costs(
+            snapshot, layout, objective, urgent=False, there=predicted[layout]
+        )
         found = _decision(snapshot, layout, found.reason, gain, considered)
         needed = least_gain(stay, found.cost, snapshot)
     predicted[present] = stay
-    return replace(found, stay=stay, least_gain=needed, promised=snapshot.promised, predicted=predicted)
+    return replace(
+        found, stay=stay, least_gain=needed, promised=snapshot.promised, predicted=predicted
+    )
 
 
 def least_gain(stay: float, cost: float, snapshot: Snapshot) -> float:
-    """Request-seconds that a switch for load must gain if staying costs `stay` and the switch `cost`.
+    """Request-seconds that a switch for load must gain if staying costs `stay` and the switch
+    `cost`.
 
-    The cost counts twice: the switch may have to be reversed.
-    If another switch seems right before the last one has earned its predicted gain, one of the two forecasts was wrong
-    by about that gain: the new one has to outweigh what was promised.
+    The cost counts twice: the switch may have to be reversed. If another switch seems right before
+    the last one has earned its predicted gain, one of the two forecasts was wrong by about that
+    gain: the new one has to outweigh what was promised.
     """
     return FORECAST_ERROR * stay + 2 * cost + snapshot.promised
 
 
 def _return_to(snapshot: Snapshot, layout: Layout, objective: Objective) -> Decision | None:
-    """Switch back to single engines when no request needs a group: at once only if that gains what is promised."""
+    """Switch back to single engines when no request needs a group: at once only if that gains what
+    is promised.
+    """
     if layout == snapshot.layout or layout not in snapshot.layouts:
         return None
     considered = switching.costs(snapshot, layout, objective, urgent=False)
     found = _decision(snapshot, layout, "no request needs a group", 0.0, considered)
     if not snapshot.promised:
         return found
-    stay, there = (evaluate(one, snapshot.lanes, snapshot.work, objective) for one in (snapshot.layout, layout))
+    stay, there = (
+        evaluate(one, snapshot.lanes, snapshot.work, objective) for one in (snapshot.layout, layout)
+    )
     return replace(found, gain=stay - there, least_gain=least_gain(stay, found.cost, snapshot))

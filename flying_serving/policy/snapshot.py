@@ -17,9 +17,10 @@ LATER = "later"
 class GroupLoad:
     """The requests that run in one group.
 
-    `tokens_left`: mean output tokens to go; `longest_left`: those of the request that ends last. `context_tokens`:
-    mean. `prefill_tokens`: to compute, of all requests; `prompts`: requests with any. `by_least_size`: by number of
-    engines, the load of the requests that fewer engines cannot hold.
+    `tokens_left`: mean output tokens to go; `longest_left`: those of the request that ends last.
+    `context_tokens`: mean. `prefill_tokens`: to compute, of all requests; `prompts`: requests with
+    any. `by_least_size`: by number of engines, the load of the requests that fewer engines cannot
+    hold.
     """
 
     requests: int
@@ -31,7 +32,9 @@ class GroupLoad:
     by_least_size: Mapping[int, GroupLoad] = field(default_factory=dict)
 
     def stragglers(self, layout: Layout) -> GroupLoad | None:
-        """The requests that no group of `layout` can hold: they stay in their own group until they end."""
+        """The requests that no group of `layout` can hold: they stay in their own group until they
+        end.
+        """
         return self.by_least_size.get(2 * layout.widest)
 
 
@@ -39,8 +42,9 @@ class GroupLoad:
 class Need:
     """A group of `least_size` engines or more that some request needs; `reason`: for the log.
 
-    `urgent`: whether the reason is the request's priority; else it is its length. `lends`: the group has to lend its
-    weights for it, so that it waits until narrower groups of its engines have nothing to do.
+    `urgent`: whether the reason is the request's priority; else it is its length. `lends`: the
+    group has to lend its weights for it, so that it waits until narrower groups of its engines have
+    nothing to do.
     """
 
     least_size: int
@@ -53,10 +57,11 @@ class Need:
 class Snapshot:
     """The cluster at `now_s`.
 
-    `layouts`: every layout that may be chosen. `lanes`: by group size, what a group can do. `loads`: requests by group,
-    in the present layout and in older ones that drain. `work`: requests that wait or are expected. `needs`: groups that
-    a layout must have. `promised`: request-seconds that recent switches for load were to gain, and have not had the
-    time to. `opens_in_s`: of widest groups that lend their weights, the seconds until narrower ones could have them.
+    `layouts`: every layout that may be chosen. `lanes`: by group size, what a group can do.
+    `loads`: requests by group, in the present layout and in older ones that drain. `work`: requests
+    that wait or are expected. `needs`: groups that a layout must have. `promised`: request-seconds
+    that recent switches for load were to gain, and have not had the time to. `opens_in_s`: of
+    widest groups that lend their weights, the seconds until narrower ones could have them.
     """
 
     now_s: float
@@ -71,19 +76,24 @@ class Snapshot:
 
     def closed_s(self, layout: Layout) -> float:
         """Seconds until all groups of a layout could have their weights."""
-        return max((time_s for group, time_s in self.opens_in_s.items() if group not in layout.groups), default=0.0)
+        return max(
+            (time_s for group, time_s in self.opens_in_s.items() if group not in layout.groups),
+            default=0.0,
+        )
 
 
 @dataclass(frozen=True)
 class Decision:
     """The best change of the layout, and whether it is made.
 
-    `gain`: predicted request-seconds saved over the horizon; infinite if a request cannot run otherwise. `cost`: those
-    of the switch, `considered`: by mode; if `gain` is too small at any cost, `mode` and `considered` are empty. `stay`:
-    those if the layout stays, `least_gain`: what `gain` has to exceed, `promised`: what earlier switches add to that;
-    `stay` and `promised` are None if the switch is not for load. `predicted`: those of each layout that was compared.
-    `drain_s`: predicted seconds until the last request of the old layout has ended, if nothing else runs. `at_stake`:
-    of a switch for a long request, those by which the predictions for the two layouts differ.
+    `gain`: predicted request-seconds saved over the horizon; infinite if a request cannot run
+    otherwise. `cost`: those of the switch, `considered`: by mode; if `gain` is too small at any
+    cost, `mode` and `considered` are empty. `stay`: those if the layout stays, `least_gain`: what
+    `gain` has to exceed, `promised`: what earlier switches add to that; `stay` and `promised` are
+    None if the switch is not for load. `predicted`: those of each layout that was compared.
+    `drain_s`: predicted seconds until the last request of the old layout has ended, if nothing else
+    runs. `at_stake`: of a switch for a long request, those by which the predictions for the two
+    layouts differ.
     """
 
     layout: Layout
@@ -101,14 +111,18 @@ class Decision:
 
     @property
     def promise(self) -> float:
-        """Request-seconds by which a switch back must gain more at first, so that two do not follow each other at once.
+        """Request-seconds by which a switch back must gain more at first, so that two do not follow
+        each other at once.
 
-        Of a switch for load its gain: if it seems wrong so soon, one of the two forecasts was wrong by about that. Of
-        one for a long request what there is to gain by going back at once, since the next such request may be near.
+        Of a switch for load its gain: if it seems wrong so soon, one of the two forecasts was wrong
+        by about that. Of one for a long request what there is to gain by going back at once, since
+        the next such request may be near.
         """
         return self.at_stake if self.stay is None else self.gain
 
     @property
     def is_made(self) -> bool:
-        """Whether it gains enough, and does not have to wait for the requests that only the present groups hold."""
+        """Whether it gains enough, and does not have to wait for the requests that only the present
+        groups hold.
+        """
         return self.mode != LATER and (self.least_gain is None or self.gain > self.least_gain)

@@ -1,13 +1,16 @@
-"""Where to split a request over two groups of one size: DynaServe's global planner (its section 4.1, algorithm 1).
+"""Where to split a request over two groups of one size: DynaServe's global planner (its section
+4.1, algorithm 1).
 
-A request of P prompt tokens and D expected output tokens may be split at any token s of P + D: group A computes the
-first s tokens, group B the rest. s = 0 leaves all of it to B, s = P is disaggregated serving, s = P + D leaves all of
-it to A. The planner looks for the s at which both groups are predicted to finish what they have to do at the same time.
+A request of P prompt tokens and D expected output tokens may be split at any token s of P + D:
+group A computes the first s tokens, group B the rest. s = 0 leaves all of it to B, s = P is
+disaggregated serving, s = P + D leaves all of it to A. The planner looks for the s at which both
+groups are predicted to finish what they have to do at the same time.
 
-The paper simulates virtual batches pass by pass. Here they have a closed form: the work of a batch does not depend on
-the order in which it is done, and each of its passes costs a fixed time as well. Of requests that decode it has one
-block of tokens: an output takes its time however much else there is to do, so when the last one ends says how long
-outputs are and not which group has more to do, and prompts would wait for as long.
+The paper simulates virtual batches pass by pass. Here they have a closed form: the work of a batch
+does not depend on the order in which it is done, and each of its passes costs a fixed time as well.
+Of requests that decode it has one block of tokens: an output takes its time however much else there
+is to do, so when the last one ends says how long outputs are and not which group has more to do,
+and prompts would wait for as long.
 """
 
 import math
@@ -21,16 +24,18 @@ MOST_PROBES = 6
 TOLERANCE = 0.02
 """Finish times that differ by this share of the later one are equal."""
 SHORTEST_SHARE = 0.1
-"""Of a pass's fixed time: what passes have for their contents at least, where the target is shorter than that time."""
+"""Of a pass's fixed time: what passes have for their contents at least, where the target is shorter
+than that time.
+"""
 
 
 @dataclass(frozen=True)
 class VirtualBatch:
     """What a group has to do now.
 
-    `prefill_tokens`: prompt tokens to compute, `prefill_pairs`: these times the tokens of their requests before them.
-    `sequences`: requests that decode here, or will once their KV is here; `context_tokens`, `tokens_left`: of these,
-    mean tokens so far and mean expected tokens to go.
+    `prefill_tokens`: prompt tokens to compute, `prefill_pairs`: these times the tokens of their
+    requests before them. `sequences`: requests that decode here, or will once their KV is here;
+    `context_tokens`, `tokens_left`: of these, mean tokens so far and mean expected tokens to go.
     """
 
     prefill_tokens: float = 0.0
@@ -42,9 +47,17 @@ class VirtualBatch:
     def with_prompt(self, tokens: float, before: float) -> "VirtualBatch":
         """With `tokens` of one more prompt, after `before` ones that another group computes."""
         pairs = self.prefill_pairs + tokens * (before + tokens / 2)
-        return VirtualBatch(self.prefill_tokens + tokens, self.sequences, self.context_tokens, self.tokens_left, pairs)
+        return VirtualBatch(
+            self.prefill_tokens + tokens,
+            self.sequences,
+            self.context_tokens,
+            self.tokens_left,
+            pairs,
+        )
 
-    def with_sequence(self, context_tokens: float, tokens_left: float, share: float = 1.0) -> "VirtualBatch":
+    def with_sequence(
+        self, context_tokens: float, tokens_left: float, share: float = 1.0
+    ) -> "VirtualBatch":
         """With one more request that decodes, which is here for a share of its life."""
         if tokens_left <= 0 or share <= 0:
             return self
@@ -58,9 +71,9 @@ class VirtualBatch:
 class Terms:
     """What is the same for all requests: both groups' lane, and what a handoff costs.
 
-    `handoff`: of KV that is pulled behind the computation, so that only the last chunk is waited for. `block_tokens`:
-    in one KV block. `target_s`: for the time between two tokens, which bounds the steps of a group that decodes;
-    infinite without one.
+    `handoff`: of KV that is pulled behind the computation, so that only the last chunk is waited
+    for. `block_tokens`: in one KV block. `target_s`: for the time between two tokens, which bounds
+    the steps of a group that decodes; infinite without one.
     """
 
     lane: LaneFigures
@@ -69,12 +82,20 @@ class Terms:
     target_s: float = math.inf
 
     def finish_s(self, batch: VirtualBatch) -> float:
-        """Seconds until a virtual batch is worked off: all prompts, and one block of tokens of each that decodes."""
-        lane, cost, each = self.lane, self.lane.cost, min(batch.tokens_left, float(self.block_tokens))
+        """Seconds until a virtual batch is worked off: all prompts, and one block of tokens of each
+        that decodes.
+        """
+        lane, cost, each = (
+            self.lane,
+            self.lane.cost,
+            min(batch.tokens_left, float(self.block_tokens)),
+        )
         work_s = (
             cost.prefill_token_s * batch.prefill_tokens
             + cost.prefill_pair_s * batch.prefill_pairs
-            + (cost.sequence_s + cost.context_token_s * batch.context_tokens) * batch.sequences * each
+            + (cost.sequence_s + cost.context_token_s * batch.context_tokens)
+            * batch.sequences
+            * each
         )
         passes = batch.prefill_tokens / lane.max_num_batched_tokens
         if batch.sequences:
@@ -82,12 +103,16 @@ class Terms:
             # requests for which there is no room wait until as many others have ended
             held = batch.sequences * (batch.context_tokens + batch.tokens_left) / lane.kv_tokens
             over = max(held, batch.sequences / lane.max_num_seqs) - 1.0
-            passes = max(passes, each + max(0.0, over) * batch.tokens_left, work_s / max(room_s, 1e-9))
+            passes = max(
+                passes, each + max(0.0, over) * batch.tokens_left, work_s / max(room_s, 1e-9)
+            )
         few_s = cost.first_tokens_s(max(batch.sequences, batch.prefill_tokens))
         return work_s + passes * (cost.fixed_s + few_s)
 
     def handoff_s(self, split: int, prompt_tokens: int) -> float:
-        """Seconds that a request waits for its KV at a split: the last chunk is one token while it decodes."""
+        """Seconds that a request waits for its KV at a split: the last chunk is one token while it
+        decodes.
+        """
         chunk = min(split, self.lane.max_num_batched_tokens) if split <= prompt_tokens else 1
         return self.handoff.seconds(chunk)
 
@@ -96,8 +121,9 @@ class Terms:
 class Plan:
     """Where a request is split.
 
-    `split`: its token, 0 if all of it goes to B, its whole length if all goes to A. `finish_s`: predicted seconds until
-    both groups have finished, `whole_s`: if it is not split. `probes`: splits that were tried.
+    `split`: its token, 0 if all of it goes to B, its whole length if all goes to A. `finish_s`:
+    predicted seconds until both groups have finished, `whole_s`: if it is not split. `probes`:
+    splits that were tried.
     """
 
     split: int
@@ -106,12 +132,14 @@ class Plan:
     probes: int
 
 
-def plan(prompt_tokens: int, output_tokens: int, a: VirtualBatch, b: VirtualBatch, terms: Terms) -> Plan:
+def plan(
+    prompt_tokens: int, output_tokens: int, a: VirtualBatch, b: VirtualBatch, terms: Terms
+) -> Plan:
     """The split of a request, to be sent to A and B now.
 
-    Starts at the prompt's end, then closes in on equal finish times from both sides. A split has to gain more than its
-    handoff costs and more than TOLERANCE. None makes a request come sooner than on an idle group: below that load
-    requests stay whole.
+    Starts at the prompt's end, then closes in on equal finish times from both sides. A split has to
+    gain more than its handoff costs and more than TOLERANCE. None makes a request come sooner than
+    on an idle group: below that load requests stay whole.
 
     Args:
         prompt_tokens, output_tokens: of the request, the latter as expected; both at least 1.
@@ -137,7 +165,9 @@ def plan(prompt_tokens: int, output_tokens: int, a: VirtualBatch, b: VirtualBatc
     whole_s, finish_s = max(alone_s, whole.last_s), max(alone_s, best.last_s)
     least_s = max(terms.handoff_s(best.split, prompt_tokens), TOLERANCE * whole_s)
     gains = 0 < best.split < total and whole_s - finish_s > least_s
-    return Plan(best.split if gains else whole.split, finish_s if gains else whole_s, whole_s, search.probes)
+    return Plan(
+        best.split if gains else whole.split, finish_s if gains else whole_s, whole_s, search.probes
+    )
 
 
 @dataclass(frozen=True)
@@ -165,7 +195,9 @@ class _Probe:
 class _Search:
     """Splits of one request; `probes` counts those that were tried."""
 
-    def __init__(self, prompt_tokens: int, output_tokens: int, a: VirtualBatch, b: VirtualBatch, terms: Terms) -> None:
+    def __init__(
+        self, prompt_tokens: int, output_tokens: int, a: VirtualBatch, b: VirtualBatch, terms: Terms
+    ) -> None:
         self._prompt_tokens = prompt_tokens
         self._output_tokens = output_tokens
         self._a, self._b, self._terms = a, b, terms
@@ -186,7 +218,10 @@ class _Search:
         a = self._a.with_prompt(of_a, 0) if of_a else self._a
         b = self._b.with_prompt(prompt - of_a, of_a) if of_a < prompt else self._b
         outputs, rest = self._output_tokens, self._output_tokens - early
-        a, b = a.with_sequence(prompt, early, early / outputs), b.with_sequence(prompt + early, rest, rest / outputs)
+        a, b = (
+            a.with_sequence(prompt, early, early / outputs),
+            b.with_sequence(prompt + early, rest, rest / outputs),
+        )
         return _Probe(split, self._terms.finish_s(a), self._terms.finish_s(b))
 
     @property
@@ -194,4 +229,6 @@ class _Search:
         """Seconds of the request on an idle group."""
         alone = VirtualBatch().with_prompt(self._prompt_tokens, 0)
         prompt_s = self._terms.finish_s(alone)
-        return prompt_s + self._terms.finish_s(VirtualBatch().with_sequence(self._prompt_tokens, self._output_tokens))
+        return prompt_s + self._terms.finish_s(
+            VirtualBatch().with_sequence(self._prompt_tokens, self._output_tokens)
+        )

@@ -1,7 +1,7 @@
 """The cost of a switch in each mode, in request-seconds.
 
-Requests that run in a group that the new layout lacks are *old*; requests that wait or arrive are *new*. Old requests
-that no group of the new layout holds are *stragglers*.
+Requests that run in a group that the new layout lacks are *old*; requests that wait or arrive are
+*new*. Old requests that no group of the new layout holds are *stragglers*.
 """
 
 from __future__ import annotations
@@ -16,13 +16,17 @@ from flying_serving.predict.forecast import Forecast, capacity, evaluate, first_
 from flying_serving.predict.work import FREE, Interference, Objective, Work
 
 URGENCY = 100.0
-"""Seconds of other requests that one second of an urgent request is worth before its first token."""
+"""Seconds of other requests that one second of an urgent request is worth before its first
+token.
+"""
 NO_LOAD = GroupLoad(0, 0.0, 0.0, 0.0)
 
 
 def leaving(snapshot: Snapshot, layout: Layout) -> dict[Group, GroupLoad]:
     """Groups with requests that `layout` does not have."""
-    return {g: load for g, load in snapshot.loads.items() if load.requests and g not in layout.groups}
+    return {
+        g: load for g, load in snapshot.loads.items() if load.requests and g not in layout.groups
+    }
 
 
 def stragglers_of(leave: Mapping[Group, GroupLoad], layout: Layout) -> dict[Group, GroupLoad]:
@@ -32,19 +36,23 @@ def stragglers_of(leave: Mapping[Group, GroupLoad], layout: Layout) -> dict[Grou
 
 
 def drain_s(snapshot: Snapshot, layout: Layout) -> float:
-    """Seconds until the last request has ended that `layout` has no group for, if nothing else runs meanwhile."""
+    """Seconds until the last request has ended that `layout` has no group for, if nothing else runs
+    meanwhile.
+    """
     groups = leaving(snapshot, layout).items()
     return max((_Old.of(snapshot, group, load).alone_s for group, load in groups), default=0.0)
 
 
 @dataclass(frozen=True)
 class _Case:
-    """A switch that is considered: the old requests, and what the new layout makes of the rest of the work.
+    """A switch that is considered: the old requests, and what the new layout makes of the rest of
+    the work.
 
-    `stragglers`: load of the old requests that no new group holds. `last_s`: until the last old request has ended, if
-    nothing else runs; `streaming_s`: request-seconds of old requests until then. `groups`: that share the work in the
-    new layout; `size`: engines in the widest of those that are new. `aside`: the work without the old requests;
-    `ahead`: what the new groups would do with that; `used`: share of time in which they have work.
+    `stragglers`: load of the old requests that no new group holds. `last_s`: until the last old
+    request has ended, if nothing else runs; `streaming_s`: request-seconds of old requests until
+    then. `groups`: that share the work in the new layout; `size`: engines in the widest of those
+    that are new. `aside`: the work without the old requests; `ahead`: what the new groups would do
+    with that; `used`: share of time in which they have work.
     """
 
     snapshot: Snapshot
@@ -65,15 +73,21 @@ class _Case:
     @property
     def in_flight(self) -> float:
         """Requests that wait or run, all of which stand still while KV migrates."""
-        return self.snapshot.work.waiting + sum(load.requests for load in self.snapshot.loads.values())
+        return self.snapshot.work.waiting + sum(
+            load.requests for load in self.snapshot.loads.values()
+        )
 
     @classmethod
-    def of(cls, snapshot: Snapshot, layout: Layout, leave: dict[Group, GroupLoad], objective: Objective) -> _Case:
+    def of(
+        cls, snapshot: Snapshot, layout: Layout, leave: dict[Group, GroupLoad], objective: Objective
+    ) -> _Case:
         """What `layout` makes of it, when requests of `leave` have to go."""
         old = [_Old.of(snapshot, group, load) for group, load in leave.items()]
         requests = sum(one.load.requests for one in old)
         new = [group for group in layout.groups if group not in snapshot.layout.groups]
-        size = max(map(len, new or layout.groups))  # none is new for those that an earlier switch has left
+        size = max(
+            map(len, new or layout.groups)
+        )  # none is new for those that an earlier switch has left
         work = snapshot.work
         old_prompts = sum(one.load.prompts for one in old)
         old_begun = sum(one.load.prefill_tokens for one in old) / work.prompt_tokens
@@ -81,7 +95,9 @@ class _Case:
         aside = replace(work, running=max(0.0, streams), begun=max(0.0, begun))
         groups = sum(map(len, layout.groups)) // size
         ahead = forecast(snapshot.lanes[size], groups, aside, objective)
-        busy = work.waiting + work.rate * (ahead.ttft_s + work.output_tokens * ahead.tpot_s) / groups
+        busy = (
+            work.waiting + work.rate * (ahead.ttft_s + work.output_tokens * ahead.tpot_s) / groups
+        )
         return cls(
             snapshot=snapshot,
             layout=layout,
@@ -104,7 +120,8 @@ class _Case:
         return evaluate(self.layout, self.snapshot.lanes, self.aside, self.objective, interference)
 
     def weave(self, blocked_s: float = 0.0) -> float:
-        """Both sides get half of the time while both have work, until the last old request has ended.
+        """Both sides get half of the time while both have work, until the last old request has
+        ended.
 
         Before that both do nothing for `blocked_s`.
         """
@@ -115,29 +132,40 @@ class _Case:
         step_s = self.ahead.tpot_s
         stretch = 1 + self.used * step_s / max(step_s, slice_s)
         woven_s = blocked_s + stretch * self.last_s
-        interference = Interference(blocked_s, woven_s, slice_s, overlap, synced, held_tokens=self.tokens)
+        interference = Interference(
+            blocked_s, woven_s, slice_s, overlap, synced, held_tokens=self.tokens
+        )
         loan_s = woven_s * any(need.lends for need in self.snapshot.needs)
         return stretch * self.streaming_s + self.with_old(interference) + loan_s
 
     def hard(self) -> float:
-        """Old requests pause while there is new work: for long if it arrives nearly as fast as it can be done."""
+        """Old requests pause while there is new work: for long if it arrives nearly as fast as it
+        can be done.
+        """
         work, ahead, horizon_s = self.aside, self.ahead, self.objective.horizon_s
         arriving = work.rate * 2 * self.last_s
-        busy_s = (work.waiting + arriving) * ahead.ttft_s / self.groups + work.output_tokens * ahead.tpot_s
+        busy_s = (
+            work.waiting + arriving
+        ) * ahead.ttft_s / self.groups + work.output_tokens * ahead.tpot_s
         used = min(1.0, work.rate / first_per_s(self.snapshot.lanes[self.size], self.groups, work))
-        paused_s = min(busy_s / max(1 - used, busy_s / horizon_s), horizon_s) * min(1.0, work.waiting + arriving)
+        paused_s = min(busy_s / max(1 - used, busy_s / horizon_s), horizon_s) * min(
+            1.0, work.waiting + arriving
+        )
         return self.requests * paused_s + self.streaming_s + self.with_old(FREE)
 
     def later(self) -> float:
-        """The present layout stays until the stragglers have ended, and all requests share its steps.
+        """The present layout stays until the stragglers have ended, and all requests share its
+        steps.
 
-        Until then a step of the new layout counts as longer by `slower`, so that it has the present one's capacity.
+        Until then a step of the new layout counts as longer by `slower`, so that it has the present
+        one's capacity.
         """
         lanes, work = self.snapshot.lanes, self.snapshot.work
         slower = _slower(self.snapshot, self.layout)
         step_s = self.ahead.tpot_s * (1 + slower)
         until_s = max(
-            lanes[len(group)].prompts_s(load.prefill_tokens, load.prompts) + load.longest_left * step_s
+            lanes[len(group)].prompts_s(load.prefill_tokens, load.prompts)
+            + load.longest_left * step_s
             for group, load in self.stragglers.items()
         )
         held_tokens = sum(load.requests * load.context_tokens for load in self.stragglers.values())
@@ -149,37 +177,50 @@ class _Case:
         return self.streaming_s + self.with_old(Interference(blocked_s=self.last_s))
 
     def migrate(self) -> float:
-        """Old requests go on in the new groups once their KV is there; new ones wait behind; stragglers are woven."""
+        """Old requests go on in the new groups once their KV is there; new ones wait behind;
+        stragglers are woven.
+        """
         pause_s = self.pause_s()
         migrating = self.requests - sum(load.requests for load in self.stragglers.values())
         if self.stragglers:
-            there = _Case.of(self.snapshot, self.layout, self.stragglers, self.objective).weave(pause_s)
+            there = _Case.of(self.snapshot, self.layout, self.stragglers, self.objective).weave(
+                pause_s
+            )
         else:
             work, blocked = self.snapshot.work, Interference(blocked_s=pause_s)
             there = evaluate(self.layout, self.snapshot.lanes, work, self.objective, blocked)
         return migrating * pause_s / 2 + there
 
     def pause_s(self) -> float:
-        """Until old requests go on: enclosing groups migrate KV side by side; other KV is prefilled again."""
+        """Until old requests go on: enclosing groups migrate KV side by side; other KV is prefilled
+        again.
+        """
         lanes = self.snapshot.lanes
         again_tokens = 0.0
         migrating_s: defaultdict[Group, float] = defaultdict(float)
         for one in self.old:
             rest = self.stragglers.get(one.group, NO_LOAD)
-            requests, tokens = one.load.requests - rest.requests, one.tokens - rest.requests * rest.context_tokens
+            requests, tokens = (
+                one.load.requests - rest.requests,
+                one.tokens - rest.requests * rest.context_tokens,
+            )
             size = max(one.engines, self.size)
             cost = lanes[size].migration
             if cost is None:
                 again_tokens += tokens
             else:
                 pairs = min(requests, size // self.size)
-                migrating_s[aligned_group(one.group[0], size)] += pairs * cost.fixed_s + cost.token_s * tokens
+                migrating_s[aligned_group(one.group[0], size)] += (
+                    pairs * cost.fixed_s + cost.token_s * tokens
+                )
         again_s = lanes[self.size].prompts_s(again_tokens, self.requests) / self.groups
         return max(migrating_s.values(), default=0.0) + again_s
 
 
 def _slower(snapshot: Snapshot, layout: Layout) -> float:
-    """By what share of a step of `layout` each has to be longer for it to have the present layout's capacity."""
+    """By what share of a step of `layout` each has to be longer for it to have the present layout's
+    capacity.
+    """
     lanes, work = snapshot.lanes, snapshot.work
     return capacity(layout, lanes, work) / capacity(snapshot.layout, lanes, work) - 1
 
@@ -187,8 +228,8 @@ def _slower(snapshot: Snapshot, layout: Layout) -> float:
 def _closed(snapshot: Snapshot, layout: Layout, objective: Objective, there: float) -> float:
     """Request-seconds of waiting for weights that are lent, during which the present layout stays.
 
-    Until they are back a step of the new layout counts as longer, so that it has the present one's capacity. `there`:
-    what `evaluate` says of `layout`.
+    Until they are back a step of the new layout counts as longer, so that it has the present one's
+    capacity. `there`: what `evaluate` says of `layout`.
     """
     closed_s = snapshot.closed_s(layout)
     if closed_s <= 0.0:
@@ -201,8 +242,8 @@ def _closed(snapshot: Snapshot, layout: Layout, objective: Objective, there: flo
 class _Old:
     """A group that ends, with its requests.
 
-    If nothing else runs, `prefill_s`: until its prompts are done; `alone_s`: until its last request has ended;
-    `mean_s`: until one of them has, on average.
+    If nothing else runs, `prefill_s`: until its prompts are done; `alone_s`: until its last request
+    has ended; `mean_s`: until one of them has, on average.
     """
 
     group: Group
@@ -217,7 +258,9 @@ class _Old:
         lane = snapshot.lanes[len(group)]
         prefill_s = lane.prompts_s(load.prefill_tokens, load.prompts)
         step_s = lane.cost.step_s(0, load.requests, load.requests * load.context_tokens)
-        alone_s, mean_s = (prefill_s + left * step_s for left in (load.longest_left, load.tokens_left))
+        alone_s, mean_s = (
+            prefill_s + left * step_s for left in (load.longest_left, load.tokens_left)
+        )
         return cls(group, load, step_s, prefill_s, alone_s, mean_s)
 
     @property
@@ -232,12 +275,19 @@ class _Old:
 
 
 def costs(
-    snapshot: Snapshot, layout: Layout, objective: Objective, *, urgent: bool, there: float | None = None
+    snapshot: Snapshot,
+    layout: Layout,
+    objective: Objective,
+    *,
+    urgent: bool,
+    there: float | None = None,
 ) -> dict[str, float]:
-    """Predicted request-seconds of a switch to `layout` by mode: more than if all requests were there already.
+    """Predicted request-seconds of a switch to `layout` by mode: more than if all requests were
+    there already.
 
-    One of the modes is LATER if `layout` has stragglers and the switch is not for `urgent` requests: see URGENCY.
-    `there`: what `evaluate` says of `layout`, if that is known and no request is urgent.
+    One of the modes is LATER if `layout` has stragglers and the switch is not for `urgent`
+    requests: see URGENCY. `there`: what `evaluate` says of `layout`, if that is known and no
+    request is urgent.
     """
     leave = leaving(snapshot, layout)
     if urgent:
@@ -248,9 +298,15 @@ def costs(
     if not leave:
         return {"weave": closed}
     case = _Case.of(snapshot, layout, leave, objective)
-    modes = {"weave": case.weave(), "migrate": max(case.migrate(), there + case.pause_s() * case.in_flight)}
-    # the floor of `migrate`: all requests in flight stand still for the pause, whatever the fluid model gains later
-    if urgent or not case.stragglers:  # until those have ended it is better to stay than to do nothing
+    modes = {
+        "weave": case.weave(),
+        "migrate": max(case.migrate(), there + case.pause_s() * case.in_flight),
+    }
+    # the floor of `migrate`: all requests in flight stand still for the pause, whatever the fluid
+    # model gains later
+    if (
+        urgent or not case.stragglers
+    ):  # until those have ended it is better to stay than to do nothing
         modes["sequential"] = case.sequential()
     elif case.stragglers.keys() & set(snapshot.layout.groups):
         modes[LATER] = case.later()
@@ -266,21 +322,29 @@ def at_once(snapshot: Snapshot, layout: Layout, objective: Objective) -> str:
     """The cheapest of the modes that do not wait for old requests to end."""
     considered = costs(snapshot, layout, objective, urgent=False)
     # not a set: of modes that cost the same it has to be the same one in every run
-    return min((mode for mode in ("weave", "migrate") if mode in considered), key=considered.__getitem__)
+    return min(
+        (mode for mode in ("weave", "migrate") if mode in considered), key=considered.__getitem__
+    )
 
 
 def _has_idle_member(snapshot: Snapshot, layout: Layout) -> bool:
-    members = {engine for group in layout.groups if group not in snapshot.layout.groups for engine in group}
+    members = {
+        engine for group in layout.groups if group not in snapshot.layout.groups for engine in group
+    }
     busy = {engine for group, load in snapshot.loads.items() if load.requests for engine in group}
     return bool(members - busy)
 
 
 def _soft(snapshot: Snapshot, size: int, drain_s: float, urgency: float) -> float:
-    """An idle member runs new requests until the group is free; then they migrate to it or are prefilled again."""
+    """An idle member runs new requests until the group is free; then they migrate to it or are
+    prefilled again.
+    """
     work = snapshot.work
     narrow, wide, cost = snapshot.lanes[1], snapshot.lanes[size], snapshot.lanes[size].migration
     fixed_s = max(0.0, narrow.cost.fixed_s - wide.cost.fixed_s)
-    prefill_s = max(0.0, narrow.prompts_s(work.prompt_tokens, 1) - wide.prompts_s(work.prompt_tokens, 1))
+    prefill_s = max(
+        0.0, narrow.prompts_s(work.prompt_tokens, 1) - wide.prompts_s(work.prompt_tokens, 1)
+    )
     early = work.waiting + work.rate * drain_s
     tokens_by_then = drain_s / max(narrow.cost.step_s(0, 1, work.prompt_tokens), 1e-9)
     outputs = min(tokens_by_then, work.output_tokens)

@@ -1,11 +1,14 @@
-"""Arrivals per second: a rate that may change at any time, found by Bayesian online change point detection.
+"""Arrivals per second: a rate that may change at any time, found by Bayesian online change point
+detection.
 
-After Adams and MacKay ("Bayesian online changepoint detection", 2007), for a Poisson rate with a gamma prior: each time
-at which the present rate may have begun has a weight and the arrivals since then. A cluster of arrivals counts as a
-burst as soon as chance explains it less well than a change, and not before.
+After Adams and MacKay ("Bayesian online changepoint detection", 2007), for a Poisson rate with a
+gamma prior: each time at which the present rate may have begun has a weight and the arrivals since
+then. A cluster of arrivals counts as a burst as soon as chance explains it less well than a change,
+and not before.
 
-What arrives is an *event*: the requests that one client sends together, which are no evidence of a burst (a compound
-Poisson process). The rate of requests is the rate of events times the mean number of requests in one.
+What arrives is an *event*: the requests that one client sends together, which are no evidence of a
+burst (a compound Poisson process). The rate of requests is the rate of events times the mean number
+of requests in one.
 """
 
 import math
@@ -21,9 +24,13 @@ BIN_S = 0.25
 CHANGE_S = 300.0
 """Mean duration of a rate before anything is known, and time constant of the long-run mean."""
 AHEAD = 4.0
-"""Mean of a new rate beforehand, as a multiple of the long-run mean: a burst matters more than a lull."""
+"""Mean of a new rate beforehand, as a multiple of the long-run mean: a burst matters more than a
+lull.
+"""
 LEAST_RATE = 0.05
-"""Requests per second that are always expected, so that the layout of an idle server suits its next request."""
+"""Requests per second that are always expected, so that the layout of an idle server suits its next
+request.
+"""
 _RUNS = 200
 _NEGLIGIBLE = 1e-6
 _IDLE_BINS = 40
@@ -33,8 +40,9 @@ _IDLE_BINS = 40
 class Arrivals:
     """Arrivals so far, and the rate that follows from them.
 
-    `_weight`: probability that the present rate began at each of the times that are kept, the latest last; `_count`,
-    `_span_s`: events and seconds since then. `_all`, `_all_s`: events and seconds in the long run, fading.
+    `_weight`: probability that the present rate began at each of the times that are kept, the
+    latest last; `_count`, `_span_s`: events and seconds since then. `_all`, `_all_s`: events and
+    seconds in the long run, fading.
     """
 
     def __init__(self) -> None:
@@ -68,15 +76,21 @@ class Arrivals:
 
     @property
     def _prior_s(self) -> float:
-        """Seconds of the gamma prior of a new rate, whose shape is 1: its mean is AHEAD times the long-run mean."""
+        """Seconds of the gamma prior of a new rate, whose shape is 1: its mean is AHEAD times the
+        long-run mean.
+        """
         return self._events.mean_size / (AHEAD * self.usual_rate)
 
     def _after(self, count: int, span_s: float) -> tuple[Any, Any, Any]:
-        """Weights, events and times after `count` events in `span_s` more, also of a rate that begins only then."""
+        """Weights, events and times after `count` events in `span_s` more, also of a rate that
+        begins only then.
+        """
         counts, spans_s = np.append(self._count, 0.0), np.append(self._span_s, 0.0)
         shape, known_s = 1.0 + counts, self._prior_s + spans_s
         # the negative binomial distribution that a gamma one makes of Poisson counts
-        likelihood = gammaln(shape + count) - gammaln(shape) + shape * np.log(known_s / (known_s + span_s))
+        likelihood = (
+            gammaln(shape + count) - gammaln(shape) + shape * np.log(known_s / (known_s + span_s))
+        )
         likelihood += count * np.log(span_s / (known_s + span_s))
         change = 1.0 - math.exp(-min(span_s, CHANGE_S) / CHANGE_S)
         weight = np.append(self._weight * (1.0 - change), change)

@@ -9,14 +9,17 @@ from flying_serving.predict.work import Work
 MEMORY_REQUESTS = 50
 """Requests over which lengths are averaged."""
 FIRST_TOKENS = (512.0, 128.0)
-"""Lengths of prompt and output that are expected at first; a server's first request is often a probe."""
+"""Lengths of prompt and output that are expected at first; a server's first request is often a
+probe.
+"""
 MARGIN_TOKENS = 20
 """Added to an expected output: as DynaServe's, against underestimation (section 5 of its paper)."""
 _EULER = 0.5772
 
 
 def expected_outputs(mean: float, most: int, hint: int | None = None) -> int:
-    """Output tokens that a split is planned for: those that its client expects, else the learned mean, and a margin.
+    """Output tokens that a split is planned for: those that its client expects, else the learned
+    mean, and a margin.
 
     A wrong one costs balance between two groups and nothing else.
 
@@ -39,8 +42,9 @@ class Outputs:
     def left(self, had: float) -> float:
         """Tokens that running requests still get on average, if they have had `had` on average.
 
-        Renewal theory: requests that have just begun get the mean; those that one meets at random still get as much as
-        they have had, square / (2 mean). A line through both is exact for equal, evenly spread and exponential lengths.
+        Renewal theory: requests that have just begun get the mean; those that one meets at random
+        still get as much as they have had, square / (2 mean). A line through both is exact for
+        equal, evenly spread and exponential lengths.
         """
         of_running = self.square / (2 * self.mean)
         return max(1.0, self.mean + (of_running - self.mean) * min(1.0, had / of_running))
@@ -60,11 +64,19 @@ class Demand:
     def __init__(self, first_tokens: tuple[float, float] | None = None) -> None:
         prompt_tokens, output_tokens = first_tokens or FIRST_TOKENS
         self._arrivals = Arrivals()
-        self._prompts, self._outputs, self._caps = _Mean(prompt_tokens), _Mean(output_tokens), _Mean(output_tokens)
+        self._prompts, self._outputs, self._caps = (
+            _Mean(prompt_tokens),
+            _Mean(output_tokens),
+            _Mean(output_tokens),
+        )
         self._squares = _Mean(4 / 3 * output_tokens**2)  # of a uniform distribution from 0
 
-    def arrived(self, prompt_tokens: int, most_tokens: int, now_s: float, event: str | None = None) -> None:
-        """A request has arrived that will get `most_tokens` at most, with all others of this `event` (see `Events`)."""
+    def arrived(
+        self, prompt_tokens: int, most_tokens: int, now_s: float, event: str | None = None
+    ) -> None:
+        """A request has arrived that will get `most_tokens` at most, with all others of this
+        `event` (see `Events`).
+        """
         self._caps.add(most_tokens)
         self._arrivals.add(now_s, event)
         self._prompts.add(prompt_tokens)
@@ -91,14 +103,18 @@ class Demand:
         return Outputs(mean, self._squares.value * (mean / known) ** 2)
 
     def work(self, waiting: int, unfinished_tokens: int, running: int, now_s: float) -> Work:
-        """The work at hand: `waiting` and `running` requests, the rest of begun prompts, and the expected arrivals."""
+        """The work at hand: `waiting` and `running` requests, the rest of begun prompts, and the
+        expected arrivals.
+        """
         begun = unfinished_tokens / max(1.0, self.prompt_tokens)
         lengths, usual = (self.prompt_tokens, self.output_tokens), self._arrivals.usual_rate
         return Work(self._arrivals.rate(now_s), *lengths, waiting, running, begun, usual)
 
 
 class _Mean:
-    """A plain mean at first, in which `first` counts as one value; a fading one after MEMORY_REQUESTS."""
+    """A plain mean at first, in which `first` counts as one value; a fading one after
+    MEMORY_REQUESTS.
+    """
 
     def __init__(self, first: float) -> None:
         self.value = first

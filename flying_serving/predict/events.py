@@ -1,7 +1,11 @@
-"""Requests that come together: the `n` outputs of one prompt and the prompts of one batch are one event."""
+"""Requests that come together: the `n` outputs of one prompt and the prompts of one batch are one
+event.
+"""
 
 TOGETHER_S = 1.0
-"""Requests of one name are one event as long as each comes within this time after the one before it."""
+"""Requests of one name are one event as long as each comes within this time after the one before
+it.
+"""
 MEMORY_EVENTS = 50
 """Events over which the number of requests in one is averaged."""
 
@@ -9,8 +13,8 @@ MEMORY_EVENTS = 50
 class Events:
     """Which requests begin an event, and how many requests an event has on average.
 
-    `_events`, `_requests`: fading counts, in which one event of a single request counts at first. `_open`: when the
-    last request of each event came that may have more, in this order.
+    `_events`, `_requests`: fading counts, in which one event of a single request counts at first.
+    `_open`: when the last request of each event came that may have more, in this order.
     """
 
     def __init__(self) -> None:
@@ -19,7 +23,9 @@ class Events:
         self._open: dict[str, float] = {}
 
     def begins(self, event: str | None, now_s: float) -> bool:
-        """Whether a request that comes now is the first of its event; None is an event of its own."""
+        """Whether a request that comes now is the first of its event; None is an event of its
+        own.
+        """
         self._close_before(now_s - TOGETHER_S)
         goes_on = event is not None and self._open.pop(event, None) is not None
         if event is not None:

@@ -1,8 +1,9 @@
 """What a layout would make of the work at hand, in request-seconds.
 
-The unit is the number of requests in the system integrated over time: divided by the requests it is the mean
-end-to-end latency (Little's law). Requests arrive until the horizon; what is left then is worked off, so that a layout
-that is slow to do it does not look cheap. Equal groups share the work evenly, so one of them stands for all.
+The unit is the number of requests in the system integrated over time: divided by the requests it is
+the mean end-to-end latency (Little's law). Requests arrive until the horizon; what is left then is
+worked off, so that a layout that is slow to do it does not look cheap. Equal groups share the work
+evenly, so one of them stands for all.
 """
 
 import math
@@ -25,7 +26,9 @@ _LEAST_RATE = 1e-6
 
 @dataclass(frozen=True)
 class Forecast:
-    """What `groups` equal groups would do with some work: mean times in seconds, and the cost of `Objective`."""
+    """What `groups` equal groups would do with some work: mean times in seconds, and the cost of
+    `Objective`.
+    """
 
     ttft_s: float
     tpot_s: float
@@ -33,7 +36,11 @@ class Forecast:
 
 
 def forecast(
-    lane: LaneFigures, groups: int, work: Work, objective: Objective, interference: Interference = FREE
+    lane: LaneFigures,
+    groups: int,
+    work: Work,
+    objective: Objective,
+    interference: Interference = FREE,
 ) -> Forecast:
     """The figures of `groups` groups of one size that share `work` evenly."""
     model = FluidModel.of(lane, groups, work, objective, interference)
@@ -47,10 +54,15 @@ def forecast(
     crowding = model.crowding(work.rate_between(blocked_s, blocked_s + left_s) / groups)
     ends = [blocked_s, *(blocked_s + part * left_s for part in _GRID)]
     for begin, end in pairwise(ends):
-        model.step(state, end - begin, max(_LEAST_RATE, work.rate_between(begin, end)) / groups, crowding)
+        model.step(
+            state, end - begin, max(_LEAST_RATE, work.rate_between(begin, end)) / groups, crowding
+        )
     for part in _AFTER:
         model.step(state, part * horizon_s, 0.0, 1.0)
-    ttft_s, tpot_s = state.first_s / state.admitted, state.streamed_s / (state.lives * model.outputs)
+    ttft_s, tpot_s = (
+        state.first_s / state.admitted,
+        state.streamed_s / (state.lives * model.outputs),
+    )
     model.finish(state)
     latency_s = objective.urgency * (state.queued_s + state.first_s) + state.streamed_s
     return Forecast(ttft_s, tpot_s, groups * (latency_s + horizon_s * state.missed))
@@ -72,17 +84,22 @@ def evaluate(
 ) -> float:
     """Request-seconds if new work goes to this layout from now on, beside what runs there already.
 
-    The groups of a mixed layout share the work in proportion to their capacity, or the widest ones get all of it.
+    The groups of a mixed layout share the work in proportion to their capacity, or the widest ones
+    get all of it.
     """
     counts = Counter(map(len, layout.groups))
     widest = max(counts)
-    in_widest = forecast(lanes[widest], counts[widest], work, objective, interference).request_seconds
+    in_widest = forecast(
+        lanes[widest], counts[widest], work, objective, interference
+    ).request_seconds
     if len(counts) == 1:
         return in_widest
     first = {size: first_per_s(lanes[size], count, work) for size, count in counts.items()}
     total = sum(first.values())
     shared = sum(
-        forecast(lanes[size], count, work.part(first[size] / total), objective, interference).request_seconds
+        forecast(
+            lanes[size], count, work.part(first[size] / total), objective, interference
+        ).request_seconds
         for size, count in counts.items()
     )
     return min(shared, in_widest)
@@ -90,4 +107,7 @@ def evaluate(
 
 def capacity(layout: Layout, lanes: Mapping[int, LaneFigures], work: Work) -> float:
     """First tokens per second of a layout while requests queue."""
-    return sum(first_per_s(lanes[size], count, work) for size, count in Counter(map(len, layout.groups)).items())
+    return sum(
+        first_per_s(lanes[size], count, work)
+        for size, count in Counter(map(len, layout.groups)).items()
+    )

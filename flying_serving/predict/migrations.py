@@ -1,4 +1,6 @@
-"""What it takes to migrate the KV of requests from one group to another, from what engines have measured."""
+"""What it takes to migrate the KV of requests from one group to another, from what engines have
+measured.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +26,8 @@ class MigrationCost:
 
 
 def cost_within(costs: Mapping[int, MigrationCost], size: int) -> MigrationCost | None:
-    """The cost between two groups within `size` engines: of the fewest engines that hold as many and were measured.
+    """The cost between two groups within `size` engines: of the fewest engines that hold as many
+    and were measured.
 
     If no such number was measured, that of most engines; None if nothing was measured.
     """
@@ -35,7 +38,8 @@ def cost_within(costs: Mapping[int, MigrationCost], size: int) -> MigrationCost 
 def fit_migrations(rows: Iterable[Sequence[float]]) -> dict[int, MigrationCost]:
     """Costs by size of the group that pulls; a size that no engine has measured is missing.
 
-    `rows`: `[engines in that group, seconds, tokens]`; of each size several token counts, by any of its engines.
+    `rows`: `[engines in that group, seconds, tokens]`; of each size several token counts, by any of
+    its engines.
     """
     by_size: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
     for size, seconds, tokens in rows:
@@ -44,7 +48,9 @@ def fit_migrations(rows: Iterable[Sequence[float]]) -> dict[int, MigrationCost]:
 
 
 def _fit(measured: Sequence[tuple[float, float]]) -> MigrationCost:
-    """Non-negative least squares of relative errors, so that a short migration counts as much as a long one."""
+    """Non-negative least squares of relative errors, so that a short migration counts as much as a
+    long one.
+    """
     seconds, tokens = np.array(measured).T
     scale = max(1.0, tokens.max())
     table = np.column_stack([1.0 / seconds, tokens / scale / seconds])

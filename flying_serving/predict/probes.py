@@ -1,8 +1,10 @@
-"""The steps that a server measures at its start, so that policies know what it can do before traffic shows it.
+"""The steps that a server measures at its start, so that policies know what it can do before
+traffic shows it.
 
-They reach from what is bound by reading weights to what is bound by arithmetic: a line through small steps alone says
-nothing of what a device with much arithmetic does with large ones. Decoding is measured with little context and with
-much, prompts also with much before them: else lanes that have not served yet would seem not to mind it.
+They reach from what is bound by reading weights to what is bound by arithmetic: a line through
+small steps alone says nothing of what a device with much arithmetic does with large ones. Decoding
+is measured with little context and with much, prompts also with much before them: else lanes that
+have not served yet would seem not to mind it.
 """
 
 from dataclasses import dataclass
@@ -18,7 +20,9 @@ _PIECE, _BEFORE = 256, 8192
 
 @dataclass(frozen=True)
 class Probe:
-    """A step of `tokens` tokens: of one prompt, or one of each decoding request. Each has a context."""
+    """A step of `tokens` tokens: of one prompt, or one of each decoding request. Each has a
+    context.
+    """
 
     tokens: int
     is_prefill: bool
@@ -31,9 +35,11 @@ class Probe:
 
 
 def probes(sequences: int, step_tokens: int, prompt_tokens: int) -> list[Probe]:
-    """What to measure, the smallest of each kind first; the most that a step allows in place of what it does not.
+    """What to measure, the smallest of each kind first; the most that a step allows in place of
+    what it does not.
 
-    A step has at most `sequences` requests and `step_tokens` tokens, a prompt at most `prompt_tokens`.
+    A step has at most `sequences` requests and `step_tokens` tokens, a prompt at most
+    `prompt_tokens`.
     """
     decode = sorted({min(count, sequences, step_tokens) for count in _SEQUENCES})
     prompts = sorted({min(count, step_tokens, prompt_tokens) for count in _PROMPTS})

@@ -1,4 +1,6 @@
-"""One of several equal groups as a fluid model: how its requests queue, stream and end within coarse spans of time."""
+"""One of several equal groups as a fluid model: how its requests queue, stream and end within
+coarse spans of time.
+"""
 
 from __future__ import annotations
 
@@ -9,29 +11,40 @@ from typing import NamedTuple
 from flying_serving.predict.work import Interference, LaneFigures, Objective, Work
 
 MAX_UTILIZATION = 0.85
-"""Share of time: a queue whose load is higher has no time to grow to its mean length within the horizon."""
+"""Share of time: a queue whose load is higher has no time to grow to its mean length within the
+horizon.
+"""
 LENGTHS_CV = 0.55
-"""Coefficient of variation of prompt lengths: of a uniform distribution from almost 0 it is 1 / sqrt(3) = 0.58."""
+"""Coefficient of variation of prompt lengths: of a uniform distribution from almost 0 it is 1 /
+sqrt(3) = 0.58.
+"""
 _SPREAD = math.sqrt(math.log(1 + LENGTHS_CV**2)) * math.sqrt(3) / math.pi
-"""Scale of the logistic distribution of a time's logarithm, if the time varies as prompt lengths do."""
+"""Scale of the logistic distribution of a time's logarithm, if the time varies as prompt lengths
+do.
+"""
 
 
 class StepTimes(NamedTuple):
-    """Seconds of a step that decodes only, of one with a chunk of one prompt too, and of one full of prompt tokens."""
+    """Seconds of a step that decodes only, of one with a chunk of one prompt too, and of one full
+    of prompt tokens.
+    """
 
     decode_s: float
     chunk_s: float
     full_s: float
 
 
-@dataclass(slots=True)  # not frozen: made for every layout that is evaluated, and that takes three times as long
+@dataclass(
+    slots=True
+)  # not frozen: made for every layout that is evaluated, and that takes three times as long
 class GroupState:
     """The requests of the group at `now_s`, in seconds from the decision, and sums since the start.
 
-    `queue`: requests that wait for their prompt. `first_half`, `second_half`: requests that stream that half of their
-    output. `queued_s`, `first_s`, `streamed_s`: request-seconds in the queue, from there to the first token, and
-    streaming. `admitted`, `lives`: requests taken from the queue, and outputs streamed. `missed`: requests that miss
-    the service-level objective. `held`: requests of the queue that waited while the group was blocked.
+    `queue`: requests that wait for their prompt. `first_half`, `second_half`: requests that stream
+    that half of their output. `queued_s`, `first_s`, `streamed_s`: request-seconds in the queue,
+    from there to the first token, and streaming. `admitted`, `lives`: requests taken from the
+    queue, and outputs streamed. `missed`: requests that miss the service-level objective. `held`:
+    requests of the queue that waited while the group was blocked.
     """
 
     now_s: float
@@ -51,9 +64,10 @@ class GroupState:
 class FluidModel:
     """What does not change during a rollout: the group's lane, and the shape of its requests.
 
-    `max_running`: requests that the group can run, `max_running_woven` while an older group holds memory. `request_s`:
-    seconds that a decoding request adds to a step. `parts`: (prompt tokens, seconds) of the three steps of `StepTimes`
-    without decoding requests and without what the first tokens cost more.
+    `max_running`: requests that the group can run, `max_running_woven` while an older group holds
+    memory. `request_s`: seconds that a decoding request adds to a step. `parts`: (prompt tokens,
+    seconds) of the three steps of `StepTimes` without decoding requests and without what the first
+    tokens cost more.
     """
 
     lane: LaneFigures
@@ -70,21 +84,49 @@ class FluidModel:
 
     @classmethod
     def of(
-        cls, lane: LaneFigures, groups: int, work: Work, objective: Objective, interference: Interference
+        cls,
+        lane: LaneFigures,
+        groups: int,
+        work: Work,
+        objective: Objective,
+        interference: Interference,
     ) -> FluidModel:
         """One of `groups` groups that share the work evenly."""
         cost, prompt, outputs = lane.cost, work.prompt_tokens, max(1.0, work.output_tokens)
-        budget, tokens, held = lane.max_num_batched_tokens, prompt + outputs, interference.held_tokens / groups
+        budget, tokens, held = (
+            lane.max_num_batched_tokens,
+            prompt + outputs,
+            interference.held_tokens / groups,
+        )
         most = max(1.0, min(lane.max_num_seqs, lane.kv_tokens / tokens))
         woven = max(1.0, min(lane.max_num_seqs, (lane.kv_tokens - held) / tokens)) if held else most
         request_s = cost.sequence_s + cost.context_token_s * (prompt + outputs / 2)
         before, chunk = lane.tokens_before(prompt), min(prompt, budget)
-        # a prompt's token reads those computed before its step, a step's start all that its prompts have
-        token_s = cost.prefill_token_s + before * (cost.prefill_pair_s + cost.context_token_s / chunk)
+        # a prompt's token reads those computed before its step, a step's start all that its prompts
+        # have
+        token_s = cost.prefill_token_s + before * (
+            cost.prefill_pair_s + cost.context_token_s / chunk
+        )
         fixed_s = cost.fixed_s
-        parts = (0.0, fixed_s), (chunk, fixed_s + token_s * chunk), (budget, fixed_s + token_s * budget)
+        parts = (
+            (0.0, fixed_s),
+            (chunk, fixed_s + token_s * chunk),
+            (budget, fixed_s + token_s * budget),
+        )
         chunks = max(1.0, prompt / budget)
-        return cls(lane, objective, interference, groups, prompt, outputs, chunks, most, woven, request_s, parts)
+        return cls(
+            lane,
+            objective,
+            interference,
+            groups,
+            prompt,
+            outputs,
+            chunks,
+            most,
+            woven,
+            request_s,
+            parts,
+        )
 
     def limit(self, now_s: float) -> float:
         """Requests that it can run at a time."""
@@ -103,17 +145,18 @@ class FluidModel:
     def step(self, state: GroupState, span_s: float, rate: float, crowding: float) -> None:
         """Advance `state` by a span of T = `span_s` seconds in which requests arrive at `rate`.
 
-        With r = early + late requests that run (`first_half`, `second_half`), s the seconds of a step and F the most
-        prompts in the span (`pace`), n = `outputs` tokens, and c = n s / 2 the seconds of half an output:
+        With r = early + late requests that run (`first_half`, `second_half`), s the seconds of a
+        step and F the most prompts in the span (`pace`), n = `outputs` tokens, and c = n s / 2 the
+        seconds of half an output:
 
-            remaining    e = exp(-T / c)                                of those in a stage at its start
-            admitted     a = min(queue + rate T, F, free + r (1 - e) / 2)
-            queue'         = queue + rate T - a,                        queued_s += T (queue + queue') / 2
-            early'         = e early + a m,   m = (1 - e) c / T         m: the share of newcomers that remain
-            h              = early + a - early'                         requests that pass the middle
-            late'          = e late + h m
-            ended          = late + h - late',                          streamed_s += c (h + ended)
-            first_s       += a (min(1, r) s / 2 + p's steps) crowding   the step under way, then their own
+            remaining    e = exp(-T / c)                                of those in a stage at its
+            start admitted     a = min(queue + rate T, F, free + r (1 - e) / 2) queue'         =
+            queue + rate T - a,                        queued_s += T (queue + queue') / 2 early'
+            = e early + a m,   m = (1 - e) c / T         m: the share of newcomers that remain h
+            = early + a - early'                         requests that pass the middle late'
+            = e late + h m ended          = late + h - late',                          streamed_s +=
+            c (h + ended) first_s       += a (min(1, r) s / 2 + p's steps) crowding   the step under
+            way, then their own
 
         Two stages, so that requests that have just begun do not end at once.
         """
@@ -126,7 +169,9 @@ class FluidModel:
         admitted = min(demand * span_s, most, free + running * (1 - remaining) / 2)
         state.queue = queue + rate * span_s - admitted
         queued_s = (queue + state.queue) / 2 * span_s
-        first_s = crowding * ((running if running < 1.0 else 1.0) * step_s / 2 + self.chunks * chunk_s)
+        first_s = crowding * (
+            (running if running < 1.0 else 1.0) * step_s / 2 + self.chunks * chunk_s
+        )
         newcomers = (1 - remaining) * stage_s / span_s
         halfway = state.first_half + admitted
         state.first_half = state.first_half * remaining + admitted * newcomers
@@ -148,17 +193,26 @@ class FluidModel:
         state.lives += lives
         state.now_s += span_s
 
-    def pace(self, state: GroupState, span_s: float, demand: float, free: float) -> tuple[float, float, float]:
-        """Seconds of a step, seconds of a step with a chunk of one prompt, and the most prompts in the span.
+    def pace(
+        self, state: GroupState, span_s: float, demand: float, free: float
+    ) -> tuple[float, float, float]:
+        """Seconds of a step, seconds of a step with a chunk of one prompt, and the most prompts in
+        the span.
 
-        With d and f the seconds of a decoding and of a full step (`StepTimes`; in a weave with the older group's time
-        slice), p the seconds that a prompt adds to steps, and w = `demand` prompts per second:
+        With d and f the seconds of a decoding and of a full step (`StepTimes`; in a weave with the
+        older group's time slice), p the seconds that a prompt adds to steps, and w = `demand`
+        prompts per second:
 
-            step         s = d / (1 - p w)       steps without prompts d, and the share p w of time for prompts,
-                             at most f, and at most (d + p r / n) / (1 - p free / T): places that get free
+            step         s = d / (1 - p w)       steps without prompts d, and the share p w of time
+            for prompts,
+                             at most f, and at most (d + p r / n) / (1 - p free / T): places that
+                             get free
         """
         interference, running = self.interference, state.first_half + state.second_half
-        times, woven = self.times(running if running > 1.0 else 1.0), state.now_s < interference.woven_s
+        times, woven = (
+            self.times(running if running > 1.0 else 1.0),
+            state.now_s < interference.woven_s,
+        )
         decode_s, chunk_s, full_s = map(interference.cycle_s, times) if woven else times
         prompt_s = self.chunks * (chunk_s - decode_s) * (interference.synced if woven else 1.0)
         all_share, free_share = 1.0 - prompt_s * demand, 1.0 - prompt_s * free / span_s
@@ -168,31 +222,42 @@ class FluidModel:
         return step_s, chunk_s, span_s / full_s * self.lane.max_num_batched_tokens / self.prompt
 
     def finish(self, state: GroupState) -> None:
-        """Add to the sums what is left at the end of the spans, worked off while nothing arrives."""
+        """Add to the sums what is left at the end of the spans, worked off while nothing
+        arrives.
+        """
         limit, left = self.limit(state.now_s), state.first_half + state.second_half + state.queue
         decode_s, chunk_s, full_s = self.times(max(1.0, min(limit, left)))
-        per_s = min(self.lane.max_num_batched_tokens / (self.prompt * full_s), limit / (self.outputs * decode_s))
+        per_s = min(
+            self.lane.max_num_batched_tokens / (self.prompt * full_s),
+            limit / (self.outputs * decode_s),
+        )
         lives = state.first_half + state.second_half / 2 + state.queue
         if self.objective.has_slo:
             wait_s = state.queue / (2 * per_s)
-            state.missed += self.missed(state.queue, lives, wait_s + self.chunks * chunk_s, decode_s)
+            state.missed += self.missed(
+                state.queue, lives, wait_s + self.chunks * chunk_s, decode_s
+            )
         state.queued_s += state.queue**2 / (2 * per_s)
         state.first_s += state.queue * self.chunks * chunk_s
         state.streamed_s += lives * self.outputs * decode_s
 
     def missed(self, admitted: float, lives: float, ttft_s: float, tpot_s: float) -> float:
-        """Requests that miss the service-level objective, of those with a first token and of those that stream.
+        """Requests that miss the service-level objective, of those with a first token and of those
+        that stream.
 
-        A request counts once: by its TTFT when it gets its first token, and if that met the target, by its TPOT.
+        A request counts once: by its TTFT when it gets its first token, and if that met the target,
+        by its TPOT.
         """
         exceeded = miss(ttft_s, self.objective.ttft_s)
         return admitted * exceeded + lives * (1 - exceeded) * miss(tpot_s, self.objective.tpot_s)
 
     def crowding(self, rate: float) -> float:
-        """Factor by which prompts that arrive at random delay each other, in the group that has least to do.
+        """Factor by which prompts that arrive at random delay each other, in the group that has
+        least to do.
 
-        The mean wait of a queue with several servers, as Sakasegawa approximates it ("An approximation formula
-        L_q = alpha * rho^beta / (1 - rho)", 1977), for service times with the coefficient of variation LENGTHS_CV.
+        The mean wait of a queue with several servers, as Sakasegawa approximates it ("An
+        approximation formula L_q = alpha * rho^beta / (1 - rho)", 1977), for service times with the
+        coefficient of variation LENGTHS_CV.
         """
         decode_s, _, full_s = self.times(1.0)
         used = rate * (full_s - decode_s) / self.lane.max_num_batched_tokens * self.prompt
@@ -202,7 +267,9 @@ class FluidModel:
 
 
 def miss(predicted_s: float, target_s: float) -> float:
-    """Probability that a time exceeds its target, if its median is predicted: a log-logistic distribution."""
+    """Probability that a time exceeds its target, if its median is predicted: a log-logistic
+    distribution.
+    """
     if target_s == math.inf:
         return 0.0
     if predicted_s == math.inf:

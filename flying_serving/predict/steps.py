@@ -1,4 +1,6 @@
-"""How long a step takes in each lane, learned while serving: non-negative least squares with fading memory."""
+"""How long a step takes in each lane, learned while serving: non-negative least squares with fading
+memory.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,18 @@ PRIOR_STEPS = 5.0
 _SCALE = np.array([1.0, 256.0, 8.0, 4096.0, FEW, SOME, 1e6, 256.0, 8.0])
 """Typical size of each feature, so that the equations are well conditioned."""
 _START, _ADDED = [1, 2], [7, 8]
-"""Features: prompt tokens and decoding requests, of all steps, and once more of those that were served."""
+"""Features: prompt tokens and decoding requests, of all steps, and once more of those that were
+served.
+"""
 _MOST_ADDED = [0.25, 1.5]
-"""Share of the start's cost that serving in one lane adds to others at most: a lane with more is slow itself."""
+"""Share of the start's cost that serving in one lane adds to others at most: a lane with more is
+slow itself.
+"""
 _HELD = [0.05, 0.01]
-"""Weight of a pull towards the other lanes' share, per weight of the start's rows. With 20 rows of decoding requests it
-is 20 x PRIOR_STEPS x 0.01, that of 1 served step of such requests: some ten outweigh it."""
+"""Weight of a pull towards the other lanes' share, per weight of the start's rows. With 20 rows of
+decoding requests it is 20 x PRIOR_STEPS x 0.01, that of 1 served step of such requests: some ten
+outweigh it.
+"""
 _REFIT_STEPS = 20
 _RIDGE = 1e-6
 
@@ -36,8 +44,9 @@ _RIDGE = 1e-6
 class Step:
     """One measured step of `size` engines together.
 
-    `sequences`: requests in it that decoded one token. `context_tokens`: tokens that its requests had computed before.
-    `prefill_pairs`: each prompt token times the tokens of its request that were computed before.
+    `sequences`: requests in it that decoded one token. `context_tokens`: tokens that its requests
+    had computed before. `prefill_pairs`: each prompt token times the tokens of its request that
+    were computed before.
     """
 
     size: int
@@ -54,12 +63,18 @@ class Step:
 
     @classmethod
     def served(cls, rows: Iterable[StepRow]) -> Iterator[Step]:
-        """Steps that an engine led while serving, without those that another lane's step disturbed."""
+        """Steps that an engine led while serving, without those that another lane's step
+        disturbed.
+        """
         return (cls(*astuple(row)[:-1]) for row in rows if not row.disturbed and row.seconds > 0)
 
     @classmethod
-    def of_probe(cls, size: int, duration_s: float, tokens: int, is_prefill: bool, context_tokens: int) -> Step:
-        """A step with tokens of one prompt, or one of each decoding request; each has that much context."""
+    def of_probe(
+        cls, size: int, duration_s: float, tokens: int, is_prefill: bool, context_tokens: int
+    ) -> Step:
+        """A step with tokens of one prompt, or one of each decoding request; each has that much
+        context.
+        """
         if is_prefill:
             return cls(size, duration_s, tokens, 0, context_tokens, tokens * context_tokens)
         return cls(size, duration_s, 0, tokens, tokens * context_tokens)
@@ -67,18 +82,22 @@ class Step:
     def to_row(self) -> CalibrationRow:
         """What `of_probe` made this of."""
         if self.prefill_tokens:
-            return CalibrationRow(self.size, self.duration_s, self.prefill_tokens, True, self.context_tokens)
+            return CalibrationRow(
+                self.size, self.duration_s, self.prefill_tokens, True, self.context_tokens
+            )
         context = self.context_tokens // max(1, self.sequences)
         return CalibrationRow(self.size, self.duration_s, self.sequences, False, context)
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """Seconds of a step in one lane: `fixed_s`, those for each token or request in it, and more for its first tokens.
+    """Seconds of a step in one lane: `fixed_s`, those for each token or request in it, and more for
+    its first tokens.
 
-    `few_token_s`, `some_token_s`: more for each of the first FEW and of the first SOME tokens, of prompts or decoding:
-    the weights of experts are read for the first token that needs them, and small batches fill no kernel.
-    `prefill_pair_s`: for each prompt token and each token before it, of earlier steps: what long prompts are made of.
+    `few_token_s`, `some_token_s`: more for each of the first FEW and of the first SOME tokens, of
+    prompts or decoding: the weights of experts are read for the first token that needs them, and
+    small batches fill no kernel. `prefill_pair_s`: for each prompt token and each token before it,
+    of earlier steps: what long prompts are made of.
     """
 
     fixed_s: float
@@ -90,7 +109,11 @@ class StepCost:
     prefill_pair_s: float = 0.0
 
     def step_s(
-        self, prefill_tokens: float, sequences: float, context_tokens: float, prefill_pairs: float = 0.0
+        self,
+        prefill_tokens: float,
+        sequences: float,
+        context_tokens: float,
+        prefill_pairs: float = 0.0,
     ) -> float:
         """Seconds of a step with these contents."""
         return (
@@ -112,15 +135,17 @@ class StepCost:
 class StepModel:
     """Step costs by group size.
 
-    Each lane keeps the weighted sums that least squares needs, so a step costs one small outer product and no history
-    is stored. Errors are relative (a step that a neighbour on the machine has delayed weighs little), old steps fade,
-    and what was measured at the start stays as a weak prior for what the traffic does not show.
+    Each lane keeps the weighted sums that least squares needs, so a step costs one small outer
+    product and no history is stored. Errors are relative (a step that a neighbour on the machine
+    has delayed weighs little), old steps fade, and what was measured at the start stays as a weak
+    prior for what the traffic does not show.
 
-    Requests cost more while serving than in a step of the start: their tokens are sampled, sent and made text, on cores
-    that the engine may share. What a prompt token and a decoding request cost more is fitted apart, else the start's
-    steps with many of them would hide what small served ones say of it. Until a lane has served some it is held near
-    what it is elsewhere, as a share of what they cost at the start: else lanes that have not served yet would seem
-    cheap, and the first few prompts say little.
+    Requests cost more while serving than in a step of the start: their tokens are sampled, sent and
+    made text, on cores that the engine may share. What a prompt token and a decoding request cost
+    more is fitted apart, else the start's steps with many of them would hide what small served ones
+    say of it. Until a lane has served some it is held near what it is elsewhere, as a share of what
+    they cost at the start: else lanes that have not served yet would seem cheap, and the first few
+    prompts say little.
     """
 
     def __init__(self) -> None:
@@ -147,7 +172,9 @@ class StepModel:
         if rest:
             return
         self._costs.pop(step.size, None)
-        if fits & (fits - 1) == 0:  # others are told what serving adds here each time that twice as much is known
+        if (
+            fits & (fits - 1) == 0
+        ):  # others are told what serving adds here each time that twice as much is known
             self._costs.clear()
             self._added.pop(step.size, None)
 
@@ -167,7 +194,9 @@ class StepModel:
         return cost
 
     def _values(self, size: int, added: Any) -> Any:
-        """The coefficients, each times its scale; `added`: the shares near which what serving adds is held."""
+        """The coefficients, each times its scale; `added`: the shares near which what serving adds
+        is held.
+        """
         sums = [table[size] for table in (self._prior, self._seen) if size in table]
         gram, right = sum(s.gram for s in sums), sum(s.right for s in sums)
         if size in self._prior:
@@ -178,7 +207,9 @@ class StepModel:
         return _solve(gram, right)
 
     def _added_elsewhere(self, size: int) -> Any:
-        """What serving adds in other lanes, as shares of what the start says; 0 where none has served."""
+        """What serving adds in other lanes, as shares of what the start says; 0 where none has
+        served.
+        """
         total, weight = np.zeros(len(_ADDED)), np.full(len(_ADDED), 1e-9)
         for other in self._seen.keys() & self._prior.keys() - {size}:
             shares = self._added.get(other)
@@ -193,7 +224,9 @@ class StepModel:
 
 
 class _Sums:
-    """X'WX and X'Wy of rows that are divided by their duration, so that the right-hand side is 1."""
+    """X'WX and X'Wy of rows that are divided by their duration, so that the right-hand side is
+    1.
+    """
 
     def __init__(self) -> None:
         self.gram: Any = np.zeros((_SCALE.size, _SCALE.size))
@@ -202,7 +235,15 @@ class _Sums:
     def add(self, step: Step, weight: float, *, served: bool) -> None:
         tokens = step.prefill_tokens + step.sequences
         few, some = min(tokens, FEW), min(tokens, SOME)
-        computed = [1.0, step.prefill_tokens, step.sequences, step.context_tokens, few, some, step.prefill_pairs]
+        computed = [
+            1.0,
+            step.prefill_tokens,
+            step.sequences,
+            step.context_tokens,
+            few,
+            some,
+            step.prefill_pairs,
+        ]
         added = [step.prefill_tokens, step.sequences] if served else [0, 0]
         row = np.array([*computed, *added]) / _SCALE / step.duration_s
         self.gram += weight * np.outer(row, row)
@@ -214,7 +255,8 @@ class _Sums:
 
 
 def _solve(gram: Any, right: Any) -> Any:
-    # to each feature's own scale: prompts make long steps, so their rows are small beside those of decodes
+    # to each feature's own scale: prompts make long steps, so their rows are small beside those of
+    # decodes
     own = np.diag(gram)
     gram = gram + _RIDGE * np.diag(np.maximum(own, _RIDGE * own.max()))
     root = np.linalg.cholesky(gram)

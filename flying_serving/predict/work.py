@@ -16,8 +16,8 @@ BURST_S = 20.0
 class LaneFigures:
     """What one group of a size can do.
 
-    `kv_tokens`: tokens that its pooled KV cache holds. `migration`: cost of migrating KV from one group to another
-    within its engines; None if KV cannot migrate.
+    `kv_tokens`: tokens that its pooled KV cache holds. `migration`: cost of migrating KV from one
+    group to another within its engines; None if KV cannot migrate.
     """
 
     cost: StepCost
@@ -27,7 +27,9 @@ class LaneFigures:
     migration: MigrationCost | None = None
 
     def tokens_before(self, prompt_tokens: float) -> float:
-        """Tokens of a prompt that are computed before a step that takes more of it, on average of these steps."""
+        """Tokens of a prompt that are computed before a step that takes more of it, on average of
+        these steps.
+        """
         return max(0.0, prompt_tokens - self.max_num_batched_tokens) / 2
 
     def prompts_s(self, tokens: float, prompts: float) -> float:
@@ -38,10 +40,11 @@ class LaneFigures:
 
 @dataclass(frozen=True)
 class Work:
-    """Requests that arrive, wait (no group has them yet) and run (stream, in any group); lengths are means.
+    """Requests that arrive, wait (no group has them yet) and run (stream, in any group); lengths
+    are means.
 
-    `rate`: arrivals per second, `usual_rate`: in the long run. `begun`: prompt tokens that groups have not computed
-    yet, in prompts of mean length.
+    `rate`: arrivals per second, `usual_rate`: in the long run. `begun`: prompt tokens that groups
+    have not computed yet, in prompts of mean length.
     """
 
     rate: float
@@ -53,7 +56,9 @@ class Work:
     usual_rate: float = math.inf
 
     def rate_between(self, from_s: float, to_s: float) -> float:
-        """Mean arrivals per second between two times from now: a rate above the usual one decays over BURST_S."""
+        """Mean arrivals per second between two times from now: a rate above the usual one decays
+        over BURST_S.
+        """
         if self.rate <= self.usual_rate:
             return self.rate
         left_s = BURST_S * (math.exp(-from_s / BURST_S) - math.exp(-to_s / BURST_S))
@@ -78,12 +83,14 @@ class Work:
 
 @dataclass(frozen=True)
 class Objective:
-    """What a layout is chosen for: the least request-seconds, which is the least mean end-to-end latency.
+    """What a layout is chosen for: the least request-seconds, which is the least mean end-to-end
+    latency.
 
-    With a service-level objective (`ttft_s`, `tpot_s`; infinite without one), each request that is predicted to miss it
-    counts `horizon_s` more, as if it had to wait for the whole horizon: the share of requests that meet it comes first,
-    and latency decides between layouts in which equally many do. `urgency`: factor of seconds before a first token,
-    above 1 if the switch is for an urgent request.
+    With a service-level objective (`ttft_s`, `tpot_s`; infinite without one), each request that is
+    predicted to miss it counts `horizon_s` more, as if it had to wait for the whole horizon: the
+    share of requests that meet it comes first, and latency decides between layouts in which equally
+    many do. `urgency`: factor of seconds before a first token, above 1 if the switch is for an
+    urgent request.
     """
 
     horizon_s: float
@@ -101,10 +108,11 @@ class Objective:
 class Interference:
     """What keeps the groups of a layout from new work at first: requests of an older layout.
 
-    `blocked_s`: the groups do no new work for this long. `woven_s`: until then, each step is followed by a time slice
-    of an older group: as long as the step, and at least one of its steps of `slice_s`, `overlap`: on this share of the
-    engines. `synced`: groups that share an older group, and so also wait for each other's prompts. `held_tokens`: KV
-    tokens, of all groups, that are not free meanwhile.
+    `blocked_s`: the groups do no new work for this long. `woven_s`: until then, each step is
+    followed by a time slice of an older group: as long as the step, and at least one of its steps
+    of `slice_s`, `overlap`: on this share of the engines. `synced`: groups that share an older
+    group, and so also wait for each other's prompts. `held_tokens`: KV tokens, of all groups, that
+    are not free meanwhile.
     """
 
     blocked_s: float = 0.0

@@ -1,18 +1,22 @@
 """Which lane of an engine steps next: the weave, pure. Time is an argument.
 
-An engine may have work in several lanes at once: its *present* lane, whose group the layout names, and lanes of older
-layouts that still drain. It also has messages, steps that other leaders ordered.
+An engine may have work in several lanes at once: its *present* lane, whose group the layout names,
+and lanes of older layouts that still drain. It also has messages, steps that other leaders ordered.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 HOLD_S = 0.05
-"""How long a member holds for the next step of its present group after the leader said that there is more."""
+"""How long a member holds for the next step of its present group after the leader said that there
+is more.
+"""
 RECALL_S = 0.5
 """How long older lanes pause after an order with which requests migrate, until it is said which."""
 HOLD_OLDER_S = 0.005
-"""The same for an older group within its time slice: short, as the last of its requests may just have ended."""
+"""The same for an older group within its time slice: short, as the last of its requests may just
+have ended.
+"""
 
 
 @dataclass(frozen=True)
@@ -96,13 +100,14 @@ class Slice:
 class LaneArbiter:
     """Chooses what an engine does next.
 
-    A weave shares time, not steps: every change from one lane to another may have to wait for the engines that still do
-    something else, so when a step of the present lane is long (a chunk of prompts), an older lane makes several short
-    ones (decodes) before the present lane goes on; members hold for them, too. The wait for other members counts for
-    neither lane; where members do not hold, it counts for the older lane.
+    A weave shares time, not steps: every change from one lane to another may have to wait for the
+    engines that still do something else, so when a step of the present lane is long (a chunk of
+    prompts), an older lane makes several short ones (decodes) before the present lane goes on;
+    members hold for them, too. The wait for other members counts for neither lane; where members do
+    not hold, it counts for the older lane.
 
-    After `weave_steps` steps of the present lane an older one gets as much time as one of them took; it gets a step at
-    least every `max_pause_s`, under a hard switch only that often.
+    After `weave_steps` steps of the present lane an older one gets as much time as one of them
+    took; it gets a step at least every `max_pause_s`, under a hard switch only that often.
     """
 
     def __init__(self, weave_steps: int, max_pause_s: float) -> None:
@@ -131,7 +136,9 @@ class LaneArbiter:
         self.hard = False
 
     def pause_older(self, now: float) -> None:
-        """Requests of older lanes are about to leave: a step of theirs would be made for nothing."""
+        """Requests of older lanes are about to leave: a step of theirs would be made for
+        nothing.
+        """
         self._older_paused_until_s = now + RECALL_S
 
     def resume_older(self) -> None:
@@ -139,7 +146,14 @@ class LaneArbiter:
         self._older_paused_until_s = 0.0
 
     def ran(
-        self, size: int, now: float, *, more: bool, leads: bool, took_s: float = 0.0, waited_s: float = 0.0
+        self,
+        size: int,
+        now: float,
+        *,
+        more: bool,
+        leads: bool,
+        took_s: float = 0.0,
+        waited_s: float = 0.0,
     ) -> None:
         """A step of the lane `size` has run here; with `more`, its leader goes on at once.
 
@@ -198,7 +212,9 @@ class LaneArbiter:
         return Wait(patience_s)
 
     def holds(self, now: float) -> bool:
-        """Whether the present lane waits for the next step of an older group, of which this engine is a member."""
+        """Whether the present lane waits for the next step of an older group, of which this engine
+        is a member.
+        """
         return self._holds_for_older and now < self._hold_until_s
 
     def _is_due(self, size: int, now: float, present_ready: bool) -> bool:

@@ -1,7 +1,8 @@
-"""Batches to a target: each step takes as many prompt tokens as its predicted time allows (`--tbt-slo-ms`).
+"""Batches to a target: each step takes as many prompt tokens as its predicted time allows
+(`--tbt-slo-ms`).
 
-DynaServe fills batches likewise: requests that decode first, then prompts as long as the time between two tokens stays
-under its target (section 4.2 of the paper).
+DynaServe fills batches likewise: requests that decode first, then prompts as long as the time
+between two tokens stays under its target (section 4.2 of the paper).
 """
 
 from bisect import bisect_right
@@ -19,10 +20,12 @@ WITHIN = 1.001
 
 @dataclass(frozen=True)
 class Running:
-    """What requests with KV ask of a scheduler's next step: those that run, and those that arrived with their KV.
+    """What requests with KV ask of a scheduler's next step: those that run, and those that arrived
+    with their KV.
 
-    `decoding`: requests with one token to compute, `context_tokens`: the tokens before it. `prefilling`: the other
-    running requests, `computed_tokens`: the tokens that the first of them has of its prompt.
+    `decoding`: requests with one token to compute, `context_tokens`: the tokens before it.
+    `prefilling`: the other running requests, `computed_tokens`: the tokens that the first of them
+    has of its prompt.
     """
 
     decoding: int = 0
@@ -36,11 +39,15 @@ class Batches:
 
     Args:
         target_s: the longest time between two tokens of a request.
-        most_tokens, least_tokens: in a step. A prompt gets the least in any step, else it would never end.
-        active_lanes: lanes of this engine that have requests now; they take turns, and share the time.
+        most_tokens, least_tokens: in a step. A prompt gets the least in any step, else it would
+            never end.
+        active_lanes: lanes of this engine that have requests now; they take turns, and share the
+            time.
     """
 
-    def __init__(self, target_s: float, most_tokens: int, least_tokens: int, active_lanes: Callable[[], int]) -> None:
+    def __init__(
+        self, target_s: float, most_tokens: int, least_tokens: int, active_lanes: Callable[[], int]
+    ) -> None:
         self._target_s = target_s
         self._tokens = range(least_tokens, most_tokens + 1)
         self._active_lanes = active_lanes
@@ -61,7 +68,9 @@ class Batches:
                 self._planned[step.size] = min(1.0, self._planned.get(step.size, 1.0) * factor)
 
     def prompt_tokens(self, size: int, running: Running) -> int | None:
-        """For the next step of the lane of this size; None, no limit, while the engine has no request that decodes."""
+        """For the next step of the lane of this size; None, no limit, while the engine has no
+        request that decodes.
+        """
         lanes = self._lanes()
         if (not running.decoding and lanes == 1) or not self._costs.known(size):
             return None
@@ -69,9 +78,14 @@ class Batches:
         limit_s = self._target_s * self._planned.get(size, 1.0) / lanes
 
         def step_s(tokens: int) -> float:
-            return cost.step_s(tokens, running.decoding, running.context_tokens, tokens * running.computed_tokens)
+            return cost.step_s(
+                tokens, running.decoding, running.context_tokens, tokens * running.computed_tokens
+            )
 
-        return max(self._tokens.start, self._tokens.start + bisect_right(self._tokens, limit_s, key=step_s) - 1)
+        return max(
+            self._tokens.start,
+            self._tokens.start + bisect_right(self._tokens, limit_s, key=step_s) - 1,
+        )
 
     def _lanes(self) -> int:
         return max(1, self._active_lanes())

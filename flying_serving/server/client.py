@@ -35,14 +35,18 @@ from flying_serving.vllm_adapter.channel import ClientChannel
 class FlyingClient(AsyncMPClient):
     """vLLM's client for several engines that do not depend on each other."""
 
-    def __init__(self, vllm_config: Any, executor_class: Any, log_stats: bool, renderer: Any = None) -> None:
+    def __init__(
+        self, vllm_config: Any, executor_class: Any, log_stats: bool, renderer: Any = None
+    ) -> None:
         deployment = deployment_of(vllm_config.additional_config)
         self._blocks: dict[int, int] = {}
         """KV blocks by engine."""
         # before vLLM starts the engines: its monitor calls `shutdown` if one of them ends
         self._calls = EngineCalls(ClientChannel(self), deployment)
         self.flying_executor_class, self.flying_log_stats = executor_class, log_stats
-        self._parent = CleanParent(FlyingEngineCore.run_engine_core) if deployment.survives else None
+        self._parent = (
+            CleanParent(FlyingEngineCore.run_engine_core) if deployment.survives else None
+        )
         super().__init__(vllm_config, executor_class, log_stats, renderer=renderer)
         blocks = KVBlocks(self.fewest_blocks, 0)
         if deployment.flying.lend_weights and deployment.lanes:
@@ -54,12 +58,21 @@ class FlyingClient(AsyncMPClient):
         self.too_few: TooFewEngines | None = None
         """Why the server ends, if it does because too few engines are left."""
         if self._parent is not None:
-            processes = [EngineProcess(child.pid, child.name) for child in self.resources.engine_manager.processes]
-            self.input_socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an engine that is started again has the same name
+            processes = [
+                EngineProcess(child.pid, child.name)
+                for child in self.resources.engine_manager.processes
+            ]
+            self.input_socket.setsockopt(
+                zmq.ROUTER_HANDOVER, 1
+            )  # an engine that is started again has the same name
             starter = EngineStarter(self, self._parent, deployment, self._blocks)
-            self.supervisor = EngineSupervisor(self.shell, processes, starter.start, self._end_server)
+            self.supervisor = EngineSupervisor(
+                self.shell, processes, starter.start, self._end_server
+            )
         self._clock_runs = False
-        with contextlib.suppress(RuntimeError):  # no loop runs yet: the first request starts the clock
+        with contextlib.suppress(
+            RuntimeError
+        ):  # no loop runs yet: the first request starts the clock
             self._ensure_clock()
 
     def _apply_ready_response(self, payload: bytes) -> None:
@@ -117,7 +130,9 @@ class FlyingClient(AsyncMPClient):
         return await until_the_end(self._calls, super().get_output_async())
 
     async def call_utility_async(self, method: str, *args: Any) -> Any:
-        """vLLM's utilities go to every engine; the first one's answer counts, as in vLLM's own client."""
+        """vLLM's utilities go to every engine; the first one's answer counts, as in vLLM's own
+        client.
+        """
         return (await self.call_utility_all_async(method, *args))[0]
 
     async def _call_utility_async(self, method: str, *args: Any, engine: bytes) -> Any:
@@ -126,8 +141,12 @@ class FlyingClient(AsyncMPClient):
 
     # ---- vLLM's routes of dev mode
 
-    async def pause_scheduler_async(self, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
-        """Pause all lanes of all engines. Later requests wait, in the engines or in the task pool, until resumed."""
+    async def pause_scheduler_async(
+        self, mode: PauseMode = "abort", clear_cache: bool = True
+    ) -> None:
+        """Pause all lanes of all engines. Later requests wait, in the engines or in the task pool,
+        until resumed.
+        """
         if mode == "abort":
             await self.shell.abort_all()
         await super().pause_scheduler_async(mode, clear_cache)
@@ -151,7 +170,8 @@ class FlyingClient(AsyncMPClient):
     # ---- the end
 
     def end(self, timeout_s: float | None, outputs: Any) -> float | None:
-        """Let requests end before the engines do: see `Shutdown`. Returns the seconds that are left for the engines.
+        """Let requests end before the engines do: see `Shutdown`. Returns the seconds that are left
+        for the engines.
 
         With None, because vLLM ends without having been asked to, nothing is done.
         """
@@ -160,9 +180,11 @@ class FlyingClient(AsyncMPClient):
         return Shutdown(self.shell, outputs).end(timeout_s)
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """vLLM's; but streams that are still open end with an error, where vLLM may wait for their clients.
+        """vLLM's; but streams that are still open end with an error, where vLLM may wait for their
+        clients.
 
-        Engines that trace are given the time to write what is left, where vLLM would kill them at once.
+        Engines that trace are given the time to write what is left, where vLLM would kill them at
+        once.
         """
         if self._calls.deployment.flying.trace_out is not None and timeout is not None:
             timeout = max(timeout, CLOSE_S)
@@ -185,7 +207,9 @@ async def add(shell: Shell, request: EngineCoreRequest) -> None:
 
 
 async def until_the_end(calls: EngineCalls, reading: Awaitable[Any]) -> Any:
-    """Await outputs; when the server was told to end, dead engines cancel the reader, and are no error."""
+    """Await outputs; when the server was told to end, dead engines cancel the reader, and are no
+    error.
+    """
     try:
         return await reading
     except EngineDeadError:
@@ -195,4 +219,6 @@ async def until_the_end(calls: EngineCalls, reading: Awaitable[Any]) -> Any:
 
 
 def _unsupported(what: str) -> GracefulHTTPError:
-    return GracefulHTTPError(f"{what} cannot be served by Flying Serving yet", HTTPStatus.BAD_REQUEST)
+    return GracefulHTTPError(
+        f"{what} cannot be served by Flying Serving yet", HTTPStatus.BAD_REQUEST
+    )

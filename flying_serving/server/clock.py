@@ -1,4 +1,6 @@
-"""The server's clock: it calibrates at the start, ticks the controller, fetches measured steps, and traces."""
+"""The server's clock: it calibrates at the start, ticks the controller, fetches measured steps, and
+traces.
+"""
 
 import asyncio
 import contextlib
@@ -20,7 +22,8 @@ MEASURE_TICKS = 3
 async def keep_time(shell: Shell, metrics: ServerMetrics | None) -> None:
     """Run until the engines have ended. vLLM notices and reports an engine that does not answer.
 
-    Nothing here waits for an engine: deadlines and decisions do not stop because one of them is slow.
+    Nothing here waits for an engine: deadlines and decisions do not stop because one of them is
+    slow.
     """
     started = asyncio.Event()
     calls, controller = shell.calls, shell.controller
@@ -42,16 +45,25 @@ async def keep_time(shell: Shell, metrics: ServerMetrics | None) -> None:
 
 
 async def _start(shell: Shell, started: asyncio.Event) -> None:
-    """Take what the engines measured when they started, and put them into the first layout of a fixed policy."""
+    """Take what the engines measured when they started, and put them into the first layout of a
+    fixed policy.
+    """
     calls, controller = shell.calls, shell.controller
     with contextlib.suppress(EngineLost):
         for rows in await calls.gather("flying_calibration"):
             controller.state.steps.calibrate(Step.measured(rows))
-        rows = [astuple(row) for answer in await calls.gather("flying_migration_costs") for row in answer]
+        rows = [
+            astuple(row)
+            for answer in await calls.gather("flying_migration_costs")
+            for row in answer
+        ]
         controller.state.migrates = fit_migrations(rows)
         layout, now_s = controller.state.layout, shell.clock()
         if layout.widest > 1:
-            orders = ((e, "flying_switch", list(layout.group_of(e)), "weave", 1, now_s) for e in sorted(layout.engines))
+            orders = (
+                (e, "flying_switch", list(layout.group_of(e)), "weave", 1, now_s)
+                for e in sorted(layout.engines)
+            )
             await asyncio.gather(*(calls.utility(*order) for order in orders))
     started.set()
 

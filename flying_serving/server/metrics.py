@@ -1,4 +1,6 @@
-"""Metrics of the API server: switches are followed at every tick, other figures are read at each scrape."""
+"""Metrics of the API server: switches are followed at every tick, other figures are read at each
+scrape.
+"""
 
 import asyncio
 import time
@@ -23,7 +25,9 @@ from flying_serving.server.figures.switches import SwitchTally
 from flying_serving.server.shell import Shell
 
 PATIENCE_S = 0.5
-"""An engine answers between two steps. A scrape waits this long for it, and then shows its last figures."""
+"""An engine answers between two steps. A scrape waits this long for it, and then shows its last
+figures.
+"""
 
 
 class ServerMetrics:
@@ -46,7 +50,9 @@ class ServerMetrics:
         for switch in self._tally.update(self._controller.state.switches.kept):
             self._predictions.begun(switch)
         if self._predictions.watching:
-            self._predictions.sample([*self._controller.state.pool, *self._controller.state.started.values()], now_s)
+            self._predictions.sample(
+                [*self._controller.state.pool, *self._controller.state.started.values()], now_s
+            )
 
     def load(self) -> NodeLoad:
         """The load of the whole node at this moment."""
@@ -54,7 +60,11 @@ class ServerMetrics:
 
     def node_series(self) -> list[Metric]:
         """vLLM's gauges of the load as series of the node, where --node-metrics asks for them."""
-        return node_series(self.load(), self._model_name) if self._calls.deployment.flying.node_metrics else []
+        return (
+            node_series(self.load(), self._model_name)
+            if self._calls.deployment.flying.node_metrics
+            else []
+        )
 
     async def page(self) -> Page:
         """The metrics of this moment."""
@@ -68,7 +78,11 @@ class ServerMetrics:
         put_node(page, self.load(), draining=bool(self._draining))
         put_lanes(page, self._controller, deployment.group_sizes, self._figures.latest)
         for engine in self._calls.engines:
-            page.put("flying:engine_unanswered_seconds", self._figures.unanswered_s(engine, now_s), engine)
+            page.put(
+                "flying:engine_unanswered_seconds",
+                self._figures.unanswered_s(engine, now_s),
+                engine,
+            )
         for engine, figures in self._figures.latest.items():
             put_engine(page, engine, figures)
         put_losses(page, self._losses, self._controller.recovery.orphans)

@@ -1,4 +1,5 @@
-"""Functions that vLLM's API server calls: our client, our checks, our routes. `installer.install` installs them.
+"""Functions that vLLM's API server calls: our client, our checks, our routes. `installer.install`
+installs them.
 
 Imports are inside: vLLM loads its plugins, and so this module, in every process.
 """
@@ -20,9 +21,19 @@ def make_client(
     client_index: int = 0,
     renderer: Any = None,
 ) -> Any:
-    """Wraps `EngineCoreClient.make_async_mp_client`: our client if `additional_config` has our key."""
+    """Wraps `EngineCoreClient.make_async_mp_client`: our client if `additional_config` has our
+    key.
+    """
     if KEY not in (vllm_config.additional_config or {}):
-        return original(vllm_config, executor_class, log_stats, client_addresses, client_count, client_index, renderer)
+        return original(
+            vllm_config,
+            executor_class,
+            log_stats,
+            client_addresses,
+            client_count,
+            client_index,
+            renderer,
+        )
     installer.install(table.PATCHES)
     installer.install(table.SERVER_PATCHES, HOOKS)
     from flying_serving.engine.core import FlyingEngineCore
@@ -38,17 +49,21 @@ def make_client(
 
 
 def check_before_stream(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Wraps `AsyncLLM.generate`, a generator that begins when its first output is wanted: in a stream, after HTTP 200.
+    """Wraps `AsyncLLM.generate`, a generator that begins when its first output is wanted: in a
+    stream, after HTTP 200.
 
     Raises:
-        VLLMValidationError: before that, if no layout of this server can run the request, or it cannot be sent.
+        VLLMValidationError: before that, if no layout of this server can run the request, or it
+            cannot be sent.
         GracefulHTTPError: if too many wait.
     """
     from flying_serving.server.client import FlyingClient
     from flying_serving.server.requests.checks import fields_of
     from flying_serving.server.requests.priorities import own_priority
 
-    given = dict(zip(("self", "prompt", "sampling_params", "request_id"), args, strict=False)) | kwargs
+    given = (
+        dict(zip(("self", "prompt", "sampling_params", "request_id"), args, strict=False)) | kwargs
+    )
     client, prompt = given["self"].engine_core, given["prompt"]
     if isinstance(client, FlyingClient) and "priority" in kwargs:
         kwargs["priority"] = given["priority"] = own_priority(kwargs["priority"])
@@ -61,7 +76,8 @@ def check_before_stream(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def check_response(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Wraps `OpenAIServingResponses._generate_with_builtin_tools`, which calls `generate` in its stream.
+    """Wraps `OpenAIServingResponses._generate_with_builtin_tools`, which calls `generate` in its
+    stream.
 
     Raises: as `check_before_stream`.
     """
@@ -69,7 +85,9 @@ def check_response(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     from flying_serving.server.requests.checks import fields_of
     from flying_serving.server.requests.priorities import note_priority
 
-    given = dict(zip(("request_id", "engine_input", "sampling_params"), args, strict=False)) | kwargs
+    given = (
+        dict(zip(("request_id", "engine_input", "sampling_params"), args, strict=False)) | kwargs
+    )
     client, prompt = self.engine_client.engine_core, given["engine_input"]
     generator = original(self, *args, **kwargs)
     if isinstance(client, FlyingClient):
@@ -89,7 +107,8 @@ def end_by_event(original: Any, generator: Any) -> Any:
 
 
 def end_in_order(original: Any, self: Any, timeout: float | None = None) -> None:
-    """Wraps `AsyncLLM.shutdown`: requests may end within the timeout, and get an answer before the engines are gone.
+    """Wraps `AsyncLLM.shutdown`: requests may end within the timeout, and get an answer before the
+    engines are gone.
 
     Raises:
         TooFewEngines: once, when all is done, if the server ends because of that.
@@ -106,7 +125,9 @@ def end_in_order(original: Any, self: Any, timeout: float | None = None) -> None
 
 
 def add_routes(original: Any, app: Any, supported_tasks: Any) -> None:
-    """Wraps `attach_endpoint_plugins`, which vLLM calls after its own routes and before its middleware."""
+    """Wraps `attach_endpoint_plugins`, which vLLM calls after its own routes and before its
+    middleware.
+    """
     original(app, supported_tasks)
     from flying_serving.server.http import application
 
@@ -114,7 +135,9 @@ def add_routes(original: Any, app: Any, supported_tasks: Any) -> None:
 
 
 def tell_rights(original: Any, engine_client: Any, state: Any, args: Any) -> Any:
-    """Wraps `init_endpoint_plugins_state`, where vLLM first has both: the engines hear whether an API key is set."""
+    """Wraps `init_endpoint_plugins_state`, where vLLM first has both: the engines hear whether an
+    API key is set.
+    """
     from flying_serving.server.client import FlyingClient
     from flying_serving.server.http.app_state import keys_in
 
@@ -126,5 +149,13 @@ def tell_rights(original: Any, engine_client: Any, state: Any, args: Any) -> Any
 
 HOOKS: Mapping[str, Callable[..., Any]] = {
     hook.__name__: hook
-    for hook in (make_client, check_before_stream, check_response, end_by_event, end_in_order, add_routes, tell_rights)
+    for hook in (
+        make_client,
+        check_before_stream,
+        check_response,
+        end_by_event,
+        end_in_order,
+        add_routes,
+        tell_rights,
+    )
 }

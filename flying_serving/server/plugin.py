@@ -8,7 +8,8 @@ from flying_serving.vllm_adapter.patches import installer, table, version
 
 
 def register() -> None:
-    """Make `vllm serve --additional-config '{"flying_serving": {}}'` work; without that key vLLM stays as it is.
+    """Make `vllm serve --additional-config '{"flying_serving": {}}'` work; without that key vLLM
+    stays as it is.
 
     Under another vLLM than the hooks were written for that key is refused.
     """

@@ -8,7 +8,13 @@ from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineCoreRequestType, FinishReason
+from vllm.v1.engine import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineCoreRequestType,
+    FinishReason,
+)
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from flying_serving.controller.commands import (
@@ -48,7 +54,9 @@ PARTS = (DispatchPrefix, PullAhead)
 
 
 class Shell:
-    """Requests, outputs and orders of one server, each told to the controller, whose time in seconds is `clock`."""
+    """Requests, outputs and orders of one server, each told to the controller, whose time in
+    seconds is `clock`.
+    """
 
     def __init__(self, calls: EngineCalls, settings: Settings, model_config: Any) -> None:
         self.calls = calls
@@ -70,14 +78,19 @@ class Shell:
 
         Raises:
             VLLMValidationError: if no layout of this server can run it (HTTP 400).
-            GracefulHTTPError: if too many wait (429) and no place is held for it, or the server ends (503).
+            GracefulHTTPError: if too many wait (429) and no place is held for it, or the server
+                ends (503).
         """
         self.checks.check_end(request.external_req_id)
-        spec = self.checks.spec({name: getattr(request, name) for name in request.__struct_fields__})
+        spec = self.checks.spec(
+            {name: getattr(request, name) for name in request.__struct_fields__}
+        )
         can_migrate = why_not_migratable(request, self.model_config) is None
         spec = replace(spec, can_migrate=can_migrate, prompt_splits=not request.mm_features)
         with refused(spec):
-            commands = self.controller.arrived(request.request_id, spec, self.clock(), origin_of(request))
+            commands = self.controller.arrived(
+                request.request_id, spec, self.clock(), origin_of(request)
+            )
         self.streams.open(request)
         await self.carry_out(commands)
 
@@ -87,11 +100,15 @@ class Shell:
             return
         by_group: dict[Group, list[str]] = {}
         for request_id in request_ids:
-            group = self.controller.state.group_of(request_id) or self.controller.state.pool.keeper(request_id)
+            group = self.controller.state.group_of(request_id) or self.controller.state.pool.keeper(
+                request_id
+            )
             if group is not None:
                 by_group.setdefault(group, []).append(self.streams.engine_id(request_id))
             self.streams.close(request_id)
-        sent = [self._send(EngineCoreRequestType.ABORT, ids, group) for group, ids in by_group.items()]
+        sent = [
+            self._send(EngineCoreRequestType.ABORT, ids, group) for group, ids in by_group.items()
+        ]
         commands = self.controller.finished(request_ids, self.clock(), aborted=True)
         await asyncio.shield(retrieved(asyncio.gather(*sent, self.carry_out(commands))))
 
@@ -126,18 +143,23 @@ class Shell:
             failed = output.finish_reason not in (FinishReason.LENGTH, FinishReason.STOP)
             commands += self.controller.prefix_ended(request_id, now_s, failed=failed)
         for output in full:
-            continuing = self.controller.group_full(output.request_id, now_s)
-            if continuing is None:
-                self.carry_out(self.controller.given_up(output.request_id))
-                finished.append(output.request_id)
-                commands += self._finish([output.request_id], now_s)
-            else:
-                output.finish_reason = output.stop_reason = None
-                commands += continuing
+            commands += self._group_full(output, finished, now_s)
 
         if finished:
             outputs.finished_requests = set(finished)
         await self.carry_out(commands)
+
+    def _group_full(
+        self, output: EngineCoreOutput, finished: list[str], now_s: float
+    ) -> list[Command]:
+        """A request fills its group: it goes on in another one, or joins those that have ended."""
+        continuing = self.controller.group_full(output.request_id, now_s)
+        if continuing is None:
+            self.carry_out(self.controller.given_up(output.request_id))
+            finished.append(output.request_id)
+            return self._finish([output.request_id], now_s)
+        output.finish_reason = output.stop_reason = None
+        return continuing
 
     def _begun(self, engine_id: str) -> None:
         if request_id := self.streams.begun(engine_id):
@@ -151,14 +173,15 @@ class Shell:
     # ---- commands of the controller
 
     def carry_out(self, commands: list[Command], awaiting: Iterable[int] = ()) -> Awaitable[Any]:
-        """Carry out commands in order. Returns an awaitable that is done when engines have been sent all of it.
+        """Carry out commands in order. Returns an awaitable that is done when engines have been
+        sent all of it.
 
-        At once, because the commands are about the present: if an output or another decision came in between, a request
-        could be recalled from a group that it has left. A command that fails ends its request, its part of a split one
-        or its order, and the others are carried out.
+        At once, because the commands are about the present: if an output or another decision came
+        in between, a request could be recalled from a group that it has left. A command that fails
+        ends its request, its part of a split one or its order, and the others are carried out.
 
-        `awaiting`: engines that wait to hear which requests leave them, or that none does. All that leave an engine at
-        the same time are named in one message, before any of them is sent on.
+        `awaiting`: engines that wait to hear which requests leave them, or that none does. All that
+        leave an engine at the same time are named in one message, before any of them is sent on.
 
         Raises:
             EngineDeadError: if engines are dead, when every command that needs none is carried out.
@@ -170,7 +193,10 @@ class Shell:
             command = left.popleft()
             if not isinstance(command, WITHOUT_REQUEST) and command.request_id in failed:
                 continue
-            if isinstance(command, Recall | DropPart) and (leaving := self.streams.leaving(command)) is not None:
+            if (
+                isinstance(command, Recall | DropPart)
+                and (leaving := self.streams.leaving(command)) is not None
+            ):
                 retained.setdefault(command.group[0], []).append(leaving)
                 continue
             self._retain(retained)
@@ -180,7 +206,11 @@ class Shell:
                 dead = error
             except Exception as error:  # noqa: BLE001 - whatever it is, the other commands are carried out
                 left += self._failed(command, error)
-                failed |= set() if isinstance(command, (*WITHOUT_REQUEST, *PARTS)) else {command.request_id}
+                failed |= (
+                    set()
+                    if isinstance(command, (*WITHOUT_REQUEST, *PARTS))
+                    else {command.request_id}
+                )
         self._retain(retained)
         # shielded: one client's going away must not take back what is sent for others
         on_their_way = retrieved(asyncio.shield(retrieved(asyncio.gather(*sent))))
@@ -193,22 +223,44 @@ class Shell:
         match command:
             case Dispatch(_, group):
                 request = self.streams.to_engine(command)
-                return [] if request is None else [self._send(EngineCoreRequestType.ADD, request, group)]
+                return (
+                    []
+                    if request is None
+                    else [self._send(EngineCoreRequestType.ADD, request, group)]
+                )
             case DispatchPrefix(_, group):
                 prefix = self.streams.prefix(command)
-                return [] if prefix is None else [self._send(EngineCoreRequestType.ADD, prefix, group)]
+                return (
+                    [] if prefix is None else [self._send(EngineCoreRequestType.ADD, prefix, group)]
+                )
             case PullAhead(_, group):
                 ahead = self.streams.ahead(command)
-                return [] if ahead is None else [self._send(EngineCoreRequestType.ADD, ahead, group)]
+                return (
+                    [] if ahead is None else [self._send(EngineCoreRequestType.ADD, ahead, group)]
+                )
             case DropPart(request_id, group, offer):
-                return [self._send(EngineCoreRequestType.ABORT, [self.streams.drop_part(request_id, offer)], group)]
+                return [
+                    self._send(
+                        EngineCoreRequestType.ABORT,
+                        [self.streams.drop_part(request_id, offer)],
+                        group,
+                    )
+                ]
             case Recall(request_id, group):
-                return [self._send(EngineCoreRequestType.ABORT, [self.streams.recall(request_id)], group)]
+                return [
+                    self._send(
+                        EngineCoreRequestType.ABORT, [self.streams.recall(request_id)], group
+                    )
+                ]
             case Reject(request_id, waited_s, group):
                 queued = self.streams.recall(request_id)
                 message = f"the request waited {waited_s:.1f} s, longer than its queue_deadline_s"
                 self._fail(request_id, message, HTTPStatus.GATEWAY_TIMEOUT)
-                return [] if group is None else [self._send(EngineCoreRequestType.ABORT, [queued], group)]
+                return (
+                    []
+                    if group is None
+                    else [self._send(EngineCoreRequestType.ABORT, [queued], group)]
+                )
             case Fail(request_id, why):
                 self._fail(request_id, why, HTTPStatus.INTERNAL_SERVER_ERROR)
             case LendWeights() | FetchWeights():
@@ -220,7 +272,9 @@ class Shell:
         return []
 
     def _retain(self, retained: dict[int, list[tuple[str, int]]]) -> None:
-        """Tell leaders which requests leave them, and under which numbers they offer their KV from now on."""
+        """Tell leaders which requests leave them, and under which numbers they offer their KV from
+        now on.
+        """
         for leader, leaving in retained.items():
             self.calls.tell(leader, "flying_retain", leaving)
         retained.clear()
@@ -233,7 +287,9 @@ class Shell:
         self.calls.channel.fail_request(request_id, why, status)
 
     def _failed(self, command: Command, error: Exception) -> list[Command]:
-        """End what cannot be sent to an engine: an order, a part, or a request, with an error (HTTP 500)."""
+        """End what cannot be sent to an engine: an order, a part, or a request, with an error (HTTP
+        500).
+        """
         if isinstance(command, Order):
             self.orders.failed(command.switch, error)
             return []

@@ -1,4 +1,6 @@
-"""Steps of made-up requests, as vLLM's scheduler would order them: with attention, KV memory and sampling."""
+"""Steps of made-up requests, as vLLM's scheduler would order them: with attention, KV memory and
+sampling.
+"""
 
 from collections.abc import Iterator
 
@@ -12,18 +14,25 @@ _CHECK_CHUNKS = (5, 3)
 CHECK_TOKENS = max(_CHECK_CHUNKS)
 
 
-def prefill_steps(count: int, tokens: int, before: int, block_tokens: int) -> Iterator[SchedulerOutput]:
-    """`count` steps that each compute the last `tokens` of a prompt, and last one that computes nothing and ends them.
+def prefill_steps(
+    count: int, tokens: int, before: int, block_tokens: int
+) -> Iterator[SchedulerOutput]:
+    """`count` steps that each compute the last `tokens` of a prompt, and last one that computes
+    nothing and ends them.
 
     Each has `before` tokens before them.
     """
     names = [f"calibration-prefill-{tokens}-{before}-{i}" for i in range(count)]
     for name in names:
-        yield _step([_new(name, before + tokens, before, before + tokens, block_tokens)], {name: tokens})
+        yield _step(
+            [_new(name, before + tokens, before, before + tokens, block_tokens)], {name: tokens}
+        )
     yield _end(names)
 
 
-def decode_steps(count: int, sequences: int, context: int, block_tokens: int) -> Iterator[SchedulerOutput]:
+def decode_steps(
+    count: int, sequences: int, context: int, block_tokens: int
+) -> Iterator[SchedulerOutput]:
     """`count` steps in which `sequences` requests decode a token each, and last one that ends them.
 
     After the last one each request has `context` tokens, at least `count`.
@@ -40,7 +49,8 @@ def decode_steps(count: int, sequences: int, context: int, block_tokens: int) ->
 def check_steps(requests: int, vocabulary: int, block_tokens: int) -> Iterator[SchedulerOutput]:
     """A few short prompts, computed in two chunks, and a step that ends them.
 
-    Request i has KV block 1 + i to itself, which holds a prompt. Its tokens are spread over the vocabulary.
+    Request i has KV block 1 + i to itself, which holds a prompt. Its tokens are spread over the
+    vocabulary.
     """
     names = [f"check-{i}" for i in range(requests)]
     length = sum(_CHECK_CHUNKS)
@@ -59,13 +69,16 @@ def check_steps(requests: int, vocabulary: int, block_tokens: int) -> Iterator[S
 
 
 def _new(name: str, prompt: int, computed: int, tokens: int, block_tokens: int) -> NewRequestData:
-    # All requests have the same blocks: none has an owner yet, and what is in them does not matter. Block 0 is vLLM's.
+    # All requests have the same blocks: none has an owner yet, and what is in them does not matter.
+    # Block 0 is vLLM's.
     blocks = -(-tokens // block_tokens)
     return NewRequestData(
         req_id=name,
         prompt_token_ids=[_TOKEN] * prompt,
         mm_features=[],
-        sampling_params=SamplingParams(max_tokens=tokens),  # drawn, as for a request that says nothing of it
+        sampling_params=SamplingParams(
+            max_tokens=tokens
+        ),  # drawn, as for a request that says nothing of it
         pooling_params=None,
         block_ids=(list(range(1, 1 + blocks)),),
         num_computed_tokens=computed,
@@ -82,7 +95,9 @@ def _step(new: list[NewRequestData], scheduled: dict[str, int]) -> SchedulerOutp
 
 
 def _next_step(scheduled: dict[str, int], *, computed: int, outputs: int) -> SchedulerOutput:
-    """A step of running requests, each with `computed` tokens computed and `outputs` tokens sampled before."""
+    """A step of running requests, each with `computed` tokens computed and `outputs` tokens sampled
+    before.
+    """
     plan = _step([], scheduled)
     cached = plan.scheduled_cached_reqs
     cached.req_ids = list(scheduled)

@@ -1,4 +1,5 @@
-"""Engines tell the API server when a request with a deadline begins: a scheduler has it in a step for the first time.
+"""Engines tell the API server when a request with a deadline begins: a scheduler has it in a step
+for the first time.
 
 The message is an output without a token and without an end, which vLLM's scheduler never makes.
 """

@@ -43,8 +43,9 @@ class SchedulerPool:
     def valid_tokens(self, request: Any) -> int:
         """How many of a request's first tokens have KV; its last token never has.
 
-        Not those that a step under way computes. Nor, as long as its own first step is under way, those that it found
-        in the prefix cache: vLLM has them there as soon as the step that computes them is scheduled.
+        Not those that a step under way computes. Nor, as long as its own first step is under way,
+        those that it found in the prefix cache: vLLM has them there as soon as the step that
+        computes them is scheduled.
         """
         valid = request.num_computed_tokens - request.num_in_flight_tokens
         cached = self.scheduler.cached_tokens.get(request.request_id, 0)
@@ -72,12 +73,15 @@ class SchedulerPool:
         self.give(blocks[:count][::-1])  # as vLLM frees them: the end of a request is evicted first
         return kept
 
-    def prepare(self, request: Any, tokens: int, *, next_token: bool = True) -> tuple[int, list[int]] | None:
-        """Set blocks aside for the KV of a request's first `tokens` tokens, before the scheduler has it.
+    def prepare(
+        self, request: Any, tokens: int, *, next_token: bool = True
+    ) -> tuple[int, list[int]] | None:
+        """Set blocks aside for the KV of a request's first `tokens` tokens, before the scheduler
+        has it.
 
-        As vLLM does for KV that a connector brings (`Scheduler.schedule`, WAITING_FOR_REMOTE_KVS). Returns how many of
-        its tokens the prefix cache has, and the blocks of all, and with `next_token` of one more; None if there are too
-        few.
+        As vLLM does for KV that a connector brings (`Scheduler.schedule`, WAITING_FOR_REMOTE_KVS).
+        Returns how many of its tokens the prefix cache has, and the blocks of all, and with
+        `next_token` of one more; None if there are too few.
         """
         if tokens == 0:  # vLLM allocates nothing for nothing
             return 0, []
@@ -93,33 +97,49 @@ class SchedulerPool:
         self._ahead.add(request.request_id)
         return start, self.blocks_of(request.request_id)
 
-    def extend(self, request: Any, tokens: int, *, next_token: bool) -> tuple[int, list[int]] | None:
-        """Set more blocks aside for a request that has some. Returns 0, and all of them; None if there are too few."""
-        return (0, self.blocks_of(request.request_id)) if self._allocate(request, tokens, next_token) else None
+    def extend(
+        self, request: Any, tokens: int, *, next_token: bool
+    ) -> tuple[int, list[int]] | None:
+        """Set more blocks aside for a request that has some. Returns 0, and all of them; None if
+        there are too few.
+        """
+        return (
+            (0, self.blocks_of(request.request_id))
+            if self._allocate(request, tokens, next_token)
+            else None
+        )
 
     def _allocate(self, request: Any, new_tokens: int, next_token: bool, **computed: Any) -> bool:
         made = self.scheduler.kv_cache_manager.allocate_slots(
             request,
             new_tokens,
             **computed,
-            num_lookahead_tokens=int(next_token),  # else requests that wait for it could hold all blocks for ever
+            num_lookahead_tokens=int(
+                next_token
+            ),  # else requests that wait for it could hold all blocks for ever
             delay_cache_blocks=True,
             has_scheduled_reqs=False,
         )
         return made is not None
 
     def missing_for(self, tokens: int, owned: int = 0) -> int:
-        """Blocks that are missing for so many tokens and one more, where `owned` are set aside already."""
+        """Blocks that are missing for so many tokens and one more, where `owned` are set aside
+        already.
+        """
         return max(0, -(-(tokens + 1) // self.scheduler.block_size) - owned - self.free_count())
 
     def is_short(self) -> bool:
         """Whether running requests, or if there are none those that wait, lack blocks."""
         if self.scheduler.running:
-            return self.free_count() < len(self.scheduler.running) and self.missing_for_running() > 0
+            return (
+                self.free_count() < len(self.scheduler.running) and self.missing_for_running() > 0
+            )
         return bool(self.scheduler.waiting) and self.missing_for_next() > 0
 
     def arrived(self, request: Any, tokens: int) -> None:
-        """The KV of a request's first `tokens` tokens is in its blocks; the scheduler may have it now."""
+        """The KV of a request's first `tokens` tokens is in its blocks; the scheduler may have it
+        now.
+        """
         self._ahead.discard(request.request_id)
         request.num_computed_tokens = tokens
         self.scheduler.kv_cache_manager.cache_blocks(request, tokens)
@@ -140,19 +160,27 @@ class SchedulerPool:
         return owned - {self._pool.null_block.block_id}
 
     def check(self, outside: set[int]) -> None:
-        """Raise IntegrityError unless every block is exactly one of free, owned by a request, or in `outside`."""
+        """Raise IntegrityError unless every block is exactly one of free, owned by a request, or in
+        `outside`.
+        """
         owned, outside = self.requests_own(), outside | self.withheld
         free = {b.block_id for b in self._pool.blocks if b.ref_cnt == 0 and not b.is_null}
         every = {b.block_id for b in self._pool.blocks if not b.is_null}
         if owned & outside or owned & free or free & outside:
-            raise IntegrityError(f"blocks with two owners: {sorted(owned & outside | owned & free | free & outside)}")
+            raise IntegrityError(
+                f"blocks with two owners: {sorted(owned & outside | owned & free | free & outside)}"
+            )
         if owned | free | outside != every:
             raise IntegrityError(f"blocks without owner: {sorted(every - owned - free - outside)}")
         if len(free) != self.free_count():
-            raise IntegrityError(f"{len(free)} blocks without reference, {self.free_count()} in the free list")
+            raise IntegrityError(
+                f"{len(free)} blocks without reference, {self.free_count()} in the free list"
+            )
 
     def forget(self, outside: int, **options: Any) -> bool:
-        """vLLM's reset of the prefix cache, which fails while blocks are in use; `outside` are, but by others."""
+        """vLLM's reset of the prefix cache, which fails while blocks are in use; `outside` are, but
+        by others.
+        """
         outside += len(self.withheld)
         self._pool.num_gpu_blocks -= outside
         try:
@@ -164,27 +192,36 @@ class SchedulerPool:
         """Blocks that the scheduler's unfinished requests may still need until they end."""
         longest = self.scheduler.max_model_len
         requests = self.scheduler.requests.values()
-        return sum(self._lacks(r, min(r.num_prompt_tokens + r.max_tokens, longest)) for r in requests)
+        return sum(
+            self._lacks(r, min(r.num_prompt_tokens + r.max_tokens, longest)) for r in requests
+        )
 
     def needed_by_running(self) -> int:
-        """Blocks that requests which have begun need beside theirs for the tokens they have and the next one."""
+        """Blocks that requests which have begun need beside theirs for the tokens they have and the
+        next one.
+        """
         begun = (*self.scheduler.running, *self.scheduler.kv_holding_waiting)
         return sum(self._lacks(request, request.num_tokens + 1) for request in begun)
 
     def missing_for_next(self, most: int | None = None) -> int:
-        """Blocks that are missing to begin the first `most` that wait, or all; one token more than a step needs."""
+        """Blocks that are missing to begin the first `most` that wait, or all; one token more than
+        a step needs.
+        """
         waiting = chain(self.scheduler.kv_holding_waiting, self.scheduler.waiting)
         return self._missing(chain(self.scheduler.running, islice(waiting, most)), 1)
 
     def missing_for_running(self, ahead: int = 0) -> int:
-        """Blocks without which the next step would preempt a request, were each `ahead` tokens longer."""
+        """Blocks without which the next step would preempt a request, were each `ahead` tokens
+        longer.
+        """
         return self._missing(self.scheduler.running, ahead)
 
     def _missing(self, requests: Iterable[Any], ahead: int) -> int:
         needed = 0
         for request in requests:
             tokens = min(
-                request.num_computed_tokens + self.scheduler.max_num_scheduled_tokens, request.num_tokens + ahead
+                request.num_computed_tokens + self.scheduler.max_num_scheduled_tokens,
+                request.num_tokens + ahead,
             )
             if request.num_computed_tokens == 0:
                 tokens = request.num_tokens + ahead  # vLLM admits a prompt when all of it fits
@@ -193,5 +230,7 @@ class SchedulerPool:
 
     def _lacks(self, request: Any, tokens: int) -> int:
         """Blocks that a request needs beside its own to hold `tokens` tokens."""
-        owned = self.scheduler.kv_cache_manager.get_blocks(request.request_id).blocks[0]  # a view: their ids are a copy
+        owned = self.scheduler.kv_cache_manager.get_blocks(request.request_id).blocks[
+            0
+        ]  # a view: their ids are a copy
         return max(0, -(-tokens // self.scheduler.block_size) - len(owned))

@@ -1,4 +1,6 @@
-"""What the server uses of vLLM's engine client: messages to engines, their answers, and the queue of outputs."""
+"""What the server uses of vLLM's engine client: messages to engines, their answers, and the queue
+of outputs.
+"""
 
 import asyncio
 import uuid
@@ -8,7 +10,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from vllm.exceptions import GracefulHTTPError
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequestType, FinishReason, UtilityOutput
+from vllm.v1.engine import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequestType,
+    FinishReason,
+    UtilityOutput,
+)
 from vllm.v1.engine.async_llm import InputStreamError
 from vllm.v1.metrics.stats import SchedulerStats
 
@@ -23,20 +31,28 @@ def idle() -> SchedulerStats:
     return SchedulerStats()
 
 
-def drop_unawaited(original: Any, output: UtilityOutput, utility_results: dict[int, asyncio.Future[Any]]) -> None:
-    """Wraps `_process_utility_output`, which fails at the answer to a call that has ended, and so is forgotten."""
+def drop_unawaited(
+    original: Any, output: UtilityOutput, utility_results: dict[int, asyncio.Future[Any]]
+) -> None:
+    """Wraps `_process_utility_output`, which fails at the answer to a call that has ended, and so
+    is forgotten.
+    """
     if output.call_id in utility_results:
         original(output, utility_results)
 
 
 class ClientChannel:
-    """The way to the engines and back: vLLM's AsyncMPClient, which need not be set up before the first message."""
+    """The way to the engines and back: vLLM's AsyncMPClient, which need not be set up before the
+    first message.
+    """
 
     def __init__(self, client: Any) -> None:
         self._client = client
         self.outputs: Any = None
         """vLLM's output processor, once there was a request."""
-        self._answers: WeakKeyDictionary[asyncio.Future[Any], asyncio.Future[Any]] = WeakKeyDictionary()
+        self._answers: WeakKeyDictionary[asyncio.Future[Any], asyncio.Future[Any]] = (
+            WeakKeyDictionary()
+        )
 
     @property
     def engines_dead(self) -> bool:
@@ -58,23 +74,33 @@ class ClientChannel:
         return self._client.encoder.encode(value)
 
     def send(self, kind: EngineCoreRequestType, content: Any, engine: int) -> Awaitable[Any]:
-        """Put a message on its way before this returns. Raises EngineDeadError, or as vLLM's encoder."""
+        """Put a message on its way before this returns. Raises EngineDeadError, or as vLLM's
+        encoder.
+        """
         sent: Awaitable[Any] = self._client._send_input(kind, content, _identity(engine))
         return sent
 
-    def call(self, engine: int, method: str, args: tuple[Any, ...]) -> asyncio.Future[tuple[Any, Any]]:
-        """Call a utility of an engine, as `send`. The result is a pair, of which the second is the answer."""
+    def call(
+        self, engine: int, method: str, args: tuple[Any, ...]
+    ) -> asyncio.Future[tuple[Any, Any]]:
+        """Call a utility of an engine, as `send`. The result is a pair, of which the second is the
+        answer.
+        """
         client, call_id = self._client, uuid.uuid1().int >> 64
         awaited: dict[int, asyncio.Future[Any]] = client.utility_results
         answer = awaited[call_id] = asyncio.get_running_loop().create_future()
         try:
-            sent = self.send(EngineCoreRequestType.UTILITY, (client.client_index, call_id, method, args), engine)
+            sent = self.send(
+                EngineCoreRequestType.UTILITY, (client.client_index, call_id, method, args), engine
+            )
         except Exception:
             del awaited[call_id]  # no answer will come
             raise
         client._ensure_output_queue_task()
         call = asyncio.gather(sent, answer)
-        call.add_done_callback(lambda _: awaited.pop(call_id, None))  # an engine that is lost answers none
+        call.add_done_callback(
+            lambda _: awaited.pop(call_id, None)
+        )  # an engine that is lost answers none
         self._answers[call] = answer
         return call
 
@@ -86,10 +112,14 @@ class ClientChannel:
 
     def lose(self, engine: int) -> None:
         """An engine is lost: vLLM sends it nothing by itself, and counts no request of it."""
-        if _identity(engine) in self._client.core_engines:  # else it was lost before it was there again
+        if (
+            _identity(engine) in self._client.core_engines
+        ):  # else it was lost before it was there again
             self._client.core_engines.remove(_identity(engine))
         self._client.core_engine = next(iter(self._client.core_engines), self._client.core_engine)
-        self._client.outputs_queue.put_nowait(EngineCoreOutputs(engine_index=engine, scheduler_stats=idle()))
+        self._client.outputs_queue.put_nowait(
+            EngineCoreOutputs(engine_index=engine, scheduler_stats=idle())
+        )
 
     def gain(self, engine: int) -> None:
         """An engine is there again."""
@@ -105,12 +135,18 @@ class ClientChannel:
 
     def end_requests(self, request_ids: list[str], reason: FinishReason) -> None:
         """Tell vLLM that requests are over, as if an engine had said so."""
-        ends = [EngineCoreOutput(request_id, [], finish_reason=reason) for request_id in request_ids]
+        ends = [
+            EngineCoreOutput(request_id, [], finish_reason=reason) for request_id in request_ids
+        ]
         if ends:
-            self._client.outputs_queue.put_nowait(EngineCoreOutputs(outputs=ends, finished_requests=set(request_ids)))
+            self._client.outputs_queue.put_nowait(
+                EngineCoreOutputs(outputs=ends, finished_requests=set(request_ids))
+            )
 
     def forget(self, request_id: str) -> list[str]:
-        """Have vLLM forget a request that it has begun to add, and those that go with it (`n`). Returns their ids."""
+        """Have vLLM forget a request that it has begun to add, and those that go with it (`n`).
+        Returns their ids.
+        """
         state = None if self.outputs is None else self.outputs.request_states.get(request_id)
         if state is None:
             return [request_id]
@@ -118,12 +154,17 @@ class ClientChannel:
         forgotten: list[str] = self.outputs.abort_requests([whole], internal=True)
         return forgotten
 
-    def fail_request(self, request_id: str, why: str, status: HTTPStatus = HTTPStatus.INTERNAL_SERVER_ERROR) -> None:
-        """End a request with this status and text, in whatever way its client reads it; all of its `n` with it."""
+    def fail_request(
+        self, request_id: str, why: str, status: HTTPStatus = HTTPStatus.INTERNAL_SERVER_ERROR
+    ) -> None:
+        """End a request with this status and text, in whatever way its client reads it; all of its
+        `n` with it.
+        """
         state = None if self.outputs is None else self.outputs.request_states.get(request_id)
         if state is None or state.queue is None:
             self.end_requests([request_id], FinishReason.ERROR)
-        else:  # wrapped as vLLM wraps errors of a request's own input, which it hands on as they are
+        else:
+            # wrapped as vLLM wraps errors of a request's own input, which it hands on as they are
             state.queue.put(InputStreamError(GracefulHTTPError(why, status)))
 
     def end_server(self, error: Exception) -> None:

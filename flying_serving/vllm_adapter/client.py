@@ -1,4 +1,6 @@
-"""How vLLM's API server starts engines, and what it does with requests that an engine client refuses."""
+"""How vLLM's API server starts engines, and what it does with requests that an engine client
+refuses.
+"""
 
 import gc
 import multiprocessing
@@ -21,7 +23,9 @@ _starting: ContextVar[str | None] = ContextVar("starting", default=None)
 
 @contextmanager
 def starting(run_dir: str, engine_class: Any) -> Iterator[None]:
-    """While the body runs, engines that vLLM starts are of this class, in processes of this server."""
+    """While the body runs, engines that vLLM starts are of this class, in processes of this
+    server.
+    """
     with assigned(_starting, run_dir), engine_classes(engine_class):
         yield
 
@@ -44,14 +48,22 @@ def start_independent(
     *args: Any,
     **kwargs: Any,
 ) -> None:
-    """Wraps `wait_for_engine_startup`: no engine gets the parallel configuration of a coordinated group.
+    """Wraps `wait_for_engine_startup`: no engine gets the parallel configuration of a coordinated
+    group.
 
     Raises:
         ConfigError: in one line, if an engine of ours said why it cannot start.
     """
     run_dir = _starting.get()
     try:
-        original(handshake_socket, core_engines, parallel_config, coordinated_dp and not run_dir, *args, **kwargs)
+        original(
+            handshake_socket,
+            core_engines,
+            parallel_config,
+            coordinated_dp and not run_dir,
+            *args,
+            **kwargs,
+        )
     except RuntimeError:
         reason = None if run_dir is None else start_error(run_dir)
         if reason is None:
@@ -64,10 +76,14 @@ def without_coordinator(original: Any, self: Any) -> bool:
     return KEY not in (self.additional_config or {}) and bool(original(self))
 
 
-async def abort_if_refused(original: Any, self: Any, request: Any, *args: Any, **kwargs: Any) -> None:
-    """Wraps `AsyncLLM._add_request`, which has given a request to the output processor when the client gets it.
+async def abort_if_refused(
+    original: Any, self: Any, request: Any, *args: Any, **kwargs: Any
+) -> None:
+    """Wraps `AsyncLLM._add_request`, which has given a request to the output processor when the
+    client gets it.
 
-    If the engine client refuses it, or its HTTP client leaves while it waits there, it is forgotten everywhere.
+    If the engine client refuses it, or its HTTP client leaves while it waits there, it is forgotten
+    everywhere.
     """
     try:
         await original(self, request, *args, **kwargs)

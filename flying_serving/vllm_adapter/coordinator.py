@@ -1,4 +1,6 @@
-"""vLLM's coordinator of a group whose ranks share memory and nothing else: engines come and go one by one."""
+"""vLLM's coordinator of a group whose ranks share memory and nothing else: engines come and go one
+by one.
+"""
 
 from collections import deque
 from collections.abc import Callable
@@ -40,15 +42,17 @@ REFUSED = (
     "allocate_combine_input",
     "combine_into_output",
 )
-"""Methods of GroupCoordinator that need a process group. No model that lanes serve calls one of them."""
+"""Methods of GroupCoordinator that need a process group. No model that lanes serve calls one of
+them.
+"""
 REFUSED_ATTRIBUTES = ("cpu_group", "device_group", "torch_distributed_backend")
 
 
 class LaneCoordinator(GroupCoordinator):
     """The coordinator of a group of several ranks on the CPU, without torch process groups.
 
-    So the torch world of a rank need not hold the others. It is what GroupCoordinator is, for those who sum, gather and
-    broadcast tensors; all else raises NoProcessGroup.
+    So the torch world of a rank need not hold the others. It is what GroupCoordinator is, for those
+    who sum, gather and broadcast tensors; all else raises NoProcessGroup.
     """
 
     def __init__(self, rank: int, group_ranks: list[list[int]], name: str, local_rank: int) -> None:

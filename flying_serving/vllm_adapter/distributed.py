@@ -21,8 +21,8 @@ from flying_serving.vllm_adapter.coordinator import LaneCoordinator
 class Place:
     """Where a worker is: a device of an engine of a deployment.
 
-    `shares_memory`: groups exchange through shared memory alone, so an engine's torch world is of its own devices, and
-    it may start while others run. Else all engines are in one torch world.
+    `shares_memory`: groups exchange through shared memory alone, so an engine's torch world is of
+    its own devices, and it may start while others run. Else all engines are in one torch world.
     """
 
     deployment: Deployment
@@ -36,7 +36,9 @@ class Place:
         return world_rank(self.engine, self.device, self.deployment.engines)
 
     def torch_world(self) -> tuple[str, int, int]:
-        """Its file, size and this worker's rank. An engine that is started again gets another one than before."""
+        """Its file, size and this worker's rank. An engine that is started again gets another one
+        than before.
+        """
         devices, run_dir = self.deployment.devices, self.deployment.run_dir
         if self.shares_memory:
             incarnation = self.deployment.incarnations[self.engine]
@@ -45,15 +47,21 @@ class Place:
         return f"{run_dir}/world", self.deployment.engines * devices, self.rank
 
     def joined(self) -> AbstractContextManager[None]:
-        """While the body runs, a worker of vLLM's that sets up its distributed environment joins this world."""
+        """While the body runs, a worker of vLLM's that sets up its distributed environment joins
+        this world.
+        """
         return assigned(_place, self)
 
     def coordinator(self, partition: list[list[int]], name: str) -> Any:
-        """The coordinator of this worker's group; all workers of the torch world call it together."""
+        """The coordinator of this worker's group; all workers of the torch world call it
+        together.
+        """
         local_rank = parallel_state.get_world_group().local_rank
         if not self.shares_memory:
             backend = current_platform.dist_backend
-            return parallel_state.init_model_parallel_group(partition, local_rank, backend, group_name=name)
+            return parallel_state.init_model_parallel_group(
+                partition, local_rank, backend, group_name=name
+            )
         if len(partition[0]) == 1:
             return parallel_state.get_tp_group()  # vLLM's, which needs nobody either
         return LaneCoordinator(self.rank, partition, name, local_rank)
@@ -70,7 +78,9 @@ def join_world(
     local_rank: int = -1,
     backend: str = "nccl",
 ) -> None:
-    """Wraps `init_worker_distributed_environment`: same signature, a world in the run directory, each rank alone."""
+    """Wraps `init_worker_distributed_environment`: same signature, a world in the run directory,
+    each rank alone.
+    """
     place = _place.get()
     if place is None:
         original(vllm_config, rank, distributed_init_method, local_rank, backend)

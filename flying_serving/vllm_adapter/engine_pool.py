@@ -1,4 +1,6 @@
-"""The pool of lane 1, whose blocks are the engine's physical ones: some of them may be withheld from all lanes."""
+"""The pool of lane 1, whose blocks are the engine's physical ones: some of them may be withheld
+from all lanes.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -24,7 +26,9 @@ class EnginePool(SchedulerPool):
         self.give(list(blocks))
 
     def swap(self, copies: Mapping[int, int]) -> None:
-        """Who has some blocks has others, which had no user, new ones by old; the old ones are withheld."""
+        """Who has some blocks has others, which had no user, new ones by old; the old ones are
+        withheld.
+        """
         self._claim(list(copies.values()))
         self.withheld.update(copies)
 

@@ -1,6 +1,8 @@
-"""Requests that go on in another group: what they got so far comes along as tokens, and is computed again as vLLM
-computes a preempted request again. To the scheduler, penalties, logits processors, grammars and the request's own
-random numbers these tokens are outputs; they are not given out a second time."""
+"""Requests that go on in another group: what they got so far comes along as tokens, and is computed
+again as vLLM computes a preempted request again. To the scheduler, penalties, logits processors,
+grammars and the request's own random numbers these tokens are outputs; they are not given out a
+second time.
+"""
 
 from concurrent.futures import Future
 from typing import Any
@@ -21,14 +23,18 @@ def history_of(params: SamplingParams | None) -> list[int]:
 
 
 FOLLOWS_OUTPUTS = "follows_outputs"
-"""A class of logits processors has this attribute, and it is true, if its state follows from a request's outputs.
+"""A class of logits processors has this attribute, and it is true, if its state follows from a
+request's outputs.
 
-One that begins with a history then does what it would have done token by token, as vLLM asks of it after a preemption.
+One that begins with a history then does what it would have done token by token, as vLLM asks of it
+after a preemption.
 """
 
 
 def stateful_processors(model_config: Any) -> list[str]:
-    """Names of the users' logits processors that do not say that they follow a request's outputs."""
+    """Names of the users' logits processors that do not say that they follow a request's
+    outputs.
+    """
     named = model_config.logits_processors
     loaded = cached_load_custom_logitsprocs(None if named is None else tuple(named))
     return [one.__qualname__ for one in loaded if not getattr(one, FOLLOWS_OUTPUTS, False)]
@@ -41,18 +47,31 @@ def why_not_migratable(request: EngineCoreRequest, model_config: Any) -> str | N
         return "it has no sampling parameters"
     reasons = (
         (params.prompt_logprobs is not None, "logprobs of its prompt would be given out again"),
-        (params.prompt_logprob_token_ids is not None, "logprobs of its prompt would be given out again"),
+        (
+            params.prompt_logprob_token_ids is not None,
+            "logprobs of its prompt would be given out again",
+        ),
         (request.prompt_embeds is not None, "its prompt has embeddings"),
         (request.resumable, "its prompt is still coming"),
-        (params.thinking_token_budget is not None, "what is left of its thinking budget is not in its tokens"),
-        (bool(stateful_processors(model_config)), "a logits processor may hold a state that is not in its tokens"),
-        (params.seed is not None and model_config.use_fp64_gumbel, "its random numbers are of double precision"),
+        (
+            params.thinking_token_budget is not None,
+            "what is left of its thinking budget is not in its tokens",
+        ),
+        (
+            bool(stateful_processors(model_config)),
+            "a logits processor may hold a state that is not in its tokens",
+        ),
+        (
+            params.seed is not None and model_config.use_fp64_gumbel,
+            "its random numbers are of double precision",
+        ),
     )
     return next((reason for found, reason in reasons if found), None)
 
 
 def resume(request: Request, source: EngineCoreRequest, grammars: Any) -> None:
-    """Give a new request, made from `source`, its history, before a scheduler has it. Its grammar may be compiled yet.
+    """Give a new request, made from `source`, its history, before a scheduler has it. Its grammar
+    may be compiled yet.
 
     `grammars`: the engine's StructuredOutputManager.
     """
@@ -64,24 +83,32 @@ def resume(request: Request, source: EngineCoreRequest, grammars: Any) -> None:
     structured = request.structured_output_request
     if structured is not None:
         replay = Request.from_engine_core_request(source, None)
-        structured.grammar = grammars.executor.submit(_replay, grammars, request, replay, structured._grammar)
+        structured.grammar = grammars.executor.submit(
+            _replay, grammars, request, replay, structured._grammar
+        )
 
 
 def _replay(grammars: Any, request: Request, replay: Request, compiled: Future[Any]) -> Any:
-    """Advance a grammar by a request's outputs, token by token, as they once came. Raises if it rejects one."""
+    """Advance a grammar by a request's outputs, token by token, as they once came. Raises if it
+    rejects one.
+    """
     state: Any = replay.structured_output_request
     state.grammar = compiled.result()
     for token in list(request.output_token_ids):
         replay.append_output_token_ids(token)
         if not grammars.accept_tokens(replay, [token]):
-            raise ValueError(f"{HISTORY_KEY}: the grammar of request {request.request_id} does not allow it")
+            raise ValueError(
+                f"{HISTORY_KEY}: the grammar of request {request.request_id} does not allow it"
+            )
     request.structured_output_request.reasoning_ended = state.reasoning_ended
     request.structured_output_request.reasoner = state.reasoner
     return state.grammar
 
 
 def add_with_history(original: Any, self: Any, request: Any) -> Any:
-    """Wraps `InputBatch.add_request`: a request that is new here begins with its history as its outputs."""
+    """Wraps `InputBatch.add_request`: a request that is new here begins with its history as its
+    outputs.
+    """
     history = history_of(request.sampling_params)
     if history and not request.output_token_ids:
         request.output_token_ids = history
@@ -91,10 +118,11 @@ def add_with_history(original: Any, self: Any, request: Any) -> Any:
 
 
 def skip_draws(generator: torch.Generator, count: int, vocab_size: int) -> None:
-    """Bring the generator of a seeded request to where vLLM's sampler leaves it after `count` tokens.
+    """Bring the generator of a seeded request to where vLLM's sampler leaves it after `count`
+    tokens.
 
-    On CPU it draws one integer for each (`TopKTopPSampler.forward_cpu`), on CUDA exponential noise for the vocabulary
-    (`random_sample`), which takes the same number of steps each time.
+    On CPU it draws one integer for each (`TopKTopPSampler.forward_cpu`), on CUDA exponential noise
+    for the vocabulary (`random_sample`), which takes the same number of steps each time.
     """
     if generator.device.type == "cpu":
         torch.randint(0, 2**31, (count,), generator=generator, dtype=torch.long)

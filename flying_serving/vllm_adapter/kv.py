@@ -17,12 +17,16 @@ _pooled: ContextVar[int] = ContextVar("pooled", default=1)
 
 
 def shared_kv_buffer(buffer: torch.Tensor) -> AbstractContextManager[None]:
-    """While the body runs, a runner that allocates its KV cache gets views of `buffer` (int8, bytes)."""
+    """While the body runs, a runner that allocates its KV cache gets views of `buffer` (int8,
+    bytes).
+    """
     return assigned(_buffer, buffer)
 
 
 def kv_memory_from(allocate: Callable[[int], torch.Tensor]) -> AbstractContextManager[None]:
-    """While the body runs, a runner allocates its KV memory through `allocate`: bytes -> int8 of that size, zeros."""
+    """While the body runs, a runner allocates its KV memory through `allocate`: bytes -> int8 of
+    that size, zeros.
+    """
     return assigned(_allocate, allocate)
 
 
@@ -33,28 +37,39 @@ def allocate_or_share(
     layout: Any,
     kernel_block_sizes: list[int] | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Wraps `allocate_kv_cache`: the same views, over the shared buffer or other memory if there is one.
+    """Wraps `allocate_kv_cache`: the same views, over the shared buffer or other memory if there is
+    one.
 
-    Layers in several groups, or whose KV differs in size, get vLLM's own memory: no other lane can use them.
+    Layers in several groups, or whose KV differs in size, get vLLM's own memory: no other lane can
+    use them.
     """
     groups, buffer, allocate = kv_cache_config.kv_cache_groups, _buffer.get(), _allocate.get()
-    if allocate is not None and len(groups) == 1 and not isinstance(groups[0].kv_cache_spec, UniformTypeKVCacheSpecs):
+    if (
+        allocate is not None
+        and len(groups) == 1
+        and not isinstance(groups[0].kv_cache_spec, UniformTypeKVCacheSpecs)
+    ):
         buffer = allocate(kv_cache_config.kv_cache_tensors[0].size)
     if buffer is None:
-        result: dict[str, torch.Tensor] = original(kv_cache_config, device, layout, kernel_block_sizes)
+        result: dict[str, torch.Tensor] = original(
+            kv_cache_config, device, layout, kernel_block_sizes
+        )
         return result
     spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
     kernel_block = kernel_block_sizes[0] if kernel_block_sizes else None
     caches: dict[str, torch.Tensor] = {}
     for tensor in kv_cache_config.kv_cache_tensors:
         blocks = kv_cache_config.num_blocks_of(tensor)
-        views = create_kv_cache_views(buffer, spec, blocks, layout, tensor, kernel_block_size=kernel_block)
+        views = create_kv_cache_views(
+            buffer, spec, blocks, layout, tensor, kernel_block_size=kernel_block
+        )
         caches.update(zip(tensor.layers, views, strict=True))
     return caches
 
 
 def pooled_capacity(factor: int) -> AbstractContextManager[None]:
-    """While the body runs, vLLM's check that one request of --max-model-len fits counts a whole group's KV memory.
+    """While the body runs, vLLM's check that one request of --max-model-len fits counts a whole
+    group's KV memory.
 
     `factor`: how many times an engine's tokens the widest group holds.
     """
@@ -69,17 +84,21 @@ def check_pooled_memory(
     estimate_max_model_len: Callable[[int], int],
 ) -> None:
     """Wraps `_check_enough_kv_cache_memory`: see `pooled_capacity`."""
-    original(available_memory * _pooled.get(), get_needed_memory, max_model_len, estimate_max_model_len)
+    original(
+        available_memory * _pooled.get(), get_needed_memory, max_model_len, estimate_max_model_len
+    )
 
 
 def token_parts(layers: Sequence[Any]) -> list[torch.Tensor] | None:
-    """Views `[blocks, heads, tokens in a block, size]` of attention layers' KV caches, one token in each row.
+    """Views `[blocks, heads, tokens in a block, size]` of attention layers' KV caches, one token in
+    each row.
 
-    What a backend does with a block's bytes is its own affair, so one of the known ways to read them counts only if it
-    finds what the backend's own write (`do_kv_cache_update`) puts there.
+    What a backend does with a block's bytes is its own affair, so one of the known ways to read
+    them counts only if it finds what the backend's own write (`do_kv_cache_update`) puts there.
 
     Returns:
-        the parts of all layers, in their order; None if no known way fits: then tokens cannot be read.
+        the parts of all layers, in their order; None if no known way fits: then tokens cannot be
+            read.
     """
     caches = {layer.kv_cache.data_ptr(): layer for layer in layers}.values()  # layers may share one
     for parts_of in (_keys_then_values, _keys_transposed):
@@ -94,7 +113,9 @@ def _keys_then_values(cache: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _keys_transposed(cache: torch.Tensor) -> list[torch.Tensor]:
-    """The first half of a block's bytes are keys, tokens in the last dimension, as in vLLM's CPU kernels."""
+    """The first half of a block's bytes are keys, tokens in the last dimension, as in vLLM's CPU
+    kernels.
+    """
     blocks, heads, tokens, size = cache.shape
     rows = cache.view(blocks, heads, 2 * tokens, size // 2)
     keys = rows[:, :, :tokens].view(blocks, heads, size // 2, tokens).transpose(2, 3)
@@ -107,11 +128,17 @@ def _reads(parts_of: Callable[[torch.Tensor], list[torch.Tensor]], layer: Any) -
     try:
         scratch = torch.zeros((2, *cache.shape[1:]), dtype=cache.dtype, device=cache.device)
         _, heads, tokens, size = scratch.shape
-        key, value = torch.randn(2, tokens, heads, size // 2, device=cache.device).to(cache.dtype).unbind()
+        key, value = (
+            torch.randn(2, tokens, heads, size // 2, device=cache.device).to(cache.dtype).unbind()
+        )
         slot_mapping = torch.arange(tokens, 2 * tokens, device=cache.device)
         layer.impl.do_kv_cache_update(layer, key, value, scratch, slot_mapping)
         found = torch.cat([part[1] for part in parts_of(scratch)], dim=-1).transpose(0, 1)
-    except Exception:  # whatever a backend raises: its KV then stays, and prompts are prefilled again
-        logger.warning("KV of %s cannot be read, so it will not move", type(layer).__name__, exc_info=True)
+    except (
+        Exception
+    ):  # whatever a backend raises: its KV then stays, and prompts are prefilled again
+        logger.warning(
+            "KV of %s cannot be read, so it will not move", type(layer).__name__, exc_info=True
+        )
         return False
     return torch.equal(found, torch.cat([key, value], dim=-1))

@@ -1,4 +1,6 @@
-"""Weights stay as loaded until they are shared; random ones for a check; and the product with a packed matrix."""
+"""Weights stay as loaded until they are shared; random ones for a check; and the product with a
+packed matrix.
+"""
 
 import sys
 import zlib
@@ -33,14 +35,17 @@ def keep_weights() -> AbstractContextManager[None]:
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """While the body runs, each parameter that a module gets is on the meta device, and everything else is real.
+    """While the body runs, each parameter that a module gets is on the meta device, and everything
+    else is real.
 
     It stays the same object: a router that is no module may hold it as well.
     """
 
     def without_data(module: torch.nn.Module, name: str, parameter: Any) -> None:
         if parameter is not None and not parameter.is_meta:
-            meta = torch.Tensor._make_subclass(type(parameter), parameter.detach().to("meta"), False)  # type: ignore[attr-defined]
+            meta = torch.Tensor._make_subclass(
+                type(parameter), parameter.detach().to("meta"), False
+            )  # type: ignore[attr-defined]
             meta.__dict__.update(parameter.__dict__)
             swap_tensors(parameter, meta)
 
@@ -53,13 +58,17 @@ def parameters_on_meta() -> Iterator[None]:
 
 def pack_layer(original: Any, layer: torch.nn.Module, remove_weight: bool) -> None:
     """Wraps `dispatch_cpu_unquantized_gemm`: layers that will be shared keep their weight."""
-    if _keeping.get() and isinstance(layer, ColumnParallelLinear | RowParallelLinear | VocabParallelEmbedding):
+    if _keeping.get() and isinstance(
+        layer, ColumnParallelLinear | RowParallelLinear | VocabParallelEmbedding
+    ):
         return
     original(layer, remove_weight)
 
 
 def finish_experts(original: Any, self: Any, layer: torch.nn.Module) -> None:
-    """Wraps `UnquantizedFusedMoEMethod.process_weights_after_loading`: experts that will be shared stay as loaded."""
+    """Wraps `UnquantizedFusedMoEMethod.process_weights_after_loading`: experts that will be shared
+    stay as loaded.
+    """
     if not _keeping.get():
         original(self, layer)
 
@@ -67,8 +76,8 @@ def finish_experts(original: Any, self: Any, layer: torch.nn.Module) -> None:
 def packing(dtype: torch.dtype) -> Callable[[torch.Tensor, torch.Tensor | None], Any] | None:
     """How to pack matrices of a dtype for the CPU; None: not at all.
 
-    oneDNN has no product of bfloat16 or float16 for processors without instructions for it. Stock vLLM then multiplies
-    with the weight as it was loaded, and lanes with views of it.
+    oneDNN has no product of bfloat16 or float16 for processors without instructions for it. Stock
+    vLLM then multiplies with the weight as it was loaded, and lanes with views of it.
     """
     if ops._supports_onednn:
         try:
@@ -82,18 +91,23 @@ def packing(dtype: torch.dtype) -> Callable[[torch.Tensor, torch.Tensor | None],
 class RandomWeights(DummyModelLoader):
     """Weights at which every layer matters, drawn by name, so that all engines have the same.
 
-    vLLM's `dummy` draws everything, norms included, from within 0.001 of zero. What a layer adds to its input is then
-    lost in rounding, and a layer that is bound wrongly would not show.
+    vLLM's `dummy` draws everything, norms included, from within 0.001 of zero. What a layer adds to
+    its input is then lost in rounding, and a layer that is bound wrongly would not show.
     """
 
     def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
         """Matrices whose outputs are about as large as their inputs, and vectors near one.
 
-        Buffers too, such as a router's correction bias, if a checkpoint has them: what a module would not save is
-        computed, and single numbers are scales of vLLM's own.
+        Buffers too, such as a router's correction bias, if a checkpoint has them: what a module
+        would not save is computed, and single numbers are scales of vLLM's own.
         """
-        buffers = [pair for name, module in model.named_modules() for pair in saved_buffers(module, name)]
-        for name, tensor in [*model.named_parameters(), *(pair for pair in buffers if pair[1].dim())]:
+        buffers = [
+            pair for name, module in model.named_modules() for pair in saved_buffers(module, name)
+        ]
+        for name, tensor in [
+            *model.named_parameters(),
+            *(pair for pair in buffers if pair[1].dim()),
+        ]:
             if tensor.is_floating_point():
                 vector = tensor.dim() < 2
                 limit = 3**0.5 * (_VECTOR_SPREAD if vector else tensor.shape[-1] ** -0.5)
@@ -102,14 +116,20 @@ class RandomWeights(DummyModelLoader):
 
 
 def saved_buffers(module: torch.nn.Module, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Buffers of a module itself that a checkpoint has, by name, with the module's own before it if that is given."""
+    """Buffers of a module itself that a checkpoint has, by name, with the module's own before it if
+    that is given.
+    """
     for name, buffer in module.named_buffers(recurse=False):
         if name not in module._non_persistent_buffers_set:
             yield f"{prefix}.{name}" if prefix else name, buffer
 
 
-def pack_matrix(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor, torch.Tensor], None]:
-    """Pack a weight (out, in) into oneDNN's format: a product that writes (tokens, out) for (tokens, in)."""
+def pack_matrix(
+    weight: torch.Tensor, bias: torch.Tensor | None
+) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """Pack a weight (out, in) into oneDNN's format: a product that writes (tokens, out) for
+    (tokens, in).
+    """
     bias = None if bias is None else bias.contiguous()
     if not ops._supports_onednn:
         kept = weight.t().contiguous()
@@ -117,7 +137,9 @@ def pack_matrix(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[to
             return lambda x, out: torch.mm(x, kept, out=out)
         return lambda x, out: torch.addmm(bias, x, kept, out=out)
     handler = ops.create_onednn_mm(weight.contiguous().t(), _SHAPES_PER_MATRIX)
-    product = torch.ops._C.onednn_mm.default  # as ops.onednn_mm, which chooses where the result goes
+    product = (
+        torch.ops._C.onednn_mm.default
+    )  # as ops.onednn_mm, which chooses where the result goes
 
     def multiply(x: torch.Tensor, out: torch.Tensor) -> None:
         product(out, x, bias, handler.handler_tensor)
@@ -125,7 +147,9 @@ def pack_matrix(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[to
     return multiply
 
 
-def keep_matrix(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor, torch.Tensor], None]:
+def keep_matrix(
+    weight: torch.Tensor, bias: torch.Tensor | None
+) -> Callable[[torch.Tensor, torch.Tensor], None]:
     """As `pack_matrix`, where that cannot be: the product with the weight (out, in) as it is."""
     columns = weight.t()
     if bias is None:
@@ -134,15 +158,23 @@ def keep_matrix(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[to
 
 
 def eagerly(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Wraps a small function that vLLM compiles when it is first called: on CPU it is run as it is."""
+    """Wraps a small function that vLLM compiles when it is first called: on CPU it is run as it
+    is.
+    """
     if current_platform.is_cpu():
         return original._torchdynamo_orig_callable(*args, **kwargs)
     return original(*args, **kwargs)
 
 
 def rebind_without_llvmlite(original: Any, overrides: Any) -> None:
-    """Wraps `_rebind_kernels`: llvmlite's library object answers any attribute, `__dict__` too, with a function."""
-    hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "llvmlite"}
+    """Wraps `_rebind_kernels`: llvmlite's library object answers any attribute, `__dict__` too,
+    with a function.
+    """
+    hidden = {
+        name: sys.modules.pop(name)
+        for name in list(sys.modules)
+        if name.split(".")[0] == "llvmlite"
+    }
     try:
         original(overrides)
     finally:

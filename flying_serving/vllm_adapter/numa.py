@@ -1,4 +1,6 @@
-"""vLLM's placement of CPU workers: what is left to ours, and the library by which it knows NUMA nodes."""
+"""vLLM's placement of CPU workers: what is left to ours, and the library by which it knows NUMA
+nodes.
+"""
 
 import ctypes
 import os
@@ -18,7 +20,8 @@ _MASK_BYTES = 128
 
 
 def leave_placement_to_workers() -> None:
-    """Let vLLM's executor place no worker: it does that by variables that OpenMP reads when a program begins.
+    """Let vLLM's executor place no worker: it does that by variables that OpenMP reads when a
+    program begins.
 
     Ours are forked, and place themselves (see `worker/placed.py`).
     """
@@ -29,15 +32,19 @@ def leave_placement_to_workers() -> None:
 def let_devices_share_nodes(parallel: Any) -> None:
     """Give each device of all engines of a ParallelConfig a number by its place.
 
-    vLLM else counts devices in the variable that says which memory nodes it may use, and ends if there are fewer nodes
-    than devices. On the CPU it uses the numbers for nothing more.
+    vLLM else counts devices in the variable that says which memory nodes it may use, and ends if
+    there are fewer nodes than devices. On the CPU it uses the numbers for nothing more.
     """
     if parallel.assigned_physical_gpu_ids is None:
-        parallel.assigned_physical_gpu_ids = list(range(parallel.data_parallel_size * parallel.tensor_parallel_size))
+        parallel.assigned_physical_gpu_ids = list(
+            range(parallel.data_parallel_size * parallel.tensor_parallel_size)
+        )
 
 
 def interleave(memory: mmap, nodes: Iterable[int]) -> None:
-    """Let the pages of shared memory, as far as there are none yet, be on NUMA nodes in turn, whichever needs them."""
+    """Let the pages of shared memory, as far as there are none yet, be on NUMA nodes in turn,
+    whichever needs them.
+    """
     library = get_libnuma()
     if library is None or library.numa_available() < 0:
         return

@@ -1,4 +1,6 @@
-"""vLLM's priority scheduling: the places of requests changed after they were given to a scheduler."""
+"""vLLM's priority scheduling: the places of requests changed after they were given to a
+scheduler.
+"""
 
 from collections.abc import Iterable
 from typing import Any
@@ -18,9 +20,10 @@ def by_priority(scheduler: Any) -> bool:
 def promote(scheduler: Any, request_ids: Iterable[str]) -> None:
     """Put requests before all that are not promoted; among these vLLM orders by arrival.
 
-    They are scheduled before them and preempted after them. Those that are over are passed by. The scheduler has to
-    order by priority. Its queues are looked through once, and each request is compared with the logarithm of their
-    length: vLLM's own ways to find and to remove a request sort all that wait, for each one.
+    They are scheduled before them and preempted after them. Those that are over are passed by. The
+    scheduler has to order by priority. Its queues are looked through once, and each request is
+    compared with the logarithm of their length: vLLM's own ways to find and to remove a request
+    sort all that wait, for each one.
     """
     waiting = set()
     for request_id in request_ids:
@@ -35,7 +38,8 @@ def promote(scheduler: Any, request_ids: Iterable[str]) -> None:
         return
     for queue in (scheduler.waiting, scheduler.kv_holding_waiting):
         heap = queue._heap
-        # from the front: what rises moves others down at most to where it was, so the places behind it stay right
+        # from the front: what rises moves others down at most to where it was, so the places behind
+        # it stay right
         for place in [place for place, request in enumerate(heap) if request in waiting]:
             heap[place].priority = FOREMOST
             _rise(heap, place)

@@ -1,4 +1,6 @@
-"""Random numbers that requests without a seed are sampled with: each lane has its own, equal on all of its members."""
+"""Random numbers that requests without a seed are sampled with: each lane has its own, equal on all
+of its members.
+"""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -13,9 +15,11 @@ from vllm.utils.torch_utils import set_random_seed
 
 
 def seed_process(seed: int, engine: int, incarnation: int) -> None:
-    """Seed the generators of this process for the lane of one engine, as vLLM seeds replica number `engine`.
+    """Seed the generators of this process for the lane of one engine, as vLLM seeds replica number
+    `engine`.
 
-    vLLM knows no replica that is started again. Seeded as at first, it would repeat the numbers that it drew before.
+    vLLM knows no replica that is started again. Seeded as at first, it would repeat the numbers
+    that it drew before.
     """
     if incarnation == 0:
         set_random_seed(seed, engine)
@@ -24,16 +28,21 @@ def seed_process(seed: int, engine: int, incarnation: int) -> None:
 
 
 def seed_of(seed: int, group: Sequence[int], incarnations: Sequence[int]) -> int:
-    """What the generators of a group begin with: another number for each --seed, size, first engine and incarnations.
+    """What the generators of a group begin with: another number for each --seed, size, first engine
+    and incarnations.
 
-    numpy fills entropy up to four numbers with zeros, so vLLM's (seed, replica) is one of four whose last number is 0.
-    The incarnation of a single engine is not 0 here, and groups have at least five numbers.
+    numpy fills entropy up to four numbers with zeros, so vLLM's (seed, replica) is one of four
+    whose last number is 0. The incarnation of a single engine is not 0 here, and groups have at
+    least five numbers.
     """
-    return int(np.random.SeedSequence((seed, len(group), group[0], *incarnations)).generate_state(1)[0])
+    return int(
+        np.random.SeedSequence((seed, len(group), group[0], *incarnations)).generate_state(1)[0]
+    )
 
 
 class LaneRandomness:
-    """The state that one lane has of each generator that vLLM seeds: Python's, numpy's, torch's on CPU and `device`.
+    """The state that one lane has of each generator that vLLM seeds: Python's, numpy's, torch's on
+    CPU and `device`.
 
     What other lanes and other code of the process draw does not change it.
     """
@@ -41,7 +50,10 @@ class LaneRandomness:
     def __init__(self, device: torch.device, seed: int) -> None:
         self._generators: list[tuple[Callable[[], Any], Callable[[Any], None]]] = [
             (random.getstate, random.setstate),
-            (mtrand.get_bit_generator, mtrand.set_bit_generator),  # exchanged: numpy takes long to copy a state
+            (
+                mtrand.get_bit_generator,
+                mtrand.set_bit_generator,
+            ),  # exchanged: numpy takes long to copy a state
             (torch.get_rng_state, torch.set_rng_state),
         ]
         self._states: list[Any] = [random.getstate(), np.random.MT19937(), torch.get_rng_state()]

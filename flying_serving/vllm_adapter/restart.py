@@ -1,4 +1,6 @@
-"""One of vLLM's engines is started again, beside others that run, and connects to the client that they have."""
+"""One of vLLM's engines is started again, beside others that run, and connects to the client that
+they have.
+"""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -6,7 +8,12 @@ from typing import Any
 
 import zmq
 from vllm.utils.network_utils import make_zmq_socket
-from vllm.v1.engine.utils import CoreEngine, CoreEngineLaunch, EngineZmqAddresses, wait_for_engine_startup
+from vllm.v1.engine.utils import (
+    CoreEngine,
+    CoreEngineLaunch,
+    EngineZmqAddresses,
+    wait_for_engine_startup,
+)
 
 from flying_serving.config import KEY, Deployment
 from flying_serving.errors import EngineLost
@@ -14,7 +21,9 @@ from flying_serving.start_error import forget_start_error
 
 
 def again(vllm_config: Any, deployment: Deployment, blocks: int) -> Any:
-    """The configuration of an engine that is started again: as at first, with as many KV blocks as it had then."""
+    """The configuration of an engine that is started again: as at first, with as many KV blocks as
+    it had then.
+    """
     config = copy.copy(vllm_config)
     config.additional_config = {**vllm_config.additional_config, KEY: deployment.model_dump()}
     config.cache_config = copy.copy(vllm_config.cache_config)
@@ -32,17 +41,23 @@ def start(
 ) -> None:
     """Start an engine and wait until it is ready, in a thread: only its own end ends the wait.
 
-    `client`: vLLM's MPClient. `fork` starts a process by its name and the arguments of `run_engine_core`, `started` is
-    told that process.
+    `client`: vLLM's MPClient. `fork` starts a process by its name and the arguments of
+    `run_engine_core`, `started` is told that process.
 
     Raises:
         EngineLost: if it ends before it is ready.
     """
     parallel = copy.copy(config.parallel_config)
     parallel.data_parallel_size_local = 1
-    run_dir, number = config.additional_config[KEY]["run_dir"], config.additional_config[KEY]["incarnations"][engine]
+    run_dir, number = (
+        config.additional_config[KEY]["run_dir"],
+        config.additional_config[KEY]["incarnations"][engine],
+    )
     address = f"ipc://{run_dir}/start-{engine}-{number}"
-    with zmq.Context() as context, make_zmq_socket(context, address, zmq.ROUTER, bind=True) as handshakes:
+    with (
+        zmq.Context() as context,
+        make_zmq_socket(context, address, zmq.ROUTER, bind=True) as handshakes,
+    ):
         arguments = {
             "vllm_config": config,
             "local_client": True,
@@ -62,6 +77,8 @@ def start(
         ]
         launch = CoreEngineLaunch(None, None, EngineZmqAddresses(*ends), None, [process])
         try:
-            wait_for_engine_startup(handshakes, [CoreEngine(engine)], parallel, False, config.cache_config, launch)
+            wait_for_engine_startup(
+                handshakes, [CoreEngine(engine)], parallel, False, config.cache_config, launch
+            )
         except RuntimeError as error:
             raise EngineLost(f"its process has ended before it was ready ({error})") from None

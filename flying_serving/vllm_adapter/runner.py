@@ -1,4 +1,6 @@
-"""All that lanes need of vLLM's model runner, so that another runner of vLLM needs another adapter and nothing else."""
+"""All that lanes need of vLLM's model runner, so that another runner of vLLM needs another adapter
+and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -25,24 +27,29 @@ class Runner:
     `randomness`: the lane's random numbers; None: the lane draws what the process draws.
     """
 
-    def __init__(self, runner: Any, config: VllmConfig, randomness: LaneRandomness | None = None) -> None:
+    def __init__(
+        self, runner: Any, config: VllmConfig, randomness: LaneRandomness | None = None
+    ) -> None:
         self._runner = runner
         self.config = config
         self._randomness = randomness
 
     @classmethod
     def build(cls, config: VllmConfig, lane1: Runner) -> Runner:
-        """A runner with the module tree of the active tensor-parallel group, its parameters on the meta device.
+        """A runner with the module tree of the active tensor-parallel group, its parameters on the
+        meta device.
 
-        It uses lane 1's buffer of input embeddings, shape (tokens of a step, hidden). Each runner has one, of a hundred
-        MB for a large model, though only multimodal models and prompts given as embeddings use it. Lanes step one
-        after the other, so they need one at most.
+        It uses lane 1's buffer of input embeddings, shape (tokens of a step, hidden). Each runner
+        has one, of a hundred MB for a large model, though only multimodal models and prompts given
+        as embeddings use it. Lanes step one after the other, so they need one at most.
         """
         with set_current_vllm_config(config):
             runner = type(lane1._runner)(config, lane1._runner.device)
             runner.inputs_embeds = lane1._runner.inputs_embeds
             runner.model = module_tree(config, torch.device(runner.device))
-        return cls(runner, config, LaneRandomness(torch.device(runner.device), config.model_config.seed))
+        return cls(
+            runner, config, LaneRandomness(torch.device(runner.device), config.model_config.seed)
+        )
 
     @property
     def model(self) -> torch.nn.Module:
@@ -59,7 +66,9 @@ class Runner:
         return output.get_output() if hasattr(output, "get_output") else output
 
     def seed(self, group: Sequence[int], incarnations: Sequence[int]) -> None:
-        """Draw other random numbers from now on: those of the group of these engines in these incarnations."""
+        """Draw other random numbers from now on: those of the group of these engines in these
+        incarnations.
+        """
         seed = self.config.model_config.seed
         if self._randomness is None:
             seed_process(seed, group[0], incarnations[0])
@@ -74,9 +83,13 @@ class Runner:
         self._runner.execute_model(ended)
 
     def warm(self) -> None:
-        """Run the model once on a few made-up tokens, so that no request pays for what is built at first use."""
+        """Run the model once on a few made-up tokens, so that no request pays for what is built at
+        first use.
+        """
         with set_current_vllm_config(self.config):
-            self._runner._dummy_run(min(_WARM_TOKENS, self.config.scheduler_config.max_num_batched_tokens))
+            self._runner._dummy_run(
+                min(_WARM_TOKENS, self.config.scheduler_config.max_num_batched_tokens)
+            )
 
     def kv_specs(self) -> dict[str, Any]:
         """vLLM's KVCacheSpec of each attention layer."""
@@ -100,14 +113,18 @@ class Runner:
             self._runner.initialize_kv_cache(kv)
 
     def kv_parts(self, kv: KVCacheConfig) -> list[torch.Tensor] | None:
-        """`token_parts` of the layers of a KV cache of one group; None if it cannot be read, or has more groups."""
+        """`token_parts` of the layers of a KV cache of one group; None if it cannot be read, or has
+        more groups.
+        """
         if len(kv.kv_cache_groups) != 1:
             return None
         layers = self.config.compilation_config.static_forward_context
         return token_parts([layers[name] for name in kv.kv_cache_groups[0].layer_names])
 
     def replace_blocks(self, copies: Mapping[int, int]) -> None:
-        """Between two steps: requests have other blocks, new ones by old, to which their KV was copied."""
+        """Between two steps: requests have other blocks, new ones by old, to which their KV was
+        copied.
+        """
         requests, batch = self._runner.requests, self._runner.input_batch
         for request in requests.values():
             for blocks in request.block_ids:

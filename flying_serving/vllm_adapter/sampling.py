@@ -26,7 +26,9 @@ class RewindingGenerator(torch.Generator):
 
 
 def sample_and_rewind(original: Any, self: Any, grammar_output: Any) -> Any:
-    """Wraps `GPUModelRunner.sample_tokens`: on CPU vLLM dies when it discards a sample of a seeded request."""
+    """Wraps `GPUModelRunner.sample_tokens`: on CPU vLLM dies when it discards a sample of a seeded
+    request.
+    """
     batch = self.input_batch
     if batch.generators and current_platform.is_cpu():
         for index in np.nonzero(self.discard_request_mask.np[: batch.num_reqs])[0].tolist():

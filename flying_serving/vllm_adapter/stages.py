@@ -1,4 +1,6 @@
-"""The parts of a vLLM model with outputs that are whole on every rank of a group, so that lanes can be compared."""
+"""The parts of a vLLM model with outputs that are whole on every rank of a group, so that lanes can
+be compared.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -7,10 +9,15 @@ from torch.nn import Module, ModuleList
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import RowParallelLinear
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    VocabParallelEmbedding,
+)
 
 Kind = Literal["embedding", "layer", "routed", "product", "logits"]
-"""A `routed` layer has experts and a router; a `product` is a row-parallel one that sums over the ranks itself."""
+"""A `routed` layer has experts and a router; a `product` is a row-parallel one that sums over the
+ranks itself.
+"""
 LAYERS: tuple[Kind, ...] = ("layer", "routed")
 
 
@@ -23,10 +30,11 @@ class Stage:
 
 
 def stages(model: Module) -> dict[str, Stage]:
-    """The stages of a model by their names in it: embeddings, logits, layers, and products wherever they are summed.
+    """The stages of a model by their names in it: embeddings, logits, layers, and products wherever
+    they are summed.
 
-    Anything else within a layer may be partial. What lies in a list within a layer is left out: experts, whose tokens
-    depend on a router.
+    Anything else within a layer may be partial. What lies in a list within a layer is left out:
+    experts, whose tokens depend on a router.
     """
     found: dict[str, Stage] = {}
     lists: list[str] = []
@@ -46,9 +54,15 @@ def stages(model: Module) -> dict[str, Stage]:
 
 
 def _kind(module: Module, in_list: bool) -> Kind | None:
-    """What stage a module is that is no list, if any, and that is an entry of a list of layers or not."""
+    """What stage a module is that is no list, if any, and that is an entry of a list of layers or
+    not.
+    """
     if in_list:
-        return "routed" if any(isinstance(part, RoutedExperts | ModuleList) for part in module.modules()) else "layer"
+        return (
+            "routed"
+            if any(isinstance(part, RoutedExperts | ModuleList) for part in module.modules())
+            else "layer"
+        )
     if isinstance(module, RowParallelLinear):
         return "product" if module.reduce_results else None
     if isinstance(module, LogitsProcessor):

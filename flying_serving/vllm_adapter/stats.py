@@ -9,13 +9,19 @@ from flying_serving.observe.view.rolling import Rolling
 
 
 class RollingLogger(AggregateStatLoggerBase):
-    """A stat logger of vLLM that notes tokens, times and KV usage, as vLLM defines and has already computed them."""
+    """A stat logger of vLLM that notes tokens, times and KV usage, as vLLM defines and has already
+    computed them.
+    """
 
     def __init__(self, rolling: Rolling) -> None:
         self._rolling = rolling
 
     def record(
-        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+        self,
+        scheduler_stats: Any,
+        iteration_stats: Any,
+        mm_cache_stats: Any = None,
+        engine_idx: int = 0,
     ) -> None:
         """vLLM calls this for each batch of outputs, in the server's event loop."""
         kv_usage = None if scheduler_stats is None else scheduler_stats.kv_cache_usage

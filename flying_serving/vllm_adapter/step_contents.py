@@ -7,10 +7,12 @@ def contents(plan: Any) -> tuple[int, int, int, int]:
     """What a step of this SchedulerOutput computes.
 
     Returns:
-        prefill_tokens: scheduled tokens of requests that have no output yet, or that compute it again.
+        prefill_tokens: scheduled tokens of requests that have no output yet, or that compute it
+            again.
         decode_seqs: the other requests, of one token each.
         context_tokens: tokens of all its requests that were computed before.
-        prefill_pairs: each of the prefill tokens times the tokens of its request that were computed before.
+        prefill_pairs: each of the prefill tokens times the tokens of its request that were computed
+            before.
     """
     cached, scheduled = plan.scheduled_cached_reqs, plan.num_scheduled_tokens
     decode_seqs = context_tokens = prefill_pairs = 0

@@ -33,22 +33,34 @@ LayerKind = tuple[str, tuple[str, ...]]
 
 
 def module_tree(config: VllmConfig, device: torch.device) -> Module:
-    """What a rank of the active tensor-parallel group builds for `config`, its parameters on the meta device.
+    """What a rank of the active tensor-parallel group builds for `config`, its parameters on the
+    meta device.
 
-    What a model computes itself (rotary tables, ALiBi slopes) is real, and of this rank, on `device`.
+    What a model computes itself (rotary tables, ALiBi slopes) is real, and of this rank, on
+    `device`.
     """
     dtype = set_default_torch_dtype(config.model_config.dtype)
-    with set_current_vllm_config(config), dtype, torch.random.fork_rng(devices=[]), device, parameters_on_meta():
+    with (
+        set_current_vllm_config(config),
+        dtype,
+        torch.random.fork_rng(devices=[]),
+        device,
+        parameters_on_meta(),
+    ):
         return initialize_model(config, model_config=config.model_config).eval()
 
 
 def layer_kinds(tree: Module) -> dict[LayerKind, int]:
-    """Each kind of layer in a model's lists of layers, and the first place in its list where one is.
+    """Each kind of layer in a model's lists of layers, and the first place in its list where one
+    is.
 
-    Layers are of a kind if their modules have the same classes, shapes and windows, and have KV of their own or not.
+    Layers are of a kind if their modules have the same classes, shapes and windows, and have KV of
+    their own or not.
     """
     layers: dict[tuple[str, int], list[str]] = defaultdict(list)
-    for name, module in tree.named_modules(remove_duplicate=False):  # what layers share is a part of each
+    for name, module in tree.named_modules(
+        remove_duplicate=False
+    ):  # what layers share is a part of each
         if found := _NUMBERED.fullmatch(name):
             layers[found[1], int(found[2])].append(f"{found[3] or ''}: {_description(module)}")
     kinds: dict[LayerKind, int] = {}
@@ -66,7 +78,8 @@ def _description(module: Module) -> str:
 
 
 def give_data(tree: Module) -> None:
-    """Let each tensor on the meta device be one number, seen in that shape: with an address, and hardly any memory.
+    """Let each tensor on the meta device be one number, seen in that shape: with an address, and
+    hardly any memory.
 
     Experts are copied where they are cut, so of these one remains, with one input.
     """
@@ -82,7 +95,8 @@ def give_data(tree: Module) -> None:
 
 
 def kv_config(config: VllmConfig, available: int) -> KVCacheConfig:
-    """The KV cache of an engine with `available` bytes for it, whose layers were built for `config`.
+    """The KV cache of an engine with `available` bytes for it, whose layers were built for
+    `config`.
 
     Raises:
         ValueError: vLLM's, if they do not hold one request of the longest length.
@@ -100,7 +114,9 @@ def world_of_one(config: VllmConfig) -> Iterator[None]:
     """While the body runs, this process, which must be in no other, is a torch world of its own."""
     with tempfile.TemporaryDirectory() as scratch, set_current_vllm_config(config):
         timeout = timedelta(seconds=_JOIN_S)
-        parallel_state.init_distributed_environment(1, 0, f"file://{scratch}/world", 0, "gloo", timeout)
+        parallel_state.init_distributed_environment(
+            1, 0, f"file://{scratch}/world", 0, "gloo", timeout
+        )
         parallel_state.initialize_model_parallel(1)
         try:
             yield
@@ -110,7 +126,9 @@ def world_of_one(config: VllmConfig) -> Iterator[None]:
 
 
 def first_of(degree: int) -> Any:
-    """While the body runs, this process, a world of its own, is rank 0 of a tensor-parallel group of `degree`."""
+    """While the body runs, this process, a world of its own, is rank 0 of a tensor-parallel group
+    of `degree`.
+    """
     return activate(_FirstOf(parallel_state.get_tp_group(), degree))
 
 

@@ -1,4 +1,6 @@
-"""Which group sizes a model admits: asked of its real module tree, without weights and before any engine starts."""
+"""Which group sizes a model admits: asked of its real module tree, without weights and before any
+engine starts.
+"""
 
 import functools
 import linecache
@@ -43,7 +45,9 @@ DEADLINE_S = 300.0
 
 @dataclass(frozen=True)
 class Anatomy:
-    """What a model is made of. `weight_bytes`: on each device of an engine. `kinds`: see `layer_kinds`."""
+    """What a model is made of. `weight_bytes`: on each device of an engine. `kinds`: see
+    `layer_kinds`.
+    """
 
     weight_bytes: int
     kinds: Mapping[LayerKind, int]
@@ -53,7 +57,8 @@ class Anatomy:
 class KVPlan:
     """What an engine makes of its memory for KV.
 
-    `blocks`: one of them vLLM keeps for itself. `block_bytes`: on each device, of all layers. `block_tokens`: in lane
+    `blocks`: one of them vLLM keeps for itself. `block_bytes`: on each device, of all layers.
+    `block_tokens`: in lane
     1. `max_model_len`: the longest request, which vLLM may fit to the memory.
     """
 
@@ -64,12 +69,14 @@ class KVPlan:
 
 
 def apart(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function of a module, about a VllmConfig that stays as it is, run in a process that ends with the answer.
+    """Let a function of a module, about a VllmConfig that stays as it is, run in a process that
+    ends with the answer.
 
     The process has what vLLM keeps in globals to itself. Modules are built there without weights.
 
     Raises:
-        ConfigError: if the function does, or anything else, or if there is no answer within DEADLINE_S.
+        ConfigError: if the function does, or anything else, or if there is no answer within
+            DEADLINE_S.
     """
 
     @functools.wraps(function)
@@ -88,12 +95,16 @@ def apart(function: Callable[P, R]) -> Callable[P, R]:
                 return found
         except EOFError:
             process.join()
-            raise ConfigError(f"--model: the process that builds the model ended with {process.exitcode}") from None
+            raise ConfigError(
+                f"--model: the process that builds the model ended with {process.exitcode}"
+            ) from None
         finally:
             process.kill()
             process.join()
             ours.close()
-        raise ConfigError(f"--model: the model was not built without weights within {DEADLINE_S:.0f} s")
+        raise ConfigError(
+            f"--model: the model was not built without weights within {DEADLINE_S:.0f} s"
+        )
 
     return ask
 
@@ -101,7 +112,9 @@ def apart(function: Callable[P, R]) -> Callable[P, R]:
 def _answer(answers: Connection, ask: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
     """Body of the process. What vLLM says while it builds modules, an engine will say again."""
     logging.disable()
-    torch.set_num_threads(1)  # a fork has none of the OpenMP threads that its parent has started, and waits for them
+    torch.set_num_threads(
+        1
+    )  # a fork has none of the OpenMP threads that its parent has started, and waits for them
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)
     os.dup2(silence, 2)
@@ -131,7 +144,8 @@ def kv_plan(config: VllmConfig, available: int, widest: int) -> KVPlan:
     """What an engine would make of `available` bytes for KV on each device.
 
     Raises:
-        ConfigError: in vLLM's words, if a group of `widest` engines does not hold the longest request.
+        ConfigError: in vLLM's words, if a group of `widest` engines does not hold the longest
+            request.
     """
     alone = _lane(config, 1)
     devices = alone.parallel_config.tensor_parallel_size
@@ -153,9 +167,11 @@ def kv_plan(config: VllmConfig, available: int, widest: int) -> KVPlan:
 
 @apart
 def obstacles(config: VllmConfig, sizes: Sequence[int]) -> dict[int, str]:
-    """Why a model cannot be split over groups of some sizes, each above 1: the layer and the reason by size.
+    """Why a model cannot be split over groups of some sizes, each above 1: the layer and the reason
+    by size.
 
-    Empty if vLLM cannot even build the model for one engine: that error is better told by an engine.
+    Empty if vLLM cannot even build the model for one engine: that error is better told by an
+    engine.
     """
     found: dict[int, str] = {}
     with world_of_one(_lane(config, 1)):
@@ -172,11 +188,12 @@ def obstacles(config: VllmConfig, sizes: Sequence[int]) -> dict[int, str]:
 
 
 def _share(lane1: Module, config: VllmConfig, size: int) -> None:
-    """Share lane 1's weights, on the meta device and of no use afterwards, with the first rank of a group of `size`.
+    """Share lane 1's weights, on the meta device and of no use afterwards, with the first rank of a
+    group of `size`.
 
     Raises:
-        WeightError: naming the layer that cannot be shared, as an engine would. Or whatever the model's constructor
-            raises for this lane.
+        WeightError: naming the layer that cannot be shared, as an engine would. Or whatever the
+            model's constructor raises for this lane.
     """
     check_cuts(lane1, size)
     lane = _tree(config)
@@ -201,7 +218,9 @@ def _tree(config: VllmConfig) -> Module:
 
 
 def reason(error: Exception) -> str:
-    """What an exception says of a model, in one line; with the module that was being built, if it does not name it."""
+    """What an exception says of a model, in one line; with the module that was being built, if it
+    does not name it.
+    """
     text = " ".join(str(error).split())
     if isinstance(error, FlyingError):
         return text

@@ -1,4 +1,6 @@
-"""How long each lane's step takes, measured at start: what policies go by until traffic shows more."""
+"""How long each lane's step takes, measured at start: what policies go by until traffic shows
+more.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ REPEATED_S = 2 * ENOUGH_S
 
 @dataclass(frozen=True)
 class StepLimits:
-    """What one step of a lane can take: requests, tokens, tokens of one request, and tokens per KV block."""
+    """What one step of a lane can take: requests, tokens, tokens of one request, and tokens per KV
+    block.
+    """
 
     sequences: int
     tokens: int
@@ -36,14 +40,20 @@ class StepLimits:
 
     def probes(self) -> list[Probe]:
         """What is measured, as far as one step can take it."""
-        return probes(self.sequences, self.tokens, self.request_tokens - 1)  # and the token that the step draws
+        return probes(
+            self.sequences, self.tokens, self.request_tokens - 1
+        )  # and the token that the step draws
 
 
 def steps_of(probe: Probe, block_tokens: int) -> Iterator[Any]:
-    """REPETITIONS steps of a probe, in blocks of `block_tokens` tokens; and one that ends the requests."""
+    """REPETITIONS steps of a probe, in blocks of `block_tokens` tokens; and one that ends the
+    requests.
+    """
     if probe.is_prefill:
         return prefill_steps(REPETITIONS, probe.tokens, probe.context_tokens, block_tokens)
-    return decode_steps(REPETITIONS, probe.tokens, max(probe.context_tokens, REPETITIONS), block_tokens)
+    return decode_steps(
+        REPETITIONS, probe.tokens, max(probe.context_tokens, REPETITIONS), block_tokens
+    )
 
 
 def calibrate(
@@ -53,11 +63,13 @@ def calibrate(
     together: Callable[[bool], bool],
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[CalibrationRow]:
-    """Measure one lane, all engines at the same time: lane 1s share the machine, members of a group a step.
+    """Measure one lane, all engines at the same time: lane 1s share the machine, members of a group
+    a step.
 
-    `run` makes a step of this lane, from a SchedulerOutput. `together` takes whether this engine wants to stop; it
-    returns whether any does, on all of them at the same time. Returns for each probe its fastest step, because what
-    else a machine does while servers start on it only makes steps longer.
+    `run` makes a step of this lane, from a SchedulerOutput. `together` takes whether this engine
+    wants to stop; it returns whether any does, on all of them at the same time. Returns for each
+    probe its fastest step, because what else a machine does while servers start on it only makes
+    steps longer.
 
     Raises:
         LaneError: if a step fails, as a request of that size would.
@@ -77,13 +89,17 @@ def calibrate(
                 enough = together(sum(took_s) > REPEATED_S)
         _timed(size, probe, run, end, clock)
         fastest_s = min(took_s)
-        measured.append(CalibrationRow(size, fastest_s, probe.tokens, probe.is_prefill, probe.context_tokens))
+        measured.append(
+            CalibrationRow(size, fastest_s, probe.tokens, probe.is_prefill, probe.context_tokens)
+        )
         if together(fastest_s > ENOUGH_S):
             ended.add(probe.kind)
     return measured
 
 
-def _timed(size: int, probe: Probe, run: Callable[[Any], Any], step: Any, clock: Callable[[], float]) -> float:
+def _timed(
+    size: int, probe: Probe, run: Callable[[Any], Any], step: Any, clock: Callable[[], float]
+) -> float:
     """Seconds of a step."""
     began = clock()
     try:

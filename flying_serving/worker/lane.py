@@ -1,4 +1,6 @@
-"""A lane on a device: a model runner of one degree over the engine's shared weights and KV bytes."""
+"""A lane on a device: a model runner of one degree over the engine's shared weights and KV
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from flying_serving.vllm_adapter.runner import Runner
 
 
 def without_layers(config: VllmConfig) -> VllmConfig:
-    """A deep copy but for the layers, with weights and KV memory, that vLLM keeps in the configuration."""
+    """A deep copy but for the layers, with weights and KV memory, that vLLM keeps in the
+    configuration.
+    """
     layers = config.compilation_config.static_forward_context
     copied = copy.deepcopy(config, {id(layers): {}})
     copied.compilation_config.static_all_moe_layers = []
@@ -24,7 +28,9 @@ def without_layers(config: VllmConfig) -> VllmConfig:
 
 
 def lane_config(config: VllmConfig, size: int, block_tokens: int) -> VllmConfig:
-    """The VllmConfig of a lane for groups of `size` engines, whose blocks hold `block_tokens` tokens, from lane 1's."""
+    """The VllmConfig of a lane for groups of `size` engines, whose blocks hold `block_tokens`
+    tokens, from lane 1's.
+    """
     lane = without_layers(config)
     parallel = lane.parallel_config
     parallel.tensor_parallel_size *= size
@@ -37,7 +43,9 @@ def lane_config(config: VllmConfig, size: int, block_tokens: int) -> VllmConfig:
 
 @dataclass
 class WorkerLane:
-    """What one worker needs to step in groups of `size` engines; `kv_config` is there once KV memory is bound."""
+    """What one worker needs to step in groups of `size` engines; `kv_config` is there once KV
+    memory is bound.
+    """
 
     size: int
     communicators: CommunicatorPool
@@ -45,7 +53,9 @@ class WorkerLane:
     kv_config: KVCacheConfig | None = None
 
     @classmethod
-    def build(cls, size: int, config: VllmConfig, communicators: CommunicatorPool, lane1: Runner) -> WorkerLane:
+    def build(
+        cls, size: int, config: VllmConfig, communicators: CommunicatorPool, lane1: Runner
+    ) -> WorkerLane:
         """A lane that has no weights yet."""
         with communicators.activate(size):
             return cls(size, communicators, Runner.build(config, lane1))
@@ -54,17 +64,25 @@ class WorkerLane:
         """Read lane 1's KV memory (int8, bytes) as this lane's blocks.
 
         Raises:
-            ConfigError: if a block would not keep its bytes, or layers' KV differs in size (Gemma 4).
+            ConfigError: if a block would not keep its bytes, or layers' KV differs in size (Gemma
+                4).
         """
         self.runner.config.cache_config.kv_cache_layout = lane1.kv_cache_layout
         with self.communicators.activate(self.size):
             kv = self.runner.kv_config(memory.numel())
-            if any(isinstance(group.kv_cache_spec, UniformTypeKVCacheSpecs) for group in kv.kv_cache_groups):
-                raise Unsupported("--model: layers whose KV differs in size cannot be served by Flying Serving yet")
+            if any(
+                isinstance(group.kv_cache_spec, UniformTypeKVCacheSpecs)
+                for group in kv.kv_cache_groups
+            ):
+                raise Unsupported(
+                    "--model: layers whose KV differs in size cannot be served by Flying Serving "
+                    "yet"
+                )
             kv.kv_cache_layout = lane1.kv_cache_layout
             if kv.num_blocks != lane1.num_blocks or len(kv.kv_cache_groups) != 1:
                 raise ConfigError(
-                    f"group size {self.size}: {kv.num_blocks} KV blocks in {len(kv.kv_cache_groups)} cache groups, "
+                    f"group size {self.size}: {kv.num_blocks} KV blocks in "
+                    f"{len(kv.kv_cache_groups)} cache groups, "
                     f"{lane1.num_blocks} in one cache group are needed for blocks of constant bytes"
                 )
             _refuse_dropped_kv(kv, self.runner.config.model_config.max_model_len)
@@ -91,11 +109,14 @@ class WorkerLane:
 
 
 def _refuse_dropped_kv(kv: KVCacheConfig, max_model_len: int) -> None:
-    """Raise ConfigError if vLLM would give blocks back while their request runs: members would not know."""
+    """Raise ConfigError if vLLM would give blocks back while their request runs: members would not
+    know.
+    """
     spec = kv.kv_cache_groups[0].kv_cache_spec
     window = None if isinstance(spec, FullAttentionSpec) else getattr(spec, "sliding_window", None)
     if window is not None and window < max_model_len:
         raise ConfigError(
-            f"--max-model-len={max_model_len}: every layer has a sliding window of {window} tokens; "
+            f"--max-model-len={max_model_len}: every layer has a sliding window of {window} "
+            "tokens; "
             f"at most {window} can be served by Flying Serving yet"
         )

@@ -1,4 +1,6 @@
-"""All lanes of a worker: built over lane 1's weights and KV memory, checked and measured at start, stepped later."""
+"""All lanes of a worker: built over lane 1's weights and KV memory, checked and measured at start,
+stepped later.
+"""
 
 import time
 from collections.abc import Sequence
@@ -39,16 +41,19 @@ class StepLost:
 
 
 def phase(engine: int, device: int, what: str) -> None:
-    """Say that an engine begins a phase of its start, in a line of the log; the first device speaks for all."""
+    """Say that an engine begins a phase of its start, in a line of the log; the first device speaks
+    for all.
+    """
     if device == 0:
         logger.info("engine %d: %s", engine, what)
 
 
 class WorkerLanes:
-    """The lanes of one device of an engine: lane 1 is vLLM's runner as it is, the others share its bytes.
+    """The lanes of one device of an engine: lane 1 is vLLM's runner as it is, the others share its
+    bytes.
 
-    `lane1`: its model is loaded and not yet packed. `pack_weights`: as `LaneWorker.pack_weights`. `residency`: which
-    weights are there, if they may be lent.
+    `lane1`: its model is loaded and not yet packed. `pack_weights`: as `LaneWorker.pack_weights`.
+    `residency`: which weights are there, if they may be lent.
     """
 
     def __init__(
@@ -73,8 +78,12 @@ class WorkerLanes:
         self._say(f"sharing the weights with groups of {list(deployment.lanes)} engines")
         self.groups: dict[int, WorkerLane] = {}
         for size in deployment.lanes:
-            tokens = lane_block_tokens(config.cache_config.block_size, size, self.devices, self.kv_heads)
-            self.groups[size] = WorkerLane.build(size, lane_config(config, size, tokens), communicators, lane1)
+            tokens = lane_block_tokens(
+                config.cache_config.block_size, size, self.devices, self.kv_heads
+            )
+            self.groups[size] = WorkerLane.build(
+                size, lane_config(config, size, tokens), communicators, lane1
+            )
         self.residency: Residency | None = None
         self._weight_file = weight_file_of(deployment, engine, device, on_cpu=pack_weights)
         self._share_weights(pack_weights)
@@ -88,36 +97,46 @@ class WorkerLanes:
         model, config, file = self.lane1.model, self.lane1.config, self._weight_file
         packing = loading.packing(config.model_config.dtype) if pack else None
         if file is not None and packing is None:
-            packing = loading.keep_matrix  # in units all the same: a view of a whole weight cannot be dropped
+            packing = (
+                loading.keep_matrix
+            )  # in units all the same: a view of a whole weight cannot be dropped
         weights = SharedWeights(model, self.widest, packing, file)
         widest = self.groups[self.widest].runner if self.groups else self.lane1
         with set_current_vllm_config(widest.config):
             weights.share_experts(widest.model, model)
         for size, lane in self.groups.items():
-            weights.bind(lane.runner.model, aligned_group(self.engine, size).index(self.engine), size)
+            weights.bind(
+                lane.runner.model, aligned_group(self.engine, size).index(self.engine), size
+            )
         if file is not None:
             file.announce()
             self.residency = Residency(in_order(model, weights.units), self.engine)
 
     def refuse_not_causal(self) -> None:
-        """Raise Unsupported if prompt tokens see later ones: outputs of a migrated request are computed as its prompt.
+        """Raise Unsupported if prompt tokens see later ones: outputs of a migrated request are
+        computed as its prompt.
 
-        vLLM serves such models without chunked prefill, and never schedules a prompt that is longer than a step. To be
-        called before memory is allocated for KV.
+        vLLM serves such models without chunked prefill, and never schedules a prompt that is longer
+        than a step. To be called before memory is allocated for KV.
         """
         if any(getattr(spec, "non_causal", False) for spec in self.lane1.kv_specs().values()):
             raise Unsupported(
-                f"--model: models with attention that is not causal ({self.lane1.config.model_config.architecture}) "
+                "--model: models with attention that is not causal "
+                f"({self.lane1.config.model_config.architecture}) "
                 "cannot be served by Flying Serving yet"
             )
 
     def bind_kv(self, lane1_kv: KVCacheConfig) -> None:
-        """Let all lanes read the KV bytes that lane 1 has allocated. Raises ConfigError as `WorkerLane.bind_kv`."""
+        """Let all lanes read the KV bytes that lane 1 has allocated. Raises ConfigError as
+        `WorkerLane.bind_kv`.
+        """
         self.blocks = lane1_kv.num_blocks
         memory = self.lane1.kv_bytes()
         for lane in self.groups.values():
             lane.bind_kv(memory, lane1_kv)
-        runners = {1: (self.lane1, lane1_kv)} | {s: (lane.runner, lane.kv_config) for s, lane in self.groups.items()}
+        runners = {1: (self.lane1, lane1_kv)} | {
+            s: (lane.runner, lane.kv_config) for s, lane in self.groups.items()
+        }
         for size, (runner, kv) in runners.items():
             parts = None if kv is None else runner.kv_parts(kv)
             if kv is None or parts is None:
@@ -125,18 +144,24 @@ class WorkerLanes:
                 return
             rank = self.device * size + self.engine % size
             heads = heads_of(rank, self.devices * size, self.kv_heads)
-            self.kv_views[size] = KVView(parts, heads, kv.kv_cache_groups[0].kv_cache_spec.block_size)
+            self.kv_views[size] = KVView(
+                parts, heads, kv.kv_cache_groups[0].kv_cache_spec.block_size
+            )
 
     def lendable_bytes(self) -> int:
         """Of weights that may make room for KV."""
         return 0 if self.residency is None else sum(self.residency.piece_bytes(self.widest))
 
     def bind_extra(self, kv: KVCacheConfig, arena: Arena | None, own_bytes: int) -> None:
-        """Take blocks beyond `own_bytes` of KV memory for extra ones. Raises Unsupported if that is not one arena."""
+        """Take blocks beyond `own_bytes` of KV memory for extra ones. Raises Unsupported if that is
+        not one arena.
+        """
         if self.residency is None:
             return
         if arena is None:
-            raise Unsupported("--lend-weights: the KV of this model is of several kinds: it gets no lent weights")
+            raise Unsupported(
+                "--lend-weights: the KV of this model is of several kinds: it gets no lent weights"
+            )
         self.own_blocks = min(kv.num_blocks, own_bytes * kv.num_blocks // arena.address.size_bytes)
         runners = [self.lane1, *(lane.runner for lane in self.groups.values())]
         self.extra = ExtraBlocks(self.lane1.kv_bytes(), kv, arena, runners)
@@ -163,9 +188,14 @@ class WorkerLanes:
         scheduler, model = config.scheduler_config, config.model_config
         if scheduler.max_num_batched_tokens < CHECK_TOKENS:
             raise ConfigError(
-                f"--max-num-batched-tokens={scheduler.max_num_batched_tokens}: must be at least {CHECK_TOKENS}"
+                f"--max-num-batched-tokens={scheduler.max_num_batched_tokens}: must be at least "
+                f"{CHECK_TOKENS}"
             )
-        most = min(scheduler.max_num_seqs, self.blocks - 1, scheduler.max_num_batched_tokens // CHECK_TOKENS)
+        most = min(
+            scheduler.max_num_seqs,
+            self.blocks - 1,
+            scheduler.max_num_batched_tokens // CHECK_TOKENS,
+        )
         steps = partial(check_steps, min(CHECK_REQUESTS, most), model.get_vocab_size())
         expected = record(self.lane1.model, self.lane1.step, steps(config.cache_config.block_size))
         largest = 0.0
@@ -178,7 +208,9 @@ class WorkerLanes:
         self._say(f"lanes equal lane 1 within {largest:.1e}; comparing took {took_s:.2f} s")
 
     def warm(self) -> None:
-        """Run each lane once, its members together; open the weights that they share, which all have kept by now."""
+        """Run each lane once, its members together; open the weights that they share, which all
+        have kept by now.
+        """
         if self._weight_file is not None:
             self._weight_file.open()
         for lane in self.groups.values():
@@ -196,7 +228,9 @@ class WorkerLanes:
             self.calibration += calibrate(size, StepLimits.of(config, self.blocks), step, together)
 
     def seed(self, incarnations: Sequence[int | None]) -> None:
-        """Let each lane draw its own random numbers: at the end of a start, in which lanes have drawn some."""
+        """Let each lane draw its own random numbers: at the end of a start, in which lanes have
+        drawn some.
+        """
         for group, there in whole_groups(self.engine, (1, *self.groups), incarnations):
             runner = self.lane1 if len(group) == 1 else self.groups[len(group)].runner
             runner.seed(group, there)
@@ -215,10 +249,11 @@ class WorkerLanes:
 
     @torch.inference_mode()
     def execute(self, size: int, plan: Any, grammar: Any) -> Any:
-        """One step in the group of `size` engines; every member calls it with the same plan (its own block ids).
+        """One step in the group of `size` engines; every member calls it with the same plan (its
+        own block ids).
 
-        Returns vLLM's ModelRunnerOutput; a StepLost if a member is lost before it is done. Raises CollectiveTimeout if
-        one is not, but does not come.
+        Returns vLLM's ModelRunnerOutput; a StepLost if a member is lost before it is done. Raises
+        CollectiveTimeout if one is not, but does not come.
         """
         try:
             return self.groups[size].execute(plan, grammar)
@@ -233,7 +268,9 @@ class WorkerLanes:
         self.groups[size].runner.forget()
 
     def rejoin(self, size: int, incarnations: list[int]) -> None:
-        """All members of the group of `size` engines are there again, as these incarnations of theirs."""
+        """All members of the group of `size` engines are there again, as these incarnations of
+        theirs.
+        """
         self.communicators.reopen(size, incarnations)
         self.groups[size].runner.seed(aligned_group(self.engine, size), incarnations)
 

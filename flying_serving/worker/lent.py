@@ -1,4 +1,5 @@
-"""A device's memory that changes owner: weights that its widest lane can do without, and KV blocks in their place.
+"""A device's memory that changes owner: weights that its widest lane can do without, and KV blocks
+in their place.
 
 The functions are called on the workers of one engine, through vLLM's `collective_rpc`.
 """
@@ -15,12 +16,15 @@ from flying_serving.worker.residency import Residency
 
 
 class ExtraBlocks:
-    """The KV memory of a device behind all lanes: `memory` (int8), laid out as in `kv`, `arena` the same memory.
+    """The KV memory of a device behind all lanes: `memory` (int8), laid out as in `kv`, `arena` the
+    same memory.
 
     `runners`: of all lanes, which know the blocks of running requests.
     """
 
-    def __init__(self, memory: torch.Tensor, kv: KVCacheConfig, arena: PagedMemory, runners: Iterable[Runner]) -> None:
+    def __init__(
+        self, memory: torch.Tensor, kv: KVCacheConfig, arena: PagedMemory, runners: Iterable[Runner]
+    ) -> None:
         self._memory = memory
         self._kv = kv
         self._arena = arena
@@ -28,7 +32,9 @@ class ExtraBlocks:
 
     @torch.inference_mode()
     def copy(self, copies: Mapping[int, int]) -> None:
-        """Copy blocks, all layers, to others, new ones by old, and let running requests have these."""
+        """Copy blocks, all layers, to others, new ones by old, and let running requests have
+        these.
+        """
         old, new = list(copies), list(copies.values())
         for layers in layer_blocks(self._memory, self._kv):
             layers[:, new] = layers[:, old]
@@ -46,8 +52,8 @@ class ExtraBlocks:
 
 
 class Lends(Protocol):
-    """What lending needs of a worker. `widest`: engines in the group that lends; `residency` and `extra` are
-    None where nothing is lent.
+    """What lending needs of a worker. `widest`: engines in the group that lends; `residency` and
+    `extra` are None where nothing is lent.
 
     `own_blocks`: KV blocks without any lent weights.
     """
@@ -91,12 +97,20 @@ def release_blocks(worker: Lends, blocks: range) -> None:
 
 
 def layer_blocks(memory: torch.Tensor, kv: KVCacheConfig) -> Sequence[torch.Tensor]:
-    """The KV memory as tensors [layers, blocks, bytes of a block in a layer], layers of one size in each."""
+    """The KV memory as tensors [layers, blocks, bytes of a block in a layer], layers of one size in
+    each.
+    """
     found = []
     for tensor in kv.kv_cache_tensors:
-        page = min(tensor.layer_stride, tensor.block_stride) if len(tensor.layers) > 1 else tensor.block_stride
+        page = (
+            min(tensor.layer_stride, tensor.block_stride)
+            if len(tensor.layers) > 1
+            else tensor.block_stride
+        )
         shape = len(tensor.layers), kv.num_blocks_of(tensor), page
-        found.append(memory.as_strided(shape, (tensor.layer_stride, tensor.block_stride, 1), tensor.offset))
+        found.append(
+            memory.as_strided(shape, (tensor.layer_stride, tensor.block_stride, 1), tensor.offset)
+        )
     return found
 
 
@@ -104,7 +118,13 @@ def extents(kv: KVCacheConfig, blocks: range) -> list[tuple[int, int]]:
     """Where consecutive blocks lie: first byte and size of each region, as large as possible."""
     found = set()
     for tensor in kv.kv_cache_tensors:
-        first, size = tensor.offset + blocks.start * tensor.block_stride, len(blocks) * tensor.block_stride
+        first, size = (
+            tensor.offset + blocks.start * tensor.block_stride,
+            len(blocks) * tensor.block_stride,
+        )
         apart = tensor.layer_stride > tensor.block_stride  # each layer has a region of its own
-        found |= {(first + layer * tensor.layer_stride, size) for layer in range(len(tensor.layers) if apart else 1)}
+        found |= {
+            (first + layer * tensor.layer_stride, size)
+            for layer in range(len(tensor.layers) if apart else 1)
+        }
     return sorted(found)

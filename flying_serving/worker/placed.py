@@ -1,8 +1,9 @@
 """A worker takes its place: its process's threads run on the cores that it was given.
 
-vLLM places workers by variables of OpenMP, which its library reads when a program begins; a fork has the parent's
-values. So the process is bound as a whole, before it has a pool of OpenMP threads: those that the library starts, also
-later ones in place of others, may run where the thread may that starts them.
+vLLM places workers by variables of OpenMP, which its library reads when a program begins; a fork
+has the parent's values. So the process is bound as a whole, before it has a pool of OpenMP threads:
+those that the library starts, also later ones in place of others, may run where the thread may that
+starts them.
 """
 
 import os
@@ -25,9 +26,11 @@ _POLICIES = Path("/proc/self/numa_maps")
 
 @contextmanager
 def placed(deployment: Deployment, engine: int, device: int) -> Iterator[None]:
-    """Bind this process as the deployment says of a device of an engine, before the body makes vLLM's worker.
+    """Bind this process as the deployment says of a device of an engine, before the body makes
+    vLLM's worker.
 
-    The worker binds the memory to the node of the first CPU that it may use. What came of all that is logged.
+    The worker binds the memory to the node of the first CPU that it may use. What came of all that
+    is logged.
 
     Raises:
         ConfigError: if the CPUs cannot be used any more; the server is told.
@@ -44,7 +47,9 @@ def placed(deployment: Deployment, engine: int, device: int) -> Iterator[None]:
 
 
 def take_place(placement: Placement) -> None:
-    """Give this process its cores and its number of OpenMP threads. Raises ConfigError if that cannot be."""
+    """Give this process its cores and its number of OpenMP threads. Raises ConfigError if that
+    cannot be.
+    """
     if placement.cpus:
         _bind(placement.cpus)
     os.environ[THREADS] = str(placement.threads)
@@ -53,11 +58,15 @@ def take_place(placement: Placement) -> None:
 
 
 def place_taken(placement: Placement) -> str:
-    """The placement in words: the cores, the threads and the policy of memory that this process really has."""
+    """The placement in words: the cores, the threads and the policy of memory that this process
+    really has.
+    """
     cpus = tuple(sorted(os.sched_getaffinity(0))) if placement.cpus else ()
     found = placement.model_copy(update={"cpus": cpus, "threads": torch.get_num_threads()})
     policy, _, nodes = memory_policy().partition(":")
-    return found.with_memory(f"bound to node {nodes}" if policy.startswith("bind") else f"not bound ({policy})")
+    return found.with_memory(
+        f"bound to node {nodes}" if policy.startswith("bind") else f"not bound ({policy})"
+    )
 
 
 def memory_policy() -> str:
@@ -77,4 +86,6 @@ def _bind(cpus: tuple[int, ...]) -> None:
         except ProcessLookupError:
             continue  # it has ended
         except OSError as error:
-            raise ConfigError(f"cores {format_cpus(cpus)} cannot be used: {error.strerror}") from None
+            raise ConfigError(
+                f"cores {format_cpus(cpus)} cannot be used: {error.strerror}"
+            ) from None

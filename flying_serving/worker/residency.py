@@ -1,4 +1,6 @@
-"""Which weights a worker has: those that a wide group does not need are lent to the KV cache, a layer at a time."""
+"""Which weights a worker has: those that a wide group does not need are lent to the KV cache, a
+layer at a time.
+"""
 
 import tempfile
 import time
@@ -48,16 +50,21 @@ class Residency:
 
     @property
     def resident(self) -> int:
-        """Engines in the narrowest group that has all of its weights on this worker: 1 if nothing is dropped."""
+        """Engines in the narrowest group that has all of its weights on this worker: 1 if nothing
+        is dropped.
+        """
         return self._degree if self._dropped else 1
 
     def piece_bytes(self, degree: int) -> list[int]:
-        """Bytes of each piece that a group of `degree` engines does not need, in the order in which they go."""
+        """Bytes of each piece that a group of `degree` engines does not need, in the order in which
+        they go.
+        """
         sizes = [units.lendable(self._engine % degree, degree) for _, units in self._pieces]
         return [size for size in sizes if size]
 
     def drop_next(self, degree: int) -> Change | None:
-        """Drop what a group of `degree` engines does not need of the next layer. None: nothing is left.
+        """Drop what a group of `degree` engines does not need of the next layer. None: nothing is
+        left.
 
         Groups of another size must not step from now on, until `resident` says that they may.
 
@@ -65,9 +72,15 @@ class Residency:
             IntegrityError: if weights are dropped for a group of another size.
         """
         if self._dropped and degree != self._degree:
-            raise IntegrityError(f"weights are dropped for groups of {self._degree} engines, not of {degree}")
+            raise IntegrityError(
+                f"weights are dropped for groups of {self._degree} engines, not of {degree}"
+            )
         began_s, rank = time.monotonic(), self._engine % degree
-        waiting = (piece for piece in self._pieces if piece not in self._dropped and piece[1].lendable(rank, degree))
+        waiting = (
+            piece
+            for piece in self._pieces
+            if piece not in self._dropped and piece[1].lendable(rank, degree)
+        )
         piece = next(waiting, None)
         if piece is None:
             return None
@@ -94,8 +107,11 @@ class Residency:
         return Change(name, size_bytes, time.monotonic() - began_s)
 
 
-def weight_file_of(deployment: Deployment, engine: int, device: int, *, on_cpu: bool) -> WeightFile | None:
-    """Where a worker keeps the weights that may be dropped; None: none may, or there is no group that could lend any.
+def weight_file_of(
+    deployment: Deployment, engine: int, device: int, *, on_cpu: bool
+) -> WeightFile | None:
+    """Where a worker keeps the weights that may be dropped; None: none may, or there is no group
+    that could lend any.
 
     Raises:
         Unsupported: if weights may be lent, but not on this device.
@@ -103,15 +119,20 @@ def weight_file_of(deployment: Deployment, engine: int, device: int, *, on_cpu: 
     """
     if not deployment.flying.lend_weights or deployment.widest == 1:
         return None
-    if deployment.widest < deployment.engines:  # a group could read KV of another one that is about to give it away
-        raise Unsupported(f"--lend-weights: needs a group of all {deployment.engines} engines (--group-sizes)")
+    if (
+        deployment.widest < deployment.engines
+    ):  # a group could read KV of another one that is about to give it away
+        raise Unsupported(
+            f"--lend-weights: needs a group of all {deployment.engines} engines (--group-sizes)"
+        )
     if not on_cpu:
         raise Unsupported("--lend-weights: weights on CUDA cannot be lent by Flying Serving yet")
     return WeightFile(tempfile.gettempdir(), deployment.run_dir, device, writes=engine == 0)
 
 
 def in_order(model: Module, units: Mapping[str, Sequence[Units]]) -> list[tuple[str, Units]]:
-    """The pieces of a model: MLPs before attention before the vocabulary, and of each the last layer first.
+    """The pieces of a model: MLPs before attention before the vocabulary, and of each the last
+    layer first.
 
     `units`: by the name of their layer.
     """
@@ -123,8 +144,9 @@ def in_order(model: Module, units: Mapping[str, Sequence[Units]]) -> list[tuple[
 def kind_of(model: Module, name: str) -> Kind:
     """What the layer of this name is part of.
 
-    A decoder layer is the innermost entry of a list of layers that has attention in it. What lies in one of its modules
-    that has attention in it too is attention's, and so is what lies beside attention itself. Anything else is MLP.
+    A decoder layer is the innermost entry of a list of layers that has attention in it. What lies
+    in one of its modules that has attention in it too is attention's, and so is what lies beside
+    attention itself. Anything else is MLP.
     """
     if isinstance(model.get_submodule(name), VocabParallelEmbedding):
         return Kind.VOCABULARY
@@ -137,7 +159,9 @@ def kind_of(model: Module, name: str) -> Kind:
             around.append(module)
         outer = module
     if len(around) == 1:
-        attention = any(isinstance(part, AttentionLayerBase) for part in (around[0], *around[0].children()))
+        attention = any(
+            isinstance(part, AttentionLayerBase) for part in (around[0], *around[0].children())
+        )
     else:
         attention = any(map(_has_attention, around[1:]))
     return Kind.ATTENTION if attention else Kind.MLP

@@ -1,8 +1,10 @@
-"""Whether each lane of an engine computes what its lane 1 does: a few made-up prompts at every start.
+"""Whether each lane of an engine computes what its lane 1 does: a few made-up prompts at every
+start.
 
-Lane 1 runs them first, and the outputs of its embedding, of each product that ranks sum, of each decoder layer and its
-logits are kept. A lane then runs the same steps, and every output is compared with lane 1's and replaced by it, so that
-each is compared by its own work alone: rounding does not add up, and the first that differs is the one that is wrong.
+Lane 1 runs them first, and the outputs of its embedding, of each product that ranks sum, of each
+decoder layer and its logits are kept. A lane then runs the same steps, and every output is compared
+with lane 1's and replaced by it, so that each is compared by its own work alone: rounding does not
+add up, and the first that differs is the one that is wrong.
 """
 
 from collections import Counter
@@ -20,19 +22,29 @@ from flying_serving.errors import LaneError
 from flying_serving.vllm_adapter.stages import LAYERS, Kind, Stage, stages
 
 See = Callable[[str, Stage, list[torch.Tensor], list[torch.Tensor]], None]
-"""Gets a stage's name, the stage, the tensors that it was given and those that it has just put out."""
+"""Gets a stage's name, the stage, the tensors that it was given and those that it has just put
+out.
+"""
 FLOAT32_TOLERANCE = 0.01
 HALF_TOLERANCE = 0.05
 """Largest difference that is allowed: see `_share`.
 
-Before one rounding is taken off, lanes of correct tiny models differ by 1e-6 in float32, by up to 0.005 in bfloat16 and
-0.0004 in float16. Of the product after attention in bfloat16, slopes of another rank's heads make 0.13, a lost bias of
-queries 0.11 and a lost norm of queries 0.5.
+Before one rounding is taken off, lanes of correct tiny models differ by 1e-6 in float32, by up to
+0.005 in bfloat16 and 0.0004 in float16. Of the product after attention in bfloat16, slopes of
+another rank's heads make 0.13, a lost bias of queries 0.11 and a lost norm of queries 0.5.
 """
-TOKENS: dict[Kind, float] = {"embedding": 1.0, "product": 0.95, "layer": 0.95, "routed": 0.5, "logits": 0.95}
-"""Which token is judged, of all in the order of their differences: 1.0 is the worst, 0.5 the one in the middle.
+TOKENS: dict[Kind, float] = {
+    "embedding": 1.0,
+    "product": 0.95,
+    "layer": 0.95,
+    "routed": 0.5,
+    "logits": 0.95,
+}
+"""Which token is judged, of all in the order of their differences: 1.0 is the worst, 0.5 the one in
+the middle.
 
-An embedding rounds nothing. Behind a router a token that is undecided between two experts may choose another one.
+An embedding rounds nothing. Behind a router a token that is undecided between two experts may
+choose another one.
 """
 
 
@@ -49,10 +61,11 @@ class LayerOutputs:
 
 @dataclass(frozen=True)
 class Difference:
-    """How far a stage of a lane is from lane 1: 0.0 is equal, 1.0 as far as the stage's own contribution.
+    """How far a stage of a lane is from lane 1: 0.0 is equal, 1.0 as far as the stage's own
+    contribution.
 
-    It is infinite where nothing can be compared: a stage that lane 1 has not run as often, or has not run, no numbers,
-    or another shape.
+    It is infinite where nothing can be compared: a stage that lane 1 has not run as often, or has
+    not run, no numbers, or another shape.
     """
 
     stage: str
@@ -68,7 +81,9 @@ def record(model: Module, run: Callable[[Any], Any], steps: Iterable[Any]) -> La
     """Run the steps in lane 1 and keep what its stages compute."""
     outputs = LayerOutputs()
 
-    def keep(name: str, stage: Stage, inputs: list[torch.Tensor], found: list[torch.Tensor]) -> None:
+    def keep(
+        name: str, stage: Stage, inputs: list[torch.Tensor], found: list[torch.Tensor]
+    ) -> None:
         outputs.tensors.setdefault(name, []).append([tensor.detach().clone() for tensor in found])
         outputs.base.setdefault(name, []).append(_added(inputs, found))
 
@@ -78,17 +93,22 @@ def record(model: Module, run: Callable[[Any], Any], steps: Iterable[Any]) -> La
     return outputs
 
 
-def compare(model: Module, run: Callable[[Any], Any], steps: Iterable[Any], expected: LayerOutputs) -> list[Difference]:
+def compare(
+    model: Module, run: Callable[[Any], Any], steps: Iterable[Any], expected: LayerOutputs
+) -> list[Difference]:
     """Run the same steps in another lane.
 
     Returns:
-        for each call of a stage, in order, how far it is from lane 1's, and last the stages that were not called as
+        for each call of a stage, in order, how far it is from lane 1's, and last the stages that
+            were not called as
         often as in lane 1; nothing if no layer was called.
     """
     differences: list[Difference] = []
     calls: Counter[str] = Counter()
 
-    def check(name: str, stage: Stage, _inputs: list[torch.Tensor], found: list[torch.Tensor]) -> None:
+    def check(
+        name: str, stage: Stage, _inputs: list[torch.Tensor], found: list[torch.Tensor]
+    ) -> None:
         call, of_lane1 = calls[name], expected.tensors.get(name, [])
         calls[name] += 1
         if call >= len(of_lane1):
@@ -111,7 +131,9 @@ def compare(model: Module, run: Callable[[Any], Any], steps: Iterable[Any], expe
 
 
 def refusal(size: int, differences: list[Difference], allowed: float) -> str | None:
-    """Why a lane for groups of `size` must not serve, or None; `differences` are in the order of the computation."""
+    """Why a lane for groups of `size` must not serve, or None; `differences` are in the order of
+    the computation.
+    """
     if not differences:
         return f"group size {size}: no layer of this lane could be compared with lane 1"
     wrong = [difference for difference in differences if not difference.share <= allowed]
@@ -119,29 +141,37 @@ def refusal(size: int, differences: list[Difference], allowed: float) -> str | N
         return None
     largest = max(wrong, key=lambda difference: difference.share)
     return (
-        f"group size {size}: this lane does not compute what lane 1 does: {wrong[0].stage} is the first layer that "
+        f"group size {size}: this lane does not compute what lane 1 does: {wrong[0].stage} is "
+        "the first layer that "
         f"differs, the largest difference is {largest.share:.2g} of the output of {largest.stage} "
         f"({allowed:g} is allowed). Leave {size} out of --group-sizes, and please report this model"
     )
 
 
-def require_alike(size: int, differences: list[Difference], allowed: float, together: Callable[[bool], bool]) -> float:
+def require_alike(
+    size: int, differences: list[Difference], allowed: float, together: Callable[[bool], bool]
+) -> float:
     """The largest difference of a lane, once all its members have compared theirs.
 
-    `together` takes whether this engine refuses; it returns whether any does, on all members at the same time.
+    `together` takes whether this engine refuses; it returns whether any does, on all members at the
+    same time.
 
     Raises:
         LaneError: on every member if any refuses.
     """
     reason = refusal(size, differences, allowed)
     if together(reason is not None):
-        raise LaneError(reason or f"group size {size}: another member of the group refuses this lane")
+        raise LaneError(
+            reason or f"group size {size}: another member of the group refuses this lane"
+        )
     return max(difference.share for difference in differences)
 
 
 @contextmanager
 def _watching(model: Module, see: See) -> Iterator[None]:
-    """While the body runs, `see` gets each stage with what it was given, before it changed it, and what it put out."""
+    """While the body runs, `see` gets each stage with what it was given, before it changed it, and
+    what it put out.
+    """
     with ExitStack() as stack:
         for name, stage in stages(model).items():
             for handle in _hooks(name, stage, see):
@@ -156,7 +186,9 @@ def _hooks(name: str, stage: Stage, see: See) -> Iterator[RemovableHandle]:
         inputs[:] = [tensor.detach().clone() for tensor in _tensors((*args, *options.values()))]
 
     def seen(_module: Module, _args: Any, out: Any) -> None:
-        product = stage.kind == "product" and isinstance(out, tuple)  # the second is its bias, or None
+        product = stage.kind == "product" and isinstance(
+            out, tuple
+        )  # the second is its bias, or None
         see(name, stage, inputs, _tensors(out[0] if product else out))
         inputs.clear()
 
@@ -183,8 +215,8 @@ def _total(tensors: list[torch.Tensor]) -> torch.Tensor:
 def _added(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> torch.Tensor:
     """Shape (tokens): how much a stage adds to its input, as a norm.
 
-    Which of its inputs are the residual stream is not known: all of one shape with the output, one of them or none,
-    whichever leaves least.
+    Which of its inputs are the residual stream is not known: all of one shape with the output, one
+    of them or none, whichever leaves least.
     """
     total = _total(outputs)
     alike = [tensor for tensor in inputs if outputs and tensor.shape == outputs[0].shape]
@@ -192,10 +224,13 @@ def _added(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> torch.Ten
     return min([total, *(total - _total(stream) for stream in streams)], key=torch.norm).norm(dim=1)
 
 
-def _share(kind: Kind, found: list[torch.Tensor], expected: list[torch.Tensor], base: torch.Tensor) -> float:
+def _share(
+    kind: Kind, found: list[torch.Tensor], expected: list[torch.Tensor], base: torch.Tensor
+) -> float:
     """The difference of a token (see TOKENS) as a share of what lane 1's stage adds there.
 
-    What rounding the output itself may make does not count: a layer may add little to a large input.
+    What rounding the output itself may make does not count: a layer may add little to a large
+    input.
     """
     if kind == "logits" and not found:  # only the group's first rank gathers them
         return 0.0

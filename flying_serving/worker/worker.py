@@ -1,4 +1,6 @@
-"""vLLM's worker with lanes: lane 1 is the worker as it is, each further lane another runner over the same bytes."""
+"""vLLM's worker with lanes: lane 1 is the worker as it is, each further lane another runner over
+the same bytes.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -29,10 +31,14 @@ from flying_serving.worker.placed import placed
 
 
 class LaneWorker:
-    """What every worker gets beside what vLLM's worker for its device does. Mixed in before that class."""
+    """What every worker gets beside what vLLM's worker for its device does. Mixed in before that
+    class.
+    """
 
     pack_weights = False
-    """Whether the weights are kept in packed units (CPU) or as loaded, with views (see memory/storage.py)."""
+    """Whether the weights are kept in packed units (CPU) or as loaded, with views (see
+    memory/storage.py).
+    """
     maps_kv = False
     """Whether KV memory is memory that peers can map (CPU)."""
     kv_arena: Arena | None = None
@@ -47,7 +53,11 @@ class LaneWorker:
         deployment = self.deployment = deployment_of(worker.vllm_config.additional_config)
         self.engine = worker.parallel_config.data_parallel_index
         note_in(deployment.run_dir, self.engine)
-        phase(self.engine, worker.rank, f"joining {deployment.engines} engines of {deployment.devices} devices")
+        phase(
+            self.engine,
+            worker.rank,
+            f"joining {deployment.engines} engines of {deployment.devices} devices",
+        )
         shares_memory = self.pack_weights and deployment.flying.cpu_collectives == "shm"
         place = distributed.Place(deployment, self.engine, worker.rank, shares_memory)
         with place.joined():
@@ -66,15 +76,21 @@ class LaneWorker:
             self.communicators.use_shared_memory(
                 deployment.run_dir, deployment.flying.collective_timeout_s, self._interleave
             )
-            for group, there in whole_groups(self.engine, deployment.group_sizes, deployment.incarnations):
+            for group, there in whole_groups(
+                self.engine, deployment.group_sizes, deployment.incarnations
+            ):
                 self.communicators.reopen(len(group), there)
         if not deployment.restarts:
             self.communicators.warm()
         if deployment.devices > 1:
-            Pulse(deployment.run_dir, deployment.engines, deployment.devices).beat(self.engine, worker.rank)
+            Pulse(deployment.run_dir, deployment.engines, deployment.devices).beat(
+                self.engine, worker.rank
+            )
 
     def _interleave(self, group: Sequence[int], memory: mmap) -> None:
-        """Spread what a group exchanges data through over its nodes: else all of it is on that of the first member."""
+        """Spread what a group exchanges data through over its nodes: else all of it is on that of
+        the first member.
+        """
         nodes = self.deployment.memory_nodes(group)
         if len(nodes) > 1:
             numa.interleave(memory, nodes)
@@ -117,9 +133,11 @@ class LaneWorker:
         return bytes_of(self.kv_arena.bytes)
 
     def compile_or_warm_up_model(self) -> Any:
-        """Check that lanes compute what lane 1 does, warm lane 1 as vLLM does, then the others, and measure all.
+        """Check that lanes compute what lane 1 does, warm lane 1 as vLLM does, then the others, and
+        measure all.
 
-        An engine that is started again while others run finds no time of theirs for that: it was done before.
+        An engine that is started again while others run finds no time of theirs for that: it was
+        done before.
         """
         first = not self.deployment.restarts
         if first:
@@ -131,13 +149,17 @@ class LaneWorker:
             with told_to_server(self.deployment.run_dir, self.engine):
                 self.lanes.calibrate()
         self.lanes.seed(self.deployment.incarnations)
-        if self.deployment.devices > 1:  # it is a process of its own; while it starts, vLLM ends it by a signal
+        if (
+            self.deployment.devices > 1
+        ):  # it is a process of its own; while it starts, vLLM ends it by a signal
             leave_signals_to_parent()
         give_back_freed()
         return times
 
     def on_lanes(self, function: Callable[..., Any], *args: Any) -> Any:
-        """What a function of `WorkerLanes` returns: the engine's calls, through vLLM's `collective_rpc`."""
+        """What a function of `WorkerLanes` returns: the engine's calls, through vLLM's
+        `collective_rpc`.
+        """
         return function(self.lanes, *args)
 
     def update_max_model_len(self, max_model_len: int) -> None:
@@ -158,7 +180,9 @@ class FlyingCPUWorker(LaneWorker, CPUWorker):
     pack_weights = True
     maps_kv = True
 
-    def __init__(self, vllm_config: Any, local_rank: int, rank: int, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, vllm_config: Any, local_rank: int, rank: int, *args: Any, **kwargs: Any
+    ) -> None:
         deployment = deployment_of(vllm_config.additional_config)
         with placed(deployment, vllm_config.parallel_config.data_parallel_index, rank):
             super().__init__(vllm_config, local_rank, rank, *args, **kwargs)

@@ -1,4 +1,6 @@
-"""A deployment of nodes behind vllm-router, started as a user would; its nodes, and what they count."""
+"""A deployment of nodes behind vllm-router, started as a user would; its nodes, and what they
+count.
+"""
 
 import os
 import re
@@ -47,7 +49,11 @@ class NodeAt:
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         """Its answer, as JSON."""
-        return httpx.request(method, self.url + path, json=body, timeout=ANSWER_S).raise_for_status().json()
+        return (
+            httpx.request(method, self.url + path, json=body, timeout=ANSWER_S)
+            .raise_for_status()
+            .json()
+        )
 
     def load(self) -> int:
         """How many requests it has."""
@@ -58,7 +64,9 @@ class NodeAt:
         """Its metrics by name, added up over their labels."""
         found: defaultdict[str, float] = defaultdict(float)
         text = httpx.get(f"{self.url}/metrics", timeout=ANSWER_S).raise_for_status().text
-        for sample in (one for family in text_string_to_metric_families(text) for one in family.samples):
+        for sample in (
+            one for family in text_string_to_metric_families(text) for one in family.samples
+        ):
             found[sample.name] += sample.value
         return found
 
@@ -72,7 +80,10 @@ class Counts:
 
     def of(self, name: str) -> list[float]:
         """By node."""
-        return [node.counted()[name] - before[name] for node, before in zip(self._nodes, self._before, strict=True)]
+        return [
+            node.counted()[name] - before[name]
+            for node, before in zip(self._nodes, self._before, strict=True)
+        ]
 
     @property
     def requests(self) -> list[float]:
@@ -87,11 +98,14 @@ class Counts:
     @property
     def hits(self) -> float:
         """The share of prompt tokens that were found in prefix caches."""
-        return sum(self.of("vllm:prefix_cache_hits_total")) / sum(self.of("vllm:prefix_cache_queries_total"))
+        return sum(self.of("vllm:prefix_cache_hits_total")) / sum(
+            self.of("vllm:prefix_cache_queries_total")
+        )
 
 
 class Deployment(ServerProcess):
-    """`python -m flying_serving.deploy.vllm_router`; `url` is the router's. Use it as a context manager.
+    """`python -m flying_serving.deploy.vllm_router`; `url` is the router's. Use it as a context
+    manager.
 
     `arguments`: those before the `--`. `serve`: what follows it.
     """
@@ -99,7 +113,13 @@ class Deployment(ServerProcess):
     def __init__(self, arguments: Sequence[str], serve: Sequence[str] = ()) -> None:
         self._files = tempfile.TemporaryDirectory()
         port = ReservedPort()
-        line = [sys.executable, "-m", "flying_serving.deploy.vllm_router", f"--port={port.number}", *arguments]
+        line = [
+            sys.executable,
+            "-m",
+            "flying_serving.deploy.vllm_router",
+            f"--port={port.number}",
+            *arguments,
+        ]
         line += ["--", *serve] if serve else []
         environment = os.environ | ENVIRONMENT
         super().__init__(command(line, ROOT), environment, port, Path(self._files.name, "log"))

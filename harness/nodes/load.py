@@ -63,11 +63,17 @@ def fresh(draw: random.Random, max_tokens: int) -> dict[str, Any]:
 
 
 def mixed(count: int, prefixes: int, seed: int) -> list[dict[str, Any]]:
-    """Completions of mixed lengths, as many with each prefix: one after the other, prefixes come and go."""
+    """Completions of mixed lengths, as many with each prefix: one after the other, prefixes come
+    and go.
+    """
     draw = random.Random(seed)
     each = count // prefixes
     shared = [text(draw, PREFIX) for _ in range(prefixes)]
-    order = sorted((first * each + draw.uniform(0, 2 * each), first) for first in range(prefixes) for _ in range(each))
+    order = sorted(
+        (first * each + draw.uniform(0, 2 * each), first)
+        for first in range(prefixes)
+        for _ in range(each)
+    )
     lengths = [(draw.randint(*TAIL), draw.randint(*OUTPUT)) for _ in order]
     return [
         completion(shared[prefix] + text(draw, tail), output, seed=number)
@@ -94,9 +100,16 @@ async def ask(http: httpx.AsyncClient, body: dict[str, Any], into: Asked | None 
 
 
 async def ask_all(
-    url: str, bodies: Sequence[Mapping[str, Any]], *, clients: int, rate: float | None = None, **fields: Any
+    url: str,
+    bodies: Sequence[Mapping[str, Any]],
+    *,
+    clients: int,
+    rate: float | None = None,
+    **fields: Any,
 ) -> list[Asked]:
-    """Stream all, with at most so many at a time, and so many new ones per second. `fields`: more of each body."""
+    """Stream all, with at most so many at a time, and so many new ones per second. `fields`: more
+    of each body.
+    """
     places, began_s = asyncio.Semaphore(clients), time.monotonic()
     async with client(url) as http:
 

@@ -1,4 +1,6 @@
-"""A node that is killed, and one that drains, while streams run and new requests arrive: what becomes of them all."""
+"""A node that is killed, and one that drains, while streams run and new requests arrive: what
+becomes of them all.
+"""
 
 import asyncio
 import random
@@ -15,7 +17,9 @@ from harness.nodes.load import Asked, ask, client, fresh
 
 STREAMS, STREAM_TOKENS = 12, 200
 BURST, BURST_TOKENS = 2, 4
-"""New requests arrive in bursts, as a router gives a lone one to the first of the nodes that have none."""
+"""New requests arrive in bursts, as a router gives a lone one to the first of the nodes that have
+none.
+"""
 WATCHED_S = 4.0
 """For how long after the event times are looked at."""
 OFTEN_S, RARELY_S = 0.25, 0.5
@@ -25,7 +29,9 @@ WITHIN_S = 200.0
 
 @dataclass
 class Figures:
-    """What became of requests; `event_s`: when the node was killed, or told to drain (time.monotonic)."""
+    """What became of requests; `event_s`: when the node was killed, or told to drain
+    (time.monotonic).
+    """
 
     event_s: float
     on_node: int
@@ -35,9 +41,13 @@ class Figures:
     new: list[Asked] = field(default_factory=list)
     """Requests that arrived while the streams ran, and after."""
     back_s: float | None = None
-    """Until the node is ready again after a kill; until it had no request after it was told to drain."""
+    """Until the node is ready again after a kill; until it had no request after it was told to
+    drain.
+    """
     used_s: float | None = None
-    """Until it has answered a new request: after the kill, or after it was told to take requests again."""
+    """Until it has answered a new request: after the kill, or after it was told to take requests
+    again.
+    """
     after_drain: float | None = None
     """Requests that the node got while it had none left."""
 
@@ -56,23 +66,36 @@ class Figures:
         """How many requests that arrived after the event were answered before the node was back."""
         assert self.back_s is not None
         until_s = self.event_s + self.back_s
-        return sum(one.sent_s > self.event_s and one.ended_s is not None and one.ended_s < until_s for one in self.new)
+        return sum(
+            one.sent_s > self.event_s and one.ended_s is not None and one.ended_s < until_s
+            for one in self.new
+        )
 
     @property
     def worst_new_s(self) -> float:
-        """The longest that a request waited for its first token that arrived soon after the event."""
-        soon = [one for one in self.new if 0 <= one.sent_s - self.event_s < WATCHED_S and one.problem is None]
+        """The longest that a request waited for its first token that arrived soon after the
+        event.
+        """
+        soon = [
+            one
+            for one in self.new
+            if 0 <= one.sent_s - self.event_s < WATCHED_S and one.problem is None
+        ]
         return max(one.ttft_s for one in soon)
 
     @property
     def worst_gap_s(self) -> float:
         """The longest time without a token of streams that went on."""
         until_s = self.event_s + WATCHED_S
-        return max(one.worst_gap_s(self.event_s, until_s) for one in self.streams if one.problem is None)
+        return max(
+            one.worst_gap_s(self.event_s, until_s) for one in self.streams if one.problem is None
+        )
 
 
 async def killed(deployment: Deployment, number: int, seed: int) -> Figures:
-    """Kill a node (SIGKILL) under streams, and wait until it is back and has answered new requests."""
+    """Kill a node (SIGKILL) under streams, and wait until it is back and has answered new
+    requests.
+    """
     node, times = deployment.nodes()[number], deployment.times_ready(number)
     async with under_load(deployment, node, seed) as figures:
         node.process.kill()
@@ -85,7 +108,9 @@ async def killed(deployment: Deployment, number: int, seed: int) -> Figures:
 
 
 async def drained(deployment: Deployment, number: int, seed: int) -> Figures:
-    """Drain a node under streams until it has none, then let it take requests again, and wait until it has answered."""
+    """Drain a node under streams until it has none, then let it take requests again, and wait until
+    it has answered.
+    """
     node = deployment.nodes()[number]
     async with under_load(deployment, node, seed) as figures:
         await asyncio.to_thread(node.ask, "POST", "/flying/drain", {})
@@ -103,7 +128,9 @@ async def drained(deployment: Deployment, number: int, seed: int) -> Figures:
 
 @asynccontextmanager
 async def under_load(deployment: Deployment, node: NodeAt, seed: int) -> AsyncIterator[Figures]:
-    """Streams on all nodes when the body begins, and new requests all the time; at the end all have ended."""
+    """Streams on all nodes when the body begins, and new requests all the time; at the end all have
+    ended.
+    """
     draw = random.Random(seed)
     bodies = [fresh(draw, STREAM_TOKENS) for _ in range(STREAMS)]
     streams = [Asked.now() for _ in bodies]
@@ -119,7 +146,9 @@ async def under_load(deployment: Deployment, node: NodeAt, seed: int) -> AsyncIt
             arrivals.cancel()
 
 
-async def _arrive(http: httpx.AsyncClient, draw: random.Random, figures: Figures, tasks: asyncio.TaskGroup) -> None:
+async def _arrive(
+    http: httpx.AsyncClient, draw: random.Random, figures: Figures, tasks: asyncio.TaskGroup
+) -> None:
     while True:
         for _ in range(BURST):
             figures.new.append(Asked.now())

@@ -17,7 +17,9 @@ STREAMS = 100
 UNREAD_TOKENS = 600
 UNREAD_BYTES = 2048
 SEGMENT_BYTES = 536
-"""The kernel gives a connection a buffer for some segments: on the loopback device, where they are long, megabytes."""
+"""The kernel gives a connection a buffer for some segments: on the loopback device, where they are
+long, megabytes.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +32,15 @@ def server() -> Iterator[Server]:
 
 
 def test_a_client_that_does_not_read_holds_no_engine_and_misses_nothing(server: Server) -> None:
-    """Its stream ends in the engine; what it had not read is put together, and comes when it reads."""
-    body = {"model": server.model, "prompt": [300, 301], "max_tokens": UNREAD_TOKENS, "ignore_eos": True}
+    """Its stream ends in the engine; what it had not read is put together, and comes when it
+    reads.
+    """
+    body = {
+        "model": server.model,
+        "prompt": [300, 301],
+        "max_tokens": UNREAD_TOKENS,
+        "ignore_eos": True,
+    }
     body |= {"stream": True, "logprobs": 20, "return_token_ids": True}
     content = json.dumps(body)
     with socket.socket() as client:
@@ -48,7 +57,10 @@ def test_a_client_that_does_not_read_holds_no_engine_and_misses_nothing(server: 
         client.settimeout(60)
         read = b"".join(iter(lambda: client.recv(1 << 16), b""))
     events = [json.loads(line[5:]) for line in read.splitlines() if line.startswith(b"data: {")]
-    assert sum(len(choice["token_ids"]) for event in events for choice in event["choices"]) == UNREAD_TOKENS
+    assert (
+        sum(len(choice["token_ids"]) for event in events for choice in event["choices"])
+        == UNREAD_TOKENS
+    )
     assert len(events) < UNREAD_TOKENS
     assert b"data: [DONE]" in read
 

@@ -1,4 +1,6 @@
-"""EmulatedLink: the group's own results, later by latency and bytes over bandwidth, for each kind of collective."""
+"""EmulatedLink: the group's own results, later by latency and bytes over bandwidth, for each kind
+of collective.
+"""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -61,9 +63,16 @@ CALLS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("oversleep_s", [0.0, 60e-6])
-@pytest.mark.parametrize(("latency_us", "gb_per_s", "extra_s"), [(200, 5, 201.6e-6), (0, 1, 8e-6), (30, 1e6, 30e-6)])
+@pytest.mark.parametrize(
+    ("latency_us", "gb_per_s", "extra_s"), [(200, 5, 201.6e-6), (0, 1, 8e-6), (30, 1e6, 30e-6)]
+)
 def test_each_collective_is_the_groups_and_takes_so_much_longer(
-    monkeypatch: pytest.MonkeyPatch, name: str, oversleep_s: float, latency_us: float, gb_per_s: float, extra_s: float
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    oversleep_s: float,
+    latency_us: float,
+    gb_per_s: float,
+    extra_s: float,
 ) -> None:
     """Also if a sleep ends late: the pause ends on time, and all but its last part is slept."""
     clock, group, x = Clock(oversleep_s), Group(), torch.zeros(20, 50, dtype=torch.float64)
@@ -85,7 +94,9 @@ def test_each_collective_is_the_groups_and_takes_so_much_longer(
     st.lists(st.integers(0, 30), max_size=3),
     st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.bool]),
 )
-def test_what_a_collective_costs(latency_us: float, gb_per_s: float, shape: list[int], dtype: torch.dtype) -> None:
+def test_what_a_collective_costs(
+    latency_us: float, gb_per_s: float, shape: list[int], dtype: torch.dtype
+) -> None:
     """Microseconds, and the tensor's bytes over 10^9 bytes a second."""
     x = torch.zeros(shape, dtype=dtype)
     nbytes = x.numel() * x.element_size()
@@ -99,17 +110,27 @@ def test_only_groups_of_more_than_one_engine_are_slowed(monkeypatch: pytest.Monk
 
     def make(partition: list[list[int]], name: str) -> Any:
         size = len(partition[0])
-        return SimpleNamespace(rank_in_group=0, world_size=size, device_communicator=ShmCommunicator(name))
+        return SimpleNamespace(
+            rank_in_group=0, world_size=size, device_communicator=ShmCommunicator(name)
+        )
 
     def shm(path: str, *_: Any, **__: Any) -> Any:
         made[path.rsplit("/", 1)[1]] = group = Group()
         return group
 
     monkeypatch.setattr(pool, "ShmGroup", shm)
-    monkeypatch.setattr(CommunicatorPool, "use_shared_memory", CommunicatorPool.use_shared_memory)  # undone afterwards
+    monkeypatch.setattr(
+        CommunicatorPool, "use_shared_memory", CommunicatorPool.use_shared_memory
+    )  # undone afterwards
     link.slow(0.0, 1e6)
     communicators = CommunicatorPool(
-        0, 0, engines=4, devices=2, sizes=(1, 2, 4), make=make, activate=lambda coordinator: coordinator
+        0,
+        0,
+        engines=4,
+        devices=2,
+        sizes=(1, 2, 4),
+        make=make,
+        activate=lambda coordinator: coordinator,
     )
     communicators.use_shared_memory("/nowhere", 1.0)
     for size in (1, 2, 4):

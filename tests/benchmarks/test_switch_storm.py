@@ -1,4 +1,6 @@
-"""Some dozens of random switches under load (benchmarks/switch_storm.py): every stream is what it is undisturbed."""
+"""Some dozens of random switches under load (benchmarks/switch_storm.py): every stream is what it
+is undisturbed.
+"""
 
 from __future__ import annotations
 

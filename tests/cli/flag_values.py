@@ -1,7 +1,9 @@
-"""Gives every flag of vLLM's `serve` values that it may not like: `python -m tests.cli.flag_values MODEL`.
+"""Gives every flag of vLLM's `serve` values that it may not like: `python -m tests.cli.flag_values
+MODEL`.
 
-In a process of its own, since vLLM keeps some of what it is told. Up to where engines would be started, it does what
-`flying-serving serve` does. Prints an object in JSON, of flag and value: what became of it.
+In a process of its own, since vLLM keeps some of what it is told. Up to where engines would be
+started, it does what `flying-serving serve` does. Prints an object in JSON, of flag and value: what
+became of it.
 """
 
 import argparse
@@ -45,12 +47,16 @@ def asked(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def outcome(model: str, flag: str) -> str:
-    """What a server of two engines with one more flag says; an error that is no refusal begins with its type."""
+    """What a server of two engines with one more flag says; an error that is no refusal begins with
+    its type.
+    """
     argv = [model, "--max-model-len=2048", "--data-parallel-size=2", flag]
     try:
         args = serve.parse(argv, "serve")
         with serve.explained(args):
-            config = AsyncEngineArgs.from_cli_args(args).create_engine_config(UsageContext.OPENAI_API_SERVER)
+            config = AsyncEngineArgs.from_cli_args(args).create_engine_config(
+                UsageContext.OPENAI_API_SERVER
+            )
             refuse_unsupported(config, 1)
             cached_tokenizer_from_config(config.model_config)
     except FlyingError as error:

@@ -21,7 +21,12 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize(
     ("flags", "gpus", "state"),
-    [("fpu avx avx2 avx512f", [], "ok"), ("fpu avx avx2", [], "warn"), ("fpu avx", [], "bad"), ("fpu", ["one"], "ok")],
+    [
+        ("fpu avx avx2 avx512f", [], "ok"),
+        ("fpu avx avx2", [], "warn"),
+        ("fpu avx", [], "bad"),
+        ("fpu", ["one"], "ok"),
+    ],
 )
 def test_vectors(monkeypatch: pytest.MonkeyPatch, flags: str, gpus: list[Any], state: str) -> None:
     """Without AVX2 only a machine with GPUs is of use."""
@@ -34,7 +39,11 @@ def test_vectors(monkeypatch: pytest.MonkeyPatch, flags: str, gpus: list[Any], s
     [
         (machine(4, 4), "ok", "8"),
         (machine(8, quota_cpus=3.5), "ok", "3, by the quota of the cgroup"),
-        (machine(1, threads_per_core=2), "warn", "1: engines share it, so a group is not faster than one engine"),
+        (
+            machine(1, threads_per_core=2),
+            "warn",
+            "1: engines share it, so a group is not faster than one engine",
+        ),
     ],
     ids=["two nodes", "quota", "one core"],
 )
@@ -77,7 +86,9 @@ def test_memory(monkeypatch: pytest.MonkeyPatch, free: int, state: str) -> None:
 
 
 @pytest.mark.parametrize(("free", "state"), [(2**20, "bad"), (2**25, "warn"), (2**30, "ok")])
-def test_shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: int, state: str) -> None:
+def test_shared_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: int, state: str
+) -> None:
     """Containers often have 64 MiB."""
     monkeypatch.setattr(checks, "SHM", tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=free))
@@ -91,7 +102,9 @@ def test_no_shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("found", "state"), [("0.32.0", "ok"), ("0.31.1", "bad"), (None, "bad")])
-def test_vllm_has_one_version_exactly(monkeypatch: pytest.MonkeyPatch, found: str | None, state: str) -> None:
+def test_vllm_has_one_version_exactly(
+    monkeypatch: pytest.MonkeyPatch, found: str | None, state: str
+) -> None:
     monkeypatch.setattr(checks, "installed_vllm", lambda: found)
     assert checks.vllm_version().state == state
 
@@ -99,7 +112,10 @@ def test_vllm_has_one_version_exactly(monkeypatch: pytest.MonkeyPatch, found: st
 def test_a_probe_that_fails_or_dies_is_a_reason() -> None:
     """The last line of stderr, or the signal."""
     assert checks.probe('print("noise")\nprint("{\\"a\\": 1}")') == ({"a": 1}, "")
-    assert checks.probe("raise ImportError('torchvision::nms')") == (None, "ImportError: torchvision::nms")
+    assert checks.probe("raise ImportError('torchvision::nms')") == (
+        None,
+        "ImportError: torchvision::nms",
+    )
     facts, reason = checks.probe("import os, signal; os.kill(os.getpid(), signal.SIGILL)")
     assert facts is None
     assert "signal 4" in reason
@@ -120,5 +136,7 @@ def test_commands_import_neither_torch_nor_vllm() -> None:
         "import sys; import flying_serving.cli.admin, flying_serving.cli.checks\n"
         "sys.exit(bool({'torch', 'vllm'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr

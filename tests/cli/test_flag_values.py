@@ -1,4 +1,6 @@
-"""No flag of vLLM ends in a traceback, whatever its value, as far as a server comes without its engines."""
+"""No flag of vLLM ends in a traceback, whatever its value, as far as a server comes without its
+engines.
+"""
 
 import json
 import os
@@ -18,7 +20,9 @@ ERROR = re.compile(r"^[A-Z]\w*(Error|Exception|Interrupt): ")
 def outcomes() -> dict[str, str]:
     line = [sys.executable, "-m", "tests.cli.flag_values", str(tiny("llama"))]
     environment = os.environ | ENVIRONMENT | {"VLLM_LOGGING_LEVEL": "ERROR"}
-    ran = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False)
+    ran = subprocess.run(
+        line, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False
+    )
     assert ran.returncode == 0, ran.stderr
     found: dict[str, str] = json.loads(ran.stdout.splitlines()[-1])
     return found
@@ -48,7 +52,10 @@ def test_every_refusal_is_one_line(outcomes: dict[str, str]) -> None:
         ("--port=-1", "--port=-1: must be a whole number from 0 up to 65535"),
         ("--ssl-keyfile=x", "--ssl-keyfile=x: there is no such file"),
         ("--grpc", "--grpc: vLLM's gRPC server cannot be served by Flying Serving yet"),
-        ("--tensor-parallel-size=-1", "--tensor-parallel-size=-1: Input should be greater than or equal to 1"),
+        (
+            "--tensor-parallel-size=-1",
+            "--tensor-parallel-size=-1: Input should be greater than or equal to 1",
+        ),
     ],
 )
 def test_what_a_flag_says(outcomes: dict[str, str], flag: str, says: str) -> None:

@@ -1,4 +1,6 @@
-"""Commands of the laboratory: listed without it, imported when called, refused where a library is missing."""
+"""Commands of the laboratory: listed without it, imported when called, refused where a library is
+missing.
+"""
 
 import importlib
 import subprocess
@@ -25,7 +27,8 @@ def listed() -> str:
 @pytest.mark.parametrize("name", lab.COMMANDS)
 def test_each_command_is_listed_with_the_help_of_its_function(name: str) -> None:
     function = getattr(importlib.import_module(lab.COMMANDS[name].module), name)
-    assert function.__doc__.splitlines()[0] == lab.COMMANDS[name].help
+    summary = function.__doc__.split("\n\n")[0]
+    assert " ".join(summary.split()) == lab.COMMANDS[name].help
     assert f"  {name} " in listed()
 
 
@@ -36,13 +39,17 @@ def test_listing_the_commands_imports_none_of_them() -> None:
         "except SystemExit: pass\n"
         "sys.exit('flying_lab' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0
     assert "simulate" in done.stdout
 
 
 @pytest.mark.parametrize("name", lab.COMMANDS)
-def test_a_missing_library_is_refused_with_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_refused_with_what_to_install(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     present = lab.find_spec
 
     def without_pyarrow(library: str) -> ModuleSpec | None:
@@ -62,7 +69,9 @@ def test_a_wrong_flag_is_refused_with_the_usage_of_the_command() -> None:
 
 def test_the_extra_installs_the_libraries_that_only_the_laboratory_imports() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extra = [requirement.partition(">=")[0] for requirement in project["optional-dependencies"]["lab"]]
+    extra = [
+        requirement.partition(">=")[0] for requirement in project["optional-dependencies"]["lab"]
+    ]
     assert sorted(extra) == sorted(lab.LIBRARIES)
     base = [requirement.partition(">=")[0] for requirement in project["dependencies"]]
     assert not set(base) & set(lab.LIBRARIES)

@@ -97,7 +97,12 @@ GEMMA3N = small("Gemma3n", "gemma3n_text") | {
     "sliding_window": 64,
 }
 NO_WEIGHTS = ("--data-parallel-size=2", "--load-format=dummy", "--kv-cache-memory-bytes=67108864")
-NO_TOKENIZER = ("--load-format=dummy", "--skip-tokenizer-init", "--max-model-len=2048", "--dtype=float32")
+NO_TOKENIZER = (
+    "--load-format=dummy",
+    "--skip-tokenizer-init",
+    "--max-model-len=2048",
+    "--dtype=float32",
+)
 BLOCK_BYTES = 2 * 128 * 192 * 4 * SIX_HEADS["num_hidden_layers"]
 
 
@@ -113,7 +118,9 @@ def command(name: str, model: Path, *flags: str) -> subprocess.CompletedProcess[
 def configured(path: Path, config: dict[str, Any], *flags: str) -> tuple[Any, Any]:
     """The flags, and vLLM's configuration of the whole model."""
     model = written(path, config)
-    args = serve.parse([str(model), "--load-format=dummy", "--skip-tokenizer-init", *flags], "doctor")
+    args = serve.parse(
+        [str(model), "--load-format=dummy", "--skip-tokenizer-init", *flags], "doctor"
+    )
     return args, model_check._configuration(args)
 
 
@@ -127,7 +134,9 @@ def configured(path: Path, config: dict[str, Any], *flags: str) -> tuple[Any, An
     ],
     ids=["gpt-oss", "deepseek-v3", "hrm"],
 )
-def test_a_configuration_alone_is_enough_to_refuse(tmp_path: Path, config: dict[str, Any], says: str) -> None:
+def test_a_configuration_alone_is_enough_to_refuse(
+    tmp_path: Path, config: dict[str, Any], says: str
+) -> None:
     done = command("doctor", written(tmp_path, config), *NO_WEIGHTS)
     assert done.returncode == 1, done.stdout + done.stderr[-3000:]
     assert f"refused: {says}" in " ".join(done.stdout.split()), done.stdout
@@ -139,7 +148,9 @@ def test_doctor_needs_a_configuration_alone_and_says_nothing_else(tmp_path: Path
     done = by_shell(["doctor", str(written(tmp_path, GEMMA2)), *NO_WEIGHTS], DOCTOR_S)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     said = " ".join(done.stdout.split())
-    assert "the first 2 of 6 layers" in said and "group size 2 ok, longest context 2048" in said, done.stdout
+    assert "the first 2 of 6 layers" in said and "group size 2 ok, longest context 2048" in said, (
+        done.stdout
+    )
     assert "INFO" not in done.stdout + done.stderr
 
 
@@ -150,8 +161,14 @@ def test_sizes_and_contexts_are_those_of_the_server(tmp_path: Path) -> None:
     flags = (*NO_TOKENIZER, "--kv-cache-memory-bytes=67108864")
     done = command("doctor", model, "--data-parallel-size=4", *flags)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    ok = {int(size): int(tokens) for size, tokens in re.findall(r"group size (\d) +ok, .*holds (\d+)\)", done.stdout)}
-    refused = {size: text.strip() for size, text in re.findall(r"group size (\d) +not offered: (.*)", done.stdout)}
+    ok = {
+        int(size): int(tokens)
+        for size, tokens in re.findall(r"group size (\d) +ok, .*holds (\d+)\)", done.stdout)
+    }
+    refused = {
+        size: text.strip()
+        for size, text in re.findall(r"group size (\d) +not offered: (.*)", done.stdout)
+    }
     with Server(model, 4, *flags, base=()) as server:
         status = server.status()
     assert list(ok) == status["group_sizes"] == [1, 2]
@@ -161,7 +178,9 @@ def test_sizes_and_contexts_are_those_of_the_server(tmp_path: Path) -> None:
 
 @pytest.mark.server
 def test_memory_that_serving_refuses_is_refused(tmp_path: Path) -> None:
-    """Eight blocks of all layers do not hold the longest request in a group of two; of two layers they would."""
+    """Eight blocks of all layers do not hold the longest request in a group of two; of two layers
+    they would.
+    """
     model = written(tmp_path, SIX_HEADS)
     flags = ("--data-parallel-size=2", *NO_TOKENIZER, f"--kv-cache-memory-bytes={8 * BLOCK_BYTES}")
     checked, served = command("doctor", model, *flags), command("serve", model, *flags)
@@ -181,7 +200,9 @@ def test_memory_that_serving_refuses_is_refused(tmp_path: Path) -> None:
         pytest.param(GEMMA3N, 25, id="layers-that-use-the-KV-of-others"),
     ],
 )
-def test_the_first_layers_have_every_kind_among_them(tmp_path: Path, config: dict[str, Any], layers: int) -> None:
+def test_the_first_layers_have_every_kind_among_them(
+    tmp_path: Path, config: dict[str, Any], layers: int
+) -> None:
     args, config_of_all = configured(tmp_path, config)
     whole = anatomy(config_of_all)
     fewer, part = model_check._shortened(args, config_of_all, whole)
@@ -193,17 +214,26 @@ def test_steps_are_shortened_only_where_prompts_may_be_cut(tmp_path: Path) -> No
     """vLLM refuses steps that are shorter than a prompt may be, if a prompt takes one step."""
     args, whole = configured(tmp_path, OLMO2, "--no-enable-chunked-prefill")
     fewer = model_check._with_random_weights(args, whole, 2)
-    assert fewer.scheduler_config.max_num_batched_tokens == whole.scheduler_config.max_num_batched_tokens
+    assert (
+        fewer.scheduler_config.max_num_batched_tokens
+        == whole.scheduler_config.max_num_batched_tokens
+    )
     args, whole = configured(tmp_path, OLMO2)
     fewer = model_check._with_random_weights(args, whole, 2)
     assert fewer.scheduler_config.max_num_batched_tokens == model_check.STEP_TOKENS
 
 
-def engines_that_say(monkeypatch: pytest.MonkeyPatch, kv_bytes: int, free_bytes: int = 2**40) -> None:
+def engines_that_say(
+    monkeypatch: pytest.MonkeyPatch, kv_bytes: int, free_bytes: int = 2**40
+) -> None:
     """In place of engines, whose layers are all fine."""
 
     async def start(config: Any) -> tuple[tuple[int, ...], int, int]:
-        return tuple(config.additional_config["flying_serving"]["group_sizes"]), kv_bytes, free_bytes
+        return (
+            tuple(config.additional_config["flying_serving"]["group_sizes"]),
+            kv_bytes,
+            free_bytes,
+        )
 
     monkeypatch.setattr(model_check, "_start", start)
 
@@ -214,21 +244,34 @@ def test_group_sizes_are_those_of_all_layers(
 ) -> None:
     engines_that_say(monkeypatch, 2**30)
     checked = model_check._check(*configured(tmp_path, config, "--data-parallel-size=8"))
-    expert = "model.layers.3.mlp.experts.routed_experts: 132 columns of an expert do not divide by 8"
+    expert = (
+        "model.layers.3.mlp.experts.routed_experts: 132 columns of an expert do not divide by 8"
+    )
     assert (checked.sizes, checked.not_offered) == ((1, 2, 4), {8: expert})
     assert checked.layers == (4, 6)
 
 
-def test_kv_memory_is_what_all_layers_leave(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The engines had two of six layers: the weights of four were not there, and neither was their KV."""
+def test_kv_memory_is_what_all_layers_leave(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The engines had two of six layers: the weights of four were not there, and neither was their
+    KV.
+    """
     args, config = configured(tmp_path, SIX_HEADS, "--data-parallel-size=2", "--dtype=float32")
-    missing = anatomy(config).weight_bytes - anatomy(model_check._with_random_weights(args, config, 2)).weight_bytes
+    missing = (
+        anatomy(config).weight_bytes
+        - anatomy(model_check._with_random_weights(args, config, 2)).weight_bytes
+    )
     assert missing > 0
     engines_that_say(monkeypatch, missing + 10 * BLOCK_BYTES)
     checked = model_check._check(args, config)
-    assert checked.plan == KVPlan(blocks=10, block_bytes=BLOCK_BYTES, block_tokens=128, max_model_len=2048)
+    assert checked.plan == KVPlan(
+        blocks=10, block_bytes=BLOCK_BYTES, block_tokens=128, max_model_len=2048
+    )
     engines_that_say(monkeypatch, missing + 8 * BLOCK_BYTES)
-    with pytest.raises(ConfigError, match=r"^To serve at least one request with the model's max seq len"):
+    with pytest.raises(
+        ConfigError, match=r"^To serve at least one request with the model's max seq len"
+    ):
         model_check._check(args, config)
     engines_that_say(monkeypatch, missing - 1)
     with pytest.raises(ConfigError, match=r"^No available memory for the cache blocks"):
@@ -244,15 +287,25 @@ def test_weights_that_do_not_fit_are_bad(monkeypatch: pytest.MonkeyPatch, tmp_pa
     engines_that_say(monkeypatch, 2**26, free_bytes=0)
     lacking = model_check._check(args, config).lacking_bytes
     assert lacking > 0
-    weights = next(row for row in findings(config, checked_of(lacking_bytes=3 * 2**30), 1.0) if row.what == "weights")
+    weights = next(
+        row
+        for row in findings(config, checked_of(lacking_bytes=3 * 2**30), 1.0)
+        if row.what == "weights"
+    )
     says = "1.00 GiB on each device, for 2 of them 3.00 GiB more than this machine has free"
     assert weights == Finding("bad", "weights", says)
 
 
-def test_each_device_has_a_row_with_its_placement(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_each_device_has_a_row_with_its_placement(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    flags = ("--data-parallel-size=2", "--tensor-parallel-size=2", "--kv-cache-memory-bytes=67108864")
+    flags = (
+        "--data-parallel-size=2",
+        "--tensor-parallel-size=2",
+        "--kv-cache-memory-bytes=67108864",
+    )
     args, config = configured(tmp_path, OLMO2, *flags)
     engines_that_say(monkeypatch, 2**26)
     rows = list(findings(config, model_check._check(args, config), 1.0))[-4:]
@@ -264,12 +317,20 @@ def test_each_device_has_a_row_with_its_placement(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (Unsupported("--enable-lora: LoRA cannot be served by Flying Serving yet"), "--enable-lora: LoRA"),
+        (
+            Unsupported("--enable-lora: LoRA cannot be served by Flying Serving yet"),
+            "--enable-lora: LoRA",
+        ),
         (RuntimeError("two\nlines"), "RuntimeError: two lines"),
-        (AttributeError("'X' object has no attribute 'y'"), "AttributeError: 'X' object has no attribute 'y'"),
+        (
+            AttributeError("'X' object has no attribute 'y'"),
+            "AttributeError: 'X' object has no attribute 'y'",
+        ),
     ],
 )
-def test_whatever_goes_wrong_is_one_line(monkeypatch: pytest.MonkeyPatch, error: Exception, says: str) -> None:
+def test_whatever_goes_wrong_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, says: str
+) -> None:
     def fail(_: Any) -> Any:
         raise error
 
@@ -284,7 +345,9 @@ def test_whatever_goes_wrong_is_one_line(monkeypatch: pytest.MonkeyPatch, error:
 def checked_of(**changes: Any) -> Checked:
     plan = KVPlan(blocks=21, block_bytes=2**20, block_tokens=32, max_model_len=1000)
     refused = {4: "6 attention heads do not divide by 4"}
-    checked = Checked((1, 2), refused, layers=(6, 6), weight_bytes=2**30, lacking_bytes=-1, plan=plan)
+    checked = Checked(
+        (1, 2), refused, layers=(6, 6), weight_bytes=2**30, lacking_bytes=-1, plan=plan
+    )
     return replace(checked, **changes)
 
 

@@ -18,7 +18,16 @@ from flying_serving.server.requests.draining import Draining
 from tests.controller.model_shell import ModelShell, settings
 
 APART, TOGETHER = Layout.uniform(2, 1), Layout.uniform(2, 2)
-LOAD = Decision(TOGETHER, "migrate", "load: 1.16 requests/s, 1 waiting", 13.05, 0.066, {"migrate": 0.066}, 62.98, 7.72)
+LOAD = Decision(
+    TOGETHER,
+    "migrate",
+    "load: 1.16 requests/s, 1 waiting",
+    13.05,
+    0.066,
+    {"migrate": 0.066},
+    62.98,
+    7.72,
+)
 
 
 def drawn(shown: RenderableType) -> str:
@@ -33,7 +42,10 @@ def status(shell: ModelShell, losses: Losses | None = None) -> dict[str, Any]:
     flying = FlyingConfig()
     deployment = Deployment(run_dir="", engines=2, devices=1, group_sizes=(1, 2), flying=flying)
     known = describe(shell.controller, deployment) | (losses or Losses(2)).to_json()
-    requests = {"running": shell.controller.state.running, "waiting": len(shell.controller.state.pool)}
+    requests = {
+        "running": shell.controller.state.running,
+        "waiting": len(shell.controller.state.pool),
+    }
     return known | {"engines": [], "requests": requests, "load": Draining().to_json(0)}
 
 
@@ -41,14 +53,29 @@ def status(shell: ModelShell, losses: Losses | None = None) -> dict[str, Any]:
     ("decision", "cells"),
     [
         (LOAD, ["load: 1.16 requests/s, 1 waiting", "13.05", "7.72", "0.07"]),
-        (Decision(TOGETHER, "hard", "context: [b]", math.inf, 2.5), ["context: [b]", "-", "-", "2.50"]),
+        (
+            Decision(TOGETHER, "hard", "context: [b]", math.inf, 2.5),
+            ["context: [b]", "-", "-", "2.50"],
+        ),
         (None, ["ordered by an operator", "-", "-", "-"]),
     ],
 )
-def test_a_switch_shows_its_reason_gain_and_cost(decision: Decision | None, cells: list[str]) -> None:
+def test_a_switch_shows_its_reason_gain_and_cost(
+    decision: Decision | None, cells: list[str]
+) -> None:
     switch = Switch(APART, TOGETHER, "migrate", 1.0, 4, decision=decision, number=3)
-    rows = [line for line in drawn(render.switches([switch.to_json()])).splitlines() if line.startswith("│ ")]
-    assert [cell.strip() for cell in rows[0].strip("│").split("│")] == ["3", "0 1", "0,1", "migrate", *cells]
+    rows = [
+        line
+        for line in drawn(render.switches([switch.to_json()])).splitlines()
+        if line.startswith("│ ")
+    ]
+    assert [cell.strip() for cell in rows[0].strip("│").split("│")] == [
+        "3",
+        "0 1",
+        "0,1",
+        "migrate",
+        *cells,
+    ]
     assert [cell.strip() for cell in rows[1].strip("│").split("│")][:3] == ["3", "4", "0.0"]
 
 
@@ -59,7 +86,9 @@ def test_status_says_why_the_layout_stays() -> None:
     for decision in (LOAD, Decision(TOGETHER, "hard", "context: x", math.inf, 2.5)):
         shell.controller.decider.last = decision
         assert "stays" not in drawn(render.status(status(shell)))
-    shell.controller.decider.last = Decision(TOGETHER, "", "load: x", 5.0, 0.0, stay=62.98, least_gain=7.5)
+    shell.controller.decider.last = Decision(
+        TOGETHER, "", "load: x", 5.0, 0.0, stay=62.98, least_gain=7.5
+    )
     text = drawn(render.status(status(shell)))
     assert "stays: 0,1 would gain 5.00 request-s and has to gain more than 7.50" in text
     assert "0 running, 0 waiting for a group" in text
@@ -75,7 +104,11 @@ def test_status_names_a_lost_engine_since_when_and_why() -> None:
     text = drawn(render.status(status(shell, losses) | {"engines": [report]}))
     assert "engine 1 is lost: [red]killed" in text
     assert re.search(r"degraded since (1969|1970)-\d\d-\d\d \d\d:\d\d:\d\d", text)
-    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines() if line.startswith("│")]
+    rows = [
+        [cell.strip() for cell in line.strip("│").split("│")]
+        for line in text.splitlines()
+        if line.startswith("│")
+    ]
     assert rows == [["1", "-", "9", "8", *["-"] * 3], ["1", "lost", *["-"] * 5]]
 
 
@@ -86,7 +119,10 @@ def test_status_says_that_the_server_drains() -> None:
     draining.begin()
     assert "draining: requests run" in drawn(render.status(answer | {"load": draining.to_json(1)}))
     assert "draining: ready to stop" in drawn(render.status(answer | {"load": draining.to_json(0)}))
-    assert drawn(render.drain(draining.to_json(2) | {"requests": 2})) == "draining: 2 requests are left\n"
+    assert (
+        drawn(render.drain(draining.to_json(2) | {"requests": 2}))
+        == "draining: 2 requests are left\n"
+    )
     assert "ready to stop" in drawn(render.drain(draining.to_json(0) | {"requests": 0}))
     assert "takes new requests" in drawn(render.drain(Draining().to_json(0) | {"requests": 3}))
 

@@ -1,4 +1,6 @@
-"""Flags of `serve`: one for each setting, over what --additional-config says; what is wrong names the flag."""
+"""Flags of `serve`: one for each setting, over what --additional-config says; what is wrong names
+the flag.
+"""
 
 import argparse
 import errno
@@ -42,13 +44,18 @@ def test_each_setting_has_a_flag_that_says_what_it_is_for() -> None:
 
 def test_flags_are_read_as_what_the_setting_is() -> None:
     assert settings() == FlyingConfig().model_dump()
-    given = settings("--weave-steps=3", "--max-pause-ms", "2.5", "--group-sizes", "1,4", "--cpu-collectives=gloo")
+    given = settings(
+        "--weave-steps=3", "--max-pause-ms", "2.5", "--group-sizes", "1,4", "--cpu-collectives=gloo"
+    )
     assert given["weave_steps"] == 3
     assert given["max_pause_ms"] == 2.5
     assert given["group_sizes"] == (1, 4)
     assert given["cpu_collectives"] == "gloo"
     assert settings("--lend-weights")["lend_weights"] is True
-    assert settings("--no-lend-weights", additional={KEY: {"lend_weights": True}})["lend_weights"] is False
+    assert (
+        settings("--no-lend-weights", additional={KEY: {"lend_weights": True}})["lend_weights"]
+        is False
+    )
 
 
 def test_the_objective_reaches_the_controller() -> None:
@@ -61,7 +68,9 @@ def test_the_objective_reaches_the_controller() -> None:
         cache_config=SimpleNamespace(block_size=16),
         model_config=SimpleNamespace(get_total_num_kv_heads=lambda: 4),
     )
-    assert settings_of(config, told, KVBlocks(10, 0)).objective == Objective(7.0, ttft_s=0.5, tpot_s=0.05)
+    assert settings_of(config, told, KVBlocks(10, 0)).objective == Objective(
+        7.0, ttft_s=0.5, tpot_s=0.05
+    )
 
 
 @pytest.mark.parametrize(
@@ -92,12 +101,18 @@ def test_a_flag_overrides_additional_config_and_its_default_does_not() -> None:
         (["--weave-steps=0"], None, "--weave-steps=0: must be a whole number from 1 up to 1000"),
         (["--max-pause-ms=-1"], None, "--max-pause-ms=-1: must be a number from 1 up to 3600000"),
         (["--group-sizes=1,,2"], None, "--group-sizes=1,,2: '' must be a whole number"),
-        (["--weave-steps=2"], {KEY: {"lend_blocks": 0}}, "--additional-config flying_serving.lend_blocks=0: must be a"),
+        (
+            ["--weave-steps=2"],
+            {KEY: {"lend_blocks": 0}},
+            "--additional-config flying_serving.lend_blocks=0: must be a",
+        ),
         ([], {KEY: [1]}, "--additional-config flying_serving=[1]: must be a JSON object"),
         ([], [1], "--additional-config=[1]: must be a JSON object"),
     ],
 )
-def test_what_is_wrong_is_named_as_it_was_given(argv: list[str], additional: Any, says: str) -> None:
+def test_what_is_wrong_is_named_as_it_was_given(
+    argv: list[str], additional: Any, says: str
+) -> None:
     """The flag if there was one, and the value as it was typed."""
     with pytest.raises(ConfigError) as refused:
         settings(*argv, additional=additional)
@@ -154,7 +169,9 @@ def _raise(error: BaseException) -> None:
 
 
 def start(args: SimpleNamespace, error: BaseException, *callers: tuple[str, str]) -> None:
-    """A server that ends with an error, whose traceback has these functions (module, name), the innermost last."""
+    """A server that ends with an error, whose traceback has these functions (module, name), the
+    innermost last.
+    """
     call: Callable[[], None] = partial(_raise, error)
     for module, name in reversed(callers):
         caller = FunctionType(_call.__code__.replace(co_name=name), {"__name__": module})
@@ -169,17 +186,23 @@ def _call(call: Callable[[], None]) -> None:
 
 @pytest.mark.parametrize("kind", [ValueError, KeyError])
 @pytest.mark.parametrize(
-    "callers", [(READS,), (CONFIGURES,), (STARTS,), (STARTS, THEIRS), (STARTS, OURS, STARTS)], ids=str
+    "callers",
+    [(READS,), (CONFIGURES,), (STARTS,), (STARTS, THEIRS), (STARTS, OURS, STARTS)],
+    ids=str,
 )
 def test_what_vllm_raises_where_it_reads_flags_is_one_line(
     kind: type[Exception], callers: tuple[tuple[str, str], ...]
 ) -> None:
-    with pytest.raises(ConfigError, match=r"^no such name \(VLLM_LOGGING_LEVEL=DEBUG shows where\)$"):
+    with pytest.raises(
+        ConfigError, match=r"^no such name \(VLLM_LOGGING_LEVEL=DEBUG shows where\)$"
+    ):
         start(ARGS, kind("no such name"), *callers)
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyError, OSError, ImportError])
-@pytest.mark.parametrize("callers", [(), (SERVES,), (OURS,), (STARTS, OURS), (SERVES, THEIRS)], ids=str)
+@pytest.mark.parametrize(
+    "callers", [(), (SERVES,), (OURS,), (STARTS, OURS), (SERVES, THEIRS)], ids=str
+)
 def test_what_is_raised_where_no_flag_is_read_keeps_its_traceback(
     kind: type[Exception], callers: tuple[tuple[str, str], ...]
 ) -> None:
@@ -195,25 +218,33 @@ def test_what_vllm_refuses_is_one_line() -> None:
     args = ARGS
     with pytest.raises(ValidationError) as wrong:
         ModelConfig(max_model_len=11)
-    with pytest.raises(ConfigError, match=r"^--max-model-len=11: Input should be less than or equal to 10$"):
+    with pytest.raises(
+        ConfigError, match=r"^--max-model-len=11: Input should be less than or equal to 10$"
+    ):
         start(args, wrong.value)
     for refusal in (
         ValueError("No tokenizer\nregistered for it"),
         NotImplementedError("No tokenizer registered for it"),
     ):
         with pytest.raises(
-            ConfigError, match=r"^No tokenizer registered for it \(VLLM_LOGGING_LEVEL=DEBUG shows where\)$"
+            ConfigError,
+            match=r"^No tokenizer registered for it \(VLLM_LOGGING_LEVEL=DEBUG shows where\)$",
         ):
             start(args, refusal, STARTS)
     with pytest.raises(ConfigError, match=r"--port=80: address already in use"):
         start(args, OSError(errno.EADDRINUSE, "x"))
-    with pytest.raises(ConfigError, match=r"^--model=m: .* no model of that name can be had: We couldn't$"):
+    with pytest.raises(
+        ConfigError, match=r"^--model=m: .* no model of that name can be had: We couldn't$"
+    ):
         start(args, OSError("We couldn't\nCheck your internet connection"), READS)
     for interrupt, code in ((KeyboardInterrupt("terminated"), 143), (KeyboardInterrupt(), 130)):
         with pytest.raises(SystemExit) as ended:
             start(args, interrupt)
         assert ended.value.code == code
-    for error in (OSError(errno.ENOSPC, "x"), TypeError("x")):  # not of a user's making: the traceback stays
+    for error in (
+        OSError(errno.ENOSPC, "x"),
+        TypeError("x"),
+    ):  # not of a user's making: the traceback stays
         with pytest.raises(type(error)) as raised:
             start(args, error, STARTS)
         assert raised.value is error

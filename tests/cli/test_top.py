@@ -29,13 +29,18 @@ def drawn(found: dict[str, Any], width: int = 120) -> str:
 
 
 def test_everything_is_shown(shown: dict[str, Any]) -> None:
-    """Groups with their degree, what stands aside, the pool, times, switches with reason and costs."""
+    """Groups with their degree, what stands aside, the pool, times, switches with reason and
+    costs.
+    """
     text = drawn(shown)
     assert "policy manual, layout 2+1+1" in text
     assert text.count("TP 1 ─") == 2 and text.count("TP 2 ─") == 1
     assert "0  KV 25%" in text and "1  KV –" in text
     assert "1 requests at TP 1 on engine 0, paused" in text
-    assert f"{shown['pool']['requests']} wait (oldest {duration(shown['pool']['oldest_s'] * 1e3)}, 0 urgent)" in text
+    assert (
+        f"{shown['pool']['requests']} wait (oldest {duration(shown['pool']['oldest_s'] * 1e3)}, "
+        "0 urgent)" in text
+    )
     assert "TTFT 500 ms (P90 500 ms), TPOT 100 ms (longest gap 100 ms)" in text
     assert "1+1+1+1" in text and "2+1+1" in text
     assert "ordered by an operator" in text and "2.00 ms" in text and "under way" in text
@@ -50,7 +55,10 @@ def test_a_lost_engine_is_named_with_since_when_and_why(shown: dict[str, Any]) -
     losses.not_started(3, "not ready")
     controller.engines_lost([3], 8.0)
     text = drawn(look(controller, rolling, 9.0, {}, losses) | {"time": 65.0})
-    assert "degraded: engine 3 is lost: [red]killed (2 losses so far); last start: not ready, 1 min ago" in text
+    assert (
+        "degraded: engine 3 is lost: [red]killed (2 losses so far); last start: not ready, 1 min "
+        "ago" in text
+    )
     assert text.count("TP 1 ─") == 1 and text.count("TP 2 ─") == 1
 
 
@@ -104,13 +112,16 @@ def test_a_failed_switch_and_a_gain_without_limit(shown: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize(
-    ("ms", "text"), [(None, "–"), (0.123, "0.12 ms"), (12.34, "12.3 ms"), (999.6, "1.00 s"), (123_456.0, "123 s")]
+    ("ms", "text"),
+    [(None, "–"), (0.123, "0.12 ms"), (12.34, "12.3 ms"), (999.6, "1.00 s"), (123_456.0, "123 s")],
 )
 def test_durations(ms: float | None, text: str) -> None:
     assert duration(ms) == text
 
 
-def answers(monkeypatch: pytest.MonkeyPatch, found: Any, code: int = 200) -> list[tuple[str, str, Any]]:
+def answers(
+    monkeypatch: pytest.MonkeyPatch, found: Any, code: int = 200
+) -> list[tuple[str, str, Any]]:
     """What is asked from now on; all of it is answered so. Time does not pass."""
     asked: list[tuple[str, str, Any]] = []
 
@@ -126,7 +137,9 @@ def answers(monkeypatch: pytest.MonkeyPatch, found: Any, code: int = 200) -> lis
 def test_once_looks_twice(monkeypatch: pytest.MonkeyPatch, shown: dict[str, Any]) -> None:
     """The first look makes the server measure. Plain text, with the key."""
     asked = answers(monkeypatch, shown)
-    result = CliRunner().invoke(app, ["top", "--once", "--url", "http://host:1/", "--api-key", "secret"])
+    result = CliRunner().invoke(
+        app, ["top", "--once", "--url", "http://host:1/", "--api-key", "secret"]
+    )
     assert result.exit_code == 0
     assert asked == [("GET", "http://host:1/flying/view", {"Authorization": "Bearer secret"})] * 2
     assert "layout 2+1+1" in result.stdout and "\x1b" not in result.stdout
@@ -137,7 +150,9 @@ def test_json_is_the_answer(monkeypatch: pytest.MonkeyPatch, shown: dict[str, An
     assert json.loads(CliRunner().invoke(app, ["top", "--json"]).stdout) == shown
 
 
-def test_ctrl_c_ends_it_without_an_error(monkeypatch: pytest.MonkeyPatch, shown: dict[str, Any]) -> None:
+def test_ctrl_c_ends_it_without_an_error(
+    monkeypatch: pytest.MonkeyPatch, shown: dict[str, Any]
+) -> None:
     answers(monkeypatch, shown)
     looks = iter([None, None])
 
@@ -147,7 +162,9 @@ def test_ctrl_c_ends_it_without_an_error(monkeypatch: pytest.MonkeyPatch, shown:
 
     monkeypatch.setattr(command, "sleep", sleep)
     screen = io.StringIO()
-    monkeypatch.setattr(command, "output", lambda: Console(file=screen, force_terminal=True, width=100))
+    monkeypatch.setattr(
+        command, "output", lambda: Console(file=screen, force_terminal=True, width=100)
+    )
     result = CliRunner().invoke(app, ["top"])
     assert result.exit_code == 0, result.output
     assert screen.getvalue().count("policy manual") == 3
@@ -156,7 +173,9 @@ def test_ctrl_c_ends_it_without_an_error(monkeypatch: pytest.MonkeyPatch, shown:
 @pytest.mark.parametrize(
     ("code", "exit_code", "message"), [(401, 2, "API key"), (404, 1, "not a Flying Serving server")]
 )
-def test_refusals_are_one_line(monkeypatch: pytest.MonkeyPatch, code: int, exit_code: int, message: str) -> None:
+def test_refusals_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, code: int, exit_code: int, message: str
+) -> None:
     answers(monkeypatch, {}, code)
     result = CliRunner().invoke(app, ["top", "--once"])
     assert result.exit_code == exit_code

@@ -1,4 +1,6 @@
-"""What test_order.py runs in processes of their own; imports nothing heavy, so that they start at once."""
+"""What test_order.py runs in processes of their own; imports nothing heavy, so that they start at
+once.
+"""
 
 import fcntl
 import json
@@ -17,9 +19,13 @@ def say(what: object) -> None:
     sys.stdout.flush()
 
 
-def take(order: SequenceNumbers, chance: random.Random, nested: bool) -> tuple[list[int], list[int]]:
+def take(
+    order: SequenceNumbers, chance: random.Random, nested: bool
+) -> tuple[list[int], list[int]]:
     """Take numbers for random members."""
-    members = list(chance.choice(NESTED)) if nested else chance.sample(range(4), chance.randint(1, 4))
+    members = (
+        list(chance.choice(NESTED)) if nested else chance.sample(range(4), chance.randint(1, 4))
+    )
     return members, order.take(0, members)
 
 

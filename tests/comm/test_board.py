@@ -23,7 +23,9 @@ def elsewhere(board: StepBoard, engines: Iterable[int], size: int, since: float)
 
 
 def test_nobody_was_anywhere_at_first(boards: tuple[StepBoard, StepBoard]) -> None:
-    assert not any(elsewhere(board, range(8), size, 0.0) for board in boards for size in (1, 2, 4, 8))
+    assert not any(
+        elsewhere(board, range(8), size, 0.0) for board in boards for size in (1, 2, 4, 8)
+    )
 
 
 @pytest.mark.parametrize("engine", range(8))
@@ -42,7 +44,9 @@ def test_the_end_of_a_step_is_seen_by_all_and_of_all_other_lanes(
             assert not elsewhere(board, range(8), other, 5.0)
 
 
-def test_what_a_group_runs_and_holds_is_seen_by_all_engines(boards: tuple[StepBoard, StepBoard]) -> None:
+def test_what_a_group_runs_and_holds_is_seen_by_all_engines(
+    boards: tuple[StepBoard, StepBoard],
+) -> None:
     """Each number has a place of its own, apart from times."""
     places = [(leader, size) for size in (1, 2, 4, 8) for leader in range(0, 8, size)]
     assert all(boards[1].held(*place) == boards[1].running(*place) == 0 for place in places)
@@ -54,7 +58,9 @@ def test_what_a_group_runs_and_holds_is_seen_by_all_engines(boards: tuple[StepBo
     assert not any(elsewhere(boards[1], range(8), size, 0.0) for size in (1, 2, 4, 8))
 
 
-def test_the_last_end_counts_and_that_of_each_lane_stays(boards: tuple[StepBoard, StepBoard]) -> None:
+def test_the_last_end_counts_and_that_of_each_lane_stays(
+    boards: tuple[StepBoard, StepBoard],
+) -> None:
     """A step of the lane that is asked about does not hide one of another."""
     board = boards[0]
     board.ended(1, 1, 3.0)

@@ -11,11 +11,20 @@ def test_only_files_of_the_failed_start_are_removed(tmp_path: Path) -> None:
     """Groups that lack a member have none."""
     files = {
         Path(group_file(str(tmp_path), group, incarnations))
-        for group, incarnations in [((0, 1), (0, 3)), ((0, 1), (0, 2)), ((2, 3), (0, 0)), ((0, 1, 2, 3), (0, 3, 0, 0))]
+        for group, incarnations in [
+            ((0, 1), (0, 3)),
+            ((0, 1), (0, 2)),
+            ((2, 3), (0, 0)),
+            ((0, 1, 2, 3), (0, 3, 0, 0)),
+        ]
     }
     for file in files:
         file.touch()
     forget_groups(str(tmp_path), 1, SIZES, [0, 3, None, 0])
-    assert {file.name for file in tmp_path.iterdir()} == {"lane2-0-0.2", "lane2-2-0.0", "lane4-0-0.3.0.0"}
+    assert {file.name for file in tmp_path.iterdir()} == {
+        "lane2-0-0.2",
+        "lane2-2-0.0",
+        "lane4-0-0.3.0.0",
+    }
     forget_groups(str(tmp_path), 1, SIZES, [0, 3, 0, 0])
     assert {file.name for file in tmp_path.iterdir()} == {"lane2-0-0.2", "lane2-2-0.0"}

@@ -1,4 +1,6 @@
-"""What engines share in memory is there when it is mapped: a page that comes too late would kill the process."""
+"""What engines share in memory is there when it is mapped: a page that comes too late would kill
+the process.
+"""
 
 import os
 import re
@@ -33,7 +35,9 @@ def test_a_group_without_room_for_its_buffers_is_an_error(path: str) -> None:
     """Not a signal at the first large tensor."""
     room = os.statvfs("/dev/shm")
     slot_bytes = (room.f_blocks * room.f_frsize // SLOT_BYTES + 1) * SLOT_BYTES
-    with pytest.raises(SharedMemoryFull, match=rf"^{re.escape(path)}: \d+ bytes are needed, \d+ are free in "):
+    with pytest.raises(
+        SharedMemoryFull, match=rf"^{re.escape(path)}: \d+ bytes are needed, \d+ are free in "
+    ):
         ShmGroup(path, 0, 2, slot_bytes=slot_bytes)
 
 

@@ -1,4 +1,6 @@
-"""SequenceNumbers: numbers without gaps, one order that all members share, and a lock that dies with its holder."""
+"""SequenceNumbers: numbers without gaps, one order that all members share, and a lock that dies
+with its holder.
+"""
 
 import json
 import os
@@ -53,7 +55,9 @@ class Taker:
 
 
 def take_together(path: str, processes: int, rounds: int, what: str) -> list[Taken]:
-    """Let several processes take numbers at the same time, fifty in each round; return what each took."""
+    """Let several processes take numbers at the same time, fifty in each round; return what each
+    took.
+    """
     with ExitStack() as stack:
         takers = [stack.enter_context(Taker(path, what, seed)) for seed in range(processes)]
         assert [taker.heard() for taker in takers] == ["ready"] * processes
@@ -67,7 +71,9 @@ def take_together(path: str, processes: int, rounds: int, what: str) -> list[Tak
 
 
 def check_one_order(taken: Taken, first: int = 0) -> None:
-    """Assert what members rely on: no gap, and an order of all messages that each member's numbers agree with."""
+    """Assert what members rely on: no gap, and an order of all messages that each member's numbers
+    agree with.
+    """
     of_member: dict[int, dict[int, int]] = {member: {} for member in range(ENGINES)}
     for message, (members, numbers) in enumerate(taken):
         for member, number in zip(members, numbers, strict=True):
@@ -93,15 +99,26 @@ def test_processes_that_take_at_the_same_time_share_one_order(path: str, what: s
     check_one_order([message for mine in taken for message in mine])
     for mine in taken:
         for member in range(ENGINES):
-            numbers = [numbers[members.index(member)] for members, numbers in mine if member in members]
+            numbers = [
+                numbers[members.index(member)] for members, numbers in mine if member in members
+            ]
             assert numbers == sorted(numbers)
-            assert numbers != list(range(numbers[0], numbers[0] + len(numbers)))  # others' lie between
+            assert numbers != list(
+                range(numbers[0], numbers[0] + len(numbers))
+            )  # others' lie between
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 2), st.permutations(range(ENGINES)), st.integers(1, ENGINES)), max_size=40))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.permutations(range(ENGINES)), st.integers(1, ENGINES)),
+        max_size=40,
+    )
+)
 def test_any_sequence_of_takes(takes: list[tuple[int, list[int], int]]) -> None:
-    """Each member's numbers count up from 0, whichever of three openings of the file they are taken through."""
+    """Each member's numbers count up from 0, whichever of three openings of the file they are taken
+    through.
+    """
     with TemporaryDirectory(dir="/dev/shm") as directory:
         orders = [SequenceNumbers(f"{directory}/order", ENGINES) for _ in range(3)]
         expected = [0] * ENGINES
@@ -128,7 +145,9 @@ def test_a_killed_holder_releases_the_lock(path: str) -> None:
 
 
 def test_others_see_that_an_engine_has_died(path: str) -> None:
-    """As soon as its process has ended, whichever way; and that it lives again when it is started again."""
+    """As soon as its process has ended, whichever way; and that it lives again when it is started
+    again.
+    """
     order = SequenceNumbers(path, ENGINES)
     for _ in range(2):
         with Taker(path, "join") as engine:
@@ -150,7 +169,9 @@ def test_an_error_inside_does_not_keep_the_lock(path: str) -> None:
 
 
 def test_the_file_goes_on_where_it_was_and_nothing_stays_open(path: str) -> None:
-    """An engine that opens it later sees the same numbers; closing gives back the descriptor and the map."""
+    """An engine that opens it later sees the same numbers; closing gives back the descriptor and
+    the map.
+    """
     before = len(os.listdir("/proc/self/fd"))
     first = SequenceNumbers(path, ENGINES)
     assert first.take(2, [3, 0]) == [0, 0]

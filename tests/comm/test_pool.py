@@ -1,4 +1,6 @@
-"""CommunicatorPool over shared memory: a member dies, is started again, and the group sums right as before."""
+"""CommunicatorPool over shared memory: a member dies, is started again, and the group sums right as
+before.
+"""
 
 import os
 from collections.abc import Iterator
@@ -18,13 +20,19 @@ from flying_serving.layout.groups import world_rank
 from flying_serving.vllm_adapter.coordinator import LaneCoordinator
 
 CONTEXT = get_context("forkserver")  # as spawn, but one process imports vLLM for all
-CONTEXT.set_forkserver_preload(["flying_serving.comm.pool", "flying_serving.vllm_adapter.coordinator"])
+CONTEXT.set_forkserver_preload(
+    ["flying_serving.comm.pool", "flying_serving.vllm_adapter.coordinator"]
+)
 ANSWER_S = 60.0
 """Longest wait for a process: no test takes as long."""
 
 
-def pool_of(engine: int, device: int, engines: int, devices: int, directory: str) -> CommunicatorPool:
-    """The pool of a worker, without any file yet; of the groups of 1, 2, ... engines that have several ranks."""
+def pool_of(
+    engine: int, device: int, engines: int, devices: int, directory: str
+) -> CommunicatorPool:
+    """The pool of a worker, without any file yet; of the groups of 1, 2, ... engines that have
+    several ranks.
+    """
     rank = world_rank(engine, device, engines)
     pool = CommunicatorPool(
         engine,
@@ -106,7 +114,9 @@ class Workers:
 
     def of(self, *engines: int) -> list[Worker]:
         """All devices of some engines, in the order of ranks."""
-        return [self._workers[engine, device] for device in range(self.devices) for engine in engines]
+        return [
+            self._workers[engine, device] for device in range(self.devices) for engine in engines
+        ]
 
     def ask(self, engines: tuple[int, ...], *told: Any) -> list[Any]:
         """What all devices of some engines answer, who are told the same at the same time."""
@@ -135,13 +145,16 @@ def test_a_group_is_whole_again_after_a_member_died_in_a_collective(devices: int
             for worker in workers.of(1):
                 worker.kill()
             told = [worker.answer() for worker in workers.of(0)]
-            assert all("exited or closed: engine 1 device" in text or "because of" in text for text in told), told
+            assert all(
+                "exited or closed: engine 1 device" in text or "because of" in text for text in told
+            ), told
             assert all("because of" in text for text in workers.ask((0,), "sum", 2))
             workers.ask((0,), "broken", 2)
             assert os.listdir(workers.directory) == []
             assert (
                 workers.ask((0,), "sum", 2)
-                == [f"all_reduce: group lane2 of ranks {list(range(2 * devices))} is not whole"] * devices
+                == [f"all_reduce: group lane2 of ranks {list(range(2 * devices))} is not whole"]
+                * devices
             )
             workers.start(1)
             workers.ask(everyone, "reopen", 2, (0, incarnation))
@@ -150,7 +163,9 @@ def test_a_group_is_whole_again_after_a_member_died_in_a_collective(devices: int
 
 
 def test_groups_without_the_lost_engine_go_on() -> None:
-    """Four engines: those of the other pair sum as before while one of the first pair is started again."""
+    """Four engines: those of the other pair sum as before while one of the first pair is started
+    again.
+    """
     with running(4, 1) as workers:
         everyone = (0, 1, 2, 3)
         for size in (2, 4):
@@ -169,7 +184,11 @@ def test_groups_without_the_lost_engine_go_on() -> None:
         workers.start(0)
         workers.ask((0, 1), "reopen", 2, (1, 0))
         workers.ask(everyone, "reopen", 4, (1, 0, 0, 0))
-        assert sorted(os.listdir(workers.directory)) == ["lane2-0-1.0", "lane2-2-0.0", "lane4-0-1.0.0.0"]
+        assert sorted(os.listdir(workers.directory)) == [
+            "lane2-0-1.0",
+            "lane2-2-0.0",
+            "lane4-0-1.0.0.0",
+        ]
         assert workers.ask(everyone, "sum", 4) == [15] * 4
         assert workers.ask((0, 1), "sum", 2) == [3] * 2
 

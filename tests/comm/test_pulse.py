@@ -16,7 +16,9 @@ from harness.live import wait_until
 
 @pytest.mark.parametrize(("devices", "processes"), [(1, 1), (2, 3)])
 def test_each_process_of_an_engine_has_a_counter(devices: int, processes: int) -> None:
-    """An engine of several devices is a process itself, beside one for each; one of one device is one process."""
+    """An engine of several devices is a process itself, beside one for each; one of one device is
+    one process.
+    """
     with TemporaryDirectory(dir="/dev/shm") as run_dir:
         watched, mine = Pulse(run_dir, 2, devices), Pulse(run_dir, 2, devices)
         assert [list(watched.of(engine)) for engine in (0, 1)] == [[0] * processes] * 2
@@ -42,7 +44,9 @@ def test_what_is_said_of_one_engine_is_said_of_no_other() -> None:
 
 @given(st.lists(st.tuples(st.floats(0.0, 3.0), st.sets(st.sampled_from([0, 1, 2]))), max_size=30))
 def test_silence_is_that_of_the_most_silent_counter(looks: list[tuple[float, set[int]]]) -> None:
-    """Time for which nobody looked counts as one second at most: the watcher may have been stopped itself."""
+    """Time for which nobody looked counts as one second at most: the watcher may have been stopped
+    itself.
+    """
     silence, now_s, counters = Silence(longest_look_s=1.0), 100.0, [5, 5, 5]
     silence.look(counters, now_s)
     expected_s = [0.0, 0.0, 0.0]

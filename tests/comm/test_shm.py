@@ -1,4 +1,6 @@
-"""ShmGroup: values, the same bits on every rank, pieces and buffers, and that no wait outlives its reason."""
+"""ShmGroup: values, the same bits on every rank, pieces and buffers, and that no wait outlives its
+reason.
+"""
 
 import os
 import random
@@ -35,8 +37,17 @@ SUMMED = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int
 ANY = (torch.float32, torch.bfloat16, torch.bool, torch.uint8, torch.int64)
 
 
-def serve(work: Callable[..., Any], path: str, rank: int, world: int, options: dict[str, Any], end: Connection) -> None:
-    """Run `work` as one rank, in a process of its own; send what it returns, or the EngineLost it raises."""
+def serve(
+    work: Callable[..., Any],
+    path: str,
+    rank: int,
+    world: int,
+    options: dict[str, Any],
+    end: Connection,
+) -> None:
+    """Run `work` as one rank, in a process of its own; send what it returns, or the EngineLost it
+    raises.
+    """
     torch.set_num_threads(1)
     group = ShmGroup(path, rank, world, names=[f"engine {10 + r}" for r in range(world)], **options)
     try:
@@ -53,7 +64,9 @@ def start(
     started: list[tuple[BaseProcess, Connection]] = []
     for rank in ranks or range(world):
         here, there = CONTEXT.Pipe()
-        process = CONTEXT.Process(target=serve, args=(work, path, rank, world, options, there), daemon=True)
+        process = CONTEXT.Process(
+            target=serve, args=(work, path, rank, world, options, there), daemon=True
+        )
         process.start()
         there.close()
         started.append((process, here))
@@ -70,7 +83,9 @@ def results(started: list[tuple[BaseProcess, Connection]]) -> list[Any]:
     return sent
 
 
-def as_threads(work: Callable[[ShmGroup, int], None], path: str, world: int, **options: Any) -> None:
+def as_threads(
+    work: Callable[[ShmGroup, int], None], path: str, world: int, **options: Any
+) -> None:
     """Run `work` for all ranks in threads of this process; a rank that fails aborts the group."""
 
     def run(group: ShmGroup, rank: int) -> None:
@@ -99,8 +114,12 @@ def example(seed: int, rank: int, shape: tuple[int, ...], dtype: torch.dtype) ->
 
 
 def sum_in_order(parts: list[torch.Tensor]) -> torch.Tensor:
-    """Return the sum that `all_reduce` promises: in the order of the ranks, 16-bit floats in float32."""
-    wide = [part.float() if part.dtype in (torch.bfloat16, torch.float16) else part for part in parts]
+    """Return the sum that `all_reduce` promises: in the order of the ranks, 16-bit floats in
+    float32.
+    """
+    wide = [
+        part.float() if part.dtype in (torch.bfloat16, torch.float16) else part for part in parts
+    ]
     total = wide[0].clone()
     for part in wide[1:]:
         total += part
@@ -129,7 +148,8 @@ def reduce_many(group: ShmGroup, rank: int, world: int) -> list[bytes]:
     strided = example(0, rank, (40, 60), torch.float32).t()[::2, 1:]
     group.all_reduce(strided)
     assert torch.equal(
-        strided, sum_in_order([example(0, r, (40, 60), torch.float32).t()[::2, 1:] for r in range(world)])
+        strided,
+        sum_in_order([example(0, r, (40, 60), torch.float32).t()[::2, 1:] for r in range(world)]),
     )
     special = torch.tensor([float("nan"), float("inf"), -0.0, 1e-42, 3e38]) * (1 if rank else -1)
     sums.append(bits(group.all_reduce(special)))
@@ -146,18 +166,25 @@ def test_all_reduce_gives_every_rank_the_bits_of_the_ordered_sum(path: str, worl
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), world=st.integers(1, 4), slot_lines=st.integers(1, 5))
-def test_every_collective_agrees_with_torch(data: st.DataObject, world: int, slot_lines: int) -> None:
+def test_every_collective_agrees_with_torch(
+    data: st.DataObject, world: int, slot_lines: int
+) -> None:
     """Any small shape, dimension and dtype, in slots smaller than the tensor or not."""
     shape = tuple(data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=4), "shape"))
     dim = data.draw(st.integers(-len(shape), len(shape) - 1), "dim")
     root = data.draw(st.integers(0, world - 1), "root")
-    dtype, summed = data.draw(st.sampled_from(ANY), "dtype"), data.draw(st.sampled_from(SUMMED), "summed")
+    dtype, summed = (
+        data.draw(st.sampled_from(ANY), "dtype"),
+        data.draw(st.sampled_from(SUMMED), "summed"),
+    )
     parts = [example(0, rank, shape, dtype) for rank in range(world)]
     terms = [example(1, rank, shape, summed) for rank in range(world)]
 
     def work(group: ShmGroup, rank: int) -> None:
         assert torch.equal(group.all_gather(parts[rank], dim), torch.cat(parts, dim))
-        gathered = group.gather(parts[rank].mT.contiguous().mT if len(shape) > 1 else parts[rank], root, dim)
+        gathered = group.gather(
+            parts[rank].mT.contiguous().mT if len(shape) > 1 else parts[rank], root, dim
+        )
         assert gathered is None if rank != root else torch.equal(gathered, torch.cat(parts, dim))
         assert torch.equal(group.broadcast(parts[rank].clone(), root), parts[root])
         group.barrier()
@@ -168,7 +195,9 @@ def test_every_collective_agrees_with_torch(data: st.DataObject, world: int, slo
 
 
 def test_large_tensors_and_strides(path: str) -> None:
-    """Gather and broadcast in pieces that begin and end inside rows; broadcast into a strided tensor."""
+    """Gather and broadcast in pieces that begin and end inside rows; broadcast into a strided
+    tensor.
+    """
     parts = [example(0, rank, (3, 500, 401), torch.float32) for rank in range(2)]
 
     def work(group: ShmGroup, rank: int) -> None:
@@ -210,7 +239,9 @@ def interleave(group: ShmGroup, rank: int, world: int) -> int:
             assert torch.equal(group.all_gather(x), torch.cat([base + r for r in range(world)]))
         elif kind == 2:
             gathered = group.gather(x, root)
-            assert gathered is None or torch.equal(gathered, torch.cat([base + r for r in range(world)]))
+            assert gathered is None or torch.equal(
+                gathered, torch.cat([base + r for r in range(world)])
+            )
         elif kind == 3:
             assert torch.equal(group.broadcast(x, root), base + root)
         else:
@@ -227,10 +258,14 @@ def test_thousands_of_operations_with_pauses(path: str, world: int) -> None:
 @settings(max_examples=100, deadline=None)
 @given(world=st.integers(2, 4), schedule=st.lists(st.integers(0, 3), max_size=200))
 def test_any_order_of_steps(world: int, schedule: list[int]) -> None:
-    """Whichever rank moves next: a broadcast arrives whole, and nobody begins an operation two ahead of another's."""
+    """Whichever rank moves next: a broadcast arrives whole, and nobody begins an operation two
+    ahead of another's.
+    """
     total = 6
     with TemporaryDirectory(dir="/dev/shm") as directory, ExitStack() as stack:
-        groups = [ShmGroup(f"{directory}/group", rank, world, slot_bytes=128) for rank in range(world)]
+        groups = [
+            ShmGroup(f"{directory}/group", rank, world, slot_bytes=128) for rank in range(world)
+        ]
         for group in groups:
             stack.callback(group.close)
         done = [0] * world
@@ -252,7 +287,9 @@ def test_any_order_of_steps(world: int, schedule: list[int]) -> None:
 
 
 def test_a_wait_sees_what_is_published_meanwhile(path: str) -> None:
-    """The compiled wait loads the flag each time round, and without the GIL: one call of the kernel ends by itself."""
+    """The compiled wait loads the flag each time round, and without the GIL: one call of the kernel
+    ends by itself.
+    """
     waiting, last = ShmGroup(path, 0, 2), ShmGroup(path, 1, 2)
     barrier = ((0, 0), (0, 2), (0, 0, 0, 1))
     with ThreadPoolExecutor(1) as pool:
@@ -269,7 +306,9 @@ def test_a_wait_sees_what_is_published_meanwhile(path: str) -> None:
 
 
 def wait_in_barrier(group: ShmGroup, rank: int, world: int) -> tuple[float, str, str]:
-    """All-reduce once, then wait in a barrier; return when that failed, with what class and message."""
+    """All-reduce once, then wait in a barrier; return when that failed, with what class and
+    message.
+    """
     group.all_reduce(torch.ones(3))
     try:
         group.barrier()
@@ -286,9 +325,11 @@ def stay_out(group: ShmGroup, rank: int, world: int) -> None:
 
 
 def arrive_overdue(group: ShmGroup, rank: int, world: int) -> tuple[float, str, str]:
-    """Do as `wait_in_barrier`, but the last rank comes to the barrier when the others have given up.
+    """Do as `wait_in_barrier`, but the last rank comes to the barrier when the others have given
+    up.
 
-    Their deadline is short from when both of them wait. Before, it would also bound how long processes take to start.
+    Their deadline is short from when both of them wait. Before, it would also bound how long
+    processes take to start.
     """
     if rank == world - 1:
         stay_out(group, rank, world)
@@ -307,23 +348,29 @@ def arrive_overdue(group: ShmGroup, rank: int, world: int) -> tuple[float, str, 
 
 
 def test_deadline_names_who_is_missing_and_where(path: str) -> None:
-    """The rank that reaches the deadline first tells the others, and the group stays closed to the last one."""
+    """The rank that reaches the deadline first tells the others, and the group stays closed to the
+    last one.
+    """
     sent = results(start(arrive_overdue, path, 3))
     by_class = {kind: message for _, kind, message in sent}
     message = by_class.pop("CollectiveTimeout")
     told = re.fullmatch(
-        r"barrier \(sequence 2\): waited (\d+\.\d) s for engine 12 \(process \d+, at sequence 1\)", message
+        r"barrier \(sequence 2\): waited (\d+\.\d) s for engine 12 \(process \d+, at sequence 1\)",
+        message,
     )
     assert told, message
     assert float(told[1]) >= 0.5
-    assert by_class == {"EngineLost": "barrier (sequence 2): the group was aborted because of engine 12"}
+    assert by_class == {
+        "EngineLost": "barrier (sequence 2): the group was aborted because of engine 12"
+    }
 
 
 def test_deadline_names_a_rank_that_never_attached(path: str) -> None:
     """As above, in the first operation, and the group stays ended."""
     group = ShmGroup(path, 0, 2, deadline_s=0.05, names=["engine 4", "engine 5"])
     with pytest.raises(
-        CollectiveTimeout, match=r"all_reduce \(sequence 1\): waited \d+\.\d s for engine 5 \(not attached\)"
+        CollectiveTimeout,
+        match=r"all_reduce \(sequence 1\): waited \d+\.\d s for engine 5 \(not attached\)",
     ):
         group.all_reduce(torch.ones(1))
     with pytest.raises(EngineLost, match="aborted because of engine 5"):
@@ -376,8 +423,13 @@ def interrupted(group: ShmGroup, rank: int, world: int) -> Any:
 
 def test_an_interrupt_is_served_and_ends_the_group(path: str) -> None:
     """A signal handler runs while its process waits, and the ranks that wait with it are told."""
-    _, (_, kind, message), _ = results(start(interrupted, path, 3, range(2)) + start(stay_out, path, 3, range(2, 3)))
-    assert (kind, message) == ("EngineLost", "barrier (sequence 2): the group was aborted because of engine 10")
+    _, (_, kind, message), _ = results(
+        start(interrupted, path, 3, range(2)) + start(stay_out, path, 3, range(2, 3))
+    )
+    assert (kind, message) == (
+        "EngineLost",
+        "barrier (sequence 2): the group was aborted because of engine 10",
+    )
 
 
 def test_abort_from_another_thread(path: str) -> None:
@@ -425,7 +477,15 @@ def test_a_rank_that_is_not_needed_may_leave(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"rank": 2}, {"rank": -1}, {"world": 512}, {"slot_bytes": 100}, {"slot_bytes": 0}, {"names": ["a"]}]
+    "options",
+    [
+        {"rank": 2},
+        {"rank": -1},
+        {"world": 512},
+        {"slot_bytes": 100},
+        {"slot_bytes": 0},
+        {"names": ["a"]},
+    ],
 )
 def test_settings_are_checked_before_a_file_is_made(path: str, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
@@ -434,7 +494,9 @@ def test_settings_are_checked_before_a_file_is_made(path: str, options: dict[str
 
 
 def test_close(path: str) -> None:
-    """It can be repeated; nothing is left open; a closed group refuses; a rank may leave what it has published."""
+    """It can be repeated; nothing is left open; a closed group refuses; a rank may leave what it
+    has published.
+    """
     before = len(os.listdir("/proc/self/fd"))
     groups = [ShmGroup(path, rank, 2) for rank in range(2)]
     groups[0].broadcast(torch.tensor([7]), 0)

@@ -1,4 +1,6 @@
-"""A shell around the controller without engines: it holds each command against what the shell knows."""
+"""A shell around the controller without engines: it holds each command against what the shell
+knows.
+"""
 
 from dataclasses import dataclass
 
@@ -41,10 +43,11 @@ def settings(
     lends: bool = False,
     spare: bool = False,
 ) -> Settings:
-    """Return settings of a small server: an engine holds 100 tokens, a group as many for each of its engines.
+    """Return settings of a small server: an engine holds 100 tokens, a group as many for each of
+    its engines.
 
-    With `lends` the widest group holds 75 more for each while it lends its weights. With `spare` a fixed layout has
-    engines alone too, while one is lost.
+    With `lends` the widest group holds 75 more for each while it lends its weights. With `spare` a
+    fixed layout has engines alone too, while one is lost.
     """
     sizes = [size for size in TOKENS if size <= engines]
     pinned, spares = POLICIES[policy].pinned_size, frozenset[int]()
@@ -54,7 +57,9 @@ def settings(
         sizes = [*spares, fixed]
     return Settings(
         engines,
-        Capacity({size: TOKENS[size] for size in sizes}, 1, {}, 175 * max(sizes) if lends else 0, spares),
+        Capacity(
+            {size: TOKENS[size] for size in sizes}, 1, {}, 175 * max(sizes) if lends else 0, spares
+        ),
         POLICIES[policy],
         Limits(max_num_seqs, max_num_batched_tokens, capped),
         Objective(10.0),
@@ -65,7 +70,9 @@ def settings(
 
 @dataclass(frozen=True)
 class Part:
-    """What a group has of a split request beside the request itself: a prefix, or with `is_ahead` what it pulls."""
+    """What a group has of a split request beside the request itself: a prefix, or with `is_ahead`
+    what it pulls.
+    """
 
     request_id: str
     group: Group
@@ -75,10 +82,11 @@ class Part:
 
 @dataclass
 class ModelStream:
-    """A request as the shell knows it: where it is, and what it has got, in all and from its present group.
+    """A request as the shell knows it: where it is, and what it has got, in all and from its
+    present group.
 
-    `ahead`: tokens without KV that its group computes first. `kv`: while it waits, the offer of its KV. `offer`: the
-    number under which its group will offer that at its end there.
+    `ahead`: tokens without KV that its group computes first. `kv`: while it waits, the offer of its
+    KV. `offer`: the number under which its group will offer that at its end there.
     """
 
     spec: RequestSpec
@@ -97,13 +105,16 @@ class ModelStream:
 class ModelShell:
     """Carries out commands and fails if one of them cannot be.
 
-    `dispatched` is of the last event, `refused` and `switches` of all. `holds`: a sequential switch waits for
-    requests to end, and nothing may be dispatched. `pauses`: engines pause older lanes, as a hard switch was the last.
+    `dispatched` is of the last event, `refused` and `switches` of all. `holds`: a sequential switch
+    waits for requests to end, and nothing may be dispatched. `pauses`: engines pause older lanes,
+    as a hard switch was the last.
     """
 
     def __init__(self, chosen: Settings, lanes: Costs | None = None) -> None:
         self.controller = Controller(chosen)
-        self.controller.state.steps.calibrate(measured(lanes or costs(tuple(chosen.capacity.tokens))))
+        self.controller.state.steps.calibrate(
+            measured(lanes or costs(tuple(chosen.capacity.tokens)))
+        )
         self.layout = self.controller.state.layout
         self.now_s = 0.0
         self.holds = False
@@ -117,7 +128,9 @@ class ModelShell:
         self.offers: set[int] = set()
         self.parts: dict[int, Part] = {}
         self.weights = dict.fromkeys(self.controller.state.lending.stages, "whole")
-        """Of the widest groups: whole, lending, lent or fetching, as engines are told and answer."""
+        """Of the widest groups: whole, lending, lent or fetching, as engines are told and
+        answer.
+        """
 
     # ---- events
 
@@ -128,7 +141,9 @@ class ModelShell:
         self.carry_out(commands)
 
     def token(self, request_id: str, count: int = 1) -> None:
-        """An engine gives tokens, as many as it may; it then ends the request, or the group is full."""
+        """An engine gives tokens, as many as it may; it then ends the request, or the group is
+        full.
+        """
         stream = self.open[request_id]
         most = min(stream.limit, stream.spec.max_output_tokens)
         count = min(count, most - stream.tokens)
@@ -139,7 +154,11 @@ class ModelShell:
         if stream.tokens == stream.spec.max_output_tokens:
             self.finish(request_id)
         elif stream.tokens == stream.limit:
-            stream.kv = KVOffer(stream.group, stream.offer) if stream.group and stream.offer is not None else None
+            stream.kv = (
+                KVOffer(stream.group, stream.offer)
+                if stream.group and stream.offer is not None
+                else None
+            )
             stream.group = None
             commands = self.controller.group_full(request_id, self.now_s)
             if commands is None:
@@ -183,7 +202,9 @@ class ModelShell:
         self.carry_out(commands + self.controller.acknowledged([ANSWER], self.now_s))
 
     def answer_weights(self, group: Group, *, complete: bool = True) -> None:
-        """The engines of a group have lent their weights, not all of them if not `complete`, or have them back."""
+        """The engines of a group have lent their weights, not all of them if not `complete`, or
+        have them back.
+        """
         lends = self.weights[group] == "lending"
         self.weights[group] = "whole" if not lends else "lent" if complete else "failed"
         if lends:
@@ -215,7 +236,9 @@ class ModelShell:
         self.carry_out(self.controller.tick(self.now_s))
 
     def settle(self, rounds: int, *, until_changed: bool = False) -> None:
-        """Everything that can happen does, again and again, until nothing is open, or until no switch is under way."""
+        """Everything that can happen does, again and again, until nothing is open, or until no
+        switch is under way.
+        """
         for _ in range(rounds):
             if not self.controller.changing and (until_changed or not self.open):
                 return
@@ -296,7 +319,11 @@ class ModelShell:
     def _lend(self, group: Group) -> None:
         assert self.weights[group] == "whole" and not self.controller.changing
         assert any(stream.group is None for stream in self.open.values()), "nobody waits"
-        busy = [one.group for one in (*self.open.values(), *self.parts.values()) if one.group not in (None, group)]
+        busy = [
+            one.group
+            for one in (*self.open.values(), *self.parts.values())
+            if one.group not in (None, group)
+        ]
         assert not any(set(group).intersection(other or ()) for other in busy)
         self.weights[group] = "lending"
 
@@ -309,10 +336,14 @@ class ModelShell:
         return max(stream.spec.needed_tokens, stream.spec.prompt_tokens + stream.tokens + 1)
 
     def _holds(self, group: Group, needed: int = 0) -> int:
-        """What a request may have in a group that needs so many tokens; its engines have the weights for it."""
+        """What a request may have in a group that needs so many tokens; its engines have the
+        weights for it.
+        """
         capacity = self.controller.settings.capacity
         if len(group) < max(capacity.tokens):
-            assert all(stage == "whole" for outer, stage in self.weights.items() if group[0] in outer)
+            assert all(
+                stage == "whole" for outer, stage in self.weights.items() if group[0] in outer
+            )
         elif self.weights[group] == "lent" and needed > capacity.tokens[len(group)]:
             return capacity.lent_tokens
         return capacity.tokens[len(group)]
@@ -324,7 +355,12 @@ class ModelShell:
         assert stream.group is None, "dispatched twice"
         assert group == aligned_group(group[0], len(group))
         goes_on_there = command.migrated_from is not None and command.migrated_from.group == group
-        assert group in self.layout.groups or spec.degree == len(group) or goes_on_there or self.is_apart(command)
+        assert (
+            group in self.layout.groups
+            or spec.degree == len(group)
+            or goes_on_there
+            or self.is_apart(command)
+        )
         assert spec.degree in (None, len(group))
         assert goes_on_there or not self._keeps_narrow_waiting(command.request_id, group)
         assert spec.needed_tokens <= holds
@@ -341,12 +377,18 @@ class ModelShell:
         goes_on = spec.can_migrate and spec.degree is None and not chosen.loses_groups
         offers = ends_here and goes_on and bool(self.controller.state.migrates)
         assert (command.offer is not None) == (offers or command.publishes)
-        if stream.kv is not None and (part := self.parts.get(stream.kv.number)) is not None and part.is_ahead:
+        if (
+            stream.kv is not None
+            and (part := self.parts.get(stream.kv.number)) is not None
+            and part.is_ahead
+        ):
             assert part.group == group, "another group has pulled its KV"
             del self.parts[stream.kv.number]
         stream.offer = self._offered(command.offer)
         stream.arrived_with_kv = command.migrated_from is not None
-        stream.ahead = max(1, stream.ahead) if stream.arrived_with_kv else spec.prompt_tokens + stream.tokens
+        stream.ahead = (
+            max(1, stream.ahead) if stream.arrived_with_kv else spec.prompt_tokens + stream.tokens
+        )
         stream.group = group
         stream.limit, stream.tokens_here = command.limit_tokens, 0
         self.dispatched.append((command.request_id, group))
@@ -356,14 +398,22 @@ class ModelShell:
         return False
 
     def _keeps_narrow_waiting(self, request_id: str, group: Group) -> bool:
-        """Whether engines of a narrower group have to become idle for a request that waits and goes before this one."""
+        """Whether engines of a narrower group have to become idle for a request that waits and goes
+        before this one.
+        """
         capacity = self.controller.settings.capacity
-        widest = [one for one in self.layout.groups if len(one) == max(capacity.tokens) and group[0] in one]
+        widest = [
+            one
+            for one in self.layout.groups
+            if len(one) == max(capacity.tokens) and group[0] in one
+        ]
         if group in widest or not widest or not capacity.lent_tokens:
             return False
         names, priority = list(self.open), self.open[request_id].spec.priority
         return any(
-            one.group is None and one.spec.priority <= priority and self._needed(one) > capacity.tokens[len(widest[0])]
+            one.group is None
+            and one.spec.priority <= priority
+            and self._needed(one) > capacity.tokens[len(widest[0])]
             for one in (self.open[name] for name in names[: names.index(request_id)])
         )
 
@@ -371,21 +421,34 @@ class ModelShell:
         stream, number = self.open[command.request_id], self._offered(command.offer)
         assert number is not None and stream.group is None and stream.tokens == 0
         assert 0 < command.tokens < stream.spec.prompt_tokens
-        self._split(stream, number, Part(command.request_id, command.group, command.tokens, is_ahead=False))
-        stream.kv, stream.ahead = KVOffer(command.group, number), stream.spec.prompt_tokens - command.tokens
+        self._split(
+            stream, number, Part(command.request_id, command.group, command.tokens, is_ahead=False)
+        )
+        stream.kv, stream.ahead = (
+            KVOffer(command.group, number),
+            stream.spec.prompt_tokens - command.tokens,
+        )
         stream.arrived_with_kv = True
 
     def _pull_ahead(self, command: PullAhead) -> None:
         stream, kv = self.open[command.request_id], command.kv
         assert (stream.group, stream.offer) == (kv.group, kv.number)
         assert stream.group != command.group
-        assert command.tokens == stream.spec.prompt_tokens + stream.limit - 1, "the last token has no KV"
-        self._split(stream, kv.number, Part(command.request_id, command.group, command.tokens, is_ahead=True))
+        assert command.tokens == stream.spec.prompt_tokens + stream.limit - 1, (
+            "the last token has no KV"
+        )
+        self._split(
+            stream,
+            kv.number,
+            Part(command.request_id, command.group, command.tokens, is_ahead=True),
+        )
 
     def _split(self, stream: ModelStream, number: int, part: Part) -> None:
         spec, chosen = stream.spec, self.controller.settings
         assert spec.can_migrate and spec.degree is None and self.controller.state.migrates
-        assert spec.split_at == part.tokens or (spec.split_at is None and chosen.policy.splits and not chosen.dry_run)
+        assert spec.split_at == part.tokens or (
+            spec.split_at is None and chosen.policy.splits and not chosen.dry_run
+        )
         assert spec.prompt_splits or part.is_ahead
         assert not self.holds and self.ordered is None
         assert part.group in self.layout.groups and part.tokens < self._holds(part.group)
@@ -411,7 +474,9 @@ class ModelShell:
         assert stream.tokens == 0 or stream.spec.can_migrate
         policy = self.controller.settings.policy
         decides = policy.by_load or policy.by_priority or policy.by_context
-        migrates_left_behind = decides and self.ordered is None and stream.group not in self.layout.groups
+        migrates_left_behind = (
+            decides and self.ordered is None and stream.group not in self.layout.groups
+        )
         assert (
             stream.tokens_here == 0
             or migrates_left_behind
@@ -462,11 +527,19 @@ class ModelShell:
         self.holds = waits and controller.state.switches.kept[-1].mode == "sequential"
 
     def _check_books(self) -> None:
-        """Each request is booked where the shell has it, and so is the part of one that is split."""
+        """Each request is booked where the shell has it, and so is the part of one that is
+        split.
+        """
         state = self.controller.state
         state.check_integrity()
-        booked = {(request_id, group) for group in state.loads.groups for request_id in state.loads[group].requests}
-        expected = {(name, stream.group) for name, stream in self.open.items() if stream.group is not None}
+        booked = {
+            (request_id, group)
+            for group in state.loads.groups
+            for request_id in state.loads[group].requests
+        }
+        expected = {
+            (name, stream.group) for name, stream in self.open.items() if stream.group is not None
+        }
         expected |= {(f"{part.request_id} (part)", part.group) for part in self.parts.values()}
         assert booked == expected
         assert len(state.splits) == len(self.parts)

@@ -13,8 +13,8 @@ from tests.policy.costs import Costs
 class MortalShell(ModelShell):
     """A shell that loses engines. `failed`: requests that ended with an error.
 
-    Of those that are open, `strikes`: how often their groups were lost with their prompts; `company`: how many suspects
-    a group may have with one of them, 0 if it may be tried no more.
+    Of those that are open, `strikes`: how often their groups were lost with their prompts;
+    `company`: how many suspects a group may have with one of them, 0 if it may be tried no more.
     """
 
     def __init__(self, chosen: Settings, lanes: Costs | None = None) -> None:
@@ -33,7 +33,9 @@ class MortalShell(ModelShell):
             self.to_restore = None
 
     def lose(self, engine: int, *, killed: bool = False) -> None:
-        """An engine dies: its group is no more, nor the switch under way; nobody pulls what its groups offered."""
+        """An engine dies: its group is no more, nor the switch under way; nobody pulls what its
+        groups offered.
+        """
         chosen = self.controller.settings
         if self.to_restore is None and (chosen.dry_run or not chosen.policy.decides):
             self.to_restore = self.layout
@@ -45,12 +47,16 @@ class MortalShell(ModelShell):
             if stream.group is None and stream.kv is not None and engine in stream.kv.group:
                 stream.kv = None
         self.carry_out(self.controller.engines_lost([engine], self.now_s, killed=killed))
-        assert not any(engine in (one.group or ()) for one in (*self.open.values(), *self.parts.values()))
+        assert not any(
+            engine in (one.group or ()) for one in (*self.open.values(), *self.parts.values())
+        )
 
     def _suspect(self, engine: int, *, killed: bool) -> None:
         """Half as many suspects as were in its group may be with each next time."""
         groups = self._first_prompts(engine)
-        blamed = [{name for name in names if not killed or name in self.strikes} for names in groups]
+        blamed = [
+            {name for name in names if not killed or name in self.strikes} for names in groups
+        ]
         for name in set[str]().union(*groups):
             beside = max((len(names) for names in blamed if name in names), default=0)
             if name in self.company:
@@ -60,7 +66,9 @@ class MortalShell(ModelShell):
             self.strikes[name] = self.strikes.get(name, 0) + 1
 
     def _first_prompts(self, engine: int) -> list[set[str]]:
-        """By group of the engine, the requests whose prompts, or parts of them, it may have computed."""
+        """By group of the engine, the requests whose prompts, or parts of them, it may have
+        computed.
+        """
         found, most = list[set[str]](), self.controller.settings.limits.max_num_batched_tokens
         parts = {f"{part.request_id} (part)": part for part in self.parts.values()}
         for group in self.controller.state.loads.groups:
@@ -78,7 +86,10 @@ class MortalShell(ModelShell):
     def check(self) -> None:
         """As any shell; and engines that are there are in the layout, others are not."""
         super().check()
-        assert self.controller.state.layout.engines == set(range(self.controller.settings.engines)) - self.lost
+        assert (
+            self.controller.state.layout.engines
+            == set(range(self.controller.settings.engines)) - self.lost
+        )
 
     def revive(self, engine: int) -> None:
         """It is started again."""
@@ -98,7 +109,9 @@ class MortalShell(ModelShell):
         assert isinstance(command, Fail)
         stream = self.open.pop(command.request_id)
         waits_for_others = self.strikes.get(command.request_id, 0) > 1 and self.now_s > MOST_WAIT_S
-        assert (stream.group is None and waits_for_others) or not self.lost.isdisjoint(stream.group or ())
+        assert (stream.group is None and waits_for_others) or not self.lost.isdisjoint(
+            stream.group or ()
+        )
         is_certain = self.company.get(command.request_id) == 0
         assert is_certain or waits_for_others or (stream.tokens > 0 and not stream.spec.can_migrate)
         assert "engine was lost" in command.why
@@ -112,12 +125,21 @@ class MortalShell(ModelShell):
         name, group = command.request_id, command.group
         assert self.lost.isdisjoint(group)
         if self.is_apart(command):
-            there = [self.company[one] for one in self.company if one in self.open and self.open[one].group == group]
+            there = [
+                self.company[one]
+                for one in self.company
+                if one in self.open and self.open[one].group == group
+            ]
             assert len(there) < min([self.company[name], *there])
             others = self.controller.settings.engines - len(self.lost) - len(group)
             assert self.strikes[name] == 1 or not self.lost or others > 0
-            narrow = min(size for size, tokens in TOKENS.items() if tokens >= self._needed(self.open[name]))
-            degree, forms_groups = self.open[name].spec.degree, self.controller.settings.forms_groups
+            narrow = min(
+                size for size, tokens in TOKENS.items() if tokens >= self._needed(self.open[name])
+            )
+            degree, forms_groups = (
+                self.open[name].spec.degree,
+                self.controller.settings.forms_groups,
+            )
             assert len(group) == (degree or narrow) or (forms_groups and len(group) > narrow)
         super()._dispatch(command)
 

@@ -25,7 +25,9 @@ def admission(count: int, chosen: Settings, *, priority: int = 0) -> Admission:
     return Admission(chosen, pool, Loads(), tuple)
 
 
-def ticked(pace: Pace, seconds: float, per_s: float, *, waits: bool = True, at_s: float = 0.0) -> None:
+def ticked(
+    pace: Pace, seconds: float, per_s: float, *, waits: bool = True, at_s: float = 0.0
+) -> None:
     """So many requests leave a second, in ticks of 0.1 s."""
     due = 0.0
     for number in range(round(seconds * 10)):
@@ -89,9 +91,16 @@ def test_what_waits_in_engines_counts_where_nothing_is_held_back() -> None:
 
 
 def test_requests_that_would_wait_too_long_are_refused() -> None:
-    """By the pace at which others leave, once that is known; as many as can run may wait at any pace."""
+    """By the pace at which others leave, once that is known; as many as can run may wait at any
+    pace.
+    """
     chosen = replace(settings(), most_wait_s=5.0)
-    for count, per_s, refused in ((60, 10.0, True), (40, 10.0, False), (LEAST, 0.5, True), (LEAST - 1, 0.5, False)):
+    for count, per_s, refused in (
+        (60, 10.0, True),
+        (40, 10.0, False),
+        (LEAST, 0.5, True),
+        (LEAST - 1, 0.5, False),
+    ):
         found = admission(count, chosen)
         assert found.problem() is None
         ticked(found.pace, 20.0, per_s)
@@ -164,25 +173,34 @@ def test_a_call_is_let_in_with_all_its_requests_or_not_at_all(count: int, fits: 
         found.hold(Place("c", 10, count))
         assert found.places.requests[False] == count
     else:
-        with pytest.raises(PoolFull, match=rf"^0 requests wait already, and n={count} adds {count} \(--max-waiting-"):
+        with pytest.raises(
+            PoolFull,
+            match=rf"^0 requests wait already, and n={count} adds {count} \(--max-waiting-",
+        ):
             found.hold(Place("c", 10, count))
         assert not found.places
 
 
 def test_a_refused_call_is_told_what_waits_without_it() -> None:
     found = admission(2, settings(most_waiting=5))
-    with pytest.raises(PoolFull, match=r"^2 requests wait already, and n=4 adds 4 \(--max-waiting-requests\)$"):
+    with pytest.raises(
+        PoolFull, match=r"^2 requests wait already, and n=4 adds 4 \(--max-waiting-requests\)$"
+    ):
         found.hold(Place("c", 10, 4))
 
 
 def test_a_refused_call_is_told_what_prompt_tokens_wait_without_it() -> None:
     found = admission(2, replace(settings(), most_waiting_tokens=50))
-    with pytest.raises(PoolFull, match=r"^20 prompt tokens wait already, and n=4 adds 40 \(--max-waiting-tokens\)$"):
+    with pytest.raises(
+        PoolFull, match=r"^20 prompt tokens wait already, and n=4 adds 40 \(--max-waiting-tokens\)$"
+    ):
         found.hold(Place("c", 10, 4))
 
 
 @pytest.mark.parametrize("urgent", [False, True])
-@pytest.mark.parametrize(("bound", "bound_tokens"), [(3, 4_000_000), (1, 4_000_000), (100, 1), (100, 50), (100, 51)])
+@pytest.mark.parametrize(
+    ("bound", "bound_tokens"), [(3, 4_000_000), (1, 4_000_000), (100, 1), (100, 50), (100, 51)]
+)
 @pytest.mark.parametrize("prompt_tokens", [1, 10, 100])
 def test_what_is_let_in_at_once_at_most_is_what_an_idle_server_lets_in(
     urgent: bool, bound: int, bound_tokens: int, prompt_tokens: int
@@ -195,12 +213,17 @@ def test_what_is_let_in_at_once_at_most_is_what_an_idle_server_lets_in(
     most = found.most_at_once(place)
     found.hold(replace(place, left=most))
     with pytest.raises(PoolFull):
-        Admission(chosen, TaskPool(AGING_S), Loads(), lambda: groups).hold(replace(place, left=most + 1))
+        Admission(chosen, TaskPool(AGING_S), Loads(), lambda: groups).hold(
+            replace(place, left=most + 1)
+        )
 
 
 def test_where_all_engines_stay_in_one_group_fewer_requests_run() -> None:
     chosen = settings("static-tp", 4, most_waiting=3)
-    assert Admission(chosen, TaskPool(AGING_S), Loads(), tuple).most_at_once(Place("c", 10)) == LEAST + 3
+    assert (
+        Admission(chosen, TaskPool(AGING_S), Loads(), tuple).most_at_once(Place("c", 10))
+        == LEAST + 3
+    )
 
 
 def test_a_place_that_is_given_back_counts_no_more() -> None:

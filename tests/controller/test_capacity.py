@@ -23,8 +23,13 @@ def test_degrees_count_devices() -> None:
     assert capacity.degrees == [2, 4, 8]
 
 
-@given(tokens=st.dictionaries(st.sampled_from(SIZES), st.integers(0, 1000), min_size=1), needed=st.integers(0, 1100))
-def test_fitting_sizes_are_those_that_hold_it_narrow_first(tokens: dict[int, int], needed: int) -> None:
+@given(
+    tokens=st.dictionaries(st.sampled_from(SIZES), st.integers(0, 1000), min_size=1),
+    needed=st.integers(0, 1100),
+)
+def test_fitting_sizes_are_those_that_hold_it_narrow_first(
+    tokens: dict[int, int], needed: int
+) -> None:
     """Whatever each holds, exactly full included."""
     sizes = Capacity(tokens, 1).fitting_sizes(needed)
     assert sizes == sorted(sizes)
@@ -37,7 +42,9 @@ def test_fitting_sizes_are_those_that_hold_it_narrow_first(tokens: dict[int, int
     kv_heads=st.sampled_from([1, 2, 4, 8, 32]),
     devices=st.sampled_from([1, 2, 4]),
 )
-def test_a_wider_group_never_holds_less(blocks: int, block_tokens: int, kv_heads: int, devices: int) -> None:
+def test_a_wider_group_never_holds_less(
+    blocks: int, block_tokens: int, kv_heads: int, devices: int
+) -> None:
     """Nor more than its engines' memory: twice the engines hold twice the tokens at most."""
     capacity = Capacity.of(SIZES, blocks, block_tokens, devices, kv_heads)
     for size in SIZES[:-1]:

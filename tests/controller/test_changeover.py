@@ -94,8 +94,12 @@ def test_answers_of_all_engines_end_the_switch(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("waited_s", "is_overdue"), [(2.0 * PATIENCE, False), (2.1 * PATIENCE, True)])
-def test_decided_switch_waits_about_as_long_as_predicted(mode: str, waited_s: float, is_overdue: bool) -> None:
+@pytest.mark.parametrize(
+    ("waited_s", "is_overdue"), [(2.0 * PATIENCE, False), (2.1 * PATIENCE, True)]
+)
+def test_decided_switch_waits_about_as_long_as_predicted(
+    mode: str, waited_s: float, is_overdue: bool
+) -> None:
     state, changeover = begun(mode, replace(DECISION, mode=mode))
     changeover.advance(100.0 + waited_s)
     hurries = is_overdue and mode in WAITS

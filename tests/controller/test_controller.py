@@ -25,7 +25,9 @@ def manual(capped: bool = False) -> ModelShell:
 
 
 def test_a_sequential_switch_holds_new_requests_until_old_ones_ended() -> None:
-    """Then engines are told, and only then the requests go, to the new group; the answers may come later."""
+    """Then engines are told, and only then the requests go, to the new group; the answers may come
+    later.
+    """
     shell = manual()
     for name in "ab":
         shell.arrive(name, SHORT)
@@ -44,7 +46,9 @@ def test_a_sequential_switch_holds_new_requests_until_old_ones_ended() -> None:
 
 @pytest.mark.parametrize("mode", ["sequential", "soft"])
 def test_a_switch_that_waits_can_be_dropped(mode: str) -> None:
-    """Requests that it held back begin in the present layout, at once; another switch may follow, and moves none."""
+    """Requests that it held back begin in the present layout, at once; another switch may follow,
+    and moves none.
+    """
     shell = manual()
     shell.arrive("a", SHORT)
     shell.order(WIDE, mode)
@@ -65,7 +69,9 @@ def test_a_switch_that_waits_can_be_dropped(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["sequential", "soft"])
 def test_a_switch_that_waits_longer_than_predicted_is_made_at_once(mode: str) -> None:
-    """In a way for which nobody waits: one long output does not keep the others waiting for its end."""
+    """In a way for which nobody waits: one long output does not keep the others waiting for its
+    end.
+    """
     shell = manual()
     shell.arrive("long", SHORT)
     decision = Decision(WIDE, mode, "load: 1.00 requests/s", 5.0, 1.0, drain_s=0.4)
@@ -107,7 +113,9 @@ def test_requests_begun_by_idle_engines_in_a_soft_switch_migrate() -> None:
 
 
 def test_requests_migrate_as_soon_as_their_engines_have_answered() -> None:
-    """Whoever stays in its group may be in a long step; the next switch waits for its answer, nothing else does."""
+    """Whoever stays in its group may be in a long step; the next switch waits for its answer,
+    nothing else does.
+    """
     shell = ModelShell(settings("manual", 4))
     for name in "abcd":
         shell.arrive(name, SHORT)
@@ -116,7 +124,10 @@ def test_requests_migrate_as_soon_as_their_engines_have_answered() -> None:
     shell.arrive("new", SHORT)
     assert shell.dispatched == []
     shell.regroup()
-    assert [(name, group) for name, group in shell.dispatched if name in "ab"] == [("a", (0, 1)), ("b", (0, 1))]
+    assert [(name, group) for name, group in shell.dispatched if name in "ab"] == [
+        ("a", (0, 1)),
+        ("b", (0, 1)),
+    ]
     assert shell.open["new"].group is not None
     assert shell.controller.changing
     shell.acknowledge()
@@ -170,7 +181,9 @@ def test_migrate_takes_along_streams_that_fit_and_can_migrate() -> None:
 
 
 def test_what_migrates_keeps_the_tokens_of_the_step_under_way() -> None:
-    """It continues when the engines have answered, after that step, and before requests that arrive meanwhile."""
+    """It continues when the engines have answered, after that step, and before requests that arrive
+    meanwhile.
+    """
     shell = manual()
     for name, spec in {"streams": SHORT, "ends": SHORT}.items():
         shell.arrive(name, spec)
@@ -201,7 +214,8 @@ def test_nothing_migrates_if_engines_do_not_answer() -> None:
 
 
 def test_kv_migrates_where_the_migration_was_measured() -> None:
-    """Then one token is to be computed; prompts that may be done in part count in full, those not begun have no KV.
+    """Then one token is to be computed; prompts that may be done in part count in full, those not
+    begun have no KV.
 
     KV that arrived with a request migrates on with it, whether the request has run there or not.
     """
@@ -212,9 +226,18 @@ def test_kv_migrates_where_the_migration_was_measured() -> None:
     shell.token("a", 3)
     shell.order(WIDE, "migrate")
     shell.acknowledge()
-    to_compute = {name: (stream.arrived_with_kv, stream.ahead) for name, stream in shell.open.items()}
+    to_compute = {
+        name: (stream.arrived_with_kv, stream.ahead) for name, stream in shell.open.items()
+    }
     begun, not_begun = (True, 40), (False, 40)
-    assert to_compute == {"a": (True, 1), "b": begun, "c": begun, "d": begun, "e": begun, "f": not_begun}
+    assert to_compute == {
+        "a": (True, 1),
+        "b": begun,
+        "c": begun,
+        "d": begun,
+        "e": begun,
+        "f": not_begun,
+    }
     shell.order(NARROW, "migrate")
     shell.acknowledge()
     assert {name for name, stream in shell.open.items() if stream.arrived_with_kv} == set("abcde")
@@ -222,7 +245,9 @@ def test_kv_migrates_where_the_migration_was_measured() -> None:
 
 
 @pytest.mark.parametrize("measured", [(), (2,)])
-def test_kv_migrates_between_any_groups_once_a_migration_was_measured(measured: tuple[int, ...]) -> None:
+def test_kv_migrates_between_any_groups_once_a_migration_was_measured(
+    measured: tuple[int, ...],
+) -> None:
     """From an engine to a pair elsewhere too, though only those of a pair were measured."""
     shell = ModelShell(settings("manual", 4, capped=False))
     shell.controller.state.migrates = dict.fromkeys(measured, MigrationCost(0.002, 1e-5))
@@ -252,7 +277,9 @@ def test_a_request_that_exceeds_its_groups_kv_goes_on_with_it(measured: tuple[in
 
 @pytest.mark.parametrize("aborted", [True, False])
 def test_nothing_is_left_of_requests_that_end_while_they_wait_to_go_on(aborted: bool) -> None:
-    """They have streamed, and were taken from their engines to pairs that have no room for all: the switch is over."""
+    """They have streamed, and were taken from their engines to pairs that have no room for all: the
+    switch is over.
+    """
     shell = ModelShell(settings("priority"))
     names = [f"r{number}" for number in range(16)]
     for name in names:
@@ -280,9 +307,12 @@ def test_nothing_is_left_of_a_request_that_ends_after_its_group_was_full() -> No
     assert "a" not in shell.streams_of_switches()
 
 
-@pytest.mark.parametrize(("policy", "migrates"), [("auto", True), ("load", True), ("manual", False)])
+@pytest.mark.parametrize(
+    ("policy", "migrates"), [("auto", True), ("load", True), ("manual", False)]
+)
 def test_what_is_left_behind_migrates_when_its_prompt_is_done(policy: str, migrates: bool) -> None:
-    """With its KV, if that is cheaper than weaving it in to its end; an operator's layout changes nothing by itself.
+    """With its KV, if that is cheaper than weaving it in to its end; an operator's layout changes
+    nothing by itself.
 
     A request that may not migrate stays.
     """
@@ -487,7 +517,9 @@ def test_a_request_that_fills_its_engine_goes_on_in_a_group(policy: str) -> None
 
 
 def test_nobody_waits_for_a_group_that_is_not_formed() -> None:
-    """Without a policy that forms one a request ends where its group is full, as in vLLM, unless there is a group."""
+    """Without a policy that forms one a request ends where its group is full, as in vLLM, unless
+    there is a group.
+    """
     for policy in ("manual", "load", "priority"):
         shell = ModelShell(settings(policy, 4), costs((1, 2, 4), fixed=2.0, rest=1.5))
         shell.arrive("grows", OPEN_ENDED)
@@ -532,7 +564,9 @@ def test_a_dry_run_only_says_what_it_would_do() -> None:
 
 
 def test_the_last_decision_is_known_if_the_layout_stays() -> None:
-    """An idle server goes together, and compares layouts again; one with a fixed layout never does."""
+    """An idle server goes together, and compares layouts again; one with a fixed layout never
+    does.
+    """
     idle, fixed = ModelShell(settings("auto", 2)), ModelShell(settings("static-dp", 2))
     idle.tick()
     idle.acknowledge()
@@ -546,7 +580,10 @@ def test_the_last_decision_is_known_if_the_layout_stays() -> None:
 
 def test_fixed_policies_are_in_their_layout_from_the_start() -> None:
     """Whatever comes."""
-    for policy, layout in (("static-dp", Layout.uniform(4, 1)), ("static-tp", Layout.uniform(4, 4))):
+    for policy, layout in (
+        ("static-dp", Layout.uniform(4, 1)),
+        ("static-tp", Layout.uniform(4, 4)),
+    ):
         shell = ModelShell(settings(policy))
         for number in range(50):
             shell.arrive(f"r{number}", RequestSpec(40, 60, 20, priority=-number))
@@ -557,7 +594,9 @@ def test_fixed_policies_are_in_their_layout_from_the_start() -> None:
 
 
 def test_measured_steps_decide() -> None:
-    """Nothing is decided before every lane was measured; what traffic shows counts more than the start."""
+    """Nothing is decided before every lane was measured; what traffic shows counts more than the
+    start.
+    """
     shell = ModelShell(settings("load", 2))
     assert shell.controller.state.layout == NARROW
     unmeasured = ModelShell(settings("load", 2), {1: costs()[1]})
@@ -577,7 +616,9 @@ def test_measured_steps_decide() -> None:
 
 
 @pytest.mark.parametrize(("waiting", "at_arrival"), [(1, True), (2, False)])
-def test_where_many_wait_one_more_is_not_reason_enough_to_decide(waiting: int, at_arrival: bool) -> None:
+def test_where_many_wait_one_more_is_not_reason_enough_to_decide(
+    waiting: int, at_arrival: bool
+) -> None:
     """The next tick does."""
     shell = ModelShell(settings("load", 2, max_num_seqs=2), {1: costs()[1]})
     for number in range(4 + waiting):
@@ -592,7 +633,9 @@ def test_where_many_wait_one_more_is_not_reason_enough_to_decide(waiting: int, a
 
 @pytest.mark.parametrize("long", [RequestSpec(10, 180, 170), RequestSpec(150, 180, 30)])
 def test_a_long_request_is_not_starved_by_short_ones(long: RequestSpec) -> None:
-    """However many come after it: they leave it the memory that it waits for, and its turn to be prefilled."""
+    """However many come after it: they leave it the memory that it waits for, and its turn to be
+    prefilled.
+    """
     shell = ModelShell(settings("manual", 2, max_num_seqs=20, max_num_batched_tokens=32))
     shell.controller.state.demand.finished(170)
     shell.order(WIDE)
@@ -613,7 +656,9 @@ def test_a_long_request_is_not_starved_by_short_ones(long: RequestSpec) -> None:
 
 @pytest.mark.parametrize("policy", ["auto", "context"])
 def test_long_prompts_every_few_seconds_make_few_switches(policy: str) -> None:
-    """Seven of them, among short requests for which groups are worse, so that each would make two."""
+    """Seven of them, among short requests for which groups are worse, so that each would make
+    two.
+    """
     shell = ModelShell(settings(policy, 2, max_num_seqs=16), costs(fixed=1.5, rest=1.3))
     long = RequestSpec(150, 160, 10)
     for step in range(200):
@@ -648,7 +693,9 @@ def test_a_long_prompt_is_not_paid_for_for_ever() -> None:
 
 @pytest.mark.parametrize("degree", [1, 4])
 def test_a_degree_that_the_layout_lacks_is_not_starved(degree: int) -> None:
-    """In pairs whose memory is always full of short requests; one that is wider has its place ten times as soon."""
+    """In pairs whose memory is always full of short requests; one that is wider has its place ten
+    times as soon.
+    """
     shell = ModelShell(settings("manual", 4, max_num_seqs=64, capped=True))
     shell.controller.state.demand = shell.controller.state.lengths._demand = Demand((40.0, 20.0))
     shell.order(Layout.uniform(4, 2))

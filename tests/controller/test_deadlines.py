@@ -8,7 +8,9 @@ from tests.controller.test_pool import state
 
 
 @given(
-    requests=st.lists(st.tuples(st.none() | st.floats(0.1, 5.0), st.none() | st.floats(0.0, 6.0)), max_size=30),
+    requests=st.lists(
+        st.tuples(st.none() | st.floats(0.1, 5.0), st.none() | st.floats(0.0, 6.0)), max_size=30
+    ),
     ticks=st.lists(st.floats(0.0, 7.0), max_size=10).map(sorted),
 )
 def test_those_that_begin_too_late_are_late_once(
@@ -29,7 +31,8 @@ def test_those_that_begin_too_late_are_late_once(
     expected = {
         f"r{number}"
         for number, (deadline_s, begins_s) in enumerate(requests)
-        if deadline_s is not None and any(deadline_s <= at and (begins_s is None or at <= begins_s) for at in ticks)
+        if deadline_s is not None
+        and any(deadline_s <= at and (begins_s is None or at <= begins_s) for at in ticks)
     }
     assert len(expired) == len(set(expired))
     assert set(expired) == expected

@@ -13,7 +13,9 @@ SIZES = (1, 2, 4)
 
 
 def measured_state(policy: str = "auto", *, dry_run: bool = False) -> ClusterState:
-    """Return four engines that are faster alone than in groups, with two requests at most in a group."""
+    """Return four engines that are faster alone than in groups, with two requests at most in a
+    group.
+    """
     state = ClusterState(settings(policy, 4, max_num_seqs=2, dry_run=dry_run))
     state.steps.calibrate(measured(costs(SIZES, fixed=2.0, rest=1.5)))
     return state

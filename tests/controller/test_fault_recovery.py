@@ -154,9 +154,14 @@ def test_engines_lost_with_both_halves_count_once() -> None:
 
 def crowded(engines: int = 2, count: int = 20) -> MortalShell:
     """Return a server with so many requests on each engine, none of which has a token."""
-    shell = MortalShell(settings("auto", engines, max_num_seqs=128, max_num_batched_tokens=2048), costs(rest=1.5))
+    shell = MortalShell(
+        settings("auto", engines, max_num_seqs=128, max_num_batched_tokens=2048), costs(rest=1.5)
+    )
     shell.controller.state.demand = shell.controller.state.lengths._demand = Demand((1.0, 1.0))
-    while any(len(shell.controller.state.loads[group].requests) < count for group in Layout.uniform(engines, 1).groups):
+    while any(
+        len(shell.controller.state.loads[group].requests) < count
+        for group in Layout.uniform(engines, 1).groups
+    ):
         shell.arrive(f"r{len(shell.open)}", TINY)
     return shell
 
@@ -190,7 +195,9 @@ def test_a_suspect_for_which_there_is_no_memory_is_not_starved() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 20, 40])
 def test_a_deadly_prompt_fails_alone_and_soon(count: int) -> None:
-    """Every group that it comes to is lost, and engines come back a little later. Others begin all the time."""
+    """Every group that it comes to is lost, and engines come back a little later. Others begin all
+    the time.
+    """
     shell = crowded(4, count)
     deadly, losses = next(iter(shell.open)), 0
     while deadly in shell.open:

@@ -25,11 +25,15 @@ class All:
         self.last_s[stream] = now_s
 
     def worst_since(self, start_s: float) -> float:
-        return max((end - max(begin, start_s) for begin, end in self.gaps if end >= start_s), default=0.0)
+        return max(
+            (end - max(begin, start_s) for begin, end in self.gaps if end >= start_s), default=0.0
+        )
 
 
 @given(tokens=TOKENS, asked=st.lists(st.floats(0, 400), max_size=5))
-def test_the_longest_gap_is_that_of_all_tokens(tokens: list[tuple[str, float, bool]], asked: list[float]) -> None:
+def test_the_longest_gap_is_that_of_all_tokens(
+    tokens: list[tuple[str, float, bool]], asked: list[float]
+) -> None:
     """Whatever streams end in between, and whatever is forgotten that nobody asks for."""
     kept, every, now_s = TokenGaps(), All(), 0.0
     for stream, after_s, ends in tokens:
@@ -67,4 +71,8 @@ def test_gaps_that_get_ever_shorter_are_bounded() -> None:
         assert len(kept._gaps) <= MOST_GAPS
     for part in range(10):
         start_s = now_s * part / 10
-        assert every.worst_since(start_s) <= kept.worst_since(start_s) <= 1.01 * every.worst_since(start_s)
+        assert (
+            every.worst_since(start_s)
+            <= kept.worst_since(start_s)
+            <= 1.01 * every.worst_since(start_s)
+        )

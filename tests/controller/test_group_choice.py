@@ -1,4 +1,6 @@
-"""GroupChoice: the group that gives a request its first token soonest and has room, a degree exactly, refusals."""
+"""GroupChoice: the group that gives a request its first token soonest and has room, a degree
+exactly, refusals.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -31,8 +33,12 @@ LIMITS = Limits(max_num_seqs=4, max_num_batched_tokens=64)
 LANES = {size: LaneFigures(cost, 4, 100 * size, 64) for size, cost in costs(SIZES).items()}
 
 
-def choice(limits: Limits = LIMITS, devices: int = 1, tokens: tuple[int, ...] = (100, 200, 400)) -> GroupChoice:
-    """Return the choice of a server of four engines; groups of one, two and four of them hold `tokens`."""
+def choice(
+    limits: Limits = LIMITS, devices: int = 1, tokens: tuple[int, ...] = (100, 200, 400)
+) -> GroupChoice:
+    """Return the choice of a server of four engines; groups of one, two and four of them hold
+    `tokens`.
+    """
     capacity = Capacity(dict(zip(SIZES, tokens, strict=True)), devices)
     chosen = Settings(4, capacity, POLICIES["manual"], limits, Objective(10.0))
     return GroupChoice(ClusterState(chosen))
@@ -43,10 +49,20 @@ class Filled(Loads):
 
     count = 0
 
-    def put(self, group: Group, *, tokens: float = 10, prompt: int = 10, done: bool = True, priority: int = 0) -> None:
+    def put(
+        self,
+        group: Group,
+        *,
+        tokens: float = 10,
+        prompt: int = 10,
+        done: bool = True,
+        priority: int = 0,
+    ) -> None:
         """One that runs in a group, prefilled or not."""
         self.count += 1
-        one = RequestState(str(self.count), RequestSpec(prompt, prompt, priority=priority), SIZES, self.count, 0.0)
+        one = RequestState(
+            str(self.count), RequestSpec(prompt, prompt, priority=priority), SIZES, self.count, 0.0
+        )
         self.add(one, group, tokens)
         if done:
             self.token(one, 1)
@@ -56,7 +72,9 @@ def request(
     prompt: int = 10, sizes: tuple[int, ...] = SIZES, degree: int | None = None, priority: int = 0
 ) -> RequestState:
     """Return one that waits."""
-    return RequestState("new", RequestSpec(prompt, prompt, degree=degree, priority=priority), sizes, 0, 0.0)
+    return RequestState(
+        "new", RequestSpec(prompt, prompt, degree=degree, priority=priority), sizes, 0, 0.0
+    )
 
 
 def place(
@@ -84,10 +102,16 @@ def place(
         (101, 1, "tp_degree=1: its KV cache holds 100 tokens, .* are 101; degree 2 would do"),
         (201, 1, "degree 4 would do"),
         (401, 4, "holds 400 tokens, .* are 401; no degree of this server holds them"),
-        (401, None, r"prompt plus max_tokens are 401 tokens; the widest group \(degree 4\) holds 400"),
+        (
+            401,
+            None,
+            r"prompt plus max_tokens are 401 tokens; the widest group \(degree 4\) holds 400",
+        ),
     ],
 )
-def test_what_can_never_run_is_refused_with_what_would_do(tokens: int, degree: int | None, message: str) -> None:
+def test_what_can_never_run_is_refused_with_what_would_do(
+    tokens: int, degree: int | None, message: str
+) -> None:
     """The message names what was asked for and what there is."""
     with pytest.raises(RequestError, match=message):
         choice().capacity.check(tokens, degree)
@@ -125,7 +149,9 @@ def test_what_passes_the_check_is_placed_where_it_fits(
     """In this layout or another one as soon as it is idle; what does not pass fits nowhere."""
     one = choice(limits, devices, tokens)
     sizes = tuple(
-        s for s, holds in zip(SIZES, tokens, strict=True) if holds >= needed and degree in (None, s * devices)
+        s
+        for s, holds in zip(SIZES, tokens, strict=True)
+        if holds >= needed and degree in (None, s * devices)
     )
     if not sizes:
         with pytest.raises(RequestError):
@@ -189,12 +215,18 @@ def test_a_group_to_which_kv_can_come_is_preferred() -> None:
     loads.remove(streams)
     streams.kv = KVOffer((2,), 1)
     assert place(streams, pairs, loads, 80, choice(), LANES) == (0, 1)
-    assert place(streams, pairs, loads, 80, choice(), lanes) == (2, 3)  # as near as in the other, and narrower
+    assert place(streams, pairs, loads, 80, choice(), lanes) == (
+        2,
+        3,
+    )  # as near as in the other, and narrower
     while place(request(60), Layout.uniform(4, 4), loads, 1.0, choice(Limits(100, 64)), lanes):
         loads.put((0, 1, 2, 3), tokens=1.0, prompt=60, done=False)
     whole = {4: replace(LANES[4], migration=MigrationCost(0.001, 1e-6))}
     assert place(streams, Layout.uniform(4, 4), loads, 1.0, choice(Limits(100, 64)), LANES) is None
-    assert place(streams, Layout.uniform(4, 4), loads, 1.0, choice(Limits(100, 64)), LANES | whole) is not None
+    assert (
+        place(streams, Layout.uniform(4, 4), loads, 1.0, choice(Limits(100, 64)), LANES | whole)
+        is not None
+    )
 
 
 def test_where_kv_can_migrate() -> None:
@@ -239,11 +271,16 @@ def test_a_group_takes_at_most_max_num_seqs_requests() -> None:
         assert place(request(), Layout.uniform(4, 4), loads, 1.0) == (0, 1, 2, 3)
         loads.put((0, 1, 2, 3), tokens=1.0)
     assert place(request(), Layout.uniform(4, 4), loads, 1.0) is None
-    assert place(request(), Layout.uniform(4, 4), loads, by=choice(Limits(4, 64, capped=False))) is not None
+    assert (
+        place(request(), Layout.uniform(4, 4), loads, by=choice(Limits(4, 64, capped=False)))
+        is not None
+    )
 
 
 def test_where_nothing_is_held_back_a_full_group_comes_last() -> None:
-    """However near it is to the KV, also where decoding requests add little to a step; of full ones the nearest."""
+    """However near it is to the KV, also where decoding requests add little to a step; of full ones
+    the nearest.
+    """
     loads, by, pairs = Filled(), choice(Limits(4, 64, capped=False)), Layout.uniform(4, 2)
     cost = StepCost(0.01, 1e-4, 0.0, 0.0)
     lanes = {2: LaneFigures(cost, 4, 200, 64, migration=MigrationCost(0.001, 1e-3))}
@@ -273,7 +310,9 @@ def test_a_request_that_says_where_it_is_split_may_begin_in_a_full_group() -> No
 
 @given(prompts=st.lists(st.integers(1, 300), min_size=1, max_size=10), urgent=st.booleans())
 def test_few_prompts_are_dispatched_ahead(prompts: list[int], urgent: bool) -> None:
-    """A few steps' worth, whatever comes last; an urgent one goes at once, an idle group takes anything."""
+    """A few steps' worth, whatever comes last; an urgent one goes at once, an idle group takes
+    anything.
+    """
     loads, layout, by = Filled(), Layout.uniform(4, 4), choice(Limits(100, 64))
     for prompt in prompts:
         ahead = loads[(0, 1, 2, 3)].prefill_tokens
@@ -296,7 +335,9 @@ def test_few_prompts_are_dispatched_ahead(prompts: list[int], urgent: bool) -> N
 def test_memory_is_shared_by_all_groups_of_an_engine(
     requests: list[tuple[Group, float]], size: int, tokens: float
 ) -> None:
-    """What is placed beside others fits on every engine of its group, together with all that is spoken for there."""
+    """What is placed beside others fits on every engine of its group, together with all that is
+    spoken for there.
+    """
     loads = Filled()
     used = dict.fromkeys(range(4), 0.0)
     for group, expected in requests:
@@ -323,17 +364,27 @@ def test_memory_is_shared_by_all_groups_of_an_engine(
 
 def test_a_request_that_finds_no_room_is_not_overtaken() -> None:
     """Groups in which it finds no room are kept for it; those that do not suit it are free."""
-    controller = Controller(Settings(4, choice().capacity, POLICIES["manual"], LIMITS, Objective(10.0)))
+    controller = Controller(
+        Settings(4, choice().capacity, POLICIES["manual"], LIMITS, Objective(10.0))
+    )
     controller.state.steps.calibrate(measured(costs(SIZES)))
     controller.state.layout, controller.state.loads = MIXED, Filled()
     controller.state.loads.put((0, 1), tokens=100)
     waiting = [request(), request(150, sizes=(2, 4)), request(), request(sizes=(2,), degree=2)]
-    for order, (name, one) in enumerate(zip(("before", "long", "short", "degree"), waiting, strict=True)):
+    for order, (name, one) in enumerate(
+        zip(("before", "long", "short", "degree"), waiting, strict=True)
+    ):
         controller.state.pool.add(replace(one, request_id=name, order=order))
-    found = {one.request_id: one.group for one in controller.finished((), 0.0) if isinstance(one, Dispatch)}
+    found = {
+        one.request_id: one.group
+        for one in controller.finished((), 0.0)
+        if isinstance(one, Dispatch)
+    }
     assert found["before"] == (0, 1)
     assert "long" not in found
     assert found["short"] == (2,)
     assert found.get("degree") != (0, 1)
     controller.state.loads.remove(controller.state.loads[(0, 1)].requests["1"])
-    assert [(one.request_id, one.group) for one in controller.finished((), 0.0)][:1] == [("long", (0, 1))]
+    assert [(one.request_id, one.group) for one in controller.finished((), 0.0)][:1] == [
+        ("long", (0, 1))
+    ]

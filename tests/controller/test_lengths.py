@@ -73,7 +73,9 @@ def test_where_no_group_is_formed_it_ends_where_its_own_is_full(policy: str) -> 
 def test_groups_are_formed_for_what_is_expected(
     spec: RequestSpec, usual_output: int, expected: tuple[int, ...]
 ) -> None:
-    """By the client, or as others were; never more than it may take, nor than the widest group holds."""
+    """By the client, or as others were; never more than it may take, nor than the widest group
+    holds.
+    """
     if spec.degree is not None:
         spec = replace(spec, most_tokens=100)
     assert sizes("auto", spec, usual_output) == expected
@@ -85,7 +87,9 @@ def test_what_is_expected_is_no_need_where_no_group_is_formed() -> None:
 
 
 @pytest.mark.parametrize(("expected_tokens", "size"), [(20, 1), (90, 2)])
-def test_a_group_of_the_layout_that_holds_what_is_expected_comes_first(expected_tokens: int, size: int) -> None:
+def test_a_group_of_the_layout_that_holds_what_is_expected_comes_first(
+    expected_tokens: int, size: int
+) -> None:
     shell = ModelShell(settings("manual", capped=False), WIDE_IS_WORSE)
     shell.order(PAIR_AND_TWO)
     shell.acknowledge()
@@ -103,7 +107,9 @@ def test_where_groups_may_go_away_one_that_holds_all_comes_first() -> None:
 @pytest.mark.parametrize(("most_tokens", "degree"), [(401, None), (101, 1)])
 def test_what_no_group_ever_holds_is_refused(most_tokens: int, degree: int | None) -> None:
     with pytest.raises(RequestError, match=f"prompt plus max_tokens are {most_tokens}"):
-        ModelShell(settings("auto")).arrive("r", replace(AGENT, most_tokens=most_tokens, degree=degree))
+        ModelShell(settings("auto")).arrive(
+            "r", replace(AGENT, most_tokens=most_tokens, degree=degree)
+        )
 
 
 def test_a_request_that_cannot_go_on_elsewhere_needs_all_that_it_may_take() -> None:

@@ -1,4 +1,6 @@
-"""Loads: whatever comes, gets tokens and goes, the sums are those of the requests that are there."""
+"""Loads: whatever comes, gets tokens and goes, the sums are those of the requests that are
+there.
+"""
 
 import pytest
 from hypothesis import settings
@@ -17,7 +19,13 @@ EVEN = Outputs(20.0, 4 / 3 * 20.0**2)
 
 def state(number: int, prompt: int = 10, priority: int = 0) -> RequestState:
     """Return a request that fits anywhere."""
-    return RequestState(f"r{number}", RequestSpec(prompt, prompt + 50, 50, priority=priority), (1, 2, 4), number, 0.0)
+    return RequestState(
+        f"r{number}",
+        RequestSpec(prompt, prompt + 50, 50, priority=priority),
+        (1, 2, 4),
+        number,
+        0.0,
+    )
 
 
 def test_what_a_policy_sees() -> None:
@@ -27,9 +35,13 @@ def test_what_a_policy_sees() -> None:
     loads.add(first, (0, 1), 120.0)
     loads.add(second, (0, 1), 320.0)
     loads.token(first, 4)
-    assert loads.as_seen(EVEN) == {(0, 1): GroupLoad(2, EVEN.left(2.0), EVEN.longest(2.0, 2), 202.0, 300, 1)}
+    assert loads.as_seen(EVEN) == {
+        (0, 1): GroupLoad(2, EVEN.left(2.0), EVEN.longest(2.0, 2), 202.0, 300, 1)
+    }
     loads.token(second, 60)
-    assert loads.as_seen(EVEN) == {(0, 1): GroupLoad(2, EVEN.left(32.0), EVEN.longest(32.0, 2), 232.0, 0)}
+    assert loads.as_seen(EVEN) == {
+        (0, 1): GroupLoad(2, EVEN.left(32.0), EVEN.longest(32.0, 2), 232.0, 0)
+    }
 
 
 def test_those_that_some_engines_cannot_hold_are_seen_apart() -> None:
@@ -75,7 +87,9 @@ def test_a_request_that_migrates_is_prefilled_again() -> None:
 
 @pytest.mark.parametrize(("tokens", "ahead"), [(7, 1), (0, 100)])
 def test_with_its_kv_only_what_the_old_group_had_left_is_prefilled(tokens: int, ahead: int) -> None:
-    """One token of a request that streamed; of a prompt that was not done nobody knows how much was."""
+    """One token of a request that streamed; of a prompt that was not done nobody knows how much
+    was.
+    """
     loads = Loads()
     one = state(1, prompt=100)
     loads.add(one, (0,), 150.0)
@@ -111,7 +125,10 @@ class Books(RuleBasedStateMachine):
         self.fresh.append(one.request_id)
 
     @rule(
-        group=st.sampled_from(GROUPS), prompt=st.integers(1, 500), priority=st.integers(-1, 1), extra=st.floats(1, 99)
+        group=st.sampled_from(GROUPS),
+        prompt=st.integers(1, 500),
+        priority=st.integers(-1, 1),
+        extra=st.floats(1, 99),
     )
     def enter_new(self, group: Group, prompt: int, priority: int, extra: float) -> None:
         self.count += 1
@@ -154,8 +171,12 @@ class Books(RuleBasedStateMachine):
             assert sorted(work.requests) == sorted(one.request_id for one in mine)
             assert work.prompt_tokens == sum(one.spec.prompt_tokens for one in mine)
             assert work.output_tokens == sum(one.output_tokens for one in mine)
-            assert work.prefill_tokens == sum(one.context_tokens for one in mine if one.request_id in self.fresh)
-            assert work.committed_tokens == pytest.approx(sum(self.expected[one.request_id] for one in mine))
+            assert work.prefill_tokens == sum(
+                one.context_tokens for one in mine if one.request_id in self.fresh
+            )
+            assert work.committed_tokens == pytest.approx(
+                sum(self.expected[one.request_id] for one in mine)
+            )
             assert work.urgent == sum(one.spec.urgent for one in mine)
         for engine in range(4):
             assert set(loads.of_engine(engine)) == {g for g in loads.groups if engine in g}

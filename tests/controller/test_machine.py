@@ -1,4 +1,6 @@
-"""Controller under any sequence of events, every policy: nothing is lost, run twice or left behind."""
+"""Controller under any sequence of events, every policy: nothing is lost, run twice or left
+behind.
+"""
 
 from collections.abc import Callable
 
@@ -27,14 +29,18 @@ def shareable(draw: st.DrawFn, most_tokens: int) -> RequestSpec:
     """Return what a client asks for whose request two groups may share; it may say where."""
     prompt = draw(st.integers(1, most_tokens - 1) | st.integers(1, 60))
     outputs = draw(st.integers(1, most_tokens - prompt))
-    at = draw(st.none() | st.integers(0, prompt + outputs) | st.just(prompt) | st.integers(1, prompt))
+    at = draw(
+        st.none() | st.integers(0, prompt + outputs) | st.just(prompt) | st.integers(1, prompt)
+    )
     expected = draw(st.none() | st.integers(1, outputs))
     return RequestSpec(prompt, prompt + outputs, outputs, expected_tokens=expected, split_at=at)
 
 
 @st.composite
 def wishes(draw: st.DrawFn, most_tokens: int) -> RequestSpec:
-    """Return what a client asks for: open-ended, or some tokens, of which some are sure, a few more than so many."""
+    """Return what a client asks for: open-ended, or some tokens, of which some are sure, a few more
+    than so many.
+    """
     prompt = draw(st.integers(1, most_tokens - 1) | st.integers(1, 60))
     open_ended = draw(st.integers(0, 3)) == 0
     outputs = draw(st.integers(1, most_tokens - prompt))
@@ -61,14 +67,16 @@ def long_or_narrow(draw: st.DrawFn, most_tokens: int) -> RequestSpec:
     tokens = draw(st.integers(most_tokens // 2, most_tokens - 3) | st.integers(2, 40))
     degree = draw(st.sampled_from([None, 1, 2])) if tokens <= 40 else None
     priority = draw(st.sampled_from([0, 0, 0, 1, -1]))
-    return RequestSpec(tokens - 1, tokens, draw(st.sampled_from([1, 1, 1000 - tokens])), degree, priority)
+    return RequestSpec(
+        tokens - 1, tokens, draw(st.sampled_from([1, 1, 1000 - tokens])), degree, priority
+    )
 
 
 class Episode(RuleBasedStateMachine):
     """One server from its start to quiescence; the shell checks each command and each state.
 
-    `limited`: whether groups have limits under `manual` too, as in the simulator. `wishes`: what clients ask for.
-    `migrates`: group sizes of which a migration was measured; None if any may be.
+    `limited`: whether groups have limits under `manual` too, as in the simulator. `wishes`: what
+    clients ask for. `migrates`: group sizes of which a migration was measured; None if any may be.
     """
 
     names = tuple(sorted(POLICIES))
@@ -111,7 +119,8 @@ class Episode(RuleBasedStateMachine):
             dry_run=dry_run,
             capped=self.limited or self.policy.name != "manual",
             spare=self.survives,
-            lends=self.always_lends or (lends and self.policy.pinned_size is None and not self.survives),
+            lends=self.always_lends
+            or (lends and self.policy.pinned_size is None and not self.survives),
         )
         tokens = chosen.capacity.tokens
         self.shell = self.made(chosen, costs(tuple(tokens), *factors))
@@ -120,14 +129,20 @@ class Episode(RuleBasedStateMachine):
         self.layouts = Layout.all(engines, sorted(tokens))
         # where no group is formed for them, longer ones would wait for what may never come
         forms = chosen.forms_groups or self.policy.name == "manual"
-        self.most_tokens = max(chosen.capacity.most_tokens.values()) + 3 if forms else min(tokens.values())
+        self.most_tokens = (
+            max(chosen.capacity.most_tokens.values()) + 3 if forms else min(tokens.values())
+        )
 
     def _waiting(self, *, urgent: bool) -> int:
-        """How many wait that a request like this one counts, in engines too where nothing is held back."""
+        """How many wait that a request like this one counts, in engines too where nothing is held
+        back.
+        """
         count = [self.shell.open[name].spec.urgent for name in self.shell.waiting()].count(urgent)
         limits, loads = self.shell.controller.settings.limits, self.shell.controller.state.loads
         for group in () if limits.capped else loads.groups:
-            running = [one for one in loads[group].requests.values() if one.spec.urgent or not urgent]
+            running = [
+                one for one in loads[group].requests.values() if one.spec.urgent or not urgent
+            ]
             count += max(0, len(running) - limits.max_num_seqs)
         return count
 
@@ -137,8 +152,14 @@ class Episode(RuleBasedStateMachine):
         self.count += 1
         spec = data.draw(self.wishes(self.most_tokens))
         capacity = self.shell.controller.settings.capacity
-        holding = [size for size, tokens in capacity.most_tokens.items() if tokens >= spec.longest_tokens]
-        fits = holding if spec.degree is None else {spec.degree}.intersection(holding, capacity.degrees)
+        holding = [
+            size for size, tokens in capacity.most_tokens.items() if tokens >= spec.longest_tokens
+        ]
+        fits = (
+            holding
+            if spec.degree is None
+            else {spec.degree}.intersection(holding, capacity.degrees)
+        )
         waiting = self._waiting(urgent=spec.urgent)
         if not fits:
             with pytest.raises(RequestError):
@@ -175,7 +196,9 @@ class Episode(RuleBasedStateMachine):
     @precondition(lambda self: self.shell.open)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
-        self.shell.finish(*data.draw(st.sets(st.sampled_from(sorted(self.shell.open)), max_size=3)), aborted=True)
+        self.shell.finish(
+            *data.draw(st.sets(st.sampled_from(sorted(self.shell.open)), max_size=3)), aborted=True
+        )
 
     @precondition(lambda self: self.shell.waiting())
     @rule()
@@ -224,10 +247,17 @@ class Episode(RuleBasedStateMachine):
         assert not self.shell.controller.changing
         assert not switch.open
 
-    @rule(data=st.data(), duration_s=st.floats(0.001, 1.0), prefill=st.integers(0, 64), sequences=st.integers(0, 4))
+    @rule(
+        data=st.data(),
+        duration_s=st.floats(0.001, 1.0),
+        prefill=st.integers(0, 64),
+        sequences=st.integers(0, 4),
+    )
     def measure(self, data: st.DataObject, duration_s: float, prefill: int, sequences: int) -> None:
         size = data.draw(st.sampled_from(sorted(self.shell.controller.settings.capacity.tokens)))
-        self.shell.controller.stepped([Step(size, duration_s, prefill, sequences, 10 * sequences)] * 25)
+        self.shell.controller.stepped(
+            [Step(size, duration_s, prefill, sequences, 10 * sequences)] * 25
+        )
 
     @invariant()
     def at_most_one_switch_is_under_way(self) -> None:
@@ -296,7 +326,9 @@ class Crowded(Episode):
 
 
 class Shared(Episode):
-    """Two groups share many requests, which run to the split, are aborted, or lose a group or a part before."""
+    """Two groups share many requests, which run to the split, are aborted, or lose a group or a
+    part before.
+    """
 
     names = ("split", "manual", "auto")
     wishes = staticmethod(shareable)
@@ -315,7 +347,9 @@ class Shared(Episode):
 
 
 class Lending(Episode):
-    """Long requests that need lent weights beside others that need narrow groups; an operator changes the layout."""
+    """Long requests that need lent weights beside others that need narrow groups; an operator
+    changes the layout.
+    """
 
     names = ("manual", "auto")
     wishes = staticmethod(long_or_narrow)
@@ -324,9 +358,14 @@ class Lending(Episode):
     @precondition(lambda self: len(self.shell.open) <= MOST_WAITING - 3)
     @rule(narrow_first=st.booleans())
     def long_beside_narrow(self, narrow_first: bool) -> None:
-        """A long request comes while a narrower group runs one, and another one for it comes after."""
+        """A long request comes while a narrower group runs one, and another one for it comes
+        after.
+        """
         long = RequestSpec(self.most_tokens - 4, self.most_tokens - 3, 1)
-        for spec in [RequestSpec(5, 10, 5, degree=1)] * narrow_first + [long, RequestSpec(5, 10, 5, degree=1)]:
+        for spec in [RequestSpec(5, 10, 5, degree=1)] * narrow_first + [
+            long,
+            RequestSpec(5, 10, 5, degree=1),
+        ]:
             self.count += 1
             self.shell.arrive(f"r{self.count}", spec)
 
@@ -391,6 +430,15 @@ TestShared = Shared.TestCase
 TestLending = Lending.TestCase
 TestMortal = Mortal.TestCase
 TestMortalShared = MortalShared.TestCase
-CASES = (TestEveryPolicy, TestAutomatic, TestManual, TestCrowded, TestShared, TestLending, TestMortal, TestMortalShared)
+CASES = (
+    TestEveryPolicy,
+    TestAutomatic,
+    TestManual,
+    TestCrowded,
+    TestShared,
+    TestLending,
+    TestMortal,
+    TestMortalShared,
+)
 for case in CASES:
     case.settings = hypothesis_settings(max_examples=120, stateful_step_count=40)

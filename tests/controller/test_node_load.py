@@ -1,4 +1,6 @@
-"""The load of a node, from a controller: every request counts once, and room is what the layout has."""
+"""The load of a node, from a controller: every request counts once, and room is what the layout
+has.
+"""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,7 +70,11 @@ def test_an_older_group_takes_room_from_the_layout() -> None:
     controller.order(Layout(((0,), (1,))), "weave", None, 2.0)
     found = load(controller)
     assert found.layout == [[0], [1]]
-    assert (found.kv_tokens_used, found.kv_tokens_free, found.longest_request_tokens) == (32, 168, 100)
+    assert (found.kv_tokens_used, found.kv_tokens_free, found.longest_request_tokens) == (
+        32,
+        168,
+        100,
+    )
 
 
 def test_a_lost_engine_has_no_room_and_the_node_is_degraded() -> None:
@@ -85,7 +91,9 @@ def test_a_lost_engine_has_no_room_and_the_node_is_degraded() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 3), st.booleans()), max_size=30))
 def test_every_open_request_counts_once(requests: list[tuple[int, int, bool]]) -> None:
-    """Whether it waits, runs or has tokens, until it has ended; tokens are never more than there is room for."""
+    """Whether it waits, runs or has tokens, until it has ended; tokens are never more than there is
+    room for.
+    """
     controller = Controller(settings("load"))
     for number, (prompt, tokens, ends) in enumerate(requests):
         request_id = f"r{number}"

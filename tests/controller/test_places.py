@@ -8,10 +8,19 @@ from flying_serving.controller.places import Place, Places
 
 @given(
     held=st.lists(
-        st.tuples(st.sampled_from("ab"), st.integers(1, 4), st.integers(0, 5), st.booleans(), st.booleans()), max_size=8
+        st.tuples(
+            st.sampled_from("ab"),
+            st.integers(1, 4),
+            st.integers(0, 5),
+            st.booleans(),
+            st.booleans(),
+        ),
+        max_size=8,
     )
 )
-def test_nothing_is_held_once_every_place_is_given_back(held: list[tuple[str, int, int, bool, bool]]) -> None:
+def test_nothing_is_held_once_every_place_is_given_back(
+    held: list[tuple[str, int, int, bool, bool]],
+) -> None:
     """Calls may have the same name. As many requests are taken as there are places for."""
     places = Places()
     made = [Place(call, 10, left, urgent) for call, left, _, urgent, _ in held]

@@ -65,9 +65,15 @@ def test_one_kind_that_finds_no_room_does_not_hold_back_others() -> None:
     assert {one.request_id for one in pool} == {"r2", "r4"}
 
 
-@pytest.mark.parametrize("other", [Suspicion(1, 1, frozenset({0})), Suspicion(2, 2, frozenset()), None])
-def test_a_suspect_that_finds_no_group_holds_back_none_tried_otherwise(other: Suspicion | None) -> None:
-    """Which groups it may have depends on its losses, its company and the engines that it avoids."""
+@pytest.mark.parametrize(
+    "other", [Suspicion(1, 1, frozenset({0})), Suspicion(2, 2, frozenset()), None]
+)
+def test_a_suspect_that_finds_no_group_holds_back_none_tried_otherwise(
+    other: Suspicion | None,
+) -> None:
+    """Which groups it may have depends on its losses, its company and the engines that it
+    avoids.
+    """
     pool, suspects = TaskPool(AGING_S), [state(0), state(1)]
     for one, suspicion in zip(suspects, (Suspicion(2, 1, frozenset({0})), other), strict=True):
         one.suspicion = suspicion
@@ -151,7 +157,9 @@ def test_none_waits_for_more_than_twice_those_ahead_of_it(data: st.DataObject) -
     """Whatever comes after a request is overdue, and however urgent it is."""
     pool = TaskPool(AGING_S)
     priorities = st.integers(-(2**40), 2**40)
-    early = data.draw(st.lists(st.tuples(priorities, st.sampled_from(KINDS)), min_size=1, max_size=8))
+    early = data.draw(
+        st.lists(st.tuples(priorities, st.sampled_from(KINDS)), min_size=1, max_size=8)
+    )
     for number, (priority, kind) in enumerate(early):
         pool.add(state(number, priority=priority, kind=kind))
     places = 0
@@ -185,7 +193,9 @@ class Waiting(RuleBasedStateMachine):
 
     def next_of(self, waiting: list[RequestState]) -> RequestState | None:
         by_age = self.oldest_next and any(self.overdue(one) for one in waiting)
-        return min(waiting, key=lambda one: (0 if by_age else one.spec.priority, one.order), default=None)
+        return min(
+            waiting, key=lambda one: (0 if by_age else one.spec.priority, one.order), default=None
+        )
 
     def overdue(self, one: RequestState) -> bool:
         return self.now_s - one.arrived_s >= 2.0
@@ -217,10 +227,14 @@ class Waiting(RuleBasedStateMachine):
 
     @rule(room=st.fixed_dictionaries({kind: st.integers(0, 3) for kind in KINDS}))
     def take(self, room: dict[Kind, int]) -> None:
-        """Each kind is offered in order until its room is used up; the best of all kinds is always next."""
+        """Each kind is offered in order until its room is used up; the best of all kinds is always
+        next.
+        """
         expected: list[RequestState] = []
         left = dict(room)
-        while one := self.next_of([one for one in self.model.values() if one not in expected and left[self.kind(one)]]):
+        while one := self.next_of(
+            [one for one in self.model.values() if one not in expected and left[self.kind(one)]]
+        ):
             left[self.kind(one)] -= 1
             self.oldest_next = not self.by_age(one)
             expected.append(one)

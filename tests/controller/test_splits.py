@@ -29,7 +29,9 @@ def test_an_empty_group_has_nothing_to_do() -> None:
 
 
 def test_prompts_and_streams_of_a_group() -> None:
-    """A request whose prompt waits will decode there; one that has had more than was expected gets one more token."""
+    """A request whose prompt waits will decode there; one that has had more than was expected gets
+    one more token.
+    """
     loads = Loads()
     states = [request("prompt", 30, 10), request("stream", 20, 10), request("long", 10, 90)]
     for state, expected in zip(states, (40.0, 30.0, 20.0), strict=True):
@@ -48,7 +50,9 @@ def test_prompts_and_streams_of_a_group() -> None:
         (50, VirtualBatch(40, 1, 40.0, 11.0, 40 * 20), VirtualBatch(1, 1, 50.0, 10.0, 49.5)),
     ],
 )
-def test_both_groups_of_a_split_request_have_their_part(at: int, first: VirtualBatch, second: VirtualBatch) -> None:
+def test_both_groups_of_a_split_request_have_their_part(
+    at: int, first: VirtualBatch, second: VirtualBatch
+) -> None:
     """A prefix, or a first token, is a prompt and no stream."""
     loads, _, _ = split(at)
     assert (virtual_batch(loads[FIRST]), virtual_batch(loads[SECOND])) == (first, second)

@@ -1,4 +1,6 @@
-"""Requests that two groups share: where they are split, how they go on there, and what undoes it."""
+"""Requests that two groups share: where they are split, how they go on there, and what undoes
+it.
+"""
 
 from dataclasses import replace
 
@@ -26,10 +28,14 @@ def shell_of(policy: str = "manual", engines: int = 4) -> ModelShell:
 
 
 def busy(policy: str, *, dry_run: bool = False) -> ModelShell:
-    """Return a server of two roomy engines, which have prompts to compute when a long one arrives."""
+    """Return a server of two roomy engines, which have prompts to compute when a long one
+    arrives.
+    """
     small = settings(policy, 2, max_num_batched_tokens=2048, dry_run=dry_run)
     sizes = small.capacity.tokens
-    roomy = Capacity({size: 10_000 * size for size in sizes}, 1, {size: 16 * size for size in sizes})
+    roomy = Capacity(
+        {size: 10_000 * size for size in sizes}, 1, {size: 16 * size for size in sizes}
+    )
     shell = ModelShell(replace(small, capacity=roomy), costs(tuple(roomy.tokens)))
     shell.controller.state.migrates = dict(QUICK)
     for number in range(2):
@@ -153,7 +159,9 @@ def test_groups_of_any_size_share_a_request_that_asks_for_it() -> None:
 
 @pytest.mark.parametrize("at", [20, 45])
 def test_the_end_of_a_split_request_ends_its_part(at: int) -> None:
-    """By a stop in the first group, or because its client leaves, before and after its first token."""
+    """By a stop in the first group, or because its client leaves, before and after its first
+    token.
+    """
     for aborted in (False, True):
         for tokens in (0, 3):
             shell = split(at)
@@ -183,7 +191,9 @@ def test_a_policys_switch_undoes_splits_over_groups_that_it_ends() -> None:
     shell = shell_of()
     split(45, shell, "a")
     split(45, shell, "b")
-    groups = {part.group for part in shell.parts.values()} | {shell.open[name].group for name in "ab"}
+    groups = {part.group for part in shell.parts.values()} | {
+        shell.open[name].group for name in "ab"
+    }
     assert groups == {(0,), (1,), (2,), (3,)}
     layout = Layout(((0, 1), (2,), (3,)))
     decision = Decision(layout, "weave", "load: 1.00 requests/s", 1.0, 0.1)

@@ -12,7 +12,9 @@ GROUP = frozenset({0})
 
 @given(suspects=st.integers(1, 300), beside=st.data())
 def test_a_deadly_prompt_costs_few_groups(suspects: int, beside: st.DataObject) -> None:
-    """At most as many as its first suspects can be halved, and one, however many others are with it."""
+    """At most as many as its first suspects can be halved, and one, however many others are with
+    it.
+    """
     found = suspected(None, suspects, GROUP)
     while not found.is_certain:
         fresh = beside.draw(st.integers(1, 300))

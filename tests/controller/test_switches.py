@@ -1,4 +1,6 @@
-"""Switches: cutover, drain and the worst gap, in whatever order events come; when engines are told."""
+"""Switches: cutover, drain and the worst gap, in whatever order events come; when engines are
+told.
+"""
 
 import json
 import math
@@ -27,7 +29,17 @@ ANSWERS = [
 
 def switch(*draining: str, at: float = 100.0) -> Switch:
     """Return a switch that was ordered at a time, with requests of the old layout."""
-    return Switch(OLD, NEW, "weave", at, len(draining), set(draining), number=1, ordered_s=at, wall_time_s=1.7e9)
+    return Switch(
+        OLD,
+        NEW,
+        "weave",
+        at,
+        len(draining),
+        set(draining),
+        number=1,
+        ordered_s=at,
+        wall_time_s=1.7e9,
+    )
 
 
 def test_without_requests_the_drain_ends_with_the_cutover() -> None:
@@ -92,7 +104,9 @@ def test_any_order_of_events(requests: set[str], data: st.DataObject) -> None:
             one.ended(event, now)
     assert not one.open
     assert one.cutover_ms == 30.5
-    assert one.drain_ms == pytest.approx((max(times[e] for e in ("answers", *requests)) - 100) * 1e3)
+    assert one.drain_ms == pytest.approx(
+        (max(times[e] for e in ("answers", *requests)) - 100) * 1e3
+    )
     assert one.draining == set()
 
 
@@ -133,7 +147,9 @@ def test_json() -> None:
 def test_json_of_a_decision() -> None:
     """Both numbers and what else was considered; a gain without limit has no number in JSON."""
     one = switch()
-    one.decision = Decision(NEW, "weave", "load: 1.00 requests/s", 12.5, 0.5, {"weave": 0.5, "hard": 3.0}, 90.0, 10.0)
+    one.decision = Decision(
+        NEW, "weave", "load: 1.00 requests/s", 12.5, 0.5, {"weave": 0.5, "hard": 3.0}, 90.0, 10.0
+    )
     shown = json.loads(json.dumps(one.to_json(), allow_nan=False))
     assert shown["reason"] == "load: 1.00 requests/s"
     assert (shown["predicted_gain_request_s"], shown["predicted_cost_request_s"]) == (12.5, 0.5)
@@ -144,7 +160,9 @@ def test_json_of_a_decision() -> None:
     assert shown["promised_request_s"] == 1.25
     assert shown["predicted_request_s"] == {"{0,1}+{2,3}": 77.5, "{0}+{1}+{2}+{3}": 90.0}
     one.decision = Decision(NEW, "weave", "context: a request needs 2 engines", math.inf, 0.5)
-    assert json.loads(json.dumps(one.to_json(), allow_nan=False))["predicted_gain_request_s"] is None
+    assert (
+        json.loads(json.dumps(one.to_json(), allow_nan=False))["predicted_gain_request_s"] is None
+    )
 
 
 def test_a_failed_switch_is_over() -> None:
@@ -163,13 +181,17 @@ def test_which_engines_wait_to_hear_what_leaves_them(mode: str) -> None:
     assert switch.awaiting == ([2, 3] if mode in ("soft", "migrate") else [])
 
 
-def begin(switches: Switches, at: float, *draining: str, decision: Decision | None = None) -> Switch:
+def begin(
+    switches: Switches, at: float, *draining: str, decision: Decision | None = None
+) -> Switch:
     """Return a switch that begins now."""
     return switches.begin(Switch(OLD, NEW, "weave", at, len(draining), set(draining), decision))
 
 
 def test_gaps_count_while_a_switch_is_open() -> None:
-    """From its order on, of any stream; a first token has none before it, one that came back neither."""
+    """From its order on, of any stream; a first token has none before it, one that came back
+    neither.
+    """
     switches = Switches()
     switches.token("a", 90.0)
     switches.token("b", 99.0)
@@ -234,7 +256,9 @@ def test_a_token_costs_the_same_however_many_switches_are_open() -> None:
 
 
 def test_open_switches_are_bounded() -> None:
-    """The end of the oldest is not waited for: it is over, without a drain, with the gaps until then."""
+    """The end of the oldest is not waited for: it is over, without a drain, with the gaps until
+    then.
+    """
     switches = Switches()
     switches.token("long", 0.0)
     made = []
@@ -261,7 +285,11 @@ def test_numbers_go_on_when_old_switches_are_forgotten() -> None:
     assert [one.number for one in switches.kept] == list(range(6, KEPT + 6))
 
 
-@given(times=st.lists(st.floats(0, 300), max_size=12).map(sorted), reasons=st.data(), later_s=st.floats(0, 100))
+@given(
+    times=st.lists(st.floats(0, 300), max_size=12).map(sorted),
+    reasons=st.data(),
+    later_s=st.floats(0, 100),
+)
 def test_switches_for_load_promise_gains_over_the_horizon(
     times: list[float], reasons: st.DataObject, later_s: float
 ) -> None:
@@ -272,7 +300,9 @@ def test_switches_for_load_promise_gains_over_the_horizon(
     for at in times:
         reason = reasons.draw(st.sampled_from(["operator", "load", "priority"]))
         stay = 100.0 if reason == "load" else None
-        decision = None if reason == "operator" else Decision(NEW, "weave", reason, 4.0, 0.5, stay=stay)
+        decision = (
+            None if reason == "operator" else Decision(NEW, "weave", reason, 4.0, 0.5, stay=stay)
+        )
         begin(switches, at, decision=decision)
         if reason == "load":
             expected += 4.0 * max(0.0, 1.0 - (now_s - at) / 20.0)
@@ -310,7 +340,9 @@ def test_what_a_need_promises_counts_from_the_last_such_need() -> None:
 
 
 @pytest.mark.parametrize(("needs", "left"), [((), 0.5), ((True,), 0.5), ((True, False), 1.0)])
-def test_an_urgent_need_does_not_prolong_what_one_for_length_promises(needs: tuple[bool, ...], left: float) -> None:
+def test_an_urgent_need_does_not_prolong_what_one_for_length_promises(
+    needs: tuple[bool, ...], left: float
+) -> None:
     switches = Switches()
     begin(switches, 0.0, decision=Decision(NEW, "weave", "context", math.inf, 0.5, at_stake=8.0))
     switches.see([Need(2, urgent=urgent, reason="") for urgent in needs], 10.0)

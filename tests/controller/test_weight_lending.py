@@ -9,7 +9,11 @@ from tests.controller.model_shell import ModelShell, settings
 
 GROUP = (0, 1, 2, 3)
 TOGETHER, APART = Layout.uniform(4, 4), Layout.uniform(4, 1)
-LONG, SHORT, OPEN_ENDED = RequestSpec(450, 500, 50), RequestSpec(10, 30, 20), RequestSpec(390, 391, 300)
+LONG, SHORT, OPEN_ENDED = (
+    RequestSpec(450, 500, 50),
+    RequestSpec(10, 30, 20),
+    RequestSpec(390, 391, 300),
+)
 """A group of four holds 400 tokens, and 700 with lent weights."""
 
 
@@ -157,7 +161,9 @@ def test_weights_stay_lent_for_a_long_request_before_a_narrower_one() -> None:
 
 
 def test_a_request_without_limit_has_more_room_only_when_it_needs_it() -> None:
-    """With its KV; a group that has lent its weights for others ends none early, and keeps none from coming back."""
+    """With its KV; a group that has lent its weights for others ends none early, and keeps none
+    from coming back.
+    """
     shell = lent()
     shell.finish("long")
     shell.arrive("open", OPEN_ENDED)
@@ -168,7 +174,9 @@ def test_a_request_without_limit_has_more_room_only_when_it_needs_it() -> None:
 
 
 def test_a_degree_with_max_tokens_has_the_loan_that_it_may_need() -> None:
-    """No other group can go on with it: without the loan it would end where the whole group is full."""
+    """No other group can go on with it: without the loan it would end where the whole group is
+    full.
+    """
     shell = together()
     shell.arrive("degree", RequestSpec(40, 41, 560, 4, most_tokens=600))
     assert shell.weights[GROUP] == "lending"

@@ -1,4 +1,6 @@
-"""What in the manifests contradicts Kubernetes' schemas, the code, or other manifests: each problem is a line."""
+"""What in the manifests contradicts Kubernetes' schemas, the code, or other manifests: each problem
+is a line.
+"""
 
 import functools
 import json
@@ -20,7 +22,17 @@ from flying_serving.cli.admin import app
 from flying_serving.cli.serve import _add_flags, _flying_settings
 from flying_serving.errors import ConfigError
 from flying_serving.server.http import node
-from tests.deploy.manifests import NODES, ROUTER, Object, amount, container, find, of_kind, pod, probes
+from tests.deploy.manifests import (
+    NODES,
+    ROUTER,
+    Object,
+    amount,
+    container,
+    find,
+    of_kind,
+    pod,
+    probes,
+)
 
 VERSIONS = ("1.30", kubernetes_validate.latest_version())
 """Of Kubernetes: the oldest that the README names, and the newest whose schemas there are."""
@@ -30,7 +42,9 @@ UsageError: Any = typer.BadParameter.__bases__[0]
 
 
 def problems(objects: Sequence[Object]) -> list[str]:
-    """Those of the schemas, or else of flags, or else all others; none if the manifests are right."""
+    """Those of the schemas, or else of flags, or else all others; none if the manifests are
+    right.
+    """
     found = [line for one in objects for line in against_schema(one)]
     return found or [*flags(objects)] or [line for check in CHECKS for line in check(objects)]
 
@@ -38,7 +52,9 @@ def problems(objects: Sequence[Object]) -> list[str]:
 def against_schema(one: Object) -> Iterator[str]:
     """Fields that Kubernetes does not know, or of another type than it wants."""
     if one["apiVersion"] == OPERATOR:
-        yield from (f"{one['kind']}: {error.message}" for error in MONITORING[one["kind"]].iter_errors(one))
+        yield from (
+            f"{one['kind']}: {error.message}" for error in MONITORING[one["kind"]].iter_errors(one)
+        )
         return
     yield from _against_kubernetes(json.dumps(one))
 
@@ -52,7 +68,10 @@ def _against_kubernetes(written: str) -> list[str]:
             kubernetes_validate.validate(one, version, strict=True)
         except kubernetes_validate.ValidationError as error:
             path = ".".join(map(str, error.path))
-            found.append(f"{one['kind']}/{one['metadata']['name']}: {path}: {error.message} (Kubernetes {version})")
+            found.append(
+                f"{one['kind']}/{one['metadata']['name']}: {path}: {error.message} (Kubernetes "
+                f"{version})"
+            )
         except kubernetes_validate.SchemaNotFoundError as error:
             found.append(error.message)
     return found
@@ -60,7 +79,12 @@ def _against_kubernetes(written: str) -> list[str]:
 
 def _exactly(**fields: Any) -> Object:
     """The schema of an object with just these fields."""
-    return {"type": "object", "additionalProperties": False, "required": list(fields), "properties": fields}
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "required": list(fields),
+        "properties": fields,
+    }
 
 
 _TEXT = {"type": "string"}
@@ -70,7 +94,12 @@ _LABELS = {"type": "object", "additionalProperties": _TEXT}
 def _resource(kind: str, **spec: Any) -> Draft202012Validator:
     """The schema of one of the operator's objects with just these fields in `spec`."""
     metadata = _exactly(name=_TEXT, labels=_LABELS)
-    whole = _exactly(apiVersion={"const": OPERATOR}, kind={"const": kind}, metadata=metadata, spec=_exactly(**spec))
+    whole = _exactly(
+        apiVersion={"const": OPERATOR},
+        kind={"const": kind},
+        metadata=metadata,
+        spec=_exactly(**spec),
+    )
     return Draft202012Validator(whole)
 
 
@@ -84,25 +113,40 @@ MONITORING = {
     ),
     "PrometheusRule": _resource("PrometheusRule", groups={"type": "array"}),
 }
-"""The fields that we use of the Prometheus operator's objects, whose schemas no cluster has of itself."""
+"""The fields that we use of the Prometheus operator's objects, whose schemas no cluster has of
+itself.
+"""
 
 
 def labels(objects: Sequence[Object]) -> Iterator[str]:
     """Selectors that do not choose the pods of one Deployment, and ports that those do not have."""
-    made = {one["metadata"]["name"]: one["spec"]["template"] for one in of_kind(objects, "Deployment")}
-    ports = {name: [port["name"] for port in container(find(objects, "Deployment", name))["ports"]] for name in made}
+    made = {
+        one["metadata"]["name"]: one["spec"]["template"] for one in of_kind(objects, "Deployment")
+    }
+    ports = {
+        name: [port["name"] for port in container(find(objects, "Deployment", name))["ports"]]
+        for name in made
+    }
     for one in objects:
         selector = one.get("spec", {}).get("selector")
         if selector is None:
             continue
         needed = selector.get("matchLabels", selector).items()
-        chosen = [name for name, template in made.items() if needed <= template["metadata"]["labels"].items()]
+        chosen = [
+            name
+            for name, template in made.items()
+            if needed <= template["metadata"]["labels"].items()
+        ]
         if len(chosen) != 1:
             yield f"{one['kind']}/{one['metadata']['name']}: its selector chooses {chosen}"
             continue
         asked = [port.get("targetPort", port["port"]) for port in one["spec"].get("ports", ())]
         asked += [endpoint["port"] for endpoint in one["spec"].get("podMetricsEndpoints", ())]
-        yield from (f"{one['kind']}/{chosen[0]}: no port {port}" for port in asked if port not in ports[chosen[0]])
+        yield from (
+            f"{one['kind']}/{chosen[0]}: no port {port}"
+            for port in asked
+            if port not in ports[chosen[0]]
+        )
 
 
 def rights(objects: Sequence[Object]) -> Iterator[str]:
@@ -142,7 +186,9 @@ def served(deployment: Object) -> Namespace:
 
 
 def drained_s(deployment: Object) -> tuple[float, float]:
-    """Seconds before the drain, and of the drain at most. Raises UsageError for flags that it does not take."""
+    """Seconds before the drain, and of the drain at most. Raises UsageError for flags that it does
+    not take.
+    """
     shell, flag, script = container(deployment)["lifecycle"]["preStop"]["exec"]["command"]
     told = re.fullmatch(r"sleep (\d+); exec flying-serving drain (.*)", script)
     if (shell, flag) != ("sh", "-c") or told is None:
@@ -171,7 +217,9 @@ def flags(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def routed(objects: Sequence[Object]) -> Iterator[str]:
-    """Flags of the router that lead elsewhere than to the nodes, or not to where it is asked itself."""
+    """Flags of the router that lead elsewhere than to the nodes, or not to where it is asked
+    itself.
+    """
     nodes, router = (find(objects, "Deployment", name) for name in (NODES, ROUTER))
     told = dict(arg.removeprefix("--").partition("=")[::2] for arg in container(router)["args"])
     key, _, value = told["selector"].partition("=")
@@ -179,7 +227,11 @@ def routed(objects: Sequence[Object]) -> Iterator[str]:
         yield f"--selector={key}={value}: nodes have no such label"
     http, metrics = (port["containerPort"] for port in container(router)["ports"])
     ports = {"port": http, "prometheus-port": metrics, "service-discovery-port": served(nodes).port}
-    yield from (f"--{flag}={told[flag]}: {port} is expected" for flag, port in ports.items() if int(told[flag]) != port)
+    yield from (
+        f"--{flag}={told[flag]}: {port} is expected"
+        for flag, port in ports.items()
+        if int(told[flag]) != port
+    )
 
 
 def routes() -> set[str]:
@@ -209,11 +261,17 @@ def times(objects: Sequence[Object]) -> Iterator[str]:
     grace_s = pod(nodes)["terminationGracePeriodSeconds"]
     needed_s = sum(drained_s(nodes)) + served(nodes).shutdown_timeout
     if grace_s <= needed_s:
-        yield f"terminationGracePeriodSeconds={grace_s}: preStop and --shutdown-timeout take {needed_s:g}"
+        yield (
+            f"terminationGracePeriodSeconds={grace_s}: preStop and --shutdown-timeout take "
+            f"{needed_s:g}"
+        )
     if pod(find(objects, "Deployment", ROUTER))["terminationGracePeriodSeconds"] < grace_s:
         yield "terminationGracePeriodSeconds: the router ends before the streams of a node"
     start = container(nodes)["startupProbe"]
-    if nodes["spec"]["progressDeadlineSeconds"] <= start["periodSeconds"] * start["failureThreshold"]:
+    if (
+        nodes["spec"]["progressDeadlineSeconds"]
+        <= start["periodSeconds"] * start["failureThreshold"]
+    ):
         yield "progressDeadlineSeconds: the startup probe allows more"
     for one in of_kind(objects, "Deployment"):
         if one["spec"]["strategy"]["rollingUpdate"] != {"maxUnavailable": 0, "maxSurge": 1}:
@@ -226,7 +284,10 @@ def sizes(objects: Sequence[Object]) -> Iterator[str]:
     args, limits = served(nodes), container(nodes)["resources"]["limits"]
     threads = {one["name"]: one.get("value") for one in container(nodes)["env"]}["OMP_NUM_THREADS"]
     if args.data_parallel_size * int(threads) != amount(limits["cpu"]):
-        yield f"OMP_NUM_THREADS={threads}: {args.data_parallel_size} engines have {limits['cpu']} cores"
+        yield (
+            f"OMP_NUM_THREADS={threads}: {args.data_parallel_size} engines have "
+            f"{limits['cpu']} cores"
+        )
     shared = [volume["emptyDir"] for volume in pod(nodes)["volumes"] if "emptyDir" in volume]
     in_memory = sum(amount(one["sizeLimit"]) for one in shared if one.get("medium") == "Memory")
     if args.data_parallel_size * args.kv_cache_memory_bytes + in_memory >= amount(limits["memory"]):
@@ -234,7 +295,9 @@ def sizes(objects: Sequence[Object]) -> Iterator[str]:
     devices = args.data_parallel_size * args.tensor_parallel_size
     if amount(limits.get("nvidia.com/gpu", devices)) != devices:
         yield f"nvidia.com/gpu={limits['nvidia.com/gpu']}: the engines have {devices} devices"
-    if not {"/dev/shm", "/tmp"} <= {mount["mountPath"] for mount in container(nodes)["volumeMounts"]}:
+    if not {"/dev/shm", "/tmp"} <= {
+        mount["mountPath"] for mount in container(nodes)["volumeMounts"]
+    }:
         yield "volumeMounts: /dev/shm and /tmp are written to"
 
 

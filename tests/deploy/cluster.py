@@ -1,4 +1,6 @@
-"""A stand-in for Kubernetes' API, which lists and watches the pods of one namespace; and one for a node."""
+"""A stand-in for Kubernetes' API, which lists and watches the pods of one namespace; and one for a
+node.
+"""
 
 import json
 import threading
@@ -52,7 +54,9 @@ def serving(handler: type[Answers], port: int = 0) -> Iterator[int]:
 
 
 class Cluster:
-    """Pods, and who watches them. `refused`: paths that were asked for beside listing and watching pods."""
+    """Pods, and who watches them. `refused`: paths that were asked for beside listing and watching
+    pods.
+    """
 
     def __init__(self) -> None:
         self.refused: list[str] = []
@@ -65,10 +69,22 @@ class Cluster:
         metadata: dict[str, Any] = {"name": name, "namespace": NAMESPACE, "labels": labels}
         if ends:
             metadata["deletionTimestamp"] = "2026-11-25T00:00:00Z"
-        status = {"phase": "Running", "podIP": HOST, "conditions": [{"type": "Ready", "status": str(ready)}]}
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": []}, "status": status}
+        status = {
+            "phase": "Running",
+            "podIP": HOST,
+            "conditions": [{"type": "Ready", "status": str(ready)}],
+        }
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": metadata,
+            "spec": {"containers": []},
+            "status": status,
+        }
         with self._changed:
-            self._events.append({"type": "MODIFIED" if name in self._pods else "ADDED", "object": pod})
+            self._events.append(
+                {"type": "MODIFIED" if name in self._pods else "ADDED", "object": pod}
+            )
             metadata["resourceVersion"] = self._version()
             self._pods[name] = pod
             self._changed.notify_all()
@@ -81,7 +97,12 @@ class Cluster:
         """All pods."""
         with self._changed:
             metadata = {"resourceVersion": self._version()}
-            return {"kind": "PodList", "apiVersion": "v1", "metadata": metadata, "items": list(self._pods.values())}
+            return {
+                "kind": "PodList",
+                "apiVersion": "v1",
+                "metadata": metadata,
+                "items": list(self._pods.values()),
+            }
 
     def events(self, version: int) -> Iterator[dict[str, Any]]:
         """Those after a version, as they come; without an end."""
@@ -101,7 +122,10 @@ class Cluster:
                 asked = urlsplit(self.path)
                 if asked.path != PODS:
                     cluster.refused.append(self.path)
-                    self.send({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 403}, 403)
+                    self.send(
+                        {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 403},
+                        403,
+                    )
                 elif "watch" in (query := parse_qs(asked.query)):
                     self.begin("application/json")
                     for event in cluster.events(int(query["resourceVersion"][0])):
@@ -121,12 +145,15 @@ class Cluster:
             "contexts": [{"name": "it", "context": context}],
             "current-context": "it",
         }
-        path.write_text(json.dumps({"apiVersion": "v1", "kind": "Config", **told}), encoding="utf-8")
+        path.write_text(
+            json.dumps({"apiVersion": "v1", "kind": "Config", **told}), encoding="utf-8"
+        )
         return path
 
 
 class Node:
-    """Streams pieces. `keys`: of the requests that came. `go_on`: lets streams go on after half of them.
+    """Streams pieces. `keys`: of the requests that came. `go_on`: lets streams go on after half of
+    them.
 
     `drains`: it is not ready, and well.
     """
@@ -146,7 +173,9 @@ class Node:
                 self.send({}, 503 if node.drains and self.path == "/ready" else 200)
 
             def do_POST(self) -> None:
-                """A stream; the router's policy asks for tokens first, which this node does not know."""
+                """A stream; the router's policy asks for tokens first, which this node does not
+                know.
+                """
                 self.rfile.read(int(self.headers["Content-Length"]))
                 if not self.path.endswith("/completions"):
                     self.send({}, 404)

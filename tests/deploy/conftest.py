@@ -1,4 +1,6 @@
-"""Ray is not in the environment of the other tests, since vLLM imports it where it is: `make test-ray` has it."""
+"""Ray is not in the environment of the other tests, since vLLM imports it where it is: `make
+test-ray` has it.
+"""
 
 from importlib.util import find_spec
 

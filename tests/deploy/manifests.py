@@ -1,4 +1,6 @@
-"""The Kubernetes manifests, as kustomize puts them together, but for the namespace and the images' names."""
+"""The Kubernetes manifests, as kustomize puts them together, but for the namespace and the images'
+names.
+"""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -22,7 +24,9 @@ class UniqueKeys(yaml.SafeLoader):
         """Raises ConstructorError for such a key."""
         keys = [key.value for key, _ in node.value]
         if len(set(keys)) < len(keys):
-            raise yaml.constructor.ConstructorError(None, None, f"one of {keys} is there twice", node.start_mark)
+            raise yaml.constructor.ConstructorError(
+                None, None, f"one of {keys} is there twice", node.start_mark
+            )
         return super().construct_mapping(node, deep)
 
 
@@ -32,7 +36,9 @@ def load(path: Path) -> list[Object]:
 
 
 def rendered(*components: str) -> list[Object]:
-    """All objects with these components. Raises ValueError for a patch whose target is not there."""
+    """All objects with these components. Raises ValueError for a patch whose target is not
+    there.
+    """
     objects: list[Object] = []
     patches: list[Object] = []
     for part in (FOLDER, *(FOLDER / name for name in components)):

@@ -12,7 +12,8 @@ from harness.live import tiny, wait_until
 COMMAND = "flying_serving.cli.main"
 PARENT = f"""
 import os, subprocess, sys, time
-line = [sys.executable, "-m", "flying_serving.deploy.child", str(os.getpid()), "{COMMAND}", "serve", sys.argv[1]]
+child = [sys.executable, "-m", "flying_serving.deploy.child", str(os.getpid())]
+line = [*child, "{COMMAND}", "serve", sys.argv[1]]
 print(subprocess.Popen(line).pid, flush=True)
 time.sleep(60)
 """
@@ -21,15 +22,23 @@ time.sleep(60)
 def test_a_child_ends_with_its_parent() -> None:
     """Also after it has become the command."""
     line = [sys.executable, "-c", PARENT, str(tiny("llama"))]
-    with subprocess.Popen(line, cwd=ROOT, env=os.environ | ENVIRONMENT, stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        line, cwd=ROOT, env=os.environ | ENVIRONMENT, stdout=subprocess.PIPE, text=True
+    ) as parent:
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
-        wait_until(lambda: COMMAND in child.cmdline() and "flying_serving.deploy.child" not in child.cmdline())
+        wait_until(
+            lambda: (
+                COMMAND in child.cmdline() and "flying_serving.deploy.child" not in child.cmdline()
+            )
+        )
         parent.kill()
     wait_until(lambda: not child.is_running())
 
 
 def test_a_child_whose_parent_has_ended_does_nothing() -> None:
     line = [sys.executable, "-m", "flying_serving.deploy.child", "1", COMMAND, "--help"]
-    done = subprocess.run(line, cwd=ROOT, env=os.environ | ENVIRONMENT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        line, cwd=ROOT, env=os.environ | ENVIRONMENT, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

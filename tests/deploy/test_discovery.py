@@ -1,4 +1,6 @@
-"""vllm-router with the flags of its manifest, and a stand-in for Kubernetes' API: it finds the nodes of theirs."""
+"""vllm-router with the flags of its manifest, and a stand-in for Kubernetes' API: it finds the
+nodes of theirs.
+"""
 
 import os
 import signal
@@ -20,7 +22,8 @@ from tests.deploy.cluster import NAMESPACE, PIECES, Cluster, Node, serving
 from tests.deploy.manifests import NODES, ROUTER, Object, container, find, probes, rendered
 
 LABELS: dict[str, dict[str, str]] = {
-    name: find(rendered(), "Deployment", name)["spec"]["template"]["metadata"]["labels"] for name in (NODES, ROUTER)
+    name: find(rendered(), "Deployment", name)["spec"]["template"]["metadata"]["labels"]
+    for name in (NODES, ROUTER)
 }
 
 
@@ -49,10 +52,20 @@ def line(router: Object, ports: dict[str, int]) -> list[str]:
     (script,) = container(router)["command"]
     (entry,) = entry_points(group="console_scripts", name=script)
     told = {**ports, "host": HOST, "prometheus-host": HOST}
-    flags = [flag for flag in container(router)["args"] if flag.removeprefix("--").partition("=")[0] not in told]
+    flags = [
+        flag
+        for flag in container(router)["args"]
+        if flag.removeprefix("--").partition("=")[0] not in told
+    ]
     assert len(flags) == len(container(router)["args"]) - len(told)
     flags = [flag.replace("$(NAMESPACE)", NAMESPACE) for flag in flags]
-    return [sys.executable, "-m", entry.module, *flags, *(f"--{name}={value}" for name, value in told.items())]
+    return [
+        sys.executable,
+        "-m",
+        entry.module,
+        *flags,
+        *(f"--{name}={value}" for name, value in told.items()),
+    ]
 
 
 @contextmanager
@@ -65,10 +78,19 @@ def routed(folder: Path) -> Iterator[Routed]:
         ReservedPort() as own,
         ReservedPort() as metrics,
     ):
-        ports = {"port": own.number, "service-discovery-port": port, "prometheus-port": metrics.number}
-        environment = os.environ | {"KUBECONFIG": str(cluster.configuration(folder / "kubeconfig", api))}
+        ports = {
+            "port": own.number,
+            "service-discovery-port": port,
+            "prometheus-port": metrics.number,
+        }
+        environment = os.environ | {
+            "KUBECONFIG": str(cluster.configuration(folder / "kubeconfig", api))
+        }
         command, log = line(find(rendered(), "Deployment", ROUTER), ports), folder / "log"
-        with log.open("wb") as out, subprocess.Popen(command, env=environment, stdout=out, stderr=out) as process:
+        with (
+            log.open("wb") as out,
+            subprocess.Popen(command, env=environment, stdout=out, stderr=out) as process,
+        ):
             try:
                 with httpx.Client(base_url=own.url, timeout=60) as http:
                     yield Routed(cluster, node, http, process, log)
@@ -93,13 +115,17 @@ def here(tmp_path: Path) -> Iterator[Routed]:
 
 
 def test_flags_are_those_that_we_start_a_router_and_nodes_with() -> None:
-    nodes, router = (container(find(rendered(), "Deployment", name))["args"] for name in (NODES, ROUTER))
+    nodes, router = (
+        container(find(rendered(), "Deployment", name))["args"] for name in (NODES, ROUTER)
+    )
     assert {f"{flag}={value}" for flag, value in SETTINGS.items()} <= set(router)
     assert SCALE_OUT in nodes
 
 
 def test_router_follows_nodes_by_label_and_readiness(here: Routed) -> None:
-    """A node that drains is left out, also before the kubelet has noticed; streams go on, of a router that ends too."""
+    """A node that drains is left out, also before the kubelet has noticed; streams go on, of a
+    router that ends too.
+    """
     here.cluster.set("router", LABELS[ROUTER], ready=True)
     here.cluster.set("node", LABELS[NODES], ready=False)
     here.wait_until_probe("readinessProbe", 503)
@@ -114,7 +140,9 @@ def test_router_follows_nodes_by_label_and_readiness(here: Routed) -> None:
     here.node.drains = False
     here.wait_until_probe("readinessProbe", 200)
     body = {"model": "model", "prompt": "a", "stream": True}
-    with here.http.stream("POST", "/v1/completions", json=body, headers={"Authorization": "Bearer key"}) as stream:
+    with here.http.stream(
+        "POST", "/v1/completions", json=body, headers={"Authorization": "Bearer key"}
+    ) as stream:
         lines = stream.iter_lines()
         found = [next(lines)]
         here.cluster.set("node", LABELS[NODES], ready=True, ends=True)

@@ -1,4 +1,6 @@
-"""The Kubernetes manifests: right by Kubernetes' schemas, and in agreement with the code and each other."""
+"""The Kubernetes manifests: right by Kubernetes' schemas, and in agreement with the code and each
+other.
+"""
 
 import re
 from typing import Any
@@ -8,23 +10,40 @@ import yaml
 
 from supply.lock import PYTHONS
 from tests.deploy.agreement import against_schema, problems
-from tests.deploy.manifests import FOLDER, NODES, Object, container, find, load, of_kind, patched, pod, rendered
+from tests.deploy.manifests import (
+    FOLDER,
+    NODES,
+    Object,
+    container,
+    find,
+    load,
+    of_kind,
+    patched,
+    pod,
+    rendered,
+)
 from tests.observability.dashboards import OBSERVABILITY
 from tests.observability.programs import promtool
 
 COMPONENTS = ("prometheus", "cuda")
 
 
-@pytest.mark.parametrize("components", [(), COMPONENTS[:1], COMPONENTS[1:], COMPONENTS], ids="+".join)
+@pytest.mark.parametrize(
+    "components", [(), COMPONENTS[:1], COMPONENTS[1:], COMPONENTS], ids="+".join
+)
 def test_manifests_agree_with_schemas_code_and_each_other(components: tuple[str, ...]) -> None:
     assert problems(rendered(*components)) == []
 
 
 def test_kustomization_names_every_file_and_image() -> None:
     (top,) = load(FOLDER / "kustomization.yaml")
-    parts = {FOLDER: top} | {FOLDER / name: load(FOLDER / name / "kustomization.yaml")[0] for name in COMPONENTS}
+    parts = {FOLDER: top} | {
+        FOLDER / name: load(FOLDER / name / "kustomization.yaml")[0] for name in COMPONENTS
+    }
     listed = {folder / name for folder, told in parts.items() for name in told.get("resources", ())}
-    assert listed | {folder / "kustomization.yaml" for folder in parts} == set(FOLDER.rglob("*.yaml"))
+    assert listed | {folder / "kustomization.yaml" for folder in parts} == set(
+        FOLDER.rglob("*.yaml")
+    )
     assert {told["kind"] for folder, told in parts.items() if folder != FOLDER} == {"Component"}
     used = {container(one)["image"] for one in of_kind(rendered(), "Deployment")}
     assert {one["name"] for one in top["images"]} == used
@@ -52,9 +71,15 @@ def test_what_has_to_exist_before_is_in_the_readme() -> None:
     """Secrets and claims that the manifests use and do not make."""
     nodes = find(rendered(), "Deployment", NODES)
     text = (FOLDER / "README.md").read_text(encoding="utf-8")
-    (key,) = [one["valueFrom"]["secretKeyRef"] for one in container(nodes)["env"] if "valueFrom" in one]
+    (key,) = [
+        one["valueFrom"]["secretKeyRef"] for one in container(nodes)["env"] if "valueFrom" in one
+    ]
     assert f"create secret generic {key['name']} --from-literal={key['key']}=" in text
-    claims = [one["persistentVolumeClaim"] for one in pod(nodes)["volumes"] if "persistentVolumeClaim" in one]
+    claims = [
+        one["persistentVolumeClaim"]
+        for one in pod(nodes)["volumes"]
+        if "persistentVolumeClaim" in one
+    ]
     assert all(f"PersistentVolumeClaim `{claim['claimName']}`" in text for claim in claims)
 
 
@@ -91,9 +116,15 @@ def test_pods_are_scraped_as_the_job_that_alerts_look_for() -> None:
     (monitor,) = of_kind(objects, "PodMonitor")
     example = yaml.safe_load((OBSERVABILITY / "prometheus.yml").read_text(encoding="utf-8"))
     template = find(objects, "Deployment", NODES)["spec"]["template"]
-    assert template["metadata"]["labels"][monitor["spec"]["jobLabel"]] == example["scrape_configs"][0]["job_name"]
+    assert (
+        template["metadata"]["labels"][monitor["spec"]["jobLabel"]]
+        == example["scrape_configs"][0]["job_name"]
+    )
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
-    assert (endpoint["path"], endpoint["interval"]) == ("/metrics", example["global"]["scrape_interval"])
+    assert (endpoint["path"], endpoint["interval"]) == (
+        "/metrics",
+        example["global"]["scrape_interval"],
+    )
 
 
 # ---- what is wrong is found
@@ -120,7 +151,11 @@ PRE_STOP = f"{NODE}/lifecycle/preStop/exec/command/2"
         ("/spec/replica", 2, "'replica' was unexpected"),
         (f"{NODE}/readynessProbe", {}, "'readynessProbe' was unexpected"),
         (f"{NODE}/readinessProbe/httpGet/path", "/redy", "no route /redy"),
-        (f"{NODE}/livenessProbe/httpGet/path", "/ready", "a node that drains is not ready, and alive"),
+        (
+            f"{NODE}/livenessProbe/httpGet/path",
+            "/ready",
+            "a node that drains is not ready, and alive",
+        ),
         (f"{NODE}/livenessProbe/httpGet/port", "https", "livenessProbe: port https"),
         (f"{NODE}/ports/0/containerPort", 8001, "--port=8000 is not where probes ask"),
         (f"{NODE}/ports/0/name", "web", "Service/flying-serving: no port http"),
@@ -139,7 +174,11 @@ PRE_STOP = f"{NODE}/lifecycle/preStop/exec/command/2"
         (f"{NODE}/env/0", {"name": "VLLM_API_KEY", "value": "key"}, "must come from a Secret"),
         (f"{NODE}/volumeMounts/1/mountPath", "/shm", "/dev/shm and /tmp are written to"),
         ("/spec/strategy/rollingUpdate/maxUnavailable", 1, "takes one away before"),
-        ("/spec/template/metadata/labels/app.kubernetes.io~1name", "other", "its selector chooses []"),
+        (
+            "/spec/template/metadata/labels/app.kubernetes.io~1name",
+            "other",
+            "its selector chooses []",
+        ),
     ],
 )
 def test_a_wrong_node_is_found(path: str, value: Any, problem: str) -> None:
@@ -151,23 +190,51 @@ def test_a_wrong_node_is_found(path: str, value: Any, problem: str) -> None:
     ("kind", "name", "path", "value", "problem"),
     [
         ("Service", "flying-serving", "/spec/ports/0/targetPort", "https", "no port https"),
-        ("PodDisruptionBudget", "flying-serving", "/spec/minAvailabel", 1, "'minAvailabel' was unexpected"),
-        ("PodMonitor", "flying-serving", "/spec/podMetricsEndpoints/0/port", "metrics", "no port metrics"),
+        (
+            "PodDisruptionBudget",
+            "flying-serving",
+            "/spec/minAvailabel",
+            1,
+            "'minAvailabel' was unexpected",
+        ),
+        (
+            "PodMonitor",
+            "flying-serving",
+            "/spec/podMetricsEndpoints/0/port",
+            "metrics",
+            "no port metrics",
+        ),
         ("PodMonitor", "flying-serving", "/spec/joblabel", "a", "'joblabel' was unexpected"),
         ("PrometheusRule", "flying-serving", "/spec/group", [], "'group' was unexpected"),
-        ("Deployment", "vllm-router", f"{ARGS}/-", "--selector=app=other", "nodes have no such label"),
-        ("Deployment", "vllm-router", f"{ARGS}/-", "--service-discovery-port=80", "8000 is expected"),
+        (
+            "Deployment",
+            "vllm-router",
+            f"{ARGS}/-",
+            "--selector=app=other",
+            "nodes have no such label",
+        ),
+        (
+            "Deployment",
+            "vllm-router",
+            f"{ARGS}/-",
+            "--service-discovery-port=80",
+            "8000 is expected",
+        ),
         ("Role", "vllm-router", "/rules/0/verbs", ["list"], "lists and watches"),
         ("RoleBinding", "vllm-router", "/subjects/0/name", "default", "not vllm-router"),
     ],
 )
-def test_another_wrong_object_is_found(kind: str, name: str, path: str, value: Any, problem: str) -> None:
+def test_another_wrong_object_is_found(
+    kind: str, name: str, path: str, value: Any, problem: str
+) -> None:
     found = problems(replaced(kind, name, path, value))
     assert any(problem in line for line in found), found
 
 
 def test_an_unknown_kind_is_found() -> None:
-    found = list(against_schema({"apiVersion": "apps/v1", "kind": "Deploymnt", "metadata": {"name": "a"}}))
+    found = list(
+        against_schema({"apiVersion": "apps/v1", "kind": "Deploymnt", "metadata": {"name": "a"}})
+    )
     assert found and all("find schema for kind Deploymnt" in line for line in found)
 
 

@@ -1,4 +1,6 @@
-"""Processes that are started, watched and ended: small HTTP servers, which are ready if they have a file `ready`."""
+"""Processes that are started, watched and ended: small HTTP servers, which are ready if they have a
+file `ready`.
+"""
 
 import asyncio
 import os
@@ -39,7 +41,13 @@ class Files(Supervised):
 
     def __init__(self, name: str, folder: Path, *more: str, ready_s: float = WAIT_S) -> None:
         self._port = ReservedPort()
-        line = ["http.server", f"--bind={HOST}", f"--directory={folder}", *more, str(self._port.number)]
+        line = [
+            "http.server",
+            f"--bind={HOST}",
+            f"--directory={folder}",
+            *more,
+            str(self._port.number),
+        ]
         super().__init__(name, line, os.environ, self._port.url, "/ready", ready_s)
 
     @property
@@ -61,8 +69,13 @@ def folder(tmp_path: Path) -> Path:
 
 @asynccontextmanager
 async def serving(folder: Path, count: int) -> AsyncIterator[tuple[list[Files], Files]]:
-    """So many servers, and one more in front of them, all ready; at the end, none of them is left."""
-    files, front = [Files(f"node {number}", folder) for number in range(count)], Files("router", folder)
+    """So many servers, and one more in front of them, all ready; at the end, none of them is
+    left.
+    """
+    files, front = (
+        [Files(f"node {number}", folder) for number in range(count)],
+        Files("router", folder),
+    )
     task = asyncio.create_task(serve(files, front, WAIT_S))
     try:
         await until(lambda: front._is_ready or task.done())
@@ -82,7 +95,9 @@ async def until(true: Callable[[], object]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_what_dies_is_started_again_at_the_same_place(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_what_dies_is_started_again_at_the_same_place(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """After a second, with all else as it is. What is in front is watched as well."""
     async with serving(folder, 2) as (files, front):
         others = [files[0].process, front.process]
@@ -105,7 +120,9 @@ async def test_all_end_in_order_when_they_are_told_to(folder: Path) -> None:
     async with serving(folder, 2) as (files, front):
         processes = [one.process for one in (*files, front)]
     assert not any(process.is_running() for process in processes)
-    assert [one._process.returncode for one in (*files, front) if one._process] == [-signal.SIGTERM] * 3
+    assert [one._process.returncode for one in (*files, front) if one._process] == [
+        -signal.SIGTERM
+    ] * 3
 
 
 async def test_waits_grow_while_it_does_not_get_ready(
@@ -129,9 +146,14 @@ async def test_waits_grow_while_it_does_not_get_ready(
 
 async def test_a_start_that_fails_names_the_node_and_shows_why(folder: Path) -> None:
     """The others end too."""
-    good, bad, front = Files("node 0", folder), Files("node 1", folder, "--port"), Files("router", folder)
+    good, bad, front = (
+        Files("node 0", folder),
+        Files("node 1", folder, "--port"),
+        Files("router", folder),
+    )
     with pytest.raises(
-        ServerFailed, match=r"(?s)^node 1 ended with code 2; its last lines:\n.*unrecognized arguments: --port"
+        ServerFailed,
+        match=r"(?s)^node 1 ended with code 2; its last lines:\n.*unrecognized arguments: --port",
     ):
         await serve([good, bad], front, WAIT_S)
     assert good._process is not None and good._process.poll() is not None
@@ -167,6 +189,13 @@ def test_a_node_listens_here_and_the_user_says_what_it_does_not_log() -> None:
     port = node.url.rpartition(":")[2]
     module = node._line[node._line.index("flying_serving.cli.main") :]
     quiet = "--disable-access-log-for-endpoints"
-    assert [word.partition("=")[0] for word in module] == [*nodes.SERVE, "model", quiet, quiet, "--host", "--port"]
+    assert [word.partition("=")[0] for word in module] == [
+        *nodes.SERVE,
+        "model",
+        quiet,
+        quiet,
+        "--host",
+        "--port",
+    ]
     assert module[4:] == [f"{quiet}=/x", f"--host={HOST}", f"--port={port}"]
     node._port.close()

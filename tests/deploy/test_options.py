@@ -17,8 +17,17 @@ OURS = [word for setting in SETTINGS.items() for word in setting]
 
 def test_nodes_of_this_machine_and_others() -> None:
     options = parse(["--port", "80", "--node-url=http://10.0.0.1:8000", "--", "model", "-dp", "2"])
-    assert (options.nodes, options.node_urls, options.url) == (2, ("http://10.0.0.1:8000",), "http://127.0.0.1:80")
-    assert options.serve is not None and options.serve.words == ("model", "--enable-scale-out", "-dp", "2")
+    assert (options.nodes, options.node_urls, options.url) == (
+        2,
+        ("http://10.0.0.1:8000",),
+        "http://127.0.0.1:80",
+    )
+    assert options.serve is not None and options.serve.words == (
+        "model",
+        "--enable-scale-out",
+        "-dp",
+        "2",
+    )
     assert parse(["--node-url=http://10.0.0.1:8000"]).nodes == 0
 
 
@@ -48,19 +57,31 @@ def test_only_routers_that_go_by_tokens_have_them_told(policy: str) -> None:
     ("line", "message"),
     [
         ([], "there are no nodes"),
-        (["model"], "model: unknown; flags of vllm-router begin with --router-, those of nodes follow --"),
-        (["--policy", "auto", "--", "m"], "--policy: unknown; flags of vllm-router begin with --router-"),
+        (
+            ["model"],
+            "model: unknown; flags of vllm-router begin with --router-, those of nodes follow --",
+        ),
+        (
+            ["--policy", "auto", "--", "m"],
+            "--policy: unknown; flags of vllm-router begin with --router-",
+        ),
         (["--nodes=2"], "--nodes=2: -- MODEL"),
         (["--nodes=0", "--", "m"], "--nodes=0: there is no node"),
         (["--nodes=65", "--", "m"], "--nodes=65: must be a whole number from 0 up to 64"),
         (["--node-url=10.0.0.1"], "--node-url='10.0.0.1': must be like http://10.0.0.1:8000"),
         (["--node-url=http://a:1/v1"], "--node-url='http://a:1/v1': must be like"),
-        (["--host=0.0.0.0", "--", "m"], "--host=0.0.0.0: the router hands on admin routes.* add --api-key after --"),
+        (
+            ["--host=0.0.0.0", "--", "m"],
+            "--host=0.0.0.0: the router hands on admin routes.* add --api-key after --",
+        ),
         (["--host=0.0.0.0", "--", "m", "--api-key", ""], "add --api-key after --"),
         (["--host=::1", "--", "m"], "--host=::1: must be a name or an IPv4 address"),
         (["--port=0", "--", "m"], "--port=0: must be a whole number from 1 up to 65535"),
         (["--port=70000", "--", "m"], "--port=70000: must be a whole number from 1 up to 65535"),
-        (["--ready-timeout-s=nan", "--", "m"], "--ready-timeout-s=nan: must be above 0, up to 86400"),
+        (
+            ["--ready-timeout-s=nan", "--", "m"],
+            "--ready-timeout-s=nan: must be above 0, up to 86400",
+        ),
         (["--ready-timeout-s=-1", "--", "m"], "--ready-timeout-s=-1: must be above 0, up to 86400"),
         (["--router-port=1", "--", "m"], "--router-port: --port says where the router listens"),
         (["--router-policy=auto", "--", "m"], "--router-policy: invalid choice: 'auto'"),
@@ -79,17 +100,25 @@ def test_nodes_with_a_key_may_be_reached_from_everywhere() -> None:
     assert (options.host, options.url) == ("0.0.0.0", "http://127.0.0.1:8000")
 
 
-def test_a_missing_router_is_one_line_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_router_is_one_line_that_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "vllm_router", None)
     with pytest.raises(ConfigError) as failed:
         parse(["--", "m"])
-    assert str(failed.value) == MISSING == 'vllm-router is not installed: pip install "flying-serving[router]"'
+    assert (
+        str(failed.value)
+        == MISSING
+        == 'vllm-router is not installed: pip install "flying-serving[router]"'
+    )
 
 
 def test_a_port_that_is_taken_is_told_before_nodes_start() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"--host=127.0.0.1 --port={port}: address already in use"):
+        with pytest.raises(
+            ConfigError, match=f"--host=127.0.0.1 --port={port}: address already in use"
+        ):
             reserved_port(parse([f"--port={port}", "--", "m"]))
 
 
@@ -115,7 +144,9 @@ class Admin(BaseHTTPRequestHandler):
         """Nothing."""
 
 
-async def test_nodes_of_this_machine_need_a_key_if_others_reach_the_router(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nodes_of_this_machine_need_a_key_if_others_reach_the_router(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """They take what the router passes on for what comes from their own machine."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Admin) as node:
         threading.Thread(target=node.serve_forever, daemon=True).start()
@@ -124,7 +155,9 @@ async def test_nodes_of_this_machine_need_a_key_if_others_reach_the_router(monke
         await check_nodes(parse(["--host=0.0.0.0", at, elsewhere]))
         monkeypatch.setattr(Admin, "has_key", False)
         await check_nodes(parse([at]))
-        with pytest.raises(ConfigError, match=f"--host=0.0.0.0 with {at}: start that node with --api-key"):
+        with pytest.raises(
+            ConfigError, match=f"--host=0.0.0.0 with {at}: start that node with --api-key"
+        ):
             await check_nodes(parse(["--host=0.0.0.0", at]))
         node.shutdown()
     with pytest.raises(ConfigError, match=f"{at}: does not say whether it asks for a key"):

@@ -1,4 +1,6 @@
-"""The node of one replica: watched, and ended when it is silent or does not start. A stand-in answers in its place."""
+"""The node of one replica: watched, and ended when it is silent or does not start. A stand-in
+answers in its place.
+"""
 
 import asyncio
 import os
@@ -54,7 +56,9 @@ async def test_a_node_that_takes_no_requests_is_not_healthy_but_lives() -> None:
         while await one._status() is None:
             await asyncio.sleep(0.05)
         for _ in range(own_node.MOST_SILENT + 1):
-            with pytest.raises(ServerFailed, match="takes no requests: it drains, or has lost its engines"):
+            with pytest.raises(
+                ServerFailed, match="takes no requests: it drains, or has lost its engines"
+            ):
                 await one.check()
         assert one.problem is None
 
@@ -65,7 +69,9 @@ async def test_a_node_that_is_not_ready_in_time_is_given_up() -> None:
             await one.wait_until_ready()
 
 
-@pytest.mark.parametrize(("given", "expected"), [(None, "nobind"), ("0-1", "0-1")], ids=["by default", "asked for"])
+@pytest.mark.parametrize(
+    ("given", "expected"), [(None, "nobind"), ("0-1", "0-1")], ids=["by default", "asked for"]
+)
 async def test_a_replica_is_not_bound_to_cores_that_others_have(
     monkeypatch: pytest.MonkeyPatch, given: str | None, expected: str
 ) -> None:
@@ -74,5 +80,7 @@ async def test_a_replica_is_not_bound_to_cores_that_others_have(
         monkeypatch.setenv(BIND, given)
     async with node("200") as one:
         await one.wait_until_ready()
-        variables = Path(f"/proc/{one._process.pid}/environ").read_text(encoding="utf-8").split("\0")
+        variables = (
+            Path(f"/proc/{one._process.pid}/environ").read_text(encoding="utf-8").split("\0")
+        )
         assert f"{BIND}={expected}" in variables

@@ -1,4 +1,6 @@
-"""What a replica passes on to its node and back, between a real HTTP server and the messages of an ASGI server."""
+"""What a replica passes on to its node and back, between a real HTTP server and the messages of an
+ASGI server.
+"""
 
 import asyncio
 import json
@@ -38,9 +40,17 @@ class Asked:
     """One request, as an ASGI server has it. `sent`: the messages of the answer."""
 
     def __init__(self, path: str, body: Iterable[bytes] = (), root: str = "", **scope: Any) -> None:
-        self.scope = {"type": "http", "method": "POST", "path": root + path, "root_path": root, "headers": []} | scope
+        self.scope = {
+            "type": "http",
+            "method": "POST",
+            "path": root + path,
+            "root_path": root,
+            "headers": [],
+        } | scope
         self.sent: asyncio.Queue[Message] = asyncio.Queue()
-        self._incoming = [{"type": "http.request", "body": data, "more_body": True} for data in body]
+        self._incoming = [
+            {"type": "http.request", "body": data, "more_body": True} for data in body
+        ]
         self._incoming.append({"type": "http.request", "body": b"", "more_body": False})
 
     async def receive(self) -> Message:
@@ -61,7 +71,11 @@ class Asked:
         """Status, headers and body of an answer that is there."""
         start, *rest = [self.sent.get_nowait() for _ in range(self.sent.qsize())]
         assert not rest[-1].get("more_body", False)
-        return start["status"], start["headers"], b"".join(message.get("body", b"") for message in rest)
+        return (
+            start["status"],
+            start["headers"],
+            b"".join(message.get("body", b"") for message in rest),
+        )
 
 
 async def told(request: web.Request) -> web.Response:
@@ -72,25 +86,43 @@ async def told(request: web.Request) -> web.Response:
 
 
 async def test_a_request_arrives_as_it_was_sent() -> None:
-    """Body in pieces, path and query quoted as they were; for another host, and by way of a router."""
+    """Body in pieces, path and query quoted as they were; for another host, and by way of a
+    router.
+    """
     sent = [(b"host", b"router:8000"), (b"content-length", b"6"), (b"authorization", b"Bearer k")]
-    sent += [(b"connection", b"keep-alive"), (b"expect", b"100-continue"), (b"x-mine", b"1"), (b"x-mine", b"2")]
-    asked = Asked("/v1/a b/ü", [b"abc", b"def"], root="/llm", headers=sent, query_string=b"q=%20x&y")
+    sent += [
+        (b"connection", b"keep-alive"),
+        (b"expect", b"100-continue"),
+        (b"x-mine", b"1"),
+        (b"x-mine", b"2"),
+    ]
+    asked = Asked(
+        "/v1/a b/ü", [b"abc", b"def"], root="/llm", headers=sent, query_string=b"q=%20x&y"
+    )
     async with node(told) as passing:
         await asked.through(passing)
     found = json.loads(asked.all()[2])
     assert (found["path"], found["body"]) == ("/v1/a%20b/%C3%BC?q=%20x&y", "abcdef")
     host = dict(found["headers"]).pop("host")
     assert host.startswith("127.0.0.1:")
-    ours = [["authorization", "Bearer k"], ["content-length", "6"], ["host", host], ["via", "1.1 ray-serve"]]
+    ours = [
+        ["authorization", "Bearer k"],
+        ["content-length", "6"],
+        ["host", host],
+        ["via", "1.1 ray-serve"],
+    ]
     assert found["headers"] == [*ours, ["x-mine", "1"], ["x-mine", "2"]]
 
 
 async def test_an_answer_is_returned_as_it_is() -> None:
-    """With its status and headers, but not those of the connection; and with the name of the replica."""
+    """With its status and headers, but not those of the connection; and with the name of the
+    replica.
+    """
 
     async def full(_: web.Request) -> web.Response:
-        answer = web.json_response({"error": {"code": 429}}, status=429, headers={"Retry-After": "7"})
+        answer = web.json_response(
+            {"error": {"code": 429}}, status=429, headers={"Retry-After": "7"}
+        )
         answer.headers.add("X-Two", "1")
         answer.headers.add("X-Two", "2")
         return answer
@@ -159,7 +191,9 @@ async def test_the_node_sees_that_a_client_leaves() -> None:
 
 
 async def test_an_answer_that_breaks_off_is_broken_off() -> None:
-    """An exception tells the router so; an end of the body would look like the end of the answer."""
+    """An exception tells the router so; an end of the body would look like the end of the
+    answer.
+    """
     answer, asked = Streaming(breaks=True), Asked("/v1/completions")
     async with node(answer.handle) as passing:
         task = asyncio.create_task(asked.through(passing))

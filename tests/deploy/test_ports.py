@@ -18,7 +18,9 @@ EVERYWHERE = "0.0.0.0"
 
 def another_process_binds(port: int, host: str = HOST) -> bool:
     """Whether another process gets the port that asks for it."""
-    done = subprocess.run([sys.executable, "-c", BINDS, host, str(port)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", BINDS, host, str(port)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0 or "Address already in use" in done.stderr, done.stderr
     return done.returncode == 0
 

@@ -36,9 +36,20 @@ from flying_serving.deploy.ports import HOST, ReservedPort
 from flying_serving.deploy.scaling import LOAD, by_load
 from harness.forked import ENVIRONMENT, ROOT
 from harness.live import tiny, wait_until
-from harness.streams import WORST_LOGPROB, RequestFailed, Stream, begin, stream, streamed_body, worst_difference
+from harness.streams import (
+    WORST_LOGPROB,
+    RequestFailed,
+    Stream,
+    begin,
+    stream,
+    streamed_body,
+    worst_difference,
+)
 
-FLAGS = "--policy=manual --dtype=float32 --max-model-len=4096 --max-num-batched-tokens=256 --max-num-seqs=32"
+FLAGS = (
+    "--policy=manual --dtype=float32 --max-model-len=4096 --max-num-batched-tokens=256 "
+    "--max-num-seqs=32"
+)
 FLAGS += " --block-size=32 --kv-cache-memory-bytes=67108864"
 DRAIN_S = 60
 TIMEOUT_S = 60.0
@@ -60,24 +71,37 @@ class Job:
 
     def body(self, model: str) -> dict[str, Any]:
         """What is sent."""
-        fields = {"max_tokens": self.max_tokens, "seed": self.seed, "temperature": 1.0, "ignore_eos": True}
+        fields = {
+            "max_tokens": self.max_tokens,
+            "seed": self.seed,
+            "temperature": 1.0,
+            "ignore_eos": True,
+        }
         return streamed_body(model, self.prompt, **fields)
 
 
 def make_jobs(count: int, draw: random.Random) -> list[Job]:
-    """Requests of 5 to 400 prompt tokens and 8 to 60 output tokens; three in four begin as one of four others."""
+    """Requests of 5 to 400 prompt tokens and 8 to 60 output tokens; three in four begin as one of
+    four others.
+    """
     begins = [tuple(draw.randrange(VOCAB) for _ in range(96)) for _ in range(4)]
     jobs = []
     for seed in range(count):
         length = round(5 * 80 ** draw.random())
         begin = draw.choice(begins) if seed % 4 else ()
-        jobs.append(Job((*begin, *(draw.randrange(VOCAB) for _ in range(length))), draw.randint(8, 60), seed))
+        jobs.append(
+            Job(
+                (*begin, *(draw.randrange(VOCAB) for _ in range(length))), draw.randint(8, 60), seed
+            )
+        )
     return jobs
 
 
 @dataclass
 class Cluster:
-    """The application, as its clients and its operator see it. `nodes`: by a request's seed, which replica answered."""
+    """The application, as its clients and its operator see it. `nodes`: by a request's seed, which
+    replica answered.
+    """
 
     url: str
     model: str
@@ -88,23 +112,44 @@ class Cluster:
         """A client of Ray's HTTP proxy, which notes the replica of each answer."""
 
         async def note(answer: httpx.Response) -> None:
-            self.nodes[json.loads(answer.request.content)["seed"]] = answer.headers.get("x-flying-node", "none")
+            self.nodes[json.loads(answer.request.content)["seed"]] = answer.headers.get(
+                "x-flying-node", "none"
+            )
 
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         hooks = {"response": [note]}
-        return httpx.AsyncClient(base_url=self.url, timeout=TIMEOUT_S, limits=limits, event_hooks=hooks)
+        return httpx.AsyncClient(
+            base_url=self.url, timeout=TIMEOUT_S, limits=limits, event_hooks=hooks
+        )
 
     def scale(self, fewest: int, most: int) -> None:
-        """Let the load decide between these numbers of nodes, at once. No node starts again for another number."""
+        """Let the load decide between these numbers of nodes, at once. No node starts again for
+        another number.
+        """
         policy = {"policy_function": "flying_serving.deploy.scaling:by_load"}
-        scaling = {"min_replicas": fewest, "max_replicas": most, "target_ongoing_requests": 64, "policy": policy}
-        self.config["deployments"] = [{"name": "Node", "autoscaling_config": scaling | {"downscale_delay_s": 0}}]
-        _get_global_client().deploy_apps(ServeDeploySchema.model_validate({"applications": [self.config]}))
+        scaling = {
+            "min_replicas": fewest,
+            "max_replicas": most,
+            "target_ongoing_requests": 64,
+            "policy": policy,
+        }
+        self.config["deployments"] = [
+            {"name": "Node", "autoscaling_config": scaling | {"downscale_delay_s": 0}}
+        ]
+        _get_global_client().deploy_apps(
+            ServeDeploySchema.model_validate({"applications": [self.config]})
+        )
 
     def processes(self) -> dict[str, psutil.Process]:
         """The nodes' processes, by the names of the replicas that serve."""
-        details = _get_global_client().get_serve_details()["applications"].get("default", {"deployments": {}})
-        replicas = [one for deployment in details["deployments"].values() for one in deployment["replicas"]]
+        details = (
+            _get_global_client()
+            .get_serve_details()["applications"]
+            .get("default", {"deployments": {}})
+        )
+        replicas = [
+            one for deployment in details["deployments"].values() for one in deployment["replicas"]
+        ]
         serving = [one for one in replicas if one["state"] == "RUNNING"]
         found = {one["replica_id"]: psutil.Process(one["pid"]).children() for one in serving}
         return {name: children[0] for name, children in found.items() if children}
@@ -119,7 +164,9 @@ class Cluster:
 def cluster() -> Iterator[Cluster]:
     """A cluster with one application of two nodes, whose number Ray may change by the load."""
     told = {"RAY_AUTH_TOKEN": uuid.uuid4().hex + uuid.uuid4().hex, "RAY_USAGE_STATS_ENABLED": "0"}
-    told["RAY_prestart_worker_first_driver"] = "0"  # as many processes as there are CPUs, which nothing here uses
+    told["RAY_prestart_worker_first_driver"] = (
+        "0"  # as many processes as there are CPUs, which nothing here uses
+    )
     told["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with (
         ReservedPort() as port,
@@ -133,7 +180,10 @@ def cluster() -> Iterator[Cluster]:
             serve.start(http_options={"host": HOST, "port": port.number})
             model = str(tiny("llama"))
             args = {"model": model, "min_nodes": 2, "max_nodes": 2, "engines": 2, "flags": FLAGS}
-            app = {"import_path": "flying_serving.deploy.ray:app", "args": args | {"drain_timeout_s": DRAIN_S}}
+            app = {
+                "import_path": "flying_serving.deploy.ray:app",
+                "args": args | {"drain_timeout_s": DRAIN_S},
+            }
             made = Cluster(port.url, model, {"name": "default", "route_prefix": "/"} | app)
             made.scale(2, 2)
             made.wait_for(2)
@@ -141,7 +191,9 @@ def cluster() -> Iterator[Cluster]:
         finally:
             serve.shutdown()
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ResourceWarning)  # Ray does not wait for processes that it ends
+                warnings.simplefilter(
+                    "ignore", ResourceWarning
+                )  # Ray does not wait for processes that it ends
                 ray.shutdown()
                 gc.collect()
 
@@ -153,7 +205,9 @@ async def until(true: Callable[[], object], within_s: float = TIMEOUT_S) -> None
 
 def url_of(node: psutil.Process) -> str:
     """Where a node listens, on this machine."""
-    listens = [one.laddr for one in node.net_connections("tcp4") if one.status == psutil.CONN_LISTEN]
+    listens = [
+        one.laddr for one in node.net_connections("tcp4") if one.status == psutil.CONN_LISTEN
+    ]
     (place,) = (place for place in listens if place.ip == HOST)
     return f"http://{HOST}:{place.port}"
 
@@ -171,11 +225,16 @@ async def right_answers(node: psutil.Process, model: str, jobs: Sequence[Job]) -
     return {job.seed: answer for job, answer in zip(jobs, answers, strict=True)}
 
 
-async def mean_loads(nodes: Sequence[psutil.Process], meanwhile: asyncio.Future[Any]) -> list[float]:
+async def mean_loads(
+    nodes: Sequence[psutil.Process], meanwhile: asyncio.Future[Any]
+) -> list[float]:
     """Requests that nodes have under way, by `GET /load` and on average until something is done."""
     asked = []
     async with contextlib.AsyncExitStack() as stack:
-        each = [await stack.enter_async_context(httpx.AsyncClient(base_url=url_of(node))) for node in nodes]
+        each = [
+            await stack.enter_async_context(httpx.AsyncClient(base_url=url_of(node)))
+            for node in nodes
+        ]
         while not meanwhile.done():
             answers = await asyncio.gather(*(http.get("/load") for http in each))
             asked.append([answer.json()["load"] for answer in answers])
@@ -195,12 +254,16 @@ async def test_streams_are_right_and_nodes_share_them(
 ) -> None:
     """200 of them, from 24 clients; each request four times.
 
-    Ray's proxy gives a request to the node with fewer under way, so what is alike is that: the quicker node has more of
-    them done.
+    Ray's proxy gives a request to the node with fewer under way, so what is alike is that: the
+    quicker node has more of them done.
     """
     draw = random.Random(29)
     distinct = make_jobs(STREAMS // 4, draw)
-    jobs = [Job(job.prompt, job.max_tokens, job.seed + 1000 * time) for time in range(4) for job in distinct]
+    jobs = [
+        Job(job.prompt, job.max_tokens, job.seed + 1000 * time)
+        for time in range(4)
+        for job in distinct
+    ]
     draw.shuffle(jobs)
     waiting = list(jobs)
     answers: dict[int, Stream] = {}
@@ -219,7 +282,9 @@ async def test_streams_are_right_and_nodes_share_them(
     right = await right_answers(next(iter(cluster.processes().values())), cluster.model, jobs)
     for job in jobs:
         assert_same(answers[job.seed], right[job.seed])
-    record_property("requests per node", sorted(Counter(cluster.nodes[job.seed] for job in jobs).values()))
+    record_property(
+        "requests per node", sorted(Counter(cluster.nodes[job.seed] for job in jobs).values())
+    )
     record_property("mean load", [round(load, 1) for load in loads])
     assert 1 - min(loads) / max(loads) <= WORST_SHARE
 
@@ -264,7 +329,9 @@ async def ask_anew(cluster: Cluster, seeds: Iterator[int], going: Callable[[], b
 
 
 async def used(cluster: Cluster, seeds: Iterator[int]) -> dict[str, psutil.Process]:
-    """The nodes, once each of them gets requests: Ray's proxy hears a little later of those that are ready."""
+    """The nodes, once each of them gets requests: Ray's proxy hears a little later of those that
+    are ready.
+    """
     nodes = cluster.processes()
     cluster.nodes.clear()
     await ask_anew(cluster, seeds, lambda: not nodes.keys() <= set(cluster.nodes.values()))
@@ -272,7 +339,9 @@ async def used(cluster: Cluster, seeds: Iterator[int]) -> dict[str, psutil.Proce
 
 
 def end_of(process: psutil.Process) -> Callable[[], float]:
-    """Seconds since a process has ended, 0 until then: one that is killed still has to give up its memory."""
+    """Seconds since a process has ended, 0 until then: one that is killed still has to give up its
+    memory.
+    """
     sentinel = os.pidfd_open(process.pid)
     ended_s: list[float] = []
 
@@ -309,9 +378,14 @@ async def test_a_dead_node_takes_only_its_own_streams_along(
             assert isinstance(outcome, httpx.HTTPError | RequestFailed)
     refused = [one for one in new if one.problem]
     last_s = max((one.asked_s for one in refused), default=0.0)
-    told = f"{len(refused)} of {len(new)}, the last asked after {last_s:.2f} s; the node died after {died_s:.2f} s"
+    told = (
+        f"{len(refused)} of {len(new)}, the last asked after {last_s:.2f} s; the node "
+        f"died after {died_s:.2f} s"
+    )
     record_property("new requests not served", told)
-    record_property("slowest new request, s", round(max(one.served_s - one.asked_s for one in new), 2))
+    record_property(
+        "slowest new request, s", round(max(one.served_s - one.asked_s for one in new), 2)
+    )
     assert any(one.asked_s > max(last_s, died_s) for one in new if not one.problem), refused
     await asyncio.to_thread(cluster.wait_for, 2)
     record_property("two nodes again after, s", round(time.monotonic() - killed_s, 1))
@@ -328,11 +402,19 @@ async def test_no_request_is_lost_when_a_node_is_drained(
         streams, tasks = await begin(http, [job.body(cluster.model) for job in jobs])
         assert {cluster.nodes[job.seed] for job in jobs} == set(before)
         cluster.scale(1, 2)
-        new = await ask_anew(cluster, itertools.count(10_000), lambda: len(cluster.processes()) != 1)
+        new = await ask_anew(
+            cluster, itertools.count(10_000), lambda: len(cluster.processes()) != 1
+        )
         (left,) = cluster.processes()
-        going = {cluster.nodes[job.seed] for job, task in zip(jobs, tasks, strict=True) if not task.done()}
+        going = {
+            cluster.nodes[job.seed]
+            for job, task in zip(jobs, tasks, strict=True)
+            if not task.done()
+        }
         assert going == set(before), "streams ended before a node was drained"
-        new += await ask_anew(cluster, itertools.count(11_000), lambda: not all(task.done() for task in tasks))
+        new += await ask_anew(
+            cluster, itertools.count(11_000), lambda: not all(task.done() for task in tasks)
+        )
         await asyncio.gather(*tasks)
     drained = before.keys() - {left}
     for name in drained:
@@ -341,7 +423,9 @@ async def test_no_request_is_lost_when_a_node_is_drained(
     for job, found in zip(jobs, streams, strict=True):
         assert_same(found, right[job.seed])
     assert not [one for one in new if one.problem]
-    record_property("requests while it drained", f"{len(jobs)} streams and {len(new)} new ones, none lost")
+    record_property(
+        "requests while it drained", f"{len(jobs)} streams and {len(new)} new ones, none lost"
+    )
 
 
 async def test_a_node_ends_with_its_replica(cluster: Cluster) -> None:
@@ -358,8 +442,13 @@ def context(loads: Sequence[float], queued: float, per_node: float) -> Autoscali
     """What Ray tells a policy of nodes with these loads, of which the last has not told it yet."""
     config = AutoscalingConfig(min_replicas=1, max_replicas=9, target_ongoing_requests=per_node)
     given = dict.fromkeys(inspect.signature(AutoscalingContext).parameters)
-    given |= {"running_replicas": [*range(len(loads) + 1)], "aggregated_metrics": {LOAD: dict(enumerate(loads))}}
-    return AutoscalingContext(**given | {"total_queued_requests": queued, "config": config, "target_num_replicas": 5})
+    given |= {
+        "running_replicas": [*range(len(loads) + 1)],
+        "aggregated_metrics": {LOAD: dict(enumerate(loads))},
+    }
+    return AutoscalingContext(
+        **given | {"total_queued_requests": queued, "config": config, "target_num_replicas": 5}
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""What an application of Ray Serve is told, and what follows for its nodes; Ray itself is not needed."""
+"""What an application of Ray Serve is told, and what follows for its nodes; Ray itself is not
+needed.
+"""
 
 from typing import Any
 
@@ -11,8 +13,18 @@ from flying_serving.errors import ConfigError, NotInstalled
 
 def test_texts_of_a_command_line_are_numbers() -> None:
     """`serve run ... nodes=2` gives texts, a config file numbers."""
-    texts = {"model": "m", "nodes": "2", "engines": "4", "flags": "--dtype float32 --served-model-name 'a b'"}
-    numbers = {"model": "m", "nodes": 2, "engines": 4, "flags": ["--dtype", "float32", "--served-model-name", "a b"]}
+    texts = {
+        "model": "m",
+        "nodes": "2",
+        "engines": "4",
+        "flags": "--dtype float32 --served-model-name 'a b'",
+    }
+    numbers = {
+        "model": "m",
+        "nodes": 2,
+        "engines": 4,
+        "flags": ["--dtype", "float32", "--served-model-name", "a b"],
+    }
     assert parse_args(texts) == parse_args(numbers)
     assert parse_args(numbers).flags == ("--dtype", "float32", "--served-model-name", "a b")
 
@@ -26,11 +38,23 @@ def test_texts_of_a_command_line_are_numbers() -> None:
         ({"model": "m", "engines": 3}, "engines=3: must be 1, 2, 4 or 8"),
         ({"model": "m", "engines": 16}, "engines=16: must be a whole number from 1 up to 8"),
         ({"model": "m", "device": "tpu"}, "device='tpu': must be 'cpu' or 'cuda'"),
-        ({"model": "m", "flags": "--port 1"}, "flags='--port 1': --port is not for flags: each node gets a free port"),
-        ({"model": "m", "flags": ["--data_parallel_size=4"]}, "--data-parallel-size is not for flags: it is engines"),
-        ({"model": "m", "nodes": 2, "max_nodes": 3}, "nodes, or min_nodes and max_nodes: one of them is expected"),
+        (
+            {"model": "m", "flags": "--port 1"},
+            "flags='--port 1': --port is not for flags: each node gets a free port",
+        ),
+        (
+            {"model": "m", "flags": ["--data_parallel_size=4"]},
+            "--data-parallel-size is not for flags: it is engines",
+        ),
+        (
+            {"model": "m", "nodes": 2, "max_nodes": 3},
+            "nodes, or min_nodes and max_nodes: one of them is expected",
+        ),
         ({"model": "m", "min_nodes": 2}, "min_nodes is given without max_nodes"),
-        ({"model": "m", "min_nodes": 3, "max_nodes": 2}, "max_nodes=2: must be at least min_nodes=3"),
+        (
+            {"model": "m", "min_nodes": 3, "max_nodes": 2},
+            "max_nodes=2: must be at least min_nodes=3",
+        ),
     ],
 )
 def test_a_wrong_argument_is_one_line(raw: dict[str, Any], problem: str) -> None:
@@ -56,7 +80,10 @@ def test_the_installed_vllm_says_what_a_device_is() -> None:
 
 def test_a_node_is_told_where_to_listen_and_how_to_end() -> None:
     args = RayArgs(model="m", engines=2, devices=4, drain_timeout_s=30, flags=("--dtype=float32",))
-    line = "m --host=127.0.0.1 --port=1 --shutdown-timeout=30 --data-parallel-size=2 --tensor-parallel-size=4"
+    line = (
+        "m --host=127.0.0.1 --port=1 --shutdown-timeout=30 --data-parallel-size=2 "
+        "--tensor-parallel-size=4"
+    )
     assert args.command("127.0.0.1", 1) == [*line.split(), QUIET, "--dtype=float32"]
 
 

@@ -11,13 +11,24 @@ from tests.placement.machines import machine
 
 
 def test_the_words_reach_the_nodes_as_they_are() -> None:
-    words = ["model", "-dp", "4", "--tensor_parallel_size=2", "--shutdown-timeout", "30", "--policy", "auto"]
+    words = [
+        "model",
+        "-dp",
+        "4",
+        "--tensor_parallel_size=2",
+        "--shutdown-timeout",
+        "30",
+        "--policy",
+        "auto",
+    ]
     args = parse_serve_args(words)
     assert args.words == tuple(words)
     assert (args.engines, args.devices, args.shutdown_s, args.has_key) == (4, 2, 30.0, False)
 
 
-def test_a_key_is_one_of_the_command_line_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_is_one_of_the_command_line_or_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert parse_serve_args(["model", "--api-key", "one", "two"]).has_key
     monkeypatch.setenv("VLLM_API_KEY", "one")
     assert parse_serve_args(["model"]).has_key
@@ -52,7 +63,9 @@ def test_no_two_nodes_have_a_device_in_common(visible: str | None, expected: lis
 
 def test_too_few_devices_are_named() -> None:
     args = parse_serve_args(["m", "-dp", "2"])
-    with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES=0,1: 2 nodes with 2 devices each need 4"):
+    with pytest.raises(
+        ConfigError, match="CUDA_VISIBLE_DEVICES=0,1: 2 nodes with 2 devices each need 4"
+    ):
         environment_of(0, 2, args, {DEVICES: "0,1"})
 
 
@@ -80,5 +93,7 @@ def test_no_two_nodes_have_a_core_in_common(
 
 def test_too_few_lists_of_cores_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(here, "read_topology", lambda: machine(8, 8))
-    with pytest.raises(ConfigError, match=re.escape("'0|1': 2 lists; must be 'auto', 'nobind' or 4 lists")):
+    with pytest.raises(
+        ConfigError, match=re.escape("'0|1': 2 lists; must be 'auto', 'nobind' or 4 lists")
+    ):
         environment_of(0, 2, parse_serve_args(["m", "-dp", "2"]), {BIND: "0|1"})

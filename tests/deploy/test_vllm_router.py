@@ -1,4 +1,6 @@
-"""Two nodes of two engines each behind vllm-router: balance, prefix caches, sessions; nodes that die, drain and end."""
+"""Two nodes of two engines each behind vllm-router: balance, prefix caches, sessions; nodes that
+die, drain and end.
+"""
 
 import asyncio
 import random
@@ -18,16 +20,20 @@ pytestmark = pytest.mark.server
 
 COUNT, PREFIXES, CLIENTS = 200, 40, 16
 HELD, HELD_TOKENS, ROUND, ROUNDS = 14, 1900, 10, 40
-"""Streams that keep one node busy, their tokens, and new requests in a round: 1 round in 1,024 is right by chance."""
+"""Streams that keep one node busy, their tokens, and new requests in a round: 1 round in 1,024 is
+right by chance.
+"""
 MAX_DIFFERENCE, MIN_HITS = 0.5, 0.9
-"""Of requests: at most twice as many on one node, as nodes of a busy machine differ in speed (docs/nodes.md has what
-was measured); of prefix hits: as a share of those on one node alone."""
+"""Of requests: at most twice as many on one node, as nodes of a busy machine differ in speed
+(docs/nodes.md has what was measured); of prefix hits: as a share of those on one node alone.
+"""
 GONE_S = 60.0
 PROMPT_TOKENS = "vllm:prompt_tokens_total"
 BODIES = mixed(COUNT, PREFIXES, seed=29)
 FIRST_LETTERS, REPLY_TOKENS, HELD_REPLY_TOKENS, SESSIONS = 800, 60, 180, 4
-"""Of a conversation: the first prompt, an answer, one that goes on while another conversation begins. As text, which
-the next prompt has, an answer has up to three times as many tokens."""
+"""Of a conversation: the first prompt, an answer, one that goes on while another conversation
+begins. As text, which the next prompt has, an answer has up to three times as many tokens.
+"""
 MOST_CONVERSATIONS = 20
 TOGETHER, APART = [[0, 1]], [[0], [1]]
 
@@ -56,7 +62,9 @@ def alone(deployment: Deployment) -> Alone:
     return tokens(asked), counts.hits
 
 
-def test_cache_aware_balances_nodes_and_keeps_prefixes_together(deployment: Deployment, alone: Alone) -> None:
+def test_cache_aware_balances_nodes_and_keeps_prefixes_together(
+    deployment: Deployment, alone: Alone
+) -> None:
     expected, hits = alone
     counts = Counts(deployment.nodes())
     asked = asyncio.run(ask_all(deployment.url, BODIES, clients=CLIENTS, cache_salt="cache_aware"))
@@ -66,7 +74,8 @@ def test_cache_aware_balances_nodes_and_keeps_prefixes_together(deployment: Depl
 
 
 async def all_go_to(router: Deployment, nodes: list[NodeAt], number: int, seed: int) -> bool:
-    """Whether at last a round of new requests goes to one node, while the other has more streams than that.
+    """Whether at last a round of new requests goes to one node, while the other has more streams
+    than that.
 
     The router hears each second how many requests a node has, and counts what it sends in between.
     """
@@ -99,7 +108,8 @@ async def test_power_of_two_sends_to_the_node_with_fewer_requests(deployment: De
 class Conversation:
     """Turns that each begin like the one before, its answer included.
 
-    The first is so long that an answer is the smaller part of the next: the router goes by what it has seen, prompts.
+    The first is so long that an answer is the smaller part of the next: the router goes by what it
+    has seen, prompts.
     """
 
     def __init__(self, http: httpx.AsyncClient, nodes: list[NodeAt], seed: int) -> None:
@@ -129,7 +139,9 @@ class Conversation:
 async def change(nodes: list[NodeAt], groups: list[list[int]]) -> None:
     """Change the layout of all nodes; what runs there migrates."""
     for node in nodes:
-        await asyncio.to_thread(node.ask, "POST", "/flying/layout", {"groups": groups, "mode": "migrate"})
+        await asyncio.to_thread(
+            node.ask, "POST", "/flying/layout", {"groups": groups, "mode": "migrate"}
+        )
 
 
 def pulled(nodes: list[NodeAt]) -> float:
@@ -156,7 +168,9 @@ async def one_on_each(http: httpx.AsyncClient, nodes: list[NodeAt]) -> list[Conv
 
 
 async def test_a_conversation_stays_on_its_node_by_its_text(deployment: Deployment) -> None:
-    """While layouts change there. The router is new: it gives a new text to the node to which it has sent less."""
+    """While layouts change there. The router is new: it gives a new text to the node to which it
+    has sent less.
+    """
     nodes = deployment.nodes()
     before = pulled(nodes)
     with Deployment.before(nodes, "--router-policy=cache_aware") as router:
@@ -197,8 +211,14 @@ async def test_a_session_stays_on_its_node_by_its_header(deployment: Deployment)
 
 def assert_right(deployment: Deployment, figures: Figures) -> None:
     """Streams that have ended have the tokens of the same request alone."""
-    bodies = [body for body, one in zip(figures.bodies, figures.streams, strict=True) if one.problem is None]
-    alone = asyncio.run(ask_all(deployment.nodes()[0].url, bodies, clients=CLIENTS, cache_salt="again"))
+    bodies = [
+        body
+        for body, one in zip(figures.bodies, figures.streams, strict=True)
+        if one.problem is None
+    ]
+    alone = asyncio.run(
+        ask_all(deployment.nodes()[0].url, bodies, clients=CLIENTS, cache_salt="again")
+    )
     assert [one.answer.tokens for one in figures.streams if one.problem is None] == tokens(alone)
 
 
@@ -233,7 +253,9 @@ async def test_streams_end_when_the_deployment_is_told_to(deployment: Deployment
     parts = psutil.Process(deployment.process.pid).children(recursive=True)
     draw, asked = random.Random(3), [Asked.now() for _ in range(4)]
     async with client(deployment.url) as http:
-        asking = [asyncio.create_task(ask(http, fresh(draw, STREAM_TOKENS), into)) for into in asked]
+        asking = [
+            asyncio.create_task(ask(http, fresh(draw, STREAM_TOKENS), into)) for into in asked
+        ]
         await until(lambda: all(into.answer.tokens for into in asked))
         deployment.process.terminate()
         await asyncio.gather(*asking)

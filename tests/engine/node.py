@@ -1,7 +1,9 @@
-"""Engines with real LaneArbiter in virtual time: steps take as long as they are told to, messages travel, groups step.
+"""Engines with real LaneArbiter in virtual time: steps take as long as they are told to, messages
+travel, groups step.
 
-Everything about models and blocks is left out; what is modelled is who may run when. The order of messages is the one
-that `comm/order.py` makes: a leader's message gets its place in all inboxes at once, and arrives a little later.
+Everything about models and blocks is left out; what is modelled is who may run when. The order of
+messages is the one that `comm/order.py` makes: a leader's message gets its place in all inboxes at
+once, and arrives a little later.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ TICK_S = 1e-6
 
 @dataclass
 class GroupStep:
-    """A step of a group: when it arrives at members other than its leader, and who waits in it since when."""
+    """A step of a group: when it arrives at members other than its leader, and who waits in it
+    since when.
+    """
 
     group: Group
     arrives: float
@@ -117,7 +121,9 @@ class Node:
             assert isinstance(action, Wait)
             engine.waits.append((self.now, action.timeout_s))
             arrives = engine.inbox[0].arrives if engine.inbox else NEVER
-            timeout = NEVER if action.timeout_s is None else max(action.timeout_s, TICK_S)  # it may round to nothing
+            timeout = (
+                NEVER if action.timeout_s is None else max(action.timeout_s, TICK_S)
+            )  # it may round to nothing
             engine.wakes = min(arrives, self.now + timeout)
 
     def _order(self, number: int, engine: EngineState, size: int) -> None:

@@ -1,10 +1,12 @@
 """A model of how engines step together, small enough to visit every state that it can reach.
 
-A leader takes one number for each member (comm/order.py), and sends the message to each; messages arrive in any order,
-one by one (engine/channel.py). An engine handles the message whose number is next, and is then inside the step until
-all members are: nothing inside a step waits for anything else. In between it may run a step of its own lane.
+A leader takes one number for each member (comm/order.py), and sends the message to each; messages
+arrive in any order, one by one (engine/channel.py). An engine handles the message whose number is
+next, and is then inside the step until all members are: nothing inside a step waits for anything
+else. In between it may run a step of its own lane.
 
-Two things can be left out, to see that they are needed: that numbers are taken at once, and that numbers decide.
+Two things can be left out, to see that they are needed: that numbers are taken at once, and that
+numbers decide.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ class State:
     inside: tuple[int | None, ...]
     """The group that an engine is in a step of."""
     taking: tuple[int, ...]
-    """By group: how many members its leader has taken numbers of, if it is in the middle of that."""
+    """By group: how many members its leader has taken numbers of, if it is in the middle of
+    that.
+    """
     to_order: tuple[int, ...]
     """By group: steps to come."""
     outstanding: tuple[bool, ...]
@@ -42,7 +46,9 @@ class State:
 
     def over(self) -> bool:
         """Whether everything that was to be done is done."""
-        return not (any(self.to_order) or any(self.outstanding) or any(self.local) or any(self.under_way))
+        return not (
+            any(self.to_order) or any(self.outstanding) or any(self.local) or any(self.under_way)
+        )
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,9 @@ class Protocol:
     by_number: bool = True
 
     def first(self, group_steps: int, local_steps: tuple[int, ...]) -> State:
-        """Return the state in which nothing has happened: steps to come for each group, and for each engine."""
+        """Return the state in which nothing has happened: steps to come for each group, and for
+        each engine.
+        """
         count, engines = len(self.groups), len(local_steps)
         return State(
             next_number=(0,) * engines,
@@ -80,7 +88,10 @@ class Protocol:
             yield from self._order(state, g, group)
             if all(state.inside[member] == g for member in group):
                 inside = tuple(None if e in group else at for e, at in enumerate(state.inside))
-                yield f"{group} step", replace(state, inside=inside, outstanding=put(state.outstanding, g, False))
+                yield (
+                    f"{group} step",
+                    replace(state, inside=inside, outstanding=put(state.outstanding, g, False)),
+                )
         for engine in range(len(state.served)):
             for message in state.under_way[engine]:
                 rest = put(state.under_way, engine, state.under_way[engine] - {message})
@@ -90,7 +101,10 @@ class Protocol:
             if state.inside[engine] is None and not self._is_taking(state, engine):
                 yield from self._serve(state, engine)
                 if state.local[engine]:
-                    yield f"{engine} alone", replace(state, local=put(state.local, engine, state.local[engine] - 1))
+                    yield (
+                        f"{engine} alone",
+                        replace(state, local=put(state.local, engine, state.local[engine] - 1)),
+                    )
 
     def _is_taking(self, state: State, engine: int) -> bool:
         return any(state.taking[g] for g, group in enumerate(self.groups) if group[0] == engine)
@@ -110,14 +124,23 @@ class Protocol:
         for member in members:
             state = self._take(state, leader, member, g)
         taken = (taken + len(members)) % len(group)
-        yield f"{leader} orders {group} of {members}", replace(state, taking=put(state.taking, g, taken))
+        yield (
+            f"{leader} orders {group} of {members}",
+            replace(state, taking=put(state.taking, g, taken)),
+        )
 
     def _take(self, state: State, leader: int, member: int, g: int) -> State:
         message = (state.next_number[member], g)
-        state = replace(state, next_number=put(state.next_number, member, state.next_number[member] + 1))
+        state = replace(
+            state, next_number=put(state.next_number, member, state.next_number[member] + 1)
+        )
         if member == leader:
-            return replace(state, arrived=put(state.arrived, member, (*state.arrived[member], message)))
-        return replace(state, under_way=put(state.under_way, member, state.under_way[member] | {message}))
+            return replace(
+                state, arrived=put(state.arrived, member, (*state.arrived[member], message))
+            )
+        return replace(
+            state, under_way=put(state.under_way, member, state.under_way[member] | {message})
+        )
 
     def _serve(self, state: State, engine: int) -> Iterator[tuple[str, State]]:
         arrived = state.arrived[engine]
@@ -149,7 +172,8 @@ class Explored:
     Args:
         states: how many states can be reached.
         ends: how many of them are ends at which all is done.
-        deadlock: what happened on a shortest way to a state where nothing can happen and not all is done, or None.
+        deadlock: what happened on a shortest way to a state where nothing can happen and not all is
+            done, or None.
     """
 
     states: int

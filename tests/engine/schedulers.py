@@ -1,4 +1,6 @@
-"""A scheduler with the attributes of vLLM's that groups use, over vLLM's own block pool; and a channel in memory."""
+"""A scheduler with the attributes of vLLM's that groups use, over vLLM's own block pool; and a
+channel in memory.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -8,7 +10,12 @@ from typing import Any
 
 import numpy as np
 from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.sched.output import CachedRequestData, GrammarOutput, NewRequestData, SchedulerOutput
+from vllm.v1.core.sched.output import (
+    CachedRequestData,
+    GrammarOutput,
+    NewRequestData,
+    SchedulerOutput,
+)
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.request import RequestStatus
@@ -49,7 +56,9 @@ class Request:
 
     @property
     def computed(self) -> int:
-        """Tokens of steps that are over; a plan begins with the next, as there is one step at a time."""
+        """Tokens of steps that are over; a plan begins with the next, as there is one step at a
+        time.
+        """
         return self.num_computed_tokens - self.num_in_flight_tokens
 
 
@@ -86,7 +95,9 @@ class Manager:
     ) -> list[int] | None:
         """Take blocks for tokens whose KV comes from elsewhere, and for some to be computed."""
         if num_new_tokens == 0 and num_external_computed_tokens == 0:
-            raise ValueError("num_new_tokens must be greater than 0 when there are no computed tokens to adopt")
+            raise ValueError(
+                "num_new_tokens must be greater than 0 when there are no computed tokens to adopt"
+            )
         computed = request.num_computed_tokens + num_external_computed_tokens
         added = self.grow(request, computed + num_new_tokens + num_lookahead_tokens)
         if added is not None and request.request_id not in self.requests:
@@ -94,7 +105,9 @@ class Manager:
         return added
 
     def grow(self, request: Request, tokens: int) -> list[int] | None:
-        """Let a request have blocks for so many tokens. Returns the new ones, or None if there are too few."""
+        """Let a request have blocks for so many tokens. Returns the new ones, or None if there are
+        too few.
+        """
         count = -(-tokens // BLOCK) - len(request.blocks)
         if count > self.block_pool.get_num_free_blocks():
             return None
@@ -103,14 +116,21 @@ class Manager:
         return added
 
     def fits(self, request: Request) -> bool:
-        """Return whether there are blocks for all tokens of a request, which it gets one chunk after the other."""
-        return -(-request.num_tokens // BLOCK) - len(request.blocks) <= self.block_pool.get_num_free_blocks()
+        """Return whether there are blocks for all tokens of a request, which it gets one chunk
+        after the other.
+        """
+        return (
+            -(-request.num_tokens // BLOCK) - len(request.blocks)
+            <= self.block_pool.get_num_free_blocks()
+        )
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Do nothing: nothing is cached."""
 
     def take_over(self, request: Request) -> None:
-        """Let a request have the blocks that were taken under its id: vLLM knows requests by their ids alone."""
+        """Let a request have the blocks that were taken under its id: vLLM knows requests by their
+        ids alone.
+        """
         earlier = self.ahead.pop(request.request_id, request)
         request.blocks = earlier.blocks
 
@@ -122,12 +142,18 @@ class Manager:
 
 
 class FakeScheduler:
-    """First come, first served, in chunks; admitted when all tokens fit; the last is preempted when blocks run out."""
+    """First come, first served, in chunks; admitted when all tokens fit; the last is preempted when
+    blocks run out.
+    """
 
     policy = SchedulingPolicy.FCFS
 
-    def __init__(self, blocks: int, *, budget: int = 8, max_running: int = 4, pool: Any = None) -> None:
-        self.pool = BlockPool(blocks, enable_caching=True, hash_block_size=BLOCK) if pool is None else pool
+    def __init__(
+        self, blocks: int, *, budget: int = 8, max_running: int = 4, pool: Any = None
+    ) -> None:
+        self.pool = (
+            BlockPool(blocks, enable_caching=True, hash_block_size=BLOCK) if pool is None else pool
+        )
         self.requests: dict[str, Request] = {}
         self.kv_cache_manager = Manager(self.pool, self.requests)
         self.block_size, self.max_model_len = BLOCK, 10_000
@@ -167,7 +193,9 @@ class FakeScheduler:
         return stats
 
     def get_grammar_bitmask(self, plan: SchedulerOutput) -> GrammarOutput | None:
-        """Return which requests must keep to a grammar, in a buffer that is used again, as vLLM's is."""
+        """Return which requests must keep to a grammar, in a buffer that is used again, as vLLM's
+        is.
+        """
         constrained = [name for name in plan.num_scheduled_tokens if name in self.constrained]
         return GrammarOutput(constrained, self.bitmask[: len(constrained)]) if constrained else None
 
@@ -183,7 +211,10 @@ class FakeScheduler:
         plan.total_num_scheduled_tokens = sum(plan.num_scheduled_tokens.values())
         for request_id, tokens in plan.num_scheduled_tokens.items():
             request = self.requests[request_id]
-            request.num_computed_tokens, request.num_in_flight_tokens = request.computed + tokens, tokens
+            request.num_computed_tokens, request.num_in_flight_tokens = (
+                request.computed + tokens,
+                tokens,
+            )
         self.hooks.step_planned(plan)
         return plan
 
@@ -216,7 +247,9 @@ class FakeScheduler:
             else:
                 self.seen.add(request.request_id)
                 blocks = (list(request.blocks),)
-                new = new_request(request.request_id, request.num_prompt_tokens, blocks, request.computed)
+                new = new_request(
+                    request.request_id, request.num_prompt_tokens, blocks, request.computed
+                )
                 plan.scheduled_new_reqs.append(new)
                 plan.num_scheduled_tokens[request.request_id] = tokens
             budget -= tokens
@@ -238,7 +271,9 @@ class FakeScheduler:
         request.num_computed_tokens = 0
 
     def update_from_output(self, plan: SchedulerOutput, output: Any) -> Any:
-        """Count what was computed, add a token where a request has caught up, end those that have all."""
+        """Count what was computed, add a token where a request has caught up, end those that have
+        all.
+        """
         self.hooks.output_received(plan)
         self.outputs.append(output)
         for request_id, tokens in plan.num_scheduled_tokens.items():
@@ -288,7 +323,9 @@ class FakeScheduler:
         self.kv_cache_manager.free(request)
 
 
-def new_request(request_id: str, prompt: int, block_ids: tuple[list[int], ...], computed: int = 0) -> NewRequestData:
+def new_request(
+    request_id: str, prompt: int, block_ids: tuple[list[int], ...], computed: int = 0
+) -> NewRequestData:
     """Return what a plan says of a request that is scheduled for the first time."""
     return NewRequestData(
         req_id=request_id,
@@ -302,7 +339,9 @@ def new_request(request_id: str, prompt: int, block_ids: tuple[list[int], ...], 
     )
 
 
-def cached_requests(names: Iterable[str], new_block_ids: Sequence[tuple[list[int], ...] | None]) -> CachedRequestData:
+def cached_requests(
+    names: Iterable[str], new_block_ids: Sequence[tuple[list[int], ...] | None]
+) -> CachedRequestData:
     """Return what a plan says of requests that ran before."""
     cached = CachedRequestData.make_empty()
     cached.req_ids = list(names)
@@ -327,7 +366,9 @@ class Hooks:
 
 
 class Inboxes:
-    """Messages of all engines, in the order in which they were sent: `of(engine)` is a Channel's sending half."""
+    """Messages of all engines, in the order in which they were sent: `of(engine)` is a Channel's
+    sending half.
+    """
 
     def __init__(self, engines: int) -> None:
         self.of_engine: list[deque[Message]] = [deque() for _ in range(engines)]

@@ -1,4 +1,6 @@
-"""Aging in vLLM's own scheduler under its priority policy: who is scheduled first, and who is preempted."""
+"""Aging in vLLM's own scheduler under its priority policy: who is scheduled first, and who is
+preempted.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,17 @@ BLOCK = 16
 
 
 class Lane:
-    """A scheduler of production without a model: every request gets the same token again and again."""
+    """A scheduler of production without a model: every request gets the same token again and
+    again.
+    """
 
     def __init__(
-        self, policy: str, *, blocks: int = 100, max_num_seqs: int = 1, step_tokens: int | None = None
+        self,
+        policy: str,
+        *,
+        blocks: int = 100,
+        max_num_seqs: int = 1,
+        step_tokens: int | None = None,
     ) -> None:
         args = EngineArgs(
             str(tiny("llama")),
@@ -44,13 +53,19 @@ class Lane:
         config.cache_config.num_gpu_blocks = blocks
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=8, dtype=torch.float32)
         kv = KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)])
-        self.scheduler = lane_class(AsyncScheduler)(config, kv, StructuredOutputManager(config), BLOCK)
+        self.scheduler = lane_class(AsyncScheduler)(
+            config, kv, StructuredOutputManager(config), BLOCK
+        )
         self.aging = Aging(AGING_S)
         self.count = 0
 
-    def arrive(self, request_id: str, priority: int, now_s: float, *, tokens: int = 4, outputs: int = 400) -> Request:
+    def arrive(
+        self, request_id: str, priority: int, now_s: float, *, tokens: int = 4, outputs: int = 400
+    ) -> Request:
         params = SamplingParams(max_tokens=outputs, ignore_eos=True)
-        made = Request(request_id, [1] * tokens, params, None, arrival_time=now_s, priority=priority)
+        made = Request(
+            request_id, [1] * tokens, params, None, arrival_time=now_s, priority=priority
+        )
         self.aging.arrived(self.scheduler, request_id, now_s)
         self.scheduler.add_request(made)
         return made
@@ -72,7 +87,9 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def until_begun(lane: Lane, name: str, *, every_s: float) -> float:
-    """One urgent request after another comes, each when one has ended. Returns when `name` is scheduled."""
+    """One urgent request after another comes, each when one has ended. Returns when `name` is
+    scheduled.
+    """
     now_s = 0.0
     lane.arrive(name, 0, now_s)
     for number in range(60):
@@ -98,7 +115,9 @@ def test_another_policy_is_left_alone() -> None:
 
 
 def test_an_aged_request_is_not_preempted_for_a_later_one() -> None:
-    """Two that run share blocks for one of them only: the one that goes is the later one, however urgent."""
+    """Two that run share blocks for one of them only: the one that goes is the later one, however
+    urgent.
+    """
     lane = Lane("priority", blocks=1 + 8, max_num_seqs=2)
     lane.arrive("old", 0, 0.0, tokens=60)
     lane.step()
@@ -126,7 +145,9 @@ def test_what_is_over_is_passed_by() -> None:
 
 @pytest.mark.parametrize("aborted", [True, False])
 def test_what_is_over_is_forgotten_before_it_would_have_aged(aborted: bool) -> None:
-    """Whatever happens within that time: one entry for each that is there, and at most as many of others."""
+    """Whatever happens within that time: one entry for each that is there, and at most as many of
+    others.
+    """
     lane = Lane("priority")
     lane.arrive("old", 9, 0.0)
     for number in range(300):
@@ -181,7 +202,9 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def one_arrival(compared: list[str], waiting: int, aged: int) -> int:
-    """Return what it takes where so many wait, the later the more urgent, and so many have just aged."""
+    """Return what it takes where so many wait, the later the more urgent, and so many have just
+    aged.
+    """
     lane = Lane("priority")
     for number in range(waiting):
         lane.arrive(f"{number:05}", -number, 0.0 if number < aged else 1.0)

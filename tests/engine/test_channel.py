@@ -1,4 +1,6 @@
-"""Channel: whatever engines send at the same time, all members receive in one order, each message once."""
+"""Channel: whatever engines send at the same time, all members receive in one order, each message
+once.
+"""
 
 import os
 import pickle
@@ -43,7 +45,9 @@ def run_dir() -> Iterator[str]:
 
 
 class Inbox:
-    """An engine's channel and what it does with it: send what is planned, receive what is to come."""
+    """An engine's channel and what it does with it: send what is planned, receive what is to
+    come.
+    """
 
     def __init__(self, run_dir: str, engine: int) -> None:
         self.arrived = threading.Event()
@@ -75,18 +79,32 @@ class Inbox:
 
 @settings(max_examples=15, deadline=None)
 @given(
-    plans=st.lists(st.lists(st.sampled_from(GROUPS), min_size=0, max_size=60), min_size=ENGINES, max_size=ENGINES),
+    plans=st.lists(
+        st.lists(st.sampled_from(GROUPS), min_size=0, max_size=60),
+        min_size=ENGINES,
+        max_size=ENGINES,
+    ),
     seed=st.integers(0, 1000),
 )
 def test_all_members_receive_in_one_order(plans: list[list[Group]], seed: int) -> None:
     """Four engines send at the same time to groups that nest, themselves in them or not."""
-    messages = [[(g, RecallBlocks(g, sender, n)) for n, g in enumerate(plan)] for sender, plan in enumerate(plans)]
+    messages = [
+        [(g, RecallBlocks(g, sender, n)) for n, g in enumerate(plan)]
+        for sender, plan in enumerate(plans)
+    ]
     expected = [sum(e in group for plan in plans for group in plan) for e in range(ENGINES)]
-    with TemporaryDirectory(dir="/dev/shm") as run_dir, ExitStack() as stack, ThreadPoolExecutor(ENGINES) as pool:
+    with (
+        TemporaryDirectory(dir="/dev/shm") as run_dir,
+        ExitStack() as stack,
+        ThreadPoolExecutor(ENGINES) as pool,
+    ):
         inboxes = [Inbox(run_dir, engine) for engine in range(ENGINES)]
         for inbox in inboxes:
             stack.callback(inbox.channel.close)
-        running = [pool.submit(inbox.run, messages[e], expected[e], seed + e) for e, inbox in enumerate(inboxes)]
+        running = [
+            pool.submit(inbox.run, messages[e], expected[e], seed + e)
+            for e, inbox in enumerate(inboxes)
+        ]
         received = [run.result(timeout=DEADLINE_S) for run in running]
         assert not any(inbox.channel.pending() for inbox in inboxes)
     for engine, mine in enumerate(received):
@@ -97,7 +115,9 @@ def test_all_members_receive_in_one_order(plans: list[list[Group]], seed: int) -
             assert of_sender == sorted(of_sender)
     for one, other in combinations(received, 2):
         common = set(one) & set(other)
-        assert [message for message in one if message in common] == [message for message in other if message in common]
+        assert [message for message in one if message in common] == [
+            message for message in other if message in common
+        ]
 
 
 def test_an_early_message_waits_for_those_before_it(run_dir: str) -> None:
@@ -137,7 +157,9 @@ def test_an_early_message_waits_for_those_before_it(run_dir: str) -> None:
 
 
 def test_a_message_of_an_engine_that_has_died_is_none(run_dir: str) -> None:
-    """It took the number, and died before it sent the message; what others have sent comes all the same."""
+    """It took the number, and died before it sent the message; what others have sent comes all the
+    same.
+    """
     dies, lives = SequenceNumbers(f"{run_dir}/order", ENGINES), Inbox(run_dir, 1).channel
     channel = Channel(run_dir, 2, ENGINES, lambda: None)
     dies.join(3)
@@ -212,8 +234,13 @@ def test_sending_to_a_group_without_oneself(run_dir: str) -> None:
 
 
 def test_an_engine_that_reads_nothing_any_more_is_lost_not_waited_for(run_dir: str) -> None:
-    """Sending never blocks: when an engine's queue is full, it raises; but what a dead engine does not take is lost."""
-    channel, stopped = Channel(run_dir, 0, ENGINES, lambda: None), SequenceNumbers(f"{run_dir}/order", ENGINES)
+    """Sending never blocks: when an engine's queue is full, it raises; but what a dead engine does
+    not take is lost.
+    """
+    channel, stopped = (
+        Channel(run_dir, 0, ENGINES, lambda: None),
+        SequenceNumbers(f"{run_dir}/order", ENGINES),
+    )
     stopped.join(3)
     with pytest.raises(EngineLost, match="engine 3 does not take messages"):
         for count in range(100_000):

@@ -1,4 +1,6 @@
-"""When an engine ends: not at a signal as long as requests may drain, and quietly once the server ends."""
+"""When an engine ends: not at a signal as long as requests may drain, and quietly once the server
+ends.
+"""
 
 import queue
 import signal
@@ -21,14 +23,18 @@ RUNNING, REQUESTED = EngineShutdownState.RUNNING, EngineShutdownState.REQUESTED
 
 
 class Engine(FlyingEngineCore):
-    """The production class, with the state that vLLM's constructor would make of it, as far as its end needs it."""
+    """The production class, with the state that vLLM's constructor would make of it, as far as its
+    end needs it.
+    """
 
     def __init__(self, timeout_s: int, *, work: bool = False, survives: bool = False) -> None:
         state: Any = self
         state.leave_guard = LeaveGuard(timeout_s, survives=survives)
         state.engine_index, state.shutdown_state = 0, RUNNING
         state.vllm_config = SimpleNamespace(shutdown_timeout=timeout_s)
-        state.scheduler = SimpleNamespace(get_num_unfinished_requests=lambda: 0, finish_requests=lambda *_: [])
+        state.scheduler = SimpleNamespace(
+            get_num_unfinished_requests=lambda: 0, finish_requests=lambda *_: []
+        )
         state.model_executor = SimpleNamespace(is_failed=False)
         state.input_queue, state.aborts_queue = queue.Queue(), queue.Queue()
         state._idle_state_callbacks = []
@@ -48,7 +54,9 @@ REQUEST = SimpleNamespace(request_id="a", client_index=0)
 
 
 def test_a_signal_does_not_end_an_engine_that_others_may_need() -> None:
-    """Though it has nothing to do at the moment. It takes requests until it is told that it may leave."""
+    """Though it has nothing to do at the moment. It takes requests until it is told that it may
+    leave.
+    """
     one = engine(30)
     assert one._handle_shutdown()
     one.shutdown_state = REQUESTED
@@ -79,7 +87,9 @@ def test_without_a_timeout_a_signal_ends_it() -> None:
 
 
 def test_an_engine_that_others_survive_aborts_nothing_at_a_signal() -> None:
-    """Not even what comes after it: the server has it done by others, or ends too and answers it."""
+    """Not even what comes after it: the server has it done by others, or ends too and answers
+    it.
+    """
     one = engine(0, work=True, survives=True)
     assert one._handle_shutdown()
     one.shutdown_state = REQUESTED
@@ -98,7 +108,10 @@ LOST = [
     EngineLost("engine 1 is gone"),
     CollectiveTimeout("all_reduce: waited 60.0 s for engine 1"),
     DistNetworkError("the connection was closed"),
-    RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:1"),
+    RuntimeError(
+        "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer "
+        "[::1]:1"
+    ),
 ]
 
 
@@ -146,14 +159,18 @@ def test_workers_that_the_signal_has_ended_are_no_error() -> None:
 
 
 def test_an_idle_engine_notices_a_signal_that_does_not_wake_it() -> None:
-    """As one that comes just before the main thread begins to wait: it did not, and the server waited with it."""
+    """As one that comes just before the main thread begins to wait: it did not, and the server
+    waited with it.
+    """
     one = engine(30)
     noticed: list[int] = []
     asleep = threading.Timer(20.0, one.input_queue.put, [(EngineCoreRequestType.WAKEUP, None)])
 
     def send() -> None:
         time.sleep(0.1)
-        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)  # to this thread: the main one sleeps on
+        signal.pthread_kill(
+            threading.get_ident(), signal.SIGUSR1
+        )  # to this thread: the main one sleeps on
 
     before = signal.signal(signal.SIGUSR1, lambda number, _frame: noticed.append(number))
     sender = threading.Thread(target=send)

@@ -1,4 +1,6 @@
-"""Leader and Member: steps in each member's own blocks, and blocks that are asked for, lent, used and given back."""
+"""Leader and Member: steps in each member's own blocks, and blocks that are asked for, lent, used
+and given back.
+"""
 
 import copy
 import random
@@ -40,7 +42,9 @@ GROUP = (0, 1)
 
 
 def handle(message: Any, member: Member, leader: Leader, now: float) -> int:
-    """Do what a message about blocks says, as an engine's loop does; return how many blocks the member misses."""
+    """Do what a message about blocks says, as an engine's loop does; return how many blocks the
+    member misses.
+    """
     if isinstance(message, ReserveBlocks):
         return member.offer(message)
     if isinstance(message, LendBlocks):
@@ -58,7 +62,9 @@ def handle(message: Any, member: Member, leader: Leader, now: float) -> int:
 class Pair:
     """A group of engines 0 and 1, each with its own scheduler, and the leader's for the group."""
 
-    def __init__(self, blocks: int = 13, lend_blocks: int = 2, group_blocks: int | None = None) -> None:
+    def __init__(
+        self, blocks: int = 13, lend_blocks: int = 2, group_blocks: int | None = None
+    ) -> None:
         self.inboxes = Inboxes(2)
         self.own = [FakeScheduler(blocks) for _ in GROUP]
         channel: Any = self.inboxes
@@ -76,7 +82,9 @@ class Pair:
         return [type(message).__name__ for message in self.inboxes.of_engine[engine]]
 
     def serve(self, engine: int, now: float) -> Any:
-        """Let an engine do what its next message says, as its loop does; return a step's plan in its own blocks."""
+        """Let an engine do what its next message says, as its loop does; return a step's plan in
+        its own blocks.
+        """
         message = self.inboxes.read(engine)
         member = self.members[engine]
         if not isinstance(message, RunStep):
@@ -117,7 +125,9 @@ def lent(table: dict[int, int]) -> LentBlocks:
     return books
 
 
-def plan_of(new: list[tuple[list[int], ...]], cached: list[tuple[list[int], ...] | None], zero: Any) -> SchedulerOutput:
+def plan_of(
+    new: list[tuple[list[int], ...]], cached: list[tuple[list[int], ...] | None], zero: Any
+) -> SchedulerOutput:
     """Return a plan with requests of both kinds."""
     plan = SchedulerOutput.make_empty()
     plan.scheduled_new_reqs = [new_request(f"new{n}", 3, blocks) for n, blocks in enumerate(new)]
@@ -158,7 +168,9 @@ def test_every_block_of_a_plan_is_translated_and_nothing_else(
     assert mine.new_block_ids_to_zero == (None if zero is None else [table[v] for v in zero])
     restored = replace(
         mine,
-        scheduled_new_reqs=[replace(r, block_ids=rows) for r, rows in zip(mine.scheduled_new_reqs, new, strict=True)],
+        scheduled_new_reqs=[
+            replace(r, block_ids=rows) for r, rows in zip(mine.scheduled_new_reqs, new, strict=True)
+        ],
         scheduled_cached_reqs=replace(mine.scheduled_cached_reqs, new_block_ids=cached),
         new_block_ids_to_zero=zero,
     )
@@ -172,7 +184,9 @@ def test_a_plan_with_a_block_that_is_not_lent_is_an_error() -> None:
 
 
 def test_no_field_of_vllms_plan_names_blocks_that_are_not_translated() -> None:
-    """A field that a new vLLM adds has to be looked at; copies between blocks need a hybrid model, which is refused."""
+    """A field that a new vLLM adds has to be looked at; copies between blocks need a hybrid model,
+    which is refused.
+    """
     block_fields = {f.name for f in fields(SchedulerOutput) if "block" in f.name}
     assert block_fields == {
         "new_block_ids_to_zero",
@@ -181,7 +195,9 @@ def test_no_field_of_vllms_plan_names_blocks_that_are_not_translated() -> None:
         "num_common_prefix_blocks",
     }
     assert {f.name for f in fields(CachedRequestData) if "block" in f.name} == {"new_block_ids"}
-    assert {f.name for f in fields(type(new_request("r", 1, ([],)))) if "block" in f.name} == {"block_ids"}
+    assert {f.name for f in fields(type(new_request("r", 1, ([],)))) if "block" in f.name} == {
+        "block_ids"
+    }
 
 
 # ---- a step
@@ -209,7 +225,9 @@ def test_a_step_goes_to_all_members_and_its_output_to_the_scheduler() -> None:
 
 
 def test_a_step_carries_its_own_grammar_bitmask() -> None:
-    """Another lane's scheduler may fill vLLM's buffer anew before the members have served the message."""
+    """Another lane's scheduler may fill vLLM's buffer anew before the members have served the
+    message.
+    """
     pair = Pair()
     pair.lend(2)
     pair.scheduler.constrained = {"first"}
@@ -243,7 +261,9 @@ def test_workers_are_told_of_finished_requests_though_nothing_else_runs() -> Non
 
 
 def test_a_round_ask_grant_commit() -> None:
-    """Every member is asked, the leader waits for all answers, and all lend the least that was offered."""
+    """Every member is asked, the leader waits for all answers, and all lend the least that was
+    offered.
+    """
     pair = Pair()
     pair.own[1].add("local", 4 * BLOCK, 8)
     pair.own[1].schedule()
@@ -267,7 +287,9 @@ def test_a_round_ask_grant_commit() -> None:
     assert pair.leader.pool.free_count() == free
     pair.serve_all(0.0)
     assert [member.lent.lent_count for member in pair.members] == [free, free]
-    assert [{0: 0, **shown} for shown in pair.shown] == [member.lent.table for member in pair.members]
+    assert [{0: 0, **shown} for shown in pair.shown] == [
+        member.lent.table for member in pair.members
+    ]
     assert [pool.free_count() for pool in pair.pools] == [12 - free, needs]
     pair.leader.check()
 
@@ -326,7 +348,9 @@ def test_a_running_prompt_keeps_the_blocks_of_its_next_chunks() -> None:
 
 
 def test_what_can_run_does_not_wait_for_blocks() -> None:
-    """Blocks for a long request are asked for, and a short one is stepped meanwhile; the round goes on beside it."""
+    """Blocks for a long request are asked for, and a short one is stepped meanwhile; the round goes
+    on beside it.
+    """
     pair = Pair()
     pair.lend(2)
     pair.scheduler.end("first")
@@ -365,7 +389,11 @@ def test_a_step_waits_for_blocks_rather_than_preempt() -> None:
     asked = [inbox.popleft() for inbox in pair.inboxes.of_engine]
     pair.finish_step()
     (request,) = pair.scheduler.running
-    assert (request.num_tokens, len(request.blocks), pair.leader.borrowed.free_count()) == (2 * BLOCK + 1, 2, 0)
+    assert (request.num_tokens, len(request.blocks), pair.leader.borrowed.free_count()) == (
+        2 * BLOCK + 1,
+        2,
+        0,
+    )
     # but they are not
     assert pair.leader.order(0.0) is None
     assert pair.kinds(0) == pair.kinds(1) == []
@@ -412,7 +440,10 @@ def test_after_nothing_was_granted_the_leader_goes_on_and_asks_again_later() -> 
     pair.leader.order(now)
     pair.serve_all(now)
     assert [member.lent.lent_count for member in pair.members] == [0, 0]
-    assert [pool.free_count() for pool in pair.pools] == [12, 10]  # which its prompt has yet to fill
+    assert [pool.free_count() for pool in pair.pools] == [
+        12,
+        10,
+    ]  # which its prompt has yet to fill
     assert pair.leader.ready(now)
     # nothing can run: outputs without a step, and a pause
     assert pair.leader.order(now) == {0: ("outputs of", [])}
@@ -480,11 +511,13 @@ def test_a_leaders_check_covers_its_pool() -> None:
 
 
 class Lives(RuleBasedStateMachine):
-    """Engines with requests of their own and of all their groups, in any order of events, over contents of blocks.
+    """Engines with requests of their own and of all their groups, in any order of events, over
+    contents of blocks.
 
-    Each block of each engine holds, slot by slot, whose token was written there last; before a request's next step all
-    its earlier tokens must still be there, on each member. In the end everything is done and given back. Blocks are
-    scarce: whoever misses some asks those back that other lanes hold, as an engine's loop does.
+    Each block of each engine holds, slot by slot, whose token was written there last; before a
+    request's next step all its earlier tokens must still be there, on each member. In the end
+    everything is done and given back. Blocks are scarce: whoever misses some asks those back that
+    other lanes hold, as an engine's loop does.
     """
 
     engines = 2
@@ -500,11 +533,17 @@ class Lives(RuleBasedStateMachine):
         self.pools = [EnginePool(scheduler) for scheduler in self.own]
         sizes = [size for size in (2, 4) if size <= self.engines]
         self.members = [
-            {size: Member(aligned_group(engine, size), engine, pool, channel, {}.__setitem__) for size in sizes}
+            {
+                size: Member(aligned_group(engine, size), engine, pool, channel, {}.__setitem__)
+                for size in sizes
+            }
             for engine, pool in enumerate(self.pools)
         ]
         groups = [group for size in sizes for group in Layout.uniform(self.engines, size).groups]
-        self.leaders = [Leader(group, SchedulerPool(FakeScheduler(blocks)), channel, lend_blocks) for group in groups]
+        self.leaders = [
+            Leader(group, SchedulerPool(FakeScheduler(blocks)), channel, lend_blocks)
+            for group in groups
+        ]
         self.content: list[dict[tuple[int, int], tuple[str, int]]] = [{} for _ in self.own]
         self.tables: list[dict[str, list[int]]] = [{} for _ in self.own]
         self.inside: list[Any] = [None for _ in self.own]
@@ -576,7 +615,9 @@ class Lives(RuleBasedStateMachine):
                 member.want_back(missing, self.now)
 
     def write(self, engine: int, plan: SchedulerOutput) -> None:
-        """Do what a model runner does with a plan: keep tables, check what was written before, write what is new."""
+        """Do what a model runner does with a plan: keep tables, check what was written before,
+        write what is new.
+        """
         tables, content = self.tables[engine], self.content[engine]
         done: dict[str, int] = {}
         for gone in plan.finished_req_ids:
@@ -585,7 +626,9 @@ class Lives(RuleBasedStateMachine):
             tables[new.req_id] = list(new.block_ids[0])
             done[new.req_id] = 0
         cached = plan.scheduled_cached_reqs
-        for name, added, computed in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True):
+        for name, added, computed in zip(
+            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
+        ):
             if name in cached.resumed_req_ids:
                 tables[name] = []
             tables[name] += added[0] if added else []
@@ -630,10 +673,14 @@ class Lives(RuleBasedStateMachine):
                 self.step_alone(engine)
             for pick in range(len(self.leaders)):
                 self.order(pick)
-            if not any(s.has_requests() for s in self.schedulers()) and not any(self.inboxes.of_engine):
+            if not any(s.has_requests() for s in self.schedulers()) and not any(
+                self.inboxes.of_engine
+            ):
                 break
         self.books_balance()
-        assert self.expected <= {name for s in self.schedulers() for name in s.done}, "some requests never end"
+        assert self.expected <= {name for s in self.schedulers() for name in s.done}, (
+            "some requests never end"
+        )
         assert self.tables == [{} for _ in self.own]
         for leader in self.leaders:
             leader.give_back(self.blocks)
@@ -649,16 +696,19 @@ class Lives(RuleBasedStateMachine):
 def test_lanes_that_are_all_short_of_blocks_do_not_starve_each_other(seed: int) -> None:
     """Four engines, seven lanes, prompts of many chunks that may need nearly all blocks.
 
-    With the first eight, and 165 more of fifteen hundred, lanes took blocks from each other for ever, as long as a
-    leader gave away what its running prompts had yet to fill and a request that waited came before one that ran; with
-    the last two two groups did, as long as both asked again after the same time.
+    With the first eight, and 165 more of fifteen hundred, lanes took blocks from each other for
+    ever, as long as a leader gave away what its running prompts had yet to fill and a request that
+    waited came before one that ran; with the last two two groups did, as long as both asked again
+    after the same time.
     """
     chance = random.Random(seed)
     machine = type("Machine", (Lives,), {"engines": 4})()
     blocks = chance.randint(8, 16)
     machine.begin(lend_blocks=chance.randint(1, 6), blocks=blocks)
     for _ in range(chance.choice([3, 5, 8, 12])):
-        machine.request(chance.randint(0, 6), chance.randint(1, (blocks - 1) * BLOCK - 6), chance.randint(1, 6))
+        machine.request(
+            chance.randint(0, 6), chance.randint(1, (blocks - 1) * BLOCK - 6), chance.randint(1, 6)
+        )
     machine.teardown()
 
 
@@ -666,4 +716,6 @@ def test_lanes_that_are_all_short_of_blocks_do_not_starve_each_other(seed: int) 
 def test_requests_of_all_lanes_keep_their_tokens_and_come_to_an_end(engines: int) -> None:
     """One group, and three that nest."""
     machine = type("Machine", (Lives,), {"engines": engines})
-    run_state_machine_as_test(machine, settings=settings(max_examples=40, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=40, stateful_step_count=40, deadline=None)
+    )

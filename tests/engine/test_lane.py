@@ -1,4 +1,6 @@
-"""Lanes: which of them have requests, of groups that this engine leads and of those that others lead."""
+"""Lanes: which of them have requests, of groups that this engine leads and of those that others
+lead.
+"""
 
 from collections import deque
 from collections.abc import Iterator
@@ -33,8 +35,17 @@ def lanes_of(pair: Pair, boards: list[StepBoard]) -> list[Lanes]:
     made = []
     for engine in GROUP:
         leader = pair.leader if engine == 0 else None
-        group = Lane(GROUP, BLOCK, None, leader.pool if leader is not None else None, pair.members[engine], leader)
-        made.append(Lanes([Lane((engine,), BLOCK, None, pair.pools[engine]), group], boards[engine]))
+        group = Lane(
+            GROUP,
+            BLOCK,
+            None,
+            leader.pool if leader is not None else None,
+            pair.members[engine],
+            leader,
+        )
+        made.append(
+            Lanes([Lane((engine,), BLOCK, None, pair.pools[engine]), group], boards[engine])
+        )
     return made
 
 
@@ -53,7 +64,9 @@ def active(lanes: list[Lanes]) -> list[int]:
     return [each.active() for each in lanes]
 
 
-def test_lanes_with_requests_are_active_on_every_member_of_their_group(boards: list[StepBoard]) -> None:
+def test_lanes_with_requests_are_active_on_every_member_of_their_group(
+    boards: list[StepBoard],
+) -> None:
     pair = Pair(lend_blocks=5)
     lanes = lanes_of(pair, boards)
     assert active(lanes) == [0, 0]
@@ -89,13 +102,18 @@ class Loops:
     """Two engines whose loops take turns, until nothing is left to serve; they share a board."""
 
     def __init__(self, boards: list[StepBoard]) -> None:
-        self.engines = [Engine(number, Settings(blocks=6, engines=2, widest=2), mobile=("a",)) for number in GROUP]
+        self.engines = [
+            Engine(number, Settings(blocks=6, engines=2, widest=2), mobile=("a",))
+            for number in GROUP
+        ]
         self.inboxes: list[deque[object]] = [deque() for _ in GROUP]
         for engine, board in zip(self.engines, boards, strict=True):
             engine.loop.lanes._board = board
 
     def go_on(self) -> None:
-        """Each engine goes once through its loop; a step of the group follows when both have entered it."""
+        """Each engine goes once through its loop; a step of the group follows when both have
+        entered it.
+        """
         for engine, inbox in zip(self.engines, self.inboxes, strict=True):
             is_step = bool(inbox) and isinstance(inbox[0], RunStep)
             message = inbox.popleft() if inbox and not is_step else None

@@ -1,4 +1,6 @@
-"""Blocks that lanes lend each other: a lane that has none to lend is to free what it keeps of requests that left it."""
+"""Blocks that lanes lend each other: a lane that has none to lend is to free what it keeps of
+requests that left it.
+"""
 
 from typing import Any
 
@@ -16,15 +18,21 @@ NO_BOARD: Any = None  # nothing here asks what other engines run
 
 
 class Keeper:
-    """The first engine of a pair. It keeps blocks of requests that have left, and is told when they are needed."""
+    """The first engine of a pair. It keeps blocks of requests that have left, and is told when they
+    are needed.
+    """
 
     def __init__(self) -> None:
         self.pair = Pair(lend_blocks=5)
-        group = Lane(GROUP, BLOCK, None, self.pair.leader.pool, self.pair.members[0], self.pair.leader)
+        group = Lane(
+            GROUP, BLOCK, None, self.pair.leader.pool, self.pair.members[0], self.pair.leader
+        )
         self.asked: list[int] = []
         self.kept: dict[int, list[int]] = {1: [], 2: []}
         lanes = Lanes([Lane((0,), BLOCK, None, self.pair.pools[0]), group], NO_BOARD)
-        self.lending = BlockLending(lanes, lambda size: bool(self.kept[size]), self._yield_blocks, lambda: 1.0)
+        self.lending = BlockLending(
+            lanes, lambda size: bool(self.kept[size]), self._yield_blocks, lambda: 1.0
+        )
 
     def keep(self, size: int, count: int) -> None:
         """Some blocks of a lane are kept from now on."""
@@ -49,7 +57,9 @@ def test_a_member_without_a_block_to_lend_frees_what_it_keeps(kept: int, asked: 
 
 
 @pytest.mark.parametrize(("kept", "asked"), [(5, [2]), (4, [])])
-def test_a_leader_without_a_block_to_return_frees_what_it_keeps(kept: int, asked: list[int]) -> None:
+def test_a_leader_without_a_block_to_return_frees_what_it_keeps(
+    kept: int, asked: list[int]
+) -> None:
     keeper = Keeper()
     keeper.pair.lend(1)
     keeper.pair.scheduler.end("first")
@@ -73,7 +83,9 @@ def test_a_group_to_which_members_lend_nothing_frees_what_it_keeps(others: int) 
 
 @pytest.mark.parametrize("prompt", [BLOCK, 3 * BLOCK])
 def test_a_group_that_has_all_blocks_frees_what_it_keeps_for_a_request(prompt: int) -> None:
-    """There is none to ask members for: whether the request waits in its lane, or comes with its KV."""
+    """There is none to ask members for: whether the request waits in its lane, or comes with its
+    KV.
+    """
     keeper = Keeper()
     keeper.pair.leader.borrowed.add(keeper.pair.leader.borrowed.choose(BLOCKS))
     keeper.keep(2, BLOCKS - 2)

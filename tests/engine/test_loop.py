@@ -40,14 +40,20 @@ class Engine:
         self.lane = lanes.Lane(overlaps=False, blocks=blocks)
         self.sent: deque[Any] = deque()
         self.tokens: list[range] = []
-        self.table = OfferTable(memoryview(bytearray(OfferTable.size_bytes(20, blocks))), 20, blocks)
-        board: Any = SimpleNamespace(ended=lambda *args: None, together_since=lambda group, size, began_s: began_s)
+        self.table = OfferTable(
+            memoryview(bytearray(OfferTable.size_bytes(20, blocks))), 20, blocks
+        )
+        board: Any = SimpleNamespace(
+            ended=lambda *args: None, together_since=lambda group, size, began_s: began_s
+        )
         kv: Any = self.table, self
         host: Any = self
         own = Lanes([Lane((0,), BLOCK, None, self.lane.pool)], board)
         report: Any = SimpleNamespace()
         instruments = Instruments(board, report, StepLog(board), None)
-        self.loop = EngineLoop(0, own, host, host, FlyingConfig(), kv, instruments, lambda: self.now_s)
+        self.loop = EngineLoop(
+            0, own, host, host, FlyingConfig(), kv, instruments, lambda: self.now_s
+        )
         source = self.loop.migrations.source
         self.lane.scheduler.hooks = Hooks(blocks_freed=partial(source.blocks_freed, 1))
 
@@ -72,10 +78,14 @@ class Engine:
     def physical(self, engine: int, size: int, blocks: Sequence[int]) -> list[int]:
         return list(blocks)
 
-    def call_workers(self, function: Any, source: Any, theirs: Any, target: Any, mine: Any, tokens: range) -> None:
+    def call_workers(
+        self, function: Any, source: Any, theirs: Any, target: Any, mine: Any, tokens: range
+    ) -> None:
         self.tokens.append(tokens)
         for place in tokens:
-            at, to = (BLOCK * blocks[place // BLOCK] + place % BLOCK for blocks in (theirs[0], mine))
+            at, to = (
+                BLOCK * blocks[place // BLOCK] + place % BLOCK for blocks in (theirs[0], mine)
+            )
             self.lane.kv[to] = self.lane.kv[at]
 
     def add_own(self, request: Request, wave: int) -> None:
@@ -110,7 +120,12 @@ def test_offers_grow_with_steps_and_outlive_their_request() -> None:
     found = []
     for _ in range(5):
         engine.run(1)
-        found.append(tuple(None if o is None else (o.tokens, o.is_final) for o in map(engine.table.read, (1, 2))))
+        found.append(
+            tuple(
+                None if o is None else (o.tokens, o.is_final)
+                for o in map(engine.table.read, (1, 2))
+            )
+        )
     assert found == [
         ((8, False), None),
         ((10, False), None),
@@ -124,8 +139,13 @@ def test_offers_grow_with_steps_and_outlive_their_request() -> None:
     assert isinstance(engine.loop._choose(), Wait)
     engine.now_s += RETAIN_S + 0.1
     engine.run(1)
-    assert (engine.loop.migrations.source.retained, engine.lane.free()) == ({}, engine.lane.pool.total)
-    assert [engine.table.read(number) for number in (1, 2)] == [Offer(0, is_final=True, blocks=[])] * 2
+    assert (engine.loop.migrations.source.retained, engine.lane.free()) == (
+        {},
+        engine.lane.pool.total,
+    )
+    assert [engine.table.read(number) for number in (1, 2)] == [
+        Offer(0, is_final=True, blocks=[])
+    ] * 2
 
 
 def test_kv_that_ends_after_a_long_idle_time_is_kept() -> None:
@@ -150,7 +170,11 @@ def test_a_request_is_pulled_ahead_then_runs_then_is_released() -> None:
     engine.add(make("b", 3, 9, 20), **{MIGRATED_FROM_KEY: [0, 1, 7], AHEAD_KEY: 11})
     assert engine.loop.has_work()
     engine.run(5)
-    assert engine.tokens == [range(8, 9), range(9, 10), range(10, 11)]  # the prefix cache has the rest
+    assert engine.tokens == [
+        range(8, 9),
+        range(9, 10),
+        range(10, 11),
+    ]  # the prefix cache has the rest
     assert engine.lane.scheduler.requests == {}
     assert engine.loop._choose() == Wait(RETRY_S)
     engine.add(make("b", 3, 9, 5, had=3), **{MIGRATED_FROM_KEY: [0, 1, 7]})
@@ -159,7 +183,10 @@ def test_a_request_is_pulled_ahead_then_runs_then_is_released() -> None:
     assert [type(message) for message in engine.sent] == [ReleaseKV]
     engine.loop.handle(engine.receive())
     assert engine.loop.migrations.source.retained == {}
-    assert engine.loop.migrations.counts().migrated_tokens == engine.tokens[-1].stop - engine.tokens[0].start
+    assert (
+        engine.loop.migrations.counts().migrated_tokens
+        == engine.tokens[-1].stop - engine.tokens[0].start
+    )
     engine.run(3)
     assert (engine.lane.scheduler.requests, engine.lane.free()) == ({}, engine.lane.pool.total)
 
@@ -178,6 +205,9 @@ def test_a_reset_of_running_requests_releases_all_kv() -> None:
     assert not reset_prefix_caches(engine.loop, reset_running_requests=False, reset_connector=False)
     assert reset_prefix_caches(engine.loop, reset_running_requests=True, reset_connector=False)
     assert engine.lane.free() == engine.lane.pool.total
-    assert (engine.loop.migrations.source.retained, engine.loop.migrations.incoming.by_id) == ({}, {})
+    assert (engine.loop.migrations.source.retained, engine.loop.migrations.incoming.by_id) == (
+        {},
+        {},
+    )
     assert engine.table.read(2) == Offer(0, is_final=True, blocks=[])
     assert sorted(engine.lane.scheduler.requests) == ["b", "c"]

@@ -1,4 +1,6 @@
-"""Membership: a group that loses an engine leaves nothing behind on the others, and lends anew when it is back."""
+"""Membership: a group that loses an engine leaves nothing behind on the others, and lends anew when
+it is back.
+"""
 
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +27,9 @@ NO_BOARD: Any = None  # nothing here asks what other engines run
 
 
 class Survivor:
-    """One engine's membership; `calls` is what its workers were told, `dissolved` what migrations were."""
+    """One engine's membership; `calls` is what its workers were told, `dissolved` what migrations
+    were.
+    """
 
     def __init__(self, lanes: Lanes, incarnations: tuple[int | None, ...]) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -41,7 +45,9 @@ class Survivor:
         )
 
     def _map(self, engines: list[int]) -> None:
-        assert self.offers.lost.isdisjoint(engines), "the table of an engine that is lost is not mapped"
+        assert self.offers.lost.isdisjoint(engines), (
+            "the table of an engine that is lost is not mapped"
+        )
         self.mapped.extend(engines)
 
     def call_workers(self, function: Any, *args: Any) -> None:
@@ -75,7 +81,9 @@ def members_of(engine: int, sizes: tuple[int, ...]) -> Lanes:
 
 
 class Losses(RuleBasedStateMachine):
-    """Requests run in a group whose other member dies and comes back, at any time; nothing is left of the group."""
+    """Requests run in a group whose other member dies and comes back, at any time; nothing is left
+    of the group.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,10 +119,15 @@ class Losses(RuleBasedStateMachine):
         pair, self.is_there = self.pair, False
         if failed:
             self.survivor.membership.failed(2, "rank 1 exited", self.now_s)
-            assert not pair.leader.ready(self.now_s + 1) and pair.leader.retry_in_s(self.now_s) is None
+            assert (
+                not pair.leader.ready(self.now_s + 1) and pair.leader.retry_in_s(self.now_s) is None
+            )
             assert self.survivor.membership.broken == {2}
         self.survivor.arbiter.present = 2
-        assert self.survivor.update(0, None) == [(WorkerLanes.forget, 2), (transfer.forget_peers, [1])]
+        assert self.survivor.update(0, None) == [
+            (WorkerLanes.forget, 2),
+            (transfer.forget_peers, [1]),
+        ]
         for inbox in pair.inboxes.of_engine:
             inbox.clear()
         assert self.survivor.arbiter.present == 1
@@ -128,8 +141,14 @@ class Losses(RuleBasedStateMachine):
         self.incarnation += 1
         pair.own[1] = FakeScheduler(13)
         pair.pools[1] = EnginePool(pair.own[1])
-        pair.members[1] = Member(GROUP, 1, pair.pools[1], pair.inboxes, lambda group_block, block: None)  # type: ignore[arg-type]
-        expected = [(WorkerLanes.forget, 2), (transfer.map_peers, [1]), (WorkerLanes.rejoin, 2, [0, self.incarnation])]
+        pair.members[1] = Member(
+            GROUP, 1, pair.pools[1], pair.inboxes, lambda group_block, block: None
+        )  # type: ignore[arg-type]
+        expected = [
+            (WorkerLanes.forget, 2),
+            (transfer.map_peers, [1]),
+            (WorkerLanes.rejoin, 2, [0, self.incarnation]),
+        ]
         assert self.survivor.update(0, self.incarnation) == expected
         assert pair.leader.is_whole and not self.survivor.membership.broken
 
@@ -179,7 +198,10 @@ def test_only_groups_with_the_lost_engine_are_broken() -> None:
 def test_memory_of_a_lost_engine_is_unmapped_after_dissolving() -> None:
     """That of an engine which shares no group with this one too."""
     survivor = Survivor(members_of(3, (2,)), (0, 0, 0, 0))
-    assert survivor.update(0, None, None, 0) == [(WorkerLanes.forget, 2), (transfer.forget_peers, [1, 2])]
+    assert survivor.update(0, None, None, 0) == [
+        (WorkerLanes.forget, 2),
+        (transfer.forget_peers, [1, 2]),
+    ]
     assert survivor.unmapped == [1, 2]
 
 
@@ -201,7 +223,9 @@ def test_a_failed_step_that_nobody_explains_ends_the_engine() -> None:
     assert survivor.membership.retry_in_s(9.0) is None
     survivor.membership.failed(2, "all_reduce: exited: engine 0", 10.0)
     assert survivor.membership.retry_in_s(12.0) == 5.0
-    with pytest.raises(EngineLost, match="all_reduce: exited: engine 0; the server has not said for 7 s"):
+    with pytest.raises(
+        EngineLost, match="all_reduce: exited: engine 0; the server has not said for 7 s"
+    ):
         survivor.membership.retry_in_s(17.5)
 
 
@@ -224,7 +248,9 @@ def test_a_leader_is_not_ready_before_its_group_is_whole() -> None:
 
 
 def test_a_leader_that_lacks_a_member_has_nothing_to_do() -> None:
-    """Though vLLM's scheduler has not told anybody yet of requests that were dropped: an engine could never end."""
+    """Though vLLM's scheduler has not told anybody yet of requests that were dropped: an engine
+    could never end.
+    """
     pair = Pair()
     survivor = Survivor(lanes_of(pair, 0), (0, 0))
     pair.scheduler.add("a", 3, 10)

@@ -1,4 +1,6 @@
-"""What an engine reports counts all its lanes, and blocks that are lent only if a request of the group holds them."""
+"""What an engine reports counts all its lanes, and blocks that are lent only if a request of the
+group holds them.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,14 @@ def reports_of(pair: Pair, board: StepBoard) -> list[Report]:
     reports = []
     for engine in GROUP:
         leader = pair.leader if engine == 0 else None
-        group = Lane(GROUP, BLOCK, None, leader.pool if leader is not None else None, pair.members[engine], leader)
+        group = Lane(
+            GROUP,
+            BLOCK,
+            None,
+            leader.pool if leader is not None else None,
+            pair.members[engine],
+            leader,
+        )
         lanes = Lanes([Lane((engine,), BLOCK, None, pair.pools[engine]), group], board)
         report = Report(lanes, board)
         for size, scheduler in lanes.schedulers.items():
@@ -62,7 +71,9 @@ def step(pair: Pair) -> RunStep:
 
 
 def test_usage_is_the_share_of_the_engines_blocks_that_requests_hold(board: StepBoard) -> None:
-    """Those of its own lane and those of the group; neither what is lent and free, nor what is not lent yet."""
+    """Those of its own lane and those of the group; neither what is lent and free, nor what is not
+    lent yet.
+    """
     pair = Pair(lend_blocks=5)
     reports = reports_of(pair, board)
     assert [report.blocks_in_use() for report in reports] == [0, 0]
@@ -71,11 +82,18 @@ def test_usage_is_the_share_of_the_engines_blocks_that_requests_hold(board: Step
     pair.scheduler.add("r", 3 * BLOCK - 1, 2)
     step(pair)
     assert [member.lent.lent_count for member in pair.members] == [5, 5]
-    assert [report.blocks_in_use() for report in reports] == [2, 4]  # one chunk each, of eight tokens
+    assert [report.blocks_in_use() for report in reports] == [
+        2,
+        4,
+    ]  # one chunk each, of eight tokens
     # whichever lane has stepped, vLLM's own figures are those of that lane alone
     stats = [pair.scheduler.make_stats(), pair.own[0].make_stats(), pair.own[1].make_stats()]
     assert [one.kv_cache_usage for one in stats] == [2 / BLOCKS, 2 / BLOCKS, 4 / BLOCKS]
-    assert [(one.num_running_reqs, one.num_waiting_reqs) for one in stats] == [(1, 0), (1, 0), (1, 0)]
+    assert [(one.num_running_reqs, one.num_waiting_reqs) for one in stats] == [
+        (1, 0),
+        (1, 0),
+        (1, 0),
+    ]
 
 
 def test_usage_is_none_when_nothing_runs_though_blocks_stay_lent(board: StepBoard) -> None:
@@ -112,7 +130,9 @@ def test_a_member_reports_now_and_then_and_at_the_end(board: StepBoard) -> None:
 
 
 def test_blocks_that_are_freed_without_a_step_are_reported_by_all_members(board: StepBoard) -> None:
-    """KV that is retained is in use; when it is released no step of the group follows whose output would say so."""
+    """KV that is retained is in use; when it is released no step of the group follows whose output
+    would say so.
+    """
     pair = Pair(lend_blocks=5)
     reports = reports_of(pair, board)
     pair.scheduler.add("r", 2 * BLOCK, 4)
@@ -127,7 +147,9 @@ def test_blocks_that_are_freed_without_a_step_are_reported_by_all_members(board:
 
 
 def test_news_are_what_was_not_reported(board: StepBoard) -> None:
-    """Nothing twice, nothing that the output of a step has said, and at most now and then while blocks are in use."""
+    """Nothing twice, nothing that the output of a step has said, and at most now and then while
+    blocks are in use.
+    """
     pair = Pair()
     report = reports_of(pair, board)[0]
     assert usage(report, 10.0) == 0.0
@@ -164,7 +186,9 @@ def test_what_a_lost_leader_noted_is_not_in_use(board: StepBoard) -> None:
     assert usage(reports[1], 10.0) == 0.0
 
 
-def test_no_statistics_with_disable_log_stats(board: StepBoard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_statistics_with_disable_log_stats(
+    board: StepBoard, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """vLLM's scheduler makes none then."""
     pair = Pair()
     nothing: Any = None
@@ -190,7 +214,9 @@ def test_status_says_what_each_lane_holds(board: StepBoard) -> None:
 
 
 def test_prefix_caches_are_counted_for_each_lane(board: StepBoard) -> None:
-    """vLLM's figures are of the steps since the last ones, and of the engine, whichever lane they come from."""
+    """vLLM's figures are of the steps since the last ones, and of the engine, whichever lane they
+    come from.
+    """
     pair = Pair(lend_blocks=5)
     report = reports_of(pair, board)[0]
     assert report.prefix_cache == {1: (0, 0), 2: (0, 0)}

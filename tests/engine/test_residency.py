@@ -1,4 +1,6 @@
-"""Residency: pieces of weights go and come back while a group goes on, and no block is lost, torn or had twice."""
+"""Residency: pieces of weights go and come back while a group goes on, and no block is lost, torn
+or had twice.
+"""
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -97,7 +99,9 @@ class Engines:
             residency.advance(self.now_s, lambda: self.now_s)
 
     def step(self) -> None:
-        """The group steps, if it can; every block that a request has filled or begins to fill gets its mark."""
+        """The group steps, if it can; every block that a request has filled or begins to fill gets
+        its mark.
+        """
         pair = self.pair
         if pair.leader.ready(self.now_s):
             pair.leader.order(self.now_s)
@@ -129,11 +133,15 @@ class Engines:
                 blocks = [member.lent.table[block] for block in request.blocks]
                 assert max(blocks, default=0) < OWN + residency.ledger.blocks
                 held = min(self.written.get(name, 0), -(-request.computed // BLOCK))
-                assert [device.content.get(block) for block in blocks[:held]] == [(name, n) for n in range(held)]
+                assert [device.content.get(block) for block in blocks[:held]] == [
+                    (name, n) for n in range(held)
+                ]
 
 
 class Lending(RuleBasedStateMachine):
-    """Requests come, run, are preempted and end while both engines lend their weights and have them back."""
+    """Requests come, run, are preempted and end while both engines lend their weights and have them
+    back.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,10 +160,16 @@ class Lending(RuleBasedStateMachine):
             self.engines.now_s += 0.1
             self.engines.step()
 
-    @precondition(lambda self: self.engines.pair.scheduler.requests and not self.engines.pair.leader.outstanding)
+    @precondition(
+        lambda self: (
+            self.engines.pair.scheduler.requests and not self.engines.pair.leader.outstanding
+        )
+    )
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
-        self.engines.pair.scheduler.end(data.draw(st.sampled_from(sorted(self.engines.pair.scheduler.requests))))
+        self.engines.pair.scheduler.end(
+            data.draw(st.sampled_from(sorted(self.engines.pair.scheduler.requests)))
+        )
 
     @precondition(lambda self: all(answer.done() for answer in self.answers))
     @rule()
@@ -222,7 +236,9 @@ def test_kv_gets_room_piece_by_piece() -> None:
 
 
 def test_what_is_in_extra_blocks_is_copied_before_they_go() -> None:
-    """Into the engine's own blocks; offers are revoked, and the group's blocks are called what they were."""
+    """Into the engine's own blocks; offers are revoked, and the group's blocks are called what they
+    were.
+    """
     engines = lent()
     engines.pair.scheduler.add("r", 7 * BLOCK, 2 * BLOCK)
     for _ in range(5):
@@ -260,7 +276,9 @@ def test_weights_wait_for_requests_that_need_their_room() -> None:
 
 
 def test_running_requests_have_most_of_the_time() -> None:
-    """A piece that takes a second is followed by many seconds of steps; without requests the next one follows."""
+    """A piece that takes a second is followed by many seconds of steps; without requests the next
+    one follows.
+    """
     engines = Engines()
     residency, began_s = engines.residencies[0], 100.0
     residency.lend()
@@ -316,11 +334,17 @@ def test_lending_waits_for_narrower_lanes_and_their_steps() -> None:
 
 
 def test_pages_are_released_up_to_the_last_extra_block() -> None:
-    """Else the page in which one piece's blocks end and those of the next begin would stay for good."""
+    """Else the page in which one piece's blocks end and those of the next begin would stay for
+    good.
+    """
     engines = lent()
     device, released = engines.devices[0], list[range]()
     device.release = released.append  # type: ignore[method-assign]
     engines.residencies[0].take_back()
     for _ in PIECES:
         engines.advance(0)
-    assert released == [range(OWN + 6, OWN + EXTRA), range(OWN + 3, OWN + EXTRA), range(OWN, OWN + EXTRA)]
+    assert released == [
+        range(OWN + 6, OWN + EXTRA),
+        range(OWN + 3, OWN + EXTRA),
+        range(OWN, OWN + EXTRA),
+    ]

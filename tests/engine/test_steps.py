@@ -1,4 +1,6 @@
-"""StepLog: durations and contents of the steps that an engine led, over schedulers with vLLM's plans."""
+"""StepLog: durations and contents of the steps that an engine led, over schedulers with vLLM's
+plans.
+"""
 
 from collections.abc import Iterator
 from functools import partial
@@ -131,7 +133,12 @@ def test_plans_under_way_at_once(board: StepBoard, clock: Clock) -> None:
     ],
 )
 def test_what_lies_between_two_steps_of_a_request(
-    board: StepBoard, clock: Clock, same_request: bool, between_s: float, lane: int | None, duration_s: float
+    board: StepBoard,
+    clock: Clock,
+    same_request: bool,
+    between_s: float,
+    lane: int | None,
+    duration_s: float,
 ) -> None:
     """Outputs are handled, the next step is planned and its ticket sent."""
     scheduler, log = FakeScheduler(20), StepLog(board, clock)
@@ -197,12 +204,16 @@ def test_the_schedulers_own_results_are_passed_on(board: StepBoard, clock: Clock
     assert scheduler.outputs == ["made"]
 
 
-requests = st.lists(st.tuples(st.booleans(), st.integers(0, 50), st.integers(0, 3), st.integers(1, 9)), max_size=8)
+requests = st.lists(
+    st.tuples(st.booleans(), st.integers(0, 50), st.integers(0, 3), st.integers(1, 9)), max_size=8
+)
 
 
 @given(requests)
 def test_contents_add_up(made: list[tuple[bool, int, int, int]]) -> None:
-    """New requests and such without outputs are prompts; so are several tokens of one that was preempted."""
+    """New requests and such without outputs are prompts; so are several tokens of one that was
+    preempted.
+    """
     plan = SchedulerOutput.make_empty()
     old = [(f"r{i}", *rest) for i, (new, *rest) in enumerate(made) if not new]
     plan.scheduled_cached_reqs = cached_requests([name for name, *_ in old], [None] * len(old))

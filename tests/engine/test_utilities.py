@@ -40,7 +40,9 @@ def test_the_check_finds_extra_blocks_that_no_weights_made_room_for() -> None:
     engines = Engines()
     pool = engines.pair.pools[0]
     pool.allow([max(pool.withheld)])
-    with pytest.raises(IntegrityError, match="a lane has extra blocks whose pages belong to weights"):
+    with pytest.raises(
+        IntegrityError, match="a lane has extra blocks whose pages belong to weights"
+    ):
         checked(engines).flying_check()
 
 

@@ -1,4 +1,6 @@
-"""Commits that pages and their numbers name are in the history, with the dates that the pages give."""
+"""Commits that pages and their numbers name are in the history, with the dates that the pages
+give.
+"""
 
 import re
 import subprocess
@@ -11,7 +13,9 @@ from experiments import live
 from experiments.__main__ import ALL
 from experiments.common import RESULTS, ROOT, kept
 
-COMMIT = re.compile(r"(?<![0-9a-zA-Z.,_/-])(?=[0-9]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{7}(?![0-9a-zA-Z_-])")
+COMMIT = re.compile(
+    r"(?<![0-9a-zA-Z.,_/-])(?=[0-9]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{7}(?![0-9a-zA-Z_-])"
+)
 """Seven hex digits, letters and numbers among them."""
 MADE = re.compile(r"^- `make experiments ARGS=(\w+)` at commit ([0-9a-f]{7}) ", re.M)
 LOST = live.read()[1]
@@ -26,7 +30,8 @@ def whole_history() -> None:
     """A commit that a shallow clone lacks may exist."""
     shallow = _git("rev-parse", "--is-shallow-repository")
     assert shallow.stdout.strip() == "false", (
-        f"whether commits exist needs the whole history: run `git fetch --unshallow` ({shallow.stderr.strip()})"
+        "whether commits exist needs the whole history: run `git fetch --unshallow` "
+        f"({shallow.stderr.strip()})"
     )
 
 
@@ -45,7 +50,11 @@ def named() -> Iterator[tuple[str, str]]:
 def test_every_commit_that_a_page_names_is_in_the_history_or_lost() -> None:
     found = list(named())
     assert len(found) > 50
-    assert not [f"{where}: {commit}" for commit, where in found if commit not in LOST and not in_history(commit)]
+    assert not [
+        f"{where}: {commit}"
+        for commit, where in found
+        if commit not in LOST and not in_history(commit)
+    ]
 
 
 @pytest.mark.parametrize("commit", LOST)
@@ -59,19 +68,27 @@ def test_kept_numbers_are_of_a_commit_of_the_history_and_its_date(name: str) -> 
     found = kept(name)
     assert re.fullmatch(r"[0-9a-f]{7}", found.commit)
     assert in_history(found.commit)
-    assert _git("log", "-1", "--format=%ad", "--date=short", found.commit).stdout.strip() == found.date
+    assert (
+        _git("log", "-1", "--format=%ad", "--date=short", found.commit).stdout.strip() == found.date
+    )
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.md")), ids=lambda path: path.stem)
 def test_command_of_a_page_exists_at_its_commit(path: Path) -> None:
     """An experiment may have had another name then."""
     for name, commit in MADE.findall(path.read_text(encoding="utf-8")):
-        assert f'"{name}"' in _git("show", f"{commit}:experiments/__main__.py").stdout, (name, commit)
+        assert f'"{name}"' in _git("show", f"{commit}:experiments/__main__.py").stdout, (
+            name,
+            commit,
+        )
 
 
 def test_live_runs_give_each_commit_its_date() -> None:
     commits = {one for run in live.read()[0].values() for one in run.commits if one[0] not in LOST}
-    dates = {commit: _git("log", "-1", "--format=%ad", "--date=short", commit).stdout.strip() for commit, _ in commits}
+    dates = {
+        commit: _git("log", "-1", "--format=%ad", "--date=short", commit).stdout.strip()
+        for commit, _ in commits
+    }
     assert sorted(commits) == sorted(dates.items())
 
 
@@ -80,7 +97,9 @@ def test_cost_model_page_names_a_commit_that_finds_it_again() -> None:
     assert all(in_history(commit) for commit in COMMIT.findall(text))
 
 
-@pytest.mark.parametrize(("text", "found"), [("at 66f2b3f;", ["66f2b3f"]), ("1,048576 tokens, 1234567", [])])
+@pytest.mark.parametrize(
+    ("text", "found"), [("at 66f2b3f;", ["66f2b3f"]), ("1,048576 tokens, 1234567", [])]
+)
 def test_seven_hex_digits_with_letters_are_taken_for_a_commit(text: str, found: list[str]) -> None:
     assert COMMIT.findall(text) == found
 

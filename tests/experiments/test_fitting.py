@@ -12,7 +12,12 @@ from flying_lab.sim.hardware import Hardware, load
 from flying_serving.errors import ConfigError
 
 LLAMA = models.load("llama-3-8b")
-TRUTH = {"gemm_efficiency": 0.4, "memory_efficiency": 0.55, "attention_memory_efficiency": 0.2, "step_overhead_s": 3e-3}
+TRUTH = {
+    "gemm_efficiency": 0.4,
+    "memory_efficiency": 0.55,
+    "attention_memory_efficiency": 0.2,
+    "step_overhead_s": 3e-3,
+}
 
 
 def measured(device: Hardware, noise: float) -> dict[int, list[StepObservation]]:
@@ -23,9 +28,15 @@ def measured(device: Hardware, noise: float) -> dict[int, list[StepObservation]]
         lane = LaneCost(LLAMA, device, degree)
         for _ in range(80):
             decodes, context = draw.randrange(1, 200), draw.randrange(1, 4000)
-            prefills = ((draw.randrange(16, 4000), draw.randrange(2000)),) if draw.random() < 0.5 else ()
-            seconds = lane.step_s(decodes, decodes * context, prefills) * draw.lognormvariate(0, noise)
-            steps.setdefault(degree, []).append(StepObservation(decodes, decodes * context, prefills, seconds))
+            prefills = (
+                ((draw.randrange(16, 4000), draw.randrange(2000)),) if draw.random() < 0.5 else ()
+            )
+            seconds = lane.step_s(decodes, decodes * context, prefills) * draw.lognormvariate(
+                0, noise
+            )
+            steps.setdefault(degree, []).append(
+                StepObservation(decodes, decodes * context, prefills, seconds)
+            )
     return steps
 
 

@@ -37,9 +37,12 @@ KEYS = {
 
 
 def test_no_row_is_gone_without_a_reason() -> None:
-    gone = ledger.missing(ledger.keys(ledger.published()), ledger.keys(ledger.present()), ledger.removed())
-    assert not gone, "rows that a page had: put them back, or say in removed.json why they are gone:\n" + "\n".join(
-        gone
+    gone = ledger.missing(
+        ledger.keys(ledger.published()), ledger.keys(ledger.present()), ledger.removed()
+    )
+    assert not gone, (
+        "rows that a page had: put them back, or say in removed.json why they are gone:\n"
+        + "\n".join(gone)
     )
 
 
@@ -54,17 +57,28 @@ def test_what_was_removed_was_published_is_gone_and_has_a_reason() -> None:
         assert len(reason.split()) > 3, key
         begin = key.removesuffix("*")
         assert any(one.startswith(begin) if key != begin else one == key for one in published), key
-        assert not any(one.startswith(begin) if key != begin else one == key for one in present), key
+        assert not any(one.startswith(begin) if key != begin else one == key for one in present), (
+            key
+        )
 
 
-@pytest.mark.parametrize("key", ["context-other-settings", "context-live-d3a5b4b", "urgent-link", "azure-time-scale"])
+@pytest.mark.parametrize(
+    "key", ["context-other-settings", "context-live-d3a5b4b", "urgent-link", "azure-time-scale"]
+)
 def test_rows_that_were_dropped_once_are_published(key: str) -> None:
-    """Settings that missed, the stronger baseline, latencies of urgent requests, how a load was chosen."""
-    rows = {f"results.md / {key}: {live.read()[0][key].title} / {name}" for name in live.read()[0][key].rows}
+    """Settings that missed, the stronger baseline, latencies of urgent requests, how a load was
+    chosen.
+    """
+    rows = {
+        f"results.md / {key}: {live.read()[0][key].title} / {name}"
+        for name in live.read()[0][key].rows
+    }
     assert rows and rows <= ledger.keys(ledger.published())
 
 
-def test_a_row_that_is_dropped_from_the_data_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_is_dropped_from_the_data_is_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = json.loads(live.PATH.read_text(encoding="utf-8"))
     title = found["runs"]["urgent-link"]["title"]
     del found["runs"]["urgent-link"]["rows"]["static-tp"]

@@ -1,4 +1,6 @@
-"""Pages of live measurements: docs/results.md and README's table are those of the rows that are kept."""
+"""Pages of live measurements: docs/results.md and README's table are those of the rows that are
+kept.
+"""
 
 import json
 import re
@@ -17,7 +19,10 @@ from flying_serving.errors import ConfigError
 RUNS, LOST = live.read()
 FIGURE = re.compile(r"\d+\.\d+")
 NUMBER = re.compile(r"\d[\d,.]*\d|\d")
-COMMANDS = r"python -m (benchmarks\.\w+)|make (chaos|fuzz)|(pytest tests/protocol)|(flying-serving simulate)|(curl) "
+COMMANDS = (
+    r"python -m (benchmarks\.\w+)|make (chaos|fuzz)|(pytest "
+    r"tests/protocol)|(flying-serving simulate)|(curl) "
+)
 NOT_NOTED = {"eight-start", "flood-stock", "mapped-kv", "move-storm", "survival-cost"}
 """Runs of which nobody wrote down the command. No run is to be added here."""
 
@@ -43,7 +48,9 @@ def test_readme_has_the_figures_of_a_run_that_it_names(key: str) -> None:
     blocks = re.split(r"\n(?=- )|\n\n", live.README.read_text(encoding="utf-8"))
     item = next(block for block in blocks if f"(`{key}`):" in block).replace(key, "")
     run = RUNS[key]
-    known = " ".join([run.rounds, run.setting, *(cell for row in run.rows.values() for cell in row)])
+    known = " ".join(
+        [run.rounds, run.setting, *(cell for row in run.rows.values() for cell in row)]
+    )
     figures = set(NUMBER.findall(item))
     assert len(figures) > 4
     assert figures <= set(NUMBER.findall(known))
@@ -89,13 +96,17 @@ def test_numbers_have_no_spread_and_ratios_two_digits() -> None:
     assert live._number("load-link | auto / better layout | low, mean TTFT", RUNS) == "1.06"
 
 
-@pytest.mark.parametrize(("row", "column"), [("auto", "no such column"), ("no such row", "tokens/s")])
+@pytest.mark.parametrize(
+    ("row", "column"), [("auto", "no such column"), ("no such row", "tokens/s")]
+)
 def test_a_place_without_a_figure_is_an_error_that_names_it(row: str, column: str) -> None:
     with pytest.raises(ConfigError, match="no such"):
         RUNS["load-link"].cell(row, column)
 
 
-def test_a_run_that_loses_a_row_changes_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_loses_a_row_changes_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = json.loads(live.PATH.read_text(encoding="utf-8"))
     del found["runs"]["context-other-settings"]["rows"]["2.5, 60, 8,192, 6,000"]
     path = tmp_path / "live.json"
@@ -107,7 +118,9 @@ def test_a_run_that_loses_a_row_changes_the_page(tmp_path: Path, monkeypatch: py
 
 LAYOUTS = ("stock, data parallel", "stock, tensor parallel", "static-dp", "static-tp")
 COMPARED = [key for key, run in RUNS.items() if "auto" in run.rows and set(LAYOUTS) & set(run.rows)]
-STATED = re.compile(r"(?:(?P<before>static-\w+): )?(?P<ratio>\d+\.\d+)(?: of (?P<after>[a-z -]*[a-z]))?")
+STATED = re.compile(
+    r"(?:(?P<before>static-\w+): )?(?P<ratio>\d+\.\d+)(?: of (?P<after>[a-z -]*[a-z]))?"
+)
 MEDIAN = re.compile(r"\d+(\.\d+)?")
 BAR = re.compile(r"bar (\d+\.\d+)")
 OF_ROUNDS = re.compile(r"((?:[\d.]+, )+[\d.]+) \(median ([\d.]+)\)")
@@ -120,7 +133,9 @@ def median_of(run: live.Run, row: str, column: str) -> Decimal | None:
 
 
 def layouts_of(run: live.Run, named: str, column: str) -> list[str]:
-    """The layouts that a ratio may be over: the one that is named, or the better one in the column."""
+    """The layouts that a ratio may be over: the one that is named, or the better one in the
+    column.
+    """
     rows = [name for name in LAYOUTS if name in run.rows and median_of(run, name, column)]
     if "better layout" not in named:
         short = {name: name.removeprefix("stock, ") for name in rows}
@@ -136,18 +151,30 @@ def rounded(value: Decimal) -> tuple[Decimal, Decimal]:
 
 
 def stated(key: str) -> Iterator[tuple[str, str, str, str, str]]:
-    """(run, row, column, layout as named, ratio) of each ratio of `auto` in a table beside layouts."""
+    """(run, row, column, layout as named, ratio) of each ratio of `auto` in a table beside
+    layouts.
+    """
     run = RUNS[key]
     for row in run.rows:
         for column, cell in zip(run.columns[1:], run.rows[row], strict=True):
             if row.startswith("auto /") and column != "switches":
                 for part in cell.split("; "):
                     if match := STATED.match(part):
-                        yield key, row, column, match["before"] or match["after"] or row, match["ratio"]
+                        yield (
+                            key,
+                            row,
+                            column,
+                            match["before"] or match["after"] or row,
+                            match["ratio"],
+                        )
 
 
-@pytest.mark.parametrize(("key", "row", "column", "named", "ratio"), [case for key in COMPARED for case in stated(key)])
-def test_a_stated_ratio_is_that_of_the_medians(key: str, row: str, column: str, named: str, ratio: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "row", "column", "named", "ratio"), [case for key in COMPARED for case in stated(key)]
+)
+def test_a_stated_ratio_is_that_of_the_medians(
+    key: str, row: str, column: str, named: str, ratio: str
+) -> None:
     run = RUNS[key]
     (layout,) = layouts_of(run, named, column)
     ours, other = median_of(run, "auto", column), median_of(run, layout, column)
@@ -161,7 +188,11 @@ def test_a_stated_ratio_is_that_of_the_medians(key: str, row: str, column: str, 
 def test_each_column_has_the_ratio_over_its_better_layout(key: str) -> None:
     """None is left out where `auto` is behind."""
     run = RUNS[key]
-    over = {(column, layout) for _, _, column, named, _ in stated(key) for layout in layouts_of(run, named, column)}
+    over = {
+        (column, layout)
+        for _, _, column, named, _ in stated(key)
+        for layout in layouts_of(run, named, column)
+    }
     for column in run.columns[1:]:
         better = layouts_of(run, "better layout", column)
         if column not in ("switches", "tokens/s") and better and median_of(run, "auto", column):

@@ -22,15 +22,24 @@ RUN = {
 
 def systems(**e2e_s: float) -> Numbers:
     """Numbers of all systems, 10 s unless said otherwise."""
-    return {name: RUN | {"e2e_s": e2e_s.get(name.replace("-", "_"), 10.0)} for name in nodes_runs.SYSTEMS}
+    return {
+        name: RUN | {"e2e_s": e2e_s.get(name.replace("-", "_"), 10.0)}
+        for name in nodes_runs.SYSTEMS
+    }
 
 
 def numbers(counts: list[int]) -> Numbers:
     """Of one seed."""
     return {
-        "nodes": {str(n): {str(share): systems(auto=8.0 + n) for share in nodes_runs.TOGETHER} for n in counts},
+        "nodes": {
+            str(n): {str(share): systems(auto=8.0 + n) for share in nodes_runs.TOGETHER}
+            for n in counts
+        },
         "long": {str(share): systems() for share in nodes_runs.EXTREMES},
-        "routers": {name: {str(share): systems() for share in nodes_runs.EXTREMES} for name in nodes_runs.ROUTERS},
+        "routers": {
+            name: {str(share): systems() for share in nodes_runs.EXTREMES}
+            for name in nodes_runs.ROUTERS
+        },
     }
 
 
@@ -51,7 +60,9 @@ def test_a_page_of_two_seeds(tmp_path: Path) -> None:
     assert "its P99 time to first token is 1.00 times" in text
     assert "No requests were refused." in text
     assert "`static-dp` in 7 of 7 runs with 0 together" in text
-    assert "in its worst row: `auto` 7.20, `static-dp` 1.00, `static-tp4` 1.00" in " ".join(text.split())
+    assert "in its worst row: `auto` 7.20, `static-dp` 1.00, `static-tp4` 1.00" in " ".join(
+        text.split()
+    )
 
 
 def test_the_first_seed_alone_serves_the_most_nodes(monkeypatch: pytest.MonkeyPatch) -> None:

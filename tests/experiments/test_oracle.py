@@ -2,7 +2,7 @@
 
 from experiments import oracle
 from experiments.oracle import World
-from flying_lab.sim.cluster import Clock
+from flying_lab.sim.clock import Clock
 from flying_lab.sim.fleet import LEAD_S
 from flying_lab.workload.synth import Alternating, synthesise
 from flying_serving.layout.groups import Layout
@@ -12,15 +12,23 @@ REQUESTS = list(synthesise(SHAPE, 1).requests)
 
 
 def test_it_is_at_least_as_good_as_what_is_kept() -> None:
-    kept = [oracle._kept(World(Clock(-LEAD_S)), Layout.uniform(4, size), REQUESTS) for size in (1, 2, 4)]
+    kept = [
+        oracle._kept(World(Clock(-LEAD_S)), Layout.uniform(4, size), REQUESTS) for size in (1, 2, 4)
+    ]
     mean_s, _, _ = oracle.oracle(REQUESTS)
     assert mean_s <= min(kept)
 
 
 def test_trying_changes_nothing() -> None:
-    """What a copy does is not seen in the world that it was copied from, and the same again costs the same."""
+    """What a copy does is not seen in the world that it was copied from, and the same again costs
+    the same.
+    """
     world = World(Clock(-LEAD_S))
     wide = Layout.uniform(4, 4)
     first = oracle._cost(world, wide, "weave", REQUESTS)
-    assert (world.ended, world.total_s, world.node.controller.state.layout) == (0, 0.0, Layout.uniform(4, 1))
+    assert (world.ended, world.total_s, world.node.controller.state.layout) == (
+        0,
+        0.0,
+        Layout.uniform(4, 1),
+    )
     assert oracle._cost(world, wide, "weave", REQUESTS) == first

@@ -1,4 +1,6 @@
-"""The pages of docs/results that are simulated: made of the numbers that are kept, which the code still finds."""
+"""The pages of docs/results that are simulated: made of the numbers that are kept, which the code
+still finds.
+"""
 
 import re
 from pathlib import Path
@@ -55,13 +57,17 @@ def test_a_page_is_that_of_the_kept_numbers(written: dict[str, str], name: str) 
 def test_a_page_names_its_commit_and_leaves_nothing_unexplained(name: str) -> None:
     text = (RESULTS / f"{name}.md").read_text(encoding="utf-8")
     assert re.search(
-        r"^- `make experiments ARGS=\w+` at commit [0-9a-f]{7} of \d{4}-\d\d-\d\d: \[numbers\]", text, re.M
+        r"^- `make experiments ARGS=\w+` at commit [0-9a-f]{7} of \d{4}-\d\d-\d\d: \[numbers\]",
+        text,
+        re.M,
     )
     assert "not explained yet" not in text
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_first_paragraph_says_what_the_product_does_not_have(written: dict[str, str], name: str) -> None:
+def test_first_paragraph_says_what_the_product_does_not_have(
+    written: dict[str, str], name: str
+) -> None:
     first = " ".join(written[name].split("\n\n")[1].split())
     assert first.startswith("**The product does not")
     assert "CUDA graphs" in first
@@ -80,7 +86,9 @@ def test_fig8_names_its_low_phases_and_the_stall_after_bursts(written: dict[str,
     text = " ".join(written["fig8"].split())
     assert "the low phases are not low" in text
     assert "After a burst `auto` stalls" in text
-    assert all(low_phases.behind(one, model) > 1 for one in kept("low_phases").seeds for model in MODELS)
+    assert all(
+        low_phases.behind(one, model) > 1 for one in kept("low_phases").seeds for model in MODELS
+    )
 
 
 def test_low_phases_are_simulated_as_they_are_kept() -> None:
@@ -109,7 +117,9 @@ def test_capacities_and_a_switch_are_simulated_as_they_are_kept() -> None:
 
 
 def test_split_requests_are_simulated_as_they_are_kept() -> None:
-    """Times of the planner are measured: they are compared with its bar, one millisecond and six probes."""
+    """Times of the planner are measured: they are compared with its bar, one millisecond and six
+    probes.
+    """
     kept_once = kept("dynaserve").seeds[0]
     then = kept_once["batches"]
     found = dynaserve._batches(kept_once["capacity"]["BurstGPT"]["split"]["rps"], FIRST.seed)
@@ -125,7 +135,9 @@ def test_lent_weights_are_simulated_as_they_are_kept() -> None:
     for name, value in gyges.measure_derived().items():
         assert _flat(value) == pytest.approx(_flat(then[name]), rel=1e-6), name
     rate = min(RATES)
-    assert _flat(gyges._traced(rate, FIRST.seed)) == pytest.approx(_flat(then["trace"][str(rate)]), rel=1e-6)
+    assert _flat(gyges._traced(rate, FIRST.seed)) == pytest.approx(
+        _flat(then["trace"][str(rate)]), rel=1e-6
+    )
 
 
 def test_nodes_behind_a_router_are_simulated_as_they_are_kept() -> None:
@@ -139,4 +151,8 @@ def _flat(numbers: object, name: str = "") -> dict[str, float]:
     """Numbers of all levels by their path."""
     if not isinstance(numbers, dict):
         return {name: float(numbers)}  # type: ignore[arg-type]
-    return {path: value for key, inner in numbers.items() for path, value in _flat(inner, f"{name}/{key}").items()}
+    return {
+        path: value
+        for key, inner in numbers.items()
+        for path, value in _flat(inner, f"{name}/{key}").items()
+    }

@@ -11,7 +11,9 @@ from flying_lab.sim.hardware import load
 
 LANE = LaneCost(models.load("llama-3-8b"), load("h200"), 1)
 LOAD = Load(prompt_tokens=2000, output_tokens=250)
-LOADS = st.builds(Load, st.integers(1, 20_000), st.integers(1, 2_000), st.sampled_from([2048, 8192]))
+LOADS = st.builds(
+    Load, st.integers(1, 20_000), st.integers(1, 2_000), st.sampled_from([2048, 8192])
+)
 
 
 def test_alone() -> None:

@@ -1,11 +1,22 @@
-"""Tables of the experiments: verdicts, and a reason below for each number that is worse or differs much."""
+"""Tables of the experiments: verdicts, and a reason below for each number that is worse or differs
+much.
+"""
 
 import pytest
 
 from experiments import reasons
 from experiments.common import Kept
 from experiments.reasons import why
-from experiments.rows import OF_REASONS, Row, by_construction, number, one_layout, row, spread, table
+from experiments.rows import (
+    OF_REASONS,
+    Row,
+    by_construction,
+    number,
+    one_layout,
+    row,
+    spread,
+    table,
+)
 
 
 @pytest.mark.parametrize(
@@ -27,14 +38,21 @@ from experiments.rows import OF_REASONS, Row, by_construction, number, one_layou
     ],
 )
 def test_verdicts(
-    paper: float | tuple[float, float] | None, ours: tuple[float, ...], higher: bool | None, verdict: str
+    paper: float | tuple[float, float] | None,
+    ours: tuple[float, ...],
+    higher: bool | None,
+    verdict: str,
 ) -> None:
-    """Better is in the direction that the row says, with every seed; without a published number there is none."""
+    """Better is in the direction that the row says, with every seed; without a published number
+    there is none.
+    """
     assert Row("x", paper, ours, higher).verdict == verdict
 
 
 def test_what_is_worse_or_differs_much_needs_a_reason() -> None:
-    """A fifth is allowed where it is not worse; else the reason stands below, or that there is none."""
+    """A fifth is allowed where it is not worse; else the reason stands below, or that there is
+    none.
+    """
     lines = table(
         [
             Row("near", 10.0, (11.9,)),
@@ -45,7 +63,11 @@ def test_what_is_worse_or_differs_much_needs_a_reason() -> None:
     )
     assert "| near | 10 | 11.9 | 1.19 |  |  |" in lines
     found = [line for line in lines if line.startswith("- ")]
-    assert found == ["- far: because", "- open: **not explained yet**", "- worse: **not explained yet**"]
+    assert found == [
+        "- far: because",
+        "- open: **not explained yet**",
+        "- worse: **not explained yet**",
+    ]
     assert OF_REASONS in " ".join(lines[: lines.index(found[0])])
 
 
@@ -63,7 +85,8 @@ def test_what_one_layout_gives_has_a_list_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ours", "kernels", "reverses"), [((0.9, 1.5), 0.8, False), ((0.9, 1.5), 1.1, True), ((0.9,), None, False)]
+    ("ours", "kernels", "reverses"),
+    [((0.9, 1.5), 0.8, False), ((0.9, 1.5), 1.1, True), ((0.9,), None, False)],
 )
 def test_a_number_is_reversed_if_the_first_seed_has_another_verdict(
     ours: tuple[float, ...], kernels: float | None, reverses: bool
@@ -73,16 +96,23 @@ def test_a_number_is_reversed_if_the_first_seed_has_another_verdict(
 
 def test_a_published_number_of_another_source_names_it() -> None:
     assert (
-        table([Row("a", 1.0, (1.0,))], "release")[0] == "| number | release | ours | ours / release |  | known before |"
+        table([Row("a", 1.0, (1.0,))], "release")[0]
+        == "| number | release | ours | ours / release |  | known before |"
     )
 
 
 def test_a_reason_for_another_number_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reasons are found for a value; when ours has moved away from it, the text names that value."""
+    """Reasons are found for a value; when ours has moved away from it, the text names that
+    value.
+    """
     monkeypatch.setitem(reasons.REASONS, ("t", "m", "x"), (2.0, "slow links"))
     rows = [Row("x", 1.0, (2.0, 2.2)), Row("x", 1.0, (3.0,)), Row("y", 1.0, (3.0,))]
     same, changed, other = why("t", "m", rows)
-    assert (same.why, changed.why, other.why) == ("slow links", "(found when ours was 2) slow links", "")
+    assert (same.why, changed.why, other.why) == (
+        "slow links",
+        "(found when ours was 2) slow links",
+        "",
+    )
 
 
 def test_a_row_has_the_value_of_each_seed() -> None:
@@ -91,7 +121,9 @@ def test_a_row_has_the_value_of_each_seed() -> None:
     assert (one.ours, one.mean, one.ratio, one.kernels) == ((1.0, 3.0), 2.0, 0.5, 7.0)
 
 
-@pytest.mark.parametrize(("value", "text"), [(12345.6, "12,346"), (0.12345, "0.123"), (-2000.0, "-2,000")])
+@pytest.mark.parametrize(
+    ("value", "text"), [(12345.6, "12,346"), (0.12345, "0.123"), (-2000.0, "-2,000")]
+)
 def test_numbers(value: float, text: str) -> None:
     assert number(value) == text
 

@@ -1,4 +1,6 @@
-"""Tenants: the load per node is the same on average, bursts coincide as asked, prompts begin alike within a tenant."""
+"""Tenants: the load per node is the same on average, bursts coincide as asked, prompts begin alike
+within a tenant.
+"""
 
 from collections import defaultdict
 
@@ -17,11 +19,16 @@ PHASES = {"low_s": 30.0, "burst_s": 10.0}
 def per_second(tenants: Tenants, seed: int = 1) -> list[float]:
     """Requests per node in each second."""
     arrivals = [request.arrival_s for request in tenants.requests(seed)]
-    return list(np.histogram(arrivals, bins=int(tenants.seconds), range=(0, tenants.seconds))[0] / tenants.nodes)
+    return list(
+        np.histogram(arrivals, bins=int(tenants.seconds), range=(0, tenants.seconds))[0]
+        / tenants.nodes
+    )
 
 
 @given(st.integers(1, 3), st.sampled_from([0.0, 0.3, 1.0]), st.integers(0, 3), st.integers(0, 5))
-def test_requests_are_a_workload(nodes: int, together: float, shared_blocks: int, seed: int) -> None:
+def test_requests_are_a_workload(
+    nodes: int, together: float, shared_blocks: int, seed: int
+) -> None:
     """In order, with one hash id for each block if prompts begin alike; the same each time."""
     tenants = Tenants(nodes, together, 20.0, shared_blocks)
     requests = tenants.requests(seed)
@@ -40,7 +47,10 @@ def test_the_load_per_node_is_the_same(nodes: int, together: float) -> None:
 
 def test_bursts_of_all_at_once_stay_however_many_nodes() -> None:
     quiet, burst = _phases(per_second(Tenants(32, 1.0, SECONDS, **PHASES)))
-    assert (np.mean(quiet), np.mean(burst)) == (pytest.approx(3.5, rel=0.05), pytest.approx(20, rel=0.05))
+    assert (np.mean(quiet), np.mean(burst)) == (
+        pytest.approx(3.5, rel=0.05),
+        pytest.approx(20, rel=0.05),
+    )
 
 
 def test_bursts_of_each_at_its_own_time_even_out() -> None:

@@ -1,4 +1,6 @@
-"""Requests to the admin routes: schemathesis makes them from the server's OpenAPI document, and we make some more."""
+"""Requests to the admin routes: schemathesis makes them from the server's OpenAPI document, and we
+make some more.
+"""
 
 import json
 from collections.abc import Mapping
@@ -19,13 +21,19 @@ METHODS = ("GET", "POST", "DELETE", "PUT", "PATCH", "OPTIONS", "HEAD")
 _header = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=12).map(str.strip)
 _order = st.fixed_dictionaries(
     {"groups": st.sampled_from(LAYOUTS) | junk},
-    optional={"mode": st.sampled_from(MODES) | junk, "weave_steps": st.integers(-1, 1001) | junk, "x": junk},
+    optional={
+        "mode": st.sampled_from(MODES) | junk,
+        "weave_steps": st.integers(-1, 1001) | junk,
+        "x": junk,
+    },
 )
 orders = st.one_of(_order, _order, _order, junk)
 
 
 def admin_requests(document: Mapping[str, Any]) -> st.SearchStrategy[Sent]:
-    """Requests to each operation below /flying, as its schema allows, as it does not, and beside it."""
+    """Requests to each operation below /flying, as its schema allows, as it does not, and beside
+    it.
+    """
     ours = {path: item for path, item in document["paths"].items() if path.startswith(PREFIX)}
     schema = schemathesis.openapi.from_dict({**document, "paths": ours})
     found: list[st.SearchStrategy[Any]] = [
@@ -55,7 +63,9 @@ def _orders(draw: st.DrawFn) -> Sent:
         case 0:
             content = content[: draw(st.integers(0, len(content)))]
         case 1:
-            content = content.decode().encode(draw(st.sampled_from(["utf-16", "utf-32-le", "utf-8-sig", "utf-16-be"])))
+            content = content.decode().encode(
+                draw(st.sampled_from(["utf-16", "utf-32-le", "utf-8-sig", "utf-16-be"]))
+            )
         case 2:
             content = content.ljust(draw(st.integers(16_000, 17_000)))
     return Sent(LAYOUT, content)
@@ -69,8 +79,16 @@ def _beside(draw: st.DrawFn, paths: list[str]) -> Sent:
         path += draw(st.sampled_from(["/", "//", "/../status", "%00", "%2f", ".", "\u00e9"]))
     if draw(st.booleans()):
         path += "?" + draw(st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=20))
-    names = st.sampled_from(["Authorization", "Accept", "Range", "If-None-Match", "X-Request-Id", "Host", "Origin"])
+    names = st.sampled_from(
+        ["Authorization", "Accept", "Range", "If-None-Match", "X-Request-Id", "Host", "Origin"]
+    )
     headers = draw(st.lists(st.tuples(names, _header), max_size=2, unique_by=lambda one: one[0]))
-    content_type = draw(st.sampled_from([JSON, "", "text/plain", "multipart/form-data", "application/x+json"]))
-    content = draw(st.sampled_from([b"", b"{}", b"null"]) | st.binary(max_size=20) | text.map(encode))
-    return Sent(path.replace("#", ""), content, content_type, draw(st.sampled_from(METHODS)), tuple(headers))
+    content_type = draw(
+        st.sampled_from([JSON, "", "text/plain", "multipart/form-data", "application/x+json"])
+    )
+    content = draw(
+        st.sampled_from([b"", b"{}", b"null"]) | st.binary(max_size=20) | text.map(encode)
+    )
+    return Sent(
+        path.replace("#", ""), content, content_type, draw(st.sampled_from(METHODS)), tuple(headers)
+    )

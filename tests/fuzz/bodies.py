@@ -14,22 +14,41 @@ from tests.fuzz.drawing import JSON, Sent
 _DEEP = "nested so deeply"
 
 
-_characters = st.characters(codec=None, categories=None, exclude_categories=()) | st.sampled_from("\ud800\udfff\0\n{}")
+_characters = st.characters(codec=None, categories=None, exclude_categories=()) | st.sampled_from(
+    "\ud800\udfff\0\n{}"
+)
 text = st.text(_characters, max_size=8) | st.sampled_from(["", "x", "\ud800", "x" * 5000])
 whole = st.integers(-3, 20) | st.sampled_from(
-    [sign * (2**power + off) for sign in (1, -1) for power in (31, 32, 63, 64, 100, 1200) for off in (-1, 0, 1)]
+    [
+        sign * (2**power + off)
+        for sign in (1, -1)
+        for power in (31, 32, 63, 64, 100, 1200)
+        for off in (-1, 0, 1)
+    ]
 )
-real = st.floats(-3, 3) | st.sampled_from([float("nan"), float("inf"), float("-inf"), 1e308, -1e308, 5e-324])
+real = st.floats(-3, 3) | st.sampled_from(
+    [float("nan"), float("inf"), float("-inf"), 1e308, -1e308, 5e-324]
+)
 _deep = st.sampled_from([40, 300, 900, 990, 3000, 100_000]).map(lambda depth: f"{_DEEP} {depth}")
 _leaf = st.none() | st.booleans() | whole | real | text | _deep
 junk = st.recursive(
-    _leaf, lambda some: st.lists(some, max_size=4) | st.dictionaries(text, some, max_size=3), max_leaves=6
+    _leaf,
+    lambda some: st.lists(some, max_size=4) | st.dictionaries(text, some, max_size=3),
+    max_leaves=6,
 )
 _tokens = st.lists(st.integers(0, 511), min_size=1, max_size=12)
 _ids = _tokens | st.lists(whole, max_size=4)
 extra = st.dictionaries(
     st.sampled_from(
-        ["tp_degree", "queue_deadline_s", "expected_tokens", "split_at", "flying_lane", "flying_offer", "session_id"]
+        [
+            "tp_degree",
+            "queue_deadline_s",
+            "expected_tokens",
+            "split_at",
+            "flying_lane",
+            "flying_offer",
+            "session_id",
+        ]
     )
     | text,
     st.sampled_from([1, 2, 3, 0.001, True]) | junk,
@@ -47,11 +66,17 @@ _constraint = st.fixed_dictionaries(
     },
 )
 _message = st.fixed_dictionaries(
-    {"role": st.sampled_from(["user", "system", "assistant", "tool"]) | text, "content": text | junk},
+    {
+        "role": st.sampled_from(["user", "system", "assistant", "tool"]) | text,
+        "content": text | junk,
+    },
     optional={"name": junk, "tool_calls": junk},
 )
 _tool = st.fixed_dictionaries(
-    {"type": st.just("function") | junk, "function": st.fixed_dictionaries({"name": text, "parameters": junk})}
+    {
+        "type": st.just("function") | junk,
+        "function": st.fixed_dictionaries({"name": text, "parameters": junk}),
+    }
 )
 
 LIKELY: dict[str, st.SearchStrategy[Any]] = {
@@ -136,12 +161,18 @@ def requests(draw: st.DrawFn, model: str) -> Sent:
         content = content[: draw(st.integers(0, len(content)))]
     if form == 1:
         content = draw(st.binary(max_size=40))
-    content_type = draw(st.sampled_from(["", "text/plain", "multipart/form-data", "a/b;c"])) if form == 2 else JSON
+    content_type = (
+        draw(st.sampled_from(["", "text/plain", "multipart/form-data", "a/b;c"]))
+        if form == 2
+        else JSON
+    )
     return Sent(path, content, content_type)
 
 
 def encode(body: Any) -> bytes:
-    """As JSON in ASCII, surrogates escaped, numbers that JSON does not have by Python's names; and deep lists."""
+    """As JSON in ASCII, surrogates escaped, numbers that JSON does not have by Python's names; and
+    deep lists.
+    """
     parts = json.dumps(body).split(f'"{_DEEP} ')
     found = parts[0]
     for part in parts[1:]:

@@ -12,7 +12,11 @@ from hypothesis import strategies as st
 JSON = "application/json"
 T = TypeVar("T")
 _DRAW = settings(
-    max_examples=400, phases=[Phase.generate], database=None, suppress_health_check=list(HealthCheck), deadline=None
+    max_examples=400,
+    phases=[Phase.generate],
+    database=None,
+    suppress_health_check=list(HealthCheck),
+    deadline=None,
 )
 MOST_VAIN = 20
 """Seeds in a row that bring nothing new: there are no more cases."""
@@ -20,7 +24,9 @@ MOST_VAIN = 20
 
 @dataclass(frozen=True)
 class Sent:
-    """One request: its path, its body and the content type that it claims, its method, and other headers."""
+    """One request: its path, its body and the content type that it claims, its method, and other
+    headers.
+    """
 
     path: str
     content: bytes
@@ -70,10 +76,20 @@ _PIECES = (
 
 
 def damaged(content: bytes, count: int, number: int) -> Iterator[bytes]:
-    """Yield that many copies, each with some bytes dropped, put twice, or replaced. Drawing as many would take long."""
+    """Yield that many copies, each with some bytes dropped, put twice, or replaced. Drawing as many
+    would take long.
+    """
     dice = random.Random(number)
     for _ in range(count):
         at = dice.randint(0, len(content))
         end = min(len(content), at + dice.choice((0, 0, 1, 1, 2, 5, 20)))
-        piece = dice.choice((b"", content[at:end] * 2, dice.choice(_PIECES), dice.choice(_PIECES), dice.randbytes(1)))
+        piece = dice.choice(
+            (
+                b"",
+                content[at:end] * 2,
+                dice.choice(_PIECES),
+                dice.choice(_PIECES),
+                dice.randbytes(1),
+            )
+        )
         yield content[:at] + piece + content[end:]

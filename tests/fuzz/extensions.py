@@ -1,4 +1,6 @@
-"""Requests with what this server adds to vLLM's: names in `vllm_xargs`, priorities, and ids that clients choose."""
+"""Requests with what this server adds to vLLM's: names in `vllm_xargs`, priorities, and ids that
+clients choose.
+"""
 
 from typing import Any
 
@@ -18,9 +20,14 @@ _right: dict[str, st.SearchStrategy[Any]] = {
 _wrong = whole | real | text | junk
 _ours = st.dictionaries(st.sampled_from(OURS) | text, _wrong, max_size=1)
 _named = st.fixed_dictionaries(
-    {}, optional={name: st.one_of(value, value, value, value, _wrong) for name, value in _right.items()}
+    {},
+    optional={
+        name: st.one_of(value, value, value, value, _wrong) for name, value in _right.items()
+    },
 )
-xargs = st.one_of(_named, _named, _named, st.builds(lambda one, two: {**one, **two}, _named, _ours), junk)
+xargs = st.one_of(
+    _named, _named, _named, st.builds(lambda one, two: {**one, **two}, _named, _ours), junk
+)
 priorities = st.integers(-9, 9) | whole | junk
 _id = st.sampled_from(["one", "two", "", "x" * 300]) | text
 _ROUTES: tuple[tuple[str, dict[str, Any]], ...] = (

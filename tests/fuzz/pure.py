@@ -1,4 +1,6 @@
-"""What is fuzzed without a server: the functions that read what clients and files say, one case at a time."""
+"""What is fuzzed without a server: the functions that read what clients and files say, one case at
+a time.
+"""
 
 import asyncio
 import json
@@ -31,7 +33,9 @@ Check = Callable[[Any], str]
 
 @dataclass
 class Tally:
-    """What came of one kind of cases: how many of each status, those that failed and why, the longest one's seconds."""
+    """What came of one kind of cases: how many of each status, those that failed and why, the
+    longest one's seconds.
+    """
 
     statuses: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
@@ -75,11 +79,17 @@ def check_order(content: bytes) -> str:
 
 
 def check_request(content: bytes) -> str:
-    """What a request says beside vLLM's fields, as the shell checks it before the request begins."""
+    """What a request says beside vLLM's fields, as the shell checks it before the request
+    begins.
+    """
     if is_deeper(content, MAX_REQUEST_DEPTH):
         return "too deep"
     asked = json.loads(content)
-    fields = {"prompt_token_ids": [1] * asked["prompt"], "prompt_embeds": None, "priority": asked["priority"]}
+    fields = {
+        "prompt_token_ids": [1] * asked["prompt"],
+        "prompt_embeds": None,
+        "priority": asked["priority"],
+    }
     try:
         params = SamplingParams(max_tokens=asked["max_tokens"], extra_args=asked["extra"])
         _SHELLS[0].shell.checks.let_in("call", {**fields, "sampling_params": params}, set())
@@ -115,7 +125,11 @@ _requests = st.fixed_dictionaries(
         "prompt": st.integers(1, 400),
     }
 ).map(encode)
-_json_like = junk.map(encode) | st.text('[]{}":,\\1 ', max_size=300).map(str.encode) | st.binary(max_size=100)
+_json_like = (
+    junk.map(encode)
+    | st.text('[]{}":,\\1 ', max_size=300).map(str.encode)
+    | st.binary(max_size=100)
+)
 _encoded = st.builds(
     lambda content, encoding: content.decode(errors="replace").encode(encoding),
     _json_like,
@@ -141,7 +155,9 @@ class Kind:
         drawn = draw(self.cases, -(-count // (1 + self.varied)), first_seed)
         if self.vary is None:
             return drawn
-        more = [one for number, case in enumerate(drawn) for one in self.vary(case, self.varied, number)]
+        more = [
+            one for number, case in enumerate(drawn) for one in self.vary(case, self.varied, number)
+        ]
         return (drawn + more)[:count]
 
 

@@ -1,4 +1,6 @@
-"""Send fuzzed requests to a live server while good ones are served, and see that it has not suffered."""
+"""Send fuzzed requests to a live server while good ones are served, and see that it has not
+suffered.
+"""
 
 import asyncio
 import re
@@ -38,23 +40,40 @@ class Found:
     def report(self) -> str:
         """A few lines for people."""
         lines = [f"answers by status: {dict(sorted(self.statuses.items()))}"]
-        lines += [f"5xx as in stock vLLM: {count} x {reason}" for reason, count in sorted(self.as_stock.items())]
-        lines += [f"good requests beside them: {self.good}, wrong: {len(self.wrong)}", *self.wrong[:10]]
-        alike = {(sent.path, status, text[:100]): sent for sent, status, text in reversed(self.failures)}
+        lines += [
+            f"5xx as in stock vLLM: {count} x {reason}"
+            for reason, count in sorted(self.as_stock.items())
+        ]
+        lines += [
+            f"good requests beside them: {self.good}, wrong: {len(self.wrong)}",
+            *self.wrong[:10],
+        ]
+        alike = {
+            (sent.path, status, text[:100]): sent for sent, status, text in reversed(self.failures)
+        }
         for (path, status, text), sent in alike.items():
-            lines += [f"{status} {sent.method} {path} {sent.content[:SHOWN]!r} {sent.headers}", f"  {text}"]
+            lines += [
+                f"{status} {sent.method} {path} {sent.content[:SHOWN]!r} {sent.headers}",
+                f"  {text}",
+            ]
         return "\n".join(lines)
 
 
 def client_of(server: Server) -> httpx.AsyncClient:
-    """A client that opens a connection for each request: one that is kept may be closed by the server at any time."""
+    """A client that opens a connection for each request: one that is kept may be closed by the
+    server at any time.
+    """
     limits = httpx.Limits(max_keepalive_connections=0)
     return httpx.AsyncClient(base_url=server.url, timeout=ANSWER_S, limits=limits)
 
 
 async def send(http: httpx.AsyncClient, sent: Sent) -> tuple[int, str]:
-    """Status and text of the answer; an error inside a stream counts by its own code, a traceback as none."""
-    headers = dict(sent.headers) | ({"Content-Type": sent.content_type} if sent.content_type else {})
+    """Status and text of the answer; an error inside a stream counts by its own code, a traceback
+    as none.
+    """
+    headers = dict(sent.headers) | (
+        {"Content-Type": sent.content_type} if sent.content_type else {}
+    )
     try:
         answer = await http.request(sent.method, sent.path, content=sent.content, headers=headers)
     except httpx.HTTPError as error:
@@ -66,7 +85,9 @@ async def send(http: httpx.AsyncClient, sent: Sent) -> tuple[int, str]:
 
 
 def has_passed_its_deadline(sent: Sent, status: int, text: str) -> bool:
-    """Whether a request that names a deadline was told that it passed: right on a machine that is busy."""
+    """Whether a request that names a deadline was told that it passed: right on a machine that is
+    busy.
+    """
     names_deadline = b"queue_deadline_s" in sent.content
     return status == 504 and names_deadline and "longer than its queue_deadline_s" in text
 
@@ -88,23 +109,35 @@ async def fuzz(server: Server, requests: list[Sent], is_known: Any = fails_in_st
                 else:
                     found.as_stock[reason] += 1
 
-        beside = [asyncio.create_task(ask_again(http, server.model, degree, found, over)) for degree in (1, 2)]
+        beside = [
+            asyncio.create_task(ask_again(http, server.model, degree, found, over))
+            for degree in (1, 2)
+        ]
         await asyncio.gather(*(fuzz_one_by_one() for _ in range(AT_ONCE)))
         over.set()
         await asyncio.gather(*beside)
     return found
 
 
-async def ask_again(http: httpx.AsyncClient, model: str, degree: int, found: Found, over: asyncio.Event) -> None:
+async def ask_again(
+    http: httpx.AsyncClient, model: str, degree: int, found: Found, over: asyncio.Event
+) -> None:
     """Ask the same few things again and again; each answer has to be the first one's."""
     first: dict[int, tuple[list[int], list[float]]] = {}
     number = 0
     while not over.is_set() or number < 8:
         number += 1
         which = number % 4
-        body = {"model": model, "prompt": [which + 1] * (20 * which + 5), "max_tokens": 24, "seed": which}
+        body = {
+            "model": model,
+            "prompt": [which + 1] * (20 * which + 5),
+            "max_tokens": 24,
+            "seed": which,
+        }
         body |= {"temperature": 1.0, "ignore_eos": True, "return_token_ids": True, "logprobs": 0}
-        answer = await http.post("/v1/completions", json=body | {"vllm_xargs": {"tp_degree": degree}})
+        answer = await http.post(
+            "/v1/completions", json=body | {"vllm_xargs": {"tp_degree": degree}}
+        )
         found.good += 1
         if answer.status_code != 200:
             found.wrong.append(f"degree {degree}: {answer.status_code} {answer.text[:200]}")
@@ -112,12 +145,18 @@ async def ask_again(http: httpx.AsyncClient, model: str, degree: int, found: Fou
         choice = answer.json()["choices"][0]
         got = choice["token_ids"], choice["logprobs"]["token_logprobs"]
         tokens, logprobs = first.setdefault(which, got)
-        if got[0] != tokens or len(tokens) != 24 or worst_difference(got[1], logprobs) > WORST_LOGPROB:
+        if (
+            got[0] != tokens
+            or len(tokens) != 24
+            or worst_difference(got[1], logprobs) > WORST_LOGPROB
+        ):
             found.wrong.append(f"degree {degree}, prompt {which}: {got[0]}, first it was {tokens}")
 
 
 def end_is_clean(server: Server) -> None:
-    """The server is healthy and idle, the blocks of every engine add up, and no traceback of ours is in its log."""
+    """The server is healthy and idle, the blocks of every engine add up, and no traceback of ours
+    is in its log.
+    """
     assert server.http.get("/health").status_code == 200
     server.until_idle()
     server.check()
@@ -126,6 +165,12 @@ def end_is_clean(server: Server) -> None:
 
 
 def tracebacks(log: str) -> list[str]:
-    """The last line of each traceback in a server's log: the error. The log's own prefixes are dropped."""
+    """The last line of each traceback in a server's log: the error. The log's own prefixes are
+    dropped.
+    """
     lines = iter([_PREFIX.sub("", line) for line in log.splitlines()])
-    return [next((line for line in lines if not line.startswith(" ")), "") for line in lines if TRACEBACK in line]
+    return [
+        next((line for line in lines if not line.startswith(" ")), "")
+        for line in lines
+        if TRACEBACK in line
+    ]

@@ -1,4 +1,6 @@
-"""Where stock vLLM 0.32.0 answers with 5xx too: `python -m tests.fuzz.run --stock` has compared them."""
+"""Where stock vLLM 0.32.0 answers with 5xx too: `python -m tests.fuzz.run --stock` has compared
+them.
+"""
 
 import re
 from dataclasses import dataclass
@@ -31,19 +33,23 @@ KNOWN: tuple[Known, ...] = (
         r"/v1/(chat/)?completions",
         b"structured_outputs",
         r"500 .*'(list|int|float|str|bool)' object has no attribute 'get'",
-        "structured_outputs is no object: vLLM's validator asks it for its fields before pydantic has looked at it",
+        "structured_outputs is no object: vLLM's validator asks it for its fields before "
+        "pydantic has looked at it",
     ),
     Known(
         r"/inference/v1/generate",
         DEEP,
         r'500 \{"error":\{"message":"",',
-        "parameters of /inference/v1/generate nested too deeply: vLLM's check of them lets RecursionError through",
+        "parameters of /inference/v1/generate nested too deeply: vLLM's check of them lets "
+        "RecursionError through",
     ),
     Known(
         r"/v1/(chat/)?completions",
         b'"allowed_token_ids"',
-        r'500 \{"error":\{"message":"Internal server error","type":"InternalServerError","param":null,"code":500\}\}$',
-        "allowed_token_ids has no token that response_format's grammar allows: vLLM ends the request with an error",
+        r'500 \{"error":\{"message":"Internal server '
+        r'error","type":"InternalServerError","param":null,"code":500\}\}$',
+        "allowed_token_ids has no token that response_format's grammar allows: vLLM ends the "
+        "request with an error",
     ),
 )
 

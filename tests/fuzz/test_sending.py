@@ -18,5 +18,7 @@ WITH_DEADLINE = b'{"vllm_xargs": {"queue_deadline_s": 0.001}}'
         (WITH_DEADLINE, 504, "no engine answered in time", False),
     ],
 )
-def test_only_a_deadline_that_was_asked_for_may_pass(content: bytes, status: int, text: str, is_right: bool) -> None:
+def test_only_a_deadline_that_was_asked_for_may_pass(
+    content: bytes, status: int, text: str, is_right: bool
+) -> None:
     assert has_passed_its_deadline(Sent("/v1/completions", content), status, text) is is_right

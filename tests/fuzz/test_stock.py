@@ -6,7 +6,10 @@ from tests.fuzz.drawing import Sent
 from tests.fuzz.stock import DEEP, fails_in_stock
 
 EMPTY = '{"error":{"message":"","type":"InternalServerError"}}'
-NO_TOKEN = '{"error":{"message":"Internal server error","type":"InternalServerError","param":null,"code":500}}'
+NO_TOKEN = (
+    '{"error":{"message":"Internal server '
+    'error","type":"InternalServerError","param":null,"code":500}}'
+)
 NO_FIELDS = '{"error":{"message":"\'list\' object has no attribute \'get\'"}}'
 
 
@@ -23,6 +26,8 @@ NO_FIELDS = '{"error":{"message":"\'list\' object has no attribute \'get\'"}}'
         ("/v1/completions", b'{"structured_outputs":[]}', 503, NO_FIELDS, False),
     ],
 )
-def test_only_what_vllm_gives_is_put_down_to_it(path: str, content: bytes, status: int, text: str, known: bool) -> None:
+def test_only_what_vllm_gives_is_put_down_to_it(
+    path: str, content: bytes, status: int, text: str, known: bool
+) -> None:
     """An assertion of ours that fails has an empty message too."""
     assert (fails_in_stock(Sent(path, content), status, text) is not None) is known

@@ -96,7 +96,9 @@ def wait_until(true: Any) -> None:
 
 
 def test_a_server_and_its_children_end(tmp_path: Path) -> None:
-    """It is waited for; then its whole process group goes, and its directory for temporary files."""
+    """It is waited for; then its whole process group goes, and its directory for temporary
+    files.
+    """
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     with started(SERVER, tmp_path, scratch) as one:
@@ -123,7 +125,9 @@ def test_a_paused_server_can_go_on_and_be_ended(tmp_path: Path) -> None:
 def test_a_failed_start_shows_the_exit_code_and_the_end_of_the_log(tmp_path: Path) -> None:
     with (
         started("import sys; print('no such model'); sys.exit(3)", tmp_path) as server,
-        pytest.raises(ServerFailed, match=r"(?s)ended with code 3; .*log ends with:\nno such model"),
+        pytest.raises(
+            ServerFailed, match=r"(?s)ended with code 3; .*log ends with:\nno such model"
+        ),
     ):
         server.wait_until_ready(READY_S)
 
@@ -138,7 +142,9 @@ def test_a_server_that_takes_too_long_is_not_waited_for(tmp_path: Path) -> None:
     assert looked and looked == sorted(looked) and looked[-1] <= 1.0
 
 
-def test_an_interrupt_while_it_starts_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_it_starts_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Though it ignores SIGTERM, as vLLM does then."""
 
     def interrupted(*_: Any) -> None:

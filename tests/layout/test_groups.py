@@ -38,7 +38,9 @@ def layouts(draw: st.DrawFn) -> tuple[int, list[list[int]]]:
 
 def every_group(engines: int) -> list[Group]:
     """Return each aligned group of so many engines."""
-    return [group for size in SIZES if size <= engines for group in Layout.uniform(engines, size).groups]
+    return [
+        group for size in SIZES if size <= engines for group in Layout.uniform(engines, size).groups
+    ]
 
 
 @given(st.integers(-10, 5000))
@@ -65,7 +67,9 @@ def test_two_groups_are_apart_or_one_holds_the_other() -> None:
 
 
 @given(layouts(), st.randoms(use_true_random=False))
-def test_a_partition_is_read_in_any_order(drawn: tuple[int, list[list[int]]], random: object) -> None:
+def test_a_partition_is_read_in_any_order(
+    drawn: tuple[int, list[list[int]]], random: object
+) -> None:
     """Groups and members may come shuffled; what comes out is sorted, and JSON gives it back."""
     engines, groups = drawn
     shuffled = [random.sample(group, len(group)) for group in random.sample(groups, len(groups))]  # type: ignore[attr-defined]
@@ -87,17 +91,24 @@ def test_a_partition_is_read_in_any_order(drawn: tuple[int, list[list[int]]], ra
 @example(engines=4, groups=[[0, 0], [2, 3]], sizes=[1, 2])
 @example(engines=4, groups=[[1, 2], [0], [3]], sizes=[1, 2])
 @example(engines=4, groups=[[1, 0], [2], [3]], sizes=[1, 2])
-def test_exactly_the_partitions_are_accepted(engines: int, groups: list[list[int]], sizes: list[int]) -> None:
-    """Whatever lists of numbers come: a layout if they are a partition into aligned groups of allowed sizes."""
+def test_exactly_the_partitions_are_accepted(
+    engines: int, groups: list[list[int]], sizes: list[int]
+) -> None:
+    """Whatever lists of numbers come: a layout if they are a partition into aligned groups of
+    allowed sizes.
+    """
     valid = (
         bool(groups)
         and sorted(e for group in groups for e in group) == list(range(engines))
         and all(
-            len(group) in sizes and sorted(group) == list(aligned_group(min(group), len(group))) for group in groups
+            len(group) in sizes and sorted(group) == list(aligned_group(min(group), len(group)))
+            for group in groups
         )
     )
     if valid:
-        assert Layout.parse(groups, engines, sizes).to_lists() == sorted(sorted(group) for group in groups)
+        assert Layout.parse(groups, engines, sizes).to_lists() == sorted(
+            sorted(group) for group in groups
+        )
     else:
         with pytest.raises(LayoutError, match=r"^groups"):
             Layout.parse(groups, engines, sizes)
@@ -149,14 +160,21 @@ def test_a_uniform_layout_is_a_partition(engines: int, size: int) -> None:
 def test_every_device_has_its_own_world_rank(engines: int, devices: int) -> None:
     """And the ranks of the groups of a size are a partition of the world."""
     world = list(range(engines * devices))
-    assert sorted(world_rank(e, d, engines) for e in range(engines) for d in range(devices)) == world
+    assert (
+        sorted(world_rank(e, d, engines) for e in range(engines) for d in range(devices)) == world
+    )
     for size in [size for size in SIZES if size <= engines]:
-        ranks = [group_world_ranks(group, devices, engines) for group in Layout.uniform(engines, size).groups]
+        ranks = [
+            group_world_ranks(group, devices, engines)
+            for group in Layout.uniform(engines, size).groups
+        ]
         assert sorted(rank for group in ranks for rank in group) == world
 
 
 @given(engines=COUNTS, devices=st.integers(1, 4), data=st.data())
-def test_rank_device_p_plus_e_is_device_of_the_groups_engine_e(engines: int, devices: int, data: st.DataObject) -> None:
+def test_rank_device_p_plus_e_is_device_of_the_groups_engine_e(
+    engines: int, devices: int, data: st.DataObject
+) -> None:
     """Ranks increase, as torch wants them, and cut a device's own shard."""
     group = data.draw(st.sampled_from(every_group(engines)))
     ranks = group_world_ranks(group, devices, engines)
@@ -170,7 +188,9 @@ def test_rank_device_p_plus_e_is_device_of_the_groups_engine_e(engines: int, dev
 def test_engines_that_are_lost_leave_their_members_alone(
     drawn: tuple[int, list[list[int]]], data: st.DataObject
 ) -> None:
-    """Groups without one stay; what an operator orders then names those that are there, and no other."""
+    """Groups without one stay; what an operator orders then names those that are there, and no
+    other.
+    """
     engines, groups = drawn
     layout = Layout.parse(groups, engines, SIZES)
     lost = data.draw(st.sets(st.integers(0, engines - 1), max_size=engines - 1))

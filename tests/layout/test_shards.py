@@ -1,4 +1,6 @@
-"""Shard arithmetic: ranks cut a weight without gap or overlap at every degree, and a KV block keeps its bytes."""
+"""Shard arithmetic: ranks cut a weight without gap or overlap at every degree, and a KV block keeps
+its bytes.
+"""
 
 import functools
 import operator
@@ -39,7 +41,9 @@ def models(draw: st.DrawFn) -> Model:
     # a multiple of the degree, or nothing would be left of most examples
     kv_heads *= draw(st.sampled_from([1, devices, devices * widest]))
     step = devices * widest
-    attention_heads = step * kv_heads // draw(st.sampled_from([d for d in range(1, step + 1) if step % d == 0]))
+    attention_heads = (
+        step * kv_heads // draw(st.sampled_from([d for d in range(1, step + 1) if step % d == 0]))
+    )
     attention_heads *= draw(st.integers(1, 4))
     degrees = [devices * size for size in SIZES if size <= widest]
     assume(all(degree_obstacle(degree, attention_heads, kv_heads) is None for degree in degrees))
@@ -53,9 +57,13 @@ def rows_of(segment: Segment, rank: int, degree: int) -> list[int]:
 
 
 @given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4), widest=st.sampled_from(SIZES))
-def test_what_has_no_heads_is_cut_into_equal_consecutive_parts(sizes: list[int], widest: int) -> None:
+def test_what_has_no_heads_is_cut_into_equal_consecutive_parts(
+    sizes: list[int], widest: int
+) -> None:
     """At each degree the ranks' rows, one after the other, are the segment."""
-    for size, segment in zip(sizes, segments_of([size * widest for size in sizes], widest), strict=True):
+    for size, segment in zip(
+        sizes, segments_of([size * widest for size in sizes], widest), strict=True
+    ):
         assert segment.size == size * widest
         for degree in [degree for degree in SIZES if degree <= widest]:
             parts = [rows_of(segment, rank, degree) for rank in range(degree)]
@@ -65,7 +73,9 @@ def test_what_has_no_heads_is_cut_into_equal_consecutive_parts(sizes: list[int],
 
 @given(models())
 def test_heads_are_cut_or_replicate_evenly(model: Model) -> None:
-    """Each row of q, k and v on exactly one rank, or, where heads are fewer than ranks, on equally many neighbours."""
+    """Each row of q, k and v on exactly one rank, or, where heads are fewer than ranks, on equally
+    many neighbours.
+    """
     heads = (model.attention_heads // model.devices, model.local_kv_heads, model.local_kv_heads)
     sizes = [count * model.head_size for count in heads]
     for count, segment in zip(heads, segments_of(sizes, model.widest, heads), strict=True):
@@ -86,13 +96,17 @@ def test_a_rank_is_its_two_halves_at_the_next_degree(model: Model) -> None:
     (segment,) = segments_of([heads * model.head_size], model.widest, [heads])
     for degree in [degree for degree in SIZES if 2 * degree <= model.widest]:
         for rank in range(degree):
-            halves = rows_of(segment, 2 * rank, 2 * degree) + rows_of(segment, 2 * rank + 1, 2 * degree)
+            halves = rows_of(segment, 2 * rank, 2 * degree) + rows_of(
+                segment, 2 * rank + 1, 2 * degree
+            )
             assert sorted(set(halves)) == rows_of(segment, rank, degree)
 
 
 @given(models())
 def test_kv_heads_fall_to_the_ranks_that_vllm_gives_them_to(model: Model) -> None:
-    """Rank l*p + e of the group, part e of device l's shard, has the heads of vLLM's rank l*p + e of degree M*p."""
+    """Rank l*p + e of the group, part e of device l's shard, has the heads of vLLM's rank l*p + e
+    of degree M*p.
+    """
     heads = model.local_kv_heads
     (segment,) = segments_of([heads], model.widest, [heads])
     for size in [size for size in SIZES if size <= model.widest]:
@@ -112,7 +126,9 @@ def test_kv_heads_fall_to_the_ranks_that_vllm_gives_them_to(model: Model) -> Non
 
 @given(models(), st.sampled_from([16, 32, 128]))
 def test_a_block_keeps_its_bytes_in_every_lane(model: Model, block_tokens: int) -> None:
-    """Tokens times heads on a device is the same in lane 1 and in a group: the paper's constant-byte block."""
+    """Tokens times heads on a device is the same in lane 1 and in a group: the paper's
+    constant-byte block.
+    """
     assert lane_block_tokens(block_tokens, 1, model.devices, model.kv_heads) == block_tokens
     for size in [size for size in SIZES if size <= model.widest]:
         heads = max(1, model.kv_heads // (model.devices * size))
@@ -122,7 +138,9 @@ def test_a_block_keeps_its_bytes_in_every_lane(model: Model, block_tokens: int) 
 
 
 def test_examples_of_the_design() -> None:
-    """The numbers of known models: Llama 3 8B (32 heads, 8 KV heads) and one of a single KV head."""
+    """The numbers of known models: Llama 3 8B (32 heads, 8 KV heads) and one of a single KV
+    head.
+    """
     assert [lane_block_tokens(32, size, 1, 8) for size in SIZES] == [32, 64, 128, 256]
     assert [lane_block_tokens(32, size, 1, 1) for size in SIZES] == [32, 32, 32, 32]
     assert [lane_block_tokens(16, size, 4, 8) for size in (1, 2, 4)] == [16, 32, 32]

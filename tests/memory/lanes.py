@@ -1,4 +1,6 @@
-"""KV memory of a device as numbers of a flat array: where each token's values are in each lane, worked out by hand."""
+"""KV memory of a device as numbers of a flat array: where each token's values are in each lane,
+worked out by hand.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,7 +31,9 @@ class Kind:
 
 @dataclass(frozen=True)
 class Model:
-    """What is kept of a token, and by how many devices of an engine; a block of lane 1 has `block_tokens`."""
+    """What is kept of a token, and by how many devices of an engine; a block of lane 1 has
+    `block_tokens`.
+    """
 
     kv_heads: int
     devices: int = 1
@@ -55,16 +59,21 @@ class Model:
 
 
 class Memory:
-    """A device's KV memory, and where in it each token's values are. No value is that of a token at first.
+    """A device's KV memory, and where in it each token's values are. No value is that of a token at
+    first.
 
     Args:
         arena: where it is; else it is nowhere that peers could see.
     """
 
-    def __init__(self, model: Model, blocks: int, seed: int = 0, arena: Arena | None = None) -> None:
+    def __init__(
+        self, model: Model, blocks: int, seed: int = 0, arena: Arena | None = None
+    ) -> None:
         self.model, self.blocks = model, blocks
         self.page = self.size_bytes(model, 1) // model.layers // 8
-        self.values = -np.random.default_rng(seed).integers(1, 1 << 30, self.size_bytes(model, blocks) // 8)
+        self.values = -np.random.default_rng(seed).integers(
+            1, 1 << 30, self.size_bytes(model, blocks) // 8
+        )
         if arena is not None:
             values = np.frombuffer(arena.bytes, dtype=np.int64)
             values[:] = self.values
@@ -89,7 +98,9 @@ class Memory:
         for layer in range(model.layers):
             strides = (self._block_stride // cuts, inner * width, width, 1)
             shape = (self.blocks * cuts, len(heads), inner, width)
-            view = torch.from_numpy(self.values).as_strided(shape, strides, layer * self._layer_stride)
+            view = torch.from_numpy(self.values).as_strided(
+                shape, strides, layer * self._layer_stride
+            )
             parts += self._transposed(view) if model.kind.transposed else [view]
         return KVView(parts, range(heads[0], heads[-1] + 1), tokens)
 
@@ -99,7 +110,10 @@ class Memory:
         half, (by_block, by_head, _, _) = width // 2, cache.stride()
         keys = cache.as_strided((blocks, heads, tokens, half), (by_block, by_head, 1, tokens))
         start = cache.storage_offset() + tokens * half
-        return [keys, cache.as_strided((blocks, heads, tokens, half), (by_block, by_head, half, 1), start)]
+        return [
+            keys,
+            cache.as_strided((blocks, heads, tokens, half), (by_block, by_head, half, 1), start),
+        ]
 
     @property
     def _block_stride(self) -> int:
@@ -110,7 +124,12 @@ class Memory:
         return self.page if self.model.kind.interleaved else self.page * self.blocks
 
     def places(
-        self, size: int, rank: int, blocks: Sequence[int], tokens: range, heads: Sequence[int] | None = None
+        self,
+        size: int,
+        rank: int,
+        blocks: Sequence[int],
+        tokens: range,
+        heads: Sequence[int] | None = None,
     ) -> Iterator[tuple[int, int]]:
         """Where values of tokens are in a lane, of all of its heads or some, and which."""
         model, mine = self.model, self.model.heads(size, rank)
@@ -127,7 +146,9 @@ class Memory:
         start = (cut * heads + head) * inner * 2 * half
         if not self.model.kind.transposed:
             return start + n * 2 * half + component
-        return start + (component * inner + n if component < half else (inner + n) * half + component - half)
+        return start + (
+            component * inner + n if component < half else (inner + n) * half + component - half
+        )
 
     def write(self, size: int, rank: int, blocks: Sequence[int], tokens: range) -> None:
         """Put what belongs to tokens there."""
@@ -136,4 +157,6 @@ class Memory:
 
     def has(self, size: int, rank: int, blocks: Sequence[int], tokens: range) -> bool:
         """Whether all that belongs to tokens is there."""
-        return all(self.values[at] == value for at, value in self.places(size, rank, blocks, tokens))
+        return all(
+            self.values[at] == value for at, value in self.places(size, rank, blocks, tokens)
+        )

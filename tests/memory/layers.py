@@ -25,7 +25,9 @@ DEGREES = (1, 2, 4, 8)
 
 
 def plain_pack(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
-    """Pack nothing: the product as torch has it, with a copy, so that parts of the original are not used unseen."""
+    """Pack nothing: the product as torch has it, with a copy, so that parts of the original are not
+    used unseen.
+    """
     weight = weight.clone()
 
     def multiply(x: torch.Tensor, out: torch.Tensor) -> None:
@@ -55,7 +57,9 @@ class Table:
 
         def product(x: torch.Tensor) -> torch.Tensor:
             check()
-            return torch.cat([torch.nn.functional.linear(x, self.weight[place]) for place in rows], dim=-1)
+            return torch.cat(
+                [torch.nn.functional.linear(x, self.weight[place]) for place in rows], dim=-1
+            )
 
         return product
 
@@ -72,8 +76,12 @@ ROWS: dict[str, MakeRows] = {
 }
 Lending = PackedColumns | PackedRows | Table
 LENDING: dict[str, Callable[[torch.Tensor, torch.Tensor | None, tuple[Segment, ...]], Lending]] = {
-    "packed columns": lambda weight, bias, cut: PackedColumns(weight, bias, cut, plain_pack, weight_file()),
-    "packed rows": lambda weight, bias, cut: PackedRows(weight, bias, cut[0], plain_pack, weight_file()),
+    "packed columns": lambda weight, bias, cut: PackedColumns(
+        weight, bias, cut, plain_pack, weight_file()
+    ),
+    "packed rows": lambda weight, bias, cut: PackedRows(
+        weight, bias, cut[0], plain_pack, weight_file()
+    ),
     "table": lambda weight, bias, cut: Table(weight, cut),
 }
 """What can be dropped. Rows have one segment."""
@@ -81,7 +89,9 @@ LENDING: dict[str, Callable[[torch.Tensor, torch.Tensor | None, tuple[Segment, .
 
 @dataclass
 class Fused:
-    """A fused column-parallel layer, whole numbers for weights so that sums are exact in any order."""
+    """A fused column-parallel layer, whole numbers for weights so that sums are exact in any
+    order.
+    """
 
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -101,7 +111,9 @@ def numbers(seed: int, *shape: int) -> torch.Tensor:
 
 @st.composite
 def fused_layers(draw: st.DrawFn) -> Fused:
-    """Draw a layer of one to four segments, cut anywhere or between heads, of which some may be fewer than ranks."""
+    """Draw a layer of one to four segments, cut anywhere or between heads, of which some may be
+    fewer than ranks.
+    """
     widest = draw(st.sampled_from([2, 4, 8]))
     heads = draw(st.none() | st.lists(st.sampled_from([1, 2, 4, 8, 16]), min_size=1, max_size=4))
     if heads is None:

@@ -1,4 +1,6 @@
-"""Block pools for tests of the bookkeeping: a plain one, and vLLM's own behind a stand-in for its scheduler."""
+"""Block pools for tests of the bookkeeping: a plain one, and vLLM's own behind a stand-in for its
+scheduler.
+"""
 
 from collections import deque
 from types import SimpleNamespace
@@ -11,7 +13,9 @@ from flying_serving.vllm_adapter.blocks import SchedulerPool
 
 
 class PlainPool:
-    """The protocol `flying_serving.memory.lending.Pool` and nothing else; it notices what is given twice."""
+    """The protocol `flying_serving.memory.lending.Pool` and nothing else; it notices what is given
+    twice.
+    """
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
@@ -46,7 +50,9 @@ class PlainPool:
 
 
 class StandInScheduler:
-    """What `SchedulerPool` asks of a vLLM scheduler, around a real BlockPool; `owned` is what its requests hold."""
+    """What `SchedulerPool` asks of a vLLM scheduler, around a real BlockPool; `owned` is what its
+    requests hold.
+    """
 
     def __init__(self, blocks: int, block_size: int = 4) -> None:
         self.pool = BlockPool(blocks, enable_caching=True, hash_block_size=block_size)

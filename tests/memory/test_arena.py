@@ -35,7 +35,9 @@ def test_another_process_reads_what_is_written() -> None:
     arena = Arena("mine", 8192)
     arena.bytes[4096:4099] = b"abc"
     address = msgspec.json.encode(arena.address).decode()
-    run = subprocess.run([sys.executable, "-c", READER, address], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", READER, address], capture_output=True, text=True, check=True
+    )
     assert run.stdout == "b'abc\\x00'\n"
 
 
@@ -52,7 +54,9 @@ def test_what_a_peer_wrote_is_readable_after_its_end() -> None:
         owner.stdin.flush()
         assert owner.wait() == 0
     assert (mapped[:6], len(mapped)) == (b"hello\0", 8192)
-    with pytest.raises(PeerMemory, match=rf"KV memory of engine 3: /proc/{address.pid}/fd/\d+ cannot be opened"):
+    with pytest.raises(
+        PeerMemory, match=rf"KV memory of engine 3: /proc/{address.pid}/fd/\d+ cannot be opened"
+    ):
         map_peer(address, "KV memory of engine 3")
 
 
@@ -69,7 +73,9 @@ def test_a_peer_can_only_read() -> None:
 
 def test_an_address_that_is_not_open_is_named() -> None:
     """Of this process, a descriptor that nothing has."""
-    with pytest.raises(PeerMemory, match=r"offers of engine 1: .*/fd/999999 .*\(No such file or directory\)"):
+    with pytest.raises(
+        PeerMemory, match=r"offers of engine 1: .*/fd/999999 .*\(No such file or directory\)"
+    ):
         map_peer(Address(os.getpid(), 999_999, 4096), "offers of engine 1")
 
 

@@ -27,7 +27,9 @@ def models(draw: st.DrawFn) -> Model:
         layers=draw(st.integers(1, 3)),
         head_size=draw(st.sampled_from([1, 2])),
         block_tokens=draw(st.sampled_from([2, 4])),
-        kind=Kind(draw(st.booleans()), interleaved, 1 if interleaved else draw(st.sampled_from([1, 2]))),
+        kind=Kind(
+            draw(st.booleans()), interleaved, 1 if interleaved else draw(st.sampled_from([1, 2]))
+        ),
     )
 
 
@@ -37,8 +39,12 @@ def divides(model: Model, size: int) -> bool:
     return model.kv_heads % degree == 0 or degree % model.kv_heads == 0
 
 
-def check_copy(model: Model, lanes: tuple[int, int], ranks: tuple[int, int], tokens: range, seed: int) -> None:
-    """Copy what both ranks have: all of it, and in whole tiles, is then in the target and nothing else changes."""
+def check_copy(
+    model: Model, lanes: tuple[int, int], ranks: tuple[int, int], tokens: range, seed: int
+) -> None:
+    """Copy what both ranks have: all of it, and in whole tiles, is then in the target and nothing
+    else changes.
+    """
     chance = Random(seed)
     counts = [-(-tokens.stop // model.tokens(size)) for size in lanes]
     blocks = [chance.sample(range(1, count + 4), count) for count in counts]
@@ -52,7 +58,9 @@ def check_copy(model: Model, lanes: tuple[int, int], ranks: tuple[int, int], tok
     for at, value in target.places(lanes[1], ranks[1], blocks[1], whole, heads):
         expected[at] = value
     run = range(heads[0], heads[-1] + 1) if heads else range(0)
-    target.view(lanes[1], ranks[1]).copy(source.view(lanes[0], ranks[0]), run, (blocks[0], blocks[1]), tokens)
+    target.view(lanes[1], ranks[1]).copy(
+        source.view(lanes[0], ranks[0]), run, (blocks[0], blocks[1]), tokens
+    )
     np.testing.assert_array_equal(target.values, expected)
     np.testing.assert_array_equal(source.values, before)
 
@@ -60,7 +68,9 @@ def check_copy(model: Model, lanes: tuple[int, int], ranks: tuple[int, int], tok
 @settings(max_examples=150, deadline=None)
 @given(models(), st.data())
 def test_a_copy_of_any_tokens_between_any_lanes(model: Model, data: st.DataObject) -> None:
-    """However heads are split or replicate, tokens are unaligned, and blocks are cut for kernels."""
+    """However heads are split or replicate, tokens are unaligned, and blocks are cut for
+    kernels.
+    """
     sizes = [size for size in SIZES if divides(model, size)]
     lanes = data.draw(st.sampled_from(sizes)), data.draw(st.sampled_from(sizes))
     ranks = tuple(data.draw(st.integers(0, model.devices * size - 1)) for size in lanes)
@@ -68,18 +78,30 @@ def test_a_copy_of_any_tokens_between_any_lanes(model: Model, data: st.DataObjec
         ranks = 0, 0
     stop = data.draw(st.integers(1, 24))
     start = data.draw(st.integers(0, stop - 1))
-    check_copy(model, lanes, (ranks[0], ranks[1]), range(start, stop), data.draw(st.integers(0, 1 << 16)))
+    check_copy(
+        model, lanes, (ranks[0], ranks[1]), range(start, stop), data.draw(st.integers(0, 1 << 16))
+    )
 
 
-@pytest.mark.parametrize("kind", [Kind(), Kind(transposed=True), Kind(interleaved=True), Kind(cuts=4)], ids=str)
+@pytest.mark.parametrize(
+    "kind", [Kind(), Kind(transposed=True), Kind(interleaved=True), Kind(cuts=4)], ids=str
+)
 @pytest.mark.parametrize("kv_heads", [1, 2, 4, 8])
 @pytest.mark.parametrize("lanes", list(product(SIZES, SIZES)), ids=str)
 def test_every_pair_of_lanes(lanes: tuple[int, int], kv_heads: int, kind: Kind) -> None:
-    """All ranks of one that share a head with one of the other; from a block's edge, and from within one."""
+    """All ranks of one that share a head with one of the other; from a block's edge, and from
+    within one.
+    """
     model = Model(kv_heads, kind=kind, layers=2, head_size=1)
     for old, new in product(range(lanes[0]), range(lanes[1])):
         if set(model.heads(lanes[0], old)) & set(model.heads(lanes[1], new)):
-            check_copy(model, lanes, (old, new), range(model.tokens(lanes[1]), model.tokens(lanes[1]) + 9), 1)
+            check_copy(
+                model,
+                lanes,
+                (old, new),
+                range(model.tokens(lanes[1]), model.tokens(lanes[1]) + 9),
+                1,
+            )
             check_copy(model, lanes, (old, new), range(5, 19), 2)
 
 
@@ -98,12 +120,15 @@ def test_blocks_before_the_first_token_are_not_written(lanes: tuple[int, int]) -
     for at, _ in target.places(lanes[1], 0, new, range(cached)):
         assert target.values[at] == before[at]
     assert all(
-        target.values[at] == value for at, value in target.places(lanes[1], 0, new, range(cached, stop), list(heads))
+        target.values[at] == value
+        for at, value in target.places(lanes[1], 0, new, range(cached, stop), list(heads))
     )
 
 
 def test_chunks_come_one_after_the_other() -> None:
-    """As a request's KV is offered: what came before stays, wherever within a block a chunk ends."""
+    """As a request's KV is offered: what came before stays, wherever within a block a chunk
+    ends.
+    """
     model = Model(4, kind=Kind(transposed=True))
     source, target = Memory(model, 12, 1), Memory(model, 12, 2)
     old, new = [3, 8, 1, 7, 2, 4, 9, 5], [6, 2]
@@ -147,7 +172,9 @@ def layers(*parts: torch.Tensor) -> KVView:
 
 @pytest.mark.parametrize("which", ["distances", "memories", "order"])
 def test_other_layers_are_copied_each_by_itself(which: str) -> None:
-    """If they lie at other distances, in several memories, or backwards; the other lane's may be alike."""
+    """If they lie at other distances, in several memories, or backwards; the other lane's may be
+    alike.
+    """
     page, blocks = 2 * 4 * 2, 3
     memory = torch.arange(20 * page * blocks)
     starts = {"distances": [0, 3, 7], "memories": [0, 3, 6], "order": [6, 3, 0]}[which]
@@ -169,7 +196,9 @@ def test_other_layers_are_copied_each_by_itself(which: str) -> None:
 # ---- views for peers
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.uint8])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.uint8]
+)
 def test_a_view_is_rebuilt_from_its_shape(dtype: torch.dtype) -> None:
     """Over the same bytes: of layers that begin anywhere in them."""
     memory = torch.arange(256, dtype=torch.int32).to(torch.int8)
@@ -189,4 +218,6 @@ def test_heads_of_ranks(kv_heads: int, degree: int) -> None:
     found: list[Any] = [heads_of(rank, degree, kv_heads) for rank in range(degree)]
     told = [head for heads in found for head in heads]
     assert told == sorted(told)
-    assert {head: told.count(head) for head in told} == {head: max(1, degree // kv_heads) for head in range(kv_heads)}
+    assert {head: told.count(head) for head in told} == {
+        head: max(1, degree // kv_heads) for head in range(kv_heads)
+    }

@@ -11,7 +11,9 @@ PAGE = 64
 
 
 class Pages(RuleBasedStateMachine):
-    """Pages by owner, kept beside the ledger one by one: those of each piece, and of each region of the extra KV."""
+    """Pages by owner, kept beside the ledger one by one: those of each piece, and of each region of
+    the extra KV.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +65,9 @@ class Pages(RuleBasedStateMachine):
         ledger.check()
         whole = sum(size // PAGE for size in self.pieces)
         freed = sum(size // PAGE for size in self.pieces[: ledger.dropped])
-        worst = max(-(-(start + ledger.blocks * self.kv.block_bytes) // PAGE) for start in range(PAGE))
+        worst = max(
+            -(-(start + ledger.blocks * self.kv.block_bytes) // PAGE) for start in range(PAGE)
+        )
         assert self.kv.regions * worst * bool(ledger.blocks) <= ledger.kv_pages <= freed
         assert ledger.weight_pages + ledger.kv_pages + ledger.free_pages == whole
 
@@ -77,7 +81,9 @@ def test_all_weights_come_back_only_when_kv_has_left() -> None:
     assert (ledger.drop(), list(ledger.back())) == (1, [4, 5, 6, 7, 8])
     with pytest.raises(IntegrityError, match="all 2 pieces"):
         ledger.drop()
-    with pytest.raises(IntegrityError, match="2 pieces of weights are gone, and KV has 9 extra blocks"):
+    with pytest.raises(
+        IntegrityError, match="2 pieces of weights are gone, and KV has 9 extra blocks"
+    ):
         ledger.fetch()
     assert list(ledger.release(4)) == [4, 5, 6, 7, 8]
     assert ledger.fetch() == 1

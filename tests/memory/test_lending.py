@@ -1,7 +1,9 @@
-"""Lending: whatever engines and groups do, each physical block has one owner and members agree on what is lent.
+"""Lending: whatever engines and groups do, each physical block has one owner and members agree on
+what is lent.
 
-The machine plays several engines and all their groups over the real LentBlocks and BorrowedBlocks. What leaders say
-reaches members in order but late, as it does in a server: a member's tables are behind until it has read its inbox.
+The machine plays several engines and all their groups over the real LentBlocks and BorrowedBlocks.
+What leaders say reaches members in order but late, as it does in a server: a member's tables are
+behind until it has read its inbox.
 """
 
 from collections import deque
@@ -12,7 +14,13 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from flying_serving.errors import IntegrityError
 from flying_serving.layout.groups import Group, Layout
@@ -24,12 +32,16 @@ AnyPool = PlainPool | VllmPool
 
 
 class Engine:
-    """An engine's physical pool, its own requests' blocks, what it lent, and what it has not read yet."""
+    """An engine's physical pool, its own requests' blocks, what it lent, and what it has not read
+    yet.
+    """
 
     def __init__(self, pool: AnyPool, groups: list[Group]) -> None:
         self.pool = pool
         self.owned: list[int] = []
-        self.shown: dict[Group, dict[int, int]] = {group: {NULL_BLOCK: NULL_BLOCK} for group in groups}
+        self.shown: dict[Group, dict[int, int]] = {
+            group: {NULL_BLOCK: NULL_BLOCK} for group in groups
+        }
         self.lent = {group: LentBlocks(pool, self.shown[group].__setitem__) for group in groups}
         self.inbox: deque[tuple[str, Group, Any]] = deque()
 
@@ -157,7 +169,9 @@ class Lending(RuleBasedStateMachine):
         else:
             physical = lent.translate(content)
             assert len(set(physical)) == len(content)
-            assert not set(physical) & (member.pool.free_blocks() | set(member.owned) | {NULL_BLOCK})
+            assert not set(physical) & (
+                member.pool.free_blocks() | set(member.owned) | {NULL_BLOCK}
+            )
 
     def grant(self, group: Group, engine: int, granted: int) -> None:
         (state,) = [state for state in self.groups if state.group == group]
@@ -180,7 +194,9 @@ class Lending(RuleBasedStateMachine):
         for state in self.groups:
             assert state.grants is None
             for engine in state.group:
-                assert set(self.members[engine].lent[state.group].table) == state.borrowed.held | {NULL_BLOCK}
+                assert set(self.members[engine].lent[state.group].table) == state.borrowed.held | {
+                    NULL_BLOCK
+                }
 
     @rule()
     def return_everything(self) -> None:
@@ -201,7 +217,9 @@ class Lending(RuleBasedStateMachine):
         for member in self.members:
             free, outside = member.pool.free_blocks(), member.outside()
             offered = [block for lent in member.lent.values() for block in lent.offered]
-            lent = [p for lent in member.lent.values() for v, p in lent.table.items() if v != NULL_BLOCK]
+            lent = [
+                p for lent in member.lent.values() for v, p in lent.table.items() if v != NULL_BLOCK
+            ]
             assert sorted([*free, *member.owned, *offered, *lent]) == list(range(1, BLOCKS))
             assert outside == {*offered, *lent}
             for group, books in member.lent.items():
@@ -214,7 +232,9 @@ class Lending(RuleBasedStateMachine):
         for state in self.groups:
             state.borrowed.check()
             withheld = state.borrowed._withheld
-            assert sorted([*state.pool.free_blocks(), *state.used, *withheld]) == list(range(1, BLOCKS))
+            assert sorted([*state.pool.free_blocks(), *state.used, *withheld]) == list(
+                range(1, BLOCKS)
+            )
             assert state.borrowed.room() == len(withheld)
             assert state.borrowed.in_use == len(state.used)
             if isinstance(state.pool, VllmPool):
@@ -236,9 +256,13 @@ class Lending(RuleBasedStateMachine):
 @pytest.mark.parametrize("engines", [2, 4])
 @pytest.mark.parametrize("make", [PlainPool, VllmPool])
 def test_blocks_have_one_owner(engines: int, make: type[AnyPool]) -> None:
-    """With a pool that does nothing but the protocol, and with vLLM's; one group, and three that nest."""
+    """With a pool that does nothing but the protocol, and with vLLM's; one group, and three that
+    nest.
+    """
     machine = type("Machine", (Lending,), {"engines": engines, "make": make})
-    run_state_machine_as_test(machine, settings=settings(max_examples=40, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=40, stateful_step_count=40, deadline=None)
+    )
 
 
 # ---- wrong use

@@ -1,4 +1,6 @@
-"""Pages of weights whose units are lent: nothing kept is given away, whichever way units are laid out."""
+"""Pages of weights whose units are lent: nothing kept is given away, whichever way units are laid
+out.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from flying_serving.memory.padding import PAGE_BYTES, PagedUnits, packed, padded
 Lay = Callable[[Segment, int, int], PagedUnits]
 WAYS = pytest.mark.parametrize("lay", [packed, padded])
 SEGMENTS = st.builds(
-    lambda units, rows: Segment(units * rows, units), st.sampled_from([1, 2, 4, 8]), st.integers(1, 40)
+    lambda units, rows: Segment(units * rows, units),
+    st.sampled_from([1, 2, 4, 8]),
+    st.integers(1, 40),
 )
 ROW_BYTES = st.integers(1, 300)
 PAGES = st.sampled_from([16, 64, 256])
@@ -34,7 +38,9 @@ def kept_units(draw: st.DrawFn) -> tuple[Segment, list[int]]:
 
 @WAYS
 @given(kept=kept_units(), row_bytes=ROW_BYTES, page=PAGES)
-def test_every_kept_byte_stays(lay: Lay, kept: tuple[Segment, list[int]], row_bytes: int, page: int) -> None:
+def test_every_kept_byte_stays(
+    lay: Lay, kept: tuple[Segment, list[int]], row_bytes: int, page: int
+) -> None:
     """And no page that is dropped has one."""
     laid = lay(kept[0], row_bytes, page)
     resident, dropped = laid.resident(kept[1]), laid.dropped(kept[1])
@@ -50,29 +56,39 @@ def test_stranded_bytes_are_those_beside_kept_units(
     lay: Lay, kept: tuple[Segment, list[int]], row_bytes: int, page: int
 ) -> None:
     laid = lay(kept[0], row_bytes, page)
-    others = [byte for unit in range(laid.units) if unit not in kept[1] for byte in laid.bytes_of(unit)]
+    others = [
+        byte for unit in range(laid.units) if unit not in kept[1] for byte in laid.bytes_of(unit)
+    ]
     resident = laid.resident(kept[1])
     assert laid.stranded_bytes(kept[1]) == sum(byte // page in resident for byte in others)
 
 
 @WAYS
 @given(segment=SEGMENTS, row_bytes=ROW_BYTES, page=PAGES)
-def test_the_ranks_of_a_group_keep_the_whole_weight(lay: Lay, segment: Segment, row_bytes: int, page: int) -> None:
+def test_the_ranks_of_a_group_keep_the_whole_weight(
+    lay: Lay, segment: Segment, row_bytes: int, page: int
+) -> None:
     laid = lay(segment, row_bytes, page)
-    kept = [laid.resident(list(segment.units_of(rank, segment.units))) for rank in range(segment.units)]
+    kept = [
+        laid.resident(list(segment.units_of(rank, segment.units))) for rank in range(segment.units)
+    ]
     used = {page_of for unit in range(laid.units) for page_of in laid.pages_of(unit)}
     assert set().union(*kept) == used
 
 
 @given(segment=SEGMENTS, row_bytes=ROW_BYTES, page=PAGES)
-def test_padding_has_the_same_units_and_strands_nothing(segment: Segment, row_bytes: int, page: int) -> None:
+def test_padding_has_the_same_units_and_strands_nothing(
+    segment: Segment, row_bytes: int, page: int
+) -> None:
     close, apart = packed(segment, row_bytes, page), padded(segment, row_bytes, page)
     weight = np.random.default_rng(0).integers(256, size=close.weight_bytes, dtype=np.uint8)
     memory = np.zeros(apart.units * apart.stride_bytes, np.uint8)
     for unit in range(apart.units):
         memory[apart.bytes_of(unit)] = weight[close.bytes_of(unit)]
     assert apart.weight_bytes == close.weight_bytes
-    assert np.array_equal(np.concatenate([memory[apart.bytes_of(unit)] for unit in range(apart.units)]), weight)
+    assert np.array_equal(
+        np.concatenate([memory[apart.bytes_of(unit)] for unit in range(apart.units)]), weight
+    )
     assert memory.sum(dtype=int) == weight.sum(dtype=int)
     assert all(apart.stranded_bytes([unit]) == 0 for unit in range(apart.units))
     assert apart.stride_bytes % page == apart.stride_bytes % row_bytes == 0
@@ -91,12 +107,16 @@ def test_a_padded_feed_forward_layer_is_the_same_function() -> None:
         rows = np.zeros((apart.units * apart.stride_bytes // row_bytes, hidden))
         for unit in range(apart.units):
             first = apart.bytes_of(unit).start // row_bytes
-            rows[first : first + segment.unit_size] = weight[unit * segment.unit_size :][: segment.unit_size]
+            rows[first : first + segment.unit_size] = weight[unit * segment.unit_size :][
+                : segment.unit_size
+            ]
         return rows
 
     tokens = rng.integers(-9, 9, (3, hidden)).astype(float)
     assert apart.padding_bytes > 0
-    assert np.array_equal(_feed_forward(tokens, spread(up), spread(down)), _feed_forward(tokens, up, down))
+    assert np.array_equal(
+        _feed_forward(tokens, spread(up), spread(down)), _feed_forward(tokens, up, down)
+    )
 
 
 def _feed_forward(tokens: np.ndarray, up: np.ndarray, down: np.ndarray) -> np.ndarray:
@@ -104,7 +124,9 @@ def _feed_forward(tokens: np.ndarray, up: np.ndarray, down: np.ndarray) -> np.nd
 
 
 def test_qwen_strands_less_than_padding_adds() -> None:
-    """0.56 % of its feed-forward weights on average over the four ranks, 0.93 % on the worst, beside 3.7 %."""
+    """0.56 % of its feed-forward weights on average over the four ranks, 0.93 % on the worst,
+    beside 3.7 %.
+    """
     close, apart = packed(QWEN, QWEN_ROW_BYTES), padded(QWEN, QWEN_ROW_BYTES)
     shares = [close.stranded_bytes([unit]) / close.weight_bytes for unit in range(4)]
     assert close.unit_bytes / PAGE_BYTES == 33.75

@@ -15,7 +15,9 @@ PAGE = mmap.PAGESIZE
 
 @st.composite
 def extents(draw: st.DrawFn) -> list[Extent]:
-    """Draw extents in any order that do not overlap; the file has a gap where memory has none, or the other way."""
+    """Draw extents in any order that do not overlap; the file has a gap where memory has none, or
+    the other way.
+    """
     address, offset, found = draw(st.integers(1, 3 * PAGE)), draw(st.integers(0, 2 * PAGE)), []
     for _ in range(draw(st.integers(0, 8))):
         size = draw(st.integers(0, 3 * PAGE))

@@ -26,12 +26,17 @@ def lanes(memory: torch.Tensor, dtype: torch.dtype) -> dict[int, KVView]:
         heads, tokens = HEADS // size, TOKENS * size
         parts = []
         for layer in memory.view(dtype).view(LAYERS, BLOCKS, heads, 2 * tokens, SIZE):
-            parts += [layer[:, :, :tokens].reshape(BLOCKS, heads, SIZE, tokens).transpose(2, 3), layer[:, :, tokens:]]
+            parts += [
+                layer[:, :, :tokens].reshape(BLOCKS, heads, SIZE, tokens).transpose(2, 3),
+                layer[:, :, tokens:],
+            ]
         found[size] = KVView(parts, range(heads), tokens)
     return found
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e5m2, torch.uint8])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e5m2, torch.uint8]
+)
 def test_peers_see_all_lanes_of_all_devices(tmp_path: Path, dtype: torch.dtype) -> None:
     """Each under its engine, device and group size, as it is now."""
     size_bytes = LAYERS * BLOCKS * HEADS * 2 * TOKENS * SIZE * dtype.itemsize
@@ -52,16 +57,22 @@ def test_peers_see_all_lanes_of_all_devices(tmp_path: Path, dtype: torch.dtype) 
                 (part.shape, part.stride(), dtype) for part in mine.parts
             ]
             for part, own in zip(found.parts, mine.parts, strict=True):
-                assert torch.equal(part.contiguous().view(torch.uint8), own.contiguous().view(torch.uint8))
+                assert torch.equal(
+                    part.contiguous().view(torch.uint8), own.contiguous().view(torch.uint8)
+                )
                 assert part.data_ptr() != own.data_ptr()
             assert peers.view(*place, size) is found
 
 
-def test_memory_that_was_not_announced_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_was_not_announced_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And that which is gone."""
     monkeypatch.setattr("flying_serving.memory.arena.ANNOUNCED_S", 0.05)
     peers = PeerKV(str(tmp_path))
-    with pytest.raises(PeerMemory, match=r"KV memory of engine 2 device 1: not announced in .*/kv-2-1"):
+    with pytest.raises(
+        PeerMemory, match=r"KV memory of engine 2 device 1: not announced in .*/kv-2-1"
+    ):
         peers.view(2, 1, 1)
     announce_kv(str(tmp_path), 2, 1, Address(1 << 22, 3, 4096), {})
     with pytest.raises(PeerMemory, match=r"KV memory of engine 2 device 1: .* cannot be opened"):
@@ -70,22 +81,40 @@ def test_memory_that_was_not_announced_is_named(tmp_path: Path, monkeypatch: pyt
 
 def mapped_bytes(name: str) -> int:
     """Memory of this name that this process maps."""
-    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if f"/memfd:{name} " in line]
-    return sum(int(end, 16) - int(begin, 16) for begin, end in (found[0].split("-") for found in maps))
+    maps = [
+        line.split()
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if f"/memfd:{name} " in line
+    ]
+    return sum(
+        int(end, 16) - int(begin, 16) for begin, end in (found[0].split("-") for found in maps)
+    )
 
 
 def test_memory_of_a_lost_engine_is_unmapped(tmp_path: Path) -> None:
-    """All lanes of all of its devices; it is mapped again when it is there again, with other memory."""
+    """All lanes of all of its devices; it is mapped again when it is there again, with other
+    memory.
+    """
     size_bytes = 1 << 16
     arenas = [Arena(f"flying-test-{place}", size_bytes) for place in "abc"]
     for (engine, device), arena in zip([(1, 0), (1, 1), (2, 0)], arenas, strict=True):
-        announce_kv(str(tmp_path), engine, device, arena.address, {1: KVView([torch.zeros(2, 1, 4, 2)], range(1), 4)})
+        announce_kv(
+            str(tmp_path),
+            engine,
+            device,
+            arena.address,
+            {1: KVView([torch.zeros(2, 1, 4, 2)], range(1), 4)},
+        )
     peers = PeerKV(str(tmp_path))
     peers.map([2], 1)
     peers.map([1], 2)
     assert peers.view(1, 1, 1).stacks
     peers.forget([1])
-    assert [mapped_bytes(f"flying-test-{place}") for place in "abc"] == [size_bytes, size_bytes, 2 * size_bytes]
+    assert [mapped_bytes(f"flying-test-{place}") for place in "abc"] == [
+        size_bytes,
+        size_bytes,
+        2 * size_bytes,
+    ]
     with pytest.raises(PeerMemory, match="KV memory of engine 1 device 0: the engine is lost"):
         peers.view(1, 0, 1)
     peers.map([1], 2)
@@ -113,11 +142,15 @@ class Handles:
         assert isinstance(memory, bytes)
         owner, found = self.memories[memory]
         if owner == self.opener:
-            raise PeerMemory(f"{whose}: its CUDA IPC handle cannot be opened (invalid device context)")
+            raise PeerMemory(
+                f"{whose}: its CUDA IPC handle cannot be opened (invalid device context)"
+            )
         return found
 
 
-def test_a_device_reads_its_own_memory_without_its_handle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_reads_its_own_memory_without_its_handle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And that of the others by theirs, other devices of its engine too."""
     handles = Handles()
     monkeypatch.setattr("flying_serving.worker.lanes.share_cuda", handles.share)
@@ -127,14 +160,23 @@ def test_a_device_reads_its_own_memory_without_its_handle(tmp_path: Path, monkey
         handles.opener = process
         memory = torch.full((64,), process, dtype=torch.int8)
         views = {1: KVView([memory.view(2, 1, 4, 8)], range(1), 4)}
-        place = {"engine": engine, "device": device, "devices": 2, "kv_views": views, "_run_dir": str(tmp_path)}
+        place = {
+            "engine": engine,
+            "device": device,
+            "devices": 2,
+            "kv_views": views,
+            "_run_dir": str(tmp_path),
+        }
         lane1 = SimpleNamespace(kv_bytes=partial(torch.clone, memory))
         workers.append(SimpleNamespace(peers=PeerKV(str(tmp_path)), lane1=lane1, **place))
         WorkerLanes.announce_kv(workers[-1], None)
     for process, worker in enumerate(workers):
         handles.opener = process
         transfer.map_peers(worker, [0, 1])
-        found = [worker.peers.view(engine, device, 1).parts[0] for engine, device in product((0, 1), (0, 1))]
+        found = [
+            worker.peers.view(engine, device, 1).parts[0]
+            for engine, device in product((0, 1), (0, 1))
+        ]
         assert [part.flatten()[0].item() for part in found] == [0, 1, 2, 3]
         assert found[process] is worker.kv_views[1].parts[0]
 
@@ -152,7 +194,9 @@ def test_a_cuda_handle_is_carried_as_bytes(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("flying_serving.memory.peers.map_memory", mapped)
     found = PeerKV(str(tmp_path)).view(0, 0, 1)
     assert told == [b"\x80handle\xff", "KV memory of engine 0 device 0"]
-    assert torch.equal(found.parts[0], torch.arange(64, dtype=torch.int8).view(torch.float32).view(2, 1, 4, 2))
+    assert torch.equal(
+        found.parts[0], torch.arange(64, dtype=torch.int8).view(torch.float32).view(2, 1, 4, 2)
+    )
 
 
 def test_memory_of_a_peer_is_int8() -> None:

@@ -1,4 +1,6 @@
-"""Storage of linear layers: whatever the ranks of a degree compute is, put together, the full product."""
+"""Storage of linear layers: whatever the ranks of a degree compute is, put together, the full
+product.
+"""
 
 import types
 from collections.abc import Iterator
@@ -37,7 +39,9 @@ from tests.memory.layers import (
 @settings(max_examples=120)
 @given(layer=fused_layers())
 def test_a_rank_computes_its_columns_of_the_full_product(kind: str, layer: Fused) -> None:
-    """Of each segment its own units, in the segments' order, bias included; all ranks together compute everything."""
+    """Of each segment its own units, in the segments' order, bias included; all ranks together
+    compute everything.
+    """
     full = layer.full()
     storage = COLUMNS[kind](layer.weight, layer.bias, layer.segments)
     for degree in [degree for degree in DEGREES if degree <= layer.widest]:
@@ -78,14 +82,26 @@ def test_the_ranks_partial_products_sum_to_the_full_one(
     storage = ROWS[kind](weight, bias, Segment(unit * widest, widest))
     for degree in [degree for degree in DEGREES if degree <= widest]:
         width = unit * widest // degree
-        parts = [storage.part(r, degree)(x[..., r * width : (r + 1) * width].clone()) for r in range(degree)]
+        parts = [
+            storage.part(r, degree)(x[..., r * width : (r + 1) * width].clone())
+            for r in range(degree)
+        ]
         assert torch.equal(torch.stack(parts).sum(0), torch.nn.functional.linear(x, weight, bias))
 
 
 @settings(max_examples=60)
-@given(widest=st.sampled_from([2, 4, 8]), unit=st.integers(1, 40), tokens=st.integers(1, 5), seed=st.integers(0, 99))
-def test_packed_sums_have_the_same_bits_at_every_degree(widest: int, unit: int, tokens: int, seed: int) -> None:
-    """With real numbers, whose sums depend on their order: ranks that are added in pairs repeat what one rank does."""
+@given(
+    widest=st.sampled_from([2, 4, 8]),
+    unit=st.integers(1, 40),
+    tokens=st.integers(1, 5),
+    seed=st.integers(0, 99),
+)
+def test_packed_sums_have_the_same_bits_at_every_degree(
+    widest: int, unit: int, tokens: int, seed: int
+) -> None:
+    """With real numbers, whose sums depend on their order: ranks that are added in pairs repeat
+    what one rank does.
+    """
     generator = torch.Generator().manual_seed(seed)
     weight, x = (
         torch.randn(13, unit * widest, generator=generator),
@@ -94,7 +110,9 @@ def test_packed_sums_have_the_same_bits_at_every_degree(widest: int, unit: int, 
     bias = torch.randn(13, generator=generator)
     storage = PackedRows(weight, bias, Segment(unit * widest, widest), plain_pack)
     one = storage.part(0, 1)(x)
-    torch.testing.assert_close(one, torch.nn.functional.linear(x, weight, bias), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        one, torch.nn.functional.linear(x, weight, bias), rtol=1e-4, atol=1e-4
+    )
     for degree in [degree for degree in DEGREES if 1 < degree <= widest]:
         width = unit * widest // degree
         parts = [storage.part(r, degree)(x[:, r * width : (r + 1) * width]) for r in range(degree)]
@@ -103,10 +121,14 @@ def test_packed_sums_have_the_same_bits_at_every_degree(widest: int, unit: int, 
 
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("units", [2, 4, 8])
-def test_narrow_units_are_rounded_as_often_as_ranks_of_stock(units: int, dtype: torch.dtype) -> None:
-    """A rank of stock rounds its product and the sum over the ranks is rounded: so 1.41 times the error of one product.
+def test_narrow_units_are_rounded_as_often_as_ranks_of_stock(
+    units: int, dtype: torch.dtype
+) -> None:
+    """A rank of stock rounds its product and the sum over the ranks is rounded: so 1.41 times the
+    error of one product.
 
-    However many units there are: each rounds less, as its product is smaller. To round at each addition gave 2.1.
+    However many units there are: each rounds less, as its product is smaller. To round at each
+    addition gave 2.1.
     """
     generator = torch.Generator().manual_seed(3)
     weight = torch.randn(128, 1024, generator=generator).to(dtype)
@@ -182,14 +204,18 @@ def lies_in(part: torch.Tensor, whole: torch.Tensor) -> bool:
 @settings(max_examples=60)
 @given(layer=fused_layers())
 def test_strided_columns_are_views_of_the_weight_as_loaded(layer: Fused) -> None:
-    """Each tensor that a part holds lies in the weight's memory or the bias's; a changed weight changes all parts."""
+    """Each tensor that a part holds lies in the weight's memory or the bias's; a changed weight
+    changes all parts.
+    """
     storage = StridedColumns(layer.weight, layer.bias, layer.segments)
     parts = [(r, d, storage.part(r, d)) for d in DEGREES if d <= layer.widest for r in range(d)]
     for _, _, part in parts:
         held = list(tensors_of(part))
         assert held
         for tensor in held:
-            assert lies_in(tensor, layer.weight) or (layer.bias is not None and lies_in(tensor, layer.bias))
+            assert lies_in(tensor, layer.weight) or (
+                layer.bias is not None and lies_in(tensor, layer.bias)
+            )
     layer.weight.mul_(-2)
     if layer.bias is not None:
         layer.bias.add_(1)
@@ -217,7 +243,9 @@ def test_strided_rows_are_views_of_the_weight_as_loaded(unit: int, widest: int) 
 @settings(max_examples=40)
 @given(layer=fused_layers())
 def test_packed_units_hold_each_weight_once(layer: Fused) -> None:
-    """Each is packed once at the start, and parts of all degrees are made of those: no bytes for a further lane."""
+    """Each is packed once at the start, and parts of all degrees are made of those: no bytes for a
+    further lane.
+    """
     packed: list[torch.Tensor] = []
 
     def pack(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
@@ -236,10 +264,16 @@ def test_packed_units_hold_each_weight_once(layer: Fused) -> None:
 
 
 @pytest.mark.parametrize("kind", COLUMNS)
-@pytest.mark.parametrize("heads", [(8, 8, 8), (8, 2, 2), (8, 1, 1)], ids=["all", "grouped", "one KV head"])
+@pytest.mark.parametrize(
+    "heads", [(8, 8, 8), (8, 2, 2), (8, 1, 1)], ids=["all", "grouped", "one KV head"]
+)
 @pytest.mark.parametrize("widest", [2, 4, 8])
-def test_a_bias_that_the_model_adds_is_cut_as_the_product_is(kind: str, heads: tuple[int, ...], widest: int) -> None:
-    """Queries, keys and values each for itself; ranks that share a KV head have the same piece of its bias."""
+def test_a_bias_that_the_model_adds_is_cut_as_the_product_is(
+    kind: str, heads: tuple[int, ...], widest: int
+) -> None:
+    """Queries, keys and values each for itself; ranks that share a KV head have the same piece of
+    its bias.
+    """
     segments = segments_of([4 * count for count in heads], widest, heads)
     size = sum(segment.size for segment in segments)
     bias = torch.arange(size, dtype=torch.float32)

@@ -1,4 +1,6 @@
-"""Units that are dropped and fetched back: the same bits, and never a product of what is not there."""
+"""Units that are dropped and fetched back: the same bits, and never a product of what is not
+there.
+"""
 
 import mmap
 from collections.abc import Callable, Iterator
@@ -35,7 +37,9 @@ class Layer:
 
     def lanes(self) -> Iterator[tuple[int, int]]:
         """Yield (rank, degree) of all lanes."""
-        yield from ((rank, degree) for degree in DEGREES if degree <= self.widest for rank in range(degree))
+        yield from (
+            (rank, degree) for degree in DEGREES if degree <= self.widest for rank in range(degree)
+        )
 
     def input(self, rank: int, degree: int) -> torch.Tensor:
         """What a rank multiplies with: of rows, its part of the inputs."""
@@ -50,7 +54,9 @@ class Layer:
 
 @st.composite
 def layers(draw: st.DrawFn) -> Layer:
-    """Draw a layer with or without heads that ranks share, whose units are parts of a page or several pages."""
+    """Draw a layer with or without heads that ranks share, whose units are parts of a page or
+    several pages.
+    """
     kind = draw(st.sampled_from(sorted(LENDING)))
     widest = draw(st.sampled_from([2, 4, 8]))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
@@ -64,17 +70,25 @@ def layers(draw: st.DrawFn) -> Layer:
         segments = segments_of(sizes, widest, heads)
         weight = torch.randn(sum(sizes), wide, generator=generator)
     bias = torch.randn(weight.shape[0], generator=generator) if draw(st.booleans()) else None
-    return Layer(kind, weight, bias, segments, torch.randn(2, weight.shape[1], generator=generator), widest)
+    return Layer(
+        kind, weight, bias, segments, torch.randn(2, weight.shape[1], generator=generator), widest
+    )
 
 
 @settings(max_examples=100)
 @given(layer=layers(), data=st.data())
-def test_a_kept_rank_has_the_same_bits_and_all_have_them_back(layer: Layer, data: st.DataObject) -> None:
-    """Products that were handed out before; who needs a dropped unit raises, and is whole again after the fetch."""
+def test_a_kept_rank_has_the_same_bits_and_all_have_them_back(
+    layer: Layer, data: st.DataObject
+) -> None:
+    """Products that were handed out before; who needs a dropped unit raises, and is whole again
+    after the fetch.
+    """
     storage = layer.storage()
     products = {lane: storage.part(*lane) for lane in layer.lanes()}
     before = {lane: product(layer.input(*lane)) for lane, product in products.items()}
-    for kept in data.draw(st.lists(st.sampled_from([lane for lane in layer.lanes() if lane[1] > 1]), max_size=2)):
+    for kept in data.draw(
+        st.lists(st.sampled_from([lane for lane in layer.lanes() if lane[1] > 1]), max_size=2)
+    ):
         freed_bytes = storage.units.drop(*kept)
         assert freed_bytes == storage.units.lendable(*kept)
         assert storage.units.drop(*kept) == 0
@@ -107,7 +121,9 @@ def test_a_second_drop_leaves_what_both_ranks_keep(layer: Layer, data: st.DataOb
     assert storage.units.fetch() == freed_bytes
 
 
-@pytest.mark.parametrize("heads", [(8, 8, 8), (8, 2, 2), (8, 1, 1)], ids=["all", "grouped", "one KV head"])
+@pytest.mark.parametrize(
+    "heads", [(8, 8, 8), (8, 2, 2), (8, 1, 1)], ids=["all", "grouped", "one KV head"]
+)
 @pytest.mark.parametrize("degree", [2, 4, 8])
 def test_packed_bytes_are_those_that_other_ranks_have(heads: tuple[int, ...], degree: int) -> None:
     """Shared KV heads stay with each rank that reads them."""
@@ -144,7 +160,9 @@ def handled(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
 
 def test_nothing_refers_to_what_was_dropped() -> None:
     """A library's memory is released with its handler, though lanes hold on to their products."""
-    storage = PackedColumns(torch.zeros(16, 4), None, segments_of([8, 8], 8), handled, weight_file())
+    storage = PackedColumns(
+        torch.zeros(16, 4), None, segments_of([8, 8], 8), handled, weight_file()
+    )
     products = [storage.part(rank, degree) for degree in (1, 2, 8) for rank in range(degree)]
     assert Handler.alive == 8
     storage.units.drop(1, 4)
@@ -176,7 +194,10 @@ def test_pages_are_given_back_but_for_those_that_a_kept_unit_shares() -> None:
 
 def test_weights_that_no_file_has_are_never_dropped() -> None:
     weight, segments = torch.ones(8, 2), (Segment(8, 8),)
-    storage, raw = PackedColumns(weight, None, segments, plain_pack), RawUnits.of_rows(weight, segments, None)
+    storage, raw = (
+        PackedColumns(weight, None, segments, plain_pack),
+        RawUnits.of_rows(weight, segments, None),
+    )
     for units in (storage.units, raw):
         with pytest.raises(IntegrityError, match="could not be fetched back"):
             units.drop(0, 2)
@@ -218,7 +239,9 @@ Check = Callable[[], None]
 def test_a_guard_follows_what_is_dropped() -> None:
     """For whoever reads the tensors themselves, such as an embedding."""
     raw = RawUnits.of_rows(torch.zeros(8, 2), [Segment(8, 8)], weight_file())
-    checks: dict[tuple[int, int], Check] = {(r, d): raw.guard(r, d) for d in (1, 2, 4) for r in range(d)}
+    checks: dict[tuple[int, int], Check] = {
+        (r, d): raw.guard(r, d) for d in (1, 2, 4) for r in range(d)
+    }
     raw.drop(3, 4)
     checks[3, 4]()
     for lane in ((0, 1), (1, 2), (2, 4)):

@@ -1,4 +1,6 @@
-"""The file that weights are fetched back from: written by one engine, read by all, gone with the last."""
+"""The file that weights are fetched back from: written by one engine, read by all, gone with the
+last.
+"""
 
 import errno
 import os
@@ -26,7 +28,11 @@ def place(tensor: torch.Tensor, extent: Extent) -> Extent:
 
 @settings(max_examples=25)
 @given(
-    shapes=st.lists(st.tuples(st.sampled_from(DTYPES), st.integers(0, 9), st.integers(1, 700)), min_size=1, max_size=6)
+    shapes=st.lists(
+        st.tuples(st.sampled_from(DTYPES), st.integers(0, 9), st.integers(1, 700)),
+        min_size=1,
+        max_size=6,
+    )
 )
 def test_each_engine_reads_what_one_has_written(
     shapes: list[tuple[torch.dtype, int, int]], tmp_path_factory: pytest.TempPathFactory
@@ -37,7 +43,9 @@ def test_each_engine_reads_what_one_has_written(
     writer = WeightFile(directory, directory, 0, writes=True)
     reader = WeightFile(directory, directory, 0, writes=False)
     extents = [writer.keep(weight) for weight in weights]
-    assert [e.offset_bytes for e in extents] == [reader.keep(weight).offset_bytes for weight in weights]
+    assert [e.offset_bytes for e in extents] == [
+        reader.keep(weight).offset_bytes for weight in weights
+    ]
     writer.announce()
     writer.open()
     reader.open()
@@ -52,7 +60,10 @@ def test_each_engine_reads_what_one_has_written(
 def test_the_file_has_no_name_and_outlives_the_engine_that_wrote_it(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     weight = torch.arange(100)
-    writer, reader = (WeightFile(str(tmp_path / "disk"), str(tmp_path), 3, writes=writes) for writes in (True, False))
+    writer, reader = (
+        WeightFile(str(tmp_path / "disk"), str(tmp_path), 3, writes=writes)
+        for writes in (True, False)
+    )
     extent = writer.keep(weight)
     reader.keep(weight)
     writer.announce()
@@ -73,7 +84,9 @@ def test_only_one_engine_writes(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_the_system_writes_and_reads_in_pieces_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_system_writes_and_reads_in_pieces_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One call of Linux writes 2 GiB at most."""
     write, read = os.pwrite, os.preadv
     monkeypatch.setattr(os, "pwrite", lambda file, data, offset: write(file, data[:100], offset))
@@ -91,35 +104,49 @@ def test_a_full_disk_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.Mon
 
     file = WeightFile(str(tmp_path), str(tmp_path), 0, writes=True)
     monkeypatch.setattr(os, "pwrite", full)
-    says = rf"^--lend-weights: {re.escape(str(tmp_path))}: no space left on device; \d+ bytes are free; it must have"
+    says = (
+        rf"^--lend-weights: {re.escape(str(tmp_path))}: no space left on device; \d+ "
+        r"bytes are free; it must have"
+    )
     with pytest.raises(WeightFileError, match=says):
         file.keep(torch.ones(4))
     file.close()
 
 
 def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
-    says = rf"^--lend-weights: {re.escape(str(tmp_path))}/no: no such file or directory; it must have room"
+    says = (
+        rf"^--lend-weights: {re.escape(str(tmp_path))}/no: no such file or directory; it "
+        r"must have room"
+    )
     with pytest.raises(WeightFileError, match=says):
         WeightFile(f"{tmp_path}/no", str(tmp_path), 0, writes=True)
 
 
 def test_an_engine_with_other_weights_is_refused(tmp_path: Path) -> None:
-    writer, reader = (WeightFile(str(tmp_path), str(tmp_path), 0, writes=writes) for writes in (True, False))
+    writer, reader = (
+        WeightFile(str(tmp_path), str(tmp_path), 0, writes=writes) for writes in (True, False)
+    )
     writer.keep(torch.ones(4))
     reader.keep(torch.ones(5))
     writer.announce()
-    with pytest.raises(WeightFileError, match=r"^weights of engine 0 device 0: 16 bytes, 20 in this engine$"):
+    with pytest.raises(
+        WeightFileError, match=r"^weights of engine 0 device 0: 16 bytes, 20 in this engine$"
+    ):
         reader.open()
     writer.close()
 
 
-def test_a_file_that_cannot_be_opened_says_whose_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_opened_says_whose_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(arena, "ANNOUNCED_S", 0.05)
     reader = WeightFile(str(tmp_path), str(tmp_path), 1, writes=False)
     with pytest.raises(PeerMemory, match=r"^weights of engine 0 device 1: not announced in "):
         reader.open()
     arena.announce(f"{tmp_path}/weights-1", arena.Address(os.getpid(), 999_999, 0))
-    with pytest.raises(PeerMemory, match=r"^weights of engine 0 device 1: /proc/.* cannot be opened"):
+    with pytest.raises(
+        PeerMemory, match=r"^weights of engine 0 device 1: /proc/.* cannot be opened"
+    ):
         reader.open()
 
 
@@ -127,7 +154,9 @@ def test_bytes_that_the_file_does_not_have_are_an_error(tmp_path: Path) -> None:
     file = WeightFile(str(tmp_path), str(tmp_path), 0, writes=True)
     file.keep(torch.ones(4))
     found = torch.empty(5)
-    with pytest.raises(WeightFileError, match=r"^weights of engine 0 device 0: the file ends before byte 20$"):
+    with pytest.raises(
+        WeightFileError, match=r"^weights of engine 0 device 0: the file ends before byte 20$"
+    ):
         file.read(Extent(found.data_ptr(), 0, 20))
     file.close()
     unopened = WeightFile(str(tmp_path), str(tmp_path), 0, writes=False)

@@ -1,4 +1,6 @@
-"""Two engines with real Migrations over vLLM's own schedulers: messages and KV memory around them are made up."""
+"""Two engines with real Migrations over vLLM's own schedulers: messages and KV memory around them
+are made up.
+"""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -20,7 +22,9 @@ GROUPS: list[Group] = [(0,), (1,), (0, 1)]
 
 
 class NodeHost:
-    """What migrations of one engine of a node have around them; `groups`: those that it leads, by size."""
+    """What migrations of one engine of a node have around them; `groups`: those that it leads, by
+    size.
+    """
 
     def __init__(self, node: "Node", engine: int, groups: Mapping[int, Group]) -> None:
         self._node = node
@@ -31,7 +35,9 @@ class NodeHost:
         """To the inboxes of engines."""
         self._node.send(group, message)
 
-    def call_workers(self, function: Any, source: Group, source_blocks: Mapping[int, Any], *rest: Any) -> None:
+    def call_workers(
+        self, function: Any, source: Group, source_blocks: Mapping[int, Any], *rest: Any
+    ) -> None:
         """Copy a member's share."""
         assert function is pull_kv
         target, blocks, tokens = rest
@@ -47,9 +53,13 @@ class NodeHost:
 
 
 class Node:
-    """Two engines, their lanes and that of both together, each over a KV memory of its own; messages on their way."""
+    """Two engines, their lanes and that of both together, each over a KV memory of its own;
+    messages on their way.
+    """
 
-    def __init__(self, blocks: Mapping[Group, int], *, overlaps: bool, chunk_blocks: int = 64) -> None:
+    def __init__(
+        self, blocks: Mapping[Group, int], *, overlaps: bool, chunk_blocks: int = 64
+    ) -> None:
         self.now_s = 0.0
         self.inboxes: list[deque[Any]] = [deque(), deque()]
         self.ended: set[str] = set()
@@ -58,7 +68,10 @@ class Node:
         self.lanes = {group: Lane(overlaps=overlaps, blocks=blocks[group]) for group in GROUPS}
         size_bytes = OfferTable.size_bytes(20, 40)
         self.tables = [OfferTable(memoryview(bytearray(size_bytes)), 20, 40) for _ in range(2)]
-        self.migrations = [self._migrations(0, {1: (0,), 2: (0, 1)}), self._migrations(1, {1: (1,)})]
+        self.migrations = [
+            self._migrations(0, {1: (0,), 2: (0, 1)}),
+            self._migrations(1, {1: (1,)}),
+        ]
         for each in self.migrations:
             each.target.chunks.blocks = chunk_blocks
         for group, lane in self.lanes.items():
@@ -66,7 +79,9 @@ class Node:
 
     def _migrations(self, engine: int, groups: dict[int, Group]) -> Migrations:
         lanes: Any = {
-            size: SimpleNamespace(pool=self.lanes[groups[size]].pool if size in groups else None, physical=list)
+            size: SimpleNamespace(
+                pool=self.lanes[groups[size]].pool if size in groups else None, physical=list
+            )
             for size in (1, 2)
         }
 
@@ -92,13 +107,18 @@ class Node:
         for member in members:
             self.inboxes[member].append(message)
 
-    def _copy(self, engine: int, source: tuple[Group, Any], target: tuple[Group, list[int]], tokens: range) -> None:
+    def _copy(
+        self, engine: int, source: tuple[Group, Any], target: tuple[Group, list[int]], tokens: range
+    ) -> None:
         """A member of a group copies its share of the tokens, in whole blocks."""
         (old, theirs), (new, mine) = source, target
         stop = min(-(-tokens.stop // BLOCK), len(theirs[old[0]])) * BLOCK
         for place in range(tokens.start // BLOCK * BLOCK, stop):
             if place % len(new) == engine % len(new):
-                at, to = (BLOCK * blocks[place // BLOCK] + place % BLOCK for blocks in (theirs[old[0]], mine))
+                at, to = (
+                    BLOCK * blocks[place // BLOCK] + place % BLOCK
+                    for blocks in (theirs[old[0]], mine)
+                )
                 self.lanes[new].kv[to] = self.lanes[old].kv[at]
 
     def _freed(self, lane: Lane, group: Group, request: Request) -> None:
@@ -126,7 +146,9 @@ class Node:
         if self.inboxes[engine]:
             self.migrations[engine].handle(self.inboxes[engine].popleft())
 
-    def expect(self, request: Request, group: Group, source: KVSource, prefetch_tokens: int | None = None) -> None:
+    def expect(
+        self, request: Request, group: Group, source: KVSource, prefetch_tokens: int | None = None
+    ) -> None:
         """A request arrives with its KV, or its KV is prefetched."""
         self.at(group).expect(Arrival(request, len(group), source, self.now_s, prefetch_tokens))
 

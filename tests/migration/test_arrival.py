@@ -31,14 +31,18 @@ def test_each_phase_is_reached_from_the_first() -> None:
     assert reached == set(Phase)
 
 
-@pytest.mark.parametrize(("before", "after"), [pair for pair in PAIRS if pair[1] in TRANSITIONS[pair[0]]])
+@pytest.mark.parametrize(
+    ("before", "after"), [pair for pair in PAIRS if pair[1] in TRANSITIONS[pair[0]]]
+)
 def test_a_phase_of_the_table_follows(before: Phase, after: Phase) -> None:
     arriving = arrival(before)
     arriving.enter(after)
     assert arriving.phase is after
 
 
-@pytest.mark.parametrize(("before", "after"), [pair for pair in PAIRS if pair[1] not in TRANSITIONS[pair[0]]])
+@pytest.mark.parametrize(
+    ("before", "after"), [pair for pair in PAIRS if pair[1] not in TRANSITIONS[pair[0]]]
+)
 def test_another_phase_is_an_error_and_changes_nothing(before: Phase, after: Phase) -> None:
     arriving = arrival(before)
     with pytest.raises(IntegrityError, match=f"a: from {before.value} to {after.value}"):

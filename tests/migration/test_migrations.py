@@ -1,4 +1,6 @@
-"""Migrations of two engines over vLLM's own schedulers: what is retained, pulled, admitted and let go, and when."""
+"""Migrations of two engines over vLLM's own schedulers: what is retained, pulled, admitted and let
+go, and when.
+"""
 
 from collections.abc import Iterator
 
@@ -33,7 +35,9 @@ def node(blocks: dict[Group, int] | None = None) -> Node:
     return Node(dict.fromkeys(GROUPS, 20) | (blocks or {}), overlaps=False)
 
 
-def begin(at: Node, group: Group, name: str = "a", prompt: int = 10, steps: int = 4, family: int = 3) -> Request:
+def begin(
+    at: Node, group: Group, name: str = "a", prompt: int = 10, steps: int = 4, family: int = 3
+) -> Request:
     """A request that has made some steps: two of them for its prompt."""
     made = make(name, family, prompt, 20)
     at.lanes[group].scheduler.add_request(made)
@@ -139,7 +143,9 @@ def test_a_step_under_way_is_not_offered() -> None:
     before = begin(at, A)
     at.lanes[A].schedule()
     at.at(A).retain("a", 5)
-    assert at.read(KVSource(A, 5)) == Offer(12, is_final=True, blocks=at.at(A).source.retained[5].blocks)
+    assert at.read(KVSource(A, 5)) == Offer(
+        12, is_final=True, blocks=at.at(A).source.retained[5].blocks
+    )
     at.expect(again(before, "a+1"), B, KVSource(A, 5))
     settle(at)
     at.lanes[A].settle()
@@ -165,7 +171,9 @@ def test_tokens_in_the_prefix_cache_are_not_pulled() -> None:
 
 @pytest.mark.parametrize("prompt", [1, 9])
 def test_a_request_that_needs_no_kv_pulls_none(prompt: int) -> None:
-    """One of a single token, or all in the prefix cache: it is neither moved nor prefilled again."""
+    """One of a single token, or all in the prefix cache: it is neither moved nor prefilled
+    again.
+    """
     at = node()
     begin(at, B, "other", prompt=9, steps=2)
     before = begin(at, A, prompt=prompt, steps=0)
@@ -289,7 +297,9 @@ def test_kv_is_pulled_while_it_is_computed(early: bool) -> None:
 
 
 def test_an_aborted_prefetch_leaves_the_offer_of_a_running_request() -> None:
-    """The request goes to a third group with it; if it has ended it may do so too, until its KV is overdue."""
+    """The request goes to a third group with it; if it has ended it may do so too, until its KV is
+    overdue.
+    """
     at = node()
     made = ahead(at)
     at.step(A)
@@ -318,7 +328,9 @@ def test_an_aborted_prefetch_leaves_the_offer_of_a_running_request() -> None:
 
 
 def test_a_request_waits_for_a_prefix_in_a_long_queue() -> None:
-    """Its owner has it and says so, but has not come to it: only after STALLED_S is it prefilled."""
+    """Its owner has it and says so, but has not come to it: only after STALLED_S is it
+    prefilled.
+    """
     at = node()
     at.at(A).source.offer("prefix", 1, 5, early=True)
     at.expect(make("a", 3, 10, 3), B, KVSource(A, 5))
@@ -353,7 +365,9 @@ def test_a_dropped_prefetch_is_pulled_when_its_request_arrives() -> None:
 
 
 def test_a_request_with_all_its_blocks_needs_no_free_block() -> None:
-    """Of a request that was pulled ahead the last tokens come when it is to run, however full the lane is then."""
+    """Of a request that was pulled ahead the last tokens come when it is to run, however full the
+    lane is then.
+    """
     at = node()
     made = ahead(at)
     for _ in range(2):
@@ -392,7 +406,9 @@ def test_pulled_kv_of_a_preempted_request_stays() -> None:
 
 
 def test_requests_wait_where_blocks_are_missing() -> None:
-    """The engine is asked for blocks, and tries again; those who come later wait behind, in that lane."""
+    """The engine is asked for blocks, and tries again; those who come later wait behind, in that
+    lane.
+    """
     at = node({B: 8})
     taken = at.lanes[B].pool.take(6)
     for number, name in enumerate("ab", 5):
@@ -418,7 +434,9 @@ def test_requests_wait_where_blocks_are_missing() -> None:
 
 
 def test_no_block_is_asked_for_while_a_chunk_is_on_its_way() -> None:
-    """Its owner has none to lend before the chunk is here, and would be asked again only after a while."""
+    """Its owner has none to lend before the chunk is here, and would be asked again only after a
+    while.
+    """
     at = node({BOTH: 2})
     at.at(BOTH).target.chunks.blocks = 2
     for number, (name, owner) in enumerate((("a", A), ("b", B)), 5):
@@ -520,7 +538,9 @@ def test_a_forwarded_request_takes_its_kv_along(pulled: int) -> None:
     at.expect(again(before, "a+2"), BOTH, KVSource(B, 7))
     settle(at)
     settle(at)
-    assert at.at(BOTH).counts() == (MigrationCounts(1, pulled, 0) if pulled else MigrationCounts(0, 0, 1))
+    assert at.at(BOTH).counts() == (
+        MigrationCounts(1, pulled, 0) if pulled else MigrationCounts(0, 0, 1)
+    )
     assert (at.at(A).source.retained, at.at(B).source.retained) == ({}, {})
     run_out(at)
     assert all_free(at)
@@ -604,7 +624,10 @@ def test_kv_that_is_not_fetched_is_released() -> None:
     assert list(at.at(A).source.retained) == [6]
     at.expect(make("a+1", 3, 9, 2), B, KVSource(A, 5))
     settle(at)
-    assert (list(at.lanes[B].scheduler.requests), at.at(B).counts()) == (["a+1"], MigrationCounts(0, 0, 1))
+    assert (list(at.lanes[B].scheduler.requests), at.at(B).counts()) == (
+        ["a+1"],
+        MigrationCounts(0, 0, 1),
+    )
     at.now_s += 2.0
     settle(at)
     assert (at.at(A).source.retained, at.at(A).retry_in_s(at.now_s)) == ({}, None)
@@ -650,7 +673,9 @@ def test_the_offer_of_a_request_that_does_not_end_is_revoked(how: str) -> None:
 
 
 def test_cached_tokens_are_not_offered_before_they_are_computed() -> None:
-    """A second request shares blocks of the first, whose step is under way; another lane steps meanwhile."""
+    """A second request shares blocks of the first, whose step is under way; another lane steps
+    meanwhile.
+    """
     at = node()
     at.at(A).source.offer("b", 1, 5, early=True)
     for name in "ab":
@@ -667,7 +692,9 @@ def test_cached_tokens_are_not_offered_before_they_are_computed() -> None:
 
 
 def test_only_whole_blocks_count_when_the_rest_of_one_was_copied_in_vain() -> None:
-    """Whole tiles are copied: tokens that had counted are written again, with whatever is there by then."""
+    """Whole tiles are copied: tokens that had counted are written again, with whatever is there by
+    then.
+    """
     at = node({A: 5})
     before = begin(at, A)
     at.at(A).retain("a", 5)
@@ -690,7 +717,9 @@ def test_only_whole_blocks_count_when_the_rest_of_one_was_copied_in_vain() -> No
 
 @pytest.mark.parametrize(("old", "new"), PAIRS)
 def test_pulled_blocks_are_freed_at_their_owner(old: Group, new: Group) -> None:
-    """A chunk of one block at a time; the request has all of its KV at the end, and holds blocks for no more before."""
+    """A chunk of one block at a time; the request has all of its KV at the end, and holds blocks
+    for no more before.
+    """
     at = Node(dict.fromkeys(GROUPS, 20), overlaps=False, chunk_blocks=1)
     before = begin(at, old, prompt=18, steps=6)
     at.at(old).retain("a", 5)
@@ -707,7 +736,9 @@ def test_pulled_blocks_are_freed_at_their_owner(old: Group, new: Group) -> None:
 
 
 def test_a_request_is_prefilled_if_a_part_of_its_kv_has_no_room() -> None:
-    """It lets go of what it has: else it could wait for ever for blocks that others hold in the same way."""
+    """It lets go of what it has: else it could wait for ever for blocks that others hold in the
+    same way.
+    """
     at = Node(dict.fromkeys(GROUPS, 20), overlaps=False, chunk_blocks=2)
     before = begin(at, A, prompt=18, steps=6)
     taken = at.lanes[B].pool.take(16)
@@ -718,7 +749,11 @@ def test_a_request_is_prefilled_if_a_part_of_its_kv_has_no_room() -> None:
     assert (at.lanes[A].free(), at.lanes[B].free(), at.asked[-1]) == (16, 0, (1, 3))
     at.now_s += PATIENCE_S + 0.1
     settle(at)
-    assert (all_free(at), at.lanes[B].free(), at.at(B).counts()) == (False, 3, MigrationCounts(0, 0, 1))
+    assert (all_free(at), at.lanes[B].free(), at.at(B).counts()) == (
+        False,
+        3,
+        MigrationCounts(0, 0, 1),
+    )
     at.lanes[B].pool.give(taken)
     run_out(at)
     assert all_free(at)
@@ -743,7 +778,9 @@ def test_kv_is_kept_as_long_as_other_kv_is_pulled() -> None:
 
 
 def test_kv_whose_blocks_were_replaced_is_copied_again() -> None:
-    """It cannot revoke what its leader offers, and the blocks that it has left may be anybody's by then."""
+    """It cannot revoke what its leader offers, and the blocks that it has left may be anybody's by
+    then.
+    """
     at = node()
     before = begin(at, A)
     at.at(A).retain("a", 5)

@@ -1,4 +1,6 @@
-"""Offers in memory that peers map: what readers see, and that no copy of what was used again ever counts."""
+"""Offers in memory that peers map: what readers see, and that no copy of what was used again ever
+counts.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -12,7 +14,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from flying_serving.errors import PeerMemory
-from flying_serving.migration.offers import ENTRIES, KVSource, Offer, OfferTable, PeerOffers, make_table
+from flying_serving.migration.offers import (
+    ENTRIES,
+    KVSource,
+    Offer,
+    OfferTable,
+    PeerOffers,
+    make_table,
+)
 
 BLOCKS = 12
 CLOSED = Offer(0, is_final=True, blocks=[])
@@ -53,15 +62,23 @@ def test_a_later_number_takes_the_slot() -> None:
     owner.publish(early, 9, [7, 2, 4], final=True)
     assert peer.read(outdated) is None
     owner.publish(outdated, 1, [3], final=False)
-    for act in (lambda: owner.publish(early, 10, [7, 2, 4], final=True), lambda: owner.revoke(early)):
-        assert (peer.read(early), peer.read(outdated)) == (CLOSED, Offer(1, is_final=False, blocks=[3]))
+    for act in (
+        lambda: owner.publish(early, 10, [7, 2, 4], final=True),
+        lambda: owner.revoke(early),
+    ):
+        assert (peer.read(early), peer.read(outdated)) == (
+            CLOSED,
+            Offer(1, is_final=False, blocks=[3]),
+        )
         act()
     assert (peer.read(early), peer.read(outdated)) == (CLOSED, Offer(1, is_final=False, blocks=[3]))
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_blocks_of_a_group_are_found_on_each_engine(size: int) -> None:
-    """Those that it has lent to the group of this size; of lane 1 they are its own; block 0 is block 0."""
+    """Those that it has lent to the group of this size; of lane 1 they are its own; block 0 is
+    block 0.
+    """
     owner, peer = tables()
     for other in {2, 4, 8} - {size}:
         owner.lend(other, 3, 11)
@@ -71,7 +88,9 @@ def test_blocks_of_a_group_are_found_on_each_engine(size: int) -> None:
     assert peer.physical(1, [19, 3, 0]) == [19, 3, 0]
 
 
-def test_peers_find_tables_in_the_run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peers_find_tables_in_the_run_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each by the first engine of the group that offers; the blocks of any."""
     made = [make_table(str(tmp_path), engine, 4, 9) for engine in range(2)]
     made[0].publish(1, 6, [8, 3], final=False)
@@ -88,7 +107,9 @@ def test_peers_find_tables_in_the_run_directory(tmp_path: Path, monkeypatch: pyt
     assert peers.read(KVSource((1,), 1)) == CLOSED
     gone.clear()
     peers.lost = {1}
-    assert peers.read(KVSource((1,), 1)) == peers.read(KVSource((0, 1), 2)) == CLOSED  # its groups' are revoked
+    assert (
+        peers.read(KVSource((1,), 1)) == peers.read(KVSource((0, 1), 2)) == CLOSED
+    )  # its groups' are revoked
     assert peers.physical(1, 2, [8]) == [4]  # who copies may go on
     peers.lost = set()
     make_table(str(tmp_path), 1, 4, 9).publish(7, 3, [2], final=True)  # another process
@@ -153,12 +174,16 @@ class Interrupted:
 
 @dataclass
 class History:
-    """What an owner does in turn with one number, another that takes its slot, and one that had it."""
+    """What an owner does in turn with one number, another that takes its slot, and one that had
+    it.
+    """
 
     steps: list[tuple[int, int, bool]]
 
     def acts(self, owner: OfferTable) -> Iterator[Callable[[], None]]:
-        """Each of them; negative tokens revoke. A token has a block of its own, which says whose it is."""
+        """Each of them; negative tokens revoke. A token has a block of its own, which says whose it
+        is.
+        """
         for number, tokens, final in self.steps:
             if tokens < 0:
                 yield lambda number=number: owner.revoke(number)  # type: ignore[misc]
@@ -169,7 +194,9 @@ class History:
 
 @st.composite
 def histories(draw: st.DrawFn) -> History:
-    """Numbers come one after the other; each grows, and is final or revoked, and not opened again."""
+    """Numbers come one after the other; each grows, and is final or revoked, and not opened
+    again.
+    """
     steps = []
     for number in (5, 5 + ENTRIES, 5 + 2 * ENTRIES):
         tokens = 0
@@ -185,12 +212,16 @@ def histories(draw: st.DrawFn) -> History:
 
 
 def check(found: Offer | None, number: int, seen: list[tuple[int, int, bool]]) -> None:
-    """What is read is what was so at some time up to now; and final only if there will be no more."""
+    """What is read is what was so at some time up to now; and final only if there will be no
+    more.
+    """
     mine = [step for step in seen if step[0] == number]
     if found is None:
         return
     assert len(found.blocks) >= found.tokens
-    assert list(found.blocks[: found.tokens]) == [100 * (number // ENTRIES + 1) + n for n in range(found.tokens)]
+    assert list(found.blocks[: found.tokens]) == [
+        100 * (number // ENTRIES + 1) + n for n in range(found.tokens)
+    ]
     assert found.tokens in {0, *(tokens for _, tokens, _ in mine)}
     if found.is_final:
         over = any(final for _, _, final in mine) or any(step[0] > number for step in seen)
@@ -200,7 +231,9 @@ def check(found: Offer | None, number: int, seen: list[tuple[int, int, bool]]) -
 
 
 @settings(max_examples=150, deadline=None)
-@given(histories(), st.sampled_from([5, 5 + ENTRIES, 5 + 2 * ENTRIES]), st.integers(0, 9), st.data())
+@given(
+    histories(), st.sampled_from([5, 5 + ENTRIES, 5 + 2 * ENTRIES]), st.integers(0, 9), st.data()
+)
 def test_a_read_in_the_middle_of_which_the_owner_acts(
     history: History, number: int, at: int, data: st.DataObject
 ) -> None:
@@ -240,7 +273,9 @@ def test_a_read_in_the_middle_of_what_the_owner_does(history: History, number: i
 
 @dataclass
 class Made:
-    """A request of the owner: its blocks, one for each token and one more, and tokens that it has."""
+    """A request of the owner: its blocks, one for each token and one more, and tokens that it
+    has.
+    """
 
     number: int
     blocks: list[int]
@@ -259,7 +294,9 @@ class Copy:
 
 
 class Copies(RuleBasedStateMachine):
-    """An owner computes, offers, revokes and uses blocks again, while readers copy block by block."""
+    """An owner computes, offers, revokes and uses blocks again, while readers copy block by
+    block.
+    """
 
     requests = Bundle("requests")
     copies = Bundle("copies")
@@ -274,7 +311,9 @@ class Copies(RuleBasedStateMachine):
 
     @rule(target=requests, later=st.sampled_from([1, 1, ENTRIES]), count=st.integers(1, 4))
     def begin(self, later: int, count: int) -> Any:
-        """A request comes, if there is room; blocks are used again in the order in which they were freed."""
+        """A request comes, if there is room; blocks are used again in the order in which they were
+        freed.
+        """
         if len(self.free) <= count:
             return multiple()
         self.number += later
@@ -290,7 +329,9 @@ class Copies(RuleBasedStateMachine):
         if not made.over and made.tokens < len(made.blocks) - 1:
             self.content[made.blocks[made.tokens]] = (made.number, made.tokens)
             made.tokens += 1
-            self.owner.publish(made.number, made.tokens, made.blocks, final=made.tokens == len(made.blocks) - 1)
+            self.owner.publish(
+                made.number, made.tokens, made.blocks, final=made.tokens == len(made.blocks) - 1
+            )
 
     @rule(made=consumes(requests))
     def free_blocks(self, made: Made) -> None:

@@ -7,7 +7,9 @@ import pytest
 from flying_serving.layout.groups import Group, aligned_group
 from flying_serving.migration.plan import Place, copies, rank_of
 
-GROUPS: list[Group] = [aligned_group(engine, size) for size in (1, 2, 4, 8) for engine in range(0, 8, size)]
+GROUPS: list[Group] = [
+    aligned_group(engine, size) for size in (1, 2, 4, 8) for engine in range(0, 8, size)
+]
 
 
 def heads(group: Group, place: Place, devices: int, kv_heads: int) -> set[int]:
@@ -27,10 +29,15 @@ def fits(group: Group, devices: int, kv_heads: int) -> bool:
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("kv_heads", range(1, 9))
 def test_each_head_is_read_once_from_the_nearest(devices: int, kv_heads: int) -> None:
-    """The own memory first if it has it; then that of the nearest engine, and of it the nearest device."""
+    """The own memory first if it has it; then that of the nearest engine, and of it the nearest
+    device.
+    """
     able = [group for group in GROUPS if fits(group, devices, kv_heads)]
     for source, target in product(able, able):
-        holders = {place: heads(source, place, devices, kv_heads) for place in product(source, range(devices))}
+        holders = {
+            place: heads(source, place, devices, kv_heads)
+            for place in product(source, range(devices))
+        }
         for reader in product(target, range(devices)):
             found = list(copies(source, target, reader, devices, kv_heads))
             read = [head for _, run in found for head in run]
@@ -38,7 +45,9 @@ def test_each_head_is_read_once_from_the_nearest(devices: int, kv_heads: int) ->
             for place, run in found:
                 assert set(run) <= holders[place]
                 for head in run:
-                    assert far(place, reader) == min(far(p, reader) for p, has in holders.items() if head in has)
+                    assert far(place, reader) == min(
+                        far(p, reader) for p, has in holders.items() if head in has
+                    )
             assert len({place for place, _ in found}) == len(found)
 
 

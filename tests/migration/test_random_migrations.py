@@ -1,4 +1,6 @@
-"""Requests that migrate between real schedulers: whatever happens meanwhile, they end with the KV of their tokens."""
+"""Requests that migrate between real schedulers: whatever happens meanwhile, they end with the KV
+of their tokens.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +19,9 @@ from tests.vllm_adapter.lanes import make
 
 @dataclass
 class Running:
-    """A request as the API server sees it: where it is, under which name, and where it is pulled ahead to."""
+    """A request as the API server sees it: where it is, under which name, and where it is pulled
+    ahead to.
+    """
 
     family: int
     prompt: int
@@ -73,7 +77,12 @@ class RandomMigrations(RuleBasedStateMachine):
         self.all.append(Running(family, prompt, outputs, group, request.request_id, request))
         return self.all[-1]
 
-    @rule(target=running, prompt=st.integers(2, 18), part=st.integers(1, 17), groups=st.permutations(GROUPS))
+    @rule(
+        target=running,
+        prompt=st.integers(2, 18),
+        part=st.integers(1, 17),
+        groups=st.permutations(GROUPS),
+    )
     def split_prompt(self, prompt: int, part: int, groups: list[Group]) -> Running:
         """One group computes the first tokens of a prompt, another all the rest."""
         part, number = min(part, prompt - 1), self._next()
@@ -85,9 +94,16 @@ class RandomMigrations(RuleBasedStateMachine):
         self.all.append(Running(4, prompt, 5, groups[1], request.request_id, request))
         return self.all[-1]
 
-    @rule(target=running, prompt=st.integers(1, 12), here=st.integers(1, 6), groups=st.permutations(GROUPS))
+    @rule(
+        target=running,
+        prompt=st.integers(1, 12),
+        here=st.integers(1, 6),
+        groups=st.permutations(GROUPS),
+    )
     def split_outputs(self, prompt: int, here: int, groups: list[Group]) -> Running:
-        """One group gives the first outputs, and its KV is pulled ahead by another, which gives the rest."""
+        """One group gives the first outputs, and its KV is pulled ahead by another, which gives the
+        rest.
+        """
         number = self._next()
         request, ahead = self._make(5, prompt, here), self._make(5, prompt, here + 4)
         self.node.at(groups[0]).source.offer(request.request_id, len(groups[0]), number, early=True)
@@ -107,7 +123,9 @@ class RandomMigrations(RuleBasedStateMachine):
                 one.ahead = None
                 request = make(name, one.family, one.prompt, one.outputs + 4, had=one.outputs)
                 self.node.expect(request, group, KVSource(one.group, number))
-                self.all.append(Running(one.family, one.prompt, one.outputs + 4, group, name, request))
+                self.all.append(
+                    Running(one.family, one.prompt, one.outputs + 4, group, name, request)
+                )
                 return
 
     @rule(
@@ -134,7 +152,9 @@ class RandomMigrations(RuleBasedStateMachine):
                 self.node.at(group).advance(self.node.now_s, None)
             self.node.at(one.group).retain(one.name, number)
         self.all.remove(one)
-        self.all.append(Running(one.family, one.prompt, one.outputs, group, request.request_id, request))
+        self.all.append(
+            Running(one.family, one.prompt, one.outputs, group, request.request_id, request)
+        )
         return self.all[-1]
 
     @rule(one=consumes(running))
@@ -152,7 +172,11 @@ class RandomMigrations(RuleBasedStateMachine):
         for _ in range(count):
             self.node.step(group)
 
-    @rule(engine=st.integers(0, 1), limit_s=st.sampled_from([None, 0.0, 2.0, 5.0]), token_s=st.sampled_from([0.0, 1.0]))
+    @rule(
+        engine=st.integers(0, 1),
+        limit_s=st.sampled_from([None, 0.0, 2.0, 5.0]),
+        token_s=st.sampled_from([0.0, 1.0]),
+    )
     def advance(self, engine: int, limit_s: float | None, token_s: float) -> None:
         """An engine pulls for a while."""
         self.node.migrations[engine].target.chunks.token_s = {1: token_s, 2: token_s}
@@ -217,5 +241,7 @@ class RandomMigrations(RuleBasedStateMachine):
             assert (lane.scheduler.requests, lane.free()) == ({}, lane.pool.total)
 
 
-RandomMigrations.TestCase.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
+RandomMigrations.TestCase.settings = settings(
+    max_examples=20, stateful_step_count=30, deadline=None
+)
 TestRandomMigrations = RandomMigrations.TestCase

@@ -47,7 +47,9 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("number", [NUMBER, NEXT])
 def test_what_a_request_has_when_it_leaves_stays_offered(number: int) -> None:
-    """Under the number under which it was offered, as a prefix that is not waited for, or under another."""
+    """Under the number under which it was offered, as a prefix that is not waited for, or under
+    another.
+    """
     owner = Owner(outputs=20)
     for _ in range(3):
         owner.step()
@@ -90,7 +92,8 @@ def test_an_unknown_request_has_nothing_to_offer() -> None:
 
 
 class Keeper:
-    """An engine whose requests have left its lane one after the other: numbers 1, 2 and so on, with four blocks each.
+    """An engine whose requests have left its lane one after the other: numbers 1, 2 and so on, with
+    four blocks each.
 
     `blocks`: of the lane, the null block among them.
     """
@@ -109,13 +112,19 @@ class Keeper:
 
     def offered(self) -> list[int]:
         """Numbers that are offered and kept."""
-        found = [number for number in range(1, 9) if (offer := self.table.read(number)) is not None and offer.tokens]
+        found = [
+            number
+            for number in range(1, 9)
+            if (offer := self.table.read(number)) is not None and offer.tokens
+        ]
         assert sorted(self.source.retained) == found
         return found
 
 
 def test_what_is_kept_of_a_request_that_is_over_is_free_at_once() -> None:
-    """It has left, and waits to go on elsewhere, when its client goes away; or it has ended where no other goes on."""
+    """It has left, and waits to go on elsewhere, when its client goes away; or it has ended where
+    no other goes on.
+    """
     keeper = Keeper(3, 20)
     assert keeper.offered() == [1, 2, 3]
     keeper.source.abort(["1", "3", "another"])
@@ -171,7 +180,9 @@ def test_what_is_kept_yields_to_no_more_requests_than_may_start() -> None:
 def test_blocks_that_lane_1_lacks_are_counted_only_while_it_keeps_some(
     kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not while another lane does: to count them is to look at each request, on each turn of the loop."""
+    """Not while another lane does: to count them is to look at each request, on each turn of the
+    loop.
+    """
     keeper, group = Keeper(int(kept), 20), Lane(overlaps=False)
     source = keeper.source if kept else Source({1: keeper.lane.pool, 2: group.pool}, keeper.table)
     if not kept:

@@ -1,4 +1,6 @@
-"""Pulls between workers of four engines, over memory that they really map, and what is measured at start."""
+"""Pulls between workers of four engines, over memory that they really map, and what is measured at
+start.
+"""
 
 from itertools import product
 from math import gcd
@@ -16,7 +18,9 @@ from flying_serving.wire import MigrationRow
 from tests.memory.lanes import Kind, Model
 from tests.migration.workers import ENGINES, SIZES, Workers
 
-GROUPS: list[Group] = [aligned_group(engine, size) for size in SIZES for engine in range(0, ENGINES, size)]
+GROUPS: list[Group] = [
+    aligned_group(engine, size) for size in SIZES for engine in range(0, ENGINES, size)
+]
 BLOCKS = 40
 
 
@@ -30,7 +34,9 @@ def check_pull(workers: Workers, source: Group, target: Group, tokens: range, se
     new = {engine: [free[engine].pop() for _ in range(counts[1])] for engine in target}
     for place in product(source, range(model.devices)):
         rank = workers.rank(old_size, place)
-        workers.memories[place].write(old_size, rank, old[place[0]], range(counts[0] * model.tokens(old_size)))
+        workers.memories[place].write(
+            old_size, rank, old[place[0]], range(counts[0] * model.tokens(old_size))
+        )
     expected = {place: memory.values.copy() for place, memory in workers.memories.items()}
     tile = gcd(model.tokens(old_size), model.tokens(new_size))
     whole = range(tokens.start // tile * tile, -(-tokens.stop // tile) * tile)
@@ -45,10 +51,14 @@ def check_pull(workers: Workers, source: Group, target: Group, tokens: range, se
 
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4, 8])
-@pytest.mark.parametrize("kind", [Kind(), Kind(transposed=True, interleaved=True)], ids=["plain", "transposed"])
+@pytest.mark.parametrize(
+    "kind", [Kind(), Kind(transposed=True, interleaved=True)], ids=["plain", "transposed"]
+)
 def test_every_pair_of_groups(tmp_path: Path, devices: int, kv_heads: int, kind: Kind) -> None:
     """Where they overlap, engines read what is theirs; each has its own blocks."""
-    workers = Workers(str(tmp_path), Model(kv_heads, devices, layers=2, head_size=1, kind=kind), BLOCKS)
+    workers = Workers(
+        str(tmp_path), Model(kv_heads, devices, layers=2, head_size=1, kind=kind), BLOCKS
+    )
     for seed, (source, target) in enumerate(product(GROUPS, GROUPS)):
         start = Random(seed).choice([0, 3, 8])
         check_pull(workers, source, target, range(start, start + 1 + seed % 13), seed)
@@ -72,14 +82,18 @@ class Clock:
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize(("blocks", "counts"), [(300, [64, 1024]), (17, [64]), (5, [16]), (2, [4])])
 def test_pulls_are_measured(tmp_path: Path, devices: int, blocks: int, counts: list[int]) -> None:
-    """Into each lane, all workers at once, the fastest of three of each number of tokens; block 0 is not written."""
+    """Into each lane, all workers at once, the fastest of three of each number of tokens; block 0
+    is not written.
+    """
     workers = Workers(str(tmp_path), Model(2, devices, layers=1, head_size=1), blocks)
     before = {place: memory.values.copy() for place, memory in workers.memories.items()}
 
     def measured(worker: Any) -> list[MigrationRow]:
         slower = 0.01 * worker.engine
         times = [[0.3, 0.1 + slower, 0.2], [0.5 + slower, 0.6, 0.7]][: len(counts)]
-        return measure(worker, Clock([seconds for _ in SIZES for each in times for seconds in each]))
+        return measure(
+            worker, Clock([seconds for _ in SIZES for each in times for seconds in each])
+        )
 
     found = workers.on_all(measured)
     for (engine, _), rows in zip(workers.places, found, strict=True):
@@ -89,7 +103,9 @@ def test_pulls_are_measured(tmp_path: Path, devices: int, blocks: int, counts: l
     assert workers.barriers == 2 * REPETITIONS * len(SIZES) * len(counts)
     for place, memory in workers.memories.items():
         np.testing.assert_array_equal(memory.values[: memory.page], before[place][: memory.page])
-        assert place[0] < 2 or (memory.values != before[place]).any()  # the first two may get back what was theirs
+        assert (
+            place[0] < 2 or (memory.values != before[place]).any()
+        )  # the first two may get back what was theirs
 
 
 def test_what_cannot_be_pulled_is_not_measured(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""Workers of four engines, each over KV memory of its own that the others map; they meet as threads."""
+"""Workers of four engines, each over KV memory of its own that the others map; they meet as
+threads.
+"""
 
 import threading
 from collections.abc import Callable
@@ -18,7 +20,9 @@ T = TypeVar("T")
 
 
 class Workers:
-    """All workers of a server, by engine and device; `barriers`: how often they have waited for each other."""
+    """All workers of a server, by engine and device; `barriers`: how often they have waited for
+    each other.
+    """
 
     def __init__(self, run_dir: str, model: Model, blocks: int) -> None:
         self.model = model

@@ -12,7 +12,9 @@ _METRIC = re.compile(r"(?<![\w:])[a-z_]+:[a-z0-9_]+")
 
 
 def expressions(path: Path) -> list[str]:
-    """All PromQL of panels and annotations, with Grafana's variables replaced as for all servers."""
+    """All PromQL of panels and annotations, with Grafana's variables replaced as for all
+    servers.
+    """
     board = json.loads(path.read_text(encoding="utf-8"))
     return [_filled(text) for text in _found(board, "expr")]
 

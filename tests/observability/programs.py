@@ -16,16 +16,23 @@ READY_S = 60.0
 
 
 def program(name: str) -> str:
-    """The path of `prometheus` or `promtool`; the test fails with what to install if it is not there."""
+    """The path of `prometheus` or `promtool`; the test fails with what to install if it is not
+    there.
+    """
     found = shutil.which(name)
     if found is None:
-        pytest.fail(f"{name} is not installed: apt-get install --no-install-recommends prometheus (see .ci/packages)")
+        pytest.fail(
+            f"{name} is not installed: apt-get install --no-install-recommends prometheus (see "
+            ".ci/packages)"
+        )
     return found
 
 
 def promtool(*arguments: str | Path) -> str:
     """Run promtool and return what it prints; the test fails with that if promtool does."""
-    done = subprocess.run([program("promtool"), *map(str, arguments)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [program("promtool"), *map(str, arguments)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -1,4 +1,6 @@
-"""The alert rules: by promtool with series as they may be, and by a real Prometheus that scrapes a live server."""
+"""The alert rules: by promtool with series as they may be, and by a real Prometheus that scrapes a
+live server.
+"""
 
 import re
 import threading
@@ -48,9 +50,16 @@ def test_every_alert_fires_when_it_should_and_not_before() -> None:
 
 
 def impatient(path: Path, port: int) -> Path:
-    """Our example for another port, scraping every second; the rules with 2 s in place of all times in them."""
+    """Our example for another port, scraping every second; the rules with 2 s in place of all times
+    in them.
+    """
     text = ALERTS.read_text(encoding="utf-8")
-    text = re.sub(r"(_seconds) > \d+$", r"\1 > 2", re.sub(r"for: \d+[sm]$", "for: 2s", text, flags=re.M), flags=re.M)
+    text = re.sub(
+        r"(_seconds) > \d+$",
+        r"\1 > 2",
+        re.sub(r"for: \d+[sm]$", "for: 2s", text, flags=re.M),
+        flags=re.M,
+    )
     (path / "alerts.yml").write_text(text, encoding="utf-8")
     changed = {name for name, rule in rules(path / "alerts.yml").items() if rule != rules()[name]}
     assert changed >= {"FlyingServerDown", "FlyingEngineSilent", "FlyingTaskPoolTooOld"}
@@ -63,7 +72,12 @@ def impatient(path: Path, port: int) -> Path:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    flags = ("--policy=auto", "--max-num-seqs=1", "--collective-timeout-s=240", "--engine-timeout-s=240")
+    flags = (
+        "--policy=auto",
+        "--max-num-seqs=1",
+        "--collective-timeout-s=240",
+        "--engine-timeout-s=240",
+    )
     with Server("llama", 2, *flags) as live:
         yield live
 
@@ -74,9 +88,15 @@ def prometheus(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield live
 
 
-def complete(server: Server, seed: int, max_tokens: int, over: threading.Event | None = None) -> int:
+def complete(
+    server: Server, seed: int, max_tokens: int, over: threading.Event | None = None
+) -> int:
     """The status of a completion; with `over`, of a stream that its client leaves then."""
-    body: dict[str, Any] = {"model": server.model, "prompt": tokens(seed, 50), "stream": over is not None}
+    body: dict[str, Any] = {
+        "model": server.model,
+        "prompt": tokens(seed, 50),
+        "stream": over is not None,
+    }
     body |= {"max_tokens": max_tokens, "ignore_eos": True}
     with server.http.stream("POST", "/v1/completions", json=body) as answer:
         for _ in answer.iter_lines():
@@ -88,7 +108,9 @@ def complete(server: Server, seed: int, max_tokens: int, over: threading.Event |
 @pytest.mark.server
 def test_prometheus_scrapes_every_metric(server: Server, prometheus: Prometheus) -> None:
     """All that have samples from the start; a switch there need not have been yet."""
-    wait_until(lambda: prometheus.query('up{job="flying-serving"} == 1'), lambda: prometheus.query("up"))
+    wait_until(
+        lambda: prometheus.query('up{job="flying-serving"} == 1'), lambda: prometheus.query("up")
+    )
     complete(server, 1, 10)
 
     def names() -> set[str]:
@@ -116,12 +138,15 @@ def test_prometheus_answers_every_expression_of_the_dashboard(prometheus: Promet
 
 @pytest.mark.server
 def test_an_old_request_in_the_pool_fires(server: Server, prometheus: Prometheus) -> None:
-    """Two engines with one slot each have six long requests: the last waits until the alert fires and all leave."""
+    """Two engines with one slot each have six long requests: the last waits until the alert fires
+    and all leave.
+    """
     fired = threading.Event()
     with ThreadPoolExecutor(6) as threads:
         asked = [threads.submit(complete, server, seed, 1900, fired) for seed in range(2, 8)]
         wait_until(
-            lambda: "FlyingTaskPoolTooOld" in prometheus.firing(), lambda: prometheus.query("flying:pool_requests")
+            lambda: "FlyingTaskPoolTooOld" in prometheus.firing(),
+            lambda: prometheus.query("flying:pool_requests"),
         )
         labels = prometheus.firing()["FlyingTaskPoolTooOld"]
         fired.set()
@@ -174,7 +199,9 @@ def test_a_lost_engine_fires_and_has_no_gauges(server: Server, prometheus: Prome
 
 
 @pytest.mark.server
-def test_an_engine_that_is_lost_again_and_again_fires(server: Server, prometheus: Prometheus) -> None:
+def test_an_engine_that_is_lost_again_and_again_fires(
+    server: Server, prometheus: Prometheus
+) -> None:
     """Two more times after the test before."""
     for _ in range(2):
         kill(server, 1)

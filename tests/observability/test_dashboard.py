@@ -1,4 +1,6 @@
-"""The Grafana dashboard by structure: what Grafana needs to load it, and PromQL that Prometheus' own parser takes."""
+"""The Grafana dashboard by structure: what Grafana needs to load it, and PromQL that Prometheus'
+own parser takes.
+"""
 
 import json
 import re
@@ -16,7 +18,9 @@ from tests.observability.programs import promtool
 
 SCHEMA = Path(__file__).with_name("dashboard.schema.json")
 SERIES = {
-    f"{f.name}{part}" for f in TABLE for part in (("_bucket", "_sum", "_count") if f.kind == "histogram" else ("",))
+    f"{f.name}{part}"
+    for f in TABLE
+    for part in (("_bucket", "_sum", "_count") if f.kind == "histogram" else ("",))
 }
 BOARD: dict[str, Any] = json.loads(DASHBOARD.read_text(encoding="utf-8"))
 
@@ -60,7 +64,9 @@ def test_variables_that_are_used_are_defined() -> None:
 
 @pytest.mark.parametrize("expression", [*expressions(DASHBOARD), *variable_queries(DASHBOARD)])
 def test_expressions_name_metrics_that_exist(expression: str) -> None:
-    """Ours are all in the table; those of vLLM are compared with a server in `tests/server/test_metrics.py`."""
+    """Ours are all in the table; those of vLLM are compared with a server in
+    `tests/server/test_metrics.py`.
+    """
     named = metrics_in(expression)
     assert named
     assert {name for name in named if not name.startswith("vllm:")} - SERIES == set()
@@ -76,5 +82,7 @@ def test_every_metric_is_on_the_dashboard() -> None:
 def test_prometheus_parses_every_expression(tmp_path: Path) -> None:
     rules = [{"record": f"dashboard:{i}", "expr": e} for i, e in enumerate(expressions(DASHBOARD))]
     path = tmp_path / "rules.yml"
-    path.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}), encoding="utf-8")
+    path.write_text(
+        yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}), encoding="utf-8"
+    )
     assert f"{len(rules)} rules found" in promtool("check", "rules", path)

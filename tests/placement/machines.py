@@ -6,8 +6,12 @@ from pathlib import Path
 from flying_serving.placement.topology import Cpu, Topology, format_cpus
 
 
-def machine(*cores_of_nodes: int, threads_per_core: int = 1, quota_cpus: float | None = None) -> Topology:
-    """As Linux numbers CPUs: the first thread of every core, node by node, then the second threads."""
+def machine(
+    *cores_of_nodes: int, threads_per_core: int = 1, quota_cpus: float | None = None
+) -> Topology:
+    """As Linux numbers CPUs: the first thread of every core, node by node, then the second
+    threads.
+    """
     nodes = [node for node, cores in enumerate(cores_of_nodes) for _ in range(cores)]
     cpus = tuple(
         Cpu(thread * len(nodes) + core, core, node)
@@ -27,7 +31,8 @@ def write(root: Path, files: Mapping[str, str]) -> None:
 
 def write_topology(root: Path, topology: Topology) -> None:
     """Write what the kernel of such a machine says of its CPUs and memory."""
-    files = {"proc/self/status": f"Name:\tpython\nMems_allowed_list:\t{format_cpus(topology.memory_nodes)}"}
+    nodes = format_cpus(topology.memory_nodes)
+    files = {"proc/self/status": f"Name:\tpython\nMems_allowed_list:\t{nodes}"}
     for cpu in topology.cpus:
         siblings = format_cpus(other.number for other in topology.cpus if other.core == cpu.core)
         files[f"sys/devices/system/cpu/cpu{cpu.number}/topology/thread_siblings_list"] = siblings

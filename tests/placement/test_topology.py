@@ -73,7 +73,17 @@ def test_a_machine_without_numa_is_one_node(tmp_path: Path) -> None:
             8.0,
         ),
     ],
-    ids=["none", "v2 root", "v2 max", "v2", "v2 nested", "v2 above", "v1", "v1 no limit", "v1 outside path"],
+    ids=[
+        "none",
+        "v2 root",
+        "v2 max",
+        "v2",
+        "v2 nested",
+        "v2 above",
+        "v1",
+        "v1 no limit",
+        "v1 outside path",
+    ],
 )
 def test_the_tightest_quota_of_either_version_counts(
     tmp_path: Path, files: dict[str, str], quota_cpus: float | None
@@ -83,16 +93,24 @@ def test_the_tightest_quota_of_either_version_counts(
 
 
 @pytest.mark.parametrize(
-    ("quota_cpus", "usable"), [(None, 8), (0.5, 1), (2.5, 2), (100.0, 8)], ids=["none", "half", "some", "more"]
+    ("quota_cpus", "usable"),
+    [(None, 8), (0.5, 1), (2.5, 2), (100.0, 8)],
+    ids=["none", "half", "some", "more"],
 )
-def test_usable_cores_are_whole_ones_within_the_quota(quota_cpus: float | None, usable: int) -> None:
+def test_usable_cores_are_whole_ones_within_the_quota(
+    quota_cpus: float | None, usable: int
+) -> None:
     assert machine(8, threads_per_core=2, quota_cpus=quota_cpus).usable_cores == usable
 
 
 @pytest.mark.parametrize(
-    ("quota_cpus", "usable"), [(None, 16), (0.5, 0.5), (12.5, 12.5), (100.0, 16)], ids=["none", "half", "some", "more"]
+    ("quota_cpus", "usable"),
+    [(None, 16), (0.5, 0.5), (12.5, 12.5), (100.0, 16)],
+    ids=["none", "half", "some", "more"],
 )
-def test_usable_cpus_are_all_threads_of_cores_within_the_quota(quota_cpus: float | None, usable: float) -> None:
+def test_usable_cpus_are_all_threads_of_cores_within_the_quota(
+    quota_cpus: float | None, usable: float
+) -> None:
     assert machine(8, threads_per_core=2, quota_cpus=quota_cpus).usable_cpus == usable
 
 
@@ -101,7 +119,9 @@ def test_vllm_finds_the_same_on_this_machine() -> None:
     from vllm.utils.torch_utils import _cgroup_cpu_limit
 
     found = read_topology()
-    assert [(cpu.number, cpu.node) for cpu in found.cpus] == [(cpu.id, cpu.numa_node) for cpu in get_allowed_cpu_list()]
+    assert [(cpu.number, cpu.node) for cpu in found.cpus] == [
+        (cpu.id, cpu.numa_node) for cpu in get_allowed_cpu_list()
+    ]
     assert len(found.cores) == len({cpu.physical_core for cpu in get_allowed_cpu_list()})
     assert list(found.memory_nodes) == get_visible_memory_node()
     assert found.quota_cpus == _cgroup_cpu_limit()

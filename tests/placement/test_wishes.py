@@ -1,4 +1,6 @@
-"""Variables that vLLM's CPU users set: honoured, or refused with the variable, its value and what is allowed."""
+"""Variables that vLLM's CPU users set: honoured, or refused with the variable, its value and what
+is allowed.
+"""
 
 import os
 import re
@@ -34,7 +36,10 @@ def test_threads_of_the_outermost_region_count() -> None:
     assert read_wishes({"OMP_NUM_THREADS": "4,2"}).threads == 4
 
 
-LISTS = "must be 'auto', 'nobind' or 2 lists of CPUs with | between for each device of each engine, like 0-3,8"
+LISTS = (
+    "must be 'auto', 'nobind' or 2 lists of CPUs with | between for each device of each "
+    "engine, like 0-3,8"
+)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +50,10 @@ LISTS = "must be 'auto', 'nobind' or 2 lists of CPUs with | between for each dev
         ({BIND: "all"}, f"{BIND}='all': 'all' is not a list like 0-3,8; {LISTS}"),
         ({BIND: ""}, f"{BIND}='': '' is not a list like 0-3,8; {LISTS}"),
         ({BIND: "3-1|4"}, f"{BIND}='3-1|4': '3-1' does not ascend; {LISTS}"),
-        ({BIND: "0-3|4-9"}, f"{BIND}='0-3|4-9': CPU 8 is not one of those that this process may use, 0-7"),
+        (
+            {BIND: "0-3|4-9"},
+            f"{BIND}='0-3|4-9': CPU 8 is not one of those that this process may use, 0-7",
+        ),
         ({"OMP_NUM_THREADS": "0"}, "OMP_NUM_THREADS='0': must be a whole number from 1"),
         ({"OMP_NUM_THREADS": "x,2"}, "OMP_NUM_THREADS='x,2': must be a whole number from 1"),
         ({"OMP_NUM_THREADS": "many"}, "OMP_NUM_THREADS='many': must be a whole number from 1"),
@@ -71,7 +79,9 @@ LISTS = "must be 'auto', 'nobind' or 2 lists of CPUs with | between for each dev
         ),
     ],
 )
-def test_a_wish_that_cannot_be_satisfied_is_one_line(variables: dict[str, str], message: str) -> None:
+def test_a_wish_that_cannot_be_satisfied_is_one_line(
+    variables: dict[str, str], message: str
+) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         plan(machine(8), read_wishes(variables), engines=2, devices=1)
 
@@ -83,12 +93,18 @@ COMMON = f"as it would bind all engines to the same cores; {BIND} gives each its
     ("variables", "message"),
     [
         ({"OMP_PROC_BIND": "true"}, f"OMP_PROC_BIND='true': must be unset or 'false', {COMMON}"),
-        ({"OMP_PROC_BIND": "close,spread"}, f"OMP_PROC_BIND='close,spread': must be unset or 'false', {COMMON}"),
+        (
+            {"OMP_PROC_BIND": "close,spread"},
+            f"OMP_PROC_BIND='close,spread': must be unset or 'false', {COMMON}",
+        ),
         ({"OMP_PLACES": "cores"}, f"OMP_PLACES='cores': must be unset, {COMMON}"),
         ({"GOMP_CPU_AFFINITY": "0-3"}, f"GOMP_CPU_AFFINITY='0-3': must be unset, {COMMON}"),
         ({"GOMP_CPU_AFFINITY": ""}, f"GOMP_CPU_AFFINITY='': must be unset, {COMMON}"),
         ({"KMP_AFFINITY": "compact"}, f"KMP_AFFINITY='compact': must be unset, {COMMON}"),
-        ({"OMP_PROC_BIND": "false", "KMP_AFFINITY": "compact"}, f"KMP_AFFINITY='compact': must be unset, {COMMON}"),
+        (
+            {"OMP_PROC_BIND": "false", "KMP_AFFINITY": "compact"},
+            f"KMP_AFFINITY='compact': must be unset, {COMMON}",
+        ),
     ],
 )
 @pytest.mark.parametrize("bind", ["auto", "nobind", "0-3|4-7"])
@@ -122,14 +138,22 @@ def test_variables_of_openmp_that_bind_nothing_are_allowed(variables: dict[str, 
         {"OMP_PROC_BIND": "FALSE", "OMP_PLACES": "{0}", "GOMP_CPU_AFFINITY": "0"},
     ],
 )
-def test_torch_narrows_the_affinity_by_no_variable_that_is_allowed(variables: dict[str, str]) -> None:
+def test_torch_narrows_the_affinity_by_no_variable_that_is_allowed(
+    variables: dict[str, str],
+) -> None:
     """By those that are refused it does, where there is more than one CPU."""
-    code = "import os; before = os.sched_getaffinity(0); import torch; print(before == os.sched_getaffinity(0))"
-    # vLLM, where other tests have imported it, sets variables of OpenMP and preloads another library of it
+    code = (
+        "import os; before = os.sched_getaffinity(0); import torch; print(before == "
+        "os.sched_getaffinity(0))"
+    )
+    # vLLM, where other tests have imported it, sets variables of OpenMP and preloads another
+    # library of it
     of_openmp = ("OMP_", "GOMP_", "KMP_", "LD_PRELOAD")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(of_openmp)}
     environment = kept | variables | {"OMP_NUM_THREADS": "2"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
     try:
         read_wishes(variables)
     except ConfigError:
@@ -144,5 +168,7 @@ def test_fewer_memory_nodes_than_devices_are_shared() -> None:
 
 
 def test_more_simulated_nodes_than_cores_are_refused() -> None:
-    with pytest.raises(ConfigError, match="VLLM_CPU_SIM_MULTI_NUMA=1: 4 simulated nodes need 4 cores"):
+    with pytest.raises(
+        ConfigError, match="VLLM_CPU_SIM_MULTI_NUMA=1: 4 simulated nodes need 4 cores"
+    ):
         plan(machine(2), Wishes(simulated=True), engines=4, devices=1)

@@ -10,7 +10,8 @@ Costs = Mapping[int, StepCost]
 
 
 def costs(sizes: tuple[int, ...] = (1, 2), fixed: float = 0.7, rest: float = 0.6) -> Costs:
-    """By group size: `fixed` times one engine's per step, and `rest` times for what is in it at each doubling.
+    """By group size: `fixed` times one engine's per step, and `rest` times for what is in it at
+    each doubling.
 
     As they are, groups are faster for one request and do less per second than their engines apart.
     """

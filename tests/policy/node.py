@@ -2,7 +2,8 @@
 
 import random
 
-from flying_lab.sim.cluster import Clock, ClusterShape, Options
+from flying_lab.sim.clock import Clock
+from flying_lab.sim.cluster import ClusterShape, Options
 from flying_lab.sim.node import SimNode, System
 from flying_lab.sim.requests import SimStep
 from flying_lab.workload.model import Request
@@ -28,14 +29,25 @@ def arrivals(rate: float, seconds: float, seed: int = 1, begin_s: float = 0.0) -
 
 
 def serve(
-    policy: str, lanes: Costs, requests: list[Request], engines: int = 2, objective: Objective = OBJECTIVE
+    policy: str,
+    lanes: Costs,
+    requests: list[Request],
+    engines: int = 2,
+    objective: Objective = OBJECTIVE,
 ) -> SimNode:
-    """Let a server run until everything is done; it was idle for some seconds when the first request came."""
+    """Let a server run until everything is done; it was idle for some seconds when the first
+    request came.
+    """
     sizes = tuple(lanes)
     capacity = Capacity.of(sizes, BLOCKS, 32, 1, 8)
-    chosen = Settings(engines, capacity, POLICIES[policy], Limits(MAX_NUM_SEQS, MAX_BATCHED_TOKENS), objective)
+    chosen = Settings(
+        engines, capacity, POLICIES[policy], Limits(MAX_NUM_SEQS, MAX_BATCHED_TOKENS), objective
+    )
     shape = ClusterShape(
-        engines, BLOCKS, {size: 32 * size for size in sizes}, Options(MAX_NUM_SEQS, MAX_BATCHED_TOKENS)
+        engines,
+        BLOCKS,
+        {size: 32 * size for size in sizes},
+        Options(MAX_NUM_SEQS, MAX_BATCHED_TOKENS),
     )
 
     def step_s(size: int, plan: SimStep) -> float:

@@ -15,10 +15,15 @@ QUIET = Work(0.05, 300.0, 60.0, 0.0)
 BUSY = Work(12.0, 300.0, 60.0, 40.0)
 
 
-def lanes_of(lanes: Costs, migrations: Mapping[int, MigrationCost] | None = None) -> dict[int, LaneFigures]:
+def lanes_of(
+    lanes: Costs, migrations: Mapping[int, MigrationCost] | None = None
+) -> dict[int, LaneFigures]:
     """Return lanes with these costs, and the cost of migrating KV within them."""
     known = migrations or {}
-    return {size: LaneFigures(cost, 64, 20_000 * size, 512, known.get(size)) for size, cost in lanes.items()}
+    return {
+        size: LaneFigures(cost, 64, 20_000 * size, 512, known.get(size))
+        for size, cost in lanes.items()
+    }
 
 
 def load(requests: int, left: float = 40.0, context: float = 400.0, prefill: int = 0) -> GroupLoad:
@@ -26,7 +31,9 @@ def load(requests: int, left: float = 40.0, context: float = 400.0, prefill: int
     return GroupLoad(requests, left, 2 * left, context, prefill)
 
 
-def decide(policy: str | Policy, shot: Snapshot, objective: Objective = OBJECTIVE) -> Decision | None:
+def decide(
+    policy: str | Policy, shot: Snapshot, objective: Objective = OBJECTIVE
+) -> Decision | None:
     """Return the change that a policy makes, or None if the layout stays."""
     decision = (POLICIES[policy] if isinstance(policy, str) else policy).decide(shot, objective)
     return decision if decision is not None and decision.is_made else None

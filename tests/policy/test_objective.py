@@ -28,15 +28,22 @@ def chosen(shot: Snapshot, objective: Objective) -> Layout:
 def test_a_ttft_target_chooses_the_layout_that_meets_it(rate: float, layout: Layout) -> None:
     """Without one the layout with the least latency is chosen."""
     shot = snapshot(layout, Work(rate, 300.0, 60.0, 0.0), lanes=SOONER)
-    assert [chosen(shot, Objective(20.0, ttft_s=target_s)).widest for target_s in TARGETS_S] == [1, 2]
+    assert [chosen(shot, Objective(20.0, ttft_s=target_s)).widest for target_s in TARGETS_S] == [
+        1,
+        2,
+    ]
 
 
 def test_a_server_meets_a_ttft_target_more_often_if_it_has_one() -> None:
     """The same requests under the same controller; the whole answer takes longer then."""
     shares, whole_s = [], []
     for target_s in TARGETS_S:
-        node = serve("load", SOONER, arrivals(0.5, 300.0), objective=Objective(20.0, ttft_s=target_s))
-        shares.append(mean(r.first_token_s - r.arrival_s <= TARGETS_S[1] for r in node.outcome.ended))
+        node = serve(
+            "load", SOONER, arrivals(0.5, 300.0), objective=Objective(20.0, ttft_s=target_s)
+        )
+        shares.append(
+            mean(r.first_token_s - r.arrival_s <= TARGETS_S[1] for r in node.outcome.ended)
+        )
         whole_s.append(mean(r.end_s - r.arrival_s for r in node.outcome.ended))
     assert shares[1] > shares[0] + 0.1
     assert whole_s[1] > 1.1 * whole_s[0]
@@ -44,7 +51,9 @@ def test_a_server_meets_a_ttft_target_more_often_if_it_has_one() -> None:
 
 @pytest.mark.parametrize("running", [4, 8, 12])
 def test_a_switch_that_pays_off_late_needs_a_long_horizon(running: int) -> None:
-    """Requests that run stand in the way of more capacity: within a second too little is gained by it."""
+    """Requests that run stand in the way of more capacity: within a second too little is gained by
+    it.
+    """
     shot = snapshot(
         TOGETHER,
         Work(3.0, 300.0, 60.0, 0.0, running),

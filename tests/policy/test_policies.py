@@ -1,4 +1,6 @@
-"""Policies: what each of them changes and when, and that a load at the boundary makes none of them restless."""
+"""Policies: what each of them changes and when, and that a load at the boundary makes none of them
+restless.
+"""
 
 import math
 from dataclasses import replace
@@ -23,7 +25,9 @@ from tests.policy.test_switching import situations
 
 NARROW, PAIRS, WIDE = (Layout.uniform(4, size) for size in SIZES)
 LAYOUTS = Layout.all(4, SIZES)
-LONG, LONGER = (Need(size, urgent=False, reason=f"context: a request needs {size} engines") for size in (2, 4))
+LONG, LONGER = (
+    Need(size, urgent=False, reason=f"context: a request needs {size} engines") for size in (2, 4)
+)
 URGENT = Need(2, urgent=True, reason="priority: 1 urgent requests")
 NEEDS = st.lists(st.sampled_from([LONG, LONGER, URGENT]), max_size=2, unique=True)
 
@@ -52,7 +56,9 @@ def test_a_layout_that_is_better_at_everything_is_kept_under_every_load() -> Non
     for fixed, rest, best in ((0.6, 0.4, together), (1.5, 1.3, apart)):
         for work in (QUIET, replace(QUIET, rate=2.0), replace(BUSY, rate=6.0)):
             for layout in (apart, together):
-                assert chosen("auto", snapshot(layout, work, lanes=costs((1, 2), fixed, rest))) == best
+                assert (
+                    chosen("auto", snapshot(layout, work, lanes=costs((1, 2), fixed, rest))) == best
+                )
 
 
 @pytest.mark.parametrize("policy", ["static-dp", "static-tp", "split", "manual"])
@@ -78,7 +84,9 @@ def test_what_is_left_behind_stays_while_an_urgent_request_runs(
 
 
 def test_streams_migrate_and_prompts_end_where_they_began() -> None:
-    """A group computes a prompt sooner than one engine, and what streams is woven in at everybody's cost."""
+    """A group computes a prompt sooner than one engine, and what streams is woven in at everybody's
+    cost.
+    """
     migrations = {4: MigrationCost(0.01, 2e-5)}
     prompt, stream = GroupLoad(1, 5.0, 10.0, 2000.0, 2000, 1), GroupLoad(1, 100.0, 200.0, 2000.0)
     prompts, streams = replace(QUIET, begun=7.0), replace(BUSY, running=1.0)
@@ -89,7 +97,11 @@ def test_streams_migrate_and_prompts_end_where_they_began() -> None:
 
 def test_the_fixed_policies_have_a_size() -> None:
     """The least and the largest; all others may change."""
-    pinned = {name: policy.pinned_size([1, 2, 4]) for name, policy in POLICIES.items() if policy.pinned_size}
+    pinned = {
+        name: policy.pinned_size([1, 2, 4])
+        for name, policy in POLICIES.items()
+        if policy.pinned_size
+    }
     assert pinned == {"static-dp": 1, "static-tp": 4, "split": 1}
 
 
@@ -106,18 +118,26 @@ def test_needs_are_met_by_those_that_know_them() -> None:
 
 
 def test_no_more_engines_than_needed_are_bound_under_load() -> None:
-    """One group of two for a long request, the others go on alone; which two depends on the running requests."""
+    """One group of two for a long request, the others go on alone; which two depends on the running
+    requests.
+    """
     loads = {(0,): load(20), (1,): load(20)}
     layout = chosen("auto", snapshot(NARROW, BUSY, loads, [LONG]))
     assert sorted(map(len, layout.groups)) == [1, 1, 2]
     assert chosen("auto", snapshot(NARROW, BUSY, needs=[LONGER])) == WIDE
 
 
-@pytest.mark.parametrize(("work", "way"), [(Work(0.0, 300.0, 60.0, 1.0), "sequential"), (BUSY, "migrate")])
+@pytest.mark.parametrize(
+    ("work", "way"), [(Work(0.0, 300.0, 60.0, 1.0), "sequential"), (BUSY, "migrate")]
+)
 def test_a_long_prompt_does_not_make_everyone_else_wait(work: Work, way: str) -> None:
-    """Alone it lets what is nearly done end first; if others wait and come, that would cost more than moving it."""
+    """Alone it lets what is nearly done end first; if others wait and come, that would cost more
+    than moving it.
+    """
     loads = {(0,): load(6, 3.0), (1,): load(6, 3.0)}
-    shot = snapshot(Layout.uniform(2, 1), work, loads, [LONG], migrations={2: MigrationCost(0.02, 3e-5)})
+    shot = snapshot(
+        Layout.uniform(2, 1), work, loads, [LONG], migrations={2: MigrationCost(0.02, 3e-5)}
+    )
     decision = decide("auto", shot)
     assert decision is not None
     assert (decision.layout, decision.mode) == (Layout.uniform(2, 2), way)
@@ -135,26 +155,43 @@ def test_a_group_stays_as_long_as_somebody_needs_it(policy: str, need: Need) -> 
 
 
 @pytest.mark.parametrize("policy", ["auto", "context"])
-@pytest.mark.parametrize(("rest", "best"), [(0.7, Layout.uniform(2, 2)), (0.95, Layout.uniform(2, 1))])
-def test_a_group_is_kept_for_who_needs_it_where_that_costs_less(policy: str, rest: float, best: Layout) -> None:
-    """Others share its steps meanwhile; not where the group does so much less than its engines apart."""
+@pytest.mark.parametrize(
+    ("rest", "best"), [(0.7, Layout.uniform(2, 2)), (0.95, Layout.uniform(2, 1))]
+)
+def test_a_group_is_kept_for_who_needs_it_where_that_costs_less(
+    policy: str, rest: float, best: Layout
+) -> None:
+    """Others share its steps meanwhile; not where the group does so much less than its engines
+    apart.
+    """
     together = Layout.uniform(2, 2)
     lanes, migrations = costs((1, 2), 1.2, rest), {2: MigrationCost(0.002, 1e-6)}
     work = Work(2.0, 300.0, 60.0, 2.0, running=8.0)
     long = GroupLoad(1, 60.0, 60.0, 2000.0)
     held = snapshot(
-        together, work, {(0, 1): replace(load(8), by_least_size={2: long})}, lanes=lanes, migrations=migrations
+        together,
+        work,
+        {(0, 1): replace(load(8), by_least_size={2: long})},
+        lanes=lanes,
+        migrations=migrations,
     )
     assert chosen(policy, held) == best
     assert chosen(policy, replace(held, loads={(0, 1): load(8)})) == Layout.uniform(2, 1)
 
 
 @settings(max_examples=300)
-@given(situation=situations(), needs=NEEDS, name=st.sampled_from(sorted(POLICIES)), promised=st.floats(0, 50))
+@given(
+    situation=situations(),
+    needs=NEEDS,
+    name=st.sampled_from(sorted(POLICIES)),
+    promised=st.floats(0, 50),
+)
 def test_decisions_are_to_another_layout_and_say_why(
     situation: tuple[Snapshot, Layout], needs: list[Need], name: str, promised: float
 ) -> None:
-    """The cheapest way is taken; a switch for load gains more than it costs, one for a need meets it."""
+    """The cheapest way is taken; a switch for load gains more than it costs, one for a need meets
+    it.
+    """
     policy = POLICIES[name]
     shot = replace(situation[0], needs=needs, promised=promised)
     decision = decide(name, shot)
@@ -214,9 +251,17 @@ def test_a_decision_for_a_need_shows_the_layouts_that_meet_it() -> None:
 
 
 @settings(max_examples=200)
-@given(situation=situations(), needs=NEEDS, name=st.sampled_from(["auto", "load", "priority", "context"]))
-def test_a_switch_is_not_taken_back_at_once(situation: tuple[Snapshot, Layout], needs: list[Need], name: str) -> None:
-    """Seen from the new layout with the same work, it is right, and stays so until something else comes."""
+@given(
+    situation=situations(),
+    needs=NEEDS,
+    name=st.sampled_from(["auto", "load", "priority", "context"]),
+)
+def test_a_switch_is_not_taken_back_at_once(
+    situation: tuple[Snapshot, Layout], needs: list[Need], name: str
+) -> None:
+    """Seen from the new layout with the same work, it is right, and stays so until something else
+    comes.
+    """
     shot = replace(situation[0], needs=needs)
     for _ in range(4):
         decision = decide(name, shot)
@@ -228,7 +273,9 @@ def test_a_switch_is_not_taken_back_at_once(situation: tuple[Snapshot, Layout], 
 
 
 @given(situation=situations(), promised=st.floats(0, 50))
-def test_promised_gains_never_make_another_switch_easier(situation: tuple[Snapshot, Layout], promised: float) -> None:
+def test_promised_gains_never_make_another_switch_easier(
+    situation: tuple[Snapshot, Layout], promised: float
+) -> None:
     """What is decided after some switches would be decided without them, too."""
     shot = situation[0]
     after = decide("load", replace(shot, promised=promised))
@@ -242,7 +289,9 @@ def test_promised_gains_never_make_another_switch_easier(situation: tuple[Snapsh
 def test_a_load_around_the_crossover_makes_few_switches(rate: float) -> None:
     """Five minutes of arrivals at random: at most two switches a minute."""
     node = serve("auto", costs(fixed=0.5, rest=0.65), arrivals(rate, 300.0, begin_s=5.0))
-    during = [switch for switch in node.controller.state.switches.kept if 5.0 < switch.decided_s < 305.0]
+    during = [
+        switch for switch in node.controller.state.switches.kept if 5.0 < switch.decided_s < 305.0
+    ]
     assert len(during) <= 10
 
 
@@ -261,10 +310,16 @@ def test_the_loads_above_are_around_the_crossover() -> None:
 
 @pytest.mark.parametrize("count", [30, 100])
 def test_a_burst_is_answered_within_two_steps(count: int) -> None:
-    """From idle, and the server was wide: the engines work apart after the step under way and at most one more."""
+    """From idle, and the server was wide: the engines work apart after the step under way and at
+    most one more.
+    """
     lanes = costs(fixed=0.5, rest=0.65)
-    node = serve("auto", lanes, [Request(number, 10.0 + 0.001 * number, 300, 60) for number in range(count)])
-    first = next(switch for switch in node.controller.state.switches.kept if switch.decided_s >= 10.0)
+    node = serve(
+        "auto", lanes, [Request(number, 10.0 + 0.001 * number, 300, 60) for number in range(count)]
+    )
+    first = next(
+        switch for switch in node.controller.state.switches.kept if switch.decided_s >= 10.0
+    )
     assert first.new == Layout.uniform(2, 1)
     assert first.cutover_ms is not None
     longest_s = lanes[2].step_s(512, 0, 0)
@@ -291,7 +346,9 @@ def test_a_wide_layout_that_is_worse_is_left_however_few_run(policy: str, runnin
     wide = Layout.uniform(2, 2)
     loads = {wide.groups[0]: load(running)} if running else {}
     work = replace(QUIET, rate=0.5, running=float(running))
-    assert chosen(policy, snapshot(wide, work, loads, lanes=costs((1, 2), 1.5, 1.3))) == Layout.uniform(2, 1)
+    assert chosen(
+        policy, snapshot(wide, work, loads, lanes=costs((1, 2), 1.5, 1.3))
+    ) == Layout.uniform(2, 1)
 
 
 def test_a_lone_request_stays_in_its_group_where_that_is_better() -> None:
@@ -299,7 +356,12 @@ def test_a_lone_request_stays_in_its_group_where_that_is_better() -> None:
     work = replace(BUSY, rate=0.5, prompt_tokens=15_000.0, waiting=0.0, running=1.0)
     loads = {WIDE.groups[0]: load(1, context=15_000.0, prefill=15_000)}
     assert chosen("auto", snapshot(WIDE, work, loads)) == WIDE
-    assert chosen("auto", snapshot(WIDE, replace(BUSY, rate=6.0, running=6.0), {WIDE.groups[0]: load(6)})) != WIDE
+    assert (
+        chosen(
+            "auto", snapshot(WIDE, replace(BUSY, rate=6.0, running=6.0), {WIDE.groups[0]: load(6)})
+        )
+        != WIDE
+    )
 
 
 @pytest.mark.parametrize("policy", ["auto", "context"])

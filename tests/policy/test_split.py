@@ -84,10 +84,14 @@ def test_a_long_prompt_is_divided_so_that_both_groups_finish_together() -> None:
 def test_the_group_that_has_more_to_do_gets_less() -> None:
     """As one has more prompts queued, or more requests that decode."""
     splits = [
-        plan(8192, 32, VirtualBatch(queued, 100, 1000, 200), BUSY, TERMS).split for queued in (14_000, 20_000, 26_000)
+        plan(8192, 32, VirtualBatch(queued, 100, 1000, 200), BUSY, TERMS).split
+        for queued in (14_000, 20_000, 26_000)
     ]
     assert splits[0] > splits[1] > splits[2]
-    splits = [plan(8192, 32, VirtualBatch(20_000, k, 1000, 200), BUSY, TERMS).split for k in (60, 100, 140)]
+    splits = [
+        plan(8192, 32, VirtualBatch(20_000, k, 1000, 200), BUSY, TERMS).split
+        for k in (60, 100, 140)
+    ]
     assert splits[0] > splits[1] > splits[2]
 
 

@@ -14,7 +14,9 @@ from flying_serving.predict.demand import MARGIN_TOKENS, Demand, Outputs, expect
 
 @given(lengths=st.lists(st.integers(1, 5000), min_size=1, max_size=200))
 def test_lengths_are_means_of_what_has_come(lengths: list[int]) -> None:
-    """Of all at first, of the last ones later; a typical length until there is one, which counts for a while."""
+    """Of all at first, of the last ones later; a typical length until there is one, which counts
+    for a while.
+    """
     demand = Demand((77.0, 77.0))
     assert (demand.prompt_tokens, demand.output_tokens) == (77.0, 77.0)
     for number, length in enumerate(lengths):
@@ -56,10 +58,19 @@ LENGTHS = {
 
 @pytest.mark.parametrize(
     ("lengths", "within", "longest_within"),
-    [("equal", 0.07, 0.1), ("even", 0.05, 0.06), ("exponential", 0.02, 0.02), ("heavy", 0.08, 0.45)],
+    [
+        ("equal", 0.07, 0.1),
+        ("even", 0.05, 0.06),
+        ("exponential", 0.02, 0.02),
+        ("heavy", 0.08, 0.45),
+    ],
 )
-def test_what_running_requests_still_get(lengths: str, within: float, longest_within: float) -> None:
-    """Of sixteen at a time, each replaced when it ends: as simulated; the longest of heavy tails is underestimated."""
+def test_what_running_requests_still_get(
+    lengths: str, within: float, longest_within: float
+) -> None:
+    """Of sixteen at a time, each replaced when it ends: as simulated; the longest of heavy tails is
+    underestimated.
+    """
     draw, drawn = random.Random(1), list[float]()
 
     def new() -> float:
@@ -80,11 +91,20 @@ def test_what_running_requests_still_get(lengths: str, within: float, longest_wi
             had.append(mean(got for _, got in running))
     outputs = Outputs(mean(drawn), mean(length**2 for length in drawn))
     assert mean(outputs.left(got) for got in had) == pytest.approx(mean(left), rel=within)
-    assert mean(outputs.longest(got, 16) for got in had) == pytest.approx(mean(longest), rel=longest_within)
+    assert mean(outputs.longest(got, 16) for got in had) == pytest.approx(
+        mean(longest), rel=longest_within
+    )
 
 
-@given(mean_tokens=st.floats(1, 1e4), spread=st.floats(1, 50), had=st.floats(0, 1e5), count=st.integers(1, 500))
-def test_somebody_who_runs_gets_a_token_at_least(mean_tokens: float, spread: float, had: float, count: int) -> None:
+@given(
+    mean_tokens=st.floats(1, 1e4),
+    spread=st.floats(1, 50),
+    had=st.floats(0, 1e5),
+    count=st.integers(1, 500),
+)
+def test_somebody_who_runs_gets_a_token_at_least(
+    mean_tokens: float, spread: float, had: float, count: int
+) -> None:
     """The longest of many gets no less than one of them does."""
     outputs = Outputs(mean_tokens, spread * mean_tokens**2)
     assert 1 <= outputs.left(had) <= outputs.longest(had, count)
@@ -125,9 +145,17 @@ SETTLED = 200
 
 @pytest.mark.parametrize(
     ("size", "low", "high", "most"),
-    [(1, 0.8, 1.25, 2.0), (2, 0.8, 1.25, 2.0), (4, 0.8, 1.25, 2.0), (8, 0.8, 1.4, 3.0), (32, 0.7, 1.7, 4.0)],
+    [
+        (1, 0.8, 1.25, 2.0),
+        (2, 0.8, 1.25, 2.0),
+        (4, 0.8, 1.25, 2.0),
+        (8, 0.8, 1.4, 3.0),
+        (32, 0.7, 1.7, 4.0),
+    ],
 )
-def test_even_events_of_one_request_per_second_are_no_burst(size: int, low: float, high: float, most: float) -> None:
+def test_even_events_of_one_request_per_second_are_no_burst(
+    size: int, low: float, high: float, most: float
+) -> None:
     """However many requests come together."""
     seen = rates(size, itertools.repeat(float(size)))
     assert low < median(seen) < high
@@ -138,15 +166,22 @@ def test_even_events_of_one_request_per_second_are_no_burst(size: int, low: floa
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(
     ("size", "low", "high", "most"),
-    [(1, 0.7, 1.4, 5.0), (2, 0.7, 1.4, 5.0), (4, 0.6, 1.6, 6.0), (8, 0.5, 2.0, 7.0), (32, 0.4, 2.5, 12.0)],
+    [
+        (1, 0.7, 1.4, 5.0),
+        (2, 0.7, 1.4, 5.0),
+        (4, 0.6, 1.6, 6.0),
+        (8, 0.5, 2.0, 7.0),
+        (32, 0.4, 2.5, 12.0),
+    ],
 )
 def test_events_at_random_are_as_uncertain_as_their_number(
     size: int, low: float, high: float, most: float, seed: int
 ) -> None:
-    """In a rate's usual 300 s come 300 / size events at 1 request/s: a rate known to a factor of 1 +- sqrt(size / 300).
+    """In a rate's usual 300 s come 300 / size events at 1 request/s: a rate known to a factor of 1
+    +- sqrt(size / 300).
 
-    A highest value over ten minutes is that of the shortest gaps: two events of 32 within seconds are a burst for a
-    while, as they would be for any estimate that notices one.
+    A highest value over ten minutes is that of the shortest gaps: two events of 32 within seconds
+    are a burst for a while, as they would be for any estimate that notices one.
     """
     draw = random.Random(seed)
     seen = rates(size, iter(lambda: draw.expovariate(1 / size), None))

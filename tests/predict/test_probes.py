@@ -10,24 +10,38 @@ COUNTS = st.integers(1, 100_000)
 
 
 @given(COUNTS, COUNTS, COUNTS)
-def test_probes_fit_and_each_kind_ascends(sequences: int, step_tokens: int, prompt_tokens: int) -> None:
+def test_probes_fit_and_each_kind_ascends(
+    sequences: int, step_tokens: int, prompt_tokens: int
+) -> None:
     found = probes(sequences, step_tokens, prompt_tokens)
     for kind in {probe.kind for probe in found}:
         tokens = [probe.tokens for probe in found if probe.kind == kind]
         assert tokens == sorted(set(tokens))
-        assert 0 < max(tokens) <= (min(step_tokens, prompt_tokens) if kind[0] else min(sequences, step_tokens))
+        assert (
+            0
+            < max(tokens)
+            <= (min(step_tokens, prompt_tokens) if kind[0] else min(sequences, step_tokens))
+        )
         assert kind[1] + (max(tokens) if kind[0] else 0) <= prompt_tokens
 
 
 def test_decoding_is_measured_with_little_context_and_with_much() -> None:
     """Else nothing tells what context costs."""
-    assert {probe.context_tokens for probe in probes(256, 8192, 9000) if not probe.is_prefill} == {16, 1024}
-    assert {probe.context_tokens for probe in probes(256, 8192, 500) if not probe.is_prefill} == {16, 500}
+    assert {probe.context_tokens for probe in probes(256, 8192, 9000) if not probe.is_prefill} == {
+        16,
+        1024,
+    }
+    assert {probe.context_tokens for probe in probes(256, 8192, 500) if not probe.is_prefill} == {
+        16,
+        500,
+    }
 
 
 def test_a_piece_of_a_prompt_is_measured_with_much_before_it() -> None:
     """Else nothing tells what long prompts cost."""
     for room, before in ((9000, 8192), (1000, 744), (2, 1)):
-        (piece,) = (probe for probe in probes(256, 8192, room) if probe.is_prefill and probe.context_tokens)
+        (piece,) = (
+            probe for probe in probes(256, 8192, room) if probe.is_prefill and probe.context_tokens
+        )
         step = Step.of_probe(1, 0.5, piece.tokens, piece.is_prefill, piece.context_tokens)
         assert (piece.context_tokens, step.prefill_pairs) == (before, before * step.prefill_tokens)

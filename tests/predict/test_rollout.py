@@ -1,4 +1,6 @@
-"""Rollouts: what they say comes close to what a simulated server does, and what is in the way costs."""
+"""Rollouts: what they say comes close to what a simulated server does, and what is in the way
+costs.
+"""
 
 import math
 from dataclasses import replace
@@ -22,7 +24,9 @@ SPANS = [(2.5, 1.0)] * 8
 
 def figures(size: int) -> LaneFigures:
     """Return what the simulated server's groups can do."""
-    return LaneFigures(costs(fixed=0.7, rest=0.65)[size], MAX_NUM_SEQS, BLOCKS * 32 * size, MAX_BATCHED_TOKENS)
+    return LaneFigures(
+        costs(fixed=0.7, rest=0.65)[size], MAX_NUM_SEQS, BLOCKS * 32 * size, MAX_BATCHED_TOKENS
+    )
 
 
 @pytest.mark.parametrize(("policy", "size"), [("static-dp", 1), ("static-tp", 2)])
@@ -36,12 +40,19 @@ def test_it_is_close_to_what_a_simulated_server_does(policy: str, size: int, rat
         first_s = sum(r.first_token_s - r.arrival_s for r in ended)
         found.append((first_s + sum(r.end_s - r.first_token_s for r in ended)) / len(ended))
     work = Work(rate, PROMPT, OUTPUT, 0.0)
-    predicted = forecast(figures(size), 2 // size, work, OBJECTIVE).request_seconds / (rate * OBJECTIVE.horizon_s)
+    predicted = forecast(figures(size), 2 // size, work, OBJECTIVE).request_seconds / (
+        rate * OBJECTIVE.horizon_s
+    )
     assert predicted == pytest.approx(mean(found), rel=0.2)
 
 
 @settings(max_examples=100)
-@given(rate=st.floats(0.1, 4), waiting=st.integers(0, 50), running=st.integers(0, 50), blocked_s=st.floats(0.1, 30))
+@given(
+    rate=st.floats(0.1, 4),
+    waiting=st.integers(0, 50),
+    running=st.integers(0, 50),
+    blocked_s=st.floats(0.1, 30),
+)
 def test_what_is_blocked_or_woven_or_lacks_memory_takes_longer(
     rate: float, waiting: int, running: int, blocked_s: float
 ) -> None:
@@ -60,7 +71,9 @@ def test_an_older_group_gets_as_much_time() -> None:
     """And a step of its own at least; on half of the engines it costs half as much."""
     assert Interference(woven_s=1.0, slice_s=0.01).cycle_s(0.05) == pytest.approx(0.1)
     assert Interference(woven_s=1.0, slice_s=0.2).cycle_s(0.05) == pytest.approx(0.25)
-    assert Interference(woven_s=1.0, slice_s=0.01, overlap=0.5).cycle_s(0.05) == pytest.approx(0.075)
+    assert Interference(woven_s=1.0, slice_s=0.01, overlap=0.5).cycle_s(0.05) == pytest.approx(
+        0.075
+    )
 
 
 def test_admitted_requests_stream_their_whole_output() -> None:
@@ -90,7 +103,9 @@ def test_a_group_runs_what_its_memory_holds() -> None:
 
 
 @given(target_s=st.floats(0.01, 10), sooner_s=st.floats(0.001, 100), later_s=st.floats(0.001, 100))
-def test_a_target_is_missed_the_more_the_later_it_is_met(target_s: float, sooner_s: float, later_s: float) -> None:
+def test_a_target_is_missed_the_more_the_later_it_is_met(
+    target_s: float, sooner_s: float, later_s: float
+) -> None:
     """As often as not if the target is what is predicted, and never without a target."""
     sooner_s, later_s = sorted((sooner_s, later_s))
     assert 0 <= miss(sooner_s, target_s) <= miss(later_s, target_s) <= 1

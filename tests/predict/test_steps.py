@@ -22,7 +22,9 @@ TRUTHS = st.builds(
 BATCHES = [(0, 1, 500), (0, 16, 8000), (0, 64, 60_000), (256, 4, 1000), (512, 8, 6000)]
 
 
-def traffic(truth: StepCost, count: int, seed: int, *, prompts: bool = True, size: int = 1) -> list[Step]:
+def traffic(
+    truth: StepCost, count: int, seed: int, *, prompts: bool = True, size: int = 1
+) -> list[Step]:
     """Return steps as they come in serving, with a tenth of noise."""
     draw = random.Random(seed)
     steps = []
@@ -42,7 +44,12 @@ def started(truth: StepCost, longest_tokens: int = 4096) -> list[Step]:
         for probe in probes(256, 4096, longest_tokens)
     ]
     return [
-        replace(s, duration_s=truth.step_s(s.prefill_tokens, s.sequences, s.context_tokens, s.prefill_pairs))
+        replace(
+            s,
+            duration_s=truth.step_s(
+                s.prefill_tokens, s.sequences, s.context_tokens, s.prefill_pairs
+            ),
+        )
         for s in probed
     ]
 
@@ -57,7 +64,9 @@ def model(steps: Iterable[Step], calibration: Iterable[Step] = ()) -> StepModel:
 
 
 def assert_close(found: StepCost, truth: StepCost, share: float, least_sequences: int = 0) -> None:
-    """Typical steps are predicted within that share; only those with prompts or so many requests, if asked for."""
+    """Typical steps are predicted within that share; only those with prompts or so many requests,
+    if asked for.
+    """
     for batch in (b for b in BATCHES if b[0] or b[1] >= least_sequences):
         assert found.step_s(*batch) == pytest.approx(truth.step_s(*batch), rel=share), batch
 
@@ -83,8 +92,12 @@ def test_the_calibration_of_a_start_is_enough(truth: StepCost) -> None:
 def test_the_first_tokens_of_a_step_may_cost_more(few: float, some: float, seed: int) -> None:
     """As where each needs experts of its own: of prompts as of decoding requests, up to so many."""
     truth = replace(ONE, few_token_s=few, some_token_s=some)
-    assert truth.step_s(0, SOME, 0) == pytest.approx(ONE.step_s(0, SOME, 0) + FEW * few + SOME * some)
-    assert truth.step_s(100, 0, 0) - truth.step_s(SOME, 0, 0) == pytest.approx(ONE.prefill_token_s * (100 - SOME))
+    assert truth.step_s(0, SOME, 0) == pytest.approx(
+        ONE.step_s(0, SOME, 0) + FEW * few + SOME * some
+    )
+    assert truth.step_s(100, 0, 0) - truth.step_s(SOME, 0, 0) == pytest.approx(
+        ONE.prefill_token_s * (100 - SOME)
+    )
     assert_close(model([], started(truth)).cost(1), truth, 0.05)
 
 
@@ -98,7 +111,9 @@ def test_what_traffic_does_not_show_stays_as_it_was_measured_at_the_start() -> N
 @settings(max_examples=30)
 @given(truth=TRUTHS, pair_s=st.floats(0, 1e-8))
 def test_a_start_tells_what_pieces_of_long_prompts_cost(truth: StepCost, pair_s: float) -> None:
-    """One with 8,192 tokens before it is measured, so that one with a million before it is known as well."""
+    """One with 8,192 tokens before it is measured, so that one with a million before it is known as
+    well.
+    """
     truth = replace(truth, prefill_pair_s=pair_s)
     found = model([], started(truth, 9000)).cost(1)
     for before in (0, 10_000, 1_000_000):
@@ -108,7 +123,9 @@ def test_a_start_tells_what_pieces_of_long_prompts_cost(truth: StepCost, pair_s:
 
 @pytest.mark.parametrize("more_s", [0.0, 0.0005, 0.002])
 def test_small_served_steps_correct_the_cost_of_large_ones(more_s: float) -> None:
-    """Each request that decodes takes so much more while serving; one to eight were seen at a time."""
+    """Each request that decodes takes so much more while serving; one to eight were seen at a
+    time.
+    """
     serving = replace(ONE, sequence_s=ONE.sequence_s + more_s)
     served = [s for s in traffic(serving, 8000, 1) if s.sequences <= FEW]
     assert_close(model(served, started(ONE)).cost(1), serving, 0.05)
@@ -125,7 +142,9 @@ def test_a_few_dozen_prompts_say_what_serving_adds_to_them(share: float) -> None
 
 
 def test_the_first_served_prompts_are_not_believed_yet() -> None:
-    """Three short ones took a third more than the start says: a long one is predicted nearly as it was."""
+    """Three short ones took a third more than the start says: a long one is predicted nearly as it
+    was.
+    """
     first = [Step(1, 1.33 * ONE.step_s(tokens, 0, 0), tokens, 0, 0) for tokens in (20, 30, 40)]
     found = model(first, started(ONE)).cost(1)
     assert found.step_s(512, 0, 0) == pytest.approx(ONE.step_s(512, 0, 0), rel=0.2)
@@ -134,13 +153,20 @@ def test_the_first_served_prompts_are_not_believed_yet() -> None:
 def test_steps_that_were_delayed_weigh_little() -> None:
     """One in twenty takes ten times as long."""
     steps = enumerate(traffic(ONE, 2000, 1))
-    delayed = [replace(step, duration_s=step.duration_s * (10 if n % 20 == 0 else 1)) for n, step in steps]
+    delayed = [
+        replace(step, duration_s=step.duration_s * (10 if n % 20 == 0 else 1)) for n, step in steps
+    ]
     assert_close(model(delayed, measured({1: ONE})).cost(1), ONE, 0.15)
 
 
 def test_old_steps_fade() -> None:
     """When a neighbour on the machine slows everything down, so do predictions, and back again."""
-    slow = StepCost(*(2 * value for value in (ONE.fixed_s, ONE.prefill_token_s, ONE.sequence_s, ONE.context_token_s)))
+    slow = StepCost(
+        *(
+            2 * value
+            for value in (ONE.fixed_s, ONE.prefill_token_s, ONE.sequence_s, ONE.context_token_s)
+        )
+    )
     learned = model(traffic(ONE, 1000, 1), measured({1: ONE}))
     for truth, seed in ((slow, 2), (ONE, 3)):
         for step in traffic(truth, 5000, seed):
@@ -154,7 +180,9 @@ def test_a_lane_that_has_not_served_is_held_near_the_others(share: float) -> Non
     lanes = costs((1, 2))
     more = 1 + share
     serving = {
-        size: replace(cost, prefill_token_s=more * cost.prefill_token_s, sequence_s=more * cost.sequence_s)
+        size: replace(
+            cost, prefill_token_s=more * cost.prefill_token_s, sequence_s=more * cost.sequence_s
+        )
         for size, cost in lanes.items()
     }
     starts = [replace(step, size=size) for size, cost in lanes.items() for step in started(cost)]

@@ -1,4 +1,6 @@
-"""States of an engine that behave alike are one: what can make no difference is forgotten, or called by one name."""
+"""States of an engine that behave alike are one: what can make no difference is forgotten, or
+called by one name.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +23,30 @@ _SEEN_ELSEWHERE = frozenset(
 def key_of(engine: Engine) -> Any:
     """Return all that matters of a state, as one hashable value."""
     loop = engine.loop
-    parts = (loop._own_at_s, loop.arbiter, loop.lanes.members, loop.lanes.leaders, loop.lanes.schedulers)
+    parts = (
+        loop._own_at_s,
+        loop.arbiter,
+        loop.lanes.members,
+        loop.lanes.leaders,
+        loop.lanes.schedulers,
+    )
     weights = ()
     if engine.weights is not None:
         ledger = engine.weights.ledger
-        weights = (ledger.dropped, ledger.blocks, engine.weights.told, frozenset(loop.lanes.own.withheld))
+        weights = (
+            ledger.dropped,
+            ledger.blocks,
+            engine.weights.told,
+            frozenset(loop.lanes.own.withheld),
+        )
     parts = (*parts, loop.migrations, engine.table, engine.memory, engine.overdue, weights)
     return (engine.number, *map(freeze, parts))
 
 
 def freeze(thing: Any) -> Any:
-    """Return a thing and all that it holds as one hashable value; equal things have equal values."""
+    """Return a thing and all that it holds as one hashable value; equal things have equal
+    values.
+    """
     if thing is None or isinstance(thing, str | int | float | range):
         return thing
     if isinstance(thing, Enum):
@@ -44,7 +59,11 @@ def freeze(thing: Any) -> Any:
         return tuple(map(freeze, thing))
     if hasattr(thing, "tobytes"):
         return thing.tobytes()
-    return tuple((name, freeze(value)) for name, value in sorted(vars(thing).items()) if name not in _SEEN_ELSEWHERE)
+    return tuple(
+        (name, freeze(value))
+        for name, value in sorted(vars(thing).items())
+        if name not in _SEEN_ELSEWHERE
+    )
 
 
 def forget_times(engine: Engine) -> None:
@@ -54,10 +73,17 @@ def forget_times(engine: Engine) -> None:
     arbiter._slice.left_s = max(arbiter._slice.left_s, 0.0)
     arbiter._hold_until_s = max(arbiter._hold_until_s, NOW_S)
     paused = arbiter._older_paused_until_s > NOW_S
-    arbiter._older_paused_until_s = NOW_S + TICK_S / 2 if paused else 0.0  # it may be over at any time
+    arbiter._older_paused_until_s = (
+        NOW_S + TICK_S / 2 if paused else 0.0
+    )  # it may be over at any time
     loop._own_at_s = loop._own_at_s if loop._own_at_s > NOW_S else 0.0
-    # only lanes that are led here are asked for; of those that are overdue it matters only which was so first
-    lead = [size for size, lane in engine.schedulers.items() if lane.has_requests() or not engine.settings.endless]
+    # only lanes that are led here are asked for; of those that are overdue it matters only which
+    # was so first
+    lead = [
+        size
+        for size, lane in engine.schedulers.items()
+        if lane.has_requests() or not engine.settings.endless
+    ]
     steps_s = arbiter._slice.step_s.items()
     arbiter._slice.step_s = {size: step_s for size, step_s in steps_s if size in lead}
     ages = {size: NOW_S - at for size, at in arbiter._stepped_at_s.items() if size in lead}
@@ -78,7 +104,9 @@ def forget_times(engine: Engine) -> None:
 
 
 def _forget_migrations(engine: Engine) -> None:
-    """Any of their waits may be over at any time: see `Overdue`. What was counted decides nothing."""
+    """Any of their waits may be over at any time: see `Overdue`. What was counted decides
+    nothing.
+    """
     source, incoming = engine.loop.migrations.source, engine.loop.migrations.incoming
     incoming._migrated = incoming._migrated_tokens = incoming._prefilled_again = 0
     for retained in source.retained.values():
@@ -88,12 +116,20 @@ def _forget_migrations(engine: Engine) -> None:
 
 
 def rename_blocks(engine: Engine) -> None:
-    """Number physical blocks in the order in which they are found: engines speak of group blocks, or of offers."""
+    """Number physical blocks in the order in which they are found: engines speak of group blocks,
+    or of offers.
+    """
     own, migrations = engine.schedulers[1], engine.loop.migrations
     lent = {size: member.lent for size, member in engine.loop.lanes.members.items()}
     retained = [one for _, one in sorted(migrations.source.retained.items()) if one.size == 1]
-    arrivals = [one for _, one in sorted(migrations.incoming.by_id.items()) if one.size == 1 and one.blocks]
-    holders = [own.requests[name] for name in sorted(own.requests)] + [one.request for one in arrivals] + retained
+    arrivals = [
+        one for _, one in sorted(migrations.incoming.by_id.items()) if one.size == 1 and one.blocks
+    ]
+    holders = (
+        [own.requests[name] for name in sorted(own.requests)]
+        + [one.request for one in arrivals]
+        + retained
+    )
     # an arrival that was pulled ahead has its blocks under another request of the same id
     holders += [request for _, request in sorted(own.kv_cache_manager.ahead.items())]
     holders = list({id(holder): holder for holder in holders}.values())
@@ -103,7 +139,10 @@ def rename_blocks(engine: Engine) -> None:
     found += own.pool.free
     extra = range(engine.settings.blocks, engine.settings.all_blocks)  # these stay apart
     new = {0: 0} | {block: block for block in extra}
-    new |= {block: n for n, block in enumerate((b for b in dict.fromkeys(found) if b and b not in extra), 1)}
+    new |= {
+        block: n
+        for n, block in enumerate((b for b in dict.fromkeys(found) if b and b not in extra), 1)
+    }
     for books in lent.values():
         books.table = {v: new[books.table[v]] for v in sorted(books.table)}
         books.offered = [new[block] for block in books.offered]

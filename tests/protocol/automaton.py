@@ -1,4 +1,6 @@
-"""Engines as automata: what an engine does in a state is worked out once, by the production code, and then known."""
+"""Engines as automata: what an engine does in a state is worked out once, by the production code,
+and then known.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from tests.protocol.offers import Look, View
 from tests.protocol.settings import Overdue, Took
 
 TICKS = (0, 1, 2)
-"""How much time may have passed when an engine goes through its loop: none, all waits are over, all pauses too."""
+"""How much time may have passed when an engine goes through its loop: none, all waits are over, all
+pauses too.
+"""
 NOTHING = (None,) * BLOCK
 """What is seen in a block in which nothing is to be seen."""
 
@@ -36,7 +40,8 @@ class Did:
         done: the requests that it completed.
         took: what became of the message.
         overdue: what of it was over, if it has read offers.
-        wrong: what went wrong, if anything did: an exception of the production code, or a check that failed.
+        wrong: what went wrong, if anything did: an exception of the production code, or a check
+            that failed.
     """
 
     after: int
@@ -53,9 +58,11 @@ class Facts:
 
     Args:
         busy: sizes of the lanes that it leads and that have something to do.
-        lent: by size of the group: the group blocks for which it has lent blocks, and how many it has offered.
+        lent: by size of the group: the group blocks for which it has lent blocks, and how many it
+            has offered.
         borrowed: by size of the groups that it leads: the group blocks that it may use.
-        waits: whether requests come here with their KV, and whether some is kept for others to fetch.
+        waits: whether requests come here with their KV, and whether some is kept for others to
+            fetch.
         sources: what offers KV of requests that come here, and to groups of which size.
         offers, rows: what others can see of it (`offers.py`).
         shown: number of these.
@@ -83,7 +90,9 @@ class Facts:
         where = {size: engine.table.where(size) for size in lanes.members}
         books = {size: member.lent for size, member in lanes.members.items()}
         return cls(
-            tuple(size for size, scheduler in engine.schedulers.items() if scheduler.has_requests()),
+            tuple(
+                size for size, scheduler in engine.schedulers.items() if scheduler.has_requests()
+            ),
             {size: (frozenset(one.table) - {0}, len(one.offered)) for size, one in books.items()},
             {size: frozenset(leader.borrowed.held) for size, leader in lanes.leaders.items()},
             Overdue(bool(arrivals), bool(migrations.source.retained), bool(engine.weights)),
@@ -131,7 +140,9 @@ class Engines:
         if engine.weights is not None:
             weights.check(engine)
         worst = max(engine.overdue.values(), default=0)
-        assert worst <= self._most_overdue, f"a lane is due, and others have made {worst} steps since"
+        assert worst <= self._most_overdue, (
+            f"a lane is due, and others have made {worst} steps since"
+        )
         sent = tuple((members, self._message(message)) for members, message in engine.channel.sent)
         engine.channel.sent, engine.channel.next = [], None
         self.pulled += engine.loop.migrations.counts().migrated
@@ -154,19 +165,31 @@ class Engines:
         return number
 
     def go_on(
-        self, state: int, number: int | None, views: tuple[View, ...] = ((),), overdue: Overdue | None = None
+        self,
+        state: int,
+        number: int | None,
+        views: tuple[View, ...] = ((),),
+        overdue: Overdue | None = None,
     ) -> tuple[Did, ...]:
         """Go once through the loop, with a message or none: all that may come of it.
 
-        `views`: what is seen of other engines; if several, it has read offers already, and `overdue` is what was over.
+        `views`: what is seen of other engines; if several, it has read offers already, and
+        `overdue` is what was over.
         """
         message = None if number is None else self.messages[number]
-        overs = [Overdue(*over) for over in product(*((False, True)[: 1 + here] for here in self.facts[state].waits))]
+        overs = [
+            Overdue(*over)
+            for over in product(*((False, True)[: 1 + here] for here in self.facts[state].waits))
+        ]
         dids = []
         for over in overs if overdue is None else [overdue]:
-            # requests that migrate are looked after before all else: what else may be over is just before or just after
+            # requests that migrate are looked after before all else: what else may be over is just
+            # before or just after
             ticks = (0,) if any(over) and overdue is None else self._ticks
-            deeds = [partial(Engine.go_on, message=message, ticks=n, overdue=over, views=views) for n in ticks]
+            deeds = [
+                partial(Engine.go_on, message=message, ticks=n, overdue=over, views=views)
+                for n in ticks
+            ]
             for did in self._do(("go on", state, number, views, over), deeds):
                 dids.append(replace(did, overdue=over) if did.took is Took.READ else did)
         return tuple(dict.fromkeys(dids))
@@ -180,17 +203,24 @@ class Engines:
 
     def hear(self, state: int, client_message: ClientMessage, view: View) -> Did:
         """Handle a client's message."""
-        return self._do(("hear", state, client_message, view), [lambda engine: engine.hear(client_message, view)])[0]
+        return self._do(
+            ("hear", state, client_message, view),
+            [lambda engine: engine.hear(client_message, view)],
+        )[0]
 
     def pass_time(self, state: int) -> Did:
         """Let a tick pass."""
         return self._do(("pass time", state), [lambda engine: engine.pass_time()])[0]
 
-    def _do(self, key: tuple[Any, ...], deeds: Sequence[Callable[[Engine], Any]]) -> tuple[Did, ...]:
+    def _do(
+        self, key: tuple[Any, ...], deeds: Sequence[Callable[[Engine], Any]]
+    ) -> tuple[Did, ...]:
         known = self._known.get(key)
         if known is None:
             # the same may come of several
-            known = self._known[key] = tuple(dict.fromkeys(self._try(key[1], deed) for deed in deeds))
+            known = self._known[key] = tuple(
+                dict.fromkeys(self._try(key[1], deed) for deed in deeds)
+            )
         return known
 
     def _try(self, state: int, deed: Callable[[Engine], Any]) -> Did:

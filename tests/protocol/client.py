@@ -9,10 +9,11 @@ from flying_serving.migration.offers import KVSource
 
 @dataclass(frozen=True)
 class Job:
-    """A request as its leader gets it: an id, the size of its group, its leader, tokens of its prompt and to come.
+    """A request as its leader gets it: an id, the size of its group, its leader, tokens of its
+    prompt and to come.
 
-    `source`: what offers its KV. `ahead`: of so many tokens KV is only pulled yet. `offer`: the number under which its
-    own KV is offered, and whether while it runs.
+    `source`: what offers its KV. `ahead`: of so many tokens KV is only pulled yet. `offer`: the
+    number under which its own KV is offered, and whether while it runs.
     """
 
     name: str
@@ -26,7 +27,11 @@ class Job:
 
     def is_rest_of(self, first: Job) -> bool:
         """Return whether it goes on with what `first` is to do, and not instead of it."""
-        return first.offer is not None and self.source is not None and first.offer[0] == self.source.number
+        return (
+            first.offer is not None
+            and self.source is not None
+            and first.offer[0] == self.source.number
+        )
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,9 @@ class Abort:
 
 @dataclass(frozen=True)
 class Retain:
-    """A request goes on in another group, which may pull its KV under this number. Without a name: none does."""
+    """A request goes on in another group, which may pull its KV under this number. Without a name:
+    none does.
+    """
 
     name: str = ""
     number: int = 0

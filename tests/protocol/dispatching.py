@@ -1,4 +1,6 @@
-"""What the client of the model does: it begins stages, sends requests on, aborts them, and counts what is done."""
+"""What the client of the model does: it begins stages, sends requests on, aborts them, and counts
+what is done.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,16 @@ class Dispatcher:
 
     Args:
         scenario: what there is to do.
-        endpoints: all that were met; a method has the numbers of the present ones, which it changes.
+        endpoints: all that were met; a method has the numbers of the present ones, which it
+            changes.
         fault: what is broken.
     """
 
     def __init__(self, scenario: Scenario, endpoints: Endpoints, fault: Fault | None) -> None:
-        self.numbers = {name: n for n, name in enumerate(dict.fromkeys(request_of(job.name) for job in scenario.jobs))}
+        self.numbers = {
+            name: n
+            for n, name in enumerate(dict.fromkeys(request_of(job.name) for job in scenario.jobs))
+        }
         """Of requests."""
         self._scenario = scenario
         self._engines = range(scenario.settings.engines)
@@ -33,18 +39,26 @@ class Dispatcher:
         """Send the next stage, and what follows it as long as there is no order to wait for."""
         while client.stage + 1 < len(self._scenario.stages):
             stage = self._scenario.stages[client.stage + 1]
-            if client.unanswered.intersection(self._engines if stage.layout else self._regrouped(client.stage)):
+            if client.unanswered.intersection(
+                self._engines if stage.layout else self._regrouped(client.stage)
+            ):
                 break
             if not self._may_begin(stage, client):
                 break
-            alive = [engine for engine in self._engines if not self._endpoints.is_gone(endpoints[engine])]
+            alive = [
+                engine for engine in self._engines if not self._endpoints.is_gone(endpoints[engine])
+            ]
             unanswered = frozenset(alive) if stage.layout else client.unanswered
             client = client._replace(stage=client.stage + 1, unanswered=unanswered)
             if stage.lends is not None:
                 client = self._tell(endpoints, client, Lent.READY if stage.lends else Lent.FETCHING)
             for engine, size in enumerate(stage.layout):
                 self._say(endpoints, engine, Order(size, stage.mode))
-            leaving = [client.requests[self.numbers[request_of(job.name)]] for job in stage.jobs if job.source]
+            leaving = [
+                client.requests[self.numbers[request_of(job.name)]]
+                for job in stage.jobs
+                if job.source
+            ]
             left = {job.leader for status, job, _ in leaving if job and status is Status.OPEN}
             for engine in alive if self._tells_all(client.stage) else ():
                 if engine not in left:
@@ -55,9 +69,17 @@ class Dispatcher:
 
     def _may_begin(self, stage: Stage, client: Client) -> bool:
         """Whether weights are where they have to be, and requests are over that have to be."""
-        is_over = all(client.requests[self.numbers[name]][0] is not Status.OPEN for name in stage.after)
+        is_over = all(
+            client.requests[self.numbers[name]][0] is not Status.OPEN for name in stage.after
+        )
         needs_all = stage.layout or any(map(self._needs_weights, stage.jobs))
-        when = Lent.LENT if stage.lends is False else Lent.WHOLE if needs_all or stage.lends else stage.when
+        when = (
+            Lent.LENT
+            if stage.lends is False
+            else Lent.WHOLE
+            if needs_all or stage.lends
+            else stage.when
+        )
         return is_over and when in (None, client.weights)
 
     def _needs_weights(self, job: Job) -> bool:
@@ -73,7 +95,9 @@ class Dispatcher:
     def answer(self, endpoints: list[int], client: Client, engine: int) -> Client:
         """An engine has done what it was told of its weights. When all have, the next is told."""
         client = client._replace(awaited=client.awaited - {engine})
-        if client.awaited and not (self._fault is Fault.NOT_ALL_READY and client.weights is Lent.READY):
+        if client.awaited and not (
+            self._fault is Fault.NOT_ALL_READY and client.weights is Lent.READY
+        ):
             return client
         if client.weights is Lent.READY:
             return self._tell(endpoints, client, Lent.LENDING)
@@ -81,8 +105,15 @@ class Dispatcher:
 
     def _regrouped(self, stage: int) -> list[int]:
         """Engines whose groups change by the last order."""
-        layouts = [self._scenario.first, *(each.layout for each in self._scenario.stages[: stage + 1] if each.layout)]
-        return [engine for engine in self._engines if len(layouts) > 1 and layouts[-1][engine] != layouts[-2][engine]]
+        layouts = [
+            self._scenario.first,
+            *(each.layout for each in self._scenario.stages[: stage + 1] if each.layout),
+        ]
+        return [
+            engine
+            for engine in self._engines
+            if len(layouts) > 1 and layouts[-1][engine] != layouts[-2][engine]
+        ]
 
     def _dispatch(self, endpoints: list[int], client: Client, job: Job) -> Client:
         number = self.numbers[request_of(job.name)]
@@ -91,7 +122,9 @@ class Dispatcher:
             return client
         goes_on = before is not None and job.is_rest_of(before)
         if before is not None and not goes_on:
-            leaves = Abort(before.name) if job.source is None else Retain(before.name, job.source.number)
+            leaves = (
+                Abort(before.name) if job.source is None else Retain(before.name, job.source.number)
+            )
             self._say(endpoints, before.leader, leaves)
         if part is not None and part.name != job.name:
             self._say(endpoints, part.leader, Abort(part.name))
@@ -101,10 +134,14 @@ class Dispatcher:
         if job.ahead is not None:
             return client.with_request(number, status, before, job)
         has_ended = before is not None and before.name in self._scenario.handoffs
-        return client.with_request(number, status, job, before if goes_on and not has_ended else None)
+        return client.with_request(
+            number, status, job, before if goes_on and not has_ended else None
+        )
 
     def complete(self, endpoints: list[int], client: Client, name: str, label: Label) -> Client:
-        """A job is done. What is said of a job that is not the request's present one is stale. Raises Wrong."""
+        """A job is done. What is said of a job that is not the request's present one is stale.
+        Raises Wrong.
+        """
         number = self.numbers[request_of(name)]
         status, job, part = client.requests[number]
         if job is None or job.name != name or status not in (Status.OPEN, Status.DONE):
@@ -130,10 +167,15 @@ class Dispatcher:
     def are_quiet(self, client: Client) -> tuple[bool, ...]:
         """Return, by engine, whether the client has sent it all that it ever will."""
         later = self._scenario.stages[client.stage + 1 :]
-        tells_all = any(stage.layout or stage.lends is not None for stage in later) or client.weights is Lent.READY
+        tells_all = (
+            any(stage.layout or stage.lends is not None for stage in later)
+            or client.weights is Lent.READY
+        )
         if tells_all or self._tells_all(client.stage + 1):
             return (False,) * len(self._engines)
-        jobs = [job for stage in later for job in stage.jobs] + list(self._scenario.handoffs.values())
+        jobs = [job for stage in later for job in stage.jobs] + list(
+            self._scenario.handoffs.values()
+        )
         split = [job for job in self._scenario.jobs if job.ahead is not None]
         changing = {request_of(job.name) for job in (*jobs, *split)} | set(self._scenario.aborts)
         leaving = [client.requests[self.numbers[name]] for name in changing]
@@ -142,7 +184,9 @@ class Dispatcher:
         return tuple(engine not in told for engine in self._engines)
 
     def _tells_all(self, stage: int) -> bool:
-        """Whether all engines wait to be told which requests leave, after the order of the stage before."""
+        """Whether all engines wait to be told which requests leave, after the order of the stage
+        before.
+        """
         stages = self._scenario.stages
         return 0 < stage < len(stages) and stages[stage - 1].mode == "migrate"
 

@@ -1,4 +1,6 @@
-"""What an engine of the model has in place of clock, channel, board and report, and how much time counts there."""
+"""What an engine of the model has in place of clock, channel, board and report, and how much time
+counts there.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ if TYPE_CHECKING:
 NOW_S = 1024.0
 """What the clock says, always: when time passes, what engines remember moves into the past."""
 TICK_S = 0.0625
-"""So much time passes at once. After one tick every wait for others is over, after two every pause is."""
+"""So much time passes at once. After one tick every wait for others is over, after two every pause
+is.
+"""
 PAUSE_S = 2 * TICK_S
 assert max(ASK_AGAIN_S, HOLD_S) < TICK_S
 TOOK_S = {1: 1 / 1024, 2: 2 / 1024, 4: 2 / 1024}
@@ -61,10 +65,11 @@ class Inbox:
 
 
 class Board:
-    """In place of a StepBoard: steps take as long as they are to, and nobody waits for anybody in the meantime.
+    """In place of a StepBoard: steps take as long as they are to, and nobody waits for anybody in
+    the meantime.
 
-    A group that another engine leads runs something whenever it has blocks of a member: the member then pulls KV in
-    the smallest pieces, between which most can happen.
+    A group that another engine leads runs something whenever it has blocks of a member: the member
+    then pulls KV in the smallest pieces, between which most can happen.
     """
 
     def __init__(self, engine: Engine) -> None:

@@ -1,7 +1,9 @@
-"""One engine with all that is on its way to it, and with what it has yet to send: what happens there, by number.
+"""One engine with all that is on its way to it, and with what it has yet to send: what happens
+there, by number.
 
-A message has its place in an engine's inbox as soon as its number is taken, arrives some time later, and is served in
-its place: what `comm/order.py` and `engine/messages.py` do. A client's messages arrive in order, some time later.
+A message has its place in an engine's inbox as soon as its number is taken, arrives some time
+later, and is served in its place: what `comm/order.py` and `engine/messages.py` do. A client's
+messages arrive in order, some time later.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class Endpoint(NamedTuple):
         seen: whether the first of these is known to have arrived.
         sending: messages that the engine sends, one after the other.
         heard: what is on its way from the client.
-        prompt: whether the engine has just come out of a step, and goes through its loop before a message arrives.
+        prompt: whether the engine has just come out of a step, and goes through its loop before a
+            message arrives.
         views: what it saw when it read offers, while it has yet to copy what they offer.
         overdue: which waits were over then.
         left: number of the state of an engine that has stopped: others still see its memory.
@@ -55,13 +58,15 @@ class Endpoints:
     Args:
         engines: their engines.
         exact: whether time passes by itself (`Settings.exact`).
-        prompt: whether an engine that comes out of a step has gone through its loop before a message arrives that was
-            not there yet.
+        prompt: whether an engine that comes out of a step has gone through its loop before a
+            message arrives that was not there yet.
         mortal: whether an engine may stop, and messages that it has sent go with it.
         fault: what is broken.
     """
 
-    def __init__(self, engines: Engines, *, exact: bool, prompt: bool, mortal: bool, fault: Fault | None) -> None:
+    def __init__(
+        self, engines: Engines, *, exact: bool, prompt: bool, mortal: bool, fault: Fault | None
+    ) -> None:
         self.engines = engines
         self.exact = exact
         self.prompt = prompt
@@ -126,7 +131,9 @@ class Endpoints:
                 looks += look_where(source, (who,), who)
             offer = first.get(look_at(source)) if size == 1 else None
             looks += look_into(source, offer.blocks, (who,), who, last) if offer is not None else []
-        message = self.engines.messages[endpoint.inbox[0][1]] if self._arrivals(endpoint.inbox) else None
+        message = (
+            self.engines.messages[endpoint.inbox[0][1]] if self._arrivals(endpoint.inbox) else None
+        )
         if isinstance(message, PullKV):
             looks += look_into(message.source, message.source_blocks, message.group, who)
         return tuple(dict.fromkeys(looks))
@@ -142,19 +149,25 @@ class Endpoints:
     # ---- what may happen
 
     def _events(self, number: int, who: int, view: View) -> tuple[Event, ...]:
-        """Return all that may happen next at the endpoint of engine `who`, which sees this of the others."""
+        """Return all that may happen next at the endpoint of engine `who`, which sees this of the
+        others.
+        """
         endpoint = self.endpoints[number]
         if endpoint.engine == GONE or endpoint.inside is not None:
             return ()
         if endpoint.sending:
             return (
                 Event(
-                    ("sends on", who), self.number(endpoint._replace(sending=endpoint.sending[1:])), endpoint.sending[0]
+                    ("sends on", who),
+                    self.number(endpoint._replace(sending=endpoint.sending[1:])),
+                    endpoint.sending[0],
                 ),
             )
         return (*self._hear(endpoint, who, view), *self._go_on(endpoint, who, view))
 
-    def _kinds(self, number: int, who: int, view: View) -> tuple[tuple[tuple[Label, int], ...], tuple[Event, ...]]:
+    def _kinds(
+        self, number: int, who: int, view: View
+    ) -> tuple[tuple[tuple[Label, int], ...], tuple[Event, ...]]:
         """Return labels and ends of the events that are local, and all other events."""
         events = self.events(number, who, view)
         local = tuple((event.label, event.after) for event in events if event.local)
@@ -164,8 +177,12 @@ class Endpoints:
         if not endpoint.heard or endpoint.views:
             return ()
         client_message = endpoint.heard[0]
-        did = self.engines.hear(endpoint.engine, client_message, view if isinstance(client_message, Abort) else ())
-        event = self._event(("hears", who, client_message), endpoint._replace(heard=endpoint.heard[1:]), did)
+        did = self.engines.hear(
+            endpoint.engine, client_message, view if isinstance(client_message, Abort) else ()
+        )
+        event = self._event(
+            ("hears", who, client_message), endpoint._replace(heard=endpoint.heard[1:]), did
+        )
         return (event._replace(heard=client_message),)
 
     def _go_on(self, endpoint: Endpoint, who: int, view: View) -> list[Event]:
@@ -176,11 +193,15 @@ class Endpoints:
         for did in self.engines.go_on(endpoint.engine, None, views, overdue):
             if did.took is Took.READ:
                 offers = tuple(pair for pair in view if not isinstance(pair[0].what, tuple))
-                read = before._replace(views=views if before.views else (offers,), overdue=did.overdue)
+                read = before._replace(
+                    views=views if before.views else (offers,), overdue=did.overdue
+                )
                 events.append(self._event(("reads an offer", who), read, did))
         for place in [] if before.prompt else self._arrivals(endpoint.inbox):
             sender, message = endpoint.inbox[place]
-            rest = endpoint._replace(inbox=endpoint.inbox[:place] + endpoint.inbox[place + 1 :], seen=False)
+            rest = endpoint._replace(
+                inbox=endpoint.inbox[:place] + endpoint.inbox[place + 1 :], seen=False
+            )
             after = {
                 Took.NOT: endpoint._replace(seen=True),
                 Took.SERVED: rest,
@@ -188,13 +209,19 @@ class Endpoints:
             }
             for did in self.engines.go_on(endpoint.engine, message, views, overdue):
                 if did.took is not Took.READ:
-                    events.append(self._event(("has", who, sender, message, did.took), after[did.took], did))
+                    events.append(
+                        self._event(("has", who, sender, message, did.took), after[did.took], did)
+                    )
         if not self._is_here(endpoint, who) or self.fault is Fault.BY_ARRIVAL or before.prompt:
             for did in self.engines.go_on(endpoint.engine, None, views, overdue):
                 if did.took is not Took.READ:
                     events.append(self._event(("goes on", who), endpoint, did))
         if self.exact:
-            events.append(self._event(("lets time pass", who), endpoint, self.engines.pass_time(endpoint.engine)))
+            events.append(
+                self._event(
+                    ("lets time pass", who), endpoint, self.engines.pass_time(endpoint.engine)
+                )
+            )
         same = self.number(before)
         return [event for event in events if event.after != same or not event.silent]
 
@@ -206,8 +233,12 @@ class Endpoints:
         return [0] if inbox and inbox[0][1] != GONE else []
 
     def _is_here(self, endpoint: Endpoint, who: int) -> bool:
-        """Return whether the next message has arrived for certain: it was seen, or is the engine's own."""
-        return endpoint.seen or (bool(endpoint.inbox) and endpoint.inbox[0][0] == who and endpoint.inbox[0][1] != GONE)
+        """Return whether the next message has arrived for certain: it was seen, or is the engine's
+        own.
+        """
+        return endpoint.seen or (
+            bool(endpoint.inbox) and endpoint.inbox[0][0] == who and endpoint.inbox[0][1] != GONE
+        )
 
     def _event(self, label: Label, endpoint: Endpoint, did: Did) -> Event:
         if did.wrong is not None:
@@ -221,8 +252,9 @@ class Endpoints:
     def _settled(self, number: int, who: int) -> bool:
         """Return whether no other engine can change what may happen next here, and can notice it.
 
-        There is a message, which nobody can take away any more; the engine may do something else before it serves it,
-        but whatever it does is silent, and does not change what others may see; nor does it look at others.
+        There is a message, which nobody can take away any more; the engine may do something else
+        before it serves it, but whatever it does is silent, and does not change what others may
+        see; nor does it look at others.
         """
         endpoint = self.endpoints[number]
         if (
@@ -237,22 +269,31 @@ class Endpoints:
         if self.mortal and not self._is_here(endpoint, who):
             return False
         shown = self._shown(number)
-        return all(event.silent and self._shown(event.after) == shown for event in self.events(number, who, ()))
+        return all(
+            event.silent and self._shown(event.after) == shown
+            for event in self.events(number, who, ())
+        )
 
     def _shown(self, number: int) -> int:
         return self.engines.facts[self.endpoints[number].engine].shown
 
     def _step(self, number: int, aborting: tuple[str, ...], label: Label, view: View) -> Event:
-        """Make the step that an engine has entered; `aborting`: aborts of which it hears while it makes it."""
+        """Make the step that an engine has entered; `aborting`: aborts of which it hears while it
+        makes it.
+        """
         endpoint = self.endpoints[number]
         assert endpoint.inside is not None
         after = endpoint._replace(inside=None, prompt=self.prompt and not endpoint.inbox)
-        return self._event(label, after, self.engines.step(endpoint.engine, endpoint.inside, aborting, view))
+        return self._event(
+            label, after, self.engines.step(endpoint.engine, endpoint.inside, aborting, view)
+        )
 
     def aborts(self, number: int) -> tuple[str, ...]:
         """Return the jobs whose aborts are on their way."""
         return tuple(
-            client_message.name for client_message in self.endpoints[number].heard if isinstance(client_message, Abort)
+            client_message.name
+            for client_message in self.endpoints[number].heard
+            if isinstance(client_message, Abort)
         )
 
     # ---- messages
@@ -267,11 +308,17 @@ class Endpoints:
             return number
         endpoint = self.endpoints[number]
         messages = self.engines.messages
-        inbox = endpoint.inbox + ((sender, message),) * arrives(self.fault, sender, who, messages[message])
-        return self.number(endpoint._replace(inbox=sort_grants(inbox, int(endpoint.seen), messages)))
+        inbox = endpoint.inbox + ((sender, message),) * arrives(
+            self.fault, sender, who, messages[message]
+        )
+        return self.number(
+            endpoint._replace(inbox=sort_grants(inbox, int(endpoint.seen), messages))
+        )
 
     def _lose(self, number: int, sender: int) -> tuple[int, ...]:
-        """Return what an endpoint may be after an engine has stopped: any number of its last messages do not arrive."""
+        """Return what an endpoint may be after an engine has stopped: any number of its last
+        messages do not arrive.
+        """
         endpoint = self.endpoints[number]
         inbox = endpoint.inbox
         after = [number]

@@ -1,7 +1,9 @@
-"""One engine of production classes, taken apart into what it may do next: hear, go once through its loop, step.
+"""One engine of production classes, taken apart into what it may do next: hear, go once through its
+loop, step.
 
-Its loop is the production loop, and so is everything that it calls, but for what is vLLM's: the scheduler is a small
-one, the model writes down whose token is in which block, and nothing goes to a client.
+Its loop is the production loop, and so is everything that it calls, but for what is vLLM's: the
+scheduler is a small one, the model writes down whose token is in which block, and nothing goes to a
+client.
 """
 
 from __future__ import annotations
@@ -31,7 +33,17 @@ from tests.engine.schedulers import BLOCK, FakeScheduler, Hooks, Request
 from tests.protocol.alike import forget_times, rename_blocks
 from tests.protocol.broken_weights import break_weights
 from tests.protocol.client import Abort, ClientMessage, Job, Retain, TellWeights
-from tests.protocol.doubles import NOW_S, PAUSE_S, TICK_S, Board, Entered, Inbox, Nothing, Reading, now
+from tests.protocol.doubles import (
+    NOW_S,
+    PAUSE_S,
+    TICK_S,
+    Board,
+    Entered,
+    Inbox,
+    Nothing,
+    Reading,
+    now,
+)
 from tests.protocol.faults import Fault, inject
 from tests.protocol.memory import EndlessScheduler, ListPool, Memory
 from tests.protocol.offers import Peers, Table, View
@@ -60,9 +72,15 @@ class Engine:
     ) -> None:
         self.number, self.settings = number, settings
         self.channel = Inbox()
-        self.memory, self.table, self.peers = Memory(settings.all_blocks, mobile), Table(sizes or {}), Peers()
+        self.memory, self.table, self.peers = (
+            Memory(settings.all_blocks, mobile),
+            Table(sizes or {}),
+            Peers(),
+        )
         self.overdue: dict[int, int] = {}
-        """By size, for older lanes that are led here, have work and are due: steps of others made here since then."""
+        """By size, for older lanes that are led here, have work and are due: steps of others made
+        here since then.
+        """
         self._rounds = 0
         self._aborting: tuple[str, ...] = ()
         self._views: list[View] = []
@@ -79,14 +97,18 @@ class Engine:
         instruments = Instruments(board, nothing, nothing, trace)
         flying = FlyingConfig(weave_steps=1, max_pause_ms=PAUSE_S * 1000)
         kv: Any = (self.table, self.peers)
-        self.loop = EngineLoop(number, Lanes(lanes, board), self.channel, self, flying, kv, instruments, now)
+        self.loop = EngineLoop(
+            number, Lanes(lanes, board), self.channel, self, flying, kv, instruments, now
+        )
         self.loop.migrations.target.chunks.blocks = 1
         self.loop.migrations.target.chunks.token_s = dict.fromkeys(
             settings.sizes, 1.0
         )  # block by block, while something else runs
         inject(fault, self.loop.migrations, self.table)
         for size, scheduler in self.schedulers.items():
-            scheduler.hooks = Hooks(blocks_freed=partial(self.loop.migrations.source.blocks_freed, size))
+            scheduler.hooks = Hooks(
+                blocks_freed=partial(self.loop.migrations.source.blocks_freed, size)
+            )
         if settings.pieces:
             self._lend(own, fault)
 
@@ -97,7 +119,9 @@ class Engine:
         self.device = Device(self.memory, self.settings.pieces, extra)
         loop = self.loop
         revoke = loop.migrations.source.revoke_all
-        loop.residency = make_residency(loop.lanes, own, self.settings.pieces, extra, self.call_workers, revoke)
+        loop.residency = make_residency(
+            loop.lanes, own, self.settings.pieces, extra, self.call_workers, revoke
+        )
         break_weights(fault, loop.residency, self.memory)
 
     @property
@@ -136,7 +160,9 @@ class Engine:
 
     def take_messages(self, wait: Any) -> bool:
         """Nothing is heard within a round."""
-        assert wait is None or wait.timeout_s is None or wait.timeout_s >= 0, f"waits for {wait.timeout_s} s"
+        assert wait is None or wait.timeout_s is None or wait.timeout_s >= 0, (
+            f"waits for {wait.timeout_s} s"
+        )
         return False
 
     def has_own_steps(self) -> bool:
@@ -152,8 +178,12 @@ class Engine:
 
     def _write(self, size: int, plan: Any) -> None:
         """What a step does in a lane: it needs weights if it computes anything."""
-        has_weights = self.weights is None or size == self.settings.sizes[-1] or not self.device.gone
-        assert has_weights or not plan.num_scheduled_tokens, f"a step in lane {size}, whose weights are gone"
+        has_weights = (
+            self.weights is None or size == self.settings.sizes[-1] or not self.device.gone
+        )
+        assert has_weights or not plan.num_scheduled_tokens, (
+            f"a step in lane {size}, whose weights are gone"
+        )
         self.memory.write(plan)
 
     def add_own(self, request: Any, wave: int) -> None:
@@ -177,12 +207,19 @@ class Engine:
         return self._pull_kv(*args)
 
     def _pull_kv(
-        self, source: Group, source_blocks: Mapping[int, Sequence[int]], group: Group, blocks: list[int], tokens: range
+        self,
+        source: Group,
+        source_blocks: Mapping[int, Sequence[int]],
+        group: Group,
+        blocks: list[int],
+        tokens: range,
     ) -> None:
         """Copy whatever is there; in lane 1 some time after the offer was read."""
         if len(group) == 1:
             self._look_again()
-        self.memory.take(blocks, tokens, self.peers.copy(source, source_blocks, (group, self.number), tokens))
+        self.memory.take(
+            blocks, tokens, self.peers.copy(source, source_blocks, (group, self.number), tokens)
+        )
 
     def _look_again(self) -> None:
         """Look at other engines at the next time. Raises Reading if that has not come yet."""
@@ -195,9 +232,15 @@ class Engine:
     def stepped(self, size: int, *_: Any) -> None:
         """As its trace: look which lanes are due after a step."""
         arbiter = self.loop.arbiter
-        ready = {1: self.has_own_steps()} | {s: one.ready(NOW_S) for s, one in self.loop.lanes.leaders.items()}
+        ready = {1: self.has_own_steps()} | {
+            s: one.ready(NOW_S) for s, one in self.loop.lanes.leaders.items()
+        }
         paused_s = {other: NOW_S - arbiter._stepped_at_s.get(other, NOW_S) for other in ready}
-        due = [s for s in ready if ready[s] and s not in (size, arbiter.present) and paused_s[s] >= PAUSE_S]
+        due = [
+            s
+            for s in ready
+            if ready[s] and s not in (size, arbiter.present) and paused_s[s] >= PAUSE_S
+        ]
         self.overdue = {other: self.overdue.get(other, 0) + 1 for other in due}
 
     def ordered(self, *_: Any) -> None:
@@ -206,7 +249,9 @@ class Engine:
     def pass_time(self) -> None:
         """Let a tick pass."""
         loop = self.loop
-        loop.arbiter._stepped_at_s = {size: at - TICK_S for size, at in loop.arbiter._stepped_at_s.items()}
+        loop.arbiter._stepped_at_s = {
+            size: at - TICK_S for size, at in loop.arbiter._stepped_at_s.items()
+        }
         loop.arbiter._hold_until_s -= TICK_S
         loop.arbiter._older_paused_until_s -= TICK_S
         loop._own_at_s -= TICK_S
@@ -250,10 +295,14 @@ class Engine:
         """Nobody wants the request here any more: it must not go on."""
         arriving = self.loop.migrations.incoming.by_id
         here = [request_id for request_id, arrival in arriving.items() if not arrival.has_ended]
-        here += [running for scheduler in self.schedulers.values() for running in scheduler.requests]
+        here += [
+            running for scheduler in self.schedulers.values() for running in scheduler.requests
+        ]
         assert name not in here, f"{name} goes on, though nobody wants it here any more"
 
-    def go_on(self, message: Message | None, ticks: int, overdue: Overdue, views: Sequence[View]) -> Took:
+    def go_on(
+        self, message: Message | None, ticks: int, overdue: Overdue, views: Sequence[View]
+    ) -> Took:
         """Go once through the loop, after a number of ticks, with a message or none.
 
         `views`: of other engines; each but the first when it copies what it read in the one before.
@@ -265,7 +314,9 @@ class Engine:
             if arrival.phase is Phase.EXPECTED:
                 arrival.last_progress_s -= OPENING_S + TICK_S if self.settings.stalls else 0.0
             else:
-                arrival.last_progress_s -= TICK_S + (STALLED_S if self.settings.stalls else PATIENCE_S)
+                arrival.last_progress_s -= TICK_S + (
+                    STALLED_S if self.settings.stalls else PATIENCE_S
+                )
         is_overdue = overdue.retained and not self.settings.retains
         for retained in migrations.source.retained.values() if is_overdue else ():
             retained.idle_since_s = NOW_S - RETAIN_S - TICK_S

@@ -38,5 +38,7 @@ class Event(NamedTuple):
 
     @property
     def local(self) -> bool:
-        """Whether nothing changes but the endpoint: nobody else and nothing that the client knows."""
+        """Whether nothing changes but the endpoint: nobody else and nothing that the client
+        knows.
+        """
         return self.silent and not isinstance(self.heard, Order)

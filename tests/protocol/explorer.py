@@ -12,7 +12,9 @@ import numpy as np
 
 
 class Model(Protocol):
-    """States that follow each other. A state is hashable, and equal to another if the same can happen from both."""
+    """States that follow each other. A state is hashable, and equal to another if the same can
+    happen from both.
+    """
 
     def follow(self, state: Any) -> Iterable[tuple[Any, Any]]:
         """What can happen next, each with a label. Raises Wrong if one of these breaks a rule."""
@@ -27,7 +29,9 @@ class Model(Protocol):
         ...
 
     def over(self, state: Any) -> bool:
-        """Whether everything that was to be done is done: nothing follows. Raises Wrong if it ended badly."""
+        """Whether everything that was to be done is done: nothing follows. Raises Wrong if it ended
+        badly.
+        """
         ...
 
 
@@ -78,7 +82,9 @@ class _Graph:
         """Edges of state n: follows[starts[n]:starts[n + 1]]."""
 
     def add(self, ways: Iterable[tuple[Any, Hashable]], source: int) -> list[Any]:
-        """States that follow one, with their labels, which are returned. Most of the time goes by here."""
+        """States that follow one, with their labels, which are returned. Most of the time goes by
+        here.
+        """
         labels, numbers, count, follows = [], self.numbers, len(self.states), self.follows.append
         for label, state in ways:
             number = numbers.setdefault(state, count)
@@ -111,8 +117,9 @@ class _Graph:
 def explore(model: Model, first: Hashable, most: int = 10_000_000) -> Explored:
     """Visit all states, breadth first, up to the first that is wrong.
 
-    Wrong is what the model says is; a deadlock: a state that is not over and that nothing follows; and a state from
-    which an end, or one of the goals of a model that has no end, can not be reached, whatever happens.
+    Wrong is what the model says is; a deadlock: a state that is not over and that nothing follows;
+    and a state from which an end, or one of the goals of a model that has no end, can not be
+    reached, whatever happens.
 
     Args:
         model: the rules.
@@ -137,7 +144,13 @@ def explore(model: Model, first: Hashable, most: int = 10_000_000) -> Explored:
             return _bad(model, graph, ends, number, wrong)
         graph.starts.append(len(graph.follows))
         if graph.starts[-1] == graph.starts[-2] and (not ends or ends[-1] != number):
-            return _bad(model, graph, ends, number, Wrong("deadlock: nothing can happen, and not all is done"))
+            return _bad(
+                model,
+                graph,
+                ends,
+                number,
+                Wrong("deadlock: nothing can happen, and not all is done"),
+            )
         number += 1
     for goal, states in (goals or {"an end": ends}).items():
         lost = graph.cut_off(states)

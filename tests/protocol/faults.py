@@ -27,7 +27,9 @@ class Fault(Enum):
     ADDED_TWICE = "the client sends requests for groups twice"
     NOT_ADDED = "requests for engine 2 get lost"
     PUBLISHED_EARLY = "a leader offers KV of a step that is still under way, of a request that runs"
-    RETAINED_EARLY = "a leader offers KV of a step that is still under way, of a request that leaves"
+    RETAINED_EARLY = (
+        "a leader offers KV of a step that is still under way, of a request that leaves"
+    )
     RELEASED_EARLY = "a leader frees the blocks of a request that has left while their offer stands"
     NOT_REVOKED = "an offer is not revoked when its blocks are freed"
     REOPENED = "a request that was preempted is offered again under its number"
@@ -39,7 +41,9 @@ class Fault(Enum):
     NO_NEXT_BLOCK = "KV arrives in blocks that leave no room for the next token"
     SET_ASIDE_EARLY = "blocks are set aside for KV before any is offered"
     FREED_EARLY = "an owner is told that tokens are pulled before they are"
-    KEEPS_BLOCKS = "a request whose KV is still computed keeps its blocks, though its lane is short of them"
+    KEEPS_BLOCKS = (
+        "a request whose KV is still computed keeps its blocks, though its lane is short of them"
+    )
     NOT_LOOKED_AGAIN = "KV that a member has moved while it was copied counts"
     NOT_ALL_READY = "weights go as soon as one engine of the group is ready to lend"
     NOT_EMPTY = "pages go back to weights while their blocks are in use"
@@ -49,7 +53,9 @@ class Fault(Enum):
 
 class _PublishedEarly(Source):
     def publish(self) -> None:
-        requests = [request for pool in self._pools.values() for request in pool.scheduler.requests.values()]
+        requests = [
+            request for pool in self._pools.values() for request in pool.scheduler.requests.values()
+        ]
         in_flight = [request.num_in_flight_tokens for request in requests]
         for request in requests:
             request.num_in_flight_tokens = 0
@@ -61,7 +67,9 @@ class _PublishedEarly(Source):
 class _RetainedEarly(Source):
     def retain(self, request_id: str, number: int) -> None:
         here = [pool.scheduler.requests for pool in self._pools.values()]
-        computed = [requests[request_id].num_computed_tokens for requests in here if request_id in requests]
+        computed = [
+            requests[request_id].num_computed_tokens for requests in here if request_id in requests
+        ]
         super().retain(request_id, number)
         if number in self.retained:
             self._table.publish(number, computed[0], self.retained[number].blocks, final=True)
@@ -132,7 +140,9 @@ class _NoNextBlock(Chunks):
     def next_stop(self, arrival: Arrival, offer: Offer, now_s: float) -> int | None:
         manager = self._pools[arrival.size].scheduler.kv_cache_manager
         take = manager.allocate_slots
-        manager.allocate_slots = lambda *request, num_lookahead_tokens, **options: take(*request, **options)
+        manager.allocate_slots = lambda *request, num_lookahead_tokens, **options: take(
+            *request, **options
+        )
         try:
             return super().next_stop(arrival, offer, now_s)
         finally:
@@ -150,7 +160,9 @@ class _SetAsideEarly(Target):
 
 
 class _FreedEarly(Target):
-    def _begin_pull(self, arrival: Arrival, offer: Offer, stop: int, limit_s: float | None) -> float:
+    def _begin_pull(
+        self, arrival: Arrival, offer: Offer, stop: int, limit_s: float | None
+    ) -> float:
         if arrival.is_chunked(offer):
             self._incoming.release(arrival, stop)
         return super()._begin_pull(arrival, offer, stop, limit_s)

@@ -9,19 +9,27 @@ from flying_serving.layout.groups import Group
 from tests.protocol.faults import Fault
 
 GONE = -1
-"""In place of the state of an engine that has stopped, and of a message that has gone with its sender."""
+"""In place of the state of an engine that has stopped, and of a message that has gone with its
+sender.
+"""
 
 Entry = tuple[int, int]
 """In an inbox: (sender, message)."""
 
 
-def sort_grants(inbox: tuple[Entry, ...], first: int, messages: Sequence[Message]) -> tuple[Entry, ...]:
-    """Return an inbox with the grants at its end, from place `first` on, by sender, if they answer one question.
+def sort_grants(
+    inbox: tuple[Entry, ...], first: int, messages: Sequence[Message]
+) -> tuple[Entry, ...]:
+    """Return an inbox with the grants at its end, from place `first` on, by sender, if they answer
+    one question.
 
     Which of them comes first makes no difference.
     """
     place = len(inbox)
-    while place > first and _question(inbox[place - 1], messages) == _question(inbox[-1], messages) is not None:
+    while (
+        place > first
+        and _question(inbox[place - 1], messages) == _question(inbox[-1], messages) is not None
+    ):
         place -= 1
     return inbox[:place] + tuple(sorted(inbox[place:]))
 
@@ -38,6 +46,11 @@ def arrives(fault: Fault | None, sender: int, who: int, message: Message) -> int
         return 0
     if fault is Fault.COMMIT_DROPPED and isinstance(message, LendBlocks) and who == 1:
         return 0
-    if fault is Fault.STEP_TWICE and isinstance(message, RunStep) and who == 1 and len(message.group) == 2:
+    if (
+        fault is Fault.STEP_TWICE
+        and isinstance(message, RunStep)
+        and who == 1
+        and len(message.group) == 2
+    ):
         return 2
     return 1

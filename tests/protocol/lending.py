@@ -72,5 +72,7 @@ LENT_KV = {
         weights=Lent.LENT,
     ),
 }
-"""Explored by hand, in two minutes, as its 6.6 million states take too long for each run of the tests."""
+"""Explored by hand, in two minutes, as its 6.6 million states take too long for each run of the
+tests.
+"""
 LENDING |= LENT_KV

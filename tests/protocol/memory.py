@@ -1,4 +1,6 @@
-"""What engines of the model have in place of vLLM's block pool and model runner: whose token is in which block."""
+"""What engines of the model have in place of vLLM's block pool and model runner: whose token is in
+which block.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from tests.protocol.client import request_of
 
 @dataclass
 class ListPool:
-    """What is asked of vLLM's BlockPool, with nothing cached and no state but who uses which blocks."""
+    """What is asked of vLLM's BlockPool, with nothing cached and no state but who uses which
+    blocks.
+    """
 
     num_gpu_blocks: int
     free: list[int] = field(default_factory=list)
@@ -98,11 +102,13 @@ class EndlessScheduler(FakeScheduler):
 
 
 class Memory:
-    """What an engine's model runner keeps: tables of blocks, and slot by slot whose token was written there last.
+    """What an engine's model runner keeps: tables of blocks, and slot by slot whose token was
+    written there last.
 
     Args:
         blocks: how many there are.
-        mobile: requests whose KV comes from elsewhere, or goes elsewhere, when they have no table here.
+        mobile: requests whose KV comes from elsewhere, or goes elsewhere, when they have no table
+            here.
     """
 
     def __init__(self, blocks: int, mobile: Container[str] = ()) -> None:
@@ -114,7 +120,9 @@ class Memory:
         """Blocks that have pages."""
 
     def write(self, plan: SchedulerOutput) -> None:
-        """Do what a model runner does with a plan: keep tables, check what was written before, write what is new."""
+        """Do what a model runner does with a plan: keep tables, check what was written before,
+        write what is new.
+        """
         done: dict[str, int] = {}
         for gone in plan.finished_req_ids:
             self.tables.pop(gone)
@@ -122,7 +130,9 @@ class Memory:
             self.tables[new.req_id] = list(new.block_ids[0])
             done[new.req_id] = new.num_computed_tokens
         cached = plan.scheduled_cached_reqs
-        for name, added, computed in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True):
+        for name, added, computed in zip(
+            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
+        ):
             if name in cached.resumed_req_ids:
                 self.tables[name] = []
             self.tables[name] += added[0] if added else []
@@ -156,24 +166,37 @@ class Memory:
                 if (old, slot) in self.content:
                     self.content[new, slot] = self.content[old, slot]
         self.touched.update(copies.values())
-        self.tables = {name: [copies.get(b, b) for b in blocks] for name, blocks in self.tables.items()}
+        self.tables = {
+            name: [copies.get(b, b) for b in blocks] for name, blocks in self.tables.items()
+        }
 
     def release(self, blocks: range) -> None:
         """Give pages back: what is in these blocks is lost."""
         self.touched.difference_update(blocks)
-        self.content = {place: token for place, token in self.content.items() if place[0] not in blocks}
+        self.content = {
+            place: token for place, token in self.content.items() if place[0] not in blocks
+        }
 
     def row(self, block: int) -> tuple[tuple[str, int] | None, ...]:
         """Return the tokens in a block that others may want."""
         found = [self.content.get((block, slot)) for slot in range(BLOCK)]
-        return tuple(token if token is not None and token[0] in self.mobile else None for token in found)
+        return tuple(
+            token if token is not None and token[0] in self.mobile else None for token in found
+        )
 
     def rename(self, new: Mapping[int, int], free: Container[int]) -> None:
-        """Give blocks other numbers, and forget what nobody can read any more; `free`: new numbers."""
-        self.tables = {name: [new[block] for block in blocks] for name, blocks in self.tables.items()}
-        used = {(request_of(name), block) for name, blocks in self.tables.items() for block in blocks}
+        """Give blocks other numbers, and forget what nobody can read any more; `free`: new
+        numbers.
+        """
+        self.tables = {
+            name: [new[block] for block in blocks] for name, blocks in self.tables.items()
+        }
+        used = {
+            (request_of(name), block) for name, blocks in self.tables.items() for block in blocks
+        }
         self.content = {
             (new[block], slot): token
             for (block, slot), token in self.content.items()
-            if (token[0], new[block]) in used or (token[0] in self.mobile and new[block] not in free)
+            if (token[0], new[block]) in used
+            or (token[0] in self.mobile and new[block] not in free)
         }

@@ -34,31 +34,45 @@ class ProtocolModel:
         reduce: whether orders of events are left out that make no difference (`_first`).
     """
 
-    def __init__(self, scenario: Scenario, fault: Fault | None = None, *, reduce: bool = True) -> None:
+    def __init__(
+        self, scenario: Scenario, fault: Fault | None = None, *, reduce: bool = True
+    ) -> None:
         self.scenario = scenario
         self.fault = fault
         sizes, engines = scenario.settings.sizes, scenario.settings.engines
         self._engines = range(engines)
-        self._groups = [group for size in sizes[1:] for group in Layout.uniform(engines, size).groups]
+        self._groups = [
+            group for size in sizes[1:] for group in Layout.uniform(engines, size).groups
+        ]
         self.endless = bool(scenario.settings.endless)
         self.reduce = reduce and fault is not Fault.BY_ARRIVAL
         exact = scenario.settings.exact
         self.engines = Engines(exact=exact, most_overdue=scenario.most_overdue)
         self.endpoints = Endpoints(
-            self.engines, exact=exact, prompt=scenario.prompt, mortal=bool(scenario.mortal), fault=fault
+            self.engines,
+            exact=exact,
+            prompt=scenario.prompt,
+            mortal=bool(scenario.mortal),
+            fault=fault,
         )
         self.client = Dispatcher(scenario, self.endpoints, fault)
         self._mobile = frozenset(request_of(job.name) for job in scenario.jobs if job.source)
-        self._sizes = {job.source.number: len(job.source.group) for job in scenario.jobs if job.source}
+        self._sizes = {
+            job.source.number: len(job.source.group) for job in scenario.jobs if job.source
+        }
         self._sizes |= {job.offer[0]: job.size for job in scenario.jobs if job.offer}
         self._clients: list[Client] = []
         self._client_numbers: dict[Client, int] = {}
         self._are_quiet: dict[int, tuple[bool, ...]] = {}
 
     def first(self) -> State:
-        """Return the state in which nothing has happened yet, but that the client has sent its first stage."""
+        """Return the state in which nothing has happened yet, but that the client has sent its
+        first stage.
+        """
         endpoints = [self.endpoints.take(self._make(engine)) for engine in self._engines]
-        client = Client(((Status.OPEN, None, None),) * len(self.client.numbers), weights=self.scenario.weights)
+        client = Client(
+            ((Status.OPEN, None, None),) * len(self.client.numbers), weights=self.scenario.weights
+        )
         return self._state(*self.client.begin_stages(endpoints, client))
 
     def _make(self, number: int) -> Engine:
@@ -98,7 +112,9 @@ class ProtocolModel:
             or client.stage < len(self.scenario.stages) - 1
         ):
             return False
-        if any(status is Status.OPEN for status, *_ in client.requests) or not all(map(self._is_at_rest, state[:-1])):
+        if any(status is Status.OPEN for status, *_ in client.requests) or not all(
+            map(self._is_at_rest, state[:-1])
+        ):
             return False
         self._check_lending(state)
         return True
@@ -106,7 +122,12 @@ class ProtocolModel:
     def _is_at_rest(self, number: int) -> bool:
         """Return whether an engine has nothing more to do."""
         endpoint = self.endpoints.endpoints[number]
-        is_waiting = endpoint.inside is None and not endpoint.sending and not endpoint.heard and not endpoint.inbox
+        is_waiting = (
+            endpoint.inside is None
+            and not endpoint.sending
+            and not endpoint.heard
+            and not endpoint.inbox
+        )
         facts = self.engines.facts[endpoint.engine]
         return is_waiting and not facts.busy and not any(facts.waits)
 
@@ -127,13 +148,15 @@ class ProtocolModel:
             yield from self._stop(state)
 
     def _first(self, state: State) -> int | None:
-        """Return an engine that may as well go first: what it does next can be the next thing that happens at all.
+        """Return an engine that may as well go first: what it does next can be the next thing that
+        happens at all.
 
-        It has a message, and the client will say nothing new to it; so nothing that others do gives it another choice.
-        And none of its choices sends anything, completes a request, or depends on or changes what engines see of each
-        other's KV; so whatever others do, they can do before it or after it, and it comes to the same. Hence every end,
-        and every wrong, that is reached in another order is reached in one in which this engine goes first. (A
-        persistent set. It does not put the others off for ever: with finite work an engine has finitely much to do
+        It has a message, and the client will say nothing new to it; so nothing that others do gives
+        it another choice. And none of its choices sends anything, completes a request, or depends
+        on or changes what engines see of each other's KV; so whatever others do, they can do before
+        it or after it, and it comes to the same. Hence every end, and every wrong, that is reached
+        in another order is reached in one in which this engine goes first. (A persistent set. It
+        does not put the others off for ever: with finite work an engine has finitely much to do
         before it serves its message.)
         """
         settled = self.endpoints.settled
@@ -158,7 +181,11 @@ class ProtocolModel:
         for label, place in local:
             yield label, (*before, place, *behind)
         for event in others:
-            if event.sent is not None and event.label[0] != "sends on" and self._is_repeated(state, engine, event.sent):
+            if (
+                event.sent is not None
+                and event.label[0] != "sends on"
+                and self._is_repeated(state, engine, event.sent)
+            ):
                 event = event._replace(sent=None)
             after = self._after(state, engine, event)
             if isinstance(event.heard, Order):
@@ -173,9 +200,11 @@ class ProtocolModel:
         return tuple((look, self.endpoints.see(state[look.engine], look)) for look in looks)
 
     def _is_repeated(self, state: State, engine: int, sent: Sent) -> bool:
-        """Whether a member recalls blocks while a RecallBlocks is under way: that is not sent, or states had no end.
+        """Whether a member recalls blocks while a RecallBlocks is under way: that is not sent, or
+        states had no end.
 
-        It may ask again after ASK_AGAIN_S; here it does so when its leader has dealt with what it asked before.
+        It may ask again after ASK_AGAIN_S; here it does so when its leader has dealt with what it
+        asked before.
         """
         (leader, *_), message = sent
         is_need = isinstance(self.engines.messages[message], RecallBlocks)
@@ -216,7 +245,9 @@ class ProtocolModel:
         after = state
         for engine, messages in heard.items():
             view = self._view(state, engine) if messages else ()
-            after = self._after(after, engine, self.endpoints.step(after[engine], messages, label, view))
+            after = self._after(
+                after, engine, self.endpoints.step(after[engine], messages, label, view)
+            )
         return after
 
     def _abort(self, state: State) -> Iterator[tuple[Label, State]]:
@@ -229,7 +260,9 @@ class ProtocolModel:
     # ---- loss
 
     def _stop(self, state: State) -> Iterator[tuple[Label, State]]:
-        """An engine stops; those that are in a step with one that has stopped give up and stop; the server ends."""
+        """An engine stops; those that are in a step with one that has stopped give up and stop; the
+        server ends.
+        """
         client = self._clients[state[-1]]
         if not client.lost:
             for engine in self.scenario.mortal:
@@ -239,17 +272,26 @@ class ProtocolModel:
             message = self.endpoints.endpoints[state[engine]].inside
             if message is not None and not self._is_whole(self.endpoints.group(message), state):
                 yield from self._die(state, engine, ("gives up, and stops", engine))
-        requests = tuple((Status.LOST if s is Status.OPEN else s, None, None) for s, *_ in client.requests)
+        requests = tuple(
+            (Status.LOST if s is Status.OPEN else s, None, None) for s, *_ in client.requests
+        )
         end = Client(requests, client.stage, frozenset(), lost=True, ended=True)
         yield ("the server ends",), self._state([self.endpoints.gone] * len(self._engines), end)
 
     def _die(self, state: State, engine: int, label: Label) -> Iterator[tuple[Label, State]]:
         """With an engine go any of its messages that have not arrived yet."""
         client = self._clients[state[-1]]
-        for left in product(*(self.endpoints.lose(state[other], engine) for other in self._engines)):
+        for left in product(
+            *(self.endpoints.lose(state[other], engine) for other in self._engines)
+        ):
             endpoints = list(left)
             endpoints[engine] = self.endpoints.stop(endpoints[engine])
-            yield label, self._state(endpoints, client._replace(lost=True, unanswered=client.unanswered - {engine}))
+            yield (
+                label,
+                self._state(
+                    endpoints, client._replace(lost=True, unanswered=client.unanswered - {engine})
+                ),
+            )
 
     def _is_whole(self, group: Group, state: State) -> bool:
         return all(not self.endpoints.is_gone(state[engine]) for engine in group)
@@ -257,18 +299,27 @@ class ProtocolModel:
     # ---- books and names
 
     def _check_lending(self, state: State) -> None:
-        """When no message is under way, members have lent exactly what their leaders have borrowed."""
-        facts = [self.engines.facts[self.endpoints.endpoints[number].engine] for number in state[:-1]]
+        """When no message is under way, members have lent exactly what their leaders have
+        borrowed.
+        """
+        facts = [
+            self.engines.facts[self.endpoints.endpoints[number].engine] for number in state[:-1]
+        ]
         for group in self._groups:
             borrowed = facts[group[0]].borrowed[len(group)]
             for engine in group:
                 lent, offered = facts[engine].lent[len(group)]
                 if lent != borrowed or offered:
-                    books = f"{group} has borrowed {set(borrowed)}; {engine} has lent {set(lent)}, offers {offered}"
+                    books = (
+                        f"{group} has borrowed {set(borrowed)}; {engine} has lent "
+                        f"{set(lent)}, offers {offered}"
+                    )
                     raise Wrong(books)
 
     def goal(self, label: Label) -> str | None:
-        """Return, where work has no end, of which group a step is made: each must always make another."""
+        """Return, where work has no end, of which group a step is made: each must always make
+        another.
+        """
         return f"a step of {label[1]}" if self.endless and label[0] == "step" else None
 
     def describe(self, label: Label) -> str:

@@ -1,6 +1,8 @@
-"""What engines of the model see of each other's KV: the table of each, what another looks at there, and what it sees.
+"""What engines of the model see of each other's KV: the table of each, what another looks at there,
+and what it sees.
 
-Blocks of lane 1 go by other names outside their engine, as it renames its own (`alike.py`): by their offer's number.
+Blocks of lane 1 go by other names outside their engine, as it renames its own (`alike.py`): by
+their offer's number.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ MOST_BLOCKS = 16
 
 
 class Look(NamedTuple):
-    """What of an engine another looks at: an offer, by number, or blocks of its lane of this size, by name.
+    """What of an engine another looks at: an offer, by number, or blocks of its lane of this size,
+    by name.
 
     Or WHERE: which blocks it has lent to its group of this size, of those in the place of weights.
     """
@@ -44,7 +47,9 @@ class Table:
     def __init__(self, sizes: Mapping[int, int]) -> None:
         self._sizes = sizes
         self.extra = range(0)
-        """Blocks in the place of weights. Others know them, by their negative numbers, as whatever they were lent."""
+        """Blocks in the place of weights. Others know them, by their negative numbers, as whatever
+        they were lent.
+        """
         self.offers: dict[int, Offer] = {}
         self.lent: dict[tuple[int, int], int] = {}
 
@@ -66,26 +71,48 @@ class Table:
         self.lent[size, group_block] = block
 
     def rename(self, new: Mapping[int, int], lent: Mapping[int, Mapping[int, int]]) -> None:
-        """Give blocks other numbers, and forget which were lent once; `lent`: those that are, by size."""
+        """Give blocks other numbers, and forget which were lent once; `lent`: those that are, by
+        size.
+        """
         for number, offer in self.offers.items():
             if self._sizes[number] == 1:
-                self.offers[number] = Offer(offer.tokens, offer.is_final, [new[block] for block in offer.blocks])
-        self.lent = {(size, v): new[block] for (size, v), block in self.lent.items() if v in lent[size]}
+                self.offers[number] = Offer(
+                    offer.tokens, offer.is_final, [new[block] for block in offer.blocks]
+                )
+        self.lent = {
+            (size, v): new[block] for (size, v), block in self.lent.items() if v in lent[size]
+        }
 
     def shown(self, memory: Memory) -> tuple[dict[int, Offer], dict[tuple[int, int], Any]]:
         """Return what others can see: offers, and tokens in blocks, by size and name."""
-        named = {(1, name): b for number, offer in self.offers.items() for name, b in self._named(number, offer)}
+        named = {
+            (1, name): b
+            for number, offer in self.offers.items()
+            for name, b in self._named(number, offer)
+        }
         rows = {key: memory.row(block) for key, block in (self.lent | named).items()}
         offers = {
-            number: Offer(offer.tokens, offer.is_final, tuple(name for name, _ in self._named(number, offer)))
+            number: Offer(
+                offer.tokens, offer.is_final, tuple(name for name, _ in self._named(number, offer))
+            )
             for number, offer in self.offers.items()
         }
-        rows |= {(size, -block): memory.row(block) for size in set(self._sizes.values()) for block in self.extra}
+        rows |= {
+            (size, -block): memory.row(block)
+            for size in set(self._sizes.values())
+            for block in self.extra
+        }
         return offers, {key: row for key, row in rows.items() if any(row)}
 
     def where(self, size: int) -> tuple[tuple[int, int], ...]:
         """Return group blocks, each with the block in the place of weights that it is."""
-        return tuple(sorted((v, block) for (of, v), block in self.lent.items() if of == size and block in self.extra))
+        return tuple(
+            sorted(
+                (v, block)
+                for (of, v), block in self.lent.items()
+                if of == size and block in self.extra
+            )
+        )
 
     def _named(self, number: int, offer: Offer) -> list[tuple[int, int]]:
         """Each of an offer's blocks, by its name."""
@@ -114,14 +141,22 @@ class Peers:
         return True
 
     def copy(
-        self, source: Group, blocks: Mapping[int, Sequence[int]], reader: tuple[Group, int], tokens: range
+        self,
+        source: Group,
+        blocks: Mapping[int, Sequence[int]],
+        reader: tuple[Group, int],
+        tokens: range,
     ) -> list[Any]:
-        """Return what is in the place of each token; None if it is not the same on all engines that are read.
+        """Return what is in the place of each token; None if it is not the same on all engines that
+        are read.
 
         `reader`: a group, and the engine that copies for its part in it.
         """
         group, engine = reader
-        rows = [self.view[Look(e, len(source), tuple(blocks[e]))] for e in engines_read(source, group, engine)]
+        rows = [
+            self.view[Look(e, len(source), tuple(blocks[e]))]
+            for e in engines_read(source, group, engine)
+        ]
         found = [{row[place // BLOCK][place % BLOCK] for row in rows} for place in tokens]
         return [one.pop() if len(one) == 1 else None for one in found]
 
@@ -132,11 +167,20 @@ def look_at(source: KVSource) -> Look:
 
 
 def look_into(
-    source: KVSource, blocks: Sequence[int], group: Group, engine: int, seen: Mapping[Look, Any] | None = None
+    source: KVSource,
+    blocks: Sequence[int],
+    group: Group,
+    engine: int,
+    seen: Mapping[Look, Any] | None = None,
 ) -> list[Look]:
-    """Return how an engine, for its part in `group`, looks at blocks; `seen`: where they were, if it has looked."""
+    """Return how an engine, for its part in `group`, looks at blocks; `seen`: where they were, if
+    it has looked.
+    """
     size, engines = len(source.group), engines_read(source.group, group, engine)
-    return [Look(e, size, tuple(names_of(blocks, (seen or {}).get(Look(e, size, WHERE), ())))) for e in engines]
+    return [
+        Look(e, size, tuple(names_of(blocks, (seen or {}).get(Look(e, size, WHERE), ()))))
+        for e in engines
+    ]
 
 
 def look_where(source: KVSource, group: Group, engine: int) -> list[Look]:

@@ -30,14 +30,16 @@ class Stage:
 
     Args:
         layout: by engine, the size of its group; empty for no order.
-        mode: of the order. After one by "migrate" all engines are told what leaves them, even nothing.
-        jobs: requests that are sent behind the order. A job `x+1` is the request `x` again: it migrates, which takes it
-            from where it was, and brings its KV if it says so (`Job.source`). If it is the very offer that is made of
-            `x` while it runs, the request is split: `x` goes on.
-        lends: whether the engines of the first widest group are told to lend their weights, or to have them back; None
-            if neither.
-        when: where weights have to be before it begins. Before an order, and requests of narrower groups, they have to
-            be WHOLE.
+        mode: of the order. After one by "migrate" all engines are told what leaves them, even
+            nothing.
+        jobs: requests that are sent behind the order. A job `x+1` is the request `x` again: it
+            migrates, which takes it from where it was, and brings its KV if it says so
+            (`Job.source`). If it is the very offer that is made of `x` while it runs, the request
+            is split: `x` goes on.
+        lends: whether the engines of the first widest group are told to lend their weights, or to
+            have them back; None if neither.
+        when: where weights have to be before it begins. Before an order, and requests of narrower
+            groups, they have to be WHOLE.
         after: requests that have to be over before it begins.
     """
 
@@ -54,8 +56,8 @@ class Scenario:
     """What there is to do.
 
     Args:
-        stages: one with an order begins when all engines have acknowledged the last order, one without when those have
-            whose groups it changes.
+        stages: one with an order begins when all engines have acknowledged the last order, one
+            without when those have whose groups it changes.
         first, mode: the layout at the beginning, as in a Stage.
         settings: of the engines.
         lent: groups that have borrowed as many blocks as they ask for when it begins.
@@ -63,9 +65,10 @@ class Scenario:
         aborts: requests that the client may abort at any time.
         mortal: engines of which one may stop at any time. The server ends some time after that.
         most_overdue: how many steps of other lanes an engine may make while an older lane is due.
-        handoffs: what a request goes on as when a job of it is done that is not all of it, by that job.
-        prompt: whether an engine that comes out of a step goes through its loop before a message arrives that is not
-            there yet.
+        handoffs: what a request goes on as when a job of it is done that is not all of it, by that
+            job.
+        prompt: whether an engine that comes out of a step goes through its loop before a message
+            arrives that is not there yet.
     """
 
     stages: tuple[Stage, ...]
@@ -99,7 +102,8 @@ class Client(NamedTuple):
     """What the client knows.
 
     Args:
-        requests: of each, its status, the job as which an engine has it, and that of the other part if it is split.
+        requests: of each, its status, the job as which an engine has it, and that of the other part
+            if it is split.
         stage: the last stage that has begun.
         unanswered: engines that have not acknowledged the last order.
         lost: whether an engine has stopped.
@@ -116,6 +120,10 @@ class Client(NamedTuple):
     weights: Lent = Lent.WHOLE
     awaited: frozenset[int] = frozenset()
 
-    def with_request(self, number: int, status: Status, job: Job | None, part: Job | None = None) -> Client:
+    def with_request(
+        self, number: int, status: Status, job: Job | None, part: Job | None = None
+    ) -> Client:
         """Return what is known when one request has another status."""
-        return self._replace(requests=(*self.requests[:number], (status, job, part), *self.requests[number + 1 :]))
+        return self._replace(
+            requests=(*self.requests[:number], (status, job, part), *self.requests[number + 1 :])
+        )

@@ -1,4 +1,6 @@
-"""What engines of the model are made with, and what they are told when they go once through their loop."""
+"""What engines of the model are made with, and what they are told when they go once through their
+loop.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,16 @@ class Settings:
     Args:
         blocks: physical blocks of each, one of them null.
         lend_blocks: how many a leader asks for, at the least.
-        endless: lanes that have work without end and need no blocks, by group; the others have none at all.
-        exact: whether it is kept how long ago things were, with a tick for each step, and more ticks at any time. If
-            not, any wait and any pause may be over at any time, which allows all that can really happen, and more.
+        endless: lanes that have work without end and need no blocks, by group; the others have none
+            at all.
+        exact: whether it is kept how long ago things were, with a tick for each step, and more
+            ticks at any time. If not, any wait and any pause may be over at any time, which allows
+            all that can really happen, and more.
         chunk: tokens that a scheduler plans for a step, at the most.
-        stalls: whether who waits for KV to be offered, with blocks, may give up only because it has waited long enough.
-        retains: whether KV that is kept goes only when it was pulled, or a request needs its blocks.
+        stalls: whether who waits for KV to be offered, with blocks, may give up only because it has
+            waited long enough.
+        retains: whether KV that is kept goes only when it was pulled, or a request needs its
+            blocks.
         engines: how many there are.
         widest: size of the widest groups.
         pieces: pages of each piece of weights that may be lent.

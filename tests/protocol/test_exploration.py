@@ -1,9 +1,11 @@
-"""The protocol, explored: whatever four engines of production classes and a client can do comes to a good end.
+"""The protocol, explored: whatever four engines of production classes and a client can do comes to
+a good end.
 
-In every state: no collective whose members have come to different steps, no request completed twice, no block with two
-owners, no token read that is not there, no exception. From every state an end can be reached at which each request is
-completed or aborted, no message and no retained KV is left, and members have lent what their leaders have borrowed,
-unless the server has ended; where work has no end, each lane steps again, and soon once it is due.
+In every state: no collective whose members have come to different steps, no request completed
+twice, no block with two owners, no token read that is not there, no exception. From every state an
+end can be reached at which each request is completed or aborted, no message and no retained KV is
+left, and members have lent what their leaders have borrowed, unless the server has ended; where
+work has no end, each lane steps again, and soon once it is due.
 """
 
 import sys
@@ -29,7 +31,9 @@ SCARCE = Settings(blocks=2)
 
 SCENARIOS = {
     "a pair": Scenario((Stage(jobs=(Job("a", 2, 0),)),)),
-    "a pair beside all four": Scenario((Stage(jobs=(Job("a", 2, 2), Job("b", 4, 0))),), settings=ROOMY),
+    "a pair beside all four": Scenario(
+        (Stage(jobs=(Job("a", 2, 2), Job("b", 4, 0))),), settings=ROOMY
+    ),
     "there and back, weave": Scenario(
         (
             Stage(PAIRS, jobs=(Job("a", 2, 0),)),
@@ -39,11 +43,14 @@ SCENARIOS = {
         settings=ROOMY,
     ),
     "pairs, then all four, hard": Scenario(
-        (Stage(PAIRS, "hard", (Job("a", 2, 0),)), Stage(ALL, "hard", (Job("b", 4, 0),))), settings=ROOMY
+        (Stage(PAIRS, "hard", (Job("a", 2, 0),)), Stage(ALL, "hard", (Job("b", 4, 0),))),
+        settings=ROOMY,
     ),
-    # a pair that drains while the other half works, through all four, is "both pairs, then all four"
+    # a pair that drains while the other half works, through all four, is "both pairs, then all
+    # four"
     "a mixed layout, then all four": Scenario(
-        (Stage((2, 2, 1, 1), jobs=(Job("a", 2, 0),)), Stage(ALL, jobs=(Job("b", 4, 0),))), settings=ROOMY
+        (Stage((2, 2, 1, 1), jobs=(Job("a", 2, 0),)), Stage(ALL, jobs=(Job("b", 4, 0),))),
+        settings=ROOMY,
     ),
     "all four, then a mixed layout": Scenario(
         (Stage(ALL, jobs=(Job("b", 4, 0),)), Stage((1, 1, 2, 2), jobs=(Job("c", 2, 2),))),
@@ -51,7 +58,8 @@ SCENARIOS = {
         settings=ROOMY,
     ),
     "both pairs, then all four": Scenario(
-        (Stage(PAIRS, jobs=(Job("a", 2, 0), Job("b", 2, 2))), Stage(ALL, jobs=(Job("c", 4, 0),))), settings=ROOMY
+        (Stage(PAIRS, jobs=(Job("a", 2, 0), Job("b", 2, 2))), Stage(ALL, jobs=(Job("c", 4, 0),))),
+        settings=ROOMY,
     ),
     "two groups want the blocks that one has": Scenario(
         (Stage(jobs=(Job("a", 2, 0), Job("b", 4, 0))),), settings=SCARCE, lent=((0, 1),)
@@ -67,7 +75,9 @@ SCENARIOS = {
         (Stage(jobs=(Job("a", 2, 0), Job("b", 4, 0))),), settings=ROOMY, aborts=("a", "b")
     ),
     "a leader or a member stops": Scenario(
-        (Stage(PAIRS, jobs=(Job("a", 2, 0),)), Stage(ALL, jobs=(Job("b", 4, 0),))), settings=ROOMY, mortal=(0, 1)
+        (Stage(PAIRS, jobs=(Job("a", 2, 0),)), Stage(ALL, jobs=(Job("b", 4, 0),))),
+        settings=ROOMY,
+        mortal=(0, 1),
     ),
     **MIGRATING,
     **SPLITTING,
@@ -107,7 +117,8 @@ FOUND_IN = {
     Fault.SET_ASIDE_EARLY: "prompts are split both ways, with little memory",
     Fault.FREED_EARLY: "KV goes to two engines block by block, and another request needs these",
     Fault.KEEPS_BLOCKS: "answers are split both ways, with little memory",
-    Fault.NOT_LOOKED_AGAIN: "KV goes from a group that lends to another engine while weights come back",
+    Fault.NOT_LOOKED_AGAIN: "KV goes from a group that lends to another engine while weights come "
+    "back",
     Fault.NOT_ALL_READY: "weights are lent behind a short request, and come back",
     Fault.NOT_EMPTY: "weights come back while a request has their blocks, and an order follows",
     Fault.NOT_REPLACED: "weights come back while a request has their blocks, and an order follows",
@@ -137,10 +148,14 @@ def test_nothing_goes_wrong(name: str, capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.parametrize("fault", Fault)
 def test_an_injected_fault_is_found(fault: Fault, capsys: pytest.CaptureFixture[str]) -> None:
-    """The exploration of a scenario in which nothing goes wrong finds it, and says how it came to that."""
+    """The exploration of a scenario in which nothing goes wrong finds it, and says how it came to
+    that.
+    """
     found = explored(SCENARIOS[FOUND_IN[fault]], fault=fault)
     with capsys.disabled():
-        sys.stdout.write(f"\nprotocol, if {fault.value}: after {found.states} states: {found.wrong}\n")
+        sys.stdout.write(
+            f"\nprotocol, if {fault.value}: after {found.states} states: {found.wrong}\n"
+        )
     assert found.wrong is not None
     assert "TypeError" not in found.wrong
     assert found.trace
@@ -149,7 +164,10 @@ def test_an_injected_fault_is_found(fault: Fault, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     "scenario",
     [
-        *(Scenario((Stage(jobs=(Job("a", 1, 0), Job("b", size, 0))),), settings=SCARCE) for size in (2, 4)),
+        *(
+            Scenario((Stage(jobs=(Job("a", 1, 0), Job("b", size, 0))),), settings=SCARCE)
+            for size in (2, 4)
+        ),
         MIGRATING["KV goes to the neighbour and back"],
         MIGRATING["KV goes from all engines to two"],
         SPLITTING["a prompt is split, and its first part is preempted"],

@@ -10,7 +10,9 @@ State = tuple[int, int]
 
 
 class Jugs:
-    """Two jugs, of 3 and 5 liters, are filled, emptied, and poured into each other, until one holds 4."""
+    """Two jugs, of 3 and 5 liters, are filled, emptied, and poured into each other, until one holds
+    4.
+    """
 
     sizes = (3, 5)
     forbidden: tuple[str, ...] = ()
@@ -100,10 +102,14 @@ def test_going_round_without_a_way_to_an_end_is_found() -> None:
 
 @pytest.mark.parametrize("reached", ["empty small", "large into small"])
 def test_goals_of_what_has_no_end_stay_within_reach(reached: str) -> None:
-    """The small jug can be emptied again and again; once nothing can be poured any more, that is over."""
+    """The small jug can be emptied again and again; once nothing can be poured any more, that is
+    over.
+    """
 
     class Endless(Jugs):
-        forbidden = () if reached == "empty small" else ("empty large", "empty small", "small into large")
+        forbidden = (
+            () if reached == "empty small" else ("empty large", "empty small", "small into large")
+        )
 
         def over(self, state: State) -> bool:
             return False

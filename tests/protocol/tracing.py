@@ -38,7 +38,10 @@ def _name(message: Message) -> str:
     match message:
         case RunStep():
             plan = message.plan
-            what = str(dict(plan.num_scheduled_tokens) or f"after the end of {sorted(plan.finished_req_ids)}")
+            what = str(
+                dict(plan.num_scheduled_tokens)
+                or f"after the end of {sorted(plan.finished_req_ids)}"
+            )
         case PullKV():
             what = f"{message.request_id}, tokens {message.tokens} of {message.source}"
         case KVPulled():

@@ -1,4 +1,5 @@
-"""What engines of the model have where weights are lent: production residency, pool and ledger, on a device of pages.
+"""What engines of the model have where weights are lent: production residency, pool and ledger, on
+a device of pages.
 
 A block is one page, in one region, and a piece of weights a few of them.
 """
@@ -47,10 +48,14 @@ class Weights(Residency):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return all but what has no value of its own."""
-        return {name: value for name, value in vars(self).items() if name not in ("_work", "_answer")}
+        return {
+            name: value for name, value in vars(self).items() if name not in ("_work", "_answer")
+        }
 
     def resume(self) -> None:
-        """After it was unpickled: go on with what it was told. Raises IntegrityError if that must not go on."""
+        """After it was unpickled: go on with what it was told. Raises IntegrityError if that must
+        not go on.
+        """
         self._answer: Future[int] | None = None
         self._work: Callable[[float], bool] = bool
         if self.told:
@@ -58,7 +63,8 @@ class Weights(Residency):
 
 
 class Device:
-    """In place of a worker: which pages weights have, and which were touched by KV and not released.
+    """In place of a worker: which pages weights have, and which were touched by KV and not
+    released.
 
     Args:
         memory: of all blocks.
@@ -99,7 +105,9 @@ class Device:
 
     def back(self, blocks: range) -> None:
         """As `ExtraBlocks.back`: pages are there once they are touched."""
-        assert blocks.stop - self._extra.start <= self._freed[self.gone], f"no pages for blocks {blocks}"
+        assert blocks.stop - self._extra.start <= self._freed[self.gone], (
+            f"no pages for blocks {blocks}"
+        )
 
     def release(self, blocks: range) -> None:
         """As `ExtraBlocks.release`."""
@@ -108,11 +116,18 @@ class Device:
     def check(self) -> None:
         """Check that weights and KV have no page in common."""
         touched = self.memory.touched.intersection(self._extra)
-        assert len(touched) <= self._freed[self.gone], f"{self.gone} pieces are gone, and KV is in blocks {touched}"
+        assert len(touched) <= self._freed[self.gone], (
+            f"{self.gone} pieces are gone, and KV is in blocks {touched}"
+        )
 
 
 def make_residency(
-    lanes: Lanes, own: EnginePool, pieces: Sequence[int], extra: range, call: Callable[..., Any], revoke: Any
+    lanes: Lanes,
+    own: EnginePool,
+    pieces: Sequence[int],
+    extra: range,
+    call: Callable[..., Any],
+    revoke: Any,
 ) -> Weights:
     """Return what an engine has of its weights: all, at first."""
     ledger = PageLedger([pages * PAGE for pages in pieces], ExtraKV(len(extra), 1, PAGE), PAGE)
@@ -120,12 +135,16 @@ def make_residency(
 
 
 def extra_of(blocks: int, pieces: Sequence[int]) -> range:
-    """Return the extra blocks behind those that are always there: as many as a ledger has room for."""
+    """Return the extra blocks behind those that are always there: as many as a ledger has room
+    for.
+    """
     return range(blocks, blocks + max(0, sum(pieces) - 1))
 
 
 def check(engine: Any) -> None:
-    """Check that pages and extra blocks of an engine have one owner, and that its device is as its books say."""
+    """Check that pages and extra blocks of an engine have one owner, and that its device is as its
+    books say.
+    """
     residency: Weights = engine.loop.residency
     residency.check()
     engine.device.check()
@@ -133,4 +152,6 @@ def check(engine: Any) -> None:
     withheld = engine.loop.lanes.own.withheld
     assert withheld <= set(residency._extra), f"blocks {withheld} are withheld"
     there = set(residency._extra[: residency.ledger.blocks])
-    assert residency.told == "take_back" or not withheld & there, f"nobody may have {withheld & there}"
+    assert residency.told == "take_back" or not withheld & there, (
+        f"nobody may have {withheld & there}"
+    )

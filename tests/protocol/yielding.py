@@ -1,7 +1,8 @@
 """Scenarios in which KV is kept that nobody comes for, and a request needs its blocks.
 
-A request ends in a group that has no more room for it; its KV stays offered, and time alone does not free it. Then
-another request comes, in each lane from which blocks are asked for in another way.
+A request ends in a group that has no more room for it; its KV stays offered, and time alone does
+not free it. Then another request comes, in each lane from which blocks are asked for in another
+way.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ KEPT = Settings(blocks=2, retains=True)
 
 
 def kept(first: Group, then: Group, aborts: tuple[str, ...] = ("a",)) -> Scenario:
-    """Return a request whose KV is kept in a group, unless it is aborted, and one that comes to another after that."""
+    """Return a request whose KV is kept in a group, unless it is aborted, and one that comes to
+    another after that.
+    """
     stages = (
         Stage(jobs=(job_of("a", first, (2, 2), offer=(1, False)),)),
         Stage(jobs=(job_of("b", then, (3, 1)),), after=("a",)),

@@ -1,4 +1,6 @@
-"""LaneArbiter: the weave. Nobody starves, nobody runs out of turn, nobody waits while there is something to do."""
+"""LaneArbiter: the weave. Nobody starves, nobody runs out of turn, nobody waits while there is
+something to do.
+"""
 
 import random
 from itertools import groupby, pairwise
@@ -10,7 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from flying_serving.layout.groups import Group, Layout
-from flying_serving.scheduling.arbiter import HOLD_OLDER_S, HOLD_S, RECALL_S, LaneArbiter, ServeMessage, StepLane, Wait
+from flying_serving.scheduling.arbiter import (
+    HOLD_OLDER_S,
+    HOLD_S,
+    RECALL_S,
+    LaneArbiter,
+    ServeMessage,
+    StepLane,
+    Wait,
+)
 from tests.engine.node import NEVER, TICK_S, Node
 
 GROUPS = [group for size in (1, 2, 4) for group in Layout.uniform(4, size).groups]
@@ -37,12 +47,18 @@ def node(
 
 def steps(node: Node, engine: int, size: int | None = None) -> list[tuple[float, float, int]]:
     """Return (began, ended, size) of an engine's steps that are done."""
-    return [step for step in node.engines[engine].ran if step[1] < NEVER and size in (None, step[2])]
+    return [
+        step for step in node.engines[engine].ran if step[1] < NEVER and size in (None, step[2])
+    ]
 
 
 def runs(node: Node, engine: int) -> list[tuple[int, int]]:
-    """Return (size, how many in a row) of an engine's steps, the first and the last run left out."""
-    return [(size, len(list(same))) for size, same in groupby(step[2] for step in steps(node, engine))][1:-1]
+    """Return (size, how many in a row) of an engine's steps, the first and the last run left
+    out.
+    """
+    return [
+        (size, len(list(same))) for size, same in groupby(step[2] for step in steps(node, engine))
+    ][1:-1]
 
 
 # ---- nobody starves
@@ -67,8 +83,9 @@ def test_every_lane_with_work_gets_a_step_in_time(
     slow: dict[Group, float],
     seed: int,
 ) -> None:
-    """Four engines, any layout, any lanes with work without end: no lane goes without for longer than a pause and a few
-    steps of the others; also where pauses are shorter than steps, and other leaders' steps come in between.
+    """Four engines, any layout, any lanes with work without end: no lane goes without for longer
+    than a pause and a few steps of the others; also where pauses are shorter than steps, and other
+    leaders' steps come in between.
     """
     chance = random.Random(seed)
     arbiters = [LaneArbiter(k, max_pause_s) for _ in range(4)]
@@ -92,7 +109,12 @@ def test_every_lane_with_work_gets_a_step_in_time(
 @settings(max_examples=30, deadline=None)
 @given(
     phases=st.lists(
-        st.tuples(st.sampled_from(PRESENT), st.sets(st.sampled_from(GROUPS)), st.booleans(), st.integers(1, 3)),
+        st.tuples(
+            st.sampled_from(PRESENT),
+            st.sets(st.sampled_from(GROUPS)),
+            st.booleans(),
+            st.integers(1, 3),
+        ),
         min_size=2,
         max_size=5,
     ),
@@ -105,7 +127,12 @@ def test_switches_starve_nobody(
     """One lane has work all the time, others come and go, and layouts change at any moment."""
     chance = random.Random(seed)
     arbiters = [LaneArbiter(1, 0.1) for _ in range(4)]
-    engines = Node(arbiters, {always}, lambda group: chance.uniform(0.005, 0.05), lambda: chance.uniform(0.0001, 0.002))
+    engines = Node(
+        arbiters,
+        {always},
+        lambda group: chance.uniform(0.005, 0.05),
+        lambda: chance.uniform(0.0001, 0.002),
+    )
     end = 0.0
     for present, busy, hard, k in phases:
         engines.busy = busy | {always}
@@ -119,7 +146,8 @@ def test_switches_starve_nobody(
 
 
 def test_a_third_lanes_steps_do_not_hold_up_the_count() -> None:
-    """Engine 2: lane 1 is present and busy, steps of all four come from engine 0, and {2,3} drains, four to one.
+    """Engine 2: lane 1 is present and busy, steps of all four come from engine 0, and {2,3} drains,
+    four to one.
 
     Each step of the four starts the count of present steps anew, so that it never comes to four.
     """
@@ -130,9 +158,13 @@ def test_a_third_lanes_steps_do_not_hold_up_the_count() -> None:
 
 
 def test_pauses_shorter_than_steps_do_not_starve_the_present_lane() -> None:
-    """Engine 0: lane 1 is present, and two older lanes are late again as soon as the other has run."""
+    """Engine 0: lane 1 is present, and two older lanes are late again as soon as the other has
+    run.
+    """
     for hard in (True, False):
-        engines = node([1, 1, 1, 1], {(0,), (0, 1), (0, 1, 2, 3)}, hard=hard, k=4, max_pause_s=0.001)
+        engines = node(
+            [1, 1, 1, 1], {(0,), (0, 1), (0, 1, 2, 3)}, hard=hard, k=4, max_pause_s=0.001
+        )
         engines.run_until(10.0)
         counts = [len(steps(engines, 0, size)) for size in (1, 2, 4)]
         assert min(counts) > 10.0 / EVENLY_S / 5, counts
@@ -158,31 +190,50 @@ def test_a_present_lane_of_one_engine_and_an_older_group(k: int) -> None:
     engines.run_until(5.0)
     assert set(runs(engines, 0)) == {(1, k), (2, 1)}
     assert {size for size, _ in runs(engines, 1)} == {1, 2}
-    assert len(steps(engines, 1, 2)) in range(len(steps(engines, 0, 2)) - 1, len(steps(engines, 0, 2)) + 2)
+    assert len(steps(engines, 1, 2)) in range(
+        len(steps(engines, 0, 2)) - 1, len(steps(engines, 0, 2)) + 2
+    )
 
 
 @pytest.mark.parametrize(("step_s", "in_a_row"), [(0.2, 10), (0.02, 1), (0.005, 1)])
 def test_an_older_lane_of_short_steps_makes_several(step_s: float, in_a_row: int) -> None:
-    """It gets the time of one step of the present lane: coming together costs the group more than stepping."""
-    engines = node([1, 1], {(0, 1), (0,), (1,)}, step_s=lambda group: 0.02 if len(group) == 2 else step_s)
+    """It gets the time of one step of the present lane: coming together costs the group more than
+    stepping.
+    """
+    engines = node(
+        [1, 1], {(0, 1), (0,), (1,)}, step_s=lambda group: 0.02 if len(group) == 2 else step_s
+    )
     engines.run_until(20.0)
-    assert {count for size, count in runs(engines, 0) if size == 2} <= {in_a_row, max(1, in_a_row - 1)}
+    assert {count for size, count in runs(engines, 0) if size == 2} <= {
+        in_a_row,
+        max(1, in_a_row - 1),
+    }
     assert len(steps(engines, 0, 2)) > 20 / (step_s + 0.02) / 2
 
 
 def test_members_keep_still_while_an_older_groups_turn_goes_on() -> None:
-    """Its steps follow each other at once, so that engines wait only for as long as a step of theirs took."""
-    engines = node([1, 1], {(0, 1), (0,), (1,)}, step_s=lambda group: {2: 0.02, 1: (0.2, 0.1)[group[0]]}[len(group)])
+    """Its steps follow each other at once, so that engines wait only for as long as a step of
+    theirs took.
+    """
+    engines = node(
+        [1, 1],
+        {(0, 1), (0,), (1,)},
+        step_s=lambda group: {2: 0.02, 1: (0.2, 0.1)[group[0]]}[len(group)],
+    )
     engines.run_until(20.0)
     for engine, longest_s in ((0, 0.2), (1, 0.1)):
         ends = [ended for _, ended, _ in steps(engines, engine, 1)]
-        assert max(after - before for before, after in pairwise(ends)) < 0.2 + 0.1 + longest_s + 0.02
+        assert (
+            max(after - before for before, after in pairwise(ends)) < 0.2 + 0.1 + longest_s + 0.02
+        )
     for (size, began), (after, ended) in pairwise((step[2], step[0]) for step in steps(engines, 1)):
         assert (size, after) != (2, 2) or ended - began < 0.02 + HOLD_OLDER_S
 
 
 def test_an_older_group_goes_on_only_if_its_members_were_told() -> None:
-    """Its step was shorter than the one before, so there is time for another; but the members have gone on."""
+    """Its step was shorter than the one before, so there is time for another; but the members have
+    gone on.
+    """
     ready = {1: True, 2: True}
     for before_s, told in ((0.02, True), (0.1, False)):
         arbiters = LaneArbiter(1, 10.0)
@@ -209,7 +260,9 @@ def test_where_members_do_something_else_an_older_lane_pays_for_the_wait() -> No
 
 @pytest.mark.parametrize("k", [2, 3, 8])
 def test_two_older_lanes_share_the_arbiters_that_are_not_the_presents(k: int) -> None:
-    """Each of them gets at most one step for k of the present lane, and at least one for k plus the other's."""
+    """Each of them gets at most one step for k of the present lane, and at least one for k plus the
+    other's.
+    """
     engines = node([2, 2, 2, 2], {(0, 1), (0,), (0, 1, 2, 3)}, k=k)
     engines.run_until(10.0)
     present, alone, wide = (len(steps(engines, 0, size)) for size in (2, 1, 4))
@@ -230,8 +283,12 @@ def test_an_idle_present_lane_leaves_all_arbiters_to_older_ones() -> None:
 
 
 @pytest.mark.parametrize(("present", "older"), [([2, 2], (0,)), ([2, 2], (1,)), ([1, 1], (0, 1))])
-def test_hard_leaves_older_lanes_alone_but_for_one_step_in_max_pause(present: list[int], older: Group) -> None:
-    """While the present lane is busy: not earlier, and not later than the step that is under way then."""
+def test_hard_leaves_older_lanes_alone_but_for_one_step_in_max_pause(
+    present: list[int], older: Group
+) -> None:
+    """While the present lane is busy: not earlier, and not later than the step that is under way
+    then.
+    """
     pause = 0.25
     busy = {older, *Layout.uniform(2, present[0]).groups}
     engines = node(present, busy, hard=True, k=1, max_pause_s=pause)
@@ -260,10 +317,15 @@ def test_hard_lets_older_lanes_run_when_the_present_one_is_idle() -> None:
 
 @pytest.mark.parametrize("hard", [True, False])
 def test_a_member_keeps_still_for_its_group_but_not_for_long(hard: bool) -> None:
-    """Its leader said that there is more, and nothing comes: after HOLD_S it goes on with its own work."""
+    """Its leader said that there is more, and nothing comes: after HOLD_S it goes on with its own
+    work.
+    """
     engines = node([2, 2], {(0, 1), (1,)}, hard=hard, k=1000)
     engines.run_until(1.0)
-    assert [began for began, _, _ in steps(engines, 1, 1)] in ([], [0.0])  # before the first message arrived
+    assert [began for began, _, _ in steps(engines, 1, 1)] in (
+        [],
+        [0.0],
+    )  # before the first message arrived
     engines.busy = {(1,)}
     engines.run_until(2.0)
     last = steps(engines, 1, 2)[-1][1]
@@ -274,7 +336,9 @@ def test_a_member_keeps_still_for_its_group_but_not_for_long(hard: bool) -> None
 
 
 def test_nobody_keeps_still_after_the_last_step() -> None:
-    """The leader said that there is nothing more; nor does a leader wait for itself, nor anyone after a switch."""
+    """The leader said that there is nothing more; nor does a leader wait for itself, nor anyone
+    after a switch.
+    """
     ready = {1: True}
     arbiters = LaneArbiter(1000, 1e6)
     arbiters.switch(2, hard=False, weave_steps=1000, now=0.0)
@@ -333,7 +397,9 @@ class Choices(RuleBasedStateMachine):
         took_s=st.sampled_from([0.0, 0.01, 0.04]),
         waited_s=st.sampled_from([0.0, 0.02]),
     )
-    def a_step_has_run(self, size: int, more: bool, leads: bool, took_s: float, waited_s: float) -> None:
+    def a_step_has_run(
+        self, size: int, more: bool, leads: bool, took_s: float, waited_s: float
+    ) -> None:
         self.last[size] = self.now
         self.present_steps = self.present_steps + 1 if size == self.present else 0
         if not leads or size == self.present:
@@ -388,7 +454,9 @@ class Choices(RuleBasedStateMachine):
             assert (action.timeout_s is None) == (not older and not present)
             if action.timeout_s is not None:
                 assert 0 <= action.timeout_s <= HOLD_S
-                after = self.arbiter.choose(self.now + action.timeout_s + TICK_S, ready, message=False)
+                after = self.arbiter.choose(
+                    self.now + action.timeout_s + TICK_S, ready, message=False
+                )
                 assert isinstance(after, StepLane)
                 assert after.size in older or present
 
@@ -399,7 +467,9 @@ TestChoices.settings = settings(max_examples=150, stateful_step_count=30, deadli
 
 @pytest.mark.parametrize("present", [True, False])
 def test_a_pause_of_older_lanes_ends_by_itself(present: bool) -> None:
-    """If it is never said which requests leave: who waits wakes then, whatever else it waits for."""
+    """If it is never said which requests leave: who waits wakes then, whatever else it waits
+    for.
+    """
     arbiter = LaneArbiter(4, 1.0)
     arbiter.switch(2, hard=False, weave_steps=4, now=10.0)
     arbiter.pause_older(10.0)

@@ -51,7 +51,9 @@ def test_a_lane_that_was_never_measured_is_not_limited() -> None:
 
 
 def test_steps_of_random_length_keep_to_the_target() -> None:
-    """What steps take more than predicted is learned: about one in a hundred takes longer than the target."""
+    """What steps take more than predicted is learned: about one in a hundred takes longer than the
+    target.
+    """
     draw, target_s = random.Random(1), 0.2
     planned, overruns = batches(target_s), []
     for _ in range(6000):

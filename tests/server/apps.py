@@ -1,4 +1,6 @@
-"""Apps with vLLM's handlers of errors, over a shell without engines: our routes, or the gate before other routes."""
+"""Apps with vLLM's handlers of errors, over a shell without engines: our routes, or the gate before
+other routes.
+"""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -44,6 +46,8 @@ def _app(shell: Shell, keys: Sequence[str], metrics: Any = None) -> FastAPI:
     made = FastAPI()
     made.state.args = SimpleNamespace(log_error_stack=False)
     made.state.flying_keys = list(keys)
-    made.state.engine_client = SimpleNamespace(engine_core=SimpleNamespace(shell=shell, metrics=metrics))
+    made.state.engine_client = SimpleNamespace(
+        engine_core=SimpleNamespace(shell=shell, metrics=metrics)
+    )
     init_exception_handler(made)
     return made

@@ -1,4 +1,6 @@
-"""The server's shell over a vLLM client without engines, which keeps messages until a test sends them."""
+"""The server's shell over a vLLM client without engines, which keeps messages until a test sends
+them.
+"""
 
 import asyncio
 import time
@@ -6,7 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from vllm.sampling_params import SamplingParams
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineCoreRequestType, FinishReason
+from vllm.v1.engine import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineCoreRequestType,
+    FinishReason,
+)
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 from vllm.v1.serial_utils import MsgpackEncoder
@@ -24,7 +32,11 @@ from flying_serving.vllm_adapter.keys import HISTORY_KEY
 from tests.controller.model_shell import settings
 from tests.policy.costs import costs, measured
 
-ADD, ABORT, UTILITY = EngineCoreRequestType.ADD, EngineCoreRequestType.ABORT, EngineCoreRequestType.UTILITY
+ADD, ABORT, UTILITY = (
+    EngineCoreRequestType.ADD,
+    EngineCoreRequestType.ABORT,
+    EngineCoreRequestType.UTILITY,
+)
 APART, PAIRS, ALL = [[0], [1], [2], [3]], [[0, 1], [2, 3]], [[0, 1, 2, 3]]
 ANSWERS: dict[str, Any] = {
     "flying_switch": {"in_flight_ms": 1.0, "overhead_ms": 0.1, "work_ms": 0.1},
@@ -67,9 +79,15 @@ class FakeVllm:
         if self.resources.engine_dead:
             raise EngineDeadError
 
-    def _send_input(self, kind: EngineCoreRequestType, content: Any, engine: bytes) -> asyncio.Future[None]:
+    def _send_input(
+        self, kind: EngineCoreRequestType, content: Any, engine: bytes
+    ) -> asyncio.Future[None]:
         self.ensure_alive()
-        what = {ADD: lambda: content.request_id, ABORT: lambda: content[0], UTILITY: lambda: content[2]}
+        what = {
+            ADD: lambda: content.request_id,
+            ABORT: lambda: content[0],
+            UTILITY: lambda: content[2],
+        }
         name = what[kind]()
         if kind is not ABORT and name in self.unsendable:
             raise ValueError("injected")
@@ -77,7 +95,9 @@ class FakeVllm:
         self.sends.append(asyncio.get_running_loop().create_future())
         if kind is ADD:
             self.extras[content.request_id] = content.sampling_params.extra_args or {}
-            self.histories[content.request_id] = self.extras[content.request_id].get(HISTORY_KEY, [])
+            self.histories[content.request_id] = self.extras[content.request_id].get(
+                HISTORY_KEY, []
+            )
         if kind is UTILITY:
             self.methods[content[1]] = name
             if name == "flying_retain":
@@ -103,24 +123,43 @@ class Server:
         vllm: whose messages are kept.
     """
 
-    def __init__(self, *, capped: bool = True, most_waiting: int = 1000, vllm: FakeVllm | None = None) -> None:
+    def __init__(
+        self, *, capped: bool = True, most_waiting: int = 1000, vllm: FakeVllm | None = None
+    ) -> None:
         deployment = Deployment(
-            run_dir="", engines=4, devices=1, group_sizes=(1, 2, 4), flying=FlyingConfig(policy="manual")
+            run_dir="",
+            engines=4,
+            devices=1,
+            group_sizes=(1, 2, 4),
+            flying=FlyingConfig(policy="manual"),
         )
         self.vllm = vllm or FakeVllm()
         self.calls = EngineCalls(ClientChannel(self.vllm), deployment)
         model = SimpleNamespace(
-            max_model_len=400, served_model_name="tiny", use_fp64_gumbel=False, logits_processors=None
+            max_model_len=400,
+            served_model_name="tiny",
+            use_fp64_gumbel=False,
+            logits_processors=None,
         )
-        self.shell = Shell(self.calls, settings("manual", capped=capped, most_waiting=most_waiting), model)
-        self.controller, self.streams, self.orders = self.shell.controller, self.shell.streams, self.shell.orders
+        self.shell = Shell(
+            self.calls, settings("manual", capped=capped, most_waiting=most_waiting), model
+        )
+        self.controller, self.streams, self.orders = (
+            self.shell.controller,
+            self.shell.streams,
+            self.shell.orders,
+        )
         self.messages = self.vllm.messages
 
-    def open_request(self, request_id: str, output_tokens: int = 20, prompt_tokens: int = 10, **extra: Any) -> None:
+    def open_request(
+        self, request_id: str, output_tokens: int = 20, prompt_tokens: int = 10, **extra: Any
+    ) -> None:
         """A request arrives, and is sent or waits."""
         self.shell.carry_out(self.arrived(request_id, output_tokens, prompt_tokens, **extra))
 
-    def arrived(self, request_id: str, output_tokens: int = 20, prompt_tokens: int = 10, **extra: Any) -> list[Command]:
+    def arrived(
+        self, request_id: str, output_tokens: int = 20, prompt_tokens: int = 10, **extra: Any
+    ) -> list[Command]:
         """A request arrives. Returns the controller's commands, which are not carried out."""
         new = request(request_id, output_tokens, prompt_tokens, **extra)
         spec = self.streams.spec(prompt_tokens, new.sampling_params, new.priority)
@@ -128,7 +167,9 @@ class Server:
         return self.controller.arrived(request_id, spec, 0.0)
 
     def processed(self, *request_ids: str) -> list[RequestOutputCollector]:
-        """vLLM's output processor has begun to process requests. Returns where it puts what their clients get."""
+        """vLLM's output processor has begun to process requests. Returns where it puts what their
+        clients get.
+        """
         if self.calls.channel.outputs is None:
             self.calls.channel.outputs = OutputProcessor(None, log_stats=False)
         queues = []
@@ -143,7 +184,9 @@ class Server:
         """The engines of which a utility was called."""
         return [engine for kind, what, engine in self.messages if (kind, what) == (UTILITY, method)]
 
-    async def switch(self, groups: list[list[int]], mode: str, rounds: int = 0) -> asyncio.Task[Any]:
+    async def switch(
+        self, groups: list[list[int]], mode: str, rounds: int = 0
+    ) -> asyncio.Task[Any]:
         """Order a switch. Messages are sent and answered `rounds` times."""
         task = asyncio.get_running_loop().create_task(self.orders.switch(groups, mode))
         await asyncio.sleep(0)
@@ -158,11 +201,18 @@ class Server:
         self.controller.state.steps.calibrate(measured(costs((1, 2, 4))))
 
     async def outputs(
-        self, engine_id: str, tokens: list[int], *, over: bool = False, reason: FinishReason | None = None
+        self,
+        engine_id: str,
+        tokens: list[int],
+        *,
+        over: bool = False,
+        reason: FinishReason | None = None,
     ) -> list[str]:
         """An engine gives tokens. Returns the ids of the requests that vLLM hears of."""
         reason = FinishReason.LENGTH if over else reason
-        outputs = EngineCoreOutputs(outputs=[EngineCoreOutput(engine_id, tokens, finish_reason=reason)])
+        outputs = EngineCoreOutputs(
+            outputs=[EngineCoreOutput(engine_id, tokens, finish_reason=reason)]
+        )
         processing = asyncio.get_running_loop().create_task(self.shell.take(outputs))
         await asyncio.sleep(0)
         self.sent()
@@ -174,7 +224,9 @@ class Server:
         why = f"engine {engine} was lost: injected"
         self.calls.lose(engine, why)
         self.calls.channel.lose(engine)
-        self.shell.losses.lost(engine, Loss(time.time(), "injected"), self.controller.state.layout, frozen=False)
+        self.shell.losses.lost(
+            engine, Loss(time.time(), "injected"), self.controller.state.layout, frozen=False
+        )
         self.shell.orders.lose(EngineLost(why))
         self.shell.figures.forget(engine)
         self.shell.carry_out(self.controller.engines_lost([engine], 0.0))
@@ -199,7 +251,11 @@ class Server:
             await asyncio.sleep(0.01)
 
 
-def request(request_id: str, output_tokens: int = 20, prompt_tokens: int = 10, **extra: Any) -> EngineCoreRequest:
+def request(
+    request_id: str, output_tokens: int = 20, prompt_tokens: int = 10, **extra: Any
+) -> EngineCoreRequest:
     """Return a request as vLLM's server hands it over."""
     params = SamplingParams(max_tokens=output_tokens, extra_args=extra or None)
-    return EngineCoreRequest(request_id, list(range(prompt_tokens)), None, params, None, 0.0, None, None, None)
+    return EngineCoreRequest(
+        request_id, list(range(prompt_tokens)), None, params, None, 0.0, None, None, None
+    )

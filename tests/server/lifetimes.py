@@ -38,7 +38,11 @@ class Parts:
 
     def left(self) -> list[str]:
         """What is still there."""
-        processes = [p for p in (*self.engines, *self.others) if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        processes = [
+            p
+            for p in (*self.engines, *self.others)
+            if p.is_running() and p.status() != psutil.STATUS_ZOMBIE
+        ]
         return [str(process) for process in processes] + [str(self.run_dir)] * self.run_dir.exists()
 
 
@@ -51,12 +55,17 @@ def wait_until_nothing_is_left(server: Server, parts: Parts, timeout_s: float) -
     wait_until(is_over, lambda: f"{parts.left()}\n{server.log()[-3000:]}", timeout_s)
 
 
-def bodies(server: Server, count: int, max_tokens: int, degrees: Sequence[int] = ()) -> list[dict[str, Any]]:
+def bodies(
+    server: Server, count: int, max_tokens: int, degrees: Sequence[int] = ()
+) -> list[dict[str, Any]]:
     """Streamed completions, of degrees in turn."""
     xargs = [{"vllm_xargs": {"tp_degree": degree}} for degree in degrees] or [{}]
     prompts = [tokens(number, 20) for number in range(count)]
     fields = {"max_tokens": max_tokens, "ignore_eos": True}
-    return [streamed_body(server.model, prompt, **fields, **xargs[i % len(xargs)]) for i, prompt in enumerate(prompts)]
+    return [
+        streamed_body(server.model, prompt, **fields, **xargs[i % len(xargs)])
+        for i, prompt in enumerate(prompts)
+    ]
 
 
 def wait_until_logged(server: Server, text: str) -> None:
@@ -68,4 +77,7 @@ def wait_until_logged(server: Server, text: str) -> None:
 def _order_of(process: psutil.Process) -> Path | None:
     """The file of an engine's channel, if the process is an engine."""
     opened = [Path(file.path) for file in process.open_files()]
-    return next((path for path in opened if path.is_relative_to(SHARED_MEMORY) and path.name == "order"), None)
+    return next(
+        (path for path in opened if path.is_relative_to(SHARED_MEMORY) and path.name == "order"),
+        None,
+    )

@@ -1,4 +1,6 @@
-"""Where the processes of a server run, as the kernel says it, and where `doctor` says that they would."""
+"""Where the processes of a server run, as the kernel says it, and where `doctor` says that they
+would.
+"""
 
 import os
 import re
@@ -47,12 +49,18 @@ def told(log: str) -> dict[str, str]:
 def cores(process: psutil.Process) -> set[tuple[int, ...]]:
     """The lists of CPUs that threads of a process may run on."""
     threads = Path(f"/proc/{process.pid}/task").iterdir()
-    lines = [line for thread in threads for line in (thread / "status").read_text(encoding="ascii").splitlines()]
+    lines = [
+        line
+        for thread in threads
+        for line in (thread / "status").read_text(encoding="ascii").splitlines()
+    ]
     return {parse_cpus(line.split()[1]) for line in lines if line.startswith("Cpus_allowed_list:")}
 
 
 def memory_policies(process: psutil.Process) -> set[str]:
-    """The kernel's words for where pages of a process lie: of its heap and of all that it has mapped for itself."""
+    """The kernel's words for where pages of a process lie: of its heap and of all that it has
+    mapped for itself.
+    """
     lines = Path(f"/proc/{process.pid}/numa_maps").read_text(encoding="ascii").splitlines()
     return {line.split()[1] for line in lines} - {"local"}
 
@@ -60,4 +68,10 @@ def memory_policies(process: psutil.Process) -> set[str]:
 def server_of(engines: int, devices: int, environment: Mapping[str, str]) -> Server:
     """A server that is started as a user would."""
     flags = (f"--tensor-parallel-size={devices}",)
-    return Server("llama", engines, *flags, program=("flying_serving.cli.main", "serve"), environment=environment)
+    return Server(
+        "llama",
+        engines,
+        *flags,
+        program=("flying_serving.cli.main", "serve"),
+        environment=environment,
+    )

@@ -29,9 +29,16 @@ class Busy:
         """Kept: a stream is closed when nothing reads it any more."""
 
     def __enter__(self) -> None:
-        body = {"model": self._server.model, "prompt": [1] * 8, "max_tokens": MODEL_LENGTH - 8, "ignore_eos": True}
+        body = {
+            "model": self._server.model,
+            "prompt": [1] * 8,
+            "max_tokens": MODEL_LENGTH - 8,
+            "ignore_eos": True,
+        }
         for _ in range(self._count):
-            stream = self._server.http.stream("POST", "/v1/completions", json=body | {"stream": True})
+            stream = self._server.http.stream(
+                "POST", "/v1/completions", json=body | {"stream": True}
+            )
             answer = self._stack.enter_context(stream)
             self._lines.append(answer.iter_lines())
             assert next(self._lines[-1]).startswith("data: "), answer.status_code
@@ -41,9 +48,16 @@ class Busy:
         self._stack.close()
 
 
-def complete(server: Server, *, deadline_s: float | None = None, max_tokens: int = 4, **fields: Any) -> httpx.Response:
+def complete(
+    server: Server, *, deadline_s: float | None = None, max_tokens: int = 4, **fields: Any
+) -> httpx.Response:
     """The answer to a short completion."""
-    body: dict[str, Any] = {"model": server.model, "prompt": [1, 2, 3], "max_tokens": max_tokens, "ignore_eos": True}
+    body: dict[str, Any] = {
+        "model": server.model,
+        "prompt": [1, 2, 3],
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+    }
     if deadline_s is not None:
         body["vllm_xargs"] = {"queue_deadline_s": deadline_s}
     return server.http.post("/v1/completions", json=body | fields)
@@ -56,11 +70,16 @@ def events(answer: httpx.Response) -> list[dict[str, Any]]:
 
 
 def is_expired(answer: httpx.Response, *, stream: bool) -> bool:
-    """Whether an answer says that the request waited beyond its deadline, before it had any token."""
+    """Whether an answer says that the request waited beyond its deadline, before it had any
+    token.
+    """
     if not stream:
         return answer.status_code == 504 and "longer than its queue_deadline_s" in answer.text
     errors = [event.get("error", {}) for event in events(answer)]
-    says = [(error.get("code"), "longer than its queue_deadline_s" in error.get("message", "")) for error in errors]
+    says = [
+        (error.get("code"), "longer than its queue_deadline_s" in error.get("message", ""))
+        for error in errors
+    ]
     return says == [(504, True)]
 
 
@@ -71,12 +90,23 @@ def queued(server: Server) -> int:
 
 
 def check_deadlines(server: Server, groups: int) -> None:
-    """All that wait for longer than they may are refused, leave the engines, and the others are served."""
+    """All that wait for longer than they may are refused, leave the engines, and the others are
+    served.
+    """
     with ThreadPoolExecutor(HURRIED + 2) as threads:
         with Busy(server, groups):
             patient = [threads.submit(complete, server, deadline_s=WAIT_S) for _ in range(2)]
             hurried = [
-                (stream, threads.submit(complete, server, deadline_s=DEADLINE_S, stream=stream, n=1 + number % 3 // 2))
+                (
+                    stream,
+                    threads.submit(
+                        complete,
+                        server,
+                        deadline_s=DEADLINE_S,
+                        stream=stream,
+                        n=1 + number % 3 // 2,
+                    ),
+                )
                 for number in range(HURRIED)
                 for stream in [number % 2 == 0]
             ]
@@ -91,7 +121,9 @@ def check_deadlines(server: Server, groups: int) -> None:
 
 
 def check_begun(server: Server) -> None:
-    """A request that has begun may take longer than its deadline: its prompt, its output, both outputs of `n`."""
+    """A request that has begun may take longer than its deadline: its prompt, its output, both
+    outputs of `n`.
+    """
     prompt = [1 + number % 200 for number in range(MODEL_LENGTH - 400)]
     fields = {"prompt": prompt, "max_tokens": 300, "n": SEQS, "temperature": 1.0}
     with ThreadPoolExecutor(1) as threads:

@@ -1,8 +1,10 @@
-"""Engines with lanes and vLLM's plain client: requests go where they are sent, with the history that they are given.
+"""Engines with lanes and vLLM's plain client: requests go where they are sent, with the history
+that they are given.
 
-The child process of test_history.py. JOBS is a JSON list, each job with
-"prompt", "sampling" (of SamplingParams) and "lane"; "after" is [number of an earlier job, k]: the history is the first
-k tokens that it got. OUT gets for each job the tokens and logprobs that the engine gave out, and how it ended.
+The child process of test_history.py. JOBS is a JSON list, each job with "prompt", "sampling" (of
+SamplingParams) and "lane"; "after" is [number of an earlier job, k]: the history is the first k
+tokens that it got. OUT gets for each job the tokens and logprobs that the engine gave out, and how
+it ended.
 """
 
 import asyncio
@@ -51,14 +53,21 @@ def start(model: str) -> tuple[AsyncMPClient, InputProcessor]:
 
 
 async def answer(
-    client: AsyncMPClient, inputs: InputProcessor, number: int, job: dict[str, Any], history: list[int]
+    client: AsyncMPClient,
+    inputs: InputProcessor,
+    number: int,
+    job: dict[str, Any],
+    history: list[int],
 ) -> dict[str, Any]:
     """Send one request to engine 0 and collect what it gives out."""
     fields = dict(job["sampling"])
     if "regex" in fields:
         fields["structured_outputs"] = StructuredOutputsParams(regex=fields.pop("regex"))
     request = inputs.process_inputs(
-        f"job-{number}", {"prompt_token_ids": job["prompt"]}, SamplingParams(**fields), ("generate",)
+        f"job-{number}",
+        {"prompt_token_ids": job["prompt"]},
+        SamplingParams(**fields),
+        ("generate",),
     )
     assert request.sampling_params is not None
     ours = {LANE_KEY: job["lane"]} | ({HISTORY_KEY: history} if history else {})
@@ -86,7 +95,10 @@ async def answer_all(model: str, jobs: str, out: str) -> None:
             before, count = job.get("after", (0, 0))
             history = answers[before]["tokens"][:count] if count else []
             answers.append(await answer(client, inputs, number, job, history))
-        checked = [await client._call_utility_async("flying_check", engine=engine) for engine in client.core_engines]
+        checked = [
+            await client._call_utility_async("flying_check", engine=engine)
+            for engine in client.core_engines
+        ]
         assert all(checked)
         Path(out).write_text(json.dumps(answers))
     finally:

@@ -1,8 +1,9 @@
-"""Policy `auto` in a live server: long requests, requests that outgrow their engine, urgent ones, and too many.
+"""Policy `auto` in a live server: long requests, requests that outgrow their engine, urgent ones,
+and too many.
 
-Each of two engines has 64 blocks of 32 tokens beside vLLM's null block, so 2,048 tokens; together they have 4,096.
-A group's steps last four times as long (`harness/paced.py`), which makes it the worse layout for every load, so one is
-formed for a need alone.
+Each of two engines has 64 blocks of 32 tokens beside vLLM's null block, so 2,048 tokens; together
+they have 4,096. A group's steps last four times as long (`harness/paced.py`), which makes it the
+worse layout for every load, so one is formed for a need alone.
 """
 
 from collections.abc import Iterator
@@ -97,7 +98,9 @@ def test_a_request_longer_than_expected_goes_on_in_a_group(server: Server, apart
 
 
 def test_a_request_too_long_for_its_engine_migrates_to_a_group(server: Server, apart: int) -> None:
-    """To the end of the model's length, with the tokens and logprobs that a group gives from the start."""
+    """To the end of the model's length, with the tokens and logprobs that a group gives from the
+    start.
+    """
     prompt = tokens(2, 1900)
     migrated = server.post(prompt, MOST_TOKENS - 1900)
     assert migrated.status_code == 200, migrated.text
@@ -113,7 +116,9 @@ def test_a_request_too_long_for_its_engine_migrates_to_a_group(server: Server, a
 
 
 def test_an_urgent_request_does_not_wait_for_those_before_it(server: Server, apart: int) -> None:
-    """All slots are taken by long requests, two more wait, and the urgent one gets a group and ends before any."""
+    """All slots are taken by long requests, two more wait, and the urgent one gets a group and ends
+    before any.
+    """
     with ThreadPoolExecutor(8) as threads:
         long = [threads.submit(server.post, tokens(10 + i, 50), 600, 1) for i in range(6)]
         wait_until(lambda: server.requests("running") == 4, server.status)
@@ -141,7 +146,10 @@ def test_more_than_may_wait_are_told_when_to_come_back(server: Server) -> None:
 def test_an_urgent_request_is_taken_when_no_other_may_wait(server: Server) -> None:
     with ThreadPoolExecutor(12) as threads:
         asked = [threads.submit(server.post, tokens(30 + i, 50), 600, 1) for i in range(12)]
-        wait_until(lambda: any(one.done() and one.result().status_code == 429 for one in asked), server.status)
+        wait_until(
+            lambda: any(one.done() and one.result().status_code == 429 for one in asked),
+            server.status,
+        )
         urgent = server.post(tokens(20, 50), 5, priority=-1)
         refused = server.post(tokens(20, 50), 5, priority=1)
         assert urgent.status_code == 200, urgent.text

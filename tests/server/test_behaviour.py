@@ -1,4 +1,6 @@
-"""What clients of vLLM rely on, in lane 1 and in lane 2 and across a switch, on one server of two engines."""
+"""What clients of vLLM rely on, in lane 1 and in lane 2 and across a switch, on one server of two
+engines.
+"""
 
 import asyncio
 import json
@@ -13,7 +15,15 @@ import pytest
 
 from flying_lab.sse import EventStream
 from harness.live import KEEP_ALIVE, KEY, Server, wait_until
-from harness.streams import WORST_LOGPROB, Stream, begin, stream, streamed, streamed_body, worst_difference
+from harness.streams import (
+    WORST_LOGPROB,
+    Stream,
+    begin,
+    stream,
+    streamed,
+    streamed_body,
+    worst_difference,
+)
 
 pytestmark = pytest.mark.server
 
@@ -40,7 +50,9 @@ def at_rest(server: Server) -> Iterator[None]:
 @pytest.fixture
 async def http(server: Server) -> AsyncIterator[httpx.AsyncClient]:
     headers = {"Authorization": f"Bearer {KEY}"}
-    async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=120, limits=KEEP_ALIVE) as client:
+    async with httpx.AsyncClient(
+        base_url=server.url, headers=headers, timeout=120, limits=KEEP_ALIVE
+    ) as client:
         yield client
 
 
@@ -50,11 +62,20 @@ def prompt(seed: int, count: int) -> list[int]:
     return [draw.randrange(32, 127) for _ in range(count)]
 
 
-def sampling(seed: int | None, max_tokens: int, degree: int | None = None, **fields: Any) -> dict[str, Any]:
+def sampling(
+    seed: int | None, max_tokens: int, degree: int | None = None, **fields: Any
+) -> dict[str, Any]:
     """Fields of a request at temperature 1."""
     extra = fields.pop("extra", {}) | ({} if degree is None else {"tp_degree": degree})
     xargs = {"vllm_xargs": extra} if extra else {}
-    return {"seed": seed, "max_tokens": max_tokens, "temperature": 1.0, "ignore_eos": True, **xargs, **fields}
+    return {
+        "seed": seed,
+        "max_tokens": max_tokens,
+        "temperature": 1.0,
+        "ignore_eos": True,
+        **xargs,
+        **fields,
+    }
 
 
 def post(server: Server, path: str, **fields: Any) -> dict[str, Any]:
@@ -77,7 +98,9 @@ def same(ours: Stream, reference: Stream) -> None:
 async def test_client_that_leaves_frees_its_blocks_and_disturbs_nobody(
     server: Server, http: httpx.AsyncClient, degree: int
 ) -> None:
-    stay = [streamed_body(server.model, prompt(i, 40 + i), **sampling(i, 40, degree)) for i in range(3)]
+    stay = [
+        streamed_body(server.model, prompt(i, 40 + i), **sampling(i, 40, degree)) for i in range(3)
+    ]
     leave = streamed_body(server.model, prompt(9, 900), **sampling(9, 1000, degree))
     reference = [await stream(http, body) for body in stay]
     server.until_idle()
@@ -91,14 +114,23 @@ async def test_client_that_leaves_frees_its_blocks_and_disturbs_nobody(
     server.until_idle()
     after = server.status()["engines"]
     for old, new in zip(before, after, strict=True):
-        unused = [sum(engine["lent_blocks"].values()) + engine["free_blocks"] for engine in (old, new)]
-        assert unused == [old["blocks"] - 1] * 2, "every block but the null block is free or lent, for prefix caches"
+        unused = [
+            sum(engine["lent_blocks"].values()) + engine["free_blocks"] for engine in (old, new)
+        ]
+        assert unused == [old["blocks"] - 1] * 2, (
+            "every block but the null block is free or lent, for prefix caches"
+        )
     if degree == 1:
-        assert [engine["free_blocks"] for engine in after] == [engine["free_blocks"] for engine in before]
+        assert [engine["free_blocks"] for engine in after] == [
+            engine["free_blocks"] for engine in before
+        ]
 
 
 async def test_many_clients_leave_at_every_moment(server: Server, http: httpx.AsyncClient) -> None:
-    bodies = [streamed_body(server.model, prompt(i, 30 * i + 5), **sampling(i, 60, LANES[i % 2])) for i in range(12)]
+    bodies = [
+        streamed_body(server.model, prompt(i, 30 * i + 5), **sampling(i, 60, LANES[i % 2]))
+        for i in range(12)
+    ]
     reference = await asyncio.gather(*(stream(http, body) for body in bodies[:2]))
 
     async def leave(body: dict[str, Any], after_s: float) -> None:
@@ -136,50 +168,82 @@ def test_three_choices_are_three_seeds(server: Server, degree: int) -> None:
     tokens = prompt(30, 50)
     fields = sampling(31, 20, degree, n=3, return_token_ids=True)
     choices = post(server, "/v1/completions", prompt=tokens, **fields)["choices"]
-    alone = [server.complete(tokens, **sampling(31 + i, 20, 3 - degree))["token_ids"] for i in range(3)]
+    alone = [
+        server.complete(tokens, **sampling(31 + i, 20, 3 - degree))["token_ids"] for i in range(3)
+    ]
     assert [choice["token_ids"] for choice in sorted(choices, key=lambda c: c["index"])] == alone
     assert len({tuple(tokens) for tokens in alone}) == 3
 
 
 def test_seed_decides_the_tokens_in_every_lane(server: Server) -> None:
-    runs = [server.complete(prompt(40, 20), **sampling(41, 30, degree))["token_ids"] for degree in (1, 2, None, 2, 1)]
+    runs = [
+        server.complete(prompt(40, 20), **sampling(41, 30, degree))["token_ids"]
+        for degree in (1, 2, None, 2, 1)
+    ]
     assert all(run == runs[0] for run in runs)
     assert server.complete(prompt(40, 20), **sampling(42, 30, 2))["token_ids"] != runs[0]
 
 
-async def test_unseeded_streams_are_consistent_on_all_members(server: Server, http: httpx.AsyncClient) -> None:
-    """Members that sampled differently would write different tokens into their parts of the KV cache."""
+async def test_unseeded_streams_are_consistent_on_all_members(
+    server: Server, http: httpx.AsyncClient
+) -> None:
+    """Members that sampled differently would write different tokens into their parts of the KV
+    cache.
+    """
     server.layout(TOGETHER)
     jobs = [(prompt(50 + i, 10 + 20 * i), degree) for degree in LANES for i in range(8)]
-    bodies = [streamed_body(server.model, tokens, **sampling(None, 60, degree)) for tokens, degree in jobs]
+    bodies = [
+        streamed_body(server.model, tokens, **sampling(None, 60, degree)) for tokens, degree in jobs
+    ]
     answers = await asyncio.gather(*(stream(http, body) for body in bodies))
     assert len({tuple(answer.tokens) for answer in answers}) == len(answers)
     forced = [
-        streamed_body(server.model, tokens, **sampling(None, 60, 3 - degree, extra={"force_token_ids": answer.tokens}))
+        streamed_body(
+            server.model,
+            tokens,
+            **sampling(None, 60, 3 - degree, extra={"force_token_ids": answer.tokens}),
+        )
         for (tokens, degree), answer in zip(jobs, answers, strict=True)
     ]
-    for ours, theirs in zip(answers, await asyncio.gather(*(stream(http, body) for body in forced)), strict=True):
+    for ours, theirs in zip(
+        answers, await asyncio.gather(*(stream(http, body) for body in forced)), strict=True
+    ):
         same(ours, theirs)
 
 
 def test_logprobs_of_alternatives_and_of_the_prompt(server: Server) -> None:
-    fields = {"prompt": prompt(60, 70), "logprobs": 3, "prompt_logprobs": 2, "return_tokens_as_token_ids": True}
-    choices = [post(server, "/v1/completions", **fields, **sampling(61, 12, degree))["choices"][0] for degree in LANES]
+    fields = {
+        "prompt": prompt(60, 70),
+        "logprobs": 3,
+        "prompt_logprobs": 2,
+        "return_tokens_as_token_ids": True,
+    }
+    choices = [
+        post(server, "/v1/completions", **fields, **sampling(61, 12, degree))["choices"][0]
+        for degree in LANES
+    ]
     for choice in choices:
         assert all(3 <= len(top) <= 4 for top in choice["logprobs"]["top_logprobs"])
         assert choice["prompt_logprobs"][0] is None
         assert len(choice["prompt_logprobs"]) == 70
         assert all(2 <= len(top) <= 3 for top in choice["prompt_logprobs"][1:])
     one, two = choices
-    for ours, theirs in zip(one["logprobs"]["top_logprobs"], two["logprobs"]["top_logprobs"], strict=True):
+    for ours, theirs in zip(
+        one["logprobs"]["top_logprobs"], two["logprobs"]["top_logprobs"], strict=True
+    ):
         close(ours, theirs)
     for ours, theirs in zip(one["prompt_logprobs"][1:], two["prompt_logprobs"][1:], strict=True):
-        close(*({token: entry["logprob"] for token, entry in top.items()} for top in (ours, theirs)))
+        close(
+            *({token: entry["logprob"] for token, entry in top.items()} for top in (ours, theirs))
+        )
 
 
 def close(ours: dict[str, float], theirs: dict[str, float]) -> None:
     assert ours.keys() == theirs.keys()
-    assert worst_difference([ours[token] for token in ours], [theirs[token] for token in ours]) <= WORST_LOGPROB
+    assert (
+        worst_difference([ours[token] for token in ours], [theirs[token] for token in ours])
+        <= WORST_LOGPROB
+    )
 
 
 @pytest.mark.parametrize("degree", LANES)
@@ -190,7 +254,9 @@ def test_one_token(server: Server, degree: int) -> None:
 
 def test_empty_prompt_is_refused_as_by_stock_vllm(server: Server) -> None:
     """The answer was copied from vLLM 0.32.0's own server."""
-    answer = server.http.post("/v1/completions", json={"model": server.model, "prompt": "", **sampling(1, 4, 2)})
+    answer = server.http.post(
+        "/v1/completions", json={"model": server.model, "prompt": "", **sampling(1, 4, 2)}
+    )
     message = "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)"
     error = {"message": message, "type": "BadRequestError", "param": "prompt", "code": 400}
     assert (answer.status_code, answer.json()) == (400, {"error": error})
@@ -208,7 +274,9 @@ FORMATS: dict[str, dict[str, Any]] = {
     "choice": {"structured_outputs": {"choice": ["Berlin", "Paris", "Rome"]}},
     "regex": {"structured_outputs": {"regex": "[abc]{20}-[0-9]{20}"}},
     "json": {"structured_outputs": {"json": SCHEMA}},
-    "response_format": {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}},
+    "response_format": {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
+    },
 }
 
 
@@ -223,8 +291,12 @@ def valid(name: str, text: str) -> None:
         assert found["colour"] in ("red", "green", "blue")
 
 
-async def test_structured_output_in_both_lanes_and_across_a_switch(server: Server, http: httpx.AsyncClient) -> None:
-    """Grammars of several requests advance in step with their tokens, beside requests without one."""
+async def test_structured_output_in_both_lanes_and_across_a_switch(
+    server: Server, http: httpx.AsyncClient
+) -> None:
+    """Grammars of several requests advance in step with their tokens, beside requests without
+    one.
+    """
 
     def body(name: str, degree: int | None) -> dict[str, Any]:
         fields = sampling(70, 150, degree, **FORMATS[name]) | {"ignore_eos": False}
@@ -243,7 +315,9 @@ async def test_structured_output_in_both_lanes_and_across_a_switch(server: Serve
         beside = asyncio.create_task(stream(http, free))
         await asyncio.sleep(0.15)
         await asyncio.to_thread(server.layout, TOGETHER, mode)
-        after_switch = {name: asyncio.create_task(stream(http, body(name, None))) for name in FORMATS}
+        after_switch = {
+            name: asyncio.create_task(stream(http, body(name, None))) for name in FORMATS
+        }
         for (name, _), task in zip(jobs, tasks, strict=True):
             same(await task, reference[name])
         for name, task in after_switch.items():
@@ -264,14 +338,24 @@ def test_structured_output_in_a_chat(server: Server) -> None:
 
 # ---- chat, and OpenAI's own client
 
-MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How do birds fly?"}]
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "How do birds fly?"},
+]
 
 
 @pytest.mark.parametrize("degree", LANES)
-async def test_streamed_chat_with_usage(server: Server, http: httpx.AsyncClient, degree: int) -> None:
+async def test_streamed_chat_with_usage(
+    server: Server, http: httpx.AsyncClient, degree: int
+) -> None:
     fields = sampling(80, 30, degree, messages=MESSAGES)
     whole = post(server, "/v1/chat/completions", **fields)
-    body = {"model": server.model, "stream": True, "stream_options": {"include_usage": True}, **fields}
+    body = {
+        "model": server.model,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **fields,
+    }
     text, usage, reasons = "", None, []
     async with streamed(http, body, EventStream(json.loads), "/v1/chat/completions") as events:
         async for event in events:
@@ -292,7 +376,13 @@ def test_openai_client(server: Server, degree: int) -> None:
     openai = pytest.importorskip("openai")
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY) as client:
         extra = {"ignore_eos": True, "vllm_xargs": {"tp_degree": degree}}
-        fields = {"model": server.model, "max_tokens": 20, "seed": 5, "temperature": 1.0, "extra_body": extra}
+        fields = {
+            "model": server.model,
+            "max_tokens": 20,
+            "seed": 5,
+            "temperature": 1.0,
+            "extra_body": extra,
+        }
         whole = client.chat.completions.create(messages=MESSAGES, **fields)
         events = client.chat.completions.create(messages=MESSAGES, stream=True, **fields)
         text = "".join(event.choices[0].delta.content or "" for event in events)
@@ -304,7 +394,9 @@ def test_openai_client(server: Server, degree: int) -> None:
         )
         assert [model.id for model in client.models.list()] == [server.model]
         with pytest.raises(openai.BadRequestError, match="tp_degree=3"):
-            client.completions.create(prompt="x", **fields | {"extra_body": {"vllm_xargs": {"tp_degree": 3}}})
+            client.completions.create(
+                prompt="x", **fields | {"extra_body": {"vllm_xargs": {"tp_degree": 3}}}
+            )
 
 
 # ---- operation
@@ -315,20 +407,27 @@ async def test_metrics_of_both_engines(server: Server, http: httpx.AsyncClient) 
     before = [server.metric(f"vllm:{name}_total", "engine") for name in counted]
     for groups, degree in ((ALONE, 1), (TOGETHER, 2)):
         await asyncio.to_thread(server.layout, groups)
-        bodies = [streamed_body(server.model, prompt(90 + i, 20), **sampling(None, 50, degree)) for i in range(4)]
+        bodies = [
+            streamed_body(server.model, prompt(90 + i, 20), **sampling(None, 50, degree))
+            for i in range(4)
+        ]
         answers = await asyncio.gather(*(stream(http, body) for body in bodies))
         assert all(answer.done for answer in answers)
     # the engines' figures come with their outputs, which the API server counts a moment later
     ended = [sum(old.values()) + 8 for old in before[2:]]
     await asyncio.to_thread(
-        wait_until, lambda: [sum(server.metric("vllm:request_success_total", "engine").values())] == ended
+        wait_until,
+        lambda: [sum(server.metric("vllm:request_success_total", "engine").values())] == ended,
     )
-    await asyncio.to_thread(wait_until, lambda: not any(server.metric("vllm:num_requests_running", "engine").values()))
+    await asyncio.to_thread(
+        wait_until, lambda: not any(server.metric("vllm:num_requests_running", "engine").values())
+    )
     for name in ("num_requests_waiting", "kv_cache_usage_perc", "e2e_request_latency_seconds_sum"):
         assert server.metric(f"vllm:{name}", "engine").keys() == {("0",), ("1",)}
     after = [server.metric(f"vllm:{name}_total", "engine") for name in counted]
     generated, prompts, done = (
-        [new[engine,] - old.get((engine,), 0) for engine in "01"] for old, new in zip(before, after, strict=True)
+        [new[engine,] - old.get((engine,), 0) for engine in "01"]
+        for old, new in zip(before, after, strict=True)
     )
     assert generated == [2 * 50 + 4 * 50, 2 * 50], "a group's requests count for its leader"
     assert (sum(prompts), sum(done)) == (8 * 20, 8)
@@ -337,10 +436,19 @@ async def test_metrics_of_both_engines(server: Server, http: httpx.AsyncClient) 
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("GET", "/flying/status"), ("GET", "/flying/switches"), ("POST", "/flying/layout"), ("POST", "/flying/check")],
+    [
+        ("GET", "/flying/status"),
+        ("GET", "/flying/switches"),
+        ("POST", "/flying/layout"),
+        ("POST", "/flying/check"),
+    ],
 )
-@pytest.mark.parametrize("header", [None, "Bearer wrong", f"Basic {KEY}", KEY, "Bearer", "Bearer sécret"])
-def test_admin_routes_ask_for_the_key(server: Server, method: str, path: str, header: str | None) -> None:
+@pytest.mark.parametrize(
+    "header", [None, "Bearer wrong", f"Basic {KEY}", KEY, "Bearer", "Bearer sécret"]
+)
+def test_admin_routes_ask_for_the_key(
+    server: Server, method: str, path: str, header: str | None
+) -> None:
     headers = {} if header is None else {"Authorization": header.encode()}
     with httpx.Client(base_url=server.url) as stranger:
         answer = stranger.request(method, path, headers=headers, json={"groups": TOGETHER})
@@ -351,7 +459,9 @@ def test_admin_routes_ask_for_the_key(server: Server, method: str, path: str, he
 @pytest.mark.parametrize("degree", LANES)
 def test_prefix_caches_are_reset(server: Server, degree: int) -> None:
     def cached() -> int:
-        usage = post(server, "/v1/completions", prompt=prompt(100, 300), **sampling(1, 2, degree))["usage"]
+        usage = post(server, "/v1/completions", prompt=prompt(100, 300), **sampling(1, 2, degree))[
+            "usage"
+        ]
         return int((usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0)
 
     cached()
@@ -363,15 +473,23 @@ def test_prefix_caches_are_reset(server: Server, degree: int) -> None:
     assert cached() >= 256
 
 
-async def test_prefix_caches_are_not_reset_under_requests_but_by_force(server: Server, http: httpx.AsyncClient) -> None:
-    """Requests go on with the same tokens, also when they are reset while a step of their group is ordered."""
-    bodies = [streamed_body(server.model, prompt(110 + d, 40), **sampling(110, 120, d)) for d in LANES]
+async def test_prefix_caches_are_not_reset_under_requests_but_by_force(
+    server: Server, http: httpx.AsyncClient
+) -> None:
+    """Requests go on with the same tokens, also when they are reset while a step of their group is
+    ordered.
+    """
+    bodies = [
+        streamed_body(server.model, prompt(110 + d, 40), **sampling(110, 120, d)) for d in LANES
+    ]
     reference = [await stream(http, body) for body in bodies]
     for _ in range(2):
         _, tasks = await begin(http, bodies)
         assert (await http.post("/reset_prefix_cache")).json() == {"success": False}
         for number in range(100):
-            assert (await http.post("/reset_prefix_cache?reset_running_requests=true")).json() == {"success": True}
+            assert (await http.post("/reset_prefix_cache?reset_running_requests=true")).json() == {
+                "success": True
+            }
             await asyncio.sleep(0.003 * (number % 7))
         for task, theirs in zip(tasks, reference, strict=True):
             same(await task, theirs)
@@ -397,9 +515,15 @@ async def test_paused_requests_make_progress(
     await asyncio.gather(*tasks, *more, return_exceptions=True)
 
 
-async def test_a_soft_switch_does_not_wait_for_paused_requests(server: Server, http: httpx.AsyncClient) -> None:
-    """They would get a step a second, as long as new requests keep the present lane busy: here for minutes."""
-    paused, tasks = await begin(http, [streamed_body(server.model, prompt(140, 20), **sampling(140, 300))])
+async def test_a_soft_switch_does_not_wait_for_paused_requests(
+    server: Server, http: httpx.AsyncClient
+) -> None:
+    """They would get a step a second, as long as new requests keep the present lane busy: here for
+    minutes.
+    """
+    paused, tasks = await begin(
+        http, [streamed_body(server.model, prompt(140, 20), **sampling(140, 300))]
+    )
     await asyncio.to_thread(server.layout, TOGETHER, "hard")
     _, more = await begin(http, [_long(server, 150 + i) for i in range(4)])
     order = asyncio.create_task(http.post("/flying/layout", json={"groups": ALONE, "mode": "soft"}))
@@ -432,7 +556,10 @@ async def _begun(
     server: Server, http: httpx.AsyncClient, degree: int, count: int, tokens: int
 ) -> tuple[list[Stream], list[asyncio.Task[Stream]]]:
     """Streams in a lane, with tokens."""
-    bodies = [streamed_body(server.model, prompt(200 + i, 30), **sampling(i, tokens, degree)) for i in range(count)]
+    bodies = [
+        streamed_body(server.model, prompt(200 + i, 30), **sampling(i, tokens, degree))
+        for i in range(count)
+    ]
     return await begin(http, bodies)
 
 
@@ -442,9 +569,13 @@ async def _paused(http: httpx.AsyncClient) -> bool:
 
 
 @pytest.mark.parametrize("degree", LANES)
-async def test_kept_requests_stop_and_go_on_when_resumed(server: Server, http: httpx.AsyncClient, degree: int) -> None:
+async def test_kept_requests_stop_and_go_on_when_resumed(
+    server: Server, http: httpx.AsyncClient, degree: int
+) -> None:
     """With the same tokens."""
-    reference = await stream(http, streamed_body(server.model, prompt(200, 30), **sampling(0, 200, degree)))
+    reference = await stream(
+        http, streamed_body(server.model, prompt(200, 30), **sampling(0, 200, degree))
+    )
     (into,), (task,) = await _begun(server, http, degree, 1, 200)
     assert (await http.post("/pause?mode=keep")).json() == {"status": "paused"}
     assert await _paused(http)
@@ -465,7 +596,9 @@ async def test_a_pause_waits_for_what_runs_and_holds_what_comes(
     _, (task,) = await _begun(server, http, degree, 1, 100)
     await http.post("/pause?mode=wait")
     assert (await task).finish_reason == "length"
-    later = asyncio.create_task(stream(http, streamed_body(server.model, prompt(1, 9), **sampling(1, 3, degree))))
+    later = asyncio.create_task(
+        stream(http, streamed_body(server.model, prompt(1, 9), **sampling(1, 3, degree)))
+    )
     await asyncio.sleep(0.5)
     assert not later.done()
     await http.post("/resume")
@@ -473,12 +606,16 @@ async def test_a_pause_waits_for_what_runs_and_holds_what_comes(
 
 
 @pytest.mark.parametrize("degree", LANES)
-async def test_a_pause_ends_all_requests_by_default(server: Server, http: httpx.AsyncClient, degree: int) -> None:
+async def test_a_pause_ends_all_requests_by_default(
+    server: Server, http: httpx.AsyncClient, degree: int
+) -> None:
     """Those that wait in the task pool too, behind a switch that waits for the others."""
     present, other = (ALONE, TOGETHER) if degree == 1 else (TOGETHER, ALONE)
     await asyncio.to_thread(server.layout, present)
     streams, tasks = await _begun(server, http, degree, 4, 1900)
-    order = asyncio.create_task(http.post("/flying/layout", json={"groups": other, "mode": "sequential"}))
+    order = asyncio.create_task(
+        http.post("/flying/layout", json={"groups": other, "mode": "sequential"})
+    )
     held = Stream()
     tasks.append(asyncio.create_task(stream(http, _long(server, 300), into=held)))
     await asyncio.to_thread(wait_until, lambda: server.requests("waiting"))

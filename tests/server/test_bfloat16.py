@@ -1,4 +1,6 @@
-"""In bfloat16 every lane is as near to stock vLLM of its degree as stock's own degrees are to one another."""
+"""In bfloat16 every lane is as near to stock vLLM of its degree as stock's own degrees are to one
+another.
+"""
 
 from collections.abc import Iterator
 from functools import cache
@@ -14,7 +16,9 @@ pytestmark = pytest.mark.server
 
 DEGREES = (1, 2, 4)
 MOST = 1.5
-"""Of the difference between stock's degrees 1 and 2: it is that of two ways to round, and so is ours, by chance."""
+"""Of the difference between stock's degrees 1 and 2: it is that of two ways to round, and so is
+ours, by chance.
+"""
 Logprobs = dict[str, list[float]]
 
 
@@ -27,7 +31,9 @@ def server() -> Iterator[Server]:
 
 @cache
 def stock(degree: int) -> Logprobs:
-    """What stock gives the tokens that requests are forced to emit; what they sample may differ after rounding."""
+    """What stock gives the tokens that requests are forced to emit; what they sample may differ
+    after rounding.
+    """
     answers = recorded("llama-bfloat16", degree, MODELS)
     return {request.name: answers[request.name]["logprobs"] for request in FORCED}
 

@@ -1,6 +1,7 @@
 """Prompts that only a group can hold, and lanes that compete for the same blocks.
 
-Each of four engines has 32 blocks of 32 tokens beside vLLM's null block, so 1,024 tokens; a group of four has 4,096.
+Each of four engines has 32 blocks of 32 tokens beside vLLM's null block, so 1,024 tokens; a group
+of four has 4,096.
 """
 
 import base64
@@ -44,14 +45,23 @@ class Answer:
     cached: int
 
 
-def ask(server: Server, prompt: Sequence[int], max_tokens: int, degree: int | None = None, /, **fields: Any) -> Answer:
+def ask(
+    server: Server,
+    prompt: Sequence[int],
+    max_tokens: int,
+    degree: int | None = None,
+    /,
+    **fields: Any,
+) -> Answer:
     answer = server.post(prompt, max_tokens, degree, **fields)
     assert answer.status_code == 200, answer.text
     choice = answer.json()["choices"][0]
     details = answer.json()["usage"]["prompt_tokens_details"] or {}
     assert choice["finish_reason"] == "length"
     assert len(choice["token_ids"]) == max_tokens
-    return Answer(choice["token_ids"], choice["logprobs"]["token_logprobs"], details.get("cached_tokens") or 0)
+    return Answer(
+        choice["token_ids"], choice["logprobs"]["token_logprobs"], details.get("cached_tokens") or 0
+    )
 
 
 def same(ours: Answer, reference: Answer) -> None:
@@ -65,7 +75,9 @@ def exact_logprobs(server: Server, prompt: Sequence[int], output: list[int]) -> 
 
     model = AutoModelForCausalLM.from_pretrained(server.model, dtype=torch.float32)
     with torch.inference_mode():
-        logits = model(torch.tensor([[*prompt, *output[:-1]]]), logits_to_keep=len(output)).logits[0]
+        logits = model(torch.tensor([[*prompt, *output[:-1]]]), logits_to_keep=len(output)).logits[
+            0
+        ]
     chosen = logits.log_softmax(-1).gather(-1, torch.tensor(output)[:, None])
     return [float(logprob) for logprob in chosen[:, 0]]
 
@@ -84,11 +96,16 @@ def long_answer(server: Server) -> Answer:
 def test_group_serves_a_prompt_that_no_engine_can_hold(server: Server, long_answer: Answer) -> None:
     assert server.status()["capacity_tokens"] == {"1": 1024, "2": 2048, "4": 4096}
     assert long_answer.cached == 0
-    assert worst_difference(long_answer.logprobs, exact_logprobs(server, LONG, long_answer.tokens)) <= WORST_LOGPROB
+    assert (
+        worst_difference(long_answer.logprobs, exact_logprobs(server, LONG, long_answer.tokens))
+        <= WORST_LOGPROB
+    )
     server.check()
 
 
-def test_a_prompt_waits_for_a_layout_that_holds_it_and_finds_its_prefix(server: Server, long_answer: Answer) -> None:
+def test_a_prompt_waits_for_a_layout_that_holds_it_and_finds_its_prefix(
+    server: Server, long_answer: Answer
+) -> None:
     server.layout(ALONE)
     with ThreadPoolExecutor(1) as pool:
         held = pool.submit(ask, server, LONG, 16)
@@ -119,7 +136,9 @@ def test_prefix_cache_of_an_engine_outlives_a_group(server: Server) -> None:
 
 
 @pytest.mark.parametrize(("degree", "holds"), [(1, 1024), (2, 2048)])
-def test_degree_that_is_too_narrow_is_refused_with_one_that_would_do(server: Server, degree: int, holds: int) -> None:
+def test_degree_that_is_too_narrow_is_refused_with_one_that_would_do(
+    server: Server, degree: int, holds: int
+) -> None:
     answer = server.post(LONG, 16, degree)
     assert answer.status_code == 400
     message = answer.json()["error"]["message"]
@@ -142,7 +161,9 @@ def test_held_request_whose_client_leaves_is_forgotten(server: Server) -> None:
 
         def leave() -> None:
             with pytest.raises(Exception, match="timed out"):
-                server.http.post("/v1/completions", json=body, timeout=httpx.Timeout(WAIT_S, read=3))
+                server.http.post(
+                    "/v1/completions", json=body, timeout=httpx.Timeout(WAIT_S, read=3)
+                )
 
         left = pool.submit(leave)
         wait_until(lambda: server.requests("waiting") == 1, server.status)
@@ -175,7 +196,9 @@ def test_usage_is_what_requests_hold_on_every_member(server: Server) -> None:
 
 
 def test_lanes_give_up_idle_blocks_to_each_other(server: Server) -> None:
-    """Whatever lane ran last keeps nearly all blocks, as its prefix cache; the next one gets them nevertheless."""
+    """Whatever lane ran last keeps nearly all blocks, as its prefix cache; the next one gets them
+    nevertheless.
+    """
     server.layout(ALONE)
     lengths = {1: 950, 2: 1950, 4: 3950}
     reference: dict[int, Answer] = {}
@@ -188,13 +211,22 @@ def test_lanes_give_up_idle_blocks_to_each_other(server: Server) -> None:
 def test_lanes_share_blocks_under_pressure(server: Server) -> None:
     """Twice the memory is asked for at once, in all lanes, while the layout changes."""
     kinds = ((1, 375, 6), (2, 750, 3), (4, 1500, 2))
-    jobs = [(tokens(1000 * degree + i, length), 48, degree) for degree, length, n in kinds for i in range(n)]
+    jobs = [
+        (tokens(1000 * degree + i, length), 48, degree)
+        for degree, length, n in kinds
+        for i in range(n)
+    ]
     server.layout(ALONE)
     reference = [ask(server, *job) for job in jobs]
     random.Random(0).shuffle(order := list(range(len(jobs))))
     with ThreadPoolExecutor(len(jobs)) as pool:
         answers: dict[int, Future[Answer]] = {i: pool.submit(ask, server, *jobs[i]) for i in order}
-        for groups, mode in ((PAIRS, "weave"), (TOGETHER, "hard"), ([[0, 1], [2], [3]], "weave"), (ALONE, "hard")):
+        for groups, mode in (
+            (PAIRS, "weave"),
+            (TOGETHER, "hard"),
+            ([[0, 1], [2], [3]], "weave"),
+            (ALONE, "hard"),
+        ):
             time.sleep(0.5)
             server.layout(groups, mode)
             server.check()
@@ -207,7 +239,9 @@ def test_lanes_share_blocks_under_pressure(server: Server) -> None:
 
 
 def test_who_waits_for_blocks_leaves_the_engines_to_who_has_them(server: Server) -> None:
-    """A hard switch gives an older lane a step a second; 150 of those would take longer than a client waits."""
+    """A hard switch gives an older lane a step a second; 150 of those would take longer than a
+    client waits.
+    """
     server.layout(TOGETHER)
     with ThreadPoolExecutor(5) as pool:
         has = pool.submit(ask, server, tokens(40, 3250), 150, 4)
@@ -236,7 +270,9 @@ def test_embeddings_of_a_prompt_give_what_its_tokens_give(server: Server, degree
 
 
 def test_embeddings_count_as_tokens(server: Server) -> None:
-    """More than an engine holds goes to a group at once, and what no group holds is refused, in a stream too."""
+    """More than an engine holds goes to a group at once, and what no group holds is refused, in a
+    stream too.
+    """
     server.layout(PAIRS)
     prompt = tokens(21, 1250)
     given = {"prompt": None, "prompt_embeds": as_embeddings(server, prompt)}

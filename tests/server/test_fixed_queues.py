@@ -1,4 +1,6 @@
-"""Queues under a fixed policy, which dispatches at once: a deadline counts in the queue of the group's leader."""
+"""Queues under a fixed policy, which dispatches at once: a deadline counts in the queue of the
+group's leader.
+"""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,6 @@
-"""The short form of `make fuzz`: some hundred requests that nobody should send, and good ones beside them."""
+"""The short form of `make fuzz`: some hundred requests that nobody should send, and good ones
+beside them.
+"""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""A request that kills the engines it comes to is failed, with an error that says so; no other request is."""
+"""A request that kills the engines it comes to is failed, with an error that says so; no other
+request is.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ from harness.live import Server, wait_until
 pytestmark = pytest.mark.server
 
 DEADLY, GREEDY = 77, 78
-"""An engine that computes a prompt with the first of these as first token crashes; with the other one it is killed, as
-the kernel does for want of memory."""
+"""An engine that computes a prompt with the first of these as first token crashes; with the other
+one it is killed, as the kernel does for want of memory.
+"""
 TRIED = r"its engine was lost [23] times while it computed the prompt of this request"
 """It is alone the last time: before that, at most once more with others that may be why."""
 PREAMBLE = f"""
@@ -42,8 +45,16 @@ def server() -> Iterator[Server]:
 
 def ask(server: Server, first: int, **fields: Any) -> Any:
     """Return the answer to a request."""
-    body = {"model": server.model, "prompt": [first, *range(5, 25)], "max_tokens": 200, "seed": 1, "ignore_eos": True}
-    return server.http.post("/v1/completions", json=body | {"temperature": 1.0, "return_token_ids": True} | fields)
+    body = {
+        "model": server.model,
+        "prompt": [first, *range(5, 25)],
+        "max_tokens": 200,
+        "seed": 1,
+        "ignore_eos": True,
+    }
+    return server.http.post(
+        "/v1/completions", json=body | {"temperature": 1.0, "return_token_ids": True} | fields
+    )
 
 
 def is_whole(server: Server) -> bool:
@@ -51,7 +62,9 @@ def is_whole(server: Server) -> bool:
     return len(server.http.get("/flying/status").json()["engines"]) == 4
 
 
-@pytest.mark.parametrize("layout", [[[0], [1], [2], [3]], [[0, 1], [2, 3]]])  # in a group it kills all members
+@pytest.mark.parametrize(
+    "layout", [[[0], [1], [2], [3]], [[0, 1], [2, 3]]]
+)  # in a group it kills all members
 def test_it_is_failed_and_others_are_served(server: Server, layout: list[list[int]]) -> None:
     """It is tried a few times; what ran beside it gives the tokens that it gives alone."""
     wait_until(lambda: is_whole(server))
@@ -82,10 +95,17 @@ def test_a_stream_of_it_ends_with_the_error(server: Server) -> None:
 
 
 def test_one_whose_engines_are_killed_is_failed_one_loss_later(server: Server) -> None:
-    """The kernel, or an operator, may kill an engine that computes anything: the first time says nothing."""
+    """The kernel, or an operator, may kill an engine that computes anything: the first time says
+    nothing.
+    """
     wait_until(lambda: is_whole(server))
-    assert server.http.post("/flying/layout", json={"groups": [[0], [1], [2], [3]]}).status_code == 200
+    assert (
+        server.http.post("/flying/layout", json={"groups": [[0], [1], [2], [3]]}).status_code == 200
+    )
     answer = ask(server, GREEDY)
     assert answer.status_code == 500
-    assert "its engine was lost 3 times while it computed the prompt" in answer.json()["error"]["message"]
+    assert (
+        "its engine was lost 3 times while it computed the prompt"
+        in answer.json()["error"]["message"]
+    )
     assert len(ask(server, 3).json()["choices"][0]["token_ids"]) == 200

@@ -1,4 +1,6 @@
-"""Requests that go on in another group: from a history of k tokens on, what an undisturbed run gave out from there."""
+"""Requests that go on in another group: from a history of k tokens on, what an undisturbed run gave
+out from there.
+"""
 
 import json
 from collections.abc import Iterator
@@ -21,9 +23,17 @@ CASES: dict[str, tuple[tuple[int, ...], dict[str, Any], int]] = {
     "penalties": (tokens(1, 20), SEEDED | PENALTIES, 1),
     "chunks, top-k and top-p": (tokens(2, 300), SEEDED | {"top_k": 200, "top_p": 0.9}, 2),
     "greedy": (tokens(3, 33), SEEDED | PENALTIES | {"temperature": 0.0, "seed": None}, 2),
-    "min_tokens and stop": (tokens(4, 40), SEEDED | {"min_tokens": 35, "stop_token_ids": [*range(0, VOCAB, 8)]}, 1),
+    "min_tokens and stop": (
+        tokens(4, 40),
+        SEEDED | {"min_tokens": 35, "stop_token_ids": [*range(0, VOCAB, 8)]},
+        1,
+    ),
     "grammar": (tokens(5, 24), SEEDED | {"regex": "[ab]{20}-[0-9]{40}"}, 1),
-    "logits processor": (tokens(6, 30), SEEDED | {"extra_args": {"force_token_ids": tokens(7, 48)}}, 1),
+    "logits processor": (
+        tokens(6, 30),
+        SEEDED | {"extra_args": {"force_token_ids": tokens(7, 48)}},
+        1,
+    ),
 }
 """Prompt, parameters, and the lane of the undisturbed run."""
 KEPT = (1, 7, 31)
@@ -79,7 +89,9 @@ def test_what_follows_a_history_is_what_followed_it_in_an_undisturbed_run(
 
 
 def test_the_cases_are_what_they_are_called(runs: Runs) -> None:
-    """One is stopped by a token after its least number of tokens, one keeps to its grammar, one is forced."""
+    """One is stopped by a token after its least number of tokens, one keeps to its grammar, one is
+    forced.
+    """
     stopped = runs.answers[runs.whole["min_tokens and stop"]]
     assert stopped["stop"] in CASES["min_tokens and stop"][1]["stop_token_ids"]
     assert 35 < len(stopped["tokens"]) < 48
@@ -89,7 +101,9 @@ def test_the_cases_are_what_they_are_called(runs: Runs) -> None:
 
 
 def test_metrics_hear_of_a_request_once(runs: Runs) -> None:
-    """That it was queued, and its prefill, are told where it began; migrated, it is only scheduled again."""
+    """That it was queued, and its prefill, are told where it began; migrated, it is only scheduled
+    again.
+    """
     for number in runs.whole.values():
         assert (runs.answers[number]["events"], runs.answers[number]["prefills"]) == (2, 1)
     for number in runs.resumed.values():

@@ -1,4 +1,6 @@
-"""A lane that is bound wrongly ends the start, and the server says which lane, and where it differs."""
+"""A lane that is bound wrongly ends the start, and the server says which lane, and where it
+differs.
+"""
 
 from pathlib import Path
 
@@ -40,12 +42,14 @@ def change(model, lane1, rank):
     width = layer.output_sizes[0] // 2
     bias = lane1.model.layers[1].self_attn.qkv_proj.bias.detach()[rank * width : (rank + 1) * width]
     method, product = layer.quant_method, layer.quant_method._part
-    method._part = lambda x: product(x) - torch.nn.functional.pad(bias, (0, product(x).shape[-1] - width))
+    pad = torch.nn.functional.pad
+    method._part = lambda x: product(x) - pad(bias, (0, product(x).shape[-1] - width))
 """
 SLOPES = f"""{AFTER_BINDING}
 def change(model, lane1, rank):
     mine, theirs = (it.transformer.h[1].self_attention.attn.impl for it in (model, lane1))
-    mine.alibi_slopes = theirs.alibi_slopes[: len(mine.alibi_slopes)]  # those of the first rank on both
+    # those of the first rank on both
+    mine.alibi_slopes = theirs.alibi_slopes[: len(mine.alibi_slopes)]
 """
 COLUMN = """
 from flying_serving.worker.binding import share
@@ -77,11 +81,15 @@ def model(shape: str, folder: Path) -> Path:
 
 
 def end_of(path: Path, fault: str, dtype: str, *more: str) -> str:
-    """What the server says when it ends. Engines are forked from it, so they have the fault in them."""
+    """What the server says when it ends. Engines are forked from it, so they have the fault in
+    them.
+    """
     flags = [flag for flag in FLAGS if not flag.startswith("--dtype")]
     flags += [f"--dtype={dtype}", "--data-parallel-size=2", *more]
     with ReservedPort() as port:
-        done = run(["serve", str(path), f"--host={HOST}", f"--port={port.number}", *flags], END_S, fault)
+        done = run(
+            ["serve", str(path), f"--host={HOST}", f"--port={port.number}", *flags], END_S, fault
+        )
     assert done.returncode == 2, done.stderr[-3000:]
     (said,) = [line for line in done.stderr.splitlines() if line.startswith("flying-serving: ")]
     return said
@@ -103,12 +111,16 @@ def test_an_injected_fault_ends_the_start_with_the_lanes_name(
     shape: str, dtype: str, fault: str, stage: str, tmp_path: Path
 ) -> None:
     said = end_of(model(shape, tmp_path), fault, dtype)
-    assert said.startswith("flying-serving: group size 2: this lane does not compute what lane 1 does"), said
+    assert said.startswith(
+        "flying-serving: group size 2: this lane does not compute what lane 1 does"
+    ), said
     assert f": {stage} is the first layer that differs" in said, said
 
 
 def test_a_tensor_that_nobody_bound_ends_the_start_with_its_name() -> None:
-    """Before engines start, as they build what is examined then; a size that nobody asked for is not offered."""
+    """Before engines start, as they build what is examined then; a size that nobody asked for is
+    not offered.
+    """
     said = end_of(tiny("llama"), FOREIGN, "float32", "--group-sizes=1,2")
     assert said == (
         "flying-serving: --group-sizes=2: model.layers.1.input_layernorm.held.0: "

@@ -1,6 +1,7 @@
 """No request may hurt another: what one client sends or leaves undone costs the others nothing.
 
-Two engines of policy `auto`, each with four slots, and vLLM's limit of 24 requests that it knows of at a time.
+Two engines of policy `auto`, each with four slots, and vLLM's limit of 24 requests that it knows of
+at a time.
 """
 
 import json
@@ -56,7 +57,10 @@ UNSENDABLE: dict[str, tuple[dict[str, Any], str]] = {
     "stop": ({"prompt": "x", "stop": [SURROGATE]}, "stop"),
     "vllm_xargs": ({"prompt": "x", "vllm_xargs": {"a": SURROGATE}}, "vllm_xargs.a"),
     "key": ({"prompt": "x", "vllm_xargs": {SURROGATE: 1}}, "vllm_xargs.\\ud800"),
-    "kv_transfer_params": ({"prompt": "x", "kv_transfer_params": {"a": [SURROGATE]}}, "kv_transfer_params"),
+    "kv_transfer_params": (
+        {"prompt": "x", "kv_transfer_params": {"a": [SURROGATE]}},
+        "kv_transfer_params",
+    ),
     "request_id": ({"prompt": "x", "request_id": SURROGATE}, "request_id"),
     "chat": ({"messages": [{"role": "user", "content": "x"}], "stop": SURROGATE}, "stop"),
 }
@@ -64,7 +68,9 @@ UNSENDABLE: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", UNSENDABLE)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_what_cannot_be_sent_is_refused_by_its_field(server: Server, name: str, stream: bool) -> None:
+def test_what_cannot_be_sent_is_refused_by_its_field(
+    server: Server, name: str, stream: bool
+) -> None:
     """More often than there are slots: afterwards nothing is booked, and others are served."""
     body, parameter = UNSENDABLE[name]
     path = "/v1/completions" if "prompt" in body else "/v1/chat/completions"
@@ -78,10 +84,19 @@ def test_what_cannot_be_sent_is_refused_by_its_field(server: Server, name: str, 
     server.until_idle()
 
 
-@pytest.mark.parametrize(("path", "status"), [("/nothing", 404), ("/v1/models", 405), ("/flying/status", 405)])
-def test_a_body_that_no_route_wants_is_not_waited_for(server: Server, path: str, status: int) -> None:
-    """The server answers when it has the head of the request; of a body of eight megabytes it has not seen a byte."""
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {2**23}\r\n\r\n"
+@pytest.mark.parametrize(
+    ("path", "status"), [("/nothing", 404), ("/v1/models", 405), ("/flying/status", 405)]
+)
+def test_a_body_that_no_route_wants_is_not_waited_for(
+    server: Server, path: str, status: int
+) -> None:
+    """The server answers when it has the head of the request; of a body of eight megabytes it has
+    not seen a byte.
+    """
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: "
+        f"application/json\r\nContent-Length: {2**23}\r\n\r\n"
+    )
     with socket.create_connection(("127.0.0.1", server.port.number), timeout=WAIT_S) as connection:
         connection.sendall(head.encode())
         assert connection.recv(1024).split()[1] == str(status).encode()
@@ -89,8 +104,12 @@ def test_a_body_that_no_route_wants_is_not_waited_for(server: Server, path: str,
 
 @pytest.mark.parametrize("degree", [1, 2])
 @pytest.mark.parametrize("min_tokens", [0, 10_000])
-def test_max_tokens_beyond_the_models_length_end_there(server: Server, degree: int, min_tokens: int) -> None:
-    """As in vLLM: this route takes them, and the request ends with `length` when the model's length is reached."""
+def test_max_tokens_beyond_the_models_length_end_there(
+    server: Server, degree: int, min_tokens: int
+) -> None:
+    """As in vLLM: this route takes them, and the request ends with `length` when the model's length
+    is reached.
+    """
     params = {"max_tokens": 100_000, "min_tokens": min_tokens, "extra_args": {"tp_degree": degree}}
     body = {"token_ids": [5] * PROMPT, "sampling_params": {**params, "ignore_eos": True}}
     for _ in range(2):
@@ -100,7 +119,11 @@ def test_max_tokens_beyond_the_models_length_end_there(server: Server, degree: i
         assert choice["finish_reason"] == "length"
         assert len(choice["token_ids"]) == MODEL_LENGTH - PROMPT
     del params["extra_args"]
-    answer = post(server, "/inference/v1/generate", {**body, "sampling_params": {**params, "ignore_eos": True}})
+    answer = post(
+        server,
+        "/inference/v1/generate",
+        {**body, "sampling_params": {**params, "ignore_eos": True}},
+    )
     assert len(answer.json()["choices"][0]["token_ids"]) == MODEL_LENGTH - PROMPT
     server.until_idle()
 
@@ -114,7 +137,12 @@ class Busy:
         self._streams: list[Iterator[str]] = []
 
     def __enter__(self) -> None:
-        body = {"model": self._server.model, "prompt": [1] * 20, "max_tokens": 3900, "ignore_eos": True}
+        body = {
+            "model": self._server.model,
+            "prompt": [1] * 20,
+            "max_tokens": 3900,
+            "ignore_eos": True,
+        }
         body |= {"stream": True, "vllm_xargs": {"tp_degree": 1}}
         for _ in range(2 * MAX_NUM_SEQS):
             stream = self._server.http.stream("POST", "/v1/completions", json=body)
@@ -129,9 +157,15 @@ class Busy:
 
 @pytest.mark.parametrize("count", [1, 2], ids=["one", "n=2"])
 def test_a_deadline_that_passes_leaves_nothing_behind(server: Server, count: int) -> None:
-    """More requests get a 504 than vLLM may know of at a time: it has forgotten those that are over."""
+    """More requests get a 504 than vLLM may know of at a time: it has forgotten those that are
+    over.
+    """
     with Busy(server), ThreadPoolExecutor(8) as pool:
-        fields = {"vllm_xargs": {"tp_degree": 1, "queue_deadline_s": 0.05}, "n": count, "temperature": 1.0}
+        fields = {
+            "vllm_xargs": {"tp_degree": 1, "queue_deadline_s": 0.05},
+            "n": count,
+            "temperature": 1.0,
+        }
         sent = [pool.submit(completion, server, **fields) for _ in range(QUEUED + 8)]
         codes = [one.result(WAIT_S).status_code for one in sent]
         assert set(codes) <= {504, 503}
@@ -163,19 +197,24 @@ def test_a_priority_beyond_the_limit_is_refused(server: Server, stream: bool) ->
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "priority"
     assert answer.json()["error"]["message"].startswith(
-        f"priority={MOST_URGENT - 1}: must be {MOST_URGENT} or more on this server (--most-urgent-priority)"
+        f"priority={MOST_URGENT - 1}: must be {MOST_URGENT} or more on this server "
+        "(--most-urgent-priority)"
     )
     assert completion(server, priority=MOST_URGENT, stream=stream).status_code == 200
 
 
 def test_urgent_requests_without_end_do_not_starve_another(server: Server) -> None:
-    """More of them than there are slots want one all the time; one that is not urgent ages, and is served."""
+    """More of them than there are slots want one all the time; one that is not urgent ages, and is
+    served.
+    """
     over = threading.Event()
 
     def ask_again() -> int:
         count = 0
         while not over.is_set():
-            assert completion(server, priority=-1, max_tokens=32, ignore_eos=True).status_code == 200
+            assert (
+                completion(server, priority=-1, max_tokens=32, ignore_eos=True).status_code == 200
+            )
             count += 1
         return count
 

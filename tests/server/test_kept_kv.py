@@ -1,7 +1,8 @@
-"""Blocks of requests that have left an engine are free when nobody can pull them, and when another request needs them.
+"""Blocks of requests that have left an engine are free when nobody can pull them, and when another
+request needs them.
 
-Time alone frees none here: KV that is kept would be kept for ten minutes. Each of two engines has 32 blocks of 32
-tokens beside vLLM's null block, so 1,024 tokens.
+Time alone frees none here: KV that is kept would be kept for ten minutes. Each of two engines has
+32 blocks of 32 tokens beside vLLM's null block, so 1,024 tokens.
 """
 
 import asyncio
@@ -35,7 +36,9 @@ def server() -> Iterator[Server]:
     )
     with Server("llama", ENGINES, *flags, preamble=KEPT_FOR_EVER) as live:
         live.complete(tokens(0, 8), max_tokens=1)
-        wait_until(lambda: live.status()["migration_cost"], live.status)  # before that no KV is kept
+        wait_until(
+            lambda: live.status()["migration_cost"], live.status
+        )  # before that no KV is kept
         yield live
 
 
@@ -51,16 +54,23 @@ def shown(server: Server) -> dict[str, dict[tuple[str, ...], float]]:
 
 def until_zero(server: Server) -> None:
     """Wait until all gauges of all engines read 0, as stock vLLM's do when nothing runs."""
-    wait_until(lambda: not any(any(by_engine.values()) for by_engine in shown(server).values()), lambda: shown(server))
+    wait_until(
+        lambda: not any(any(by_engine.values()) for by_engine in shown(server).values()),
+        lambda: shown(server),
+    )
 
 
 def fill(server: Server, count: int) -> list[str]:
-    """Let requests that ask for all that the model's length leaves run until their engines are full; how they end."""
+    """Let requests that ask for all that the model's length leaves run until their engines are
+    full; how they end.
+    """
     fields: dict[str, Any] = {"max_tokens": 2048 - 40, "ignore_eos": True, "temperature": 0.0}
 
     async def run() -> list[Stream]:
         async with httpx.AsyncClient(base_url=server.url, timeout=120) as http:
-            bodies = [streamed_body(server.model, tokens(number, 40), **fields) for number in range(count)]
+            bodies = [
+                streamed_body(server.model, tokens(number, 40), **fields) for number in range(count)
+            ]
             _, tasks = await begin(http, bodies)
             return await asyncio.gather(*tasks)
 
@@ -78,7 +88,9 @@ def test_blocks_of_a_request_that_filled_its_engine_are_free_when_it_ends(server
 
 
 def test_blocks_kept_for_requests_that_wait_yield_to_those_that_run(server: Server) -> None:
-    """The group takes two of four; KV of the others stays in their engines, where the group needs room."""
+    """The group takes two of four; KV of the others stays in their engines, where the group needs
+    room.
+    """
     server.layout(APART)
     before = server.metric("vllm:num_preemptions_total")
 
@@ -90,7 +102,9 @@ def test_blocks_kept_for_requests_that_wait_yield_to_those_that_run(server: Serv
     async def run() -> list[Stream]:
         async with httpx.AsyncClient(base_url=server.url, timeout=120) as http:
             _, tasks = await begin(
-                http, [streamed_body(server.model, tokens(n, 300), **fields(n)) for n in range(4)], 4
+                http,
+                [streamed_body(server.model, tokens(n, 300), **fields(n)) for n in range(4)],
+                4,
             )
             answer = await http.post("/flying/layout", json={"groups": TOGETHER, "mode": "migrate"})
             assert answer.status_code == 200, answer.text
@@ -101,21 +115,29 @@ def test_blocks_kept_for_requests_that_wait_yield_to_those_that_run(server: Serv
     for number, stream in enumerate(streams):
         alone = server.complete(tokens(number, 300), **fields(number))
         assert stream.tokens == alone["token_ids"]
-        assert worst_difference(stream.logprobs, alone["logprobs"]["token_logprobs"]) <= WORST_LOGPROB
+        assert (
+            worst_difference(stream.logprobs, alone["logprobs"]["token_logprobs"]) <= WORST_LOGPROB
+        )
     until_zero(server)
     server.check()
 
 
 def test_gauges_read_zero_after_requests_have_migrated(server: Server) -> None:
-    """On every engine, also those whose blocks were freed without a step: there is no output that could say so."""
+    """On every engine, also those whose blocks were freed without a step: there is no output that
+    could say so.
+    """
     server.layout(APART)
 
     async def run() -> None:
         async with httpx.AsyncClient(base_url=server.url, timeout=120) as http:
-            body = streamed_body(server.model, tokens(5, 600), max_tokens=200, ignore_eos=True, temperature=0.0)
+            body = streamed_body(
+                server.model, tokens(5, 600), max_tokens=200, ignore_eos=True, temperature=0.0
+            )
             _, tasks = await begin(http, [body], 4)
             for groups in (TOGETHER, APART):
-                answer = await http.post("/flying/layout", json={"groups": groups, "mode": "migrate"})
+                answer = await http.post(
+                    "/flying/layout", json={"groups": groups, "mode": "migrate"}
+                )
                 assert answer.status_code == 200, answer.text
             await asyncio.gather(*tasks)
 

@@ -1,4 +1,6 @@
-"""SIGKILL at any time leaves nothing that stops the next start, and nothing that it does not remove."""
+"""SIGKILL at any time leaves nothing that stops the next start, and nothing that it does not
+remove.
+"""
 
 import asyncio
 import os
@@ -59,12 +61,18 @@ def start(devices: int) -> Iterator[Callable[[], Server]]:
 
 def shared_memory() -> set[Path]:
     """What there is of servers and of queues to workers, whosever."""
-    return {path for pattern in ("flying-*", ".flying-*", "psm_*") for path in SHARED_MEMORY.glob(pattern)}
+    return {
+        path
+        for pattern in ("flying-*", ".flying-*", "psm_*")
+        for path in SHARED_MEMORY.glob(pattern)
+    }
 
 
 def segments(processes: list[psutil.Process]) -> set[Path]:
     """The queues in shared memory that processes have mapped."""
-    return {Path(m.path) for process in processes for m in process.memory_maps() if "/psm_" in m.path}
+    return {
+        Path(m.path) for process in processes for m in process.memory_maps() if "/psm_" in m.path
+    }
 
 
 def ready(server: Server) -> None:
@@ -82,7 +90,9 @@ def wait_until_gone(processes: list[psutil.Process]) -> None:
     assert not alive
 
 
-async def kill_under_load(server: Server, kill: Callable[[Server], None], devices: int) -> list[BaseException]:
+async def kill_under_load(
+    server: Server, kill: Callable[[Server], None], devices: int
+) -> list[BaseException]:
     """Kill while requests stream in both lanes, and return how the streams end."""
     async with httpx.AsyncClient(base_url=server.url, timeout=STREAMS_S) as http:
         _, tasks = await begin(http, bodies(server, 4, 1500, (devices, 2 * devices)), tokens=3)
@@ -91,7 +101,9 @@ async def kill_under_load(server: Server, kill: Callable[[Server], None], device
     return [end for end in ends if isinstance(end, BaseException)]
 
 
-def test_a_server_killed_under_load_is_replaced_at_once(start: Callable[[], Server], devices: int) -> None:
+def test_a_server_killed_under_load_is_replaced_at_once(
+    start: Callable[[], Server], devices: int
+) -> None:
     """On the same port, without waiting for anything; the engines end by themselves."""
     server, left = start(), set[Path]()
     ready(server)
@@ -99,7 +111,9 @@ def test_a_server_killed_under_load_is_replaced_at_once(start: Callable[[], Serv
     for kill in KILLS:
         parts, processes = Parts.of(server), processes_of(server)
         queues = segments(processes)
-        assert len(queues) == (2 * (1 + devices) if devices > 1 else 0)  # of an engine, and of each worker of it
+        assert len(queues) == (
+            2 * (1 + devices) if devices > 1 else 0
+        )  # of an engine, and of each worker of it
         left |= {parts.run_dir, *queues}
         ends = asyncio.run(kill_under_load(server, kill, devices))
         server = start()
@@ -111,13 +125,17 @@ def test_a_server_killed_under_load_is_replaced_at_once(start: Callable[[], Serv
         assert not left & shared_memory()
 
 
-def test_servers_killed_while_they_start_leave_nothing(start: Callable[[], Server], devices: int) -> None:
+def test_servers_killed_while_they_start_leave_nothing(
+    start: Callable[[], Server], devices: int
+) -> None:
     """In each phase, with one device in one way and with two in the other."""
     left = set[Path]()
     for phase, kill in zip(PHASES, KILLS * 2 if devices == 1 else KILLS[::-1] * 2, strict=False):
         server = start()
         wait_until_logged(server, phase)
-        os.killpg(server.process.pid, signal.SIGSTOP)  # it stays in this phase while it is looked at
+        os.killpg(
+            server.process.pid, signal.SIGSTOP
+        )  # it stays in this phase while it is looked at
         processes = processes_of(server)
         left |= {*SHARED_MEMORY.glob(f"flying-{server.process.pid}-*"), *segments(processes)}
         kill(server)

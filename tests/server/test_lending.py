@@ -1,4 +1,6 @@
-"""A group lends its weights to requests that no group holds else: all answers are stock's, before, meanwhile, after."""
+"""A group lends its weights to requests that no group holds else: all answers are stock's, before,
+meanwhile, after.
+"""
 
 from __future__ import annotations
 
@@ -22,22 +24,32 @@ from tests.stock.requests import REQUESTS, StockRequest
 pytestmark = pytest.mark.server
 
 BLOCKS, BLOCK = 9, 32
-"""An engine holds 256 tokens, a group of four 1,024, and with lent weights all that the model may have."""
+"""An engine holds 256 tokens, a group of four 1,024, and with lent weights all that the model may
+have.
+"""
 SHAPES = ("llama", "mixtral")
 APART, PAIRS, TOGETHER = [[0], [1], [2], [3]], [[0, 1], [2, 3]], [[0, 1, 2, 3]]
 BY_NAME = {request.name: request for request in REQUESTS}
 LONG = BY_NAME["forced-long"]
-SHORT = [request for request in REQUESTS if len(request.prompt) + request.max_tokens <= (BLOCKS - 1) * BLOCK]
+SHORT = [
+    request
+    for request in REQUESTS
+    if len(request.prompt) + request.max_tokens <= (BLOCKS - 1) * BLOCK
+]
 STORM_ROUNDS = 40
 
 
 class Lending(Server):
-    """A server of four engines that lend their weights, and what stock vLLM answers with the same model."""
+    """A server of four engines that lend their weights, and what stock vLLM answers with the same
+    model.
+    """
 
     def __init__(self, shape: str) -> None:
         memory = f"--kv-cache-memory-bytes={BLOCKS * BLOCK_BYTES}"
         super().__init__(shape, 4, memory, "--lend-weights")
-        self.recorded: Any = json.loads((Path(__file__).parents[1] / "stock" / f"{shape}.json").read_text())["degrees"]
+        self.recorded: Any = json.loads(
+            (Path(__file__).parents[1] / "stock" / f"{shape}.json").read_text()
+        )["degrees"]
 
     def ask(self, request: StockRequest, degree: int, **told: int) -> None:
         """A request is answered as stock does at this degree."""
@@ -46,7 +58,10 @@ class Lending(Server):
         choice = self.complete(request.prompt, vllm_xargs=extra, **sampling)
         stock = self.recorded[str(degree)]["answers"][request.name]
         assert choice["token_ids"] == stock["tokens"], request.name
-        assert worst_difference(choice["logprobs"]["token_logprobs"], stock["logprobs"]) <= WORST_LOGPROB, request.name
+        assert (
+            worst_difference(choice["logprobs"]["token_logprobs"], stock["logprobs"])
+            <= WORST_LOGPROB
+        ), request.name
 
     @property
     def stage(self) -> str:
@@ -68,7 +83,9 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 
 def test_answers_are_stock_s_in_every_stage(server: Lending, threads: ThreadPoolExecutor) -> None:
-    """At each degree, with all weights, without those that are lent, and when they are back, three times."""
+    """At each degree, with all weights, without those that are lent, and when they are back, three
+    times.
+    """
     status = server.status()
     assert status["capacity_tokens"] == {"1": 256, "2": 512, "4": 1024}
     assert status["lent_capacity_tokens"] >= 2048
@@ -88,8 +105,12 @@ def test_answers_are_stock_s_in_every_stage(server: Lending, threads: ThreadPool
         server.check()
 
 
-def test_a_switch_waits_for_requests_that_need_the_room(server: Lending, threads: ThreadPoolExecutor) -> None:
-    """Others go on meanwhile, and no further long one begins; then weights come back, and engines are told."""
+def test_a_switch_waits_for_requests_that_need_the_room(
+    server: Lending, threads: ThreadPoolExecutor
+) -> None:
+    """Others go on meanwhile, and no further long one begins; then weights come back, and engines
+    are told.
+    """
     server.layout(TOGETHER)
     long = threads.submit(server.ask, LONG, 4)
     wait_until(lambda: server.stage == "lent" or long.done())
@@ -130,7 +151,12 @@ def test_weights_go_and_come_under_a_storm(server: Lending, threads: ThreadPoolE
 
     def leave() -> None:
         """A client does not wait for its answer."""
-        body = {"model": server.model, "prompt": list(LONG.prompt), "max_tokens": 40, "ignore_eos": True}
+        body = {
+            "model": server.model,
+            "prompt": list(LONG.prompt),
+            "max_tokens": 40,
+            "ignore_eos": True,
+        }
         try:
             httpx.post(f"{server.url}/v1/completions", json=body, timeout=draw.uniform(0.05, 1.0))
         except httpx.TimeoutException:
@@ -142,9 +168,13 @@ def test_weights_go_and_come_under_a_storm(server: Lending, threads: ThreadPoolE
             answers.append(threads.submit(server.ask, LONG, 4))
         if number % 5 == 0:
             threads.submit(leave)
-        answers += [threads.submit(server.ask, BY_NAME["block"], 1) for _ in range(draw.randrange(3))]
+        answers += [
+            threads.submit(server.ask, BY_NAME["block"], 1) for _ in range(draw.randrange(3))
+        ]
         order = {"groups": draw.choice([APART, PAIRS, TOGETHER]), "mode": draw.choice(MODES)}
-        with contextlib.suppress(httpx.TimeoutException):  # an order whose client leaves while it waits is dropped
+        with contextlib.suppress(
+            httpx.TimeoutException
+        ):  # an order whose client leaves while it waits is dropped
             server.http.post("/flying/layout", json=order, timeout=draw.choice([0.2, 5.0]))
         server.check()
     server.layout(TOGETHER)

@@ -1,4 +1,6 @@
-"""How a server ends: by a signal, by the death of an engine, by a flag that it cannot serve. Never with a rest."""
+"""How a server ends: by a signal, by the death of an engine, by a flag that it cannot serve. Never
+with a rest.
+"""
 
 import asyncio
 import os
@@ -44,9 +46,14 @@ def server() -> Iterator[Server]:
 
 
 async def streams_until(
-    server: Server, signal_to: psutil.Process, number: signal.Signals, first: Callable[[], None] = lambda: None
+    server: Server,
+    signal_to: psutil.Process,
+    number: signal.Signals,
+    first: Callable[[], None] = lambda: None,
 ) -> None:
-    """Stream in both lanes, send the signal once all stream, and wait until every stream is over, one way or other."""
+    """Stream in both lanes, send the signal once all stream, and wait until every stream is over,
+    one way or other.
+    """
     async with httpx.AsyncClient(base_url=server.url, timeout=DEATH_S) as http:
         streams, tasks = await begin(http, bodies(server, 4, 2000, (1, 2)), tokens=6)
         first()
@@ -59,11 +66,15 @@ async def streams_until(
 
 def assert_quiet(log: str) -> None:
     """A server that ends because it was told to has nothing to complain of."""
-    assert not re.findall(r".*(?:Traceback|ERROR|never retrieved|never awaited|Exception ignored).*", log), log
+    assert not re.findall(
+        r".*(?:Traceback|ERROR|never retrieved|never awaited|Exception ignored).*", log
+    ), log
 
 
 def test_sigterm_ends_everything() -> None:
-    """Quietly; streams end with an error, and a change of layout that waits for them is answered."""
+    """Quietly; streams end with an error, and a change of layout that waits for them is
+    answered.
+    """
     with two_engines() as server:
         parts = Parts.of(server)
         before = len(server.log())
@@ -97,38 +108,51 @@ async def until_told_to_end(http: httpx.AsyncClient) -> None:
 
 
 async def stream_while_it_ends(server: Server, count: int, max_tokens: int) -> list[Stream]:
-    """Stream, signal all of its processes once it has all requests, and wait for the ends; more are refused."""
+    """Stream, signal all of its processes once it has all requests, and wait for the ends; more are
+    refused.
+    """
     async with httpx.AsyncClient(base_url=server.url, timeout=DRAIN_S) as http:
         first, *others = bodies(server, count, max_tokens)
         _, tasks = await begin(http, [first])
         tasks += [asyncio.create_task(stream(http, body)) for body in others]
-        await asyncio.to_thread(wait_until, lambda: sum(server.status()["requests"].values()) == count)
+        await asyncio.to_thread(
+            wait_until, lambda: sum(server.status()["requests"].values()) == count
+        )
         os.killpg(server.process.pid, signal.SIGTERM)
         await until_told_to_end(http)
         assert not any(task.done() for task in tasks)
         refused = await http.post("/v1/completions", json=streamed_body(server.model, [1, 2]))
         streams = await asyncio.gather(*tasks)
-    assert (refused.status_code, refused.json()["error"]["message"]) == (503, "the server is shutting down")
+    assert (refused.status_code, refused.json()["error"]["message"]) == (
+        503,
+        "the server is shutting down",
+    )
     return streams
 
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_requests_in_groups_end_within_the_shutdown_timeout(devices: int) -> None:
-    """Those that run and those that wait, though the signal comes to engines and workers too, as from systemd."""
+    """Those that run and those that wait, though the signal comes to engines and workers too, as
+    from systemd.
+    """
     flags = ("--policy=static-tp", f"--shutdown-timeout={DRAIN_S:g}", "--max-num-seqs=8")
     flags += (f"--tensor-parallel-size={devices}",)
     with two_engines(*flags) as server:
         parts = Parts.of(server)
         before = len(server.log())
         streams = asyncio.run(stream_while_it_ends(server, 12, 150))
-        assert [(into.finish_reason, len(into.tokens)) for into in streams] == [("length", 150)] * 12
+        assert [(into.finish_reason, len(into.tokens)) for into in streams] == [
+            ("length", 150)
+        ] * 12
         wait_until_nothing_is_left(server, parts, TERM_S)
         assert server.process.returncode == 0
         assert_quiet(server.log()[before:])
 
 
 async def ends_at_the_deadline(server: Server) -> tuple[list[str], list[httpx.Response]]:
-    """How long streams in both lanes end after SIGTERM, and what is answered to a request before and one after it."""
+    """How long streams in both lanes end after SIGTERM, and what is answered to a request before
+    and one after it.
+    """
     async with httpx.AsyncClient(base_url=server.url, timeout=DEATH_S) as http:
         whole = {**bodies(server, 1, 2000)[0], "stream": False, "stream_options": None}
         _, tasks = await begin(http, bodies(server, 4, 2000, (2, 4)))
@@ -138,11 +162,16 @@ async def ends_at_the_deadline(server: Server) -> tuple[list[str], list[httpx.Re
         await until_told_to_end(http)
         after = await http.post("/v1/completions", json=whole)
         assert not any(task.done() for task in (*tasks, before))
-        return [str(end) for end in await asyncio.gather(*tasks, return_exceptions=True)], [await before, after]
+        return [str(end) for end in await asyncio.gather(*tasks, return_exceptions=True)], [
+            await before,
+            after,
+        ]
 
 
 def test_at_the_deadline_requests_are_told_why_they_end() -> None:
-    """With workers of their own too; a request that comes before the deadline is refused at once."""
+    """With workers of their own too; a request that comes before the deadline is refused at
+    once.
+    """
     with two_engines("--shutdown-timeout=8", "--tensor-parallel-size=2") as server:
         parts, before = Parts.of(server), len(server.log())
         ends, answers = asyncio.run(ends_at_the_deadline(server))
@@ -156,7 +185,9 @@ def test_at_the_deadline_requests_are_told_why_they_end() -> None:
 
 
 async def stream_until_an_engine_dies(server: Server, engine: psutil.Process) -> list[str]:
-    """Stream, signal all processes, and kill an engine while requests drain. Returns how the streams end."""
+    """Stream, signal all processes, and kill an engine while requests drain. Returns how the
+    streams end.
+    """
     async with httpx.AsyncClient(base_url=server.url, timeout=DEATH_S) as http:
         _, tasks = await begin(http, bodies(server, 4, 2000), tokens=6)
         os.killpg(server.process.pid, signal.SIGTERM)
@@ -167,7 +198,9 @@ async def stream_until_an_engine_dies(server: Server, engine: psutil.Process) ->
 
 
 def test_death_of_an_engine_while_requests_drain_ends_the_server() -> None:
-    """Where none can do without it: at once, in order, and not quietly; who waits in a step says what it has lost."""
+    """Where none can do without it: at once, in order, and not quietly; who waits in a step says
+    what it has lost.
+    """
     flags = ("--policy=static-tp", "--cpu-collectives=gloo", f"--shutdown-timeout={10 * DRAIN_S:g}")
     with two_engines(*flags) as server:
         parts = Parts.of(server)
@@ -177,25 +210,38 @@ def test_death_of_an_engine_while_requests_drain_ends_the_server() -> None:
         wait_until_nothing_is_left(server, parts, TERM_S)
         log = server.log()[before:]
         assert "API server: engine client stopped" in log
-        assert re.search(r"EngineCore encountered a fatal error(.|\n)*(EngineLost|gloo/transport)", log), log
-        assert not re.findall(r".*(?:never retrieved|never awaited|Exception ignored|does not end in order).*", log), (
-            log
-        )
+        assert re.search(
+            r"EngineCore encountered a fatal error(.|\n)*(EngineLost|gloo/transport)", log
+        ), log
+        assert not re.findall(
+            r".*(?:never retrieved|never awaited|Exception ignored|does not end in order).*", log
+        ), log
 
 
 @pytest.mark.parametrize(
     ("engine", "flag"),
-    [(0, "--min-engines=2"), (1, "--min-engines=2"), (0, "--cpu-collectives=gloo"), (1, "--lend-weights")],
+    [
+        (0, "--min-engines=2"),
+        (1, "--min-engines=2"),
+        (0, "--cpu-collectives=gloo"),
+        (1, "--lend-weights"),
+    ],
 )
 def test_death_of_an_engine_ends_a_server_that_needs_all(engine: int, flag: str) -> None:
-    """As with stock vLLM: streams end with an error, the server ends by itself, nothing hangs and nothing is left."""
+    """As with stock vLLM: streams end with an error, the server ends by itself, nothing hangs and
+    nothing is left.
+    """
     with Server("llama", 2, flag) as server:
         server.layout([[0, 1]])
         parts = Parts.of(server)
         asyncio.run(streams_until(server, parts.engines[engine], signal.SIGKILL))
         wait_until_nothing_is_left(server, parts, DEATH_S)
         log = server.log()
-        assert "EngineDeadError" in log or "died unexpectedly" in log or "at least 2 are needed (--min-engines)" in log
+        assert (
+            "EngineDeadError" in log
+            or "died unexpectedly" in log
+            or "at least 2 are needed (--min-engines)" in log
+        )
 
 
 def test_engines_end_with_a_server_that_is_killed(server: Server) -> None:
@@ -213,17 +259,31 @@ def test_engines_end_with_a_server_that_is_killed(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "devices"), [("joining 2 engines", 1), ("loading the model", 1), ("warming up the group", 2)]
+    ("phase", "devices"),
+    [("joining 2 engines", 1), ("loading the model", 1), ("warming up the group", 2)],
 )
 def test_sigterm_while_engines_start_ends_everything(phase: str, devices: int) -> None:
-    """At once, in whatever phase the engines and their workers are; with workers, of a command as a user starts it."""
-    server = Server("llama", 2, f"--tensor-parallel-size={devices}", program=COMMAND if devices > 1 else None)
+    """At once, in whatever phase the engines and their workers are; with workers, of a command as a
+    user starts it.
+    """
+    server = Server(
+        "llama", 2, f"--tensor-parallel-size={devices}", program=COMMAND if devices > 1 else None
+    )
     try:
         wait_until_logged(server, phase)
-        os.killpg(server.process.pid, signal.SIGSTOP)  # it stays in this phase while it is looked at
+        os.killpg(
+            server.process.pid, signal.SIGSTOP
+        )  # it stays in this phase while it is looked at
         root = psutil.Process(server.process.pid)
-        parts = Parts(root.children(recursive=True), [root], next(SHARED_MEMORY.glob(f"flying-{root.pid}-*")))
-        queues = {Path(m.path) for process in parts.engines for m in process.memory_maps() if "/psm_" in m.path}
+        parts = Parts(
+            root.children(recursive=True), [root], next(SHARED_MEMORY.glob(f"flying-{root.pid}-*"))
+        )
+        queues = {
+            Path(m.path)
+            for process in parts.engines
+            for m in process.memory_maps()
+            if "/psm_" in m.path
+        }
         assert len(parts.engines) >= 2 * devices
         assert queues or devices == 1
         server.process.terminate()
@@ -244,7 +304,9 @@ def test_a_start_that_fails_when_engines_are_ready_ends_at_once() -> None:
     try:
         wait_until_logged(server, "warming up the group")
         root = psutil.Process(server.process.pid)
-        parts = Parts(root.children(recursive=True), [root], next(SHARED_MEMORY.glob(f"flying-{root.pid}-*")))
+        parts = Parts(
+            root.children(recursive=True), [root], next(SHARED_MEMORY.glob(f"flying-{root.pid}-*"))
+        )
         wait_until_logged(server, "2 of 2 engines are ready")
         wait_until_nothing_is_left(server, parts, DEATH_S)
         log = server.log()
@@ -267,21 +329,49 @@ def taken_port() -> Iterator[int]:
 @pytest.mark.parametrize(
     ("start", "arguments", "message"),
     [
-        (run, "{model} --data-parallel-size=2 --group-sizes=3", "--group-sizes=3: group size 3 is not one of 1, 2, 4"),
-        (run, "{model} --data-parallel-size=2 --enable-lora", "--enable-lora: LoRA cannot be served"),
-        (by_shell, "{model} --host=127.0.0.1 --port={port}", "--port={port}: address already in use"),
+        (
+            run,
+            "{model} --data-parallel-size=2 --group-sizes=3",
+            "--group-sizes=3: group size 3 is not one of 1, 2, 4",
+        ),
+        (
+            run,
+            "{model} --data-parallel-size=2 --enable-lora",
+            "--enable-lora: LoRA cannot be served",
+        ),
+        (
+            by_shell,
+            "{model} --host=127.0.0.1 --port={port}",
+            "--port={port}: address already in use",
+        ),
         (run, "{model} --max-model-len=99999999", "max_model_len (99999999) is greater than"),
-        (run, "models/nope", "--model=models/nope: there is no such directory, and no model of that name can be had"),
+        (
+            run,
+            "models/nope",
+            "--model=models/nope: there is no such directory, and no model of that name can be had",
+        ),
     ],
     ids=["sizes", "LoRA", "port", "length", "model"],
 )
 def test_what_cannot_be_served_ends_with_one_line(
-    start: Callable[..., subprocess.CompletedProcess[str]], arguments: str, message: str, taken_port: int
+    start: Callable[..., subprocess.CompletedProcess[str]],
+    arguments: str,
+    message: str,
+    taken_port: int,
 ) -> None:
     """Whether we find it or vLLM does, and no traceback with it."""
-    done = start(["serve", *arguments.format(model=tiny("llama"), port=taken_port).split(), "--dtype=float32"], START_S)
+    done = start(
+        [
+            "serve",
+            *arguments.format(model=tiny("llama"), port=taken_port).split(),
+            "--dtype=float32",
+        ],
+        START_S,
+    )
     assert done.returncode == 2, done.stderr[-2000:]
-    ours = [line for line in done.stderr.splitlines() if not line.startswith("Triton is ")]  # vLLM's import says so
+    ours = [
+        line for line in done.stderr.splitlines() if not line.startswith("Triton is ")
+    ]  # vLLM's import says so
     assert len(ours) == 1, done.stderr
     assert ours[0].startswith("flying-serving: ")
     assert message.format(port=taken_port) in ours[0]

@@ -1,7 +1,8 @@
-"""Load alone switches a live server: `auto` is together while it is quiet, and a burst of HTTP requests parts it.
+"""Load alone switches a live server: `auto` is together while it is quiet, and a burst of HTTP
+requests parts it.
 
-Steps last as `harness/paced.py` says: together a long prompt takes half the time, and apart twice as many requests run
-at once.
+Steps last as `harness/paced.py` says: together a long prompt takes half the time, and apart twice
+as many requests run at once.
 """
 
 import asyncio
@@ -43,12 +44,20 @@ def server() -> Iterator[Server]:
         yield live
 
 
-def body(server: Server, number: int, prompt_tokens: int, output_tokens: int, **xargs: Any) -> dict[str, Any]:
-    """A request that is told its tokens: their logprobs tell whether it was served right, and no near tie can flip."""
+def body(
+    server: Server, number: int, prompt_tokens: int, output_tokens: int, **xargs: Any
+) -> dict[str, Any]:
+    """A request that is told its tokens: their logprobs tell whether it was served right, and no
+    near tie can flip.
+    """
     draw = random.Random(number)
-    prompt, forced = ([draw.randrange(250) for _ in range(count)] for count in (prompt_tokens, output_tokens))
+    prompt, forced = (
+        [draw.randrange(250) for _ in range(count)] for count in (prompt_tokens, output_tokens)
+    )
     xargs |= {"force_token_ids": forced}
-    return streamed_body(server.model, prompt, max_tokens=output_tokens, ignore_eos=True, vllm_xargs=xargs)
+    return streamed_body(
+        server.model, prompt, max_tokens=output_tokens, ignore_eos=True, vllm_xargs=xargs
+    )
 
 
 async def ask(server: Server, **xargs: Any) -> list[Stream]:
@@ -83,7 +92,11 @@ def test_a_burst_parts_the_engines_and_every_stream_is_right(server: Server) -> 
     assert made[0]["requests_in_flight"] >= 1
     alone = asyncio.run(ask(server, tp_degree=1))
     for number, (answer, other) in enumerate(zip(answers, alone, strict=True)):
-        assert answer.tokens == other.tokens == body(server, number, *LENGTHS[number])["vllm_xargs"]["force_token_ids"]
+        assert (
+            answer.tokens
+            == other.tokens
+            == body(server, number, *LENGTHS[number])["vllm_xargs"]["force_token_ids"]
+        )
         assert answer.done and answer.finish_reason == "length"
         assert worst_difference(answer.logprobs, other.logprobs) <= WORST_LOGPROB
     server.check()

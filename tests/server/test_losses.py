@@ -1,4 +1,6 @@
-"""Several engines that are lost, one that is lost at the worst moment, and too few that are left (docs/faults.md)."""
+"""Several engines that are lost, one that is lost at the worst moment, and too few that are left
+(docs/faults.md).
+"""
 
 from __future__ import annotations
 
@@ -43,12 +45,17 @@ class Losing(Server):
     """A server with traps."""
 
     def __init__(self, folder: Path, engines: int = ENGINES, *flags: str) -> None:
-        super().__init__("llama", engines, *FLAGS, *flags, preamble=PREAMBLE.format(folder=str(folder)))
+        super().__init__(
+            "llama", engines, *FLAGS, *flags, preamble=PREAMBLE.format(folder=str(folder))
+        )
         self.folder, self.engines = folder, engines
 
     def pids(self) -> list[int]:
         """Of the engines' processes, by engine; of those that are there."""
-        return [engine["pid"] for engine in sorted(self.status()["engines"], key=lambda one: one["engine"])]
+        return [
+            engine["pid"]
+            for engine in sorted(self.status()["engines"], key=lambda one: one["engine"])
+        ]
 
     def until(self, what: str, count: int) -> None:
         """Return once an event has come so many times."""
@@ -57,7 +64,9 @@ class Losing(Server):
     def events(self, what: str) -> list[dict[str, Any]]:
         """What was noted, since the last `forget`."""
         path = self.folder / EVENTS
-        found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        found = (
+            [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        )
         return [event for event in found if event["what"] == what]
 
 
@@ -73,11 +82,13 @@ def kill(pids: Sequence[int]) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-async def lose_under_load(server: Losing, layout: list[list[int]], lose: Any, *, several: bool = False) -> None:
+async def lose_under_load(
+    server: Losing, layout: list[list[int]], lose: Any, *, several: bool = False
+) -> None:
     """Stream while `lose` runs, and until all engines are back; every stream is as undisturbed.
 
-    `several` engines are lost: a request whose prompt two of them have computed, one after the other, may be taken for
-    one that kills engines.
+    `several` engines are lost: a request whose prompt two of them have computed, one after the
+    other, may be taken for one that kills engines.
     """
     (server.folder / EVENTS).unlink(missing_ok=True)
     load = ChaosLoad(server, make_jobs(8))
@@ -92,13 +103,21 @@ async def lose_under_load(server: Losing, layout: list[list[int]], lose: Any, *,
         await load.close()
     assert load.asked
     bad = [one for one in load.asked if one.is_bad]
-    assert not [(one.name, one.failed, one.wrong) for one in bad if not (several and SUSPECTED in str(one.failed))]
+    assert not [
+        (one.name, one.failed, one.wrong)
+        for one in bad
+        if not (several and SUSPECTED in str(one.failed))
+    ]
     await asyncio.to_thread(server.until_idle)
-    await asyncio.to_thread(wait_until, lambda: len(server.pids()) == server.engines, server.log, BACK_S)
+    await asyncio.to_thread(
+        wait_until, lambda: len(server.pids()) == server.engines, server.log, BACK_S
+    )
     await asyncio.to_thread(server.check)
 
 
-@pytest.mark.parametrize("lost", [(0, 1), (1, 2), (0, 1, 2)], ids=["of-one-group", "of-two-groups", "all-but-one"])
+@pytest.mark.parametrize(
+    "lost", [(0, 1), (1, 2), (0, 1, 2)], ids=["of-one-group", "of-two-groups", "all-but-one"]
+)
 async def test_engines_lost_together_all_come_back(server: Losing, lost: tuple[int, ...]) -> None:
     """Also where only one is left, and the layout that was ordered is made again."""
 
@@ -125,7 +144,9 @@ async def test_an_engine_that_alone_is_told_to_end_costs_no_request(server: Losi
 
 @pytest.mark.parametrize("phase", ["order sent", "order acknowledged"])
 async def test_a_leader_is_lost_in_the_middle_of_a_switch(server: Losing, phase: str) -> None:
-    """The order is answered with 5xx, says who was lost, and can be given again when all are back."""
+    """The order is answered with 5xx, says who was lost, and can be given again when all are
+    back.
+    """
     orders: list[Any] = []
 
     def lose() -> None:
@@ -154,7 +175,9 @@ async def test_an_engine_is_lost_while_another_starts_again(server: Losing) -> N
 
 
 async def test_engines_of_two_devices_survive_the_loss_of_a_worker(tmp_path: Path) -> None:
-    """One that is killed, and another that freezes: its engine is lost, with its other workers, and starts again."""
+    """One that is killed, and another that freezes: its engine is lost, with its other workers, and
+    starts again.
+    """
     with Losing(tmp_path, 2, "--tensor-parallel-size=2") as server:
 
         def lose() -> None:
@@ -162,7 +185,11 @@ async def test_engines_of_two_devices_survive_the_loss_of_a_worker(tmp_path: Pat
                 workers = psutil.Process(server.pids()[engine]).children()
                 os.kill(workers[-1].pid, number)
                 server.until("back", count)
-                wait_until(lambda workers=workers: not [worker for worker in workers if worker.is_running()])
+                wait_until(
+                    lambda workers=workers: (
+                        not [worker for worker in workers if worker.is_running()]
+                    )
+                )
             assert [event["engine"] for event in server.events("lost")] == [1, 0]
 
         await lose_under_load(server, [[0, 1]], lose, several=True)
@@ -189,7 +216,10 @@ def test_a_server_ends_when_all_engines_are_lost() -> None:
 def test_a_server_ends_below_its_least_number_of_engines() -> None:
     with Server("llama", 2, "--min-engines=2") as server:
         said = end_of(server, [server.status()["engines"][1]["pid"]])
-        assert "engine 1 was lost: its process has ended; 1 engines are left, at least 2 are needed" in said
+        assert (
+            "engine 1 was lost: its process has ended; 1 engines are left, at least 2 are needed"
+            in said
+        )
 
 
 def test_an_engine_that_fails_at_each_start_is_left_alone() -> None:
@@ -203,8 +233,13 @@ def test_an_engine_that_fails_at_each_start_is_left_alone() -> None:
             return server.log().count("engine 1 could not be started again")
 
         wait_until(lambda: failures() >= 3, server.log, BACK_S)
-        assert time.monotonic() - began_s > 1.0 + 2.0  # between the starts; before the first there is no wait
-        wait_until(lambda: "engine 1 was lost 3 times in a row; next start in 4 s" in server.log(), server.log)
+        assert (
+            time.monotonic() - began_s > 1.0 + 2.0
+        )  # between the starts; before the first there is no wait
+        wait_until(
+            lambda: "engine 1 was lost 3 times in a row; next start in 4 s" in server.log(),
+            server.log,
+        )
         assert server.complete([1, 2, 3], max_tokens=8, seed=7)["token_ids"] == expected
         refused = server.http.post("/flying/layout", json={"groups": [[0, 1]]})
         assert refused.status_code == 400, refused.text

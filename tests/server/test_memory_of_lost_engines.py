@@ -1,4 +1,6 @@
-"""Memory of engines that are lost: no process holds it when they are started again, and they get back what they had."""
+"""Memory of engines that are lost: no process holds it when they are started again, and they get
+back what they had.
+"""
 
 import os
 import signal
@@ -48,7 +50,9 @@ def server(live: Server) -> Server:
 
 
 def shared_bytes(server: Server) -> dict[str, int]:
-    """Of memory without a file that processes of the server map: bytes by name and inode, however many map it."""
+    """Of memory without a file that processes of the server map: bytes by name and inode, however
+    many map it.
+    """
     found = {}
     for process in psutil.Process(server.process.pid).children(recursive=True):
         try:
@@ -65,12 +69,18 @@ def shared_bytes(server: Server) -> dict[str, int]:
 
 def of_engine(memory: dict[str, int], engine: int) -> int:
     """How much of it is one engine's KV and offers."""
-    return sum(size for name, size in memory.items() if name.split()[0] in (f"kv-{engine}", f"offers-{engine}"))
+    return sum(
+        size
+        for name, size in memory.items()
+        if name.split()[0] in (f"kv-{engine}", f"offers-{engine}")
+    )
 
 
 def blocks(server: Server) -> list[int]:
     """KV blocks of each engine."""
-    return [one["blocks"] for one in sorted(server.status()["engines"], key=lambda one: one["engine"])]
+    return [
+        one["blocks"] for one in sorted(server.status()["engines"], key=lambda one: one["engine"])
+    ]
 
 
 def queues(run_dir: Path) -> set[str]:
@@ -89,14 +99,18 @@ def test_no_process_maps_memory_of_a_lost_engine(server: Server) -> None:
     freed = of_engine(before, 1)
     assert freed >= KV_BYTES // 2 * 2
     with lost(server, 1):
-        wait_until(lambda: not of_engine(shared_bytes(server), 1), lambda: str(shared_bytes(server)))
+        wait_until(
+            lambda: not of_engine(shared_bytes(server), 1), lambda: str(shared_bytes(server))
+        )
         assert sum(shared_bytes(server).values()) == sum(before.values()) - freed
     assert of_engine(shared_bytes(server), 1) == freed
     assert sum(shared_bytes(server).values()) == sum(before.values())
 
 
 @pytest.mark.parametrize("engine", [0, 1])
-def test_an_engine_that_is_started_again_has_the_blocks_that_it_had(server: Server, engine: int) -> None:
+def test_an_engine_that_is_started_again_has_the_blocks_that_it_had(
+    server: Server, engine: int
+) -> None:
     """In whichever order engines were ready at first."""
     before = blocks(server)
     assert before[0] > 1.5 * before[1]
@@ -117,5 +131,7 @@ def test_a_lost_engine_leaves_no_file_and_no_queue_to_its_devices(server: Server
     losses = server.status()["losses"]["0"]
     (pid,) = [one["pid"] for one in server.status()["engines"] if one["engine"] == 0]
     os.kill(psutil.Process(pid).children()[-1].pid, signal.SIGKILL)
-    wait_until(lambda: server.status()["losses"]["0"] > losses and is_whole(server), server.log, BACK_S)
+    wait_until(
+        lambda: server.status()["losses"]["0"] > losses and is_whole(server), server.log, BACK_S
+    )
     assert len(queues(run_dir)) == before

@@ -1,4 +1,6 @@
-"""`/metrics` of a live server: every metric of the documented table, no other of ours, and values that are true."""
+"""`/metrics` of a live server: every metric of the documented table, no other of ours, and values
+that are true.
+"""
 
 import re
 from pathlib import Path
@@ -45,11 +47,17 @@ def samples(server: Server, name: str) -> dict[tuple[str, ...], float]:
 
 def documented(path: Path = DOCS) -> dict[str, tuple[str, list[str]]]:
     """Type and labels of each metric in the table."""
-    rows = [match.groups() for line in path.read_text(encoding="utf-8").splitlines() if (match := ROW.match(line))]
+    rows = [
+        match.groups()
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if (match := ROW.match(line))
+    ]
     return {name: (kind, re.findall(r"`(\w+)`", labels)) for name, kind, labels in rows}
 
 
-def test_every_metric_of_the_table_is_there_and_no_other_of_ours(two_engines: tuple[Server, str]) -> None:
+def test_every_metric_of_the_table_is_there_and_no_other_of_ours(
+    two_engines: tuple[Server, str],
+) -> None:
     """From the first scrape on, and with the documented types."""
     server, first = two_engines
     for found in (families(first), scraped(server)):
@@ -106,7 +114,9 @@ def test_switches_are_counted_by_what_they_were(server: Server) -> None:
     labels = ("1+1", "2", "operator", "hard")
     before = samples(server, "flying:switches_total").get(labels, 0)
     summed = samples(server, "flying:switch_cutover_seconds_sum")[("hard",)]
-    names = [f"flying:switch_{name}_seconds_count" for name in ("cutover", "drain", "worst_token_gap")]
+    names = [
+        f"flying:switch_{name}_seconds_count" for name in ("cutover", "drain", "worst_token_gap")
+    ]
     counts = [samples(server, name)[("hard",)] for name in names]
     record = server.layout([[0, 1]], "hard")
     assert samples(server, "flying:switches_total")[labels] == before + 1
@@ -117,7 +127,9 @@ def test_switches_are_counted_by_what_they_were(server: Server) -> None:
 
 
 def test_a_groups_blocks_prefix_cache_and_steps(server: Server) -> None:
-    """The second of two equal prompts is found in the group's cache, on blocks that both engines lend."""
+    """The second of two equal prompts is found in the group's cache, on blocks that both engines
+    lend.
+    """
     server.layout([[0, 1]])
     hits = samples(server, "flying:prefix_cache_hits_total")
     queries = samples(server, "flying:prefix_cache_queries_total")
@@ -126,7 +138,10 @@ def test_a_groups_blocks_prefix_cache_and_steps(server: Server) -> None:
         server.complete(tokens(2, 300), max_tokens=4)
     found = samples(server, "flying:prefix_cache_hits_total")
     assert found[("0", "2")] - hits[("0", "2")] == 256, "blocks of 64 tokens in a group of two"
-    assert samples(server, "flying:prefix_cache_queries_total")[("0", "2")] - queries[("0", "2")] == 600
+    assert (
+        samples(server, "flying:prefix_cache_queries_total")[("0", "2")] - queries[("0", "2")]
+        == 600
+    )
     assert found[("0", "1")] == hits[("0", "1")]
     lent = samples(server, "flying:lent_blocks")
     assert lent[("0", "2")] == lent[("1", "2")] > 0

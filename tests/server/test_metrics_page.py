@@ -1,4 +1,6 @@
-"""A scrape asks the engines, waits for none of them for long, and says for how long one has owed an answer."""
+"""A scrape asks the engines, waits for none of them for long, and says for how long one has owed an
+answer.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,14 @@ class Watching(Predictions):
 
 
 class FakeCalls:
-    """Two engines that answer with how often they were asked, or not if `silent`, `refusing` or `lost` names them."""
+    """Two engines that answer with how often they were asked, or not if `silent`, `refusing` or
+    `lost` names them.
+    """
 
     def __init__(self) -> None:
-        self.deployment = SimpleNamespace(engines=2, devices=1, group_sizes=(1, 2), flying=FlyingConfig())
+        self.deployment = SimpleNamespace(
+            engines=2, devices=1, group_sizes=(1, 2), flying=FlyingConfig()
+        )
         self.asked = [0, 0]
         self.silent: dict[int, asyncio.Event] = {}
         self.refusing: set[int] = set()
@@ -71,7 +77,9 @@ def metrics_of(calls: FakeCalls, chosen: Settings | None = None) -> ServerMetric
 
 def values(page: Page, name: str) -> list[float]:
     """The samples of one metric, in order."""
-    return [sample.value for metric in page.metrics if metric.name == name for sample in metric.samples]
+    return [
+        sample.value for metric in page.metrics if metric.name == name for sample in metric.samples
+    ]
 
 
 async def test_every_scrape_asks_every_engine(calls: FakeCalls) -> None:
@@ -83,7 +91,9 @@ async def test_every_scrape_asks_every_engine(calls: FakeCalls) -> None:
         assert values(page, "flying:engine_unanswered_seconds") == [0, 0]
 
 
-async def test_an_engine_that_is_silent_keeps_its_figures_and_is_asked_once(calls: FakeCalls) -> None:
+async def test_an_engine_that_is_silent_keeps_its_figures_and_is_asked_once(
+    calls: FakeCalls,
+) -> None:
     """The time since the question grows until it answers."""
     metrics = metrics_of(calls)
     await metrics.page()
@@ -111,7 +121,9 @@ async def test_an_engine_that_is_late_is_asked_again(calls: FakeCalls) -> None:
     second = values(await metrics.page(), "flying:engine_unanswered_seconds")
     assert calls.asked == [2, 2]
     assert second[0] > first[0] > 0
-    assert values(await metrics.page(), "flying:lane_requests_running") == [3], "it has said nothing so far"
+    assert values(await metrics.page(), "flying:lane_requests_running") == [3], (
+        "it has said nothing so far"
+    )
 
 
 async def test_a_lost_engine_is_not_asked_and_shows_no_figures(calls: FakeCalls) -> None:

@@ -1,4 +1,6 @@
-"""Engines on simulated NUMA nodes: threads and memory are where the log and `doctor` say, also after a loss."""
+"""Engines on simulated NUMA nodes: threads and memory are where the log and `doctor` say, also
+after a loss.
+"""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -52,14 +54,20 @@ def test_other_processes_of_the_server_run_anywhere(server: Server) -> None:
 def test_the_log_says_what_an_engine_has(server: Server, engine: int) -> None:
     placement = PLANNED[engine]
     (policy,) = memory_policies(process(server, engine))
-    memory = f"bound to node {placement.node}" if policy == f"bind:{placement.node}" else f"not bound ({policy})"
+    memory = (
+        f"bound to node {placement.node}"
+        if policy == f"bind:{placement.node}"
+        else f"not bound ({policy})"
+    )
     assert told(server.log())[f"engine {engine}"] == placement.with_memory(memory)
 
 
 def test_doctor_says_what_the_engines_have(server: Server, environment: Mapping[str, str]) -> None:
     rows = doctor(environment).split("2 engines")[1].split("4 engines")[0]
     planned = {name: text.partition(", memory")[0] for name, text in told(rows).items()}
-    assert planned == {name: text.partition(", memory")[0] for name, text in told(server.log()).items()}
+    assert planned == {
+        name: text.partition(", memory")[0] for name, text in told(server.log()).items()
+    }
     assert len(planned) == ENGINES
 
 
@@ -85,6 +93,7 @@ def test_cores_listed_for_another_number_of_engines_are_refused() -> None:
     done = run(["serve", str(tiny("llama")), "--data-parallel-size=2", *flags], 120, preamble)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == (
-        f"flying-serving: VLLM_CPU_OMP_THREADS_BIND={lists!r}: 3 lists; must be 'auto', 'nobind' or 2 lists of CPUs "
+        f"flying-serving: VLLM_CPU_OMP_THREADS_BIND={lists!r}: 3 lists; must be 'auto', 'nobind' "
+        "or 2 lists of CPUs "
         "with | between for each device of each engine, like 0-3,8"
     )

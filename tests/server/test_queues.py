@@ -1,4 +1,6 @@
-"""Queues under `manual`, where requests wait in engines: deadlines, and a burst of more than may wait."""
+"""Queues under `manual`, where requests wait in engines: deadlines, and a burst of more than may
+wait.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -20,7 +22,9 @@ def server() -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("layout", [[[0], [1]], [[0, 1]]], ids=["1+1", "2"])
-def test_requests_that_wait_in_engines_meet_their_deadline_or_get_504(server: Server, layout: list[list[int]]) -> None:
+def test_requests_that_wait_in_engines_meet_their_deadline_or_get_504(
+    server: Server, layout: list[list[int]]
+) -> None:
     server.layout(layout)
     check_deadlines(server, len(layout))
 
@@ -38,5 +42,7 @@ def test_a_stream_of_a_burst_is_refused_by_its_status_or_served(server: Server) 
     assert codes[200] >= MOST_WAITING + 2 * SEQS
     assert codes[429] > 0
     assert not [text for code, text in answers if code == 200 and '"error"' in text]
-    assert all("wait already (--max-waiting-requests)" in text for code, text in answers if code == 429)
+    assert all(
+        "wait already (--max-waiting-requests)" in text for code, text in answers if code == 429
+    )
     server.until_idle()

@@ -1,4 +1,6 @@
-"""Requests without a seed: no two groups draw alike, none repeats what was drawn before, and lane 1 draws as stock."""
+"""Requests without a seed: no two groups draw alike, none repeats what was drawn before, and lane 1
+draws as stock.
+"""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +16,12 @@ pytestmark = pytest.mark.server
 APART, PAIRS = [[0], [1], [2], [3]], [[0, 1], [2, 3]]
 PROMPT = [3, 1, 4, 1, 5]
 DRAWN: dict[str, Any] = {"max_tokens": 16, "temperature": 1.0, "ignore_eos": True}
-STOCK_FLAGS = ("--dtype=float32", "--enforce-eager", "--max-model-len=2048", "--kv-cache-memory-bytes=67108864")
+STOCK_FLAGS = (
+    "--dtype=float32",
+    "--enforce-eager",
+    "--max-model-len=2048",
+    "--kv-cache-memory-bytes=67108864",
+)
 BACK_S = 90.0
 
 
@@ -25,7 +32,9 @@ def server() -> Iterator[Server]:
 
 
 def draw(server: Server, at_once: int) -> list[tuple[int, ...]]:
-    """Sample from the same prompt without a seed, as often at once; with as many groups each gets one."""
+    """Sample from the same prompt without a seed, as often at once; with as many groups each gets
+    one.
+    """
     with ThreadPoolExecutor(at_once) as pool:
         answers = [pool.submit(server.complete, PROMPT, **DRAWN) for _ in range(at_once)]
         return [tuple(answer.result()["token_ids"]) for answer in answers]
@@ -40,7 +49,9 @@ def draw_everywhere(server: Server) -> set[tuple[int, ...]]:
     return set(found)
 
 
-def test_the_first_samples_of_a_server_are_those_of_stock(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_samples_of_a_server_are_those_of_stock(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing that is run at the start has drawn random numbers of lane 1."""
     found = [*draw(server, 1), server.status()["layout"]]
     monkeypatch.setenv("VLLM_PLUGINS", "")

@@ -1,4 +1,6 @@
-"""The rooms of the API server's part import in one direction, from vLLM's way in down to the figures."""
+"""The rooms of the API server's part import in one direction, from vLLM's way in down to the
+figures.
+"""
 
 import ast
 from collections.abc import Iterator

@@ -1,4 +1,6 @@
-"""Every lane answers what stock vLLM answers at that degree: tokens and logprobs, after other episodes."""
+"""Every lane answers what stock vLLM answers at that degree: tokens and logprobs, after other
+episodes.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +44,12 @@ class Compared(Server):
     def __init__(self, shape: str, engines: int, devices: int) -> None:
         flags = (f"--tensor-parallel-size={devices}",) if devices > 1 else ()
         super().__init__(shape, engines, *flags)
-        self.recorded: Any = json.loads((Path(__file__).parents[1] / "stock" / f"{shape}.json").read_text())
-        self.degrees = tuple(degree for degree in (1, 2, 4) if devices <= degree <= devices * engines)
+        self.recorded: Any = json.loads(
+            (Path(__file__).parents[1] / "stock" / f"{shape}.json").read_text()
+        )
+        self.degrees = tuple(
+            degree for degree in (1, 2, 4) if devices <= degree <= devices * engines
+        )
         self.engines = engines
 
 
@@ -53,14 +59,18 @@ def server(request: pytest.FixtureRequest) -> Iterator[Compared]:
         yield live
 
 
-def run(server: Compared, request: StockRequest, degree: int | None, **told: int) -> tuple[list[int], list[float]]:
+def run(
+    server: Compared, request: StockRequest, degree: int | None, **told: int
+) -> tuple[list[int], list[float]]:
     sampling = request.sampling()
     extra = (sampling.pop("extra_args") or {}) | ({"tp_degree": degree} if degree else {}) | told
     choice = server.complete(request.prompt, vllm_xargs=extra, **sampling)
     return choice["token_ids"], choice["logprobs"]["token_logprobs"]
 
 
-def compare(server: Compared, request: StockRequest, degree: int, answer: tuple[list[int], list[float]]) -> None:
+def compare(
+    server: Compared, request: StockRequest, degree: int, answer: tuple[list[int], list[float]]
+) -> None:
     stock = server.recorded["degrees"][str(degree)]["answers"][request.name]
     tokens, logprobs = answer
     assert tokens == stock["tokens"], f"{request.name} at degree {degree}"
@@ -69,7 +79,9 @@ def compare(server: Compared, request: StockRequest, degree: int, answer: tuple[
 
 
 def test_each_degree_alone_and_after_the_others(server: Compared) -> None:
-    """One request after the other, the widest groups first; then those of a degree together, the narrowest first."""
+    """One request after the other, the widest groups first; then those of a degree together, the
+    narrowest first.
+    """
     for degree in server.degrees[::-1]:
         for request in REQUESTS:
             compare(server, request, degree, run(server, request, degree))
@@ -93,7 +105,9 @@ def test_all_degrees_at_once_while_the_layout_changes(server: Compared) -> None:
 
 
 def test_requests_that_migrate_with_their_kv(server: Compared) -> None:
-    """Streams go on in other groups where they were, over and over, and nobody could tell from what they say."""
+    """Streams go on in other groups where they were, over and over, and nobody could tell from what
+    they say.
+    """
     jobs = (*SAMPLED, *FORCED)
     layouts = itertools.cycle([groups for groups, _ in SWITCHES[server.engines]])
     before = migrations(server)
@@ -121,10 +135,16 @@ def test_requests_that_two_engines_share(server: Compared) -> None:
     jobs = [
         (request, split)
         for request in (*SAMPLED, *FORCED)
-        for split in (len(request.prompt) // 2, len(request.prompt), len(request.prompt) + request.max_tokens // 2)
+        for split in (
+            len(request.prompt) // 2,
+            len(request.prompt),
+            len(request.prompt) + request.max_tokens // 2,
+        )
     ]
     with ThreadPoolExecutor(len(jobs)) as pool:
-        answers = [pool.submit(run, server, request, None, split_at=split) for request, split in jobs]
+        answers = [
+            pool.submit(run, server, request, None, split_at=split) for request, split in jobs
+        ]
         for (request, _), answer in zip(jobs, answers, strict=True):
             compare(server, request, server.degrees[0], answer.result())
     assert migrations(server)["migrated"] > before["migrated"]
@@ -134,4 +154,7 @@ def test_requests_that_two_engines_share(server: Compared) -> None:
 def migrations(server: Compared) -> dict[str, int]:
     """How many requests have gone to another group, with their KV or without, on all engines."""
     engines = server.status()["engines"]
-    return {key: sum(engine["migrations"][key] for engine in engines) for key in engines[0]["migrations"]}
+    return {
+        key: sum(engine["migrations"][key] for engine in engines)
+        for key in engines[0]["migrations"]
+    }

@@ -48,13 +48,17 @@ async def test_a_request_migrates_with_its_tokens_until_the_engines_answered() -
 
 
 async def test_statistics_of_a_lost_engine_are_those_of_an_idle_one() -> None:
-    """Also what was on its way: vLLM would show its requests for ever. Those of another are as they were sent."""
+    """Also what was on its way: vLLM would show its requests for ever. Those of another are as they
+    were sent.
+    """
     server = Server()
     server.lose(2)
     idle = await server.read()
     assert (idle.engine_index, idle.scheduler_stats.num_running_reqs) == (2, 0)
     for engine, running in ((2, 0), (1, 5)):
-        delayed = EngineCoreOutputs(engine_index=engine, scheduler_stats=SchedulerStats(num_running_reqs=5))
+        delayed = EngineCoreOutputs(
+            engine_index=engine, scheduler_stats=SchedulerStats(num_running_reqs=5)
+        )
         await server.shell.take(server.calls.received(delayed))
         assert delayed.scheduler_stats is not None
         assert delayed.scheduler_stats.num_running_reqs == running
@@ -71,7 +75,9 @@ async def test_a_layout_is_ordered_of_the_engines_that_it_has() -> None:
 
 
 async def test_leaders_hear_of_all_that_leave_them_in_one_message() -> None:
-    """Behind the answers to the order, before any of them goes on, and also those that none leaves."""
+    """Behind the answers to the order, before any of them goes on, and also those that none
+    leaves.
+    """
     server = Server()
     server.measured()
     for name in "abc":
@@ -94,7 +100,9 @@ async def test_leaders_hear_of_all_that_leave_them_in_one_message() -> None:
 
 
 async def test_the_end_of_a_request_during_a_switch_migrates_no_other_twice() -> None:
-    """Groups take fewer requests than engines: some of those recalled wait, and go on as others end."""
+    """Groups take fewer requests than engines: some of those recalled wait, and go on as others
+    end.
+    """
     server = Server()
     names = [f"r{number}" for number in range(16)]
     for name in names:
@@ -134,7 +142,9 @@ async def test_a_client_that_leaves_cancels_no_message_of_others() -> None:
 
 
 async def test_a_request_that_cannot_be_sent_ends_alone() -> None:
-    """All that wait are dispatched by one event, the end of another: its outputs and those behind it come through."""
+    """All that wait are dispatched by one event, the end of another: its outputs and those behind
+    it come through.
+    """
     server = Server()
     names = [f"r{number}" for number in range(8)]
     server.open_request("first")
@@ -157,9 +167,13 @@ async def test_a_request_that_cannot_be_sent_ends_alone() -> None:
 
 
 async def test_a_request_that_fails_stops_no_other_command() -> None:
-    """Commands to begin it, of an order and to begin it anew in that layout come together: it ends, others go on."""
+    """Commands to begin it, of an order and to begin it anew in that layout come together: it ends,
+    others go on.
+    """
     server = Server(capped=False)
-    commands = [command for number in range(8) for command in server.arrived(f"r{number}", prompt_tokens=70)]
+    commands = [
+        command for number in range(8) for command in server.arrived(f"r{number}", prompt_tokens=70)
+    ]
     made, ordered = server.controller.order(Layout.parse(PAIRS, 4, (1, 2, 4)), "weave", None, 0.0)
     recalled = [command.request_id for command in ordered if isinstance(command, Recall)]
     assert len(recalled) == 4
@@ -170,7 +184,9 @@ async def test_a_request_that_fails_stops_no_other_command() -> None:
     for name in recalled[1:]:
         assert server.streams.engine_id(name) == f"{name}+1"
     ended = await server.read()
-    assert [(o.request_id, o.finish_reason) for o in ended.outputs] == [(recalled[0], FinishReason.ERROR)]
+    assert [(o.request_id, o.finish_reason) for o in ended.outputs] == [
+        (recalled[0], FinishReason.ERROR)
+    ]
     assert server.vllm.outputs_queue.empty()
     assert server.controller.state.running == 7
     await server.settle(3)
@@ -231,14 +247,18 @@ async def test_a_late_request_is_answered_and_leaves_the_queue_of_its_engine() -
 
 @pytest.mark.parametrize("says", ["begun", "token", "other", "begun before it left"])
 async def test_an_engine_says_that_a_request_has_begun(says: str) -> None:
-    """It meets its deadline then, also if it has left that engine meanwhile. vLLM hears of tokens only."""
+    """It meets its deadline then, also if it has left that engine meanwhile. vLLM hears of tokens
+    only.
+    """
     server = Server(capped=False)
     server.open_request("a", queue_deadline_s=1.0)
     (queue,) = server.processed("a")
     if says == "begun before it left":
         await asyncio.wait_for(await server.switch(PAIRS, "migrate", 10), 5)
     name = "b" if says == "other" else "a"
-    assert await server.outputs(name, [7] if says == "token" else []) == (["a"] if says == "token" else [])
+    assert await server.outputs(name, [7] if says == "token" else []) == (
+        ["a"] if says == "token" else []
+    )
     server.shell.carry_out(server.controller.tick(1.5))
     if says != "other":
         assert server.controller.state.open_requests == ["a"]
@@ -252,7 +272,11 @@ async def test_engines_know_the_deadline_of_a_request_and_of_its_prefix() -> Non
     server.measured()
     server.open_request("a", prompt_tokens=40, queue_deadline_s=1.0, split_at=20)
     prefix, whole = (name for kind, name, _ in server.messages if kind is ADD)
-    assert server.vllm.extras[prefix]["queue_deadline_s"] == server.vllm.extras[whole]["queue_deadline_s"] == 1.0
+    assert (
+        server.vllm.extras[prefix]["queue_deadline_s"]
+        == server.vllm.extras[whole]["queue_deadline_s"]
+        == 1.0
+    )
     assert await server.outputs(prefix, []) == []
     assert server.controller.tick(1.5) == []
 
@@ -276,7 +300,9 @@ async def test_an_answer_of_another_type_is_an_error() -> None:
 
 
 async def test_what_a_task_raises_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock or a switch that died unheard would leave requests waiting: who reads vLLM's outputs hears of it."""
+    """A clock or a switch that died unheard would leave requests waiting: who reads vLLM's outputs
+    hears of it.
+    """
     server = Server()
 
     def fail(*_: Any) -> None:
@@ -330,7 +356,9 @@ async def test_a_call_that_cannot_be_sent_awaits_no_answer() -> None:
 
 
 @pytest.mark.parametrize("ending", [False, True])
-async def test_what_engines_cannot_be_told_is_logged(ending: bool, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_engines_cannot_be_told_is_logged(
+    ending: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     """And not raised. When the server ends it is no news."""
     server = Server()
     server.calls.ending = ending
@@ -383,11 +411,15 @@ async def test_a_client_that_leaves_while_its_request_waits_leaves_no_kv() -> No
 
 
 class Outputs:
-    """What the channel uses of vLLM's output processor: it has begun to add two requests that belong together."""
+    """What the channel uses of vLLM's output processor: it has begun to add two requests that
+    belong together.
+    """
 
     def __init__(self, *request_ids: str) -> None:
         parent = SimpleNamespace(request_id="whole")
-        self.request_states = {one: SimpleNamespace(parent_req=parent, queue=None) for one in request_ids}
+        self.request_states = {
+            one: SimpleNamespace(parent_req=parent, queue=None) for one in request_ids
+        }
 
     def abort_requests(self, request_ids: list[str], *, internal: bool) -> list[str]:
         """Forget both."""
@@ -398,7 +430,9 @@ class Outputs:
 
 
 async def test_a_client_that_leaves_while_its_request_is_added_ends_it() -> None:
-    """VLLM aborts only what it was given back, and so would let it run for nobody; so it is with all of its `n`."""
+    """VLLM aborts only what it was given back, and so would let it run for nobody; so it is with
+    all of its `n`.
+    """
     server = Server()
     server.calls.channel.outputs = outputs = Outputs("first", "second")
     server.open_request("first")

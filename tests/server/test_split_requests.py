@@ -1,4 +1,6 @@
-"""Split requests in the shell: what engines are sent at each event, and what their clients see of it: nothing."""
+"""Split requests in the shell: what engines are sent at each event, and what their clients see of
+it: nothing.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ async def test_a_split_inside_the_prompt() -> None:
 
 
 async def test_a_split_in_the_output() -> None:
-    """The first group ends it there, which its client does not see, and the second goes on under the id it knows."""
+    """The first group ends it there, which its client does not see, and the second goes on under
+    the id it knows.
+    """
     server = split(IN_OUTPUT)
     assert server.messages == [(ADD, "a", 0), (ADD, "a~1", 1)]
     assert notes(server, "a") == {OFFER_KEY: (1, True)}
@@ -83,7 +87,9 @@ async def test_a_client_that_leaves_ends_both_parts(at: int, where: int) -> None
 
 
 async def test_an_order_undoes_a_split_inside_the_prompt() -> None:
-    """Its first group offers what it has by then; all that leave a leader are named in one message."""
+    """Its first group offers what it has by then; all that leave a leader are named in one
+    message.
+    """
     server = split(IN_PROMPT)
     server.messages.clear()
     task = await server.switch(PAIRS, "weave", rounds=5)
@@ -138,5 +144,7 @@ async def test_a_split_request_that_cannot_be_sent_ends_with_its_part(at: int) -
     server.open_request("a", split_at=at)
     assert [kind for kind, what, _ in server.messages if what == "a~1"] in ([ADD, ABORT], [ABORT])
     ended = await server.read()
-    assert [(one.request_id, one.finish_reason) for one in ended.outputs] == [("a", FinishReason.ERROR)]
+    assert [(one.request_id, one.finish_reason) for one in ended.outputs] == [
+        ("a", FinishReason.ERROR)
+    ]
     assert server.controller.state.running == len(server.controller.state.splits) == 0

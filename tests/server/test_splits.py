@@ -1,5 +1,6 @@
-"""Requests that two groups share answer what they answer undivided: wherever they are split, whatever they ask for,
-whoever leaves and whatever becomes of the layout meanwhile."""
+"""Requests that two groups share answer what they answer undivided: wherever they are split,
+whatever they ask for, whoever leaves and whatever becomes of the layout meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -49,11 +50,15 @@ BUSY = {
     "forced-long": 1110,
     "short": 51,
 }
-"""Where they are split when all run at once: the first groups compute some of them while they give out others."""
+"""Where they are split when all run at once: the first groups compute some of them while they give
+out others.
+"""
 PULLED = "flying:kv_pulled_tokens_total"
 STORM_LAYOUTS = (*LAYOUTS.values(), [[0, 1], [2], [3]], [[0], [1], [2, 3]], [[0, 1, 2, 3]])
 STORM_SWITCHES = 200
-STORM_REQUESTS = [replace(request, max_tokens=6) for request in REQUESTS if len(request.prompt) < 1000]
+STORM_REQUESTS = [
+    replace(request, max_tokens=6) for request in REQUESTS if len(request.prompt) < 1000
+]
 """What stock answers begins alike."""
 STORM_PAUSE_S = 0.05
 LEAVE_SHARE = 0.1
@@ -64,7 +69,9 @@ class Splitting(Server):
 
     def __init__(self, shape: str) -> None:
         super().__init__(shape, 4)
-        self.recorded: Any = json.loads((Path(__file__).parents[1] / "stock" / f"{shape}.json").read_text())["degrees"]
+        self.recorded: Any = json.loads(
+            (Path(__file__).parents[1] / "stock" / f"{shape}.json").read_text()
+        )["degrees"]
 
     def body(self, request: StockRequest, split: int | None, **fields: Any) -> dict[str, Any]:
         """A streamed request that is split there."""
@@ -76,8 +83,12 @@ class Splitting(Server):
         """An answer is stock's, or its begin if it was not read to the end."""
         stock, count = self.recorded[str(degree)]["answers"][request.name], len(answer.tokens)
         assert answer.tokens == stock["tokens"][:count], request.name
-        assert worst_difference(answer.logprobs, stock["logprobs"][:count]) <= WORST_LOGPROB, request.name
-        assert not answer.done or (count, answer.finish_reason) == (request.max_tokens, "length"), request.name
+        assert worst_difference(answer.logprobs, stock["logprobs"][:count]) <= WORST_LOGPROB, (
+            request.name
+        )
+        assert not answer.done or (count, answer.finish_reason) == (request.max_tokens, "length"), (
+            request.name
+        )
 
     def counts(self) -> Counter[str]:
         """What was split and pulled since the start."""
@@ -86,11 +97,18 @@ class Splitting(Server):
             found.update(engine["migrations"])
         found["pulled"] = int(sum(self.metric(PULLED).values()))
         found["undone"] = int(sum(self.metric("flying:splits_undone_total").values()))
-        found.update({where: int(count) for (where,), count in self.metric("flying:splits_total", "where").items()})
+        found.update(
+            {
+                where: int(count)
+                for (where,), count in self.metric("flying:splits_total", "where").items()
+            }
+        )
         return found
 
     def nothing_is_left(self) -> None:
-        """Nothing runs or waits, and soon no lane holds a block for a request, whether it left or was to come."""
+        """Nothing runs or waits, and soon no lane holds a block for a request, whether it left or
+        was to come.
+        """
         self.until_idle()
         wait_until(lambda: self.http.post("/reset_prefix_cache").json()["success"])
         assert self.metric("flying:split_requests") == {(): 0}
@@ -119,8 +137,12 @@ each_degree = pytest.mark.parametrize("degree", LAYOUTS)
 
 @every_shape
 @each_degree
-async def test_splits_at_every_boundary_are_as_stock(server: Splitting, http: httpx.AsyncClient, degree: int) -> None:
-    """Of a request alone the second group pulls all tokens before the split, and computes none of them again."""
+async def test_splits_at_every_boundary_are_as_stock(
+    server: Splitting, http: httpx.AsyncClient, degree: int
+) -> None:
+    """Of a request alone the second group pulls all tokens before the split, and computes none of
+    them again.
+    """
     server.layout(LAYOUTS[degree])
     before = server.counts()
     for name, split in QUIET.items():
@@ -136,7 +158,9 @@ async def test_splits_at_every_boundary_are_as_stock(server: Splitting, http: ht
         "output": sum(split >= len(BY_NAME[name].prompt) for name, split in QUIET.items()),
     }
     bodies = [server.body(BY_NAME[name], split) for name, split in BUSY.items()]
-    for name, answer in zip(BUSY, await asyncio.gather(*(stream(http, body) for body in bodies)), strict=True):
+    for name, answer in zip(
+        BUSY, await asyncio.gather(*(stream(http, body) for body in bodies)), strict=True
+    ):
         server.compare(BY_NAME[name], degree, answer)
     server.nothing_is_left()
 
@@ -158,13 +182,24 @@ ASKED: dict[str, dict[str, Any]] = {
 ENDING = ("grammar", "min_tokens and stop")
 """These end before they have all their tokens."""
 SPLITS = (17, PROMPT, PROMPT + 1, PROMPT + 30, PROMPT + 31, PROMPT + OUTPUTS - 2)
-"""A grammar's end is token 31 of the output; a least number of tokens is more than most of these."""
+"""A grammar's end is token 31 of the output; a least number of tokens is more than most of
+these.
+"""
 
 
-async def complete(http: httpx.AsyncClient, model: str, split: int | None, **fields: Any) -> list[dict[str, Any]]:
+async def complete(
+    http: httpx.AsyncClient, model: str, split: int | None, **fields: Any
+) -> list[dict[str, Any]]:
     """The choices of a request of PROMPT tokens, not streamed."""
     extra = {} if split is None else {"vllm_xargs": {"split_at": split}, "cache_salt": str(split)}
-    body = {"model": model, "prompt": tokens(20, PROMPT), "return_token_ids": True, **SEEDED, **fields, **extra}
+    body = {
+        "model": model,
+        "prompt": tokens(20, PROMPT),
+        "return_token_ids": True,
+        **SEEDED,
+        **fields,
+        **extra,
+    }
     answer = await http.post("/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
     choices: list[dict[str, Any]] = answer.json()["choices"]
@@ -176,7 +211,9 @@ def same_choices(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> No
     for choice, other in zip(ours, theirs, strict=True):
         logprobs, others = choice["logprobs"], other["logprobs"]
         assert {**choice, "logprobs": None} == {**other, "logprobs": None}
-        assert worst_difference(logprobs["token_logprobs"], others["token_logprobs"]) <= WORST_LOGPROB
+        assert (
+            worst_difference(logprobs["token_logprobs"], others["token_logprobs"]) <= WORST_LOGPROB
+        )
         for top, expected in zip(logprobs["top_logprobs"], others["top_logprobs"], strict=True):
             assert top == pytest.approx(expected, abs=WORST_LOGPROB)
 
@@ -190,12 +227,16 @@ async def test_a_split_request_gets_what_it_asks_for(
     server.layout(LAYOUTS[degree])
     whole = await complete(http, server.model, None, **ASKED[asked])
     before = server.counts()
-    for answer in await asyncio.gather(*(complete(http, server.model, split, **ASKED[asked]) for split in SPLITS)):
+    for answer in await asyncio.gather(
+        *(complete(http, server.model, split, **ASKED[asked]) for split in SPLITS)
+    ):
         same_choices(answer, whole)
     made = server.counts() - before
     assert made["prompt"] == len(whole)
     assert made["output"] == len(whole) * (len(SPLITS) - 1)
-    assert {choice["finish_reason"] for choice in whole} == {"stop" if asked in ENDING else "length"}
+    assert {choice["finish_reason"] for choice in whole} == {
+        "stop" if asked in ENDING else "length"
+    }
 
 
 @a_llama
@@ -221,7 +262,10 @@ async def test_streamed_choices_are_split_each_by_itself(
         for mine, other in zip(found, whole, strict=True):
             ends = mine.tokens, mine.text, mine.finish_reason
             assert ends == (other["token_ids"], other["text"], other["finish_reason"])
-            assert worst_difference(mine.logprobs, other["logprobs"]["token_logprobs"]) <= WORST_LOGPROB
+            assert (
+                worst_difference(mine.logprobs, other["logprobs"]["token_logprobs"])
+                <= WORST_LOGPROB
+            )
     made = server.counts() - before
     assert made["prompt"] + made["output"] == len(whole) * len(SPLITS)
 
@@ -229,22 +273,33 @@ async def test_streamed_choices_are_split_each_by_itself(
 # ---- stops
 
 STOP_SPLITS = (-20, -2, -1, 0, 1, 12)
-"""From the last token on: the first group's part ends far before it, right before it, with it, or would behind it."""
+"""From the last token on: the first group's part ends far before it, right before it, with it, or
+would behind it.
+"""
 
 
 @a_llama
 @each_degree
-async def test_stops_before_at_and_after_a_split(server: Splitting, http: httpx.AsyncClient, degree: int) -> None:
-    """By a token, which ends a request in its engine, and by a string, which the API server finds."""
+async def test_stops_before_at_and_after_a_split(
+    server: Splitting, http: httpx.AsyncClient, degree: int
+) -> None:
+    """By a token, which ends a request in its engine, and by a string, which the API server
+    finds.
+    """
     server.layout(LAYOUTS[degree])
     (whole,) = await complete(http, server.model, None)
-    stops = {"stop_token_ids": [whole["token_ids"][24]]}, {"stop": re.findall(r"[a-z]{3,}", whole["text"])[8]}
+    stops = (
+        {"stop_token_ids": [whole["token_ids"][24]]},
+        {"stop": re.findall(r"[a-z]{3,}", whole["text"])[8]},
+    )
     for stop in stops:
         (stopped,) = await complete(http, server.model, None, **stop)
         count = len(stopped["token_ids"])
         assert 20 < count < OUTPUTS - 12
         splits = (17, *(PROMPT + count - 1 + after for after in STOP_SPLITS))
-        for answer in await asyncio.gather(*(complete(http, server.model, at, **stop) for at in splits)):
+        for answer in await asyncio.gather(
+            *(complete(http, server.model, at, **stop) for at in splits)
+        ):
             same_choices(answer, [stopped])
         assert [stopped["stop_reason"]] in ([stop.get("stop")], stop.get("stop_token_ids"))
     server.nothing_is_left()
@@ -263,10 +318,15 @@ LEAVES = {
 
 @a_llama
 @each_degree
-async def test_clients_that_leave_leave_nothing_behind(server: Splitting, http: httpx.AsyncClient, degree: int) -> None:
+async def test_clients_that_leave_leave_nothing_behind(
+    server: Splitting, http: httpx.AsyncClient, degree: int
+) -> None:
     """Whether a part computes, is pulled, is handed over or is done; other streams go on."""
     server.layout(LAYOUTS[degree])
-    others = [asyncio.create_task(stream(http, server.body(BY_NAME[name], BUSY[name]))) for name in ("short", "long")]
+    others = [
+        asyncio.create_task(stream(http, server.body(BY_NAME[name], BUSY[name])))
+        for name in ("short", "long")
+    ]
 
     async def leave(name: str, split: int, count: int, after_s: float) -> None:
         body = server.body(BY_NAME[name], split, cache_salt=f"{after_s}")
@@ -279,7 +339,9 @@ async def test_clients_that_leave_leave_nothing_behind(server: Splitting, http: 
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    await asyncio.gather(*(leave(*which, 0.02 * number) for which in LEAVES.values() for number in range(6)))
+    await asyncio.gather(
+        *(leave(*which, 0.02 * number) for which in LEAVES.values() for number in range(6))
+    )
     for name, other in zip(("short", "long"), others, strict=True):
         server.compare(BY_NAME[name], degree, await other)
     server.nothing_is_left()
@@ -292,9 +354,13 @@ async def test_caches_are_reset_while_requests_are_split(
 ) -> None:
     """All KV goes, where it is offered and what was pulled of it; nobody notices."""
     server.layout(LAYOUTS[degree])
-    tasks = [asyncio.create_task(stream(http, server.body(BY_NAME[name], BUSY[name]))) for name in BUSY]
+    tasks = [
+        asyncio.create_task(stream(http, server.body(BY_NAME[name], BUSY[name]))) for name in BUSY
+    ]
     for number in range(20):
-        assert (await http.post("/reset_prefix_cache?reset_running_requests=true")).json() == {"success": True}
+        assert (await http.post("/reset_prefix_cache?reset_running_requests=true")).json() == {
+            "success": True
+        }
         await asyncio.sleep(0.01 * (number % 7))
     for name, task in zip(BUSY, tasks, strict=True):
         server.compare(BY_NAME[name], degree, await task)
@@ -307,17 +373,25 @@ async def test_caches_are_reset_while_requests_are_split(
 def some_split(draw: random.Random, request: StockRequest) -> int:
     """Anywhere in the prompt, at its end or in the output, one as often as the other."""
     prompt = len(request.prompt)
-    return draw.choice((draw.randrange(prompt), prompt, draw.randrange(prompt, prompt + request.max_tokens)))
+    return draw.choice(
+        (draw.randrange(prompt), prompt, draw.randrange(prompt, prompt + request.max_tokens))
+    )
 
 
 @a_llama
-async def test_splits_survive_a_storm_of_switches(server: Splitting, http: httpx.AsyncClient) -> None:
-    """One or two begin before each switch; those of earlier ones go on, or their clients have left."""
+async def test_splits_survive_a_storm_of_switches(
+    server: Splitting, http: httpx.AsyncClient
+) -> None:
+    """One or two begin before each switch; those of earlier ones go on, or their clients have
+    left.
+    """
     draw, before, tasks = random.Random(26), server.counts(), set[asyncio.Task[None]]()
     outcomes: Counter[bool] = Counter()
 
     async def ask(request: StockRequest, leaves: int | None) -> None:
-        answer = await stream(http, server.body(request, some_split(draw, request)), leave_after=leaves)
+        answer = await stream(
+            http, server.body(request, some_split(draw, request)), leave_after=leaves
+        )
         server.compare(request, 1, answer)
         outcomes[answer.done] += 1
 
@@ -336,19 +410,33 @@ async def test_splits_survive_a_storm_of_switches(server: Splitting, http: httpx
 
 
 @pytest.mark.parametrize("groups", LAYOUTS.values())
-async def test_splits_get_by_with_little_memory(small_engines: Server, groups: list[list[int]]) -> None:
+async def test_splits_get_by_with_little_memory(
+    small_engines: Server, groups: list[list[int]]
+) -> None:
     """Requests wait for blocks, are preempted while they are pulled, and end."""
     small_engines.layout(groups)
     before = sum(small_engines.metric(PULLED).values())
     draw = random.Random(27)
     headers = {"Authorization": f"Bearer {KEY}"}
-    async with httpx.AsyncClient(base_url=small_engines.url, headers=headers, timeout=120, limits=KEEP_ALIVE) as http:
+    async with httpx.AsyncClient(
+        base_url=small_engines.url, headers=headers, timeout=120, limits=KEEP_ALIVE
+    ) as http:
 
         async def ask(number: int) -> None:
             prompt, outputs = draw.randrange(20, 600), draw.randrange(8, 120)
-            told = {"force_token_ids": tokens(1000 + number, outputs), "split_at": draw.randrange(prompt + outputs)}
-            fields = {"max_tokens": outputs, "temperature": 1.0, "ignore_eos": True, "vllm_xargs": told}
-            answer = await stream(http, streamed_body(small_engines.model, tokens(number, prompt), **fields))
+            told = {
+                "force_token_ids": tokens(1000 + number, outputs),
+                "split_at": draw.randrange(prompt + outputs),
+            }
+            fields = {
+                "max_tokens": outputs,
+                "temperature": 1.0,
+                "ignore_eos": True,
+                "vllm_xargs": told,
+            }
+            answer = await stream(
+                http, streamed_body(small_engines.model, tokens(number, prompt), **fields)
+            )
             assert answer.done and answer.tokens == list(told["force_token_ids"])
 
         async with asyncio.TaskGroup() as group:

@@ -25,7 +25,9 @@ END_S = 60.0
 
 @dataclass(frozen=True)
 class Traced:
-    """A trace of a server that has ended, what it was while the server ran, and what the server said of itself."""
+    """A trace of a server that has ended, what it was while the server ran, and what the server
+    said of itself.
+    """
 
     running: list[Event]
     events: list[Event]
@@ -39,7 +41,9 @@ class Traced:
 
     def steps(self, engine: int, lane: int) -> dict[int, Event]:
         """Return an engine's steps in a lane, by number."""
-        found = [step for step in self.row(f"engine {engine}", "step") if step["args"]["lane"] == lane]
+        found = [
+            step for step in self.row(f"engine {engine}", "step") if step["args"]["lane"] == lane
+        ]
         assert [step["args"]["step"] for step in found] == list(range(1, len(found) + 1))
         return {step["args"]["step"]: step for step in found}
 
@@ -47,11 +51,17 @@ class Traced:
 async def traffic(server: Server) -> list[Stream]:
     """Requests in both layouts, with a merge and a split while the last ones stream."""
     fields = {"max_tokens": OUTPUT_TOKENS, "ignore_eos": True, "seed": 1, "temperature": 1.0}
-    bodies = [streamed_body(server.model, tokens(i, PROMPT_TOKENS), **fields) for i in range(4 * STREAMS)]
+    bodies = [
+        streamed_body(server.model, tokens(i, PROMPT_TOKENS), **fields) for i in range(4 * STREAMS)
+    ]
     async with httpx.AsyncClient(base_url=server.url, timeout=END_S) as http:
         _, tasks = await begin(http, bodies[:STREAMS])
-        for number, (groups, mode) in enumerate(ORDERS, start=1):  # no switch moves a stream that has not begun
-            (await http.post("/flying/layout", json={"groups": groups, "mode": mode})).raise_for_status()
+        for number, (groups, mode) in enumerate(
+            ORDERS, start=1
+        ):  # no switch moves a stream that has not begun
+            (
+                await http.post("/flying/layout", json={"groups": groups, "mode": mode})
+            ).raise_for_status()
             tasks += (await begin(http, bodies[number * STREAMS :][:STREAMS]))[1]
         return await asyncio.wait_for(asyncio.gather(*tasks), END_S)
 
@@ -66,7 +76,9 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
         running = read_trace(path)
         server.process.terminate()
         assert server.process.wait(END_S) == 0
-        assert "force killing" not in server.log()  # engines were given the time to write what was left
+        assert (
+            "force killing" not in server.log()
+        )  # engines were given the time to write what was left
     yield Traced(running, closed(path), switches, streams, server.process.pid)
 
 
@@ -100,7 +112,9 @@ def test_an_engine_does_one_thing_at_a_time(traced: Traced) -> None:
         assert len(spans) > OUTPUT_TOKENS
         assert overlaps(spans) == []
     assert overlaps(traced.row("switches", "cutover")) == []
-    assert not [event for event in traced.events if event.get("cat") == "trace" and event["name"] != "clock"]
+    assert not [
+        event for event in traced.events if event.get("cat") == "trace" and event["name"] != "clock"
+    ]
 
 
 def test_members_of_a_group_step_together(traced: Traced) -> None:
@@ -117,17 +131,29 @@ def test_members_of_a_group_step_together(traced: Traced) -> None:
 
 
 def test_steps_have_computed_what_was_asked_for(traced: Traced) -> None:
-    """All prompts, and every token that was given out but the last of each request, which nothing follows."""
-    assert [len(stream.tokens) for stream in traced.streams] == [OUTPUT_TOKENS] * len(traced.streams)
-    own_steps = [*traced.steps(0, 1).values(), *traced.steps(1, 1).values(), *traced.steps(0, 2).values()]
+    """All prompts, and every token that was given out but the last of each request, which nothing
+    follows.
+    """
+    assert [len(stream.tokens) for stream in traced.streams] == [OUTPUT_TOKENS] * len(
+        traced.streams
+    )
+    own_steps = [
+        *traced.steps(0, 1).values(),
+        *traced.steps(1, 1).values(),
+        *traced.steps(0, 2).values(),
+    ]
     requests = len(traced.streams)
     assert sum(step["args"]["prefill_tokens"] for step in own_steps) == requests * PROMPT_TOKENS
-    assert sum(step["args"]["tokens"] for step in own_steps) == requests * (PROMPT_TOKENS + OUTPUT_TOKENS - 1)
+    assert sum(step["args"]["tokens"] for step in own_steps) == requests * (
+        PROMPT_TOKENS + OUTPUT_TOKENS - 1
+    )
     assert {step["name"] for step in own_steps} == {"alone", "group 0,1"}
 
 
 def test_switches_are_those_of_the_admin_route(traced: Traced) -> None:
-    """From the order to the end of the drain, with all that the record says; the cutover as a span of its own."""
+    """From the order to the end of the drain, with all that the record says; the cutover as a span
+    of its own.
+    """
     own = [event for event in traced.events if event.get("cat") == "switch"]
     began = {event["id"]: event for event in own if event["ph"] == "b"}
     ended = {event["id"]: event for event in own if event["ph"] == "e"}

@@ -1,8 +1,10 @@
-"""Teacher forcing on vLLM's V1 runner: a custom logits processor, `--logits-processors tests.stock.force:ForceTokens`.
+"""Teacher forcing on vLLM's V1 runner: a custom logits processor, `--logits-processors
+tests.stock.force:ForceTokens`.
 
-vLLM's own way, `SamplingParams.trace_decode_token_ids` with `--enable-trace-replay`, needs the V2 runner, and that one
-needs Triton, which the CPU build has not. A request names its tokens in `extra_args` (`vllm_xargs` over HTTP) as
-`force_token_ids`. Returned logprobs stay those of the unmodified logits (`logprobs_mode="raw_logprobs"`, the default).
+vLLM's own way, `SamplingParams.trace_decode_token_ids` with `--enable-trace-replay`, needs the V2
+runner, and that one needs Triton, which the CPU build has not. A request names its tokens in
+`extra_args` (`vllm_xargs` over HTTP) as `force_token_ids`. Returned logprobs stay those of the
+unmodified logits (`logprobs_mode="raw_logprobs"`, the default).
 """
 
 from collections.abc import Callable
@@ -15,7 +17,9 @@ PerRequest = Callable[[list[int], torch.Tensor], torch.Tensor]
 
 
 class ForceTokens(AdapterLogitsProcessor):
-    """Leaves the next of `force_token_ids` as the only token that can be sampled; other requests are not touched."""
+    """Leaves the next of `force_token_ids` as the only token that can be sampled; other requests
+    are not touched.
+    """
 
     follows_outputs = True
 

@@ -1,7 +1,7 @@
 """Record what stock vLLM answers at static tensor parallel degrees, each request run alone.
 
-python tests/stock/record.py                          # every shape and degree, into tests/stock/*.json
-python tests/stock/record.py llama qwen2 --degrees 1,2
+python tests/stock/record.py                          # every shape and degree, into
+tests/stock/*.json python tests/stock/record.py llama qwen2 --degrees 1,2
 """
 
 import argparse
@@ -20,7 +20,9 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 if __name__ == "__main__":
-    sys.path[0] = str(ROOT)  # run as a script, this folder's requests.py would hide the package of that name
+    sys.path[0] = str(
+        ROOT
+    )  # run as a script, this folder's requests.py would hide the package of that name
 
 from flying_lab.tiny_models import make_model, weights_hash  # noqa: E402
 from tests.stock.requests import REQUESTS, requests_hash  # noqa: E402
@@ -37,9 +39,11 @@ DEGREES: dict[str, tuple[int, ...]] = {
     "llama-bfloat16": (1, 2, 4),
 }
 BFLOAT16 = "-bfloat16"
-"""A recording of this name is of the shape before it, in that type: degrees then differ by more than rounding errors
-of float32, so servers are compared with how far stock's own degrees are apart. How products of that type are rounded
-depends on the processor, so each kind has a recording of its own; on one that has none, stock is asked each time."""
+"""A recording of this name is of the shape before it, in that type: degrees then differ by more
+than rounding errors of float32, so servers are compared with how far stock's own degrees are apart.
+How products of that type are rounded depends on the processor, so each kind has a recording of its
+own; on one that has none, stock is asked each time.
+"""
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
     "enforce_eager": True,
@@ -68,9 +72,9 @@ Answers = dict[str, dict[str, list[Any]]]
 def record(shape: str, degree: int, models: Path = MODELS) -> dict[str, Any]:
     """Run stock vLLM at `degree` in processes of its own and return its answers.
 
-    The result has "answers" (request name -> "tokens" and "logprobs"), "cpu" (torch's name of its vector instructions),
-    "start_s" and "run_s". Raises RuntimeError with the end of vLLM's log if it fails or takes longer than TIMEOUT_S; no
-    process is left in either case.
+    The result has "answers" (request name -> "tokens" and "logprobs"), "cpu" (torch's name of its
+    vector instructions), "start_s" and "run_s". Raises RuntimeError with the end of vLLM's log if
+    it fails or takes longer than TIMEOUT_S; no process is left in either case.
     """
     path = _model(shape, models)
     with tempfile.TemporaryDirectory() as scratch:
@@ -87,7 +91,12 @@ def record(shape: str, degree: int, models: Path = MODELS) -> dict[str, Any]:
         ]
         with log.open("wb") as stream:
             child = subprocess.Popen(
-                command, cwd=ROOT, env=os.environ | ENVIRONMENT, stdout=stream, stderr=stream, process_group=0
+                command,
+                cwd=ROOT,
+                env=os.environ | ENVIRONMENT,
+                stdout=stream,
+                stderr=stream,
+                process_group=0,
             )
             try:
                 status = child.wait(TIMEOUT_S)
@@ -98,54 +107,81 @@ def record(shape: str, degree: int, models: Path = MODELS) -> dict[str, Any]:
         text = log.read_text(encoding="utf-8", errors="replace")
         _unlink_shared_memory(text)
         if status != 0:
-            raise RuntimeError(f"stock vLLM, {shape} at degree {degree}: status {status}\n{text[-8000:]}")
+            raise RuntimeError(
+                f"stock vLLM, {shape} at degree {degree}: status {status}\n{text[-8000:]}"
+            )
         return dict(json.loads(out.read_text(encoding="utf-8")))
 
 
 def processor() -> str:
     """The kind of this processor, as far as products of bfloat16 depend on it."""
     flags = set(
-        re.findall(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)[0].split()
+        re.findall(
+            r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE
+        )[0].split()
     )
-    kinds = (("amx_bf16", "amx"), ("avx512_bf16", "avx512-bf16"), ("avx512f", "avx512"), ("avx2", "avx2"))
+    kinds = (
+        ("amx_bf16", "amx"),
+        ("avx512_bf16", "avx512-bf16"),
+        ("avx512f", "avx512"),
+        ("avx2", "avx2"),
+    )
     return next((kind for flag, kind in kinds if flag in flags), "other")
 
 
 def _file(shape: str) -> Path:
     """Where the answers of a shape are kept."""
-    return FOLDER / f"{shape}-{processor()}.json" if shape.endswith(BFLOAT16) else FOLDER / f"{shape}.json"
+    return (
+        FOLDER / f"{shape}-{processor()}.json"
+        if shape.endswith(BFLOAT16)
+        else FOLDER / f"{shape}.json"
+    )
 
 
 def recorded(shape: str, degree: int, models: Path = MODELS) -> Answers:
-    """Return the recorded answers (request name -> "tokens" and "logprobs"), made sure to be of this very model.
+    """Return the recorded answers (request name -> "tokens" and "logprobs"), made sure to be of
+    this very model.
 
-    Raises ValueError if the recording is of other weights or other requests: then run this script again.
+    Raises ValueError if the recording is of other weights or other requests: then run this script
+    again.
     """
     if shape.endswith(BFLOAT16) and not _file(shape).exists():
         return dict(record(shape, degree, models)["answers"])
     saved = json.loads(_file(shape).read_text(encoding="utf-8"))
     weights = weights_hash(_model(shape, models))
     if saved["weights"] != weights:
-        raise ValueError(f"models differ: {shape} was recorded with weights {saved['weights']}, here are {weights}")
+        raise ValueError(
+            f"models differ: {shape} was recorded with weights {saved['weights']}, here are "
+            f"{weights}"
+        )
     if saved["requests"] != requests_hash():
         raise ValueError(f"{shape} was recorded with other requests")
     return dict(saved["degrees"][str(degree)]["answers"])
 
 
 def largest_difference(left: Answers, right: Answers) -> float:
-    """Return the largest difference of a token's logprob. Raises AssertionError where tokens differ."""
+    """Return the largest difference of a token's logprob. Raises AssertionError where tokens
+    differ.
+    """
     assert left.keys() == right.keys()
     for name in left:
         ours, theirs = left[name]["tokens"], right[name]["tokens"]
-        first = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
+        first = next(
+            (i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]),
+            None,
+        )
         assert ours == theirs, f"{name}: tokens differ from token {first} on: {ours} and {theirs}"
     return max(
-        abs(a - b) for name in left for a, b in zip(left[name]["logprobs"], right[name]["logprobs"], strict=True)
+        abs(a - b)
+        for name in left
+        for a, b in zip(left[name]["logprobs"], right[name]["logprobs"], strict=True)
     )
 
 
 def _end_session(child: subprocess.Popen[bytes]) -> None:
-    """Wait for the rest of the child's session, if the child has ended, and kill what is left after GRACE_S."""
+    """Wait for the rest of the child's session, if the child has ended, and kill what is left after
+    GRACE_S.
+    """
     deadline = time.monotonic() + (GRACE_S if child.poll() is not None else 0.0)
     with contextlib.suppress(ProcessLookupError):
         while time.monotonic() < deadline:
@@ -156,7 +192,9 @@ def _end_session(child: subprocess.Popen[bytes]) -> None:
 
 
 def _unlink_shared_memory(log: str) -> None:
-    """Remove the segments that vLLM's CPU workers often leave behind; their names begin with a word in the log."""
+    """Remove the segments that vLLM's CPU workers often leave behind; their names begin with a word
+    in the log.
+    """
     for name in set(re.findall(r"vllm_dist_[0-9a-f]{32}", log)):
         for segment in Path("/dev/shm").glob(f"{name}*"):
             segment.unlink(missing_ok=True)
@@ -184,7 +222,9 @@ def _answer_all(model: str, degree: int, out: Path, dtype: str) -> None:
     answers: Answers = {}
     for request in REQUESTS:
         prompt: Any = {"prompt_token_ids": list(request.prompt)}
-        done = llm.generate([prompt], SamplingParams(**request.sampling()), use_tqdm=False)[0].outputs[0]
+        done = llm.generate([prompt], SamplingParams(**request.sampling()), use_tqdm=False)[
+            0
+        ].outputs[0]
         ids = list(done.token_ids)
         if request.forced and ids != list(request.forced):
             raise RuntimeError(f"{request.name} was not forced: {ids}")
@@ -210,7 +250,9 @@ def _save(shape: str, degrees: dict[str, dict[str, Any]]) -> None:
     }
     path = _file(shape)
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    kept = before["degrees"] if all(before.get(key) == value for key, value in content.items()) else {}
+    kept = (
+        before["degrees"] if all(before.get(key) == value for key, value in content.items()) else {}
+    )
     content["degrees"] = dict(sorted((kept | degrees).items()))
     path.write_text(json.dumps(content, separators=(",", ":")) + "\n", encoding="utf-8")
 
@@ -218,11 +260,15 @@ def _save(shape: str, degrees: dict[str, dict[str, Any]]) -> None:
 def main() -> None:
     """Record the shapes and degrees asked for, and report how far the degrees are apart."""
     parser = argparse.ArgumentParser(description="record what stock vLLM answers")
-    parser.add_argument("shapes", nargs="*", metavar="shape", help=f"of {', '.join(DEGREES)}; all by default")
+    parser.add_argument(
+        "shapes", nargs="*", metavar="shape", help=f"of {', '.join(DEGREES)}; all by default"
+    )
     parser.add_argument("--degrees", help="such as 1,2,4; by default those of each shape")
     options = parser.parse_args()
     for shape in options.shapes or DEGREES:
-        selected = [int(p) for p in options.degrees.split(",")] if options.degrees else DEGREES[shape]
+        selected = (
+            [int(p) for p in options.degrees.split(",")] if options.degrees else DEGREES[shape]
+        )
         degrees: dict[str, dict[str, Any]] = {}
         for degree in selected:
             begin = time.perf_counter()
@@ -230,13 +276,17 @@ def main() -> None:
             total_s = time.perf_counter() - begin
             result = degrees[str(degree)]
             print(
-                f"{shape} degree {degree}: {result['start_s']} s start, {result['run_s']} s run, {total_s:.1f} s in all"
+                f"{shape} degree {degree}: {result['start_s']} s start, {result['run_s']} s run, "
+                f"{total_s:.1f} s in all"
             )
         _save(shape, degrees)
         first = degrees[str(selected[0])]["answers"]
         for degree in selected[1:] if _dtype(shape) == "float32" else ():
             apart = largest_difference(first, degrees[str(degree)]["answers"])
-            print(f"{shape}: degrees {selected[0]} and {degree}: same tokens, logprobs within {apart:.1e}")
+            print(
+                f"{shape}: degrees {selected[0]} and {degree}: same tokens, logprobs within "
+                f"{apart:.1e}"
+            )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""The fixed requests that stock vLLM and the lanes both answer, over token ids below 512, the smallest vocabulary."""
+"""The fixed requests that stock vLLM and the lanes both answer, over token ids below 512, the
+smallest vocabulary.
+"""
 
 import hashlib
 import random
@@ -10,7 +12,9 @@ VOCAB = 512
 
 @dataclass(frozen=True)
 class StockRequest:
-    """One request: `forced` is empty for a sampled request, else the tokens that it must emit (teacher forcing)."""
+    """One request: `forced` is empty for a sampled request, else the tokens that it must emit
+    (teacher forcing).
+    """
 
     name: str
     prompt: tuple[int, ...]
@@ -19,7 +23,9 @@ class StockRequest:
     forced: tuple[int, ...] = ()
 
     def sampling(self) -> dict[str, Any]:
-        """Return the keyword arguments of vLLM's SamplingParams: temperature 1, the logprob of each token."""
+        """Return the keyword arguments of vLLM's SamplingParams: temperature 1, the logprob of each
+        token.
+        """
         return {
             "temperature": 1.0,
             "seed": self.seed,
@@ -38,13 +44,12 @@ def tokens(seed: int, count: int) -> tuple[int, ...]:
 
 LONG = tokens(4, 700)
 
-# On CPU stock vLLM dies ("CPU Generator does not use offset") when it prefills a request that has a seed in more than
-# one chunk, because it rewinds the generator as on CUDA. So the recorder prefills every seeded prompt in one chunk, and
-# only a forced one, which needs no seed, in two. A server that chunks more finely has to give the same tokens.
-# "prefix" finds 16 blocks of "long" in the prefix cache.
-#
-# The seeds are such that, in every model recorded, the token sampled leads the next by more than 1e-3 (in logits plus
-# noise) at each step; degrees and machines differ by about 2e-5.
+# On CPU stock vLLM dies ("CPU Generator does not use offset") when it prefills a request that has a
+# seed in more than one chunk, because it rewinds the generator as on CUDA. So the recorder prefills
+# every seeded prompt in one chunk, and only a forced one, which needs no seed, in two. A server
+# that chunks more finely has to give the same tokens. "prefix" finds 16 blocks of "long" in the
+# prefix cache.  The seeds are such that, in every model recorded, the token sampled leads the next
+# by more than 1e-3 (in logits plus noise) at each step; degrees and machines differ by about 2e-5.
 SAMPLED = (
     StockRequest("short", tokens(1, 5), 48, seed=11),
     StockRequest("block", tokens(2, 33), 48, seed=26),

@@ -1,4 +1,6 @@
-"""A known vulnerability fails the checks unless its reason is written down; advisories out of reach do not."""
+"""A known vulnerability fails the checks unless its reason is written down; advisories out of reach
+do not.
+"""
 
 import json
 import threading
@@ -31,7 +33,9 @@ class Advisories(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        body = json.dumps({"vulns": [ADVISORY]} if asked["package"]["name"] == "one" else {}).encode()
+        body = json.dumps(
+            {"vulns": [ADVISORY]} if asked["package"]["name"] == "one" else {}
+        ).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -62,10 +66,15 @@ def pinned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return audit.ACCEPTED
 
 
-def test_a_vulnerability_fails(service: list[str], pinned: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_vulnerability_fails(
+    service: list[str], pinned: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Also of a local build, whose version advisories do not name."""
     assert audit.main(service) == 1
-    assert "one 1.0: CVE-2026-1, fixed in 1.1\nsupply: 2 packages audited, 1 problems" in capsys.readouterr().out
+    assert (
+        "one 1.0: CVE-2026-1, fixed in 1.1\nsupply: 2 packages audited, 1 problems"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize("name", ["GHSA-xxxx-yyyy-zzzz", "CVE-2026-1"])
@@ -75,9 +84,14 @@ def test_an_accepted_one_does_not(service: list[str], pinned: Path, name: str) -
     assert audit.main(service) == 0
 
 
-def test_advisories_out_of_reach_are_one_line(pinned: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_advisories_out_of_reach_are_one_line(
+    pinned: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert audit.main(["-s", "osv", "--osv-url", "http://127.0.0.1:9/"]) == 0
-    assert capsys.readouterr().out == "supply: the advisories cannot be reached from here: no package was audited\n"
+    assert (
+        capsys.readouterr().out
+        == "supply: the advisories cannot be reached from here: no package was audited\n"
+    )
 
 
 def test_an_unknown_argument_is_no_silence(pinned: Path) -> None:
@@ -87,7 +101,9 @@ def test_an_unknown_argument_is_no_silence(pinned: Path) -> None:
 
 def test_what_is_accepted_for_nothing_fails() -> None:
     packages: list[Mapping[str, Any]] = [{"name": "two", "version": "2.0", "vulns": []}]
-    assert audit.problems(packages, {"CVE-2020-1": "why"}) == ["accepted.toml: CVE-2020-1 is not found any more"]
+    assert audit.problems(packages, {"CVE-2020-1": "why"}) == [
+        "accepted.toml: CVE-2020-1 is not found any more"
+    ]
 
 
 def test_packages_are_looked_up_by_the_names_of_their_code() -> None:

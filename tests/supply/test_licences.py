@@ -19,13 +19,19 @@ class Package:
 
 
 def test_the_page_is_up_to_date() -> None:
-    """`make licences` writes it. What Ray needs is not in this environment: tests/supply/test_ray_licences.py."""
+    """`make licences` writes it. What Ray needs is not in this environment:
+    tests/supply/test_ray_licences.py.
+    """
     assert PAGE.read_text(encoding="utf-8").startswith(page(LOCKS))
 
 
 def test_the_page_names_every_pin() -> None:
     """Without the metadata, too."""
-    rows = [row.split(" | ") for row in PAGE.read_text(encoding="utf-8").splitlines() if row.startswith("| ")]
+    rows = [
+        row.split(" | ")
+        for row in PAGE.read_text(encoding="utf-8").splitlines()
+        if row.startswith("| ")
+    ]
     named = [(row[0].removeprefix("| "), row[1]) for row in rows if row[0] != "| distribution"]
     assert named == [(pin.name, pin.version) for pin in locked()]
 
@@ -34,15 +40,29 @@ def test_the_page_names_every_pin() -> None:
     ("headers", "name"),
     [
         ((("License", "old"), ("License-Expression", "MIT AND ISC")), "MIT AND ISC"),
-        ((("License", "MIT"), ("Classifier", "License :: OSI Approved :: Apache Software License")), "MIT"),
         (
-            (("License", "Copyright\nmany lines"), ("Classifier", "License :: OSI Approved :: BSD License")),
+            (
+                ("License", "MIT"),
+                ("Classifier", "License :: OSI Approved :: Apache Software License"),
+            ),
+            "MIT",
+        ),
+        (
+            (
+                ("License", "Copyright\nmany lines"),
+                ("Classifier", "License :: OSI Approved :: BSD License"),
+            ),
             "BSD License",
         ),
-        ((("Classifier", "License :: OSI Approved"), ("Classifier", "License :: Public Domain")), "Public Domain"),
+        (
+            (("Classifier", "License :: OSI Approved"), ("Classifier", "License :: Public Domain")),
+            "Public Domain",
+        ),
     ],
 )
-def test_a_licence_is_what_the_metadata_name(headers: tuple[tuple[str, str], ...], name: str) -> None:
+def test_a_licence_is_what_the_metadata_name(
+    headers: tuple[tuple[str, str], ...], name: str
+) -> None:
     package: Any = Package(*headers)
     assert licence(package) == name
 

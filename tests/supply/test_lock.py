@@ -1,4 +1,6 @@
-"""Every pin has the hashes of what pip may install for it, and what is installed is what is pinned."""
+"""Every pin has the hashes of what pip may install for it, and what is installed is what is
+pinned.
+"""
 
 import hashlib
 import sysconfig
@@ -18,7 +20,11 @@ BREAKS_IMPORTS = {"torchvision", "torchaudio", "torchcodec"}
 
 
 def test_every_pin_has_a_hash() -> None:
-    bare = [pin.name for pin in locked() if not pin.hashes or any(len(digest) != 64 for digest in pin.hashes)]
+    bare = [
+        pin.name
+        for pin in locked()
+        if not pin.hashes or any(len(digest) != 64 for digest in pin.hashes)
+    ]
     assert not bare
 
 
@@ -35,7 +41,9 @@ def test_what_is_installed_is_what_is_pinned() -> None:
         for found in distributions(path=[sysconfig.get_path("purelib")])
     }
     pins = locked(LOCKS)
-    assert {pin.name: installed.get(pin.name) for pin in pins} == {pin.name: pin.version for pin in pins}
+    assert {pin.name: installed.get(pin.name) for pin in pins} == {
+        pin.name: pin.version for pin in pins
+    }
     assert not (BREAKS_IMPORTS | {pin.name for pin in locked([RAY_LOCK])}) & set(installed)
 
 
@@ -43,7 +51,10 @@ def test_setup_requires_hashes() -> None:
     commands = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
     installs = [line for line in commands if "LOCK" in line and "pip install" in line]
     assert len(installs) == 2
-    assert all({"--require-hashes", "--no-deps", "--only-binary=:all:"} <= set(line.split()) for line in installs)
+    assert all(
+        {"--require-hashes", "--no-deps", "--only-binary=:all:"} <= set(line.split())
+        for line in installs
+    )
 
 
 def test_a_pin_is_written_as_it_was_read() -> None:
@@ -58,12 +69,19 @@ def test_a_line_that_is_no_pin_is_refused(line: str) -> None:
         parse(line)
 
 
-def test_hashes_are_those_of_the_files_that_pip_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hashes_are_those_of_the_files_that_pip_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of a wheel in a folder; an index is not needed."""
     wheel = tmp_path / "one_two-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as packed:
-        packed.writestr("one_two-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: one.two\nVersion: 1.0\n")
-        packed.writestr("one_two-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        packed.writestr(
+            "one_two-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: one.two\nVersion: 1.0\n"
+        )
+        packed.writestr(
+            "one_two-1.0.dist-info/WHEEL",
+            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
         packed.writestr("one_two-1.0.dist-info/RECORD", "")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -76,7 +94,9 @@ def test_hashes_are_those_of_the_files_that_pip_finds(tmp_path: Path, monkeypatc
 
 
 def test_the_extra_for_ray_is_what_is_locked() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "optional-dependencies"
+    ]
     (version,) = (pin.version for pin in locked([RAY_LOCK]) if pin.name == "ray")
     assert extras["ray"] == [f"ray[serve]=={version}"]
 

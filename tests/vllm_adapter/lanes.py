@@ -27,7 +27,9 @@ BLOCK = 4
 @cache
 def config() -> VllmConfig:
     """Four requests at a time, eight tokens of them in a step."""
-    args = EngineArgs(str(tiny("llama")), max_model_len=64, max_num_seqs=4, max_num_batched_tokens=8)
+    args = EngineArgs(
+        str(tiny("llama")), max_model_len=64, max_num_seqs=4, max_num_batched_tokens=8
+    )
     return args.create_engine_config()
 
 
@@ -36,12 +38,18 @@ def token(family: int, place: int) -> int:
     return 100 * family + place
 
 
-def make(name: str, family: int, prompt: int, outputs: int, *, had: int = 0, stop_at: int | None = None) -> Request:
-    """A request, which got so many outputs elsewhere; `stop_at`: the place of the token with which it ends."""
+def make(
+    name: str, family: int, prompt: int, outputs: int, *, had: int = 0, stop_at: int | None = None
+) -> Request:
+    """A request, which got so many outputs elsewhere; `stop_at`: the place of the token with which
+    it ends.
+    """
     stop = None if stop_at is None else [token(family, stop_at)]
     params = SamplingParams(max_tokens=outputs, ignore_eos=True, stop_token_ids=stop)
     hasher = get_request_block_hasher(BLOCK, sha256)
-    made = Request(name, [token(family, n) for n in range(prompt)], params, None, block_hasher=hasher)
+    made = Request(
+        name, [token(family, n) for n in range(prompt)], params, None, block_hasher=hasher
+    )
     if had:  # as `resume` does
         made.append_output_token_ids([token(family, prompt + n) for n in range(had)])
         made.prefill_stats = None
@@ -51,8 +59,8 @@ def make(name: str, family: int, prompt: int, outputs: int, *, had: int = 0, sto
 class Lane:
     """A scheduler, synchronous or not, and the KV memory: of what token each place has it.
 
-    A step computes when its output is looked at, which with two of them under way is late.
-    `kind`: the class that vLLM would take; `is_stock`: that one is taken, and no lane's class laid over it.
+    A step computes when its output is looked at, which with two of them under way is late. `kind`:
+    the class that vLLM would take; `is_stock`: that one is taken, and no lane's class laid over it.
     """
 
     def __init__(
@@ -70,7 +78,9 @@ class Lane:
         kind = kind or (AsyncScheduler if overlaps else Scheduler)
         kind = kind if is_stock else lane_class(kind)
         config().cache_config.num_gpu_blocks = blocks
-        self.scheduler: Any = kind(config(), kv, StructuredOutputManager(config()), BLOCK, log_stats=log_stats)
+        self.scheduler: Any = kind(
+            config(), kv, StructuredOutputManager(config()), BLOCK, log_stats=log_stats
+        )
         self.overlaps = overlaps
         self.pool = SchedulerPool(self.scheduler)
         self.kv = [-1] * (BLOCK * blocks)
@@ -84,14 +94,20 @@ class Lane:
     def schedule(self) -> None:
         """Begin a step."""
         plan = self.scheduler.schedule()
-        ready = [name for name in plan.num_scheduled_tokens if not self.scheduler.requests[name].is_prefill_chunk]
+        ready = [
+            name
+            for name in plan.num_scheduled_tokens
+            if not self.scheduler.requests[name].is_prefill_chunk
+        ]
         written = []
         for name, count in plan.num_scheduled_tokens.items():
             request = self.scheduler.requests[name]
             first, blocks = request.num_computed_tokens - count, self.pool.blocks_of(name)
             family = request.prompt_token_ids[0] // 100
             for place in range(first, first + count):
-                written.append((BLOCK * blocks[place // BLOCK] + place % BLOCK, token(family, place)))
+                written.append(
+                    (BLOCK * blocks[place // BLOCK] + place % BLOCK, token(family, place))
+                )
         self.plans.append(plan)
         self._under_way.append(((plan, written), ready))
 
@@ -105,12 +121,16 @@ class Lane:
         for name in names:
             request = self.scheduler.requests.get(name)
             gets = name in ready and request is not None
-            sampled.append([token(request.prompt_token_ids[0] // 100, request.num_tokens)] if gets else [])
+            sampled.append(
+                [token(request.prompt_token_ids[0] // 100, request.num_tokens)] if gets else []
+            )
         places = {name: n for n, name in enumerate(names)}
         self.scheduler.update_from_output(plan, ModelRunnerOutput(names, places, sampled))
 
     def step(self) -> None:
-        """As vLLM's engine does: with two steps under way one is begun before the one before has ended."""
+        """As vLLM's engine does: with two steps under way one is begun before the one before has
+        ended.
+        """
         self.schedule()
         if not self.overlaps or len(self._under_way) > 1:
             self.finish()

@@ -1,4 +1,6 @@
-"""The made-up requests of the self-check: valid steps that read their own KV, spread over the vocabulary."""
+"""The made-up requests of the self-check: valid steps that read their own KV, spread over the
+vocabulary.
+"""
 
 import pytest
 
@@ -9,15 +11,26 @@ from flying_serving.vllm_adapter.batches import CHECK_TOKENS, check_steps
 def test_check_steps_are_two_chunks_of_each_prompt(requests: int, vocabulary: int) -> None:
     first, second, end = check_steps(requests, vocabulary, 32)
     names = {new.req_id for new in first.scheduled_new_reqs}
-    assert len(names) == requests == len(set(map(str, (new.block_ids for new in first.scheduled_new_reqs))))
-    assert set(first.num_scheduled_tokens) == set(second.num_scheduled_tokens) == names == end.finished_req_ids
+    assert (
+        len(names)
+        == requests
+        == len(set(map(str, (new.block_ids for new in first.scheduled_new_reqs))))
+    )
+    assert (
+        set(first.num_scheduled_tokens)
+        == set(second.num_scheduled_tokens)
+        == names
+        == end.finished_req_ids
+    )
     for new in first.scheduled_new_reqs:
         chunks = first.num_scheduled_tokens[new.req_id], second.num_scheduled_tokens[new.req_id]
         assert sum(chunks) == len(new.prompt_token_ids)
         assert max(chunks) == CHECK_TOKENS
         assert all(0 <= token < vocabulary for token in new.prompt_token_ids)
     cached = second.scheduled_cached_reqs
-    assert cached.num_computed_tokens == [first.num_scheduled_tokens[name] for name in cached.req_ids]
+    assert cached.num_computed_tokens == [
+        first.num_scheduled_tokens[name] for name in cached.req_ids
+    ]
 
 
 def test_every_rank_of_eight_has_tokens_of_its_vocabulary() -> None:

@@ -1,4 +1,6 @@
-"""Beginnings: vLLM's own scheduler tells of requests with a deadline when they are in a step for the first time."""
+"""Beginnings: vLLM's own scheduler tells of requests with a deadline when they are in a step for
+the first time.
+"""
 
 import pytest
 from vllm.sampling_params import SamplingParams
@@ -22,7 +24,9 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 def asked(name: str, outputs: int, *, deadline: bool) -> Request:
     """Return a request as an engine gets it."""
     extra = {DEADLINE_KEY: 1.0} if deadline else None
-    return Request(name, [1] * 4, SamplingParams(max_tokens=outputs, ignore_eos=True, extra_args=extra), None)
+    return Request(
+        name, [1] * 4, SamplingParams(max_tokens=outputs, ignore_eos=True, extra_args=extra), None
+    )
 
 
 def test_a_request_is_told_of_in_its_first_step_and_not_before() -> None:
@@ -47,7 +51,8 @@ def test_a_request_is_told_of_in_its_first_step_and_not_before() -> None:
 
 
 @pytest.mark.parametrize(
-    "output", [EngineCoreOutput("a", [7]), EngineCoreOutput("a", [], finish_reason=FinishReason.STOP)]
+    "output",
+    [EngineCoreOutput("a", [7]), EngineCoreOutput("a", [], finish_reason=FinishReason.STOP)],
 )
 def test_tokens_and_ends_are_no_beginnings(output: EngineCoreOutput) -> None:
     assert not is_beginning(output)

@@ -1,4 +1,6 @@
-"""SchedulerPool over vLLM's own BlockPool: what is counted, in which order blocks go, and what the check notices."""
+"""SchedulerPool over vLLM's own BlockPool: what is counted, in which order blocks go, and what the
+check notices.
+"""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -25,11 +27,17 @@ def request(prompt: int, max_tokens: int, computed: int = 0, output: int = 0) ->
 
 
 def pool_with(running: list[tuple[Any, int]], waiting: list[Any], blocks: int = 21) -> VllmPool:
-    """Return a pool whose scheduler has running requests, each with so many blocks of four tokens, and waiting ones."""
+    """Return a pool whose scheduler has running requests, each with so many blocks of four tokens,
+    and waiting ones.
+    """
     pool = VllmPool(blocks)
     scheduler: Any = pool.scheduler
     scheduler.block_size, scheduler.max_model_len, scheduler.max_num_scheduled_tokens = 4, 64, 8
-    scheduler.running, scheduler.waiting, scheduler.kv_holding_waiting = [one for one, _ in running], waiting, []
+    scheduler.running, scheduler.waiting, scheduler.kv_holding_waiting = (
+        [one for one, _ in running],
+        waiting,
+        [],
+    )
     for one, count in running:
         scheduler.owned[one.request_id] = pool.take(count)
     scheduler.requests = {one.request_id: one for one in [*scheduler.running, *waiting]}
@@ -63,9 +71,14 @@ def test_check_accepts_books_that_balance() -> None:
 @pytest.mark.parametrize(
     ("spoil", "lent", "message"),
     [
-        pytest.param(lambda pool: pool.take(1), set(), r"blocks without owner: \[4\]", id="forgotten"),
         pytest.param(
-            lambda pool: pool.scheduler.owned["8-4-0-0"].append(9), set(), r"two owners: \[9\]", id="owned-and-free"
+            lambda pool: pool.take(1), set(), r"blocks without owner: \[4\]", id="forgotten"
+        ),
+        pytest.param(
+            lambda pool: pool.scheduler.owned["8-4-0-0"].append(9),
+            set(),
+            r"two owners: \[9\]",
+            id="owned-and-free",
         ),
         pytest.param(lambda pool: None, {2}, r"blocks with two owners: \[2\]", id="owned-and-lent"),
         pytest.param(lambda pool: None, {9}, r"blocks with two owners: \[9\]", id="lent-and-free"),
@@ -87,7 +100,9 @@ def test_check_notices(spoil: Callable[[VllmPool], object], lent: set[int], mess
 
 
 def test_blocks_are_reserved_until_the_end_of_requests() -> None:
-    """Prompt and max_tokens, at most the model's length, less what is there; for waiting requests too."""
+    """Prompt and max_tokens, at most the model's length, less what is there; for waiting requests
+    too.
+    """
     assert pool_with([], []).reserved() == 0
     assert pool_with([(request(8, 4), 2)], []).reserved() == 1
     assert pool_with([(request(8, 5), 2)], []).reserved() == 2
@@ -96,14 +111,20 @@ def test_blocks_are_reserved_until_the_end_of_requests() -> None:
 
 
 def test_blocks_missing_for_the_next_step() -> None:
-    """A prompt must fit as a whole; everything is asked for one token ahead of what the step writes."""
+    """A prompt must fit as a whole; everything is asked for one token ahead of what the step
+    writes.
+    """
     assert pool_with([], []).missing_for_next() == 0
     assert pool_with([], [request(8, 4)], blocks=3).missing_for_next() == 1
     assert pool_with([], [request(7, 4)], blocks=3).missing_for_next() == 0
     assert pool_with([], [request(40, 4)], blocks=6).missing_for_next() == 6
     # a decode at a block's end needs one more, elsewhere none
-    assert pool_with([(request(8, 9, computed=8, output=1), 2)], [], blocks=3).missing_for_next() == 1
-    assert pool_with([(request(6, 9, computed=6, output=1), 2)], [], blocks=3).missing_for_next() == 0
+    assert (
+        pool_with([(request(8, 9, computed=8, output=1), 2)], [], blocks=3).missing_for_next() == 1
+    )
+    assert (
+        pool_with([(request(6, 9, computed=6, output=1), 2)], [], blocks=3).missing_for_next() == 0
+    )
     # a partial prefill needs what the step's budget of eight tokens reaches
     assert pool_with([(request(40, 4, computed=8), 2)], [], blocks=3).missing_for_next() == 2
     assert pool_with([(request(40, 4, computed=8), 11)], [], blocks=12).missing_for_next() == 0
@@ -118,8 +139,13 @@ def test_blocks_missing_for_the_next_step() -> None:
 
 
 def test_blocks_missing_to_start_are_those_of_requests_that_may_run() -> None:
-    """First what came with its KV, then the first that wait: as many as may run beside the running ones."""
-    running, waiting = [(request(8, 9, computed=8, output=1), 2)], [request(8, 4), request(9, 4), request(10, 4)]
+    """First what came with its KV, then the first that wait: as many as may run beside the running
+    ones.
+    """
+    running, waiting = (
+        [(request(8, 9, computed=8, output=1), 2)],
+        [request(8, 4), request(9, 4), request(10, 4)],
+    )
     pool = pool_with(running, waiting, blocks=3)
     for most, missing in ((1, 1), (2, 1 + 3), (3, 1 + 3 + 3), (9, 1 + 3 + 3 + 3)):
         pool.scheduler.max_num_running_reqs = most
@@ -130,7 +156,9 @@ def test_blocks_missing_to_start_are_those_of_requests_that_may_run() -> None:
     assert pool.missing_for_next(may_start(pool.scheduler)) == 1
 
 
-def test_blocks_of_requests_are_counted_without_a_copy_of_their_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_requests_are_counted_without_a_copy_of_their_ids(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Groups count before each step, and requests have thousands of blocks."""
     pool = pool_with([(request(8, 9, computed=8, output=1), 2)], [request(8, 4)], blocks=3)
 
@@ -138,7 +166,12 @@ def test_blocks_of_requests_are_counted_without_a_copy_of_their_ids(monkeypatch:
         raise AssertionError(f"the block ids of {request_id} are copied")
 
     monkeypatch.setattr(pool.scheduler.kv_cache_manager, "get_block_ids", copied)
-    counts = (pool.missing_for_next(), pool.missing_for_running(), pool.needed_by_running(), pool.reserved())
+    counts = (
+        pool.missing_for_next(),
+        pool.missing_for_running(),
+        pool.needed_by_running(),
+        pool.reserved(),
+    )
     assert counts == (4, 1, 1, 6)
 
 
@@ -154,7 +187,12 @@ def test_never_fewer_blocks_than_the_step_writes_to(
 ) -> None:
     """And at most one more than that, or than the whole prompt."""
     tokens = prompt + output
-    assume(computed < tokens and (output == 0 or computed >= prompt - 1) and held < blocks and held * 4 >= computed)
+    assume(
+        computed < tokens
+        and (output == 0 or computed >= prompt - 1)
+        and held < blocks
+        and held * 4 >= computed
+    )
     pool = pool_with([(request(prompt, 30, computed, output), held)], [], blocks)
     written = tokens if computed == 0 else min(tokens, computed + 8)
     needed = max(0, -(-written // 4) - held - pool.free_count())

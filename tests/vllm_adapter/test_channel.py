@@ -1,4 +1,6 @@
-"""Calls of engines: none is kept that has ended, and an answer that comes later disturbs nothing."""
+"""Calls of engines: none is kept that has ended, and an answer that comes later disturbs
+nothing.
+"""
 
 import asyncio
 

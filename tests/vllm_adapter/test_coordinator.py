@@ -46,7 +46,11 @@ def group() -> Iterator[LaneCoordinator]:
 
 def test_every_operation_is_served_or_refused() -> None:
     """No method of vLLM's class is left to work on process groups that are not there."""
-    methods = {name for name, value in vars(GroupCoordinator).items() if callable(value) or isinstance(value, property)}
+    methods = {
+        name
+        for name, value in vars(GroupCoordinator).items()
+        if callable(value) or isinstance(value, property)
+    }
     assert methods == SERVED | OF_RANKS | PRIVATE | set(REFUSED)
 
 
@@ -58,7 +62,9 @@ def test_what_needs_a_process_group_is_refused_by_name(group: LaneCoordinator, n
 
 @pytest.mark.parametrize("name", REFUSED_ATTRIBUTES)
 def test_there_is_no_process_group_to_take(group: LaneCoordinator, name: str) -> None:
-    """Also for those who ask first: without an error they would take the default group, of fewer ranks."""
+    """Also for those who ask first: without an error they would take the default group, of fewer
+    ranks.
+    """
     with pytest.raises(NoProcessGroup, match=f"^{name} of lane2"):
         getattr(group, name, None)
 
@@ -113,7 +119,9 @@ def test_all_ranks_of_a_group_get_tensors(name: str) -> None:
         ends = [ShmGroup(f"{directory}/group", rank, 2) for rank in range(2)]
         for rank, end in zip(ranks, ends, strict=True):
             rank.device_communicator.use(end)
-        got = threads.map(lambda rank: call(rank, torch.tensor([rank.rank + 1, rank.rank + 2])), ranks)
+        got = threads.map(
+            lambda rank: call(rank, torch.tensor([rank.rank + 1, rank.rank + 2])), ranks
+        )
         assert [None if x is None else x.tolist() for x in got] == expected
         for end in ends:
             end.close()

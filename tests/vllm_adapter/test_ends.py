@@ -1,4 +1,6 @@
-"""What a pool says of requests whose blocks vLLM's schedulers free, and of those that come with KV, step by step."""
+"""What a pool says of requests whose blocks vLLM's schedulers free, and of those that come with KV,
+step by step.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -58,7 +60,9 @@ def test_a_request_that_ends_has_kv_of_all_but_its_last_token(overlaps: bool, ho
     lane.scheduler.add_request(make("a", 3, PROMPT, outputs, stop_at=stop_at))
     while not told.all:
         lane.step()
-    status = RequestStatus.FINISHED_LENGTH_CAPPED if how == "length" else RequestStatus.FINISHED_STOPPED
+    status = (
+        RequestStatus.FINISHED_LENGTH_CAPPED if how == "length" else RequestStatus.FINISHED_STOPPED
+    )
     assert told.all == [("a", status)]
     assert (told.tokens, told.computed) == ([end + 1], [end])
     assert lane.has(3, told.blocks[0], range(end))
@@ -109,7 +113,9 @@ def test_a_preempted_request_is_told_while_it_runs(overlaps: bool, by: str) -> N
         lane.step()
     lane.settle()
     assert ("b", None) in told.all
-    assert {name for name, status in told.all if status == RequestStatus.FINISHED_LENGTH_CAPPED} == {"a", "b"}
+    assert {
+        name for name, status in told.all if status == RequestStatus.FINISHED_LENGTH_CAPPED
+    } == {"a", "b"}
     for (name, _), blocks, computed in zip(told.all, told.blocks, told.computed, strict=True):
         assert len(blocks) >= -(-computed // BLOCK) > 0, name
     lane.pool.check(set())
@@ -152,8 +158,12 @@ def run_out(lane: Lane) -> None:
 
 @pytest.mark.parametrize("cached", [0, 8])
 @pytest.mark.parametrize("arrived", [13, 11, 9])
-def test_a_request_pulled_ahead_runs_in_the_blocks_set_aside(overlaps: bool, cached: int, arrived: int) -> None:
-    """Prepared with its prompt; the request itself is another object with the same id, its outputs as history."""
+def test_a_request_pulled_ahead_runs_in_the_blocks_set_aside(
+    overlaps: bool, cached: int, arrived: int
+) -> None:
+    """Prepared with its prompt; the request itself is another object with the same id, its outputs
+    as history.
+    """
     lane = Lane(overlaps=overlaps)
     if cached:
         lane.scheduler.add_request(make("before", 3, cached + 1, 1))
@@ -194,7 +204,9 @@ def test_a_request_pulled_ahead_runs_in_the_blocks_set_aside(overlaps: bool, cac
 
 @pytest.mark.parametrize("which", ["ahead", "itself"])
 def test_what_was_pulled_ahead_may_be_released(overlaps: bool, which: str) -> None:
-    """By the request as it arrived first, or by the one that is to run; it is then prefilled like any other."""
+    """By the request as it arrived first, or by the one that is to run; it is then prefilled like
+    any other.
+    """
     lane = Lane(overlaps=overlaps)
     ahead, itself = make("a", 3, PROMPT, 20), make("a", 3, PROMPT, 6, had=4)
     assert lane.pool.prepare(ahead, 13) is not None

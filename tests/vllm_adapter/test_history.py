@@ -1,4 +1,6 @@
-"""Histories: what the scheduler, the batch, the random numbers and the grammar of a migrated request see of them."""
+"""Histories: what the scheduler, the batch, the random numbers and the grammar of a migrated
+request see of them.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -50,7 +52,9 @@ def source(history: list[int] | None = None, **fields: Any) -> EngineCoreRequest
 
 def model(*processors: type[LogitsProcessor] | str, use_fp64_gumbel: bool = False) -> Any:
     """Return what is asked of a model's configuration; `processors`: of users."""
-    return SimpleNamespace(use_fp64_gumbel=use_fp64_gumbel, logits_processors=list(processors) or None)
+    return SimpleNamespace(
+        use_fp64_gumbel=use_fp64_gumbel, logits_processors=list(processors) or None
+    )
 
 
 # ---- the request
@@ -109,7 +113,11 @@ def test_requests_that_cannot_migrate_say_why(sent: EngineCoreRequest, reason: s
 def test_models_and_seeds_that_cannot_migrate() -> None:
     """Pooling, embeddings, streamed prompts, random numbers of another kind."""
     usual, doubles = model(), model(use_fp64_gumbel=True)
-    for field, value in (("sampling_params", None), ("prompt_embeds", torch.zeros(5, 2)), ("resumable", True)):
+    for field, value in (
+        ("sampling_params", None),
+        ("prompt_embeds", torch.zeros(5, 2)),
+        ("resumable", True),
+    ):
         sent = source()
         setattr(sent, field, value)
         assert why_not_migratable(sent, usual) is not None
@@ -126,7 +134,9 @@ class Counting(AdapterLogitsProcessor):
     def is_argmax_invariant(self) -> bool:
         return False
 
-    def new_req_logits_processor(self, params: SamplingParams) -> Callable[[list[int], torch.Tensor], torch.Tensor]:
+    def new_req_logits_processor(
+        self, params: SamplingParams
+    ) -> Callable[[list[int], torch.Tensor], torch.Tensor]:
         asked = count()
 
         def fall(output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
@@ -150,7 +160,9 @@ def test_a_request_stays_whose_logits_processor_may_hold_a_state() -> None:
 @pytest.mark.parametrize(
     "processors", [[], [Looking], ["tests.stock.force:ForceTokens"]], ids=["none", "class", "name"]
 )
-def test_a_request_whose_logits_processors_follow_its_outputs_migrates(processors: list[Any]) -> None:
+def test_a_request_whose_logits_processors_follow_its_outputs_migrates(
+    processors: list[Any],
+) -> None:
     assert stateful_processors(model(*processors)) == []
     assert why_not_migratable(source(), model(*processors)) is None
 
@@ -158,7 +170,9 @@ def test_a_request_whose_logits_processors_follow_its_outputs_migrates(processor
 def biases(
     processor: LogitsProcessor, params: SamplingParams, outputs: Sequence[int], begins_with: int
 ) -> list[list[float]]:
-    """What a processor makes of zeros for each token after a history of the first `begins_with` outputs."""
+    """What a processor makes of zeros for each token after a history of the first `begins_with`
+    outputs.
+    """
     had = list(outputs[:begins_with])
     update: BatchUpdate | None = BatchUpdate(1, [], [(0, params, [1, 2, 3], had)], [])
     made = []
@@ -170,9 +184,13 @@ def biases(
     return made
 
 
-@pytest.mark.parametrize("kind", [MinTokensLogitsProcessor, LogitBiasLogitsProcessor, MinPLogitsProcessor])
+@pytest.mark.parametrize(
+    "kind", [MinTokensLogitsProcessor, LogitBiasLogitsProcessor, MinPLogitsProcessor]
+)
 @pytest.mark.parametrize("kept", [1, 4, 5, 7])
-def test_vllms_own_logits_processors_follow_a_history(kind: type[LogitsProcessor], kept: int) -> None:
+def test_vllms_own_logits_processors_follow_a_history(
+    kind: type[LogitsProcessor], kept: int
+) -> None:
     """One of `min_tokens` that ends before the history does, in it, or after it."""
     params = SamplingParams(min_tokens=5, stop_token_ids=[6], logit_bias={3: 2.0}, min_p=0.5)
     config: Any = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=4))
@@ -185,7 +203,9 @@ def test_vllms_own_logits_processors_follow_a_history(kind: type[LogitsProcessor
 
 
 def forced(outputs: Sequence[int], begins_with: int, ends: list[int]) -> list[int]:
-    """Tokens under a thinking budget of four, behind the first `begins_with`: those of `outputs`, or what is forced."""
+    """Tokens under a thinking budget of four, behind the first `begins_with`: those of `outputs`,
+    or what is forced.
+    """
     reasoning: Any = SimpleNamespace(reasoning_start_token_ids=[4], reasoning_end_token_ids=ends)
     holder = ThinkingBudgetStateHolder(reasoning, 1, 0, torch.device("cpu"), False)
     had = list(outputs[:begins_with])
@@ -200,7 +220,9 @@ def forced(outputs: Sequence[int], begins_with: int, ends: list[int]) -> list[in
 
 
 def test_what_is_left_of_a_thinking_budget_does_not_follow_from_a_history() -> None:
-    """vLLM's holder begins with the prompt: it forces the end again that the history has begun. So they stay."""
+    """vLLM's holder begins with the prompt: it forces the end again that the history has begun. So
+    they stay.
+    """
     thoughts, ends = [5] * 12, [7, 8, 9]
     undisturbed = forced(thoughts, 0, ends)
     assert undisturbed[:8] == [5, 5, 5, 5, 7, 8, 9, 5]
@@ -211,7 +233,9 @@ def test_what_is_left_of_a_thinking_budget_does_not_follow_from_a_history() -> N
 
 
 @given(st.integers(0, 2**31 - 1), st.integers(0, 40), st.integers(1, 40))
-def test_draws_are_skipped_as_the_sampler_of_the_cpu_makes_them(seed: int, count: int, more: int) -> None:
+def test_draws_are_skipped_as_the_sampler_of_the_cpu_makes_them(
+    seed: int, count: int, more: int
+) -> None:
     """One integer for each token (TopKTopPSampler.forward_cpu)."""
 
     def draw(generator: torch.Generator) -> int:
@@ -229,7 +253,10 @@ def test_the_sampler_of_the_cpu_draws_what_is_skipped() -> None:
     from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
     current_platform.import_kernels()
-    sampler, logits = TopKTopPSampler(), torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(0))
+    sampler, logits = (
+        TopKTopPSampler(),
+        torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(0)),
+    )
 
     def sample(generators: dict[int, torch.Generator]) -> list[int]:
         return [int(token) for token in sampler(logits.clone(), generators, None, None)[0][[0, 2]]]
@@ -264,7 +291,9 @@ class OffsetGenerator:
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 1000])
-def test_draws_are_skipped_by_their_steps_on_cuda(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+def test_draws_are_skipped_by_their_steps_on_cuda(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
     """As many for each as one draw over the vocabulary takes, in vLLM's shape and type."""
     asked = []
 
@@ -300,7 +329,10 @@ def added(history: list[int] | None, outputs: list[int], seed: int | None) -> An
     params = source(history).sampling_params
     state = SimpleNamespace(sampling_params=params, generator=generator, output_token_ids=outputs)
     batch = SimpleNamespace(vocab_size=VOCAB, requests=[])
-    assert add_with_history(lambda self, request: self.requests.append(request) or 3, batch, state) == 3
+    assert (
+        add_with_history(lambda self, request: self.requests.append(request) or 3, batch, state)
+        == 3
+    )
     assert batch.requests == [state]
     return state
 
@@ -316,8 +348,12 @@ def test_a_new_request_enters_the_batch_with_its_history() -> None:
 
 
 @pytest.mark.parametrize(("history", "outputs"), [([7, 8], [7, 8, 20]), (None, []), (None, [4])])
-def test_a_request_that_comes_back_is_left_alone(history: list[int] | None, outputs: list[int]) -> None:
-    """After a preemption it has its outputs and its generator already; whoever has no history is as in vLLM."""
+def test_a_request_that_comes_back_is_left_alone(
+    history: list[int] | None, outputs: list[int]
+) -> None:
+    """After a preemption it has its outputs and its generator already; whoever has no history is as
+    in vLLM.
+    """
     state = added(history, outputs, seed=2)
     assert state.output_token_ids is outputs
     assert torch.equal(state.generator.get_state(), torch.Generator().manual_seed(2).get_state())
@@ -327,7 +363,9 @@ def test_a_request_that_comes_back_is_left_alone(history: list[int] | None, outp
 
 
 class Grammars:
-    """A StructuredOutputManager that knows one grammar: tokens below 50, and reasoning until a token 0."""
+    """A StructuredOutputManager that knows one grammar: tokens below 50, and reasoning until a
+    token 0.
+    """
 
     def __init__(self) -> None:
         self.executor = ThreadPoolExecutor(1)
@@ -375,7 +413,9 @@ def test_a_grammar_is_advanced_token_by_token_once_it_is_compiled(
     compiled.set_result("compiled")
     grammars.executor.submit(int).result()
     assert structured.grammar == "compiled"
-    assert grammars.accepted == [(history[:n], [history[n - 1]]) for n in range(1, len(history) + 1)]
+    assert grammars.accepted == [
+        (history[:n], [history[n - 1]]) for n in range(1, len(history) + 1)
+    ]
     assert structured.reasoning_ended is ended
     assert list(request.output_token_ids) == history
 

@@ -1,4 +1,6 @@
-"""KV memory of lanes: the same bytes in all of them, counted for a group, and its tokens one in each row."""
+"""KV memory of lanes: the same bytes in all of them, counted for a group, and its tokens one in
+each row.
+"""
 
 import logging
 from collections.abc import Callable
@@ -8,7 +10,12 @@ from typing import Any
 import pytest
 import torch
 from vllm import _custom_ops as ops
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheTensor,
+)
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.worker.utils import allocate_kv_cache
 
@@ -28,12 +35,16 @@ LAYOUTS = (KVCacheLayout.LBHNC, KVCacheLayout.BLHNC)
 Write = Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
-def kv_config(layout: KVCacheLayout, block: int, heads: int, size: int, dtype: torch.dtype) -> KVCacheConfig:
+def kv_config(
+    layout: KVCacheLayout, block: int, heads: int, size: int, dtype: torch.dtype
+) -> KVCacheConfig:
     """What vLLM makes of a model of three equal layers."""
     spec = FullAttentionSpec(block_size=block, num_kv_heads=heads, head_size=size, dtype=dtype)
     page = spec.page_size_bytes
     by_layer, by_block = (page * BLOCKS, page) if layout.is_layer_compact else (page, page * LAYERS)
-    tensor = KVCacheTensor(page * BLOCKS * LAYERS, list(NAMES), layer_stride=by_layer, block_stride=by_block)
+    tensor = KVCacheTensor(
+        page * BLOCKS * LAYERS, list(NAMES), layer_stride=by_layer, block_stride=by_block
+    )
     return KVCacheConfig(BLOCKS, [tensor], [KVCacheGroupSpec(list(NAMES), spec)])
 
 
@@ -47,23 +58,39 @@ def caches(
 ) -> list[torch.Tensor]:
     """The layers' caches as vLLM allocates them."""
     kernel_blocks = None if kernel_block is None else [kernel_block]
-    made = allocate_kv_cache(kv_config(layout, block, heads, size, dtype), torch.device("cpu"), layout, kernel_blocks)
+    made = allocate_kv_cache(
+        kv_config(layout, block, heads, size, dtype), torch.device("cpu"), layout, kernel_blocks
+    )
     return [made[name] for name in NAMES]
 
 
 # ---- how backends write
 
 
-def on_cpu(layer: Any, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+def on_cpu(
+    layer: Any,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
     """What vLLM's CPUAttentionBackendImpl does, with its own kernel."""
     blocks, heads, tokens, _ = cache.size()
     key_cache, value_cache = cache.view((blocks, heads, tokens * 2, -1)).chunk(2, dim=2)
     ops.cpu_attn_reshape_and_cache(key, value, key_cache, value_cache, slot_mapping, layer.isa)
 
 
-def plain(layer: Any, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+def plain(
+    layer: Any,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
     """A token's key, then its value, as on CUDA."""
-    cache[slot_mapping // cache.shape[2], :, slot_mapping % cache.shape[2]] = torch.cat([key, value], dim=-1)
+    cache[slot_mapping // cache.shape[2], :, slot_mapping % cache.shape[2]] = torch.cat(
+        [key, value], dim=-1
+    )
 
 
 def backwards(layer: Any, key: torch.Tensor, value: torch.Tensor, *rest: torch.Tensor) -> None:
@@ -100,7 +127,9 @@ def check_rows(layers: list[Layer], each: int, block: int, heads: int, size: int
     slot_mapping = torch.tensor([block, 3 * block + 1, 5 * block - 1, (BLOCKS - 1) * block + 2])
     for number, layer in enumerate(layers):
         before = [part.clone() for part in parts]
-        key, value = torch.randn(2, len(slot_mapping), heads, size).to(layer.kv_cache.dtype).unbind()
+        key, value = (
+            torch.randn(2, len(slot_mapping), heads, size).to(layer.kv_cache.dtype).unbind()
+        )
         layer.update(key, value, slot_mapping)
         expected = torch.cat([key, value], dim=-1).chunk(each, dim=-1)
         for part, was, rows in zip(
@@ -152,7 +181,9 @@ def test_what_fits_no_known_way_is_not_read(write: Write) -> None:
     """Nor is anything of a model of which one layer does not fit."""
     made = caches(KVCacheLayout.LBHNC)
     assert token_parts([Layer(cache, write) for cache in made]) is None
-    assert token_parts([Layer(made[0], plain), Layer(made[1], plain), Layer(made[2], write)]) is None
+    assert (
+        token_parts([Layer(made[0], plain), Layer(made[1], plain), Layer(made[2], write)]) is None
+    )
 
 
 def test_layers_that_differ_are_not_read() -> None:
@@ -166,7 +197,9 @@ def test_a_layer_that_fails_is_not_read(caplog: pytest.LogCaptureFixture) -> Non
     logger = logging.getLogger("vllm.flying_serving")
     logger.addHandler(caplog.handler)
     try:
-        assert token_parts([Layer(cache, refusing) for cache in caches(KVCacheLayout.LBHNC)]) is None
+        assert (
+            token_parts([Layer(cache, refusing) for cache in caches(KVCacheLayout.LBHNC)]) is None
+        )
     finally:
         logger.removeHandler(caplog.handler)
     record = caplog.records[0]
@@ -215,7 +248,9 @@ def test_without_a_buffer_vllm_allocates(kernel_blocks: list[int] | None) -> Non
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
 def test_kv_memory_may_come_from_elsewhere(layout: KVCacheLayout) -> None:
-    """Of just the size that vLLM would allocate, with the same views; more groups get vLLM's own memory."""
+    """Of just the size that vLLM would allocate, with the same views; more groups get vLLM's own
+    memory.
+    """
     config = kv_config(layout, 16, 2, 32, torch.float32)
     own = allocate_kv_cache(config, torch.device("cpu"), layout)
     memory: list[torch.Tensor] = []

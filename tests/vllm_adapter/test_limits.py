@@ -22,23 +22,30 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def planned(lane: Lane) -> dict[str, int]:
-    """Make a step. Returns its tokens by request; one whose prompt is not done yet gets no token."""
+    """Make a step. Returns its tokens by request; one whose prompt is not done yet gets no
+    token.
+    """
     plan = lane.scheduler.schedule()
     requests = lane.scheduler.requests
     ids = list(plan.num_scheduled_tokens)
     done = [requests[name].num_computed_tokens >= requests[name].num_prompt_tokens for name in ids]
     sampled = [[7] if each else [] for each in done]
-    lane.scheduler.update_from_output(plan, ModelRunnerOutput(ids, {name: i for i, name in enumerate(ids)}, sampled))
+    lane.scheduler.update_from_output(
+        plan, ModelRunnerOutput(ids, {name: i for i, name in enumerate(ids)}, sampled)
+    )
     tokens: dict[str, int] = plan.num_scheduled_tokens
     return tokens
 
 
 @settings(max_examples=25, deadline=None)
 @given(limit=st.integers(1, 80), prompts=st.lists(st.integers(2, 400), min_size=1, max_size=4))
-def test_a_step_takes_no_more_prompt_tokens_and_every_decode(limit: int, prompts: list[int]) -> None:
+def test_a_step_takes_no_more_prompt_tokens_and_every_decode(
+    limit: int, prompts: list[int]
+) -> None:
     lane = Lane("fcfs", blocks=400, max_num_seqs=MAX_NUM_SEQS)
     asked: list[Running] = []
-    # the first prompts come before the request that decodes, so that they are before it in vLLM's order
+    # the first prompts come before the request that decodes, so that they are before it in vLLM's
+    # order
     for number, tokens in enumerate(prompts):
         lane.arrive(f"p{number}", 0, 0.0, tokens=tokens, outputs=8)
 
@@ -48,13 +55,21 @@ def test_a_step_takes_no_more_prompt_tokens_and_every_decode(limit: int, prompts
 
     lane.scheduler.prompt_limit = prompt_tokens
     lane.arrive("decodes", 0, 0.0, tokens=1, outputs=100)
-    done: dict[str, int] = dict.fromkeys([*(f"p{number}" for number in range(len(prompts))), "decodes"], 0)
+    done: dict[str, int] = dict.fromkeys(
+        [*(f"p{number}" for number in range(len(prompts))), "decodes"], 0
+    )
     lengths = {**{f"p{number}": tokens for number, tokens in enumerate(prompts)}, "decodes": 1}
     for _ in range(60):
-        decoding = {name for name, count in done.items() if count >= lengths[name] and name in lane.scheduler.requests}
+        decoding = {
+            name
+            for name, count in done.items()
+            if count >= lengths[name] and name in lane.scheduler.requests
+        }
         step = planned(lane)
         if len(asked) > 1:
-            assert asked[-1].decoding >= len(decoding)  # a prompt with one token left counts as well
+            assert asked[-1].decoding >= len(
+                decoding
+            )  # a prompt with one token left counts as well
             assert decoding <= step.keys()
             assert sum(step.values()) <= asked[-1].decoding + limit
         for name, tokens in step.items():
@@ -98,4 +113,6 @@ def test_what_runs_is_told() -> None:
     lane.scheduler.prompt_limit = lambda running: 16
     lane.arrive("b", 0, 0.0, tokens=100)
     planned(lane)
-    assert running_of(lane.scheduler) == Running(decoding=1, context_tokens=6, prefilling=1, computed_tokens=16)
+    assert running_of(lane.scheduler) == Running(
+        decoding=1, context_tokens=6, prefilling=1, computed_tokens=16
+    )

@@ -1,4 +1,6 @@
-"""Random weights for a check: everything that a checkpoint would have matters, and nothing else is touched."""
+"""Random weights for a check: everything that a checkpoint would have matters, and nothing else is
+touched.
+"""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,6 @@
-"""SchedulerPool over vLLM's own KVCacheManager: blocks of requests that leave with their KV, and of those that come."""
+"""SchedulerPool over vLLM's own KVCacheManager: blocks of requests that leave with their KV, and of
+those that come.
+"""
 
 import pytest
 import torch
@@ -13,7 +15,9 @@ from flying_serving.vllm_adapter.blocks import SchedulerPool
 
 
 class Lane:
-    """What `SchedulerPool` asks of a vLLM scheduler, around vLLM's own KVCacheManager: blocks of four tokens."""
+    """What `SchedulerPool` asks of a vLLM scheduler, around vLLM's own KVCacheManager: blocks of
+    four tokens.
+    """
 
     block_size = 4
 
@@ -21,7 +25,9 @@ class Lane:
         init_none_hash(sha256)
         spec = FullAttentionSpec(block_size=4, num_kv_heads=1, head_size=8, dtype=torch.float32)
         config = KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)])
-        self.kv_cache_manager = KVCacheManager(config, 1000, scheduler_block_size=4, hash_block_size=4)
+        self.kv_cache_manager = KVCacheManager(
+            config, 1000, scheduler_block_size=4, hash_block_size=4
+        )
         self.requests: dict[str, Request] = {}
         self.cached_tokens: dict[str, int] = {}
         self.pool = SchedulerPool(self)
@@ -32,11 +38,16 @@ class Lane:
         return self.pool.free_count()
 
     def begin(self, name: str, tokens: int) -> Request:
-        """A request comes and all of its tokens but the last are computed, as far as they are not cached."""
+        """A request comes and all of its tokens but the last are computed, as far as they are not
+        cached.
+        """
         request = tokens_of(name, tokens)
         self.requests[name] = request
         cached, start, _ = self.kv_cache_manager.get_computed_blocks(request)
-        assert self.kv_cache_manager.allocate_slots(request, tokens - 1 - start, start, cached) is not None
+        assert (
+            self.kv_cache_manager.allocate_slots(request, tokens - 1 - start, start, cached)
+            is not None
+        )
         request.num_computed_tokens = tokens - 1
         return request
 
@@ -73,7 +84,9 @@ def tokens_of(name: str, tokens: int) -> Request:
 
 
 def test_pinned_blocks_outlive_their_request() -> None:
-    """Even if another request shares some of them; they are free when both let go, and still cached."""
+    """Even if another request shares some of them; they are free when both let go, and still
+    cached.
+    """
     lane = Lane()
     first, second = lane.begin("first", 14), lane.begin("second", 10)
     assert lane.blocks(first)[:2] == lane.blocks(second)[:2]
@@ -121,7 +134,9 @@ def test_the_end_of_what_was_pinned_is_evicted_first() -> None:
 
 
 def test_blocks_for_kv_that_is_to_arrive() -> None:
-    """What the prefix cache has counts as there; the rest is cached once it has come, and the scheduler goes on."""
+    """What the prefix cache has counts as there; the rest is cached once it has come, and the
+    scheduler goes on.
+    """
     lane = Lane()
     lane.begin("before", 10)
     lane.end("before")
@@ -134,7 +149,11 @@ def test_blocks_for_kv_that_is_to_arrive() -> None:
     lane.pool.check(set())
     assert lane.cached(16) == 8
     lane.pool.arrived(arriving, 15)
-    assert (lane.cached(16), arriving.num_computed_tokens, lane.blocks(arriving)) == (12, 15, blocks)
+    assert (lane.cached(16), arriving.num_computed_tokens, lane.blocks(arriving)) == (
+        12,
+        15,
+        blocks,
+    )
     lane.go_on(arriving)
     lane.pool.check(set())
     assert lane.cached(30) == 16
@@ -215,7 +234,9 @@ def test_there_is_room_for_the_next_token() -> None:
 
 
 def test_blocks_are_set_aside_and_released_part_by_part() -> None:
-    """Of the cached prefix once; what is pinned is freed from the first block on, and cached as it was."""
+    """Of the cached prefix once; what is pinned is freed from the first block on, and cached as it
+    was.
+    """
     lane = Lane(8)
     lane.begin("before", 10)
     lane.end("before")

@@ -12,7 +12,11 @@ from vllm.config import ParallelConfig
 from vllm.v1.engine.utils import set_assigned_physical_gpu_ids_for_dp_rank
 
 from flying_serving.comm.shm import ShmGroup
-from flying_serving.vllm_adapter.numa import interleave, leave_placement_to_workers, let_devices_share_nodes
+from flying_serving.vllm_adapter.numa import (
+    interleave,
+    leave_placement_to_workers,
+    let_devices_share_nodes,
+)
 
 REFUSED = "memory of a group is not spread over its NUMA nodes"
 
@@ -30,8 +34,12 @@ def policies(path: Path) -> list[str]:
     return [line.split()[1] for line in lines if f"file={path}" in line]
 
 
-def test_memory_of_a_group_is_interleaved_over_its_nodes(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The file's pages, for whichever process needs them. A container may forbid it, which is told."""
+def test_memory_of_a_group_is_interleaved_over_its_nodes(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file's pages, for whichever process needs them. A container may forbid it, which is
+    told.
+    """
     group = ShmGroup(str(folder / "group"), 0, 2, spread=lambda memory: interleave(memory, [0]))
     assert policies(folder / "group") == ["interleave:0"] or REFUSED in caplog.text
     group.close()
@@ -49,7 +57,9 @@ def test_memory_of_a_group_is_spread_before_it_has_pages(folder: Path) -> None:
     assert path.stat().st_blocks > 0
 
 
-def test_nodes_that_do_not_exist_are_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_nodes_that_do_not_exist_are_a_warning(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with mmap.mmap(-1, mmap.PAGESIZE) as memory:
         interleave(memory, [1023])
     assert REFUSED in caplog.text
@@ -64,12 +74,18 @@ def test_vllm_places_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("engine", range(2))
-def test_vllm_starts_more_engines_than_there_are_memory_nodes(monkeypatch: pytest.MonkeyPatch, engine: int) -> None:
+def test_vllm_starts_more_engines_than_there_are_memory_nodes(
+    monkeypatch: pytest.MonkeyPatch, engine: int
+) -> None:
     """It gives an engine the numbers of its devices when it starts the engine."""
     monkeypatch.setenv("CPU_VISIBLE_MEMORY_NODES", "0")
-    config = SimpleNamespace(parallel_config=ParallelConfig(data_parallel_size=2, tensor_parallel_size=2))
+    config = SimpleNamespace(
+        parallel_config=ParallelConfig(data_parallel_size=2, tensor_parallel_size=2)
+    )
     let_devices_share_nodes(config.parallel_config)
-    set_assigned_physical_gpu_ids_for_dp_rank(config, engine, config.parallel_config.assigned_physical_gpu_ids)
+    set_assigned_physical_gpu_ids_for_dp_rank(
+        config, engine, config.parallel_config.assigned_physical_gpu_ids
+    )
     assert config.parallel_config.assigned_physical_gpu_ids == [2 * engine, 2 * engine + 1]
 
 

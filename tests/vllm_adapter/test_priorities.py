@@ -49,15 +49,21 @@ def scheduler_of(waiting: list[Request], holding: list[Request]) -> Any:
     )
 
 
-WAITING = st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 5), st.booleans(), st.booleans()), max_size=40)
+WAITING = st.lists(
+    st.tuples(st.integers(-3, 3), st.integers(0, 5), st.booleans(), st.booleans()), max_size=40
+)
 
 
 @given(wishes=WAITING, split=st.integers(0, 40))
 def test_promoted_requests_go_first_in_the_order_of_their_arrival(
     wishes: list[tuple[int, int, bool, bool]], split: int
 ) -> None:
-    """In each queue, whatever is promoted at a time or one after the other; the others keep their order."""
-    requests = [made(f"{i:02}", priority, float(at)) for i, (priority, at, _, _) in enumerate(wishes)]
+    """In each queue, whatever is promoted at a time or one after the other; the others keep their
+    order.
+    """
+    requests = [
+        made(f"{i:02}", priority, float(at)) for i, (priority, at, _, _) in enumerate(wishes)
+    ]
     order = {r.request_id: (r.priority, r.arrival_time, r.request_id) for r in requests}
     first = [f"{i:02}" for i, wish in enumerate(wishes) if wish[2]]
     then = [f"{i:02}" for i, wish in enumerate(wishes) if wish[3]]
@@ -66,7 +72,10 @@ def test_promoted_requests_go_first_in_the_order_of_their_arrival(
     promote(scheduler, then)
     for name in {*first, *then}:
         order[name] = (FOREMOST, *order[name][1:])
-    for queue, had in ((scheduler.waiting, requests[:split]), (scheduler.kv_holding_waiting, requests[split:])):
+    for queue, had in (
+        (scheduler.waiting, requests[:split]),
+        (scheduler.kv_holding_waiting, requests[split:]),
+    ):
         popped = [queue.pop_request().request_id for _ in range(len(queue))]
         assert popped == sorted([r.request_id for r in had], key=lambda name: order[name])
 
@@ -90,9 +99,11 @@ def test_who_orders_by_priority(policy: SchedulingPolicy) -> None:
 @pytest.mark.parametrize("count", [250, 1000])
 @pytest.mark.parametrize("share", [1.0, 0.1, 0.0], ids=["all", "a tenth", "one"])
 def test_what_promoting_costs(count: int, share: float) -> None:
-    """A look at each that waits, and comparisons with the logarithm of their number for each that is promoted.
+    """A look at each that waits, and comparisons with the logarithm of their number for each that
+    is promoted.
 
-    They came in the worst order: each one later is more urgent, so the oldest are last in the queue.
+    They came in the worst order: each one later is more urgent, so the oldest are last in the
+    queue.
     """
     scheduler = scheduler_of([made(f"{i:04}", -i, float(i)) for i in range(count)], [])
     aged = [f"{i:04}" for i in range(max(1, int(share * count)))]

@@ -1,4 +1,6 @@
-"""Each queue to the workers of an engine is noted in the server's run directory, by who makes it."""
+"""Each queue to the workers of an engine is noted in the server's run directory, by who makes
+it.
+"""
 
 import contextvars
 import os
@@ -24,7 +26,9 @@ def test_a_queue_is_noted_by_its_maker_alone(tmp_path: Path, ours: bool) -> None
     installer.install()
     queue = contextvars.copy_context().run(made, tmp_path if ours else None)
     names = [queue.shared_memory.name] * ours
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "3") for name in names]
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [
+        (name, "3") for name in names
+    ]
     reader = contextvars.copy_context().run(ShmRingBuffer, *queue.handle())
     assert reader.shared_memory.name == queue.shared_memory.name
     assert [path.name for path in tmp_path.iterdir()] == names

@@ -1,4 +1,6 @@
-"""Random numbers of lanes: what other code draws does not change them, and no two groups have the same."""
+"""Random numbers of lanes: what other code draws does not change them, and no two groups have the
+same.
+"""
 
 import random
 from itertools import product
@@ -21,7 +23,9 @@ ENGINES = 4
 
 
 class Sampling:
-    """In place of vLLM's runner: a step draws as vLLM's sampler on the CPU, and once from each other generator."""
+    """In place of vLLM's runner: a step draws as vLLM's sampler on the CPU, and once from each
+    other generator.
+    """
 
     def execute_model(self, plan: Any) -> tuple[Any, ...]:
         return drawn()
@@ -45,8 +49,13 @@ def drawn() -> tuple[Any, ...]:
 def lanes_of(engine: int, seed: int = 0) -> Any:
     """An engine's lanes for 1, 2 and 4 engines, over a runner that only samples."""
     config: Any = SimpleNamespace(model_config=SimpleNamespace(seed=seed))
-    groups = {size: SimpleNamespace(runner=Runner(Sampling(), config, LaneRandomness(CPU, seed))) for size in (2, 4)}
-    return SimpleNamespace(engine=engine, lane1=Runner(Sampling(), config), groups=groups, communicators=Alone())
+    groups = {
+        size: SimpleNamespace(runner=Runner(Sampling(), config, LaneRandomness(CPU, seed)))
+        for size in (2, 4)
+    }
+    return SimpleNamespace(
+        engine=engine, lane1=Runner(Sampling(), config), groups=groups, communicators=Alone()
+    )
 
 
 def step(lanes: Any, size: int) -> Any:
@@ -131,7 +140,9 @@ def test_an_engine_that_is_started_again_draws_differently_each_time() -> None:
 
 
 def test_other_seeds_are_other_numbers() -> None:
-    """--seed; and no group begins as one of vLLM's replicas, or as an engine that was started again."""
+    """--seed; and no group begins as one of vLLM's replicas, or as an engine that was started
+    again.
+    """
     groups = [aligned_group(first, size) for size in (2, 4, 8) for first in range(0, 8, size)]
     started = list(product(range(3), repeat=2))
     seeds = [
@@ -141,10 +152,15 @@ def test_other_seeds_are_other_numbers() -> None:
         for incarnations in started
     ]
     seeds += [
-        seed_of(seed, [engine], [incarnation]) for seed in (0, 1) for engine in range(8) for incarnation in (1, 2)
+        seed_of(seed, [engine], [incarnation])
+        for seed in (0, 1)
+        for engine in range(8)
+        for incarnation in (1, 2)
     ]
     seeds += [
-        int(np.random.SeedSequence((seed, replica)).generate_state(1)[0]) for seed in (0, 1) for replica in range(8)
+        int(np.random.SeedSequence((seed, replica)).generate_state(1)[0])
+        for seed in (0, 1)
+        for replica in range(8)
     ]
     assert len(set(seeds)) == len(seeds)
 

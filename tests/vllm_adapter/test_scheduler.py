@@ -1,4 +1,6 @@
-"""LaneScheduler: it is laid over the class that vLLM would take, plans as that class does, and tells what happens."""
+"""LaneScheduler: it is laid over the class that vLLM would take, plans as that class does, and
+tells what happens.
+"""
 
 import logging
 from collections.abc import Iterator
@@ -85,7 +87,10 @@ def test_vllm_makes_a_lane_of_the_class_that_it_would_make(
     assert config.get_scheduler_cls().__name__ == stock.__name__
     use_lane_class(config)
     assert issubclass(config.get_scheduler_cls(), LaneScheduler)
-    assert config.get_scheduler_cls().__mro__[1 if stock is Scheduler else 2].__name__ == stock.__name__
+    assert (
+        config.get_scheduler_cls().__mro__[1 if stock is Scheduler else 2].__name__
+        == stock.__name__
+    )
 
 
 def warnings_of(config: SchedulerConfig) -> list[str]:
@@ -139,12 +144,16 @@ def test_methods_of_a_users_class_are_called() -> None:
 
 
 def test_hooks_are_told_in_the_order_of_events() -> None:
-    """The output is heard of before the scheduler takes it: its request still has all blocks then."""
+    """The output is heard of before the scheduler takes it: its request still has all blocks
+    then.
+    """
     lane, told = Lane(overlaps=False), list[tuple[str, Any]]()
     lane.scheduler.hooks = Hooks(
         step_planned=lambda plan: told.append(("planned", plan)),
         output_received=lambda plan: told.append(("received", lane.pool.blocks_of("a"))),
-        blocks_freed=lambda request: told.append(("freed", lane.pool.blocks_of(request.request_id))),
+        blocks_freed=lambda request: told.append(
+            ("freed", lane.pool.blocks_of(request.request_id))
+        ),
     )
     lane.scheduler.add_request(make("a", 3, 3, 1))
     lane.step()

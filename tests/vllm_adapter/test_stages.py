@@ -5,7 +5,10 @@ from typing import TypeVar
 from torch import nn
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import RowParallelLinear
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    VocabParallelEmbedding,
+)
 
 from flying_serving.vllm_adapter.stages import stages
 
@@ -48,7 +51,11 @@ def test_products_are_stages_where_they_are_summed() -> None:
 
 def test_a_layer_with_experts_is_routed_and_its_experts_are_left_out() -> None:
     listed = nn.ModuleList([layer(down=row(True))])
-    model = layer(layers=nn.ModuleList([layer(o=row(True), experts=listed), layer(experts=bare(RoutedExperts))]))
+    model = layer(
+        layers=nn.ModuleList(
+            [layer(o=row(True), experts=listed), layer(experts=bare(RoutedExperts))]
+        )
+    )
     assert {name: stage.kind for name, stage in stages(model).items()} == {
         "layers.0": "routed",
         "layers.0.o": "product",
@@ -57,5 +64,10 @@ def test_a_layer_with_experts_is_routed_and_its_experts_are_left_out() -> None:
 
 
 def test_each_list_of_layers_counts() -> None:
-    model = layer(low=nn.ModuleList([nn.Identity()]), high=layer(layers=nn.ModuleList([nn.Identity()])))
-    assert {name: stage.kind for name, stage in stages(model).items()} == {"low.0": "layer", "high.layers.0": "layer"}
+    model = layer(
+        low=nn.ModuleList([nn.Identity()]), high=layer(layers=nn.ModuleList([nn.Identity()]))
+    )
+    assert {name: stage.kind for name, stage in stages(model).items()} == {
+        "low.0": "layer",
+        "high.layers.0": "layer",
+    }

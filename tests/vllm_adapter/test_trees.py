@@ -7,7 +7,9 @@ from flying_serving.vllm_adapter.trees import give_data, layer_kinds
 
 
 class Layer(Module):
-    def __init__(self, shared: Module, width: int = 4, window: int | None = None, target: str | None = None) -> None:
+    def __init__(
+        self, shared: Module, width: int = 4, window: int | None = None, target: str | None = None
+    ) -> None:
         super().__init__()
         self.shared = shared
         self.up = Linear(4, width, device="meta")
@@ -27,7 +29,12 @@ def test_layers_are_of_a_kind_by_shape_window_and_kv() -> None:
     alike = model(Layer(rope), Layer(rope), Layer(rope))
     assert list(layer_kinds(alike).values()) == [0]
     mixed = model(
-        Layer(rope), Layer(rope), Layer(rope, width=8), Layer(rope, window=2), Layer(rope), Layer(rope, target="a")
+        Layer(rope),
+        Layer(rope),
+        Layer(rope, width=8),
+        Layer(rope, window=2),
+        Layer(rope),
+        Layer(rope, target="a"),
     )
     assert sorted(layer_kinds(mixed).values()) == [0, 2, 3, 5]
     assert layer_kinds(alike).keys() < layer_kinds(mixed).keys()
@@ -44,7 +51,9 @@ def test_lists_are_told_apart_and_counted_as_numbers() -> None:
 
 
 def test_given_data_has_an_address_and_no_memory() -> None:
-    """Whoever holds a parameter has it too; shapes, types, ties and the values of what is real stay."""
+    """Whoever holds a parameter has it too; shapes, types, ties and the values of what is real
+    stay.
+    """
     tree = Module()
     tree.real = Linear(2, 2)
     tree.large = Linear(10**6, 10**6, bias=False, device="meta", dtype=torch.bfloat16)

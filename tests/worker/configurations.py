@@ -18,7 +18,11 @@ COMMON: dict[str, Any] = {
 
 
 def small(architecture: str, model_type: str, **others: Any) -> dict[str, Any]:
-    return COMMON | {"architectures": [f"{architecture}ForCausalLM"], "model_type": model_type} | others
+    return (
+        COMMON
+        | {"architectures": [f"{architecture}ForCausalLM"], "model_type": model_type}
+        | others
+    )
 
 
 LLAMA = small("Llama", "llama", intermediate_size=128)
@@ -40,12 +44,24 @@ BLOOM = {
     "seq_length": 512,
 }
 FALCON = small(
-    "Falcon", "falcon", alibi=True, bias=True, multi_query=False, parallel_attn=False, new_decoder_architecture=False
+    "Falcon",
+    "falcon",
+    alibi=True,
+    bias=True,
+    multi_query=False,
+    parallel_attn=False,
+    new_decoder_architecture=False,
 )
 
 
 def configuration(path: Path, model: dict[str, Any]) -> VllmConfig:
     """vLLM's, of a model of which there is nothing but its configuration."""
     (path / "config.json").write_text(json.dumps(model))
-    args = EngineArgs(model=str(path), dtype="float32", enforce_eager=True, max_model_len=256, skip_tokenizer_init=True)
+    args = EngineArgs(
+        model=str(path),
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=256,
+        skip_tokenizer_init=True,
+    )
     return args.create_engine_config()

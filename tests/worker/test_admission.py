@@ -19,7 +19,14 @@ from tests.worker.configurations import BLOOM, FALCON, LLAMA, OPT, QWEN2_MOE, co
 
 pytestmark = pytest.mark.usefixtures("classes_imported_here")
 
-GPT_OSS = small("GptOss", "gpt_oss", head_dim=64, intermediate_size=128, num_local_experts=8, num_experts_per_tok=2)
+GPT_OSS = small(
+    "GptOss",
+    "gpt_oss",
+    head_dim=64,
+    intermediate_size=128,
+    num_local_experts=8,
+    num_experts_per_tok=2,
+)
 
 
 def undivided(layer: str, what: str, *sizes: int) -> dict[int, str]:
@@ -30,14 +37,29 @@ EXPERTS = "model.layers.0.mlp.experts"
 CASES: tuple[tuple[str, dict[str, Any], dict[int, str]], ...] = (
     ("all", LLAMA, {}),
     ("all-with-slopes-computed-while-building", BLOOM, {}),
-    ("feed-forward", LLAMA | {"intermediate_size": 132}, undivided("layers.0.mlp.gate_up_proj", "132 columns", 8)),
-    ("feed-forward-of-another-name", OPT | {"ffn_dim": 130}, undivided("decoder.layers.0.fc1", "130 columns", 4, 8)),
+    (
+        "feed-forward",
+        LLAMA | {"intermediate_size": 132},
+        undivided("layers.0.mlp.gate_up_proj", "132 columns", 8),
+    ),
+    (
+        "feed-forward-of-another-name",
+        OPT | {"ffn_dim": 130},
+        undivided("decoder.layers.0.fc1", "130 columns", 4, 8),
+    ),
     (
         "heads",
         LLAMA | {"num_attention_heads": 4, "num_key_value_heads": 4},
-        {8: "model.layers.0.self_attn: AssertionError at `assert self.total_num_heads % tp_size == 0`"},
+        {
+            8: "model.layers.0.self_attn: AssertionError at `assert self.total_num_heads % "
+            "tp_size == 0`"
+        },
     ),
-    ("experts", QWEN2_MOE, {8: "model.layers.0.mlp: Tensor parallel size 8 is greater than the number of experts 4."}),
+    (
+        "experts",
+        QWEN2_MOE,
+        {8: "model.layers.0.mlp: Tensor parallel size 8 is greater than the number of experts 4."},
+    ),
     (
         "shared-experts",
         QWEN2_MOE | {"shared_expert_intermediate_size": 66},
@@ -53,13 +75,18 @@ CASES: tuple[tuple[str, dict[str, Any], dict[int, str]], ...] = (
     (
         "experts-with-biases",
         GPT_OSS,
-        dict.fromkeys((2, 4), f"{EXPERTS}.routed_experts: experts with biases cannot be shared between lanes yet")
+        dict.fromkeys(
+            (2, 4),
+            f"{EXPERTS}.routed_experts: experts with biases cannot be shared between lanes yet",
+        )
         | {8: f"{EXPERTS}: No Unquantized MoE backend supports the deployment configuration."},
     ),
 )
 
 
-@pytest.mark.parametrize(("model", "expected"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+@pytest.mark.parametrize(
+    ("model", "expected"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
+)
 def test_sizes_that_do_not_divide_are_named_with_their_layer(
     model: dict[str, Any], expected: dict[int, str], tmp_path: Path
 ) -> None:
@@ -77,7 +104,9 @@ def test_what_is_found_while_weights_are_shared_refuses_that_size_alone(
     def bind(self: SharedWeights, model: torch.nn.Module, rank: int, degree: int) -> None:
         refuse(self, model, rank, degree)
         if degree == 4:
-            raise WeightError("model.norm.weight: shape (3,) in a lane is no part of (64,) in lane 1")
+            raise WeightError(
+                "model.norm.weight: shape (3,) in a lane is no part of (64,) in lane 1"
+            )
 
     monkeypatch.setattr(SharedWeights, "bind", bind)
     found = obstacles(configuration(tmp_path, LLAMA), (2, 4, 8))
@@ -93,13 +122,17 @@ def test_anatomy_is_of_one_engine(tmp_path: Path) -> None:
 
 
 def test_kv_is_planned_for_the_widest_group(tmp_path: Path) -> None:
-    """Three blocks of 128 tokens, one of which vLLM keeps: 256 tokens in an engine, 512 in a group of two."""
+    """Three blocks of 128 tokens, one of which vLLM keeps: 256 tokens in an engine, 512 in a group
+    of two.
+    """
     config = configuration(tmp_path, LLAMA)
     block_bytes = 2 * 2 * 128 * 64 * 4
     config.model_config.max_model_len = 512
     expected = KVPlan(blocks=3, block_bytes=block_bytes, block_tokens=128, max_model_len=512)
     assert kv_plan(config, 3 * block_bytes, widest=2) == expected
-    with pytest.raises(ConfigError, match=r"^To serve at least one request with the model's max seq len \(512\)"):
+    with pytest.raises(
+        ConfigError, match=r"^To serve at least one request with the model's max seq len \(512\)"
+    ):
         kv_plan(config, 3 * block_bytes, widest=1)
 
 
@@ -142,7 +175,9 @@ def _hangs(*_: Any) -> dict[int, str]:
         (_hangs, "--model: the model was not built without weights within 1 s"),
     ],
 )
-def test_a_question_without_an_answer_ends_the_start(monkeypatch: pytest.MonkeyPatch, examine: Any, says: str) -> None:
+def test_a_question_without_an_answer_ends_the_start(
+    monkeypatch: pytest.MonkeyPatch, examine: Any, says: str
+) -> None:
     monkeypatch.setattr(obstacles, "__wrapped__", examine)
     monkeypatch.setattr(admission, "DEADLINE_S", 20.0 if examine is not _hangs else 1.0)
     with pytest.raises(ConfigError, match=f"^{says}$"):

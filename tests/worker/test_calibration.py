@@ -1,4 +1,6 @@
-"""The measurement at start: what is measured, in how many steps, and that engines always agree on the next one."""
+"""The measurement at start: what is measured, in how many steps, and that engines always agree on
+the next one.
+"""
 
 import threading
 from collections.abc import Callable
@@ -11,7 +13,13 @@ import pytest
 from flying_serving.errors import LaneError
 from flying_serving.predict.probes import SHORT_TOKENS, Probe
 from flying_serving.wire import CalibrationRow
-from flying_serving.worker.calibration import REPEATED_S, REPETITIONS, StepLimits, calibrate, steps_of
+from flying_serving.worker.calibration import (
+    REPEATED_S,
+    REPETITIONS,
+    StepLimits,
+    calibrate,
+    steps_of,
+)
 
 DECODE = [1, 1, 1, 0, 8, 8, 8, 0]
 PIECE = [256, 256, 256, 0]
@@ -36,11 +44,17 @@ class Machine:
         """Measure on all engines at once; what each has measured."""
 
         def one(engine: int) -> list[CalibrationRow]:
-            run, together = (lambda step: self._run(engine, step)), (lambda stop: self._together(engine, stop))
+            run, together = (
+                (lambda step: self._run(engine, step)),
+                (lambda stop: self._together(engine, stop)),
+            )
             return calibrate(2, limits, run, together, lambda: self.now[engine])
 
         with ThreadPoolExecutor(len(self.now)) as pool:
-            return [found.result() for found in [pool.submit(one, engine) for engine in range(len(self.now))]]
+            return [
+                found.result()
+                for found in [pool.submit(one, engine) for engine in range(len(self.now))]
+            ]
 
     def _run(self, engine: int, step: Any) -> None:
         self.ran[engine].append(step)
@@ -82,9 +96,14 @@ def test_each_batch_is_measured_and_its_requests_are_ended() -> None:
 
 
 def test_members_that_differ_in_speed_run_the_same_steps() -> None:
-    """A slow batch is repeated on no engine, and none tries a larger one of its kind: one was slow on one of them."""
+    """A slow batch is repeated on no engine, and none tries a larger one of its kind: one was slow
+    on one of them.
+    """
     machine = Machine(
-        4, lambda engine, step: (1.1 if engine == 2 else 0.1) * REPEATED_S if step.scheduled_new_reqs else 0
+        4,
+        lambda engine, step: (
+            (1.1 if engine == 2 else 0.1) * REPEATED_S if step.scheduled_new_reqs else 0
+        ),
     )
     measured = machine.calibrate(SMALL)
     for engine in range(4):
@@ -99,21 +118,29 @@ def test_members_that_differ_in_speed_run_the_same_steps() -> None:
 
 
 def test_a_batch_is_repeated_until_it_took_long_enough() -> None:
-    """Steps too slow to go on to a larger batch are made twice all the same: the first may have been disturbed."""
-    machine = Machine(2, lambda _, step: 0.6 * REPEATED_S if step.total_num_scheduled_tokens == 64 else 0.0)
+    """Steps too slow to go on to a larger batch are made twice all the same: the first may have
+    been disturbed.
+    """
+    machine = Machine(
+        2, lambda _, step: 0.6 * REPEATED_S if step.total_num_scheduled_tokens == 64 else 0.0
+    )
     machine.calibrate(SMALL)
     assert scheduled(machine, 1) == [*DECODE, *DECODE, 64, 64, 0, *PIECE]
 
 
 def test_a_step_that_fails_ends_the_start_with_its_group_size() -> None:
-    """A server that cannot run a step of a size that it will be asked for must not say that it is ready."""
+    """A server that cannot run a step of a size that it will be asked for must not say that it is
+    ready.
+    """
 
     def seconds(_engine: int, step: Any) -> float:
         if step.total_num_scheduled_tokens == 64:
             raise RuntimeError("does not fit")
         return 0.1
 
-    message = "group size 2: a made-up step of 64 tokens of a prompt failed: RuntimeError: does not fit"
+    message = (
+        "group size 2: a made-up step of 64 tokens of a prompt failed: RuntimeError: does not fit"
+    )
     with pytest.raises(LaneError, match=message):
         Machine(1, seconds).calibrate(SMALL)
 
@@ -124,15 +151,21 @@ def test_a_step_that_fails_ends_the_start_with_its_group_size() -> None:
         (SMALL, [(1, False), (8, False), (64, True), (256, True)]),
         (
             StepLimits(1024, 8192, 9000, 32),
-            [(count, False) for count in (1, 8, 64, 256)] + [(count, True) for count in (64, 256, 1024, 4096)],
+            [(count, False) for count in (1, 8, 64, 256)]
+            + [(count, True) for count in (64, 256, 1024, 4096)],
         ),
         (StepLimits(1, 256, 4096, 32), [(1, False), (64, True), (256, True)]),
         (StepLimits(4, 256, 4096, 32), [(1, False), (4, False), (64, True), (256, True)]),
-        (StepLimits(16, 100, 4096, 32), [(1, False), (8, False), (16, False), (64, True), (100, True)]),
+        (
+            StepLimits(16, 100, 4096, 32),
+            [(1, False), (8, False), (16, False), (64, True), (100, True)],
+        ),
         (StepLimits(16, 2048, 51, 32), [(1, False), (8, False), (16, False), (50, True)]),
     ],
 )
-def test_batches_are_what_a_step_can_take(limits: StepLimits, expected: list[tuple[int, bool]]) -> None:
+def test_batches_are_what_a_step_can_take(
+    limits: StepLimits, expected: list[tuple[int, bool]]
+) -> None:
     """The most that it allows in place of what it does not."""
     found = [probe for probe in limits.probes() if probe.context_tokens <= SHORT_TOKENS]
     assert [(probe.tokens, probe.is_prefill) for probe in found] == expected
@@ -172,7 +205,9 @@ def test_the_limits_of_a_lane() -> None:
         (Probe(100, True, 300), 32),
     ],
 )
-def test_every_step_has_blocks_for_its_tokens_and_follows_the_one_before(probe: Probe, block_tokens: int) -> None:
+def test_every_step_has_blocks_for_its_tokens_and_follows_the_one_before(
+    probe: Probe, block_tokens: int
+) -> None:
     """As vLLM's scheduler would order them: a decoding request computes its next token."""
     computed: dict[str, int] = {}
     room: dict[str, int] = {}

@@ -21,5 +21,7 @@ print(before - psutil.Process().memory_info().rss)
 
 def test_freed_memory_below_memory_in_use_is_given_back() -> None:
     """80 MB, all but the last 4 KB free: glibc alone gives back only what lies above that."""
-    given = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=True)
+    given = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=True
+    )
     assert int(given.stdout) > 50_000_000

@@ -25,7 +25,9 @@ MOST_SENT = 1 << 16
 
 
 class Loaded(Linear):
-    """A layer with weights, which must not be copied, not even for a moment: experts may be most of the memory."""
+    """A layer with weights, which must not be copied, not even for a moment: experts may be most of
+    the memory.
+    """
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         raise AssertionError("a loaded layer was copied")
@@ -35,7 +37,9 @@ OPAQUE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
 
 
 def tensors_of(root: Any) -> list[torch.Tensor]:
-    """Every tensor that can be reached from an object, but through classes, modules of Python and functions."""
+    """Every tensor that can be reached from an object, but through classes, modules of Python and
+    functions.
+    """
     seen, left, found = set(), [root], []
     while left:
         value = left.pop()
@@ -64,10 +68,14 @@ def test_it_has_its_own_degree_and_block_size(config: VllmConfig) -> None:
 
 
 def test_it_copies_no_layer_that_lane_1_has_loaded(config: VllmConfig) -> None:
-    """vLLM keeps experts and attention layers in the configuration, for its operators to find them by name."""
+    """vLLM keeps experts and attention layers in the configuration, for its operators to find them
+    by name.
+    """
     layers = config.compilation_config.static_forward_context
     layers["model.layers.0.block_sparse_moe.experts"] = Loaded(3, 5)
-    config.compilation_config.static_all_moe_layers.append("model.layers.0.block_sparse_moe.experts")
+    config.compilation_config.static_all_moe_layers.append(
+        "model.layers.0.block_sparse_moe.experts"
+    )
     try:
         assert len(tensors_of(config)) >= 2
         lane = lane_config(config, 2, 32)
@@ -88,14 +96,19 @@ def test_what_the_engine_gets_of_it_is_small(config: VllmConfig) -> None:
     layers[LAYER].kv_cache = torch.zeros(1 << 20, dtype=torch.int8)
     lane.compilation_config.static_all_moe_layers.append(LAYER)
     spec = FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float32)
-    kv = KVCacheConfig(num_blocks=7, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec([LAYER], spec)])
+    kv = KVCacheConfig(
+        num_blocks=7, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec([LAYER], spec)]
+    )
     communicators: Any = None
     sent = WorkerLane(2, communicators, Runner(None, lane), kv).scheduler_config()
     assert tensors_of(sent) == []
     pickled = pickle.dumps(sent)
     assert len(pickled) < MOST_SENT
     got, got_kv = pickle.loads(pickled)
-    assert (got.compilation_config.static_forward_context, got.compilation_config.static_all_moe_layers) == ({}, [])
+    assert (
+        got.compilation_config.static_forward_context,
+        got.compilation_config.static_all_moe_layers,
+    ) == ({}, [])
     for part in ("parallel_config", "cache_config", "scheduler_config"):
         assert getattr(got, part) == getattr(lane, part)
     assert got_kv == kv

@@ -1,4 +1,6 @@
-"""A worker takes its place before OpenMP has threads: all threads of its process are there, those to come too."""
+"""A worker takes its place before OpenMP has threads: all threads of its process are there, those
+to come too.
+"""
 
 import json
 import os
@@ -27,7 +29,8 @@ placement = Placement.model_validate_json(sys.argv[1])
 take_place(placement)
 x = torch.randn(512, 512)
 (x @ x).sum()
-lines = [line for task in Path("/proc/self/task").iterdir() for line in (task / "status").read_text().splitlines()]
+texts = [(task / "status").read_text() for task in Path("/proc/self/task").iterdir()]
+lines = [line for text in texts for line in text.splitlines()]
 masks = [line.split()[1] for line in lines if line.startswith("Cpus_allowed_list")]
 found = {"masks": masks, "threads": torch.get_num_threads(), "told": place_taken(placement)}
 print(json.dumps(found | {"variable": os.environ["OMP_NUM_THREADS"]}))
@@ -70,7 +73,10 @@ def test_an_unbound_process_runs_where_it_could_before() -> None:
 def test_what_is_told_is_what_the_process_has() -> None:
     there = found(Placement(cpus=tuple(ALLOWED), threads=2, node=0))
     core = "core" if len(ALLOWED) == 1 else "cores"
-    assert there["told"] == f"node 0, {core} {format_cpus(ALLOWED)}, 2 threads, memory not bound (default)"
+    assert (
+        there["told"]
+        == f"node 0, {core} {format_cpus(ALLOWED)}, 2 threads, memory not bound (default)"
+    )
 
 
 def test_cores_that_cannot_be_used_any_more_are_named() -> None:
@@ -94,13 +100,20 @@ def test_the_deployment_knows_the_nodes_of_a_group() -> None:
 def test_a_restarted_engine_has_the_placement_of_the_one_before() -> None:
     placements = tuple(Placement(cpus=(index,), threads=1, node=0) for index in range(2))
     first = Deployment(
-        run_dir="/", engines=2, devices=1, group_sizes=(1,), placements=placements, flying=FlyingConfig()
+        run_dir="/",
+        engines=2,
+        devices=1,
+        group_sizes=(1,),
+        placements=placements,
+        flying=FlyingConfig(),
     )
     again = Deployment.model_validate(first.model_copy(update={"restarts": True}).model_dump())
     assert again.placement(1, 0) == placements[1]
 
 
 def test_on_cuda_nothing_is_placed() -> None:
-    deployment = Deployment(run_dir="/", engines=2, devices=1, group_sizes=(1,), flying=FlyingConfig())
+    deployment = Deployment(
+        run_dir="/", engines=2, devices=1, group_sizes=(1,), flying=FlyingConfig()
+    )
     assert deployment.placement(1, 0) is None
     assert deployment.memory_nodes((0, 1)) == []

@@ -13,7 +13,10 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    VocabParallelEmbedding,
+)
 
 from flying_serving.config import Deployment, FlyingConfig
 from flying_serving.errors import IntegrityError, Unsupported
@@ -25,14 +28,23 @@ from flying_serving.memory.weight_file import WeightFile
 from flying_serving.vllm_adapter.loading import keep_matrix, keep_weights, pack_matrix
 from flying_serving.worker.binding.share import SharedWeights
 from flying_serving.worker.lane import lane_config
-from flying_serving.worker.residency import Change, Kind, Residency, in_order, kind_of, weight_file_of
+from flying_serving.worker.residency import (
+    Change,
+    Kind,
+    Residency,
+    in_order,
+    kind_of,
+    weight_file_of,
+)
 from tests.worker.configurations import BLOOM, FALCON, LLAMA, OPT, QWEN2_MOE, configuration, small
 from tests.worker.loaded import alone, load, nested, random, tree, written
 
 pytestmark = pytest.mark.usefixtures("classes_imported_here")
 
 WIDEST = 4
-MIXTRAL = small("Mixtral", "mixtral", intermediate_size=256, num_local_experts=4, num_experts_per_tok=2)
+MIXTRAL = small(
+    "Mixtral", "mixtral", intermediate_size=256, num_local_experts=4, num_experts_per_tok=2
+)
 MODELS: dict[str, dict[str, Any]] = {
     "llama": LLAMA | {"num_key_value_heads": 2},
     "llama-mqa": LLAMA | {"num_key_value_heads": 1},
@@ -83,7 +95,11 @@ def products(model: Module) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
     """Yield what multiplies with weights in a lane, by the name of its layer."""
     for name, layer in model.named_modules():
         if isinstance(layer, ColumnParallelLinear | RowParallelLinear):
-            width = layer.input_size if isinstance(layer, ColumnParallelLinear) else layer.input_size_per_partition
+            width = (
+                layer.input_size
+                if isinstance(layer, ColumnParallelLinear)
+                else layer.input_size_per_partition
+            )
             yield name, _applied(layer, random(3, width))
         elif isinstance(layer, RoutedExperts):
             routing = {
@@ -110,7 +126,9 @@ def _looked_up(layer: Any, tokens: torch.Tensor) -> Callable[[], torch.Tensor]:
 def same(mine: dict[str, torch.Tensor | None], theirs: dict[str, torch.Tensor | None]) -> bool:
     """Whether two lanes, or one at two times, have computed the same bits in each layer."""
     pairs = [(mine[name], theirs[name]) for name in mine.keys() | theirs.keys()]
-    return all(left is not None and right is not None and torch.equal(left, right) for left, right in pairs)
+    return all(
+        left is not None and right is not None and torch.equal(left, right) for left, right in pairs
+    )
 
 
 @pytest.fixture(params=[(model, pack) for model in MODELS for pack in PACKS], ids="-".join)
@@ -121,7 +139,9 @@ def worker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Worker]:
 
 
 def test_a_lane_that_keeps_its_weights_has_the_same_bits(worker: Worker) -> None:
-    """Others refuse each layer that was dropped, and all have the same bits again when all layers are back."""
+    """Others refuse each layer that was dropped, and all have the same bits again when all layers
+    are back.
+    """
     before = {size: worker.results(size) for size in worker.lanes}
     assert all(same(results, results) for results in before.values())
     for degree in (WIDEST, 2):
@@ -130,10 +150,16 @@ def test_a_lane_that_keeps_its_weights_has_the_same_bits(worker: Worker) -> None
         assert sum(change.size_bytes for change in dropped) == lent_bytes > 0
         assert worker.residency.resident == degree
         assert same(worker.results(degree), before[degree])
-        refused = {name.removesuffix(": logits") for name, found in worker.results(1).items() if found is None}
+        refused = {
+            name.removesuffix(": logits")
+            for name, found in worker.results(1).items()
+            if found is None
+        }
         assert {change.layer for change in dropped} == refused & worker.weights.units.keys()
         fetched = worker.fetch_all()
-        assert [change.layer for change in fetched] == [change.layer for change in reversed(dropped)]
+        assert [change.layer for change in fetched] == [
+            change.layer for change in reversed(dropped)
+        ]
         assert sum(change.size_bytes for change in fetched) == lent_bytes
         assert worker.residency.resident == 1
         for size, results in before.items():
@@ -145,7 +171,9 @@ def test_a_lane_that_keeps_its_weights_has_the_same_bits(worker: Worker) -> None
 def test_an_engine_fetches_what_another_has_written(pack: str, tmp_path: Path) -> None:
     with alone(configuration(tmp_path, MODELS["llama"])) as config:
         first = Worker(config, 0, PACKS[pack], written(tmp_path))
-        worker = Worker(config, 3, PACKS[pack], WeightFile(str(tmp_path), str(tmp_path), 0, writes=False))
+        worker = Worker(
+            config, 3, PACKS[pack], WeightFile(str(tmp_path), str(tmp_path), 0, writes=False)
+        )
         before = worker.results(1)
         assert same(before, first.results(1))
         worker.drop_all(WIDEST)
@@ -156,7 +184,9 @@ def test_an_engine_fetches_what_another_has_written(pack: str, tmp_path: Path) -
 
 
 def test_weights_go_mlp_first_and_the_last_layer_first(tmp_path: Path) -> None:
-    """Then attention, then the vocabulary; in the opposite order they are back. A partial drop is undone likewise."""
+    """Then attention, then the vocabulary; in the opposite order they are back. A partial drop is
+    undone likewise.
+    """
     with alone(configuration(tmp_path, MODELS["llama"])) as config:
         worker = Worker(config, 2, pack_matrix, written(tmp_path))
         names = [change.layer for change in worker.drop_all(WIDEST)]
@@ -173,7 +203,9 @@ def test_weights_go_mlp_first_and_the_last_layer_first(tmp_path: Path) -> None:
         assert first.layer == names[0]
         assert first.took_s > 0
         assert [name for name, found in worker.results(1).items() if found is None] == [names[0]]
-        with pytest.raises(IntegrityError, match="weights are dropped for groups of 4 engines, not of 2"):
+        with pytest.raises(
+            IntegrityError, match="weights are dropped for groups of 4 engines, not of 2"
+        ):
             worker.residency.drop_next(2)
         assert worker.residency.fetch_next() is not None
         assert worker.residency.fetch_next() is None
@@ -203,19 +235,39 @@ LINEAR = nn.Linear(1, 1)
     ("model", "attention"),
     [
         (layer(attn=nested(qkv=LINEAR, attn=Attends()), fc=LINEAR), {"layers.0.attn.qkv"}),
-        (layer(attn=nested(inner=nested(attn=Attends()), out=LINEAR), mlp=nested(up=LINEAR)), {"layers.0.attn.out"}),
+        (
+            layer(attn=nested(inner=nested(attn=Attends()), out=LINEAR), mlp=nested(up=LINEAR)),
+            {"layers.0.attn.out"},
+        ),
         (layer(attn=Attends(), qkv=LINEAR, mlp=nested(up=LINEAR)), {"layers.0.qkv"}),
-        (layer(attn=nested(attn=Attends(), each=nn.ModuleList([LINEAR])), fc=LINEAR), {"layers.0.attn.each.0"}),
-        (layer(attn=nested(attn=Attends()), moe=nested(each=nn.ModuleList([nested(up=LINEAR)]))), set()),
+        (
+            layer(attn=nested(attn=Attends(), each=nn.ModuleList([LINEAR])), fc=LINEAR),
+            {"layers.0.attn.each.0"},
+        ),
+        (
+            layer(attn=nested(attn=Attends()), moe=nested(each=nn.ModuleList([nested(up=LINEAR)]))),
+            set(),
+        ),
         (
             nested(stages=nn.ModuleList([layer(attn=nested(attn=Attends(), o=LINEAR), fc=LINEAR)])),
             {"stages.0.layers.0.attn.o"},
         ),
     ],
-    ids=["beside-attention", "around-it", "flat", "list-in-attention", "list-of-experts", "stages-of-layers"],
+    ids=[
+        "beside-attention",
+        "around-it",
+        "flat",
+        "list-in-attention",
+        "list-of-experts",
+        "stages-of-layers",
+    ],
 )
-def test_what_has_attention_beside_or_in_it_is_attention(model: Module, attention: set[str]) -> None:
-    linear = [name for name, module in model.named_modules(remove_duplicate=False) if module is LINEAR]
+def test_what_has_attention_beside_or_in_it_is_attention(
+    model: Module, attention: set[str]
+) -> None:
+    linear = [
+        name for name, module in model.named_modules(remove_duplicate=False) if module is LINEAR
+    ]
     assert {name for name in linear if kind_of(model, name) is Kind.ATTENTION} == attention
 
 
@@ -230,7 +282,11 @@ def test_what_has_attention_beside_or_in_it_is_attention(model: Module, attentio
         (
             QWEN2_MOE,
             "model.layers.0.self_attn",
-            {"mlp.experts.routed_experts", "mlp.shared_expert.gate_up_proj", "mlp.shared_expert.down_proj"},
+            {
+                "mlp.experts.routed_experts",
+                "mlp.shared_expert.gate_up_proj",
+                "mlp.shared_expert.down_proj",
+            },
         ),
     ],
     ids=["llama", "opt", "bloom", "falcon", "mixtral", "qwen2-moe"],
@@ -242,10 +298,16 @@ def test_layers_of_real_models_are_told_apart(
         modules = tree(config, 1)
     entry = attention.rpartition(".")[0] + "."
     cut = (ColumnParallelLinear, RowParallelLinear, RoutedExperts)
-    names = [name for name, module in modules.named_modules() if isinstance(module, cut) and name.startswith(entry)]
+    names = [
+        name
+        for name, module in modules.named_modules()
+        if isinstance(module, cut) and name.startswith(entry)
+    ]
     kinds = {name.removeprefix(entry): kind_of(modules, name) for name in names}
     assert {name for name, kind in kinds.items() if kind is Kind.MLP} == mlp
-    assert {name.split(".")[0] for name, kind in kinds.items() if kind is Kind.ATTENTION} == {attention.split(".")[-1]}
+    assert {name.split(".")[0] for name, kind in kinds.items() if kind is Kind.ATTENTION} == {
+        attention.split(".")[-1]
+    }
 
 
 def test_a_layer_that_every_rank_has_whole_is_never_dropped(tmp_path: Path) -> None:
@@ -255,17 +317,25 @@ def test_a_layer_that_every_rank_has_whole_is_never_dropped(tmp_path: Path) -> N
         load(model)
         weights = SharedWeights(model, WIDEST, pack_matrix, file := written(tmp_path))
         residency = Residency(in_order(model, weights.units), 1)
-        assert [change.layer for change in iter(lambda: residency.drop_next(WIDEST), None)] == ["cut"]
+        assert [change.layer for change in iter(lambda: residency.drop_next(WIDEST), None)] == [
+            "cut"
+        ]
         whole.quant_method.apply(whole, random(1, 64))
     file.close()
 
 
-def test_weights_are_kept_only_where_they_may_be_lent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_kept_only_where_they_may_be_lent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
-    def file_of(engine: int, sizes: tuple[int, ...], lend_weights: bool, on_cpu: bool = True) -> WeightFile | None:
+    def file_of(
+        engine: int, sizes: tuple[int, ...], lend_weights: bool, on_cpu: bool = True
+    ) -> WeightFile | None:
         flying = FlyingConfig(lend_weights=lend_weights)
-        deployment = Deployment(run_dir=str(tmp_path), engines=4, devices=1, group_sizes=sizes, flying=flying)
+        deployment = Deployment(
+            run_dir=str(tmp_path), engines=4, devices=1, group_sizes=sizes, flying=flying
+        )
         return weight_file_of(deployment, engine, 0, on_cpu=on_cpu)
 
     assert file_of(0, (1, 2, 4), lend_weights=False) is None
@@ -289,7 +359,9 @@ def test_weights_are_kept_only_where_they_may_be_lent(tmp_path: Path, monkeypatc
 
 
 def test_a_hundred_cycles_free_and_take_the_same_memory(tmp_path: Path) -> None:
-    """Of units of 2 MiB in oneDNN's format: resident memory falls by what is dropped, and does not grow."""
+    """Of units of 2 MiB in oneDNN's format: resident memory falls by what is dropped, and does not
+    grow.
+    """
     file = written(tmp_path)
     storage = PackedRows(torch.randn(1024, 2048), None, Segment(2048, 4), pack_matrix, file)
     residency = Residency([("down", storage.units)], 0)

@@ -1,4 +1,6 @@
-"""The self-check of lanes: it passes lanes that equal lane 1 and names the first layer of those that do not."""
+"""The self-check of lanes: it passes lanes that equal lane 1 and names the first layer of those
+that do not.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +14,14 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 
 from flying_serving.errors import LaneError
 from flying_serving.vllm_adapter.stages import stages
-from flying_serving.worker.selfcheck import Difference, compare, record, refusal, require_alike, tolerance
+from flying_serving.worker.selfcheck import (
+    Difference,
+    compare,
+    record,
+    refusal,
+    require_alike,
+    tolerance,
+)
 
 WIDTH, VOCABULARY, LAYERS, TOKENS = 16, 32, 3, 12
 
@@ -29,7 +38,9 @@ class Embedding(VocabParallelEmbedding):
 
 
 class Logits(LogitsProcessor):
-    """vLLM's class, with the product alone. Without `gathers` it is that of a rank that gets no logits."""
+    """vLLM's class, with the product alone. Without `gathers` it is that of a rank that gets no
+    logits.
+    """
 
     def __init__(self, gathers: bool) -> None:
         nn.Module.__init__(self)
@@ -53,7 +64,8 @@ class Output(RowParallelLinear):
 
 
 class Layer(nn.Module):
-    """Returns its own part and the residual apart, as vLLM's decoder layers do, and adds to its input in place.
+    """Returns its own part and the residual apart, as vLLM's decoder layers do, and adds to its
+    input in place.
 
     What attention stands for adds little beside what the rest adds.
     """
@@ -64,7 +76,9 @@ class Layer(nn.Module):
         self.attention = Output()
         self.down = nn.Linear(WIDTH, WIDTH)
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         residual = x.clone() if residual is None else residual.add_(x)
         residual.add_(self.attention(nn.functional.normalize(residual) * self.norm)[0])
         return torch.tanh(self.down(residual)), residual
@@ -91,7 +105,9 @@ class Model(nn.Module):
 STEPS = [torch.arange(TOKENS), torch.arange(TOKENS) + TOKENS]
 
 
-def differences(change: Callable[[Any], None], gathers: bool = True, scale: float = 1.0) -> list[Difference]:
+def differences(
+    change: Callable[[Any], None], gathers: bool = True, scale: float = 1.0
+) -> list[Difference]:
     """What the check sees of a lane whose model was changed."""
     lane1, lane = Model(scale=scale), Model(gathers, scale)
     with torch.no_grad():
@@ -135,7 +151,9 @@ def test_an_uninitialised_norm_or_bias_is_found_in_its_layer(layer: int) -> None
     assert [d.stage for d in found if d.share > tolerance(torch.float32)] == 2 * [f"layers.{layer}"]
     reason = refusal(4, found, tolerance(torch.float32))
     assert reason is not None
-    assert reason.startswith(f"group size 4: this lane does not compute what lane 1 does: layers.{layer} is the first")
+    assert reason.startswith(
+        f"group size 4: this lane does not compute what lane 1 does: layers.{layer} is the first"
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -177,7 +195,9 @@ def test_what_a_lane_adds_where_lane_1_adds_nothing_is_infinitely_far() -> None:
 
 
 def test_a_rank_that_gathers_no_logits_compares_the_rest() -> None:
-    assert refusal(2, differences(lambda lane: None, gathers=False), tolerance(torch.float32)) is None
+    assert (
+        refusal(2, differences(lambda lane: None, gathers=False), tolerance(torch.float32)) is None
+    )
 
 
 def test_an_error_before_a_product_counts_in_full() -> None:
@@ -203,7 +223,9 @@ def test_a_products_bias_is_neither_compared_nor_written() -> None:
 @pytest.mark.parametrize("scale", [1.0, 12.0, 48.0])
 @pytest.mark.parametrize("layer", range(2))
 def test_a_layer_is_compared_by_what_it_adds_to_its_input(scale: float, layer: int) -> None:
-    """Which is not the embedding: models multiply it, by 12 or the root of their width, before the first layer."""
+    """Which is not the embedding: models multiply it, by 12 or the root of their width, before the
+    first layer.
+    """
 
     def skip(lane: Model) -> None:
         lane.layers[layer].down.weight.zero_()
@@ -227,13 +249,19 @@ def test_a_few_wrong_tokens_of_a_layer_without_a_router_are_found() -> None:
 
         down.forward = wrong
 
-    assert "layers.1 is the first" in str(refusal(2, differences(forget), tolerance(torch.bfloat16)))
+    assert "layers.1 is the first" in str(
+        refusal(2, differences(forget), tolerance(torch.bfloat16))
+    )
 
 
 def test_rounding_of_a_large_input_passes() -> None:
-    """In 16 bits the sum of a large input and a little that a layer adds is off by a share of the input."""
+    """In 16 bits the sum of a large input and a little that a layer adds is off by a share of the
+    input.
+    """
     generator = torch.Generator().manual_seed(0)
-    added, large = torch.randn(2, TOKENS, WIDTH, generator=generator).mul(torch.tensor([[[1.0]], [[100.0]]]))
+    added, large = torch.randn(2, TOKENS, WIDTH, generator=generator).mul(
+        torch.tensor([[[1.0]], [[100.0]]])
+    )
 
     def model(change: float) -> Any:
         built = nn.Module()
@@ -243,8 +271,15 @@ def test_rounding_of_a_large_input_passes() -> None:
 
     lane1, lane, wrong = model(1.0), model(1.02), model(0.0)
     kept = record(lane1, lane1.layers[0], [large.bfloat16()])
-    assert refusal(2, compare(lane, lane.layers[0], [large.bfloat16()], kept), tolerance(torch.bfloat16)) is None
-    assert refusal(2, compare(wrong, wrong.layers[0], [large.bfloat16()], kept), tolerance(torch.bfloat16))
+    assert (
+        refusal(
+            2, compare(lane, lane.layers[0], [large.bfloat16()], kept), tolerance(torch.bfloat16)
+        )
+        is None
+    )
+    assert refusal(
+        2, compare(wrong, wrong.layers[0], [large.bfloat16()], kept), tolerance(torch.bfloat16)
+    )
 
 
 def test_a_lane_must_run_what_lane_1_runs_as_often() -> None:
@@ -267,7 +302,9 @@ def test_what_lane_1_does_not_run_is_refused() -> None:
 
 def test_layers_whose_outputs_are_no_tensors_are_refused() -> None:
     def name_outputs(model: Model) -> None:
-        model.layers[0].forward = lambda *inputs: dict(enumerate(Layer.forward(model.layers[0], *inputs)))
+        model.layers[0].forward = lambda *inputs: dict(
+            enumerate(Layer.forward(model.layers[0], *inputs))
+        )
         model.step = lambda tokens: model.layers[0](model.embed(tokens), None)  # type: ignore[method-assign]
 
     lane1, lane = Model(), Model()
@@ -275,7 +312,9 @@ def test_layers_whose_outputs_are_no_tensors_are_refused() -> None:
         name_outputs(lane1)
         name_outputs(lane)
         found = compare(lane, lane.step, STEPS, record(lane1, lane1.step, STEPS))
-    assert "layers.0 is the first layer that differs" in str(refusal(2, found, tolerance(torch.bfloat16)))
+    assert "layers.0 is the first layer that differs" in str(
+        refusal(2, found, tolerance(torch.bfloat16))
+    )
 
 
 def test_a_lane_of_which_no_layer_was_seen_is_refused() -> None:
@@ -283,14 +322,20 @@ def test_a_lane_of_which_no_layer_was_seen_is_refused() -> None:
     lane.step = lambda tokens: lane.embed(tokens)  # type: ignore[method-assign]
     with torch.no_grad():
         found = compare(lane, lane.step, STEPS, record(lane, lane.step, STEPS))
-    assert refusal(2, found, 0.01) == "group size 2: no layer of this lane could be compared with lane 1"
+    assert (
+        refusal(2, found, 0.01)
+        == "group size 2: no layer of this lane could be compared with lane 1"
+    )
 
 
 def test_all_members_refuse_together() -> None:
     """The one that saw no difference too: else it would wait for those that have ended."""
     fine, wrong = [Difference("layers.0", 0.0)], [Difference("layers.0", 0.5)]
     assert require_alike(2, fine, 0.01, lambda mine: mine) == 0.0
-    with pytest.raises(LaneError, match=r"layers\.0 is the first layer that differs, the largest difference is 0\.5"):
+    with pytest.raises(
+        LaneError,
+        match=r"layers\.0 is the first layer that differs, the largest difference is 0\.5",
+    ):
         require_alike(2, wrong, 0.01, lambda mine: mine)
     with pytest.raises(LaneError, match="another member of the group refuses this lane"):
         require_alike(2, fine, 0.01, lambda mine: True)

@@ -9,4 +9,8 @@ from tests.zoo.test_ways import RECORDED, WAYS
 
 if __name__ == "__main__":
     argparse.ArgumentParser("python -m tests.zoo.record", description=__doc__).parse_args()
-    sys.exit(subprocess.run([sys.executable, "-m", "zoo", f"--record-stock={RECORDED}", *WAYS], cwd=ROOT).returncode)
+    sys.exit(
+        subprocess.run(
+            [sys.executable, "-m", "zoo", f"--record-stock={RECORDED}", *WAYS], cwd=ROOT
+        ).returncode
+    )

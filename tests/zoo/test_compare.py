@@ -22,7 +22,9 @@ def test_differences_within_the_tolerance_are_reported_not_wrong() -> None:
     assert found.difference == pytest.approx(TOLERANCE / 2)
 
 
-@given(place=st.sampled_from(["one", "two"]), step=st.integers(0, 11), by=st.floats(2 * TOLERANCE, 1.0))
+@given(
+    place=st.sampled_from(["one", "two"]), step=st.integers(0, 11), by=st.floats(2 * TOLERANCE, 1.0)
+)
 def test_one_logprob_off_is_wrong(place: str, step: int, by: float) -> None:
     ours = answers()
     ours[place]["logprobs"][step] += by
@@ -66,7 +68,9 @@ def test_two_ties_are_wrong() -> None:
     assert compare(drawn_otherwise("one", "two"), answers()).wrong is not None
 
 
-@pytest.mark.parametrize("change", [{"requests": ("one",)}, {"requests": ("one", "three")}, {"tokens": 11}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{"requests": ("one",)}, {"requests": ("one", "three")}, {"tokens": 11}], ids=str
+)
 def test_other_requests_and_fewer_tokens_are_wrong(change: dict[str, Any]) -> None:
     assert compare(answers(**change), answers()).wrong is not None
 

@@ -8,7 +8,19 @@ from tests.zoo.answers import answers
 from zoo.lanes import Ended
 from zoo.page import page
 from zoo.survey import refusal, root_cause
-from zoo.verdict import BAD, BLIND, FAILED, OK, REFUSED, STOCK, VERDICTS, WRONG, Row, needs, verdict_on
+from zoo.verdict import (
+    BAD,
+    BLIND,
+    FAILED,
+    OK,
+    REFUSED,
+    STOCK,
+    VERDICTS,
+    WRONG,
+    Row,
+    needs,
+    verdict_on,
+)
 
 NAME = ("LlamaForCausalLM", "tied")
 STOCKS: dict[int, Any] = {degree: {"answers": answers(), "reason": ""} for degree in (1, 2)}
@@ -54,14 +66,21 @@ def test_servers_that_end_are_refusals_failures_or_stocks_fault() -> None:
 
 
 def test_a_lane_that_fails_its_check_is_ours_unless_stock_differs() -> None:
-    served = lanes(status="differs", reason="group size 2: this lane does not compute what lane 1 does", answers={})
+    served = lanes(
+        status="differs",
+        reason="group size 2: this lane does not compute what lane 1 does",
+        answers={},
+    )
     assert needs(served) == (1, 2)
     assert verdict_on(NAME, served, STOCKS).verdict == FAILED
     apart = verdict_on(NAME, served, {**STOCKS, 2: {"answers": answers(0.01), "reason": ""}})
     assert apart.verdict == REFUSED
     assert "TP 2, beside TP 1" in apart.detail
     none = verdict_on(NAME, served, STOCKS | {2: NO_STOCK})
-    assert (none.verdict, "stock vLLM at TP 2: RuntimeError: no kernel" in none.detail) == (REFUSED, True)
+    assert (none.verdict, "stock vLLM at TP 2: RuntimeError: no kernel" in none.detail) == (
+        REFUSED,
+        True,
+    )
 
 
 def test_what_is_served_and_cannot_be_compared_is_not_fine() -> None:
@@ -75,7 +94,10 @@ def test_stock_is_asked_only_where_a_verdict_needs_it() -> None:
 
 
 def test_the_page_counts_and_lists_every_verdict() -> None:
-    rows = [Row(f"Model{place}", "", verdict, detail=f"why {verdict}") for place, verdict in enumerate(VERDICTS)]
+    rows = [
+        Row(f"Model{place}", "", verdict, detail=f"why {verdict}")
+        for place, verdict in enumerate(VERDICTS)
+    ]
     text = page(rows, "abc", "versions", missing=3)
     for row in rows:
         assert f"| {row.verdict} | 1 | 1 |" in text
@@ -88,7 +110,11 @@ def test_the_page_counts_and_lists_every_verdict() -> None:
 @pytest.mark.parametrize(
     ("status", "last", "reason"),
     [
-        (2, "flying-serving: --model: models with X cannot be served", "--model: models with X cannot be served"),
+        (
+            2,
+            "flying-serving: --model: models with X cannot be served",
+            "--model: models with X cannot be served",
+        ),
         (1, "flying-serving: --model: models with X cannot be served", None),
         (2, "RuntimeError: no", None),
         (2, "flying-serving: a step failed: RuntimeError: shapes", None),
@@ -96,7 +122,9 @@ def test_the_page_counts_and_lists_every_verdict() -> None:
         (2, "flying-serving: it failed. Please check the logs for more details.", None),
     ],
 )
-def test_only_one_line_that_says_why_is_a_refusal(status: int, last: str, reason: str | None) -> None:
+def test_only_one_line_that_says_why_is_a_refusal(
+    status: int, last: str, reason: str | None
+) -> None:
     assert refusal(Ended(status, f"INFO started\n{last}\n")) == reason
 
 

@@ -1,4 +1,6 @@
-"""Some models of the zoo, one for each way of binding weights: lanes 1 and 2 answer what stock vLLM answers."""
+"""Some models of the zoo, one for each way of binding weights: lanes 1 and 2 answer what stock vLLM
+answers.
+"""
 
 import json
 import os
@@ -21,7 +23,10 @@ WAYS = {
     "BloomForCausalLM": "ALiBi",
     "GPTJForCausalLM": "parallel residual",
     "CohereForCausalLM-norms-of-heads": "norms of heads",
-    "FalconForCausalLM-biases": "a bias of a fused layer that the model adds itself, for fewer KV heads than devices",
+    "FalconForCausalLM-biases": "a bias of a fused layer that the model adds itself, for fewer KV "
+    "heads "
+    "than "
+    "devices",
 }
 LIMIT_S = 580
 RECORDED = ROOT / "tests" / "stock" / "zoo.json"
@@ -33,13 +38,29 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What became of each model; what stock vLLM answers is recorded."""
     folder = tmp_path_factory.mktemp("zoo")
     found = folder / "rows.json"
-    command = [sys.executable, "-m", "zoo", "--jobs=2", f"--folder={folder}", f"--stock={RECORDED}", f"--rows={found}"]
+    command = [
+        sys.executable,
+        "-m",
+        "zoo",
+        "--jobs=2",
+        f"--folder={folder}",
+        f"--stock={RECORDED}",
+        f"--rows={found}",
+    ]
     done = subprocess.run(
-        [*command, *WAYS], cwd=ROOT, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT_S
+        [*command, *WAYS],
+        cwd=ROOT,
+        env=os.environ | ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
     )
     assert found.exists(), done.stdout[-4000:] + done.stderr[-4000:]
     rows = json.loads(found.read_text(encoding="utf-8"))
-    return {"-".join(filter(None, (row["architecture"], row["variant"].replace(" ", "-")))): row for row in rows}
+    return {
+        "-".join(filter(None, (row["architecture"], row["variant"].replace(" ", "-")))): row
+        for row in rows
+    }
 
 
 @pytest.mark.parametrize("name", WAYS)

@@ -1,1 +1,3 @@
-"""Results of `flying-serving bench` as figures and as one page. Pure functions of the tables that bench has kept."""
+"""Results of `flying-serving bench` as figures and as one page. Pure functions of the tables that
+bench has kept.
+"""

@@ -1,4 +1,5 @@
-"""Figures of systems that replayed the same workload: pure functions of their results and logs of switches.
+"""Figures of systems that replayed the same workload: pure functions of their results and logs of
+switches.
 
 matplotlib's object interface only, so nothing is opened and nothing is global.
 """
@@ -11,7 +12,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
-from flying_lab.bench import switchlog
 from flying_lab.bench.report import series
 from flying_lab.bench.report.load import MeasuredSystem
 from flying_lab.bench.report.style import (
@@ -21,11 +21,10 @@ from flying_lab.bench.report.style import (
     WIDTH_IN,
     degree_colour,
     line,
-    plain,
     scale,
     styled,
 )
-from flying_lab.results.metrics import e2el_s, queue_s, token_gaps, tpot_s, ttft_s
+from flying_lab.results.metrics import e2el_s, queue_s, tpot_s, ttft_s
 from flying_lab.results.results import Floats, Results
 from flying_lab.results.timeline import concurrency, stretches, tokens_per_s
 
@@ -33,27 +32,34 @@ LABEL_SHARE = 0.045
 """A layout that takes less of the width than this has no label inside."""
 GAP = 0.05
 """Between groups of a band, in engines."""
-SHORTEST_MS = 0.1
-"""Tokens that come together are drawn here."""
 
 
 @styled
 def over_time(systems: Sequence[MeasuredSystem]) -> Figure:
-    """Requests at a time, P90 TTFT, queue time and tokens/s over time; below, each changing layout as a coloured band.
+    """Requests at a time, P90 TTFT, queue time and tokens/s over time; below, each changing layout
+    as a coloured band.
 
     After Fig. 8 of the Flying Serving paper (arXiv 2602.22593).
     """
     queued = any(not np.isnan(queue_s(one.results)).all() for one in systems)
     banded = [one for one in systems if one.switches] or [one for one in systems if one.spans]
     curves = 4 if queued else 3
-    heights = [1.5] * curves + [0.34 + 0.13 * one.log.engines for one in banded if one.log is not None]
-    figure = Figure(figsize=(WIDTH_IN, 1.0 + sum(heights) + 0.1 * len(heights)), layout="constrained")
-    axes = figure.subplots(len(heights), 1, sharex=True, gridspec_kw={"height_ratios": heights}, squeeze=False)[:, 0]
+    heights = [1.5] * curves + [
+        0.34 + 0.13 * one.log.engines for one in banded if one.log is not None
+    ]
+    figure = Figure(
+        figsize=(WIDTH_IN, 1.0 + sum(heights) + 0.1 * len(heights)), layout="constrained"
+    )
+    axes = figure.subplots(
+        len(heights), 1, sharex=True, gridspec_kw={"height_ratios": heights}, squeeze=False
+    )[:, 0]
     duration_s = max(one.results.run.duration_s for one in systems)
     width_s = series.window_s(duration_s)
     _phases(list(axes[:curves]), systems[0].results)
     for place, one in enumerate(systems):
-        axes[0].step(*series.thinned(*concurrency(one.results)), where="post", label=one.name, **line(place))
+        axes[0].step(
+            *series.thinned(*concurrency(one.results)), where="post", label=one.name, **line(place)
+        )
     window = f"of requests sent within {width_s:g} s"
     axes[0].set(ylabel="requests", ylim=(0, None))
     axes[0].set_title("Requests at a time", pad=14)
@@ -77,13 +83,21 @@ def _legend(figure: Figure, systems: int) -> None:
 
 
 def _percentile(
-    axis: Any, systems: Sequence[MeasuredSystem], metric: Callable[[Results], Floats], width_s: float, title: str
+    axis: Any,
+    systems: Sequence[MeasuredSystem],
+    metric: Callable[[Results], Floats],
+    width_s: float,
+    title: str,
 ) -> None:
     """P90 of completed requests over time."""
     curves = []
     for one in systems:
         values = np.where(one.results.ok, metric(one.results), np.nan)
-        curves.append(series.rolling(one.results.floats("sent_s"), values, width_s, one.results.run.duration_s, 90))
+        curves.append(
+            series.rolling(
+                one.results.floats("sent_s"), values, width_s, one.results.run.duration_s, 90
+            )
+        )
     drawn = np.concatenate([heights[heights > 0] for _, heights in curves])
     unit, factor = _unit(drawn)
     for place, (points, heights) in enumerate(curves):
@@ -117,7 +131,16 @@ def _not_completed(axis: Any, systems: Sequence[MeasuredSystem]) -> None:
             kept = lost[:: 1 + len(lost) // series.MOST_POINTS]
             where = axis.get_xaxis_transform()
             colour = line(place)["color"]
-            axis.plot(kept, np.full(len(kept), 1.0), "x", color=colour, ms=4, mew=1, transform=where, clip_on=False)
+            axis.plot(
+                kept,
+                np.full(len(kept), 1.0),
+                "x",
+                color=colour,
+                ms=4,
+                mew=1,
+                transform=where,
+                clip_on=False,
+            )
     if not all(one.results.ok.all() for one in systems):
         axis.set_title(axis.get_title(loc="left") + "; × not completed", pad=9)
 
@@ -130,14 +153,27 @@ def _phases(axes: Sequence[Any], results: Results) -> None:
         if phase.phase != found[0].phase:
             for axis in axes:
                 axis.axvspan(phase.start_s, phase.end_s, color=SHADE, linewidth=0, zorder=0)
-        if (phase.end_s - phase.start_s) / total_s > LABEL_SHARE and len({one.phase for one in found}) > 1:
+        if (phase.end_s - phase.start_s) / total_s > LABEL_SHARE and len(
+            {one.phase for one in found}
+        ) > 1:
             middle = (phase.start_s + phase.end_s) / 2
             where = axes[0].get_xaxis_transform()
-            axes[0].text(middle, 1.02, phase.phase, ha="center", va="bottom", transform=where, color=FAINT, size=8)
+            axes[0].text(
+                middle,
+                1.02,
+                phase.phase,
+                ha="center",
+                va="bottom",
+                transform=where,
+                color=FAINT,
+                size=8,
+            )
 
 
 def band(axis: Any, one: MeasuredSystem) -> None:
-    """The layout over time: a row for each engine, those of a group joined, coloured by the degree of the group."""
+    """The layout over time: a row for each engine, those of a group joined, coloured by the degree
+    of the group.
+    """
     assert one.log is not None
     devices = one.log.devices_per_engine
     bars: dict[tuple[int, ...], list[tuple[float, float]]] = {}
@@ -157,7 +193,12 @@ def band(axis: Any, one: MeasuredSystem) -> None:
                 axis.annotate(f"TP{degree}", middle, ha="center", va="center", size=7, color=ink)
     degrees = sorted({len(group) * devices for group in bars})
     patches = [Patch(color=degree_colour(degree), label=f"TP{degree}") for degree in degrees]
-    place = {"loc": "lower right", "bbox_to_anchor": (1.0, 0.98), "borderaxespad": 0.0, "handlelength": 1.2}
+    place = {
+        "loc": "lower right",
+        "bbox_to_anchor": (1.0, 0.98),
+        "borderaxespad": 0.0,
+        "handlelength": 1.2,
+    }
     axis.legend(handles=patches, ncols=len(patches), fontsize=8, **place)
     count = len(one.switches)
     axis.set_title(f"Layout of {one.name}, {count} switch{'' if count == 1 else 'es'}")
@@ -169,12 +210,16 @@ def band(axis: Any, one: MeasuredSystem) -> None:
 
 @styled
 def bars(systems: Sequence[MeasuredSystem]) -> Figure:
-    """Time per output token, of each phase where there are phases, and peak throughput. After the paper's Fig. 9."""
+    """Time per output token, of each phase where there are phases, and peak throughput. After the
+    paper's Fig. 9.
+    """
     names = list(dict.fromkeys(stretch.phase for stretch in stretches(systems[0].results)))
     phases = names if len(names) > 1 else [None]
     step = len(systems) + 0.7
     rows = [
-        (number * step + place, phase, place) for number, phase in enumerate(phases) for place in range(len(systems))
+        (number * step + place, phase, place)
+        for number, phase in enumerate(phases)
+        for place in range(len(systems))
     ]
     figure = Figure(figsize=(WIDTH_IN, 0.9 + 0.27 * (rows[-1][0] + 1)), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -183,21 +228,34 @@ def bars(systems: Sequence[MeasuredSystem]) -> Figure:
         if len(values):
             middle, high = np.percentile(values, [50, 90])
             left.barh(at, middle, color=line(place)["color"], height=0.8)
-            left.plot([middle, high, high], [at, at, at], color=INK, linewidth=1, marker="|", markevery=[2], ms=7)
+            left.plot(
+                [middle, high, high],
+                [at, at, at],
+                color=INK,
+                linewidth=1,
+                marker="|",
+                markevery=[2],
+                ms=7,
+            )
             _beside(left, high, at, f"{_short(middle)}  (P90 {_short(high)})")
     for place, one in enumerate(systems):
         peak = one.summary["max_output_tokens_per_s"]
         right.barh(place, peak, color=line(place)["color"], height=0.8)
         _beside(right, peak, place, f"{peak:,}")
     left.set(xlabel="ms per token", yticks=[at for at, _, _ in rows])
-    left.set_yticklabels([systems[place].name + (f", {phase}" if phase else "") for _, phase, place in rows])
+    left.set_yticklabels(
+        [systems[place].name + (f", {phase}" if phase else "") for _, phase, place in rows]
+    )
     left.set_title("Time per output token: median, line to P90")
     right.set(xlabel="output tokens/s", yticks=range(len(systems)))
     right.set_yticklabels([one.name for one in systems])
     right.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     right.set_title("Peak throughput (best second)")
     for axis in (left, right):
-        axis.set(xlim=(0, axis.get_xlim()[1] * (1.35 if axis is left else 1.12)), ylim=(rows[-1][0] + 0.55, -0.55))
+        axis.set(
+            xlim=(0, axis.get_xlim()[1] * (1.35 if axis is left else 1.12)),
+            ylim=(rows[-1][0] + 0.55, -0.55),
+        )
         axis.grid(visible=False, axis="y")
         axis.tick_params(axis="y", length=0)
     return figure
@@ -205,7 +263,11 @@ def bars(systems: Sequence[MeasuredSystem]) -> Figure:
 
 def _tpot_ms(results: Results, phase: str | None) -> Floats:
     """TPOT of completed requests, of a phase or of all."""
-    chosen = results.ok if phase is None else results.ok & np.asarray(results.texts("phase") == phase, dtype=bool)
+    chosen = (
+        results.ok
+        if phase is None
+        else results.ok & np.asarray(results.texts("phase") == phase, dtype=bool)
+    )
     values = tpot_s(results)[chosen] * 1e3
     return values[~np.isnan(values)]
 
@@ -233,8 +295,17 @@ def distributions(systems: Sequence[MeasuredSystem]) -> Figure:
         drawn = np.concatenate([values for values, _ in curves])
         unit, factor = _unit(drawn)
         for place, (values, shares) in enumerate(curves):
-            whole = np.concatenate([values[:1], values]), np.concatenate([np.zeros(len(values[:1])), shares])
-            axis.step(whole[0] * factor, whole[1] * 100, where="post", label=systems[place].name, **line(place))
+            whole = (
+                np.concatenate([values[:1], values]),
+                np.concatenate([np.zeros(len(values[:1])), shares]),
+            )
+            axis.step(
+                whole[0] * factor,
+                whole[1] * 100,
+                where="post",
+                label=systems[place].name,
+                **line(place),
+            )
         axis.set(xlabel=unit if metric is not tpot_s else f"{unit} per token", ylim=(0, 101))
         axis.set(yticks=(0, 25, 50, 75, 90, 100))
         axis.set_title(title)
@@ -243,42 +314,3 @@ def distributions(systems: Sequence[MeasuredSystem]) -> Figure:
     axes[0].set(ylabel="completed requests (%)")
     _legend(figure, len(systems))
     return figure
-
-
-@styled
-def gaps_at_switches(systems: Sequence[MeasuredSystem]) -> Figure | None:
-    """How long streams waited for their next token near switches and elsewhere; None if nothing switched."""
-    switching = [one for one in systems if one.switches and len(token_gaps(one.results)[0])]
-    if not switching:
-        return None
-    figure = Figure(figsize=(WIDTH_IN, 0.4 + 2.5 * len(switching)), layout="constrained")
-    axes = figure.subplots(len(switching), 1, squeeze=False)[:, 0]
-    for axis, one in zip(axes, switching, strict=True):
-        _gaps(axis, one)
-    return figure
-
-
-def _gaps(axis: Any, one: MeasuredSystem) -> None:
-    begin, end = token_gaps(one.results)
-    windows = []
-    for switch in one.switches:
-        at = switchlog.at_s(switch, one.results.run)
-        windows.append((at, at + (switch.cutover_ms or 0.0) / 1e3 + series.AROUND_S))
-    near = series.overlapping(begin, end, windows)
-    gaps_ms = np.maximum((end - begin) * 1e3, SHORTEST_MS)
-    edges = np.geomspace(gaps_ms.min(), gaps_ms.max() * 1.001, 61)
-    for chosen, name, look in (
-        (~near, "elsewhere", {"color": "#bdbdbd", "histtype": "stepfilled"}),
-        (near, "near a switch", {"color": INK, "histtype": "step", "linewidth": 1.5}),
-    ):
-        if chosen.any():
-            median, high, most = np.percentile(gaps_ms[chosen], [50, 99, 100])
-            label = f"{name}: {chosen.sum():,}; median {plain(median)}, P99 {plain(high)}, longest {plain(most)} ms"
-            share = np.full(chosen.sum(), 100.0 / chosen.sum())
-            axis.hist(gaps_ms[chosen], bins=edges, weights=share, label=label, **look)
-    axis.set(yscale="log", ylabel="gaps (%)", xlabel="ms from one event with tokens to the next of the stream")
-    scale(axis.xaxis, gaps_ms.min(), gaps_ms.max())
-    scale(axis.yaxis, *axis.get_ylim())
-    title = f"Token gaps of {one.name}: from an order until {series.AROUND_S:g} s after its cutover, and elsewhere"
-    axis.set_title(title, pad=32)
-    axis.legend(loc="lower left", bbox_to_anchor=(0, 1.0), borderaxespad=0.2, fontsize=8)

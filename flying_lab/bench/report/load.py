@@ -1,4 +1,6 @@
-"""What lies in a directory of results: one replay, or several systems that replayed the same workload."""
+"""What lies in a directory of results: one replay, or several systems that replayed the same
+workload.
+"""
 
 import json
 from collections.abc import Mapping
@@ -32,7 +34,9 @@ class _Comparison(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class MeasuredSystem:
-    """One system's replay: `log` is None for a server without one, `started` for one that bench did not start."""
+    """One system's replay: `log` is None for a server without one, `started` for one that bench did
+    not start.
+    """
 
     name: str
     results: Results
@@ -52,7 +56,8 @@ class MeasuredSystem:
 
 
 def comparison(path: Path) -> list[MeasuredSystem]:
-    """The systems of a directory that `flying-serving bench` has written, in the order in which they were measured.
+    """The systems of a directory that `flying-serving bench` has written, in the order in which
+    they were measured.
 
     Raises:
         BenchError: if there are no results, or they cannot be read.
@@ -64,7 +69,9 @@ def comparison(path: Path) -> list[MeasuredSystem]:
         try:
             systems = msgspec.json.decode(kept.read_bytes(), type=_Comparison).systems
         except (OSError, msgspec.DecodeError) as error:
-            raise BenchError(f"{kept}: not written by `flying-serving bench --compare` ({error})") from None
+            raise BenchError(
+                f"{kept}: not written by `flying-serving bench --compare` ({error})"
+            ) from None
         return [_system(name, path / name, started) for name, started in systems.items()]
     found = sorted(file.parent for file in path.glob(f"*/{RESULTS}"))
     if not found:
@@ -73,7 +80,9 @@ def comparison(path: Path) -> list[MeasuredSystem]:
 
 
 def save_comparison(systems: Mapping[str, Started | None], path: Path) -> None:
-    """Write how servers were started, None if they were not, in the order in which they were measured."""
+    """Write how servers were started, None if they were not, in the order in which they were
+    measured.
+    """
     text = msgspec.json.format(msgspec.json.encode(_Comparison(dict(systems))), indent=1)
     (path / COMPARISON).write_bytes(text + b"\n")
 

@@ -1,4 +1,6 @@
-"""One page with everything: tables, and figures as SVG inside it. It asks no server for anything."""
+"""One page with everything: tables, and figures as SVG inside it. It asks no server for
+anything.
+"""
 
 import io
 import re
@@ -12,7 +14,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from matplotlib.figure import Figure
 
-from flying_lab.bench.report import figures
+from flying_lab.bench.report import figures, gaps
 from flying_lab.bench.report.load import MeasuredSystem, Started, comparison
 from flying_lab.bench.report.style import line, styled
 from flying_lab.bench.switchlog import Groups, at_s
@@ -28,14 +30,22 @@ MOST_DRIFT_S = 0.05
 FIGURES: dict[str, tuple[Callable[[Sequence[MeasuredSystem]], Figure | None], str]] = {
     "over_time": (
         figures.over_time,
-        "Load, P90 latencies, tokens/s and layouts over time. A layout is drawn from the moment in the server's log "
+        "Load, P90 latencies, tokens/s and layouts over time. A layout is drawn from the moment "
+        "in the server's log "
         "at which its engines were told of it; engines in one block work as one group.",
     ),
-    "bars": (figures.bars, "Time per output token of completed requests, and the most output tokens in one second."),
-    "distributions": (figures.distributions, "Share of completed requests that took no longer than this."),
+    "bars": (
+        figures.bars,
+        "Time per output token of completed requests, and the most output tokens in one second.",
+    ),
+    "distributions": (
+        figures.distributions,
+        "Share of completed requests that took no longer than this.",
+    ),
     "gaps_at_switches": (
-        figures.gaps_at_switches,
-        "How long streams waited for their next token near switches, and at all other times; gaps below 0.1 ms are "
+        gaps.gaps_at_switches,
+        "How long streams waited for their next token near switches, and at all other times; "
+        "gaps below 0.1 ms are "
         "drawn as 0.1 ms.",
     ),
 }
@@ -59,7 +69,9 @@ _COLUMNS: tuple[tuple[str, str, int], ...] = (  # heading, key, which is better:
 def svg(figure: Figure, name: str) -> str:
     """A figure as an SVG element; its ids begin with `name`, so that several fit on one page."""
     out = io.StringIO()
-    figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    figure.savefig(
+        out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
+    )
     text = out.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
@@ -70,14 +82,20 @@ def svg(figure: Figure, name: str) -> str:
 def render(systems: Sequence[MeasuredSystem]) -> str:
     """The page of systems that replayed the same workload."""
     figures = [(draw(systems), name, caption) for name, (draw, caption) in FIGURES.items()]
-    columns = [column for column in _COLUMNS if any(one.summary.get(column[1]) is not None for one in systems)]
+    columns = [
+        column
+        for column in _COLUMNS
+        if any(one.summary.get(column[1]) is not None for one in systems)
+    ]
     return _template().render(
         systems=systems,
         facts=_facts(systems),
         warnings=_warnings(systems),
         columns=columns,
         best={key: _best(systems, key, better) for _, key, better in columns},
-        pictures=[(svg(figure, name), caption) for figure, name, caption in figures if figure is not None],
+        pictures=[
+            (svg(figure, name), caption) for figure, name, caption in figures if figure is not None
+        ],
         most_switches=MOST_SWITCHES,
     )
 
@@ -88,7 +106,11 @@ def _template() -> Template:
     loader = PackageLoader("flying_lab.bench", "report")
     made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     made.filters |= {"number": _number, "groups": _groups}
-    made.globals |= {"at_s": at_s, "colour": lambda place: line(place)["color"], "command": _command}
+    made.globals |= {
+        "at_s": at_s,
+        "colour": lambda place: line(place)["color"],
+        "command": _command,
+    }
     return made.get_template("page.html")
 
 
@@ -99,7 +121,8 @@ def _best(systems: Sequence[MeasuredSystem], key: str, better: int) -> float | N
 
 
 def draw_all(path: Path, out: Path | None, form: str) -> list[Path]:
-    """Draw every figure and the page of results, into their directory or into `out`. Returns the files.
+    """Draw every figure and the page of results, into their directory or into `out`. Returns the
+    files.
 
     Raises:
         ConfigError: if the format is unknown or files cannot be written.
@@ -119,7 +142,9 @@ def draw_all(path: Path, out: Path | None, form: str) -> list[Path]:
 
 @styled
 def pictures(systems: Sequence[MeasuredSystem], paths: Mapping[str, Path]) -> list[Path]:
-    """Draw figures, each named as in FIGURES, into their files. Returns the files that were written."""
+    """Draw figures, each named as in FIGURES, into their files. Returns the files that were
+    written.
+    """
     written = []
     for name, path in paths.items():
         figure = FIGURES[name][0](systems)
@@ -142,7 +167,8 @@ def _facts(systems: Sequence[MeasuredSystem]) -> str:
     several = "each the same " if len(systems) > 1 else ""
     workload = f"{run.workload} ({run.origin})" if run.origin else run.workload
     return (
-        f"{run.model}, {began if run.started_wall_s else 'simulated'}: {several}{summary['num_prompts']:,} requests of "
+        f"{run.model}, {began if run.started_wall_s else 'simulated'}: "
+        f"{several}{summary['num_prompts']:,} requests of "
         f"the workload {workload}, seed {run.seed}."
     )
 
@@ -154,20 +180,37 @@ def _warnings(systems: Sequence[MeasuredSystem]) -> list[str]:
         run, lost = one.results.run, {name: one.summary[name] for name in ("failed", "unfinished")}
         if any(lost.values()):
             counts = ", ".join(f"{count} {name}" for name, count in lost.items() if count)
-            reasons = "; ".join(f"{count} x {text}" for text, count in one.summary["error_counts"].items())
-            found.append(f"{one.name}: {counts} of {one.summary['num_prompts']} requests. {reasons}")
+            reasons = "; ".join(
+                f"{count} x {text}" for text, count in one.summary["error_counts"].items()
+            )
+            found.append(
+                f"{one.name}: {counts} of {one.summary['num_prompts']} requests. {reasons}"
+            )
         if run.behind:
             lag_ms = run.p99_client_lag_ms
-            found.append(f"{one.name}: the client fell behind by {lag_ms:.1f} ms (p99); its times measure it too.")
+            found.append(
+                f"{one.name}: the client fell behind by {lag_ms:.1f} ms (p99); its times measure "
+                "it too."
+            )
         if one.switches and abs(run.wall_drift_s) > MOST_DRIFT_S:
             found.append(
-                f"{one.name}: the clock was set by {run.wall_drift_s:.2f} s during the replay; its layouts too."
+                f"{one.name}: the clock was set by {run.wall_drift_s:.2f} s during the replay; "
+                "its layouts too."
             )
         if one.spans and one.spans[0].begin_s > 0:
             found.append(
-                f"{one.name}: its log begins {one.spans[0].begin_s:.1f} s after the replay; earlier is unknown."
+                f"{one.name}: its log begins {one.spans[0].begin_s:.1f} s after the replay; "
+                "earlier is unknown."
             )
-    if len({(one.results.run.workload, one.results.run.origin, len(one.results)) for one in systems}) > 1:
+    if (
+        len(
+            {
+                (one.results.run.workload, one.results.run.origin, len(one.results))
+                for one in systems
+            }
+        )
+        > 1
+    ):
         found.append("These systems did not replay the same workload.")
     return found
 

@@ -1,4 +1,6 @@
-"""What the figures show, as plain numbers: percentiles over time, distributions, token gaps near switches."""
+"""What the figures show, as plain numbers: percentiles over time, distributions, token gaps near
+switches.
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -24,7 +26,8 @@ def window_s(duration_s: float) -> float:
 def rolling(
     times_s: Floats, values: Floats, width_s: float, duration_s: float, percentile: float
 ) -> tuple[Floats, Floats]:
-    """(points from 0 to `duration_s`, the percentile of the values in the window of `width_s` around each).
+    """(points from 0 to `duration_s`, the percentile of the values in the window of `width_s`
+    around each).
 
     NaN where there are no values; values or times that are NaN do not count.
     """
@@ -42,21 +45,30 @@ def rolling(
 
 
 def thinned(times_s: Floats, levels: Ints, most: int = MOST_POINTS) -> tuple[Floats, Ints]:
-    """A step function with a bounded number of steps: where there were more, the highest level of each stretch."""
+    """A step function with a bounded number of steps: where there were more, the highest level of
+    each stretch.
+    """
     if len(times_s) <= most:
         return times_s, levels
     edges = np.linspace(times_s[0], times_s[-1], most + 1)
     at = np.searchsorted(times_s, edges, side="right")
-    highest = [int(levels[max(0, begin - 1) : max(begin, end)].max()) for begin, end in itertools.pairwise(at)]
+    highest = [
+        int(levels[max(0, begin - 1) : max(begin, end)].max())
+        for begin, end in itertools.pairwise(at)
+    ]
     return edges[:-1], np.asarray(highest, dtype=np.int64)
 
 
 def cumulative(values: Floats, most: int = MOST_POINTS // 4) -> tuple[Floats, Floats]:
-    """The distribution of the values that are no NaN: (values ascending, share of all that is not above, 0 to 1)."""
+    """The distribution of the values that are no NaN: (values ascending, share of all that is not
+    above, 0 to 1).
+    """
     known = np.sort(values[~np.isnan(values)])
     if not len(known):
         return known, known
-    places = np.unique(np.linspace(0, len(known) - 1, min(most, len(known))).round().astype(np.int64))
+    places = np.unique(
+        np.linspace(0, len(known) - 1, min(most, len(known))).round().astype(np.int64)
+    )
     return known[places], (places + 1) / len(known)
 
 

@@ -1,4 +1,6 @@
-"""How figures look: few lines, every axis with a unit, colours that hold for colour-blind readers."""
+"""How figures look: few lines, every axis with a unit, colours that hold for colour-blind
+readers.
+"""
 
 import math
 from collections.abc import Mapping
@@ -64,7 +66,9 @@ def line(position: int) -> dict[str, Any]:
 
 def degree_colour(degree: int) -> str:
     """The colour of a group, by its number of devices."""
-    return DEGREES.get(degree) or DEGREES[max(known for known in DEGREES if known <= max(1, degree))]
+    return (
+        DEGREES.get(degree) or DEGREES[max(known for known in DEGREES if known <= max(1, degree))]
+    )
 
 
 def plain(value: float) -> str:
@@ -86,7 +90,9 @@ def scale(axis: Any, low: float, high: float) -> None:
         few = high < low * 100
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_minor_formatter(
-            FuncFormatter(lambda value, _: f"{value:g}" if few and _leading(value) in (2, 5) else "")
+            FuncFormatter(
+                lambda value, _: f"{value:g}" if few and _leading(value) in (2, 5) else ""
+            )
         )
 
 

@@ -1,24 +1,28 @@
-"""Gyges' scheduler (arXiv 2509.19729, algorithms 1 and 2) in the simulator: instances that join, and part again.
+"""Gyges' scheduler (arXiv 2509.19729, algorithms 1 and 2) in the simulator: instances that join,
+and part again.
 
-An instance is an engine, or an aligned group of `size` of them that steps together, with the KV memory of the weights
-that it has lent. All requests of engines that join go on in the group, with their KV.
+An instance is an engine, or an aligned group of `size` of them that steps together, with the KV
+memory of the weights that it has lent. All requests of engines that join go on in the group, with
+their KV.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from flying_lab.sim.cluster import Cluster
 from flying_lab.sim.engines import SimOrder
-from flying_lab.sim.requests import SimRequest
+from flying_lab.sim.requests import BlockPool, SimRequest
 from flying_lab.sim.transformation import Pause
 from flying_serving.layout.groups import Group, Layout, aligned_group
 
 THRESHOLD = 0.5
-"""A group parts only if its requests need at most this share of the KV memory of its engines, without lent weights."""
+"""A group parts only if its requests need at most this share of the KV memory of its engines,
+without lent weights.
+"""
 Route = Literal["gyges", "by-length", "round-robin", "least-load"]
 
 
@@ -29,11 +33,12 @@ class Transforming:
     Args:
         size: engines of a group.
         lent_blocks: KV blocks that each of them has while weights are lent.
-        up, down: what joining and parting take, by the KV tokens of the engine that has most of them.
-        route: how instances are chosen. By the paper's algorithm 1, whose text leaves open when an instance is a
-            candidate: if it has room beside its other requests, or *by length*, if it could ever hold the request.
-            Or by what the paper compares with, where an engine that is chosen for a request that it cannot hold joins
-            its neighbours.
+        up, down: what joining and parting take, by the KV tokens of the engine that has most of
+            them.
+        route: how instances are chosen. By the paper's algorithm 1, whose text leaves open when an
+            instance is a candidate: if it has room beside its other requests, or *by length*, if it
+            could ever hold the request. Or by what the paper compares with, where an engine that is
+            chosen for a request that it cannot hold joins its neighbours.
     """
 
     size: int
@@ -76,7 +81,9 @@ class Instance:
 
 @dataclass
 class TransformLog:
-    """How often engines have joined and parted, and for how long they did nothing else, in seconds."""
+    """How often engines have joined and parted, and for how long they did nothing else, in
+    seconds.
+    """
 
     joined: int = 0
     parted: int = 0
@@ -84,9 +91,13 @@ class TransformLog:
 
 
 class Transforms:
-    """Sends requests to instances, and changes these; `mean_outputs`: tokens that a request is expected to get."""
+    """Sends requests to instances, and changes these; `mean_outputs`: tokens that a request is
+    expected to get.
+    """
 
-    def __init__(self, cluster: Cluster, transforming: Transforming, mean_outputs: Callable[[], float]) -> None:
+    def __init__(
+        self, cluster: Cluster, transforming: Transforming, mean_outputs: Callable[[], float]
+    ) -> None:
         self._cluster = cluster
         self._how = transforming
         self._mean_outputs = mean_outputs
@@ -130,7 +141,9 @@ class Transforms:
         apart = [group for group in self._groups if self._is_apart(group)]
         if apart:
             return self._scale_up(min(apart, key=self._tokens_of))
-        return min((one for one in self.instances if tokens <= self._holds(one)), key=lambda one: one.load)
+        return min(
+            (one for one in self.instances if tokens <= self._holds(one)), key=lambda one: one.load
+        )
 
     def _unaware(self, tokens: int) -> Instance:
         """Round robin, or the least load: whatever the request needs."""
@@ -145,7 +158,8 @@ class Transforms:
     def _check_reserve(self, instance: Instance, tokens: int) -> bool:
         """Whether an instance without a long request must not get this one.
 
-        A group is to part soon. Engines that would have to join for the next long request keep room for it.
+        A group is to part soon. Engines that would have to join for the next long request keep room
+        for it.
         """
         if tokens > self._narrow_tokens:
             return False
@@ -156,7 +170,9 @@ class Transforms:
         return self._wide_tokens - self._tokens_of(self._reserve) - tokens < self._longest_tokens
 
     def _update_reserve(self) -> None:
-        """The engines that would join next: those with the least load, unless some have joined already."""
+        """The engines that would join next: those with the least load, unless some have joined
+        already.
+        """
         apart = [group for group in self._groups if self._is_apart(group)]
         joined = len(apart) < len(self._groups)
         self._reserve = () if joined else min(apart, key=self._tokens_of)
@@ -204,7 +220,7 @@ class Transforms:
         self._cluster.clock.after(delay_s, self._together, instance, 0.0, self._lend)
 
     def _lend(self, instance: Instance) -> None:
-        self._give_blocks(instance, self._how.lent_blocks)
+        _give_blocks(self._pools(instance), self._how.lent_blocks)
         instance.lent = True
         self._schedule_parallelism(instance)
 
@@ -214,10 +230,12 @@ class Transforms:
         if not instance.lent or free < self._how.lent_blocks:
             instance.parts = False
             return
-        self._give_blocks(instance, -self._how.lent_blocks)
+        _give_blocks(self._pools(instance), -self._how.lent_blocks)
         instance.lent = False
         pause = self._how.down(instance.load)
-        self._cluster.clock.after(pause.delay_s, self._together, instance, pause.stall_s, self._part)
+        self._cluster.clock.after(
+            pause.delay_s, self._together, instance, pause.stall_s, self._part
+        )
 
     def _part(self, instance: Instance) -> None:
         """Weights are back: the engines part, unless requests have come for which they must not."""
@@ -246,7 +264,9 @@ class Transforms:
         return sum(one.tokens for one in self.instances if one.group[0] in group)
 
     def _replace(self, old: list[Instance], new: list[Instance]) -> None:
-        self.instances = sorted([one for one in self.instances if one not in old] + new, key=lambda one: one.group)
+        self.instances = sorted(
+            [one for one in self.instances if one not in old] + new, key=lambda one: one.group
+        )
 
     def _add(self, instance: Instance, request: SimRequest, tokens: float) -> None:
         self._of[request] = instance
@@ -259,25 +279,35 @@ class Transforms:
         if request.group is None and not instance.forms:
             self._cluster.add(instance.group, request)
 
-    def _together(self, instance: Instance, stall_s: float, done: Callable[..., None], *args: float) -> None:
+    def _together(
+        self, instance: Instance, stall_s: float, done: Callable[..., None], *args: float
+    ) -> None:
         self.log.stalled_s += stall_s
         self._cluster.together(instance.group, stall_s, done, instance, *args)
 
-    def _migrate(self, requests: dict[SimRequest, float], group_of: Callable[[SimRequest], Group]) -> None:
-        """Take requests out of their lanes and add them to others: those with KV before all that wait there."""
+    def _migrate(
+        self, requests: dict[SimRequest, float], group_of: Callable[[SimRequest], Group]
+    ) -> None:
+        """Take requests out of their lanes and add them to others: those with KV before all that
+        wait there.
+        """
         for request in requests:
             self._cluster.remove(request)
         with_kv = [request for request in requests if request.computed_tokens]
         for request in (*reversed(with_kv), *(one for one in requests if not one.computed_tokens)):
             self._cluster.add(group_of(request), request)
 
+    def _pools(self, instance: Instance) -> list[BlockPool]:
+        return [self._cluster.pools[engine] for engine in instance.group]
+
     def _order(self, group: Group, size: int) -> None:
         steps = self._cluster.shape.options.weave_steps
         for engine in group:
             self._cluster.order(engine, SimOrder(size, "weave", steps, lambda _: None))
 
-    def _give_blocks(self, instance: Instance, blocks: int) -> None:
-        for engine in instance.group:
-            pool = self._cluster.pools[engine]
-            pool.blocks += blocks
-            pool.free += blocks
+
+def _give_blocks(pools: Iterable[BlockPool], blocks: int) -> None:
+    """Give each engine so many blocks more, or fewer if negative."""
+    for pool in pools:
+        pool.blocks += blocks
+        pool.free += blocks

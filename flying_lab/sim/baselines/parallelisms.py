@@ -8,14 +8,18 @@ from flying_lab.sim.requests import Chunk, SimStep
 
 
 def sequence_parallel(machine: Modelled, base: int, degree: int) -> DegreeTime:
-    """Steps that divide the tokens over `degree / base` parts, each with the weights of `base` devices.
+    """Steps that divide the tokens over `degree / base` parts, each with the weights of `base`
+    devices.
 
-    Attention is divided by heads, as in a tensor parallel step, with an exchange of activations before and after it.
+    Attention is divided by heads, as in a tensor parallel step, with an exchange of activations
+    before and after it.
     """
     tensor = LaneCost(machine.model, machine.kind.hardware, degree)
     part = LaneCost(machine.model, machine.kind.hardware, base)
     parts = degree // base
-    row_bytes = machine.model.hidden * ACTIVATION_BYTES / (2 * parts)  # an all-to-all of a part moves so much less
+    row_bytes = (
+        machine.model.hidden * ACTIVATION_BYTES / (2 * parts)
+    )  # an all-to-all of a part moves so much less
 
     def seconds(step: SimStep) -> float:
         tokens = step.sequences + step.prefill_tokens
@@ -31,12 +35,15 @@ def sequence_parallel(machine: Modelled, base: int, degree: int) -> DegreeTime:
 def pipelined(machine: Modelled, base: int, stages: int) -> DegreeTime:
     """Steps of a pipeline of `stages` engines of `base` devices, each with its share of the layers.
 
-    The step's requests are as many microbatches as there are stages, prompts cut in so many pieces. No stage ever waits
-    for another one (the best that a pipeline can do), so each token takes as long as its microbatch on one engine with
-    all layers, and a message from stage to stage.
+    The step's requests are as many microbatches as there are stages, prompts cut in so many pieces.
+    No stage ever waits for another one (the best that a pipeline can do), so each token takes as
+    long as its microbatch on one engine with all layers, and a message from stage to stage.
     """
     cost = LaneCost(machine.model, machine.kind.hardware, base)
-    line, link = machine.kind.hardware.all_reduce[RANKS[0]].large, machine.kind.hardware.spec.link_bandwidth.value
+    line, link = (
+        machine.kind.hardware.all_reduce[RANKS[0]].large,
+        machine.kind.hardware.spec.link_bandwidth.value,
+    )
 
     def seconds(step: SimStep) -> float:
         decodes = min(step.sequences, max(1.0, step.sequences / stages))
@@ -47,7 +54,9 @@ def pipelined(machine: Modelled, base: int, stages: int) -> DegreeTime:
             pieces.append(Chunk(piece, before + (new - piece) // 2))
         tokens = decodes + sum(piece.new_tokens for piece in pieces)
         message_s = line.latency_s.value
-        message_s += tokens * machine.model.hidden * ACTIVATION_BYTES / (link * line.efficiency.value)
+        message_s += (
+            tokens * machine.model.hidden * ACTIVATION_BYTES / (link * line.efficiency.value)
+        )
         return cost.step_s(decodes, context, pieces) + stages * message_s
 
     return seconds

@@ -1,4 +1,6 @@
-"""When the authors' release of Flying Serving would switch, with what it can do and `auto`'s predictions."""
+"""When the authors' release of Flying Serving would switch, with what it can do and `auto`'s
+predictions.
+"""
 
 import math
 from dataclasses import dataclass, replace
@@ -10,10 +12,13 @@ from flying_serving.predict.work import Objective
 
 @dataclass(frozen=True)
 class Draining(Policy):
-    """Decides when to switch by `auto`'s predictions, but can neither weave nor keep KV, and weighs what that costs."""
+    """Decides when to switch by `auto`'s predictions, but can neither weave nor keep KV, and weighs
+    what that costs.
+    """
 
     def decide(self, snapshot: Snapshot, objective: Objective) -> Decision | None:
-        """As its base; for urgent requests by a hard switch, else by waiting for the old ones, however long.
+        """As its base; for urgent requests by a hard switch, else by waiting for the old ones,
+        however long.
 
         A switch for load must gain as much more than waiting costs as `auto` asks for.
         """
@@ -21,7 +26,8 @@ class Draining(Policy):
         if decision is None or not decision.is_made:
             return decision
         mode = "hard" if any(need.urgent for need in snapshot.needs) else "sequential"
-        # Waiting is no way if no request runs there (the release cannot switch while idle) or one fits no group.
+        # Waiting is no way if no request runs there (the release cannot switch while idle) or one
+        # fits no group.
         cost = decision.considered.get(mode, decision.cost if decision.stay is None else math.inf)
         needed = None if decision.stay is None else least_gain(decision.stay, cost, snapshot)
         return replace(decision, mode=mode, cost=cost, least_gain=needed, drain_s=math.inf)

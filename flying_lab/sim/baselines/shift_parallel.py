@@ -1,4 +1,6 @@
-"""Shift Parallelism (Arctic Inference): each step is tensor parallel or sequence parallel, as is faster."""
+"""Shift Parallelism (Arctic Inference): each step is tensor parallel or sequence parallel, as is
+faster.
+"""
 
 from flying_lab.sim.baselines.parallelisms import sequence_parallel
 from flying_lab.sim.cost import LaneCost
@@ -7,7 +9,9 @@ from flying_lab.sim.requests import SimStep
 
 
 def shifting(machine: Modelled, base: int, degree: int) -> DegreeTime:
-    """Steps of Shift Parallelism: tensor parallel over all or sequence parallel over `degree / base`, as is faster."""
+    """Steps of Shift Parallelism: tensor parallel over all or sequence parallel over `degree /
+    base`, as is faster.
+    """
     tensor = LaneCost(machine.model, machine.kind.hardware, degree)
     sequence = sequence_parallel(machine, base, degree)
     parts = degree // base

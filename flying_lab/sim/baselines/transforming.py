@@ -1,15 +1,15 @@
-"""Servers whose engines join and part by Gyges' scheduler, and differ in what a group is and in how it is made.
+"""Servers whose engines join and part by Gyges' scheduler, and differ in what a group is and in how
+it is made.
 
-| name | a group | its KV memory | made |
-|---|---|---|---|
-| `gyges` | tensor parallel | engines', and that of the feed-forward weights | in place, beside steps |
-| `gyges-stopped` | the same | the same | in place, engines stopped |
-| `gyges-by-length` | the same | the same | as `gyges`, but only for requests that no instance could ever hold |
-| `gyges-round-robin`, `gyges-least-load` | the same | the same | as `gyges`; requests go to any instance |
-| `seesaw` | tensor parallel | engines', and that of all divided weights | through host memory, engines stopped |
-| `kunserve` | a pipeline, each engine with a share of the layers | the same | in place, beside steps |
-| `loongserve` | sequence parallel, all weights in each engine | engines' | at once, nothing is copied |
-| `kunserve-serial`, `loongserve-serial` | the same, of whose engines one works at a time | the same | the same |
+| name | a group | its KV memory | made | |---|---|---|---| | `gyges` | tensor parallel | engines',
+and that of the feed-forward weights | in place, beside steps | | `gyges-stopped` | the same | the
+same | in place, engines stopped | | `gyges-by-length` | the same | the same | as `gyges`, but only
+for requests that no instance could ever hold | | `gyges-round-robin`, `gyges-least-load` | the same
+| the same | as `gyges`; requests go to any instance | | `seesaw` | tensor parallel | engines', and
+that of all divided weights | through host memory, engines stopped | | `kunserve` | a pipeline, each
+engine with a share of the layers | the same | in place, beside steps | | `loongserve` | sequence
+parallel, all weights in each engine | engines' | at once, nothing is copied | | `kunserve-serial`,
+`loongserve-serial` | the same, of whose engines one works at a time | the same | the same |
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def _sequence(machine: Modelled, devices: int, size: int) -> DegreeTime:
 
 
 def _serial(machine: Modelled, devices: int, size: int) -> DegreeTime:
-    """One engine works at a time, as Gyges' section 2 says of pipelines and sequence parallelism."""
+    """One engine works at a time, as Gyges' section 2 says of pipelines and sequence
+    parallelism.
+    """
     return machine.step_time(devices)
 
 
@@ -102,9 +104,13 @@ def transforming(machine: Modelled, devices: int, options: Options, name: str) -
     Raises:
         ConfigError: no two engines can join.
     """
-    sizes = [degree // devices for degree in machine.degrees(devices) if 1 < degree // devices <= WIDEST]
+    sizes = [
+        degree // devices for degree in machine.degrees(devices) if 1 < degree // devices <= WIDEST
+    ]
     if not sizes:
-        raise ConfigError(f"--policy={name!r}: needs engines that can join into groups of 2 or {WIDEST}")
+        raise ConfigError(
+            f"--policy={name!r}: needs engines that can join into groups of 2 or {WIDEST}"
+        )
     kind, size = KINDS[name], sizes[-1]
     way = Transformation(machine.model, machine.kind.hardware, devices, devices * size)
     engine = machine.engine(devices, (1, size), devices)
@@ -131,7 +137,11 @@ def _changes(
         return kind.make(way, work)
 
     def down(tokens: float) -> Pause:
-        work = way.through_host(tokens, way.engine) if through_host else way.kv(tokens) + way.give_back(kind.lent)
+        work = (
+            way.through_host(tokens, way.engine)
+            if through_host
+            else way.kv(tokens) + way.give_back(kind.lent)
+        )
         return kind.make(way, work)
 
     return up, down

@@ -1,7 +1,9 @@
-"""Nodes on this machine behind vllm-router, which goes round those that die or drain; they are started again.
+"""Nodes on this machine behind vllm-router, which goes round those that die or drain; they are
+started again.
 
-python -m flying_serving.deploy.vllm_router --nodes 2 --port 8000 -- MODEL [FLAGS of flying-serving serve]
-python -m flying_serving.deploy.vllm_router --node-url http://10.0.0.1:8000 --node-url http://10.0.0.2:8000
+python -m flying_serving.deploy.vllm_router --nodes 2 --port 8000 -- MODEL [FLAGS of flying-serving
+serve] python -m flying_serving.deploy.vllm_router --node-url http://10.0.0.1:8000 --node-url
+http://10.0.0.2:8000
 
 Flags of vllm-router are given as `--router-FLAG`, like `--router-policy power_of_two`.
 """
@@ -31,7 +33,9 @@ READY = "/readiness"
 
 
 def main() -> int:
-    """Serve until a signal; the exit code: 0, 1 if something does not start, 2 if the command line is wrong."""
+    """Serve until a signal; the exit code: 0, 1 if something does not start, 2 if the command line
+    is wrong.
+    """
     try:
         options = parse(sys.argv[1:])
         asyncio.run(run(options))
@@ -44,7 +48,8 @@ def main() -> int:
 
 
 async def run(options: Options) -> None:
-    """Start everything, and keep it running until SIGTERM or SIGINT, which raises asyncio.CancelledError.
+    """Start everything, and keep it running until SIGTERM or SIGINT, which raises
+    asyncio.CancelledError.
 
     Raises:
         ConfigError: if the router cannot listen where it should.
@@ -58,7 +63,9 @@ async def run(options: Options) -> None:
         await check_nodes(options)
         nodes = local_nodes(options)
         end_s = END_S + (0.0 if options.serve is None else options.serve.shutdown_s)
-        await serve(nodes, Router([*(node.url for node in nodes), *options.node_urls], options), end_s)
+        await serve(
+            nodes, Router([*(node.url for node in nodes), *options.node_urls], options), end_s
+        )
 
 
 def reserved_port(options: Options) -> ReservedPort:
@@ -70,11 +77,15 @@ def reserved_port(options: Options) -> ReservedPort:
     try:
         return ReservedPort(options.port, options.host)
     except OSError as error:
-        raise ConfigError(f"--host={options.host} --port={options.port}: {error.strerror}".lower()) from None
+        raise ConfigError(
+            f"--host={options.host} --port={options.port}: {error.strerror}".lower()
+        ) from None
 
 
 async def check_nodes(options: Options) -> None:
-    """Raise ConfigError if the router makes admin routes of nodes on this machine open to other machines."""
+    """Raise ConfigError if the router makes admin routes of nodes on this machine open to other
+    machines.
+    """
     if is_loopback(options.host):
         return
     async with httpx.AsyncClient(timeout=ANSWER_S, trust_env=False) as http:
@@ -84,9 +95,13 @@ async def check_nodes(options: Options) -> None:
             try:
                 status = (await http.get(f"{url}{ADMIN}")).status_code
             except httpx.HTTPError as error:
-                raise ConfigError(f"--node-url={url}: does not say whether it asks for a key ({error!r})") from None
+                raise ConfigError(
+                    f"--node-url={url}: does not say whether it asks for a key ({error!r})"
+                ) from None
             if status != HTTPStatus.UNAUTHORIZED:
-                raise ConfigError(f"--host={options.host} with --node-url={url}: start that node with --api-key")
+                raise ConfigError(
+                    f"--host={options.host} with --node-url={url}: start that node with --api-key"
+                )
 
 
 def local_nodes(options: Options) -> list[Node]:
@@ -94,12 +109,18 @@ def local_nodes(options: Options) -> list[Node]:
     if options.serve is None:
         return []
     given = options.serve
-    environments = [environment_of(number, options.nodes, given, os.environ) for number in range(options.nodes)]
-    return [Node(number, given.words, each, options.ready_s) for number, each in enumerate(environments)]
+    environments = [
+        environment_of(number, options.nodes, given, os.environ) for number in range(options.nodes)
+    ]
+    return [
+        Node(number, given.words, each, options.ready_s) for number, each in enumerate(environments)
+    ]
 
 
 def without_proxy(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a process that reaches nodes of this machine, where a proxy is set, without it."""
+    """The environment of a process that reaches nodes of this machine, where a proxy is set,
+    without it.
+    """
     excepted = environment.get("no_proxy", environment.get("NO_PROXY", ""))
     direct = ",".join(filter(None, [excepted, HOST]))
     return {**environment, "no_proxy": direct, "NO_PROXY": direct}
@@ -110,10 +131,18 @@ class Router(Supervised):
 
     def __init__(self, urls: Sequence[str], options: Options) -> None:
         self._metrics_port = ReservedPort()
-        line = ["vllm_router.launch_router", f"--host={options.host}", f"--port={options.port}", "--worker-urls", *urls]
+        line = [
+            "vllm_router.launch_router",
+            f"--host={options.host}",
+            f"--port={options.port}",
+            "--worker-urls",
+            *urls,
+        ]
         line += [f"--prometheus-port={self._metrics_port.number}"]
         line += [f"--worker-startup-timeout-secs={options.ready_s:.0f}", *options.router]
-        super().__init__("router", line, without_proxy(os.environ), options.url, READY, options.ready_s)
+        super().__init__(
+            "router", line, without_proxy(os.environ), options.url, READY, options.ready_s
+        )
 
 
 if __name__ == "__main__":

@@ -21,7 +21,10 @@ PREFIX = "--router-"
 MAX_PORT = 65535
 READY_S, MAX_READY_S = 1800.0, 86_400.0
 USAGE = f"{PROGRAM} [OPTIONS] [--router-FLAG ...] [-- MODEL [FLAGS]]"
-DESCRIPTION = "Start nodes on this machine, each a `flying-serving serve MODEL FLAGS`, and vllm-router before them."
+DESCRIPTION = (
+    "Start nodes on this machine, each a `flying-serving serve MODEL FLAGS`, and "
+    "vllm-router before them."
+)
 SETTINGS = {
     "--policy": "cache_aware",
     "--health-check-endpoint": READY,
@@ -36,16 +39,22 @@ SETTINGS = {
 }
 """Of the router, unless the user sets others.
 
-Each second it asks whether a node takes requests and, for `power_of_two`, how many it has, as often as
-`--worker-startup-check-interval` says. A node that refuses connections is left at once: the circuit breaker opens at
-the third failure in a row, which the retries of one request bring about, and lets requests through again a second
-later. With `info`, for which it also takes `warning`, it logs the sessions that it routes by.
+Each second it asks whether a node takes requests and, for `power_of_two`, how many it has, as often
+as `--worker-startup-check-interval` says. A node that refuses connections is left at once: the
+circuit breaker opens at the third failure in a row, which the retries of one request bring about,
+and lets requests through again a second later. With `info`, for which it also takes `warning`, it
+logs the sessions that it routes by.
 """
 BY_TOKENS = ("cache_aware", "kv_aware")
 """Policies by the tokens of a prompt."""
 SCALE_OUT = "--enable-scale-out"
-"""Of nodes: with it they tell the router the tokens of a text (`/v1/completions/render`), without it nothing does."""
-_SET_KEY = "the router hands on admin routes, which answer this machine without a key: add --api-key after --"
+"""Of nodes: with it they tell the router the tokens of a text (`/v1/completions/render`), without
+it nothing does.
+"""
+_SET_KEY = (
+    "the router hands on admin routes, which answer this machine without a key: add "
+    "--api-key after --"
+)
 _CHOSEN = {
     "host": "--host says where the router listens",
     "port": "--port says where the router listens",
@@ -62,7 +71,9 @@ class _RouterParser(argparse.ArgumentParser):
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for. `router`: flags of vllm-router. `serve`: what each of `nodes` nodes on this machine runs."""
+    """What was asked for. `router`: flags of vllm-router. `serve`: what each of `nodes` nodes on
+    this machine runs.
+    """
 
     nodes: int
     node_urls: tuple[str, ...]
@@ -82,10 +93,15 @@ def parse(line: Sequence[str]) -> Options:
     """Parse a command line.
 
     Raises:
-        ConfigError: naming the flag, its value and what is allowed; or if vllm-router is not installed.
+        ConfigError: naming the flag, its value and what is allowed; or if vllm-router is not
+            installed.
     """
     words = list(line)
-    ours, theirs = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
+    ours, theirs = (
+        (words[: words.index("--")], words[words.index("--") + 1 :])
+        if "--" in words
+        else (words, [])
+    )
     given, others = _parser().parse_known_args(ours)
     asked = _asked_of_router(others)
     serve = parse_serve_args(theirs) if theirs else None
@@ -95,7 +111,9 @@ def parse(line: Sequence[str]) -> Options:
     if not 1 <= given.port <= MAX_PORT:
         raise ConfigError(f"--port={given.port}: must be a whole number from 1 up to {MAX_PORT}")
     if not 0 < given.ready_timeout_s <= MAX_READY_S:
-        raise ConfigError(f"--ready-timeout-s={given.ready_timeout_s:g}: must be above 0, up to {MAX_READY_S:g}")
+        raise ConfigError(
+            f"--ready-timeout-s={given.ready_timeout_s:g}: must be above 0, up to {MAX_READY_S:g}"
+        )
     if not 0 <= nodes <= MAX_NODES:
         raise ConfigError(f"--nodes={nodes}: must be a whole number from 0 up to {MAX_NODES}")
     if nodes and serve is None:
@@ -113,17 +131,34 @@ def parse(line: Sequence[str]) -> Options:
         raise ConfigError("--router-policy=power_of_two: chooses between two nodes or more")
     if serve is not None and policy in BY_TOKENS:
         serve = serve.with_flag(SCALE_OUT)
-    return Options(nodes, tuple(given.node_url), given.host, given.port, given.ready_timeout_s, router, serve)
+    return Options(
+        nodes, tuple(given.node_url), given.host, given.port, given.ready_timeout_s, router, serve
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=PROGRAM, usage=USAGE, description=DESCRIPTION, allow_abbrev=False)
-    parser.add_argument("--nodes", type=int, help=f"nodes to start on this machine (default: {NODES}, without MODEL 0)")
-    parser.add_argument("--node-url", action="append", default=[], help="a node that runs already; may be repeated")
-    parser.add_argument("--host", default=HOST, help="where the router listens (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=8000, help="where the router listens (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM, usage=USAGE, description=DESCRIPTION, allow_abbrev=False
+    )
     parser.add_argument(
-        "--ready-timeout-s", type=float, default=READY_S, help="how long a start may take (default: %(default)s)"
+        "--nodes",
+        type=int,
+        help=f"nodes to start on this machine (default: {NODES}, without MODEL 0)",
+    )
+    parser.add_argument(
+        "--node-url", action="append", default=[], help="a node that runs already; may be repeated"
+    )
+    parser.add_argument(
+        "--host", default=HOST, help="where the router listens (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--port", type=int, default=8000, help="where the router listens (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--ready-timeout-s",
+        type=float,
+        default=READY_S,
+        help="how long a start may take (default: %(default)s)",
     )
     return parser
 
@@ -143,10 +178,15 @@ def is_loopback(host: str) -> bool:
 
 
 def _asked_of_router(words: Sequence[str]) -> list[str]:
-    """Flags of vllm-router by its own names. Raises ConfigError for one that is not for it, or that is ours to set."""
+    """Flags of vllm-router by its own names. Raises ConfigError for one that is not for it, or that
+    is ours to set.
+    """
     for word in (*words[:1], *(word for word in words if word.startswith("-"))):
         if not word.startswith(PREFIX):
-            raise ConfigError(f"{word}: unknown; flags of vllm-router begin with {PREFIX}, those of nodes follow --")
+            raise ConfigError(
+                f"{word}: unknown; flags of vllm-router begin with {PREFIX}, those of nodes "
+                "follow --"
+            )
         name = word.removeprefix(PREFIX).partition("=")[0]
         if name in _CHOSEN:
             raise ConfigError(f"{PREFIX}{name}: {_CHOSEN[name]}")
@@ -154,7 +194,8 @@ def _asked_of_router(words: Sequence[str]) -> list[str]:
 
 
 def router_flags(asked: Sequence[str]) -> tuple[tuple[str, ...], str]:
-    """Our settings of vllm-router, then what is asked of it, which takes their place; and its policy.
+    """Our settings of vllm-router, then what is asked of it, which takes their place; and its
+    policy.
 
     Raises:
         ConfigError: if it is not installed, has no such flag, or does not take the value.

@@ -1,7 +1,8 @@
-"""Every metric of ours that `/metrics` shows: `table.json`, the one list that code, documentation and tests share.
+"""Every metric of ours that `/metrics` shows: `table.json`, the one list that code, documentation
+and tests share.
 
-Names and labels follow Prometheus' rules (base units, `_total` for counters) and vLLM's (a prefix with a colon,
-`model_name` and `engine`).
+Names and labels follow Prometheus' rules (base units, `_total` for counters) and vLLM's (a prefix
+with a colon, `model_name` and `engine`).
 """
 
 from importlib.resources import files
@@ -22,8 +23,8 @@ LOSS_REASONS = ("ended", "frozen", "start")
 class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One metric.
 
-    `name`: as `/metrics` shows it; of a histogram without `_bucket`, `_sum`, `_count`. `labels`: beside `model_name`,
-    which all have. `unit`: of its values. `meaning`: one sentence or two.
+    `name`: as `/metrics` shows it; of a histogram without `_bucket`, `_sum`, `_count`. `labels`:
+    beside `model_name`, which all have. `unit`: of its values. `meaning`: one sentence or two.
     """
 
     name: str
@@ -33,4 +34,6 @@ class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     meaning: str
 
 
-TABLE = msgspec.json.decode((files(__package__) / "table.json").read_bytes(), type=tuple[Family, ...])
+TABLE = msgspec.json.decode(
+    (files(__package__) / "table.json").read_bytes(), type=tuple[Family, ...]
+)

@@ -1,8 +1,8 @@
 """Events of Chrome's trace event format, as ui.perfetto.dev and chrome://tracing read it. Pure.
 
-Source: the "Trace Event Format" document of the Chromium project. Of its phases these are used: X (a span of a row), i
-(an instant), b and e (a span beside the rows, which may overlap others), M (names). Times are whole microseconds of
-CLOCK_MONOTONIC, which all processes of a host share.
+Source: the "Trace Event Format" document of the Chromium project. Of its phases these are used: X
+(a span of a row), i (an instant), b and e (a span beside the rows, which may overlap others), M
+(names). Times are whole microseconds of CLOCK_MONOTONIC, which all processes of a host share.
 """
 
 from collections.abc import Mapping
@@ -14,13 +14,16 @@ Event = dict[str, Any]
 
 
 def microseconds(at_s: float) -> int:
-    """Whole microseconds. They keep the order of times, so spans that do not overlap still do not."""
+    """Whole microseconds. They keep the order of times, so spans that do not overlap still do
+    not.
+    """
     return round(at_s * 1e6)
 
 
 @dataclass(frozen=True)
 class Row:
-    """Where a process of the server shows what it does: process `tid` of the server `pid`, the frame of all rows.
+    """Where a process of the server shows what it does: process `tid` of the server `pid`, the
+    frame of all rows.
 
     Rows are sorted by `index`.
     """
@@ -39,26 +42,39 @@ class Row:
 
     def frame(self, name: str, label: str) -> list[Event]:
         """What the viewer calls the frame of all rows."""
-        return [self._metadata("process_name", {"name": name}), self._metadata("process_labels", {"labels": label})]
+        return [
+            self._metadata("process_name", {"name": name}),
+            self._metadata("process_labels", {"labels": label}),
+        ]
 
-    def span(self, name: str, kind: str, began_s: float, ended_s: float, args: Mapping[str, Any]) -> Event:
+    def span(
+        self, name: str, kind: str, began_s: float, ended_s: float, args: Mapping[str, Any]
+    ) -> Event:
         """Something that filled the row from `began_s` to `ended_s`."""
         began_us = microseconds(began_s)
-        return self._event("X", name, kind, began_us, args, dur=max(0, microseconds(ended_s) - began_us))
+        return self._event(
+            "X", name, kind, began_us, args, dur=max(0, microseconds(ended_s) - began_us)
+        )
 
     def instant(self, name: str, kind: str, at_s: float, args: Mapping[str, Any]) -> Event:
         """Something that happened at a time."""
         return self._event("i", name, kind, microseconds(at_s), args, s="t")
 
-    def opened(self, name: str, kind: str, number: int, at_s: float, args: Mapping[str, Any]) -> Event:
+    def opened(
+        self, name: str, kind: str, number: int, at_s: float, args: Mapping[str, Any]
+    ) -> Event:
         """The beginning of something that may overlap others of its kind; `number` is its own."""
         return self._event("b", name, kind, microseconds(at_s), args, id=str(number))
 
-    def closed(self, name: str, kind: str, number: int, at_s: float, args: Mapping[str, Any]) -> Event:
+    def closed(
+        self, name: str, kind: str, number: int, at_s: float, args: Mapping[str, Any]
+    ) -> Event:
         """The end of what was `opened` with the same name, kind and number."""
         return self._event("e", name, kind, microseconds(at_s), args, id=str(number))
 
-    def _event(self, phase: str, name: str, kind: str, ts: int, args: Mapping[str, Any], **more: Any) -> Event:
+    def _event(
+        self, phase: str, name: str, kind: str, ts: int, args: Mapping[str, Any], **more: Any
+    ) -> Event:
         where = {"pid": self.pid, "tid": self.tid}
         return {"name": name, "cat": kind, "ph": phase, "ts": ts, **more, **where, "args": args}
 
@@ -78,7 +94,9 @@ def engine_row(engine: int, server_pid: int, pid: int) -> Row:
 
 @dataclass(frozen=True)
 class TracedStep:
-    """A step of a group, and what it computed. `step`: in its lane, from 1; the same on all members of the group."""
+    """A step of a group, and what it computed. `step`: in its lane, from 1; the same on all members
+    of the group.
+    """
 
     group: list[int]
     step: int
@@ -89,7 +107,9 @@ class TracedStep:
 
 
 def step(row: Row, of: TracedStep, began_s: float, ended_s: float, waited_s: float) -> Event:
-    """One step on the engine of `row`; `waited_s`: for how long other members of the group did something else."""
+    """One step on the engine of `row`; `waited_s`: for how long other members of the group did
+    something else.
+    """
     name = "alone" if len(of.group) == 1 else f"group {','.join(map(str, of.group))}"
     args = {"lane": len(of.group), **vars(of), "waited_ms": round(waited_s * 1e3, 3)}
     return row.span(name, "step", began_s, ended_s, args)
@@ -97,7 +117,8 @@ def step(row: Row, of: TracedStep, began_s: float, ended_s: float, waited_s: flo
 
 @dataclass(frozen=True)
 class TracedPull:
-    """KV of a request that an engine copied from the group `source`: of `tokens` tokens, from `first_token` on.
+    """KV of a request that an engine copied from the group `source`: of `tokens` tokens, from
+    `first_token` on.
 
     `blocks_in_use`: that its requests held when it began, those set aside for this KV included.
     """
@@ -110,12 +131,16 @@ class TracedPull:
 
 def pull(row: Row, of: TracedPull, began_s: float, ended_s: float) -> Event:
     """The engine of `row` copied KV."""
-    return row.span(f"pull from {','.join(map(str, of.source))}", "pull", began_s, ended_s, vars(of))
+    return row.span(
+        f"pull from {','.join(map(str, of.source))}", "pull", began_s, ended_s, vars(of)
+    )
 
 
 def order(row: Row, group: tuple[int, ...], mode: str, at_s: float) -> Event:
     """An engine has taken an order: it works in `group` from now on."""
-    return row.instant(f"to {','.join(map(str, group))}", "order", at_s, {"group": list(group), "mode": mode})
+    return row.instant(
+        f"to {','.join(map(str, group))}", "order", at_s, {"group": list(group), "mode": mode}
+    )
 
 
 def lost(row: Row, count: int, at_s: float) -> Event:
@@ -124,8 +149,12 @@ def lost(row: Row, count: int, at_s: float) -> Event:
 
 
 def clock(row: Row, at_s: float, unix_s: float) -> Event:
-    """What the wall clock says at `at_s`; `unix_s_at_ts_0` plus a time of the trace in seconds is Unix time."""
-    return row.instant("clock", "trace", at_s, {"unix_s_at_ts_0": unix_s - at_s, "utc": utc(unix_s)})
+    """What the wall clock says at `at_s`; `unix_s_at_ts_0` plus a time of the trace in seconds is
+    Unix time.
+    """
+    return row.instant(
+        "clock", "trace", at_s, {"unix_s_at_ts_0": unix_s - at_s, "utc": utc(unix_s)}
+    )
 
 
 def utc(unix_s: float) -> str:

@@ -1,9 +1,10 @@
 """The file that all processes of a server write their trace to.
 
-A JSON array with one event per line. Each process appends whole lines with one write, which the kernel does not mix
-with those of others. The closing bracket may be missing: whatever kills the server, the file can be read as far as it
-was written. A process that has it open holds a shared lock of it, so that the server closes the array only after all
-others, and two servers do not write into one file.
+A JSON array with one event per line. Each process appends whole lines with one write, which the
+kernel does not mix with those of others. The closing bracket may be missing: whatever kills the
+server, the file can be read as far as it was written. A process that has it open holds a shared
+lock of it, so that the server closes the array only after all others, and two servers do not write
+into one file.
 """
 
 import atexit
@@ -37,7 +38,8 @@ class TraceFile:
 
 
 def begin_trace(path: str) -> None:
-    """Begin a trace of this server, in place of what is in the file, and end it when this process ends.
+    """Begin a trace of this server, in place of what is in the file, and end it when this process
+    ends.
 
     Raises:
         ConfigError: if it cannot be written, with the flag, its value and why.
@@ -52,14 +54,19 @@ def begin_trace(path: str) -> None:
 
 
 def _create(path: str) -> int:
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o644)  # a pipe is not waited for
+    file = os.open(
+        path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o644
+    )  # a pipe is not waited for
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             raise ConfigError(f"--trace-out={path}: must be a regular file")
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(file, 0)
         row, now_s, unix_s = server_row(os.getpid()), time.monotonic(), time.time()
-        events = [*row.frame("Flying Serving", f"ts 0 is {utc(unix_s - now_s)}"), clock(row, now_s, unix_s)]
+        events = [
+            *row.frame("Flying Serving", f"ts 0 is {utc(unix_s - now_s)}"),
+            clock(row, now_s, unix_s),
+        ]
         _write(file, b"[\n" + b"".join(msgspec.json.encode(event) + b",\n" for event in events))
         fcntl.flock(file, fcntl.LOCK_SH)
     except BaseException:
@@ -74,7 +81,10 @@ def _end(file: int, owner: int) -> None:
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _write(file, msgspec.json.encode(clock(server_row(owner), time.monotonic(), time.time())) + b"\n]\n")
+        _write(
+            file,
+            msgspec.json.encode(clock(server_row(owner), time.monotonic(), time.time())) + b"\n]\n",
+        )
     except OSError:  # an engine still writes, or the disk is full: readers do without the bracket
         return
     finally:

@@ -1,4 +1,6 @@
-"""Events on their way to the file: adding one costs a step about a microsecond, a thread writes them."""
+"""Events on their way to the file: adding one costs a step about a microsecond, a thread writes
+them.
+"""
 
 import threading
 import time
@@ -17,10 +19,13 @@ CLOSE_S = 5.0
 class TraceWriter:
     """Writes the names of a row and its events to a trace that was begun.
 
-    At most `kept_events` wait to be written, every `write_s` seconds; more are lost, and the trace says how many.
+    At most `kept_events` wait to be written, every `write_s` seconds; more are lost, and the trace
+    says how many.
     """
 
-    def __init__(self, path: str, row: Row, kept_events: int = KEPT_EVENTS, write_s: float = WRITE_S) -> None:
+    def __init__(
+        self, path: str, row: Row, kept_events: int = KEPT_EVENTS, write_s: float = WRITE_S
+    ) -> None:
         self._path = path
         self._row = row
         self._room = kept_events
@@ -53,7 +58,12 @@ class TraceWriter:
             self._write()
         except OSError as error:
             self._room = 0
-            logger.warning("--trace-out=%s: %s; nothing more of %s is traced", self._path, error, self._row.name)
+            logger.warning(
+                "--trace-out=%s: %s; nothing more of %s is traced",
+                self._path,
+                error,
+                self._row.name,
+            )
 
     def _write(self) -> None:
         events = [self._events.popleft() for _ in range(len(self._events))]

@@ -1,4 +1,6 @@
-"""The page of the live view: one HTML document with its style and script in it, and nothing from elsewhere."""
+"""The page of the live view: one HTML document with its style and script in it, and nothing from
+elsewhere.
+"""
 
 import base64
 import hashlib
@@ -15,10 +17,15 @@ def document(*, needs_key: bool) -> str:
 
 
 def headers() -> dict[str, str]:
-    """Headers of the page: it may run its own script and style, and talk to its own server, and that is all."""
+    """Headers of the page: it may run its own script and style, and talk to its own server, and
+    that is all.
+    """
     _, style, script = _parts()
     return {
-        "Content-Security-Policy": f"default-src 'none'; style-src '{style}'; script-src '{script}'; img-src data:; "
+        "Content-Security-Policy": f"default-src 'none'; style-src '{style}'; script-src "
+        f"'{script}'; "
+        "img-src "
+        "data:; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
         "Cache-Control": "no-cache",
         "Referrer-Policy": "no-referrer",

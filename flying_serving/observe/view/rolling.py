@@ -1,4 +1,6 @@
-"""Times and tokens of the last seconds, kept only while the live view is open, in a bounded number of sums."""
+"""Times and tokens of the last seconds, kept only while the live view is open, in a bounded number
+of sums.
+"""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -52,7 +54,9 @@ class Rolling:
         self._until_s = now_s + LOOK_S
 
     def kv_usage(self, engine: int) -> float | None:
-        """Share of an engine's KV blocks that requests hold, 0 to 1, as it last said; None if it has not."""
+        """Share of an engine's KV blocks that requests hold, 0 to 1, as it last said; None if it
+        has not.
+        """
         return self._engines[engine].kv_usage
 
     def take(
@@ -66,8 +70,8 @@ class Rolling:
     ) -> None:
         """Note what came with one batch of outputs; nothing while the live view is closed.
 
-        `kv_usage`: as above. `first_s`: times to first token of the streams that began. `gaps_s`: times since the last
-        output of each stream that went on.
+        `kv_usage`: as above. `first_s`: times to first token of the streams that began. `gaps_s`:
+        times since the last output of each stream that went on.
         """
         if now_s > self._until_s:
             return
@@ -87,10 +91,11 @@ class Rolling:
             bucket.worst_gap_s = max(bucket.worst_gap_s, *gaps_s)
 
     def figures(self, engines: Iterable[int], now_s: float) -> dict[str, Any]:
-        """What these engines' streams have had in the window, in ms and tokens per second; None where nothing came.
+        """What these engines' streams have had in the window, in ms and tokens per second; None
+        where nothing came.
 
-        TTFT is from a request's arrival to its first token. TPOT is the mean time between two outputs of a stream,
-        over all streams.
+        TTFT is from a request's arrival to its first token. TPOT is the mean time between two
+        outputs of a stream, over all streams.
         """
         chosen = [self._engines[engine] for engine in engines]
         since_s = now_s - WINDOW_S

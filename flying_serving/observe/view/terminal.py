@@ -36,19 +36,23 @@ def _server(state: Mapping[str, Any]) -> RenderableType:
     if pool["requests"]:
         waits += f" (oldest {duration(pool['oldest_s'] * 1e3)}, {pool['urgent']} urgent)"
     return Text.from_markup(
-        f"[bold]{escape(str(state['model']))}[/bold]  policy {state['policy']}, layout [bold]{degrees}[/bold]"
+        f"[bold]{escape(str(state['model']))}[/bold]  policy {state['policy']}, layout "
+        f"[bold]{degrees}[/bold]"
         f"{' (switching)' if state['changing'] else ''}\n"
         f"requests: [bold]{state['running']}[/bold] run, {waits}\n"
         f"last {rolling['window_s']:g} s: TTFT [bold]{duration(rolling['ttft_mean_ms'])}[/bold] "
-        f"(P90 {duration(rolling['ttft_p90_ms'])}), TPOT [bold]{duration(rolling['tpot_mean_ms'])}[/bold] "
-        f"(longest gap {duration(rolling['worst_gap_ms'])}), [bold]{rolling['tokens_per_s']:.0f}[/bold] tokens/s"
+        f"(P90 {duration(rolling['ttft_p90_ms'])}), TPOT "
+        f"[bold]{duration(rolling['tpot_mean_ms'])}[/bold] "
+        f"(longest gap {duration(rolling['worst_gap_ms'])}), "
+        f"[bold]{rolling['tokens_per_s']:.0f}[/bold] tokens/s"
     )
 
 
 def _lost(state: Mapping[str, Any]) -> list[RenderableType]:
     """A line for each engine that is not there."""
     return [
-        Text(f"degraded: {loss(one)}, {_ago(state['time'] - one['since'])} ago", style="red") for one in state["lost"]
+        Text(f"degraded: {loss(one)}, {_ago(state['time'] - one['since'])} ago", style="red")
+        for one in state["lost"]
     ]
 
 
@@ -68,7 +72,9 @@ def _group(state: Mapping[str, Any], group: Mapping[str, Any]) -> Panel:
         cells.add_column(width=CELL)
     usage = [state["engines"][engine]["kv_usage"] for engine in engines]
     shares = [UNKNOWN if kv is None else f"{kv:.0%}" for kv in usage]
-    cells.add_row(*(f"[bold]{engine}[/bold]  KV {kv}" for engine, kv in zip(engines, shares, strict=True)))
+    cells.add_row(
+        *(f"[bold]{engine}[/bold]  KV {kv}" for engine, kv in zip(engines, shares, strict=True))
+    )
     cells.add_row(*(_bar(kv or 0.0, CELL - 1, colour) for kv in usage))
     memory = [state["engines"][engine]["memory"] for engine in engines]
     if any(one and one["lent_bytes"] for one in memory):
@@ -80,7 +86,12 @@ def _group(state: Mapping[str, Any], group: Mapping[str, Any]) -> Panel:
         f"{figures['tokens_per_s']:.0f} tok/s" if width < 2 * CELL else _figures(figures),
     )
     return Panel(
-        content, title=f"TP {group['degree']}", title_align="left", border_style=colour, box=ROUNDED, expand=False
+        content,
+        title=f"TP {group['degree']}",
+        title_align="left",
+        border_style=colour,
+        box=ROUNDED,
+        expand=False,
     )
 
 
@@ -99,21 +110,31 @@ def _others(state: Mapping[str, Any]) -> list[RenderableType]:
     found: list[RenderableType] = []
     for group in state["others"]:
         members = _members(group["engines"])
-        found.append(f"{group['requests']} requests at TP {group['degree']} on {members}, {group['state']}")
+        found.append(
+            f"{group['requests']} requests at TP {group['degree']} on {members}, {group['state']}"
+        )
     return found
 
 
 def _splits(state: Mapping[str, Any]) -> list[RenderableType]:
-    """How many requests two groups share, and a bar for each, in two colours by which group computes how much of it."""
+    """How many requests two groups share, and a bar for each, in two colours by which group
+    computes how much of it.
+    """
     splits = state["splits"]
     if not splits["begun"]:
         return []
-    found: list[RenderableType] = [f"{splits['now']} requests are shared by two groups, {splits['begun']} so far"]
+    found: list[RenderableType] = [
+        f"{splits['now']} requests are shared by two groups, {splits['begun']} so far"
+    ]
     for split in splits["shown"]:
         at, rest = split["at"], split["rest"]
         width = min(BAR - 1, max(1, round(BAR * at / (at + rest))))
         bar = Text("━" * width, style=FIRST) + Text("━" * (BAR - width), style=SECOND)
-        line = Text.assemble(f"{_members(split['first'])}: {at} tokens ", bar, f" {_members(split['second'])}: {rest}")
+        line = Text.assemble(
+            f"{_members(split['first'])}: {at} tokens ",
+            bar,
+            f" {_members(split['second'])}: {rest}",
+        )
         found.append(line)
     return found
 
@@ -146,7 +167,9 @@ def _switches(state: Mapping[str, Any]) -> RenderableType:
             UNKNOWN if cost is None else f"{cost:.2f}",
             Text(f"failed: {problem}", style="red") if problem else Text(switch["reason"]),
         )
-    return Group(f"\nlast of {state['switch_count']} switches (gain and cost in request-seconds)", table)
+    return Group(
+        f"\nlast of {state['switch_count']} switches (gain and cost in request-seconds)", table
+    )
 
 
 def _degrees(layout: Sequence[Sequence[int]], devices: int) -> Text:
@@ -159,14 +182,22 @@ def _colour(degree: int) -> str:
 
 
 def _ago(seconds: float) -> str:
-    value, unit = (seconds, "s") if seconds < 60 else (seconds / 60, "min") if seconds < 3600 else (seconds / 3600, "h")
+    value, unit = (
+        (seconds, "s")
+        if seconds < 60
+        else (seconds / 60, "min")
+        if seconds < 3600
+        else (seconds / 3600, "h")
+    )
     return f"{value:.0f} {unit}"
 
 
 def room(size_bytes: int) -> str:
     """A number of bytes in the largest unit of which there is one, with three digits."""
     power = min(4, max(0, (size_bytes.bit_length() - 1) // 10))
-    return f"{float(f'{size_bytes / 1024**power:.3g}'):g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+    return (
+        f"{float(f'{size_bytes / 1024**power:.3g}'):g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+    )
 
 
 def duration(ms: float | None) -> str:

@@ -1,4 +1,6 @@
-"""Calls of engine utilities, to one engine or to all: sent at once, answered in time; and background tasks."""
+"""Calls of engine utilities, to one engine or to all: sent at once, answered in time; and
+background tasks.
+"""
 
 import asyncio
 import math
@@ -40,11 +42,15 @@ class EngineCalls:
         """Those that are there."""
         return [engine for engine in range(self.deployment.engines) if engine not in self.lost]
 
-    def utility(self, engine: int, method: str, *args: Any, timeout_s: float | None = None) -> Coroutine[Any, Any, Any]:
-        """Call a utility of one engine, and await its answer, of the type that `wire.ANSWERS` gives.
+    def utility(
+        self, engine: int, method: str, *args: Any, timeout_s: float | None = None
+    ) -> Coroutine[Any, Any, Any]:
+        """Call a utility of one engine, and await its answer, of the type that `wire.ANSWERS`
+        gives.
 
-        The call is sent before this returns, so messages that are sent later arrive later. Awaiting the answer raises
-        EngineLost if there is none in `timeout_s`, by default --collective-timeout-s.
+        The call is sent before this returns, so messages that are sent later arrive later. Awaiting
+        the answer raises EngineLost if there is none in `timeout_s`, by default
+        --collective-timeout-s.
 
         Raises:
             ServerEnds: if the engines have ended because the server ends.
@@ -54,8 +60,12 @@ class EngineCalls:
         timeout_s = self.deployment.flying.collective_timeout_s if timeout_s is None else timeout_s
         return self._answer(self.call(engine, method, args), engine, method, timeout_s)
 
-    def call(self, engine: int, method: str, args: tuple[Any, ...]) -> asyncio.Future[tuple[Any, Any]]:
-        """As `utility`, without a deadline; the result is a pair, of which the second is what the engine has sent."""
+    def call(
+        self, engine: int, method: str, args: tuple[Any, ...]
+    ) -> asyncio.Future[tuple[Any, Any]]:
+        """As `utility`, without a deadline; the result is a pair, of which the second is what the
+        engine has sent.
+        """
         if self.ending and self.channel.engines_dead:
             raise ServerEnds
         if engine in self.lost:
@@ -66,7 +76,9 @@ class EngineCalls:
         return call
 
     def send(self, kind: EngineCoreRequestType, content: Any, engine: int) -> Awaitable[Any]:
-        """As the channel's; of what concerns a request nothing is left in an engine that is lost."""
+        """As the channel's; of what concerns a request nothing is left in an engine that is
+        lost.
+        """
         return asyncio.sleep(0) if engine in self.lost else self.channel.send(kind, content, engine)
 
     def received(self, outputs: EngineCoreOutputs) -> EngineCoreOutputs:
@@ -76,7 +88,9 @@ class EngineCalls:
         return outputs
 
     def lose(self, engine: int, why: str) -> None:
-        """An engine is lost: what it has not answered fails, and so does what it is asked until it is back."""
+        """An engine is lost: what it has not answered fails, and so does what it is asked until it
+        is back.
+        """
         self.lost[engine] = why
         for call in list(self._unanswered[engine]):
             self.channel.fail_call(call, EngineLost(why))
@@ -94,11 +108,16 @@ class EngineCalls:
 
         Raises as `utility`.
         """
-        answers = [self._unless_lost(engine, self.utility(engine, method, *args)) for engine in self.engines]
+        answers = [
+            self._unless_lost(engine, self.utility(engine, method, *args))
+            for engine in self.engines
+        ]
         return [answer for answer in await asyncio.gather(*answers) if answer is not _NONE]
 
     def tell(self, engine: int, method: str, *args: Any) -> None:
-        """Call a utility of one engine without awaiting it. A failure is logged: engines and requests go on."""
+        """Call a utility of one engine without awaiting it. A failure is logged: engines and
+        requests go on.
+        """
         try:
             answer = self.utility(engine, method, *args)
         except Exception as error:  # noqa: BLE001 - as in `_told`
@@ -107,7 +126,9 @@ class EngineCalls:
             self.background(self._told(answer))
 
     def background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a task in the background. An exception of it ends the server, as with vLLM's own tasks."""
+        """Run a task in the background. An exception of it ends the server, as with vLLM's own
+        tasks.
+        """
         task = asyncio.get_running_loop().create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self._ended)
@@ -118,11 +139,15 @@ class EngineCalls:
             if not task.get_loop().is_closed():
                 task.get_loop().call_soon_threadsafe(task.cancel)
 
-    async def _answer(self, call: asyncio.Future[tuple[Any, Any]], engine: int, method: str, timeout_s: float) -> Any:
+    async def _answer(
+        self, call: asyncio.Future[tuple[Any, Any]], engine: int, method: str, timeout_s: float
+    ) -> Any:
         try:
             plain = (await asyncio.wait_for(call, None if timeout_s == math.inf else timeout_s))[1]
         except TimeoutError:
-            raise EngineLost(f"engine {engine} did not answer {method} within {timeout_s} s") from None
+            raise EngineLost(
+                f"engine {engine} did not answer {method} within {timeout_s} s"
+            ) from None
         return wire.decode(method, plain)
 
     async def _unless_lost(self, engine: int, answer: Coroutine[Any, Any, Any]) -> Any:

@@ -1,4 +1,6 @@
-"""The figures of engines, which are asked for them. `/metrics` and the live view wait for no engine."""
+"""The figures of engines, which are asked for them. `/metrics` and the live view wait for no
+engine.
+"""
 
 import asyncio
 import time
@@ -21,7 +23,9 @@ class LastFigures:
         self._unanswered_since_s: dict[int, float] = {}
 
     def ask(self, engines: Iterable[int]) -> list[asyncio.Task[None]]:
-        """Ask engines, but none that still owes an answer. Returns what is done when each has answered."""
+        """Ask engines, but none that still owes an answer. Returns what is done when each has
+        answered.
+        """
         asked = list(engines)
         for engine in asked:
             if engine not in self._asked or self._asked[engine].done():

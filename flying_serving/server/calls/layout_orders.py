@@ -1,4 +1,6 @@
-"""Changes of the layout, for the controller and for operators: engines are told, and orders are answered."""
+"""Changes of the layout, for the controller and for operators: engines are told, and orders are
+answered.
+"""
 
 import asyncio
 import time
@@ -39,22 +41,31 @@ class LayoutOrders:
         self._switched: dict[int, asyncio.Future[None]] = {}
         self._last_order = 0
 
-    async def switch(self, groups: object, mode: object = "weave", weave_steps: int | None = None) -> Switch:
+    async def switch(
+        self, groups: object, mode: object = "weave", weave_steps: int | None = None
+    ) -> Switch:
         """Change the layout and return when every engine works in the new one.
 
-        As long as it waits for requests to end, a later order replaces it, and cancelling this call drops it. Once
-        engines know of it, it is made, and the next order waits for it.
+        As long as it waits for requests to end, a later order replaces it, and cancelling this call
+        drops it. Once engines know of it, it is made, and the next order waits for it.
 
         Raises:
             LayoutError: naming field, value and what is allowed; nothing has changed then.
-            OrderDropped: a later order replaced this one, or it was cancelled; nothing has changed then.
+            OrderDropped: a later order replaced this one, or it was cancelled; nothing has changed
+                then.
             EngineLost: naming the engines that did not answer, or because the server ends.
         """
         deployment = self._calls.deployment
         policy = deployment.flying.policy
         if policy != "manual":
-            raise LayoutError("policy", policy, "this policy decides the layout; start with --policy manual to do it")
-        layout = Layout.parse(groups, deployment.engines, deployment.group_sizes, self._controller.state.lost)
+            raise LayoutError(
+                "policy",
+                policy,
+                "this policy decides the layout; start with --policy manual to do it",
+            )
+        layout = Layout.parse(
+            groups, deployment.engines, deployment.group_sizes, self._controller.state.lost
+        )
         if mode not in MODES:
             raise LayoutError("mode", mode, f"must be one of {list(MODES)}")
         self._last_order += 1
@@ -65,9 +76,13 @@ class LayoutOrders:
                 await self._until(next(iter(self._switched.values())))
             if self._calls.ending:
                 raise ServerEnds
-            layout = Layout.parse(groups, deployment.engines, deployment.group_sizes, self._controller.state.lost)
+            layout = Layout.parse(
+                groups, deployment.engines, deployment.group_sizes, self._controller.state.lost
+            )
             switch, commands = self._controller.order(layout, str(mode), weave_steps, self._clock())
-            done = self._switched[switch.number] = retrieved(asyncio.get_running_loop().create_future())
+            done = self._switched[switch.number] = retrieved(
+                asyncio.get_running_loop().create_future()
+            )
             sent = self._carry_out(commands)
             if order != self._last_order:  # a later one arrived while this one waited for the lock
                 self._replace_waiting()
@@ -82,7 +97,9 @@ class LayoutOrders:
             return switch
 
     async def _until(self, done: asyncio.Future[None]) -> None:
-        """Return when a switch is over, made or not. Raises ServerEnds or EngineDeadError if engines end before."""
+        """Return when a switch is over, made or not. Raises ServerEnds or EngineDeadError if
+        engines end before.
+        """
         while not done.done():
             await asyncio.wait([done], timeout=ALIVE_POLL_S)
             if not done.done() and self._calls.channel.engines_dead:
@@ -95,7 +112,9 @@ class LayoutOrders:
             self.drop(OrderDropped("a later order has replaced this one"))
 
     def drop(self, error: FlyingError) -> Switch | None:
-        """Drop the switch that waits for requests to end, if there is one; its order is answered with the error."""
+        """Drop the switch that waits for requests to end, if there is one; its order is answered
+        with the error.
+        """
         switch = self._controller.waits_for_idle
         if switch is None:
             return None
@@ -110,13 +129,20 @@ class LayoutOrders:
         worked_s, switch.wall_time_s = time.thread_time(), time.time()
         answers = {
             engine: self._calls.utility(
-                engine, "flying_switch", list(switch.new.group_of(engine)), switch.mode, weave_steps, switch.ordered_s
+                engine,
+                "flying_switch",
+                list(switch.new.group_of(engine)),
+                switch.mode,
+                weave_steps,
+                switch.ordered_s,
             )
             for engine in sorted(switch.new.engines)
         }
         switch.work_ms = (time.thread_time() - worked_s) * 1e3
         # orders wait for each other, also orders of the policy
-        self._switched.setdefault(switch.number, retrieved(asyncio.get_running_loop().create_future()))
+        self._switched.setdefault(
+            switch.number, retrieved(asyncio.get_running_loop().create_future())
+        )
         self._calls.background(self._await_answers(switch, answers))
 
     def weave(self, engines: Iterable[int]) -> None:
@@ -124,8 +150,12 @@ class LayoutOrders:
         for engine in sorted(engines):
             self._calls.tell(engine, "flying_weave")
 
-    async def _await_answers(self, switch: Switch, answers: dict[int, Coroutine[Any, Any, SwitchAnswer]]) -> None:
-        every = {engine: retrieved(asyncio.ensure_future(answer)) for engine, answer in answers.items()}
+    async def _await_answers(
+        self, switch: Switch, answers: dict[int, Coroutine[Any, Any, SwitchAnswer]]
+    ) -> None:
+        every = {
+            engine: retrieved(asyncio.ensure_future(answer)) for engine, answer in answers.items()
+        }
         if await self._answered(switch, [every[engine] for engine in switch.regrouped]) is None:
             return
         sent = self._carry_out(self._controller.regrouped(self._clock()), switch.awaiting)
@@ -135,16 +165,23 @@ class LayoutOrders:
         commands = self._controller.acknowledged(answered, self._clock())
         why = "ordered"
         if switch.decision is not None:
-            why = f"{switch.decision.reason}; gain {switch.decision.gain:.2f}, cost {switch.decision.cost:.2f}"
+            why = (
+                f"{switch.decision.reason}; gain {switch.decision.gain:.2f}, cost "
+                f"{switch.decision.cost:.2f}"
+            )
         took = f"{switch.cutover_ms:.1f} ms"
-        logger.info("layout %s -> %s by %s in %s (%s)", switch.old, switch.new, switch.mode, took, why)
+        logger.info(
+            "layout %s -> %s by %s in %s (%s)", switch.old, switch.new, switch.mode, took, why
+        )
         self._over(switch)
         await asyncio.gather(sent, self._carry_out(commands))
 
     async def _answered(
         self, switch: Switch, answers: Sequence[asyncio.Future[SwitchAnswer]]
     ) -> list[SwitchAnswer] | None:
-        """Return the answers to an order when all of these have come; None if one does not: then it has failed."""
+        """Return the answers to an order when all of these have come; None if one does not: then it
+        has failed.
+        """
         try:
             answered = list(await asyncio.gather(*answers))
         except Exception as error:  # noqa: BLE001 - whatever it is, the switch is over and an order may wait for it

@@ -1,4 +1,6 @@
-"""Engines are told to lend their weights or to have them back, and their answers go to the controller."""
+"""Engines are told to lend their weights or to have them back, and their answers go to the
+controller.
+"""
 
 import asyncio
 import math
@@ -14,7 +16,9 @@ from flying_serving.server.calls.engine_calls import EngineCalls
 
 
 class WeightOrders:
-    """Orders to engines about their weights. `carry_out`: `Shell.carry_out`, `clock`: in seconds."""
+    """Orders to engines about their weights. `carry_out`: `Shell.carry_out`, `clock`: in
+    seconds.
+    """
 
     def __init__(
         self,
@@ -35,16 +39,27 @@ class WeightOrders:
     def tell(self, command: LendWeights | FetchWeights) -> None:
         """Tell all engines of a group; what follows from their answers is carried out."""
         methods = ["flying_fetch_weights"]
-        if isinstance(command, LendWeights):  # no step of a narrower lane may be left when the first piece goes
+        if isinstance(
+            command, LendWeights
+        ):  # no step of a narrower lane may be left when the first piece goes
             methods = ["flying_prepare_to_lend", "flying_lend_weights"]
-        self._calls.background(self._carry_through(command, methods, self._all(command, methods[0])))
+        self._calls.background(
+            self._carry_through(command, methods, self._all(command, methods[0]))
+        )
 
-    def _all(self, command: LendWeights | FetchWeights, method: str) -> list[Coroutine[Any, Any, int]]:
-        """Call all engines of a group, which answer when they are done: only their end ends the wait."""
+    def _all(
+        self, command: LendWeights | FetchWeights, method: str
+    ) -> list[Coroutine[Any, Any, int]]:
+        """Call all engines of a group, which answer when they are done: only their end ends the
+        wait.
+        """
         return [self._calls.utility(engine, method, timeout_s=math.inf) for engine in command.group]
 
     async def _carry_through(
-        self, command: LendWeights | FetchWeights, methods: list[str], answers: list[Coroutine[Any, Any, int]]
+        self,
+        command: LendWeights | FetchWeights,
+        methods: list[str],
+        answers: list[Coroutine[Any, Any, int]],
     ) -> None:
         began_s, group = self._clock(), list(command.group)
         results = await asyncio.gather(*answers, return_exceptions=True)
@@ -58,7 +73,12 @@ class WeightOrders:
         if isinstance(command, LendWeights):
             if not problems:
                 self.loans += 1
-                logger.info("group %s lends its weights: %s blocks in %.2f s", group, results[0], now_s - began_s)
+                logger.info(
+                    "group %s lends its weights: %s blocks in %.2f s",
+                    group,
+                    results[0],
+                    now_s - began_s,
+                )
             commands = self._controller.weights_lent(command.group, now_s, complete=not problems)
         elif problems:
             return  # an engine has ended, and so does the server

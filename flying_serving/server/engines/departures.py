@@ -1,4 +1,6 @@
-"""Engines that are lost hold memory until all of their processes have ended: before that none is started again."""
+"""Engines that are lost hold memory until all of their processes have ended: before that none is
+started again.
+"""
 
 import asyncio
 import time
@@ -17,7 +19,8 @@ _ENDED_POLL_S = 0.02
 
 
 async def until_ended(departing: Callable[[], Mapping[int, int]], pulse: Pulse) -> None:
-    """Wait until no process of engines that are lost is left: their own, nor one of a device of theirs.
+    """Wait until no process of engines that are lost is left: their own, nor one of a device of
+    theirs.
 
     `departing`: these engines, and the sentinels of their processes, at each look.
 
@@ -28,13 +31,16 @@ async def until_ended(departing: Callable[[], Mapping[int, int]], pulse: Pulse) 
     while left := _left(departing(), pulse):
         if time.monotonic() > until_s:
             raise EngineLost(
-                f"lost engines hold memory, as they have not ended within {ENDED_S:g} s: {', '.join(left)}"
+                f"lost engines hold memory, as they have not ended within {ENDED_S:g} s: "
+                f"{', '.join(left)}"
             )
         await asyncio.sleep(_ENDED_POLL_S)
 
 
 def remove_remains(run_dir: str, engine: int, incarnation: int) -> None:
-    """Remove the shared memory and files that an engine has left for its devices to meet in: all of them have ended."""
+    """Remove the shared memory and files that an engine has left for its devices to meet in: all of
+    them have ended.
+    """
     remove_queues(Path(run_dir), engine)
     Path(world_file(run_dir, engine, incarnation)).unlink(missing_ok=True)
 

@@ -12,7 +12,12 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from flying_serving.errors import EngineLost
-from flying_serving.worker.parent import end_with_parent, forget_port, forget_signals, leave_signals_to_parent
+from flying_serving.worker.parent import (
+    end_with_parent,
+    forget_port,
+    forget_signals,
+    leave_signals_to_parent,
+)
 
 STARTED_S = 20.0
 """How long a fork may take."""
@@ -20,14 +25,18 @@ _REAP_S = 1.0
 
 
 def has_ended(sentinel: int, timeout_s: float | None = 0.0) -> bool:
-    """Whether a process has ended, or does within a time; None: wait until it has. Of any number, unlike `select`."""
+    """Whether a process has ended, or does within a time; None: wait until it has. Of any number,
+    unlike `select`.
+    """
     waiting = select.poll()
     waiting.register(sentinel, select.POLLIN)
     return bool(waiting.poll(None if timeout_s is None else timeout_s * 1e3))
 
 
 class EngineProcess:
-    """A process that is not necessarily a child of this one; as much of `multiprocessing.Process` as vLLM uses."""
+    """A process that is not necessarily a child of this one; as much of `multiprocessing.Process`
+    as vLLM uses.
+    """
 
     def __init__(self, pid: int, name: str) -> None:
         """Raises ProcessLookupError if it has ended by now."""
@@ -43,7 +52,9 @@ class EngineProcess:
 
     @property
     def exitcode(self) -> int | None:
-        """None as long as it lives; then as `multiprocessing` has it, or 1 if its parent has waited for it by now."""
+        """None as long as it lives; then as `multiprocessing` has it, or 1 if its parent has waited
+        for it by now.
+        """
         return None if self.is_alive() else _exit_code(self.pid)
 
     def join(self, timeout: float | None = None) -> None:
@@ -64,7 +75,9 @@ class EngineProcess:
 
 
 def _exit_code(pid: int) -> int:
-    """How a process has ended, which the kernel knows until its parent has waited for it: then 1."""
+    """How a process has ended, which the kernel knows until its parent has waited for it: then
+    1.
+    """
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
             after_name = stat.read().rpartition(")")[2].split()
@@ -74,9 +87,11 @@ def _exit_code(pid: int) -> int:
 
 
 class CleanParent:
-    """A process, forked before this one has threads, connections and requests, that forks engines when it is asked.
+    """A process, forked before this one has threads, connections and requests, that forks engines
+    when it is asked.
 
-    A process with threads cannot be forked safely, and one that starts from nothing imports for many seconds.
+    A process with threads cannot be forked safely, and one that starts from nothing imports for
+    many seconds.
     """
 
     def __init__(self, run: Callable[..., None]) -> None:
@@ -84,7 +99,9 @@ class CleanParent:
         context = multiprocessing.get_context("fork")
         self._starts = 0
         self._orders, received = context.Pipe()
-        self._process = context.Process(target=_serve, args=(received, run), name="flying-clean-parent")
+        self._process = context.Process(
+            target=_serve, args=(received, run), name="flying-clean-parent"
+        )
         self._process.start()
         received.close()
         self._owner = os.getpid()
@@ -110,12 +127,18 @@ class CleanParent:
                 else:
                     return EngineProcess(pid, name)
         except (OSError, EOFError) as error:
-            what = f"{error!r}" if self._process.is_alive() else "the process that forks engines has ended"
+            what = (
+                f"{error!r}"
+                if self._process.is_alive()
+                else "the process that forks engines has ended"
+            )
             raise EngineLost(f"{name} cannot be started: {what}") from None
         raise EngineLost(f"{name} cannot be started: no process within {STARTED_S:g} s")
 
     def close(self) -> None:
-        """End it; engines that it has forked end with it. Processes that are forked from this one do nothing here."""
+        """End it; engines that it has forked end with it. Processes that are forked from this one
+        do nothing here.
+        """
         if os.getpid() != self._owner:
             return
         self._process.kill()
@@ -124,7 +147,9 @@ class CleanParent:
 
 
 def _serve(orders: Connection, run: Callable[..., None]) -> None:
-    """Fork what is asked for, until the other end is closed. Signals to all processes of a server are not for it."""
+    """Fork what is asked for, until the other end is closed. Signals to all processes of a server
+    are not for it.
+    """
     forget_signals()
     leave_signals_to_parent()
     end_with_parent()

@@ -1,7 +1,8 @@
-"""How a server ends: requests may finish within --shutdown-timeout, and each call and request gets an answer.
+"""How a server ends: requests may finish within --shutdown-timeout, and each call and request gets
+an answer.
 
-The server drains, not the engines: only it knows which requests wait, migrate or run in any group, and a member stays
-as long as a leader of its groups needs it (`engine/ending.py`).
+The server drains, not the engines: only it knows which requests wait, migrate or run in any group,
+and a member stays as long as a leader of its groups needs it (`engine/ending.py`).
 """
 
 import asyncio
@@ -35,10 +36,11 @@ class Shutdown:
         self._outputs = outputs
 
     def end(self, timeout_s: float) -> float:
-        """Wait until no request is left. Requests left after `timeout_s` are answered with 503. Raises nothing.
+        """Wait until no request is left. Requests left after `timeout_s` are answered with 503.
+        Raises nothing.
 
-        To be called in a thread. In the event loop, as when vLLM cannot set up its routes, it waits for nothing and
-        answers all at once.
+        To be called in a thread. In the event loop, as when vLLM cannot set up its routes, it waits
+        for nothing and answers all at once.
 
         Returns:
             Seconds that are left for the engines to end.
@@ -52,7 +54,8 @@ class Shutdown:
             except Exception:
                 logger.exception("the server does not end in order")
         left_s = max(0.0, until_s - time.monotonic())
-        # if an engine is dead, the others have not heard that they may leave, and ignore vLLM's signal
+        # if an engine is dead, the others have not heard that they may leave, and ignore vLLM's
+        # signal
         return min(left_s, LEAVE_S) if self._channel.engines_dead else left_s
 
     def _end_in(self, loop: asyncio.AbstractEventLoop, until_s: float) -> None:
@@ -85,10 +88,13 @@ class Shutdown:
 
     def _has_requests(self) -> bool:
         """Whether requests are left, or some that were let in have yet to arrive."""
-        return bool(self._outputs.get_num_unfinished_requests() or self._shell.controller.admission.places)
+        return bool(
+            self._outputs.get_num_unfinished_requests() or self._shell.controller.admission.places
+        )
 
     def _refuse_requests(self) -> None:
-        # wrapped as vLLM wraps errors of a request's own input, which it hands on as they are and does not log
+        # wrapped as vLLM wraps errors of a request's own input, which it hands on as they are and
+        # does not log
         self._outputs.propagate_error(InputStreamError(RetryableRequestError(str(ServerEnds()))))
 
     async def _let_engines_leave(self, until_s: float) -> None:

@@ -23,7 +23,9 @@ class EngineStarter:
     `parent`: forks the process of an engine. `blocks`: KV blocks by engine.
     """
 
-    def __init__(self, client: Any, parent: CleanParent, deployment: Deployment, blocks: Mapping[int, int]) -> None:
+    def __init__(
+        self, client: Any, parent: CleanParent, deployment: Deployment, blocks: Mapping[int, int]
+    ) -> None:
         self._client = client
         self._parent = parent
         self._deployment = deployment

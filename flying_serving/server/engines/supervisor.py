@@ -20,7 +20,14 @@ from flying_serving.server.calls.engine_calls import EngineCalls
 from flying_serving.server.engines.departures import remove_remains, until_ended
 from flying_serving.server.engines.liveness import LivenessWatch
 from flying_serving.server.engines.peer_notices import PeerNotices
-from flying_serving.server.engines.record import IS_READY, EngineRecord, Phase, WatchedProcess, departing, incarnations
+from flying_serving.server.engines.record import (
+    IS_READY,
+    EngineRecord,
+    Phase,
+    WatchedProcess,
+    departing,
+    incarnations,
+)
 from flying_serving.server.figures.losses import Loss
 from flying_serving.server.shell import Shell
 

@@ -4,5 +4,6 @@
 - what an engine says of itself: `engine/`, asked for by `calls/engine_figures.py`
 - what is counted here: `switches.py`, `predictions.py`, `losses.py`
 - a page of `/metrics`: `page.py`, made at each scrape by `metrics.py` beside this room
-- `GET /flying/status`: `status.py`; `GET /flying/view`: `state.py`; the trace of switches: `spans.py`
+- `GET /flying/status`: `status.py`; `GET /flying/view`: `state.py`; the trace of switches:
+  `spans.py`
 """

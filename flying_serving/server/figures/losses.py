@@ -1,4 +1,6 @@
-"""Which engines are lost and what losses there were: what status, metrics and the live view say of them."""
+"""Which engines are lost and what losses there were: what status, metrics and the live view say of
+them.
+"""
 
 import time
 from collections import deque
@@ -29,7 +31,8 @@ class Loss:
 class Losses:
     """The losses of one server's engines since its start.
 
-    `now`: of engines that are not there. `counts`: by engine and reason. `back_s`: seconds from a loss to the return.
+    `now`: of engines that are not there. `counts`: by engine and reason. `back_s`: seconds from a
+    loss to the return.
     """
 
     def __init__(self, engines: int) -> None:
@@ -39,7 +42,9 @@ class Losses:
         self._regroupings: deque[dict[str, Any]] = deque(maxlen=KEPT)
 
     def lost(self, engine: int, loss: Loss, layout: Layout, *, frozen: bool) -> None:
-        """An engine of `layout` is lost. One that had not joined a layout again is lost since it was lost before."""
+        """An engine of `layout` is lost. One that had not joined a layout again is lost since it
+        was lost before.
+        """
         self.counts[engine]["frozen" if frozen else "ended"] += 1
         if engine in self.now:
             self.now[engine].why = loss.why
@@ -79,8 +84,12 @@ class Losses:
         }
 
     def view(self) -> dict[str, Any]:
-        """As `to_json`, and the layouts that losses and returns ended, oldest first: for the live view."""
+        """As `to_json`, and the layouts that losses and returns ended, oldest first: for the live
+        view.
+        """
         return self.to_json() | {"regroupings": list(self._regroupings)}
 
     def _regrouped(self, engine: int, layout: Layout, *, is_back: bool) -> None:
-        self._regroupings.append({"time": time.time(), "engine": engine, "is_back": is_back, "from": layout.to_lists()})
+        self._regroupings.append(
+            {"time": time.time(), "engine": engine, "is_back": is_back, "from": layout.to_lists()}
+        )

@@ -19,20 +19,29 @@ from flying_serving.wire import EngineFigures
 
 NODE_SERIES = {
     "vllm:num_requests_running": "Requests that run in any engine of the node.",
-    "vllm:num_requests_waiting": "Requests that wait, in the task pool or in any engine of the node.",
+    "vllm:num_requests_waiting": "Requests that wait, in the task pool or in any engine of the "
+    "node.",
     "vllm:kv_cache_usage_perc": "Share of the node's KV memory that running requests use, 0 to 1.",
 }
 """Running, waiting, KV usage. vLLM has a series of each for every engine."""
-_KINDS = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily, "histogram": HistogramMetricFamily}
+_KINDS = {
+    "gauge": GaugeMetricFamily,
+    "counter": CounterMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
 
 
 class Page:
-    """All metrics of the table, with what was put in. `model_name`: the label that vLLM's metrics have."""
+    """All metrics of the table, with what was put in. `model_name`: the label that vLLM's metrics
+    have.
+    """
 
     def __init__(self, model_name: str) -> None:
         self._model = model_name
         self._families: dict[str, Any] = {
-            family.name: _KINDS[family.kind](family.name, family.meaning, labels=("model_name", *family.labels))
+            family.name: _KINDS[family.kind](
+                family.name, family.meaning, labels=("model_name", *family.labels)
+            )
             for family in TABLE
         }
 
@@ -42,7 +51,9 @@ class Page:
         return list(self._families.values())
 
     def put(self, name: str, value: float | Histogram, *labels: object) -> None:
-        """A sample of a gauge or a counter, or those of a histogram; `labels` in the order of the table."""
+        """A sample of a gauge or a counter, or those of a histogram; `labels` in the order of the
+        table.
+        """
         sample = (value.buckets(), value.sum) if isinstance(value, Histogram) else (value,)
         self._families[name].add_metric([self._model, *map(str, labels)], *sample)
 
@@ -78,7 +89,9 @@ def put_node(page: Page, load: NodeLoad, *, draining: bool) -> None:
     page.put("flying:node_draining", float(draining))
 
 
-def put_lanes(page: Page, controller: Controller, sizes: Sequence[int], figures: Mapping[int, EngineFigures]) -> None:
+def put_lanes(
+    page: Page, controller: Controller, sizes: Sequence[int], figures: Mapping[int, EngineFigures]
+) -> None:
     """The state of each lane of the engines that are in the layout, for each group size."""
     for engine in sorted(controller.state.layout.engines):
         hard = engine in figures and figures[engine].hard
@@ -144,16 +157,23 @@ def put_switches(page: Page, tally: SwitchTally, predictions: Predictions) -> No
 
 
 def node_series(load: NodeLoad, model_name: str) -> list[Metric]:
-    """vLLM's gauges of these names as one series of the whole node, for routers that read one engine's."""
+    """vLLM's gauges of these names as one series of the whole node, for routers that read one
+    engine's.
+    """
     values = (load.requests_running, load.requests_waiting, load.kv_usage)
-    families = [GaugeMetricFamily(name, meaning, labels=("model_name",)) for name, meaning in NODE_SERIES.items()]
+    families = [
+        GaugeMetricFamily(name, meaning, labels=("model_name",))
+        for name, meaning in NODE_SERIES.items()
+    ]
     for family, value in zip(families, values, strict=True):
         family.add_metric([model_name], value)
     return [*families]
 
 
 class Published:
-    """A collector for Prometheus' registry, which may ask from any thread: it hands out the last page."""
+    """A collector for Prometheus' registry, which may ask from any thread: it hands out the last
+    page.
+    """
 
     def __init__(self) -> None:
         self.metrics: list[Metric] = []

@@ -1,9 +1,9 @@
 """Predictions of the policy for switches for load, and how they compare with what was measured.
 
-It predicts request-seconds (see `predict/forecast.py`) of the requests that are there or arrive within the horizon. For
-the layout that was chosen the same is measured here, for the same requests, by looking at them at every tick; what
-`--slo` adds for requests that miss it is not. For the layout that was left there is nothing to measure, so a gain is
-predicted only.
+It predicts request-seconds (see `predict/forecast.py`) of the requests that are there or arrive
+within the horizon. For the layout that was chosen the same is measured here, for the same requests,
+by looking at them at every tick; what `--slo` adds for requests that miss it is not. For the layout
+that was left there is nothing to measure, so a gain is predicted only.
 """
 
 from collections.abc import Iterable
@@ -27,8 +27,8 @@ class _Window:
 class Predictions:
     """Totals in request-seconds since the start.
 
-    `count`, `gain`, `cost`: of all switches for load. `checked`, `predicted`, `measured`: of those after which no other
-    switch came within the horizon.
+    `count`, `gain`, `cost`: of all switches for load. `checked`, `predicted`, `measured`: of those
+    after which no other switch came within the horizon.
     """
 
     def __init__(self, objective: Objective) -> None:
@@ -63,7 +63,9 @@ class Predictions:
     def sample(self, requests: Iterable[RequestState], now_s: float) -> None:
         """Count the time since the last call for each request; `requests`: all that wait or run."""
         present = list(requests)
-        self._windows = [window for window in self._windows if self._goes_on(window, present, now_s)]
+        self._windows = [
+            window for window in self._windows if self._goes_on(window, present, now_s)
+        ]
         self._at_s = now_s
 
     def _goes_on(self, window: _Window, present: list[RequestState], now_s: float) -> bool:

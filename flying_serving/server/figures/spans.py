@@ -13,14 +13,18 @@ _CUTOVER = ("number", "mode", "cutover_ms", "in_flight_step_ms", "overhead_ms", 
 
 
 class SwitchTrace:
-    """Makes events of switches as they happen: the cutover as a span of the row, order to end of drain beside it."""
+    """Makes events of switches as they happen: the cutover as a span of the row, order to end of
+    drain beside it.
+    """
 
     def __init__(self, row: Row) -> None:
         self._row = row
         self._follower = SwitchFollower()
 
     def news(self, switches: Switches) -> list[Event]:
-        """The events since the last call. A switch is shown when all engines have answered, or one has not."""
+        """The events since the last call. A switch is shown when all engines have answered, or one
+        has not.
+        """
         _, answered, ended = self._follower.look(switches.kept)
         return [event for switch in answered for event in self._shown(switch)] + [
             self._over(switch) for switch in ended
@@ -33,7 +37,9 @@ class SwitchTrace:
         if switch.cutover_ms is not None:
             args = {name: record[name] for name in _CUTOVER}
             ended_s = began_s + switch.cutover_ms / 1e3
-            events.append(self._row.span(f"{switch.old} -> {switch.new}", "cutover", began_s, ended_s, args))
+            events.append(
+                self._row.span(f"{switch.old} -> {switch.new}", "cutover", began_s, ended_s, args)
+            )
         return events
 
     def _over(self, switch: Switch) -> Event:
@@ -49,7 +55,9 @@ def _is_measured(name: str) -> bool:
 
 @contextmanager
 def trace_switches(path: str | None, switches: Switches) -> Iterator[Callable[[], None]]:
-    """While the body runs, the function that it gets traces what is new of `switches`; without a path, nothing."""
+    """While the body runs, the function that it gets traces what is new of `switches`; without a
+    path, nothing.
+    """
     if path is None:
         yield lambda: None
         return

@@ -16,15 +16,23 @@ SHOWN_SPLITS = 4
 
 
 def state(
-    controller: Controller, rolling: Rolling, latest: Mapping[int, EngineFigures], now_s: float, **server: Any
+    controller: Controller,
+    rolling: Rolling,
+    latest: Mapping[int, EngineFigures],
+    now_s: float,
+    **server: Any,
 ) -> dict[str, Any]:
     """The answer of `GET /flying/view` at `now_s`, the controller's time. Calls `rolling.look`.
 
-    `latest`: what engines have last said. `server`: further fields, about the server as it was started (model,
-    `started` as `time`, ...).
+    `latest`: what engines have last said. `server`: further fields, about the server as it was
+    started (model, `started` as `time`, ...).
     """
     rolling.look(now_s)
-    layout, pool, switches = controller.state.layout, controller.state.pool, controller.state.switches.kept
+    layout, pool, switches = (
+        controller.state.layout,
+        controller.state.pool,
+        controller.state.switches.kept,
+    )
     engines = range(controller.settings.engines)
     others = sorted(group for group in controller.state.loads.groups if group not in layout.groups)
     oldest_s = pool.oldest_s
@@ -37,8 +45,13 @@ def state(
         "max_num_seqs": controller.settings.limits.max_num_seqs,
         "layout": layout.to_lists(),
         "changing": controller.changing,
-        "groups": [_group(controller, group) | {"figures": rolling.figures(group, now_s)} for group in layout.groups],
-        "others": [_group(controller, group) | {"state": "paused" if hard else "woven"} for group in others],
+        "groups": [
+            _group(controller, group) | {"figures": rolling.figures(group, now_s)}
+            for group in layout.groups
+        ],
+        "others": [
+            _group(controller, group) | {"state": "paused" if hard else "woven"} for group in others
+        ],
         "splits": _splits(controller),
         "engines": [_engine(controller, rolling, latest, engine) for engine in engines],
         "running": controller.state.running,
@@ -63,36 +76,58 @@ def _group(controller: Controller, group: Group) -> dict[str, Any]:
         "requests": len(work.requests),
         "prefill_tokens": work.prefill_tokens,
         "held_tokens": work.prompt_tokens + work.output_tokens - work.prefill_tokens,
-        "capacity_tokens": controller.state.lending.holds(group) if len(group) in capacity.tokens else None,
+        "capacity_tokens": controller.state.lending.holds(group)
+        if len(group) in capacity.tokens
+        else None,
     }
 
 
 def _splits(controller: Controller) -> dict[str, Any]:
     """How many requests two groups share and have shared, and which groups, of the oldest ones.
 
-    `at`: tokens that the first group computes, `rest`: tokens that the second is expected to compute.
+    `at`: tokens that the first group computes, `rest`: tokens that the second is expected to
+    compute.
     """
     splits, counts = controller.state.splits, controller.state.splits.counts
     shown = []
     for request_id, split in list(splits.open.items())[:SHOWN_SPLITS]:
-        tokens = max(split.part.committed_tokens, controller.state.started[request_id].committed_tokens)
+        tokens = max(
+            split.part.committed_tokens, controller.state.started[request_id].committed_tokens
+        )
         rest = max(1, round(tokens) - split.at)
-        shown.append({"first": list(split.kv.group), "second": list(split.second), "at": split.at, "rest": rest})
-    return {"now": len(splits), "begun": counts.prompt + counts.output, "undone": counts.undone, "shown": shown}
+        shown.append(
+            {
+                "first": list(split.kv.group),
+                "second": list(split.second),
+                "at": split.at,
+                "rest": rest,
+            }
+        )
+    return {
+        "now": len(splits),
+        "begun": counts.prompt + counts.output,
+        "undone": counts.undone,
+        "shown": shown,
+    }
 
 
 def to_ask(controller: Controller, latest: Mapping[int, EngineFigures]) -> list[int]:
-    """Engines of whose memory the last that they have said is nothing, or may not be so any more."""
+    """Engines of whose memory the last that they have said is nothing, or may not be so any
+    more.
+    """
     engines = sorted(controller.state.layout.engines)
     return [
-        e for e in engines if e not in latest or latest[e].memory.lent_bytes or controller.state.lending.lends_now(e)
+        e
+        for e in engines
+        if e not in latest or latest[e].memory.lent_bytes or controller.state.lending.lends_now(e)
     ]
 
 
 def _engine(
     controller: Controller, rolling: Rolling, latest: Mapping[int, EngineFigures], engine: int
 ) -> dict[str, Any]:
-    """An engine whose last requests were aborted has had no step to say so in: it holds nothing then.
+    """An engine whose last requests were aborted has had no step to say so in: it holds nothing
+    then.
 
     `memory`: an `EngineMemory` of all its devices together; None before it has said.
     """

@@ -17,13 +17,21 @@ def describe(controller: Controller, deployment: Deployment) -> dict[str, Any]:
         "group_sizes": list(deployment.group_sizes),
         "not_offered": {str(size): reason for size, reason in deployment.not_offered.items()},
         "devices_per_engine": deployment.devices,
-        "capacity_tokens": {str(size): tokens for size, tokens in controller.settings.capacity.tokens.items()},
+        "capacity_tokens": {
+            str(size): tokens for size, tokens in controller.settings.capacity.tokens.items()
+        },
         "lent_capacity_tokens": controller.settings.capacity.lent_tokens or None,
         "weights": _weights(controller),
-        "step_cost": {str(size): asdict(lane.cost) for size, lane in controller.state.lanes().items()},
-        "migration_cost": {str(size): asdict(cost) for size, cost in controller.state.migrates.items()},
+        "step_cost": {
+            str(size): asdict(lane.cost) for size, lane in controller.state.lanes().items()
+        },
+        "migration_cost": {
+            str(size): asdict(cost) for size, cost in controller.state.migrates.items()
+        },
         "splits": asdict(controller.state.splits.counts),
-        "last_decision": None if controller.decider.last is None else _decision(controller.decider.last),
+        "last_decision": None
+        if controller.decider.last is None
+        else _decision(controller.decider.last),
         "would_do": [_decision(decision) for decision in controller.decider.dry_run],
     }
 
@@ -32,7 +40,10 @@ def _weights(controller: Controller) -> dict[str, str]:
     """Where the weights of each widest group are, if groups lend them."""
     if not controller.state.lending.lends:
         return {}
-    return {",".join(map(str, group)): stage.value for group, stage in controller.state.lending.stages.items()}
+    return {
+        ",".join(map(str, group)): stage.value
+        for group, stage in controller.state.lending.stages.items()
+    }
 
 
 def _decision(decision: Decision) -> dict[str, Any]:

@@ -13,12 +13,16 @@ from flying_serving.policy.snapshot import Decision
 
 
 def shape(layout: Layout) -> str:
-    """A layout as a label: sizes of its groups in order, `2+1+1`. Groups are aligned, so it stands for one layout."""
+    """A layout as a label: sizes of its groups in order, `2+1+1`. Groups are aligned, so it stands
+    for one layout.
+    """
     return "+".join(str(len(group)) for group in layout.groups)
 
 
 def reason_kind(decision: Decision | None) -> str:
-    """The kinds of reasons that a switch was made for, without the figures; `idle` if no reason names its kind."""
+    """The kinds of reasons that a switch was made for, without the figures; `idle` if no reason
+    names its kind.
+    """
     if decision is None:
         return "operator"
     parts = [part.partition(":") for part in decision.reason.split("; ")]
@@ -34,13 +38,23 @@ class SwitchFollower:
         self._open: list[Switch] = []
 
     def look(self, records: Reversible[Switch]) -> tuple[list[Switch], list[Switch], list[Switch]]:
-        """Switches that have begun, that engines have answered or one has not, and that are over; oldest first."""
-        begun = list(takewhile(lambda switch: switch.number > self._last_number, reversed(records)))[::-1]
+        """Switches that have begun, that engines have answered or one has not, and that are over;
+        oldest first.
+        """
+        begun = list(
+            takewhile(lambda switch: switch.number > self._last_number, reversed(records))
+        )[::-1]
         if begun:
             self._last_number = begun[-1].number
         ordered = [*self._ordered, *begun]
-        answered = [switch for switch in ordered if switch.cutover_ms is not None or switch.problem is not None]
-        self._ordered = [switch for switch in ordered if switch.cutover_ms is None and switch.problem is None]
+        answered = [
+            switch
+            for switch in ordered
+            if switch.cutover_ms is not None or switch.problem is not None
+        ]
+        self._ordered = [
+            switch for switch in ordered if switch.cutover_ms is None and switch.problem is None
+        ]
         followed = [*self._open, *answered]
         self._open = [switch for switch in followed if switch.open]
         return begun, answered, [switch for switch in followed if not switch.open]
@@ -59,7 +73,9 @@ class SwitchTally:
         self._follower = SwitchFollower()
 
     def update(self, records: Reversible[Switch]) -> list[Switch]:
-        """Take what is new in the controller's records, oldest first. Returns the switches that are new."""
+        """Take what is new in the controller's records, oldest first. Returns the switches that are
+        new.
+        """
         begun, answered, ended = self._follower.look(records)
         for switch in answered:
             self._cut_over(switch)
@@ -73,6 +89,11 @@ class SwitchTally:
         if switch.problem is not None:
             self.failed[switch.mode] += not switch.was_dropped
         elif switch.cutover_ms is not None:
-            labels = (shape(switch.old), shape(switch.new), reason_kind(switch.decision), switch.mode)
+            labels = (
+                shape(switch.old),
+                shape(switch.new),
+                reason_kind(switch.decision),
+                switch.mode,
+            )
             self.made[labels] += 1
             self.cutover_s[switch.mode].observe(switch.cutover_ms / 1e3)

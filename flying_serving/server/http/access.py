@@ -1,4 +1,6 @@
-"""Who may use which routes: with an API key, who has it; without one the admin routes answer this machine alone."""
+"""Who may use which routes: with an API key, who has it; without one the admin routes answer this
+machine alone.
+"""
 
 import hmac
 import reprlib
@@ -14,21 +16,27 @@ from flying_serving.server.http.app_state import keys_of
 from flying_serving.server.http.incoming import Incoming
 
 FORWARDED = ("x-forwarded-for", "forwarded", "x-real-ip", "via")
-"""Headers with which a proxy says that a request is another machine's: from that proxy it does not count as local.
+"""Headers with which a proxy says that a request is another machine's: from that proxy it does not
+count as local.
 
-They can only take a right away. uvicorn believes `X-Forwarded-For` of the proxies that `FORWARDED_ALLOW_IPS` names.
+They can only take a right away. uvicorn believes `X-Forwarded-For` of the proxies that
+`FORWARDED_ALLOW_IPS` names.
 """
 READING = ("GET", "HEAD", "OPTIONS")
-"""Methods that vLLM leaves open outside `/v1` and its other guarded prefixes: no route generates or changes by them."""
+"""Methods that vLLM leaves open outside `/v1` and its other guarded prefixes: no route generates or
+changes by them.
+"""
 OPEN = ("/ping", "/tokenize", "/detokenize")
 """Routes that vLLM leaves open and that take other methods, but run nothing in an engine."""
 _SET_KEY = "without an API key (--api-key, VLLM_API_KEY) the admin routes"
 
 
 async def check_key(request: Incoming) -> None:
-    """Raise HTTPException (401) for a request without the API key, if the server has one, that may change something.
+    """Raise HTTPException (401) for a request without the API key, if the server has one, that may
+    change something.
 
-    vLLM asks for its key by the beginning of a path, which leaves `/invocations` and the routes of its dev mode open.
+    vLLM asks for its key by the beginning of a path, which leaves `/invocations` and the routes of
+    its dev mode open.
     """
     keys = keys_of(request.app)
     if keys and not is_open(request) and not has_key(request.headers, keys):
@@ -36,14 +44,18 @@ async def check_key(request: Incoming) -> None:
 
 
 def is_open(request: Incoming) -> bool:
-    """Whether a request needs no API key where vLLM itself does not ask for one. A websocket always needs it."""
+    """Whether a request needs no API key where vLLM itself does not ask for one. A websocket always
+    needs it.
+    """
     return request.is_http and (request.scope["method"] in READING or request.path in OPEN)
 
 
 def has_key(headers: Mapping[str, str], keys: list[str]) -> bool:
     """Whether a request has one of the API keys, as a bearer token."""
     scheme, _, token = headers.get("Authorization", "").partition(" ")
-    return scheme.lower() == "bearer" and any(hmac.compare_digest(token.encode(), key.encode()) for key in keys)
+    return scheme.lower() == "bearer" and any(
+        hmac.compare_digest(token.encode(), key.encode()) for key in keys
+    )
 
 
 async def authorise(request: Request) -> None:
@@ -59,10 +71,12 @@ async def authorise(request: Request) -> None:
 
 
 async def refuse_others(request: Request) -> None:
-    """Without an API key, raise HTTPException (403) for requests of other machines, and of pages of other sites.
+    """Without an API key, raise HTTPException (403) for requests of other machines, and of pages of
+    other sites.
 
-    A page of another site may have a name that resolves to this machine's address (DNS rebinding). To its browser our
-    answers are of its own site then, but the request says in `Host` to whom it was sent.
+    A page of another site may have a name that resolves to this machine's address (DNS rebinding).
+    To its browser our answers are of its own site then, but the request says in `Host` to whom it
+    was sent.
     """
     if keys_of(request.app):
         return
@@ -73,21 +87,29 @@ async def refuse_others(request: Request) -> None:
         raise HTTPException(403, f"{_SET_KEY} answer no pages of other sites")
     if not _is_sent_to_us(request):
         host = reprlib.repr(request.headers.get("host", ""))
-        raise HTTPException(403, f"Host={host}: {_SET_KEY} answer to localhost, loopback addresses and --host alone")
+        raise HTTPException(
+            403, f"Host={host}: {_SET_KEY} answer to localhost, loopback addresses and --host alone"
+        )
 
 
 def _is_sent_to_us(request: Request) -> bool:
-    """Whether a local request names this machine as one does that knows it; on a unix socket every name is right."""
+    """Whether a local request names this machine as one does that knows it; on a unix socket every
+    name is right.
+    """
     if _is_unix(request.scope):
         return True
     host = _host(f"//{request.headers.get('host', '')}")
-    return _is_loopback(host) or (host is not None and host == getattr(request.app.state.args, "host", None))
+    return _is_loopback(host) or (
+        host is not None and host == getattr(request.app.state.args, "host", None)
+    )
 
 
 def is_local(scope: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
-    """Whether the connection is from this machine, by its peer's address, and none that a proxy here forwards.
+    """Whether the connection is from this machine, by its peer's address, and none that a proxy
+    here forwards.
 
-    A peer may be unknown: of a unix socket, and of a TCP connection that was reset before it was looked at.
+    A peer may be unknown: of a unix socket, and of a TCP connection that was reset before it was
+    looked at.
     """
     if any(name in headers for name in FORWARDED):
         return False

@@ -18,7 +18,9 @@ MAX_BODY_BYTES = 16 * 1024
 MAX_BODY_DEPTH = 8
 """Of an order: lists and objects within each other; a layout has three."""
 MAX_REQUEST_DEPTH = 100
-"""Of other bodies: Python's stack has room for 1,000 calls, and vLLM's checks make several for each level."""
+"""Of other bodies: Python's stack has room for 1,000 calls, and vLLM's checks make several for each
+level.
+"""
 _ESCAPE, _TEXT = re.compile(rb"\\.", re.DOTALL), re.compile(rb'"[^"]*"?')
 _STEPS = np.zeros(256, dtype=np.int8)
 _STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
@@ -53,12 +55,15 @@ class Bodies:
 
 
 async def read_json(request: Request) -> Any:
-    """The body of an order as JSON. Nothing is read before this is called, and little more than MAX_BODY_BYTES then.
+    """The body of an order as JSON. Nothing is read before this is called, and little more than
+    MAX_BODY_BYTES then.
 
-    FastAPI would read and parse the body of a route that declares one before it calls what the route depends on.
+    FastAPI would read and parse the body of a route that declares one before it calls what the
+    route depends on.
 
     Raises:
-        HTTPException: 413 if the body is too long; 400 if it is no JSON, is nested too deeply, or ends too early.
+        HTTPException: 413 if the body is too long; 400 if it is no JSON, is nested too deeply, or
+            ends too early.
     """
     content = await _read(request.receive, request.headers, MAX_BODY_BYTES)
     _check_depth(content, MAX_BODY_DEPTH)
@@ -101,7 +106,8 @@ def _check_depth(content: bytes, most: int) -> None:
 def is_deeper(content: bytes, most: int) -> bool:
     """Whether lists and objects nest more than `most` deep, in as much of the text as is JSON.
 
-    Without recursion and without a parser, which would build all of it, and in time linear in its length.
+    Without recursion and without a parser, which would build all of it, and in time linear in its
+    length.
     """
     text = _as_utf8(content)
     if text.count(b"[") + text.count(b"{") <= most:

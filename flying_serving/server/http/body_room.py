@@ -1,4 +1,6 @@
-"""Memory for bodies of requests that are being read: bounded together, and shared fairly between addresses."""
+"""Memory for bodies of requests that are being read: bounded together, and shared fairly between
+addresses.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -9,24 +11,32 @@ from fastapi import HTTPException
 from starlette.types import Scope
 
 START_BYTES = 64 * 1024
-"""Of each body, which have a room of their own: short bodies come through while long ones fill theirs."""
+"""Of each body, which have a room of their own: short bodies come through while long ones fill
+theirs.
+"""
 START_ROOM_BYTES = 256 * 1024**2
 """For the first START_BYTES of all bodies."""
 LEAST_ROOM_BYTES = 512 * 1024**2
 """For the rest of all bodies, if the longest body that may come needs no more."""
 IPV6_HOST_BITS = 64
-"""A host chooses this part of its IPv6 address itself, so addresses that differ only there count as one."""
+"""A host chooses this part of its IPv6 address itself, so addresses that differ only there count as
+one.
+"""
 Grow = Callable[[int], None]
-"""Takes room for a body, by its length in bytes so far. Raises HTTPException (429) if there is none."""
+"""Takes room for a body, by its length in bytes so far. Raises HTTPException (429) if there is
+none.
+"""
 
 
 class Room:
-    """Memory in bytes. An address may hold at most as much as is left free: alone half, beside n others less.
+    """Memory in bytes. An address may hold at most as much as is left free: alone half, beside n
+    others less.
 
-    So one address leaves half, and each further one that takes all it may halves the rest: another one finds room for a
-    short body, but not for every body. Five addresses whose bodies of 16 MiB are being read leave too little of 512 MiB
-    for such a body of a sixth. A share that is fixed would either keep a router, whose clients have one address, from
-    most of the room, or leave it all to a few addresses.
+    So one address leaves half, and each further one that takes all it may halves the rest: another
+    one finds room for a short body, but not for every body. Five addresses whose bodies of 16 MiB
+    are being read leave too little of 512 MiB for such a body of a sixth. A share that is fixed
+    would either keep a router, whose clients have one address, from most of the room, or leave it
+    all to a few addresses.
     """
 
     def __init__(self, size_bytes: int) -> None:
@@ -35,12 +45,16 @@ class Room:
         self._taken_bytes = 0
 
     def take(self, address: str, count: int) -> None:
-        """Take bytes for an address. Raises HTTPException (429) if it would have more than is left free then."""
+        """Take bytes for an address. Raises HTTPException (429) if it would have more than is left
+        free then.
+        """
         held_bytes = self._held_bytes[address] + count
         free_bytes = self._size_bytes - self._taken_bytes - count
         if held_bytes > free_bytes:
             rule = "an address may have as much of it as is free"
-            raise HTTPException(429, f"body: bodies being read have {self._size_bytes} bytes together, and {rule}")
+            raise HTTPException(
+                429, f"body: bodies being read have {self._size_bytes} bytes together, and {rule}"
+            )
         self._held_bytes[address] = held_bytes
         self._taken_bytes += count
 
@@ -55,7 +69,8 @@ class Room:
 class BodyRooms:
     """The room for the beginnings of bodies and the room for the rest of them.
 
-    `max_body_bytes`: the length of the longest body, for which there is room if no other is being read.
+    `max_body_bytes`: the length of the longest body, for which there is room if no other is being
+    read.
     """
 
     def __init__(self, max_body_bytes: int) -> None:
@@ -64,7 +79,9 @@ class BodyRooms:
 
     @contextmanager
     def held(self, address: str) -> Iterator[Grow]:
-        """Hold room for one body of an address while the block runs, as much as its length needs by then."""
+        """Hold room for one body of an address while the block runs, as much as its length needs by
+        then.
+        """
         taken = {self._start: 0, self._rest: 0}
 
         def grow(length: int) -> None:
@@ -84,7 +101,8 @@ class BodyRooms:
 def address_of(scope: Scope) -> str:
     """The address that a request counts for: its peer's, of IPv6 the network; "" on a unix socket.
 
-    Behind a proxy that uvicorn trusts (FORWARDED_ALLOW_IPS) the peer is the client that the proxy names.
+    Behind a proxy that uvicorn trusts (FORWARDED_ALLOW_IPS) the peer is the client that the proxy
+    names.
     """
     peer = scope.get("client")
     try:

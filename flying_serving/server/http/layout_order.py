@@ -1,4 +1,6 @@
-"""An operator's order of a layout: its body is parsed, and an error of it is shown as vLLM shows errors."""
+"""An operator's order of a layout: its body is parsed, and an error of it is shown as vLLM shows
+errors.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ from flying_serving.validation import first_problem
 
 MAX_SHOWN = 400
 """Characters of a name, a value or a reason that an answer repeats."""
-_GROUP: JsonDict = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MAX_ENGINES - 1}}
+_GROUP: JsonDict = {
+    "type": "array",
+    "items": {"type": "integer", "minimum": 0, "maximum": MAX_ENGINES - 1},
+}
 _GROUPS: JsonDict = {"type": "array", "items": _GROUP}
 
 
@@ -51,7 +56,9 @@ def refusal_of(error: LayoutError) -> dict[str, object]:
 
 
 def _shown(text: str) -> str:
-    """Without its middle if it is long, and with what UTF-8 cannot carry, lone surrogates, as escapes."""
+    """Without its middle if it is long, and with what UTF-8 cannot carry, lone surrogates, as
+    escapes.
+    """
     text = text.encode(errors="backslashreplace").decode()
     half = MAX_SHOWN // 2
     return text if len(text) <= MAX_SHOWN else f"{text[:half]}...{text[-half:]}"

@@ -1,4 +1,6 @@
-"""Routes for routers between nodes: the load of this node, and whether it takes requests. Open, as vLLM's /load is."""
+"""Routes for routers between nodes: the load of this node, and whether it takes requests. Open, as
+vLLM's /load is.
+"""
 
 from typing import Any
 
@@ -37,7 +39,9 @@ async def ready(request: Request) -> Response:
 
 @router.get("/drain")
 async def drains(request: Request) -> Any:
-    """Whether the node drains, how many requests it still has, and whether it may be stopped without losing any."""
+    """Whether the node drains, how many requests it still has, and whether it may be stopped
+    without losing any.
+    """
     shell = shell_of(request.app)
     requests = len(shell.controller.state.open_requests)
     return shell.draining.to_json(requests) | {"requests": max(requests, shell.draining.answering)}

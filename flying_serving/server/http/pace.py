@@ -11,7 +11,9 @@ LEAST_BYTES_S = 32 * 1024
 GRACE_S = 10.0
 """How far a body may fall behind that rate, so also how long a client may send nothing."""
 STALL_S = 1.0
-"""A deadline that is noticed later than this was missed by this process, which did not run meanwhile."""
+"""A deadline that is noticed later than this was missed by this process, which did not run
+meanwhile.
+"""
 
 
 class BodyPace:
@@ -25,7 +27,9 @@ class BodyPace:
         self.deadline_s = min(self.deadline_s + count / LEAST_BYTES_S, now_s + GRACE_S)
 
     def excuses(self, now_s: float) -> bool:
-        """Whether this process did not run when the deadline passed; there is a new deadline then."""
+        """Whether this process did not run when the deadline passed; there is a new deadline
+        then.
+        """
         if now_s - self.deadline_s <= STALL_S:
             return False
         self.deadline_s = now_s + GRACE_S

@@ -1,4 +1,6 @@
-"""Refusals where vLLM has none for a client: in streams of /v1/responses, and without the traceback in the log."""
+"""Refusals where vLLM has none for a client: in streams of /v1/responses, and without the traceback
+in the log.
+"""
 
 import json
 import logging
@@ -11,9 +13,11 @@ from flying_serving.log import logger
 
 
 async def ended_by_event(events: AsyncIterator[str]) -> AsyncIterator[str]:
-    """The events of a stream of /v1/responses; what ends it early is its last event, `error`, as with OpenAI.
+    """The events of a stream of /v1/responses; what ends it early is its last event, `error`, as
+    with OpenAI.
 
-    vLLM lets the exception through, after HTTP 200: the connection breaks, without a word for the client.
+    vLLM lets the exception through, after HTTP 200: the connection breaks, without a word for the
+    client.
     """
     number = 0
     try:
@@ -25,11 +29,16 @@ async def ended_by_event(events: AsyncIterator[str]) -> AsyncIterator[str]:
             logger.exception("a stream of /v1/responses has failed")
         refusal = create_error_response(error).error
         said = {"code": str(int(refusal.code)), "message": refusal.message, "param": refusal.param}
-        yield f"event: error\ndata: {json.dumps({'type': 'error', **said, 'sequence_number': number})}\n\n"
+        yield (
+            "event: error\ndata: "
+            f"{json.dumps({'type': 'error', **said, 'sequence_number': number})}\n\n"
+        )
 
 
 def without_traceback(record: logging.LogRecord) -> bool:
-    """Filter of vLLM's log: what a client got wrong, or may try again, is one line. Some of its routes log more."""
+    """Filter of vLLM's log: what a client got wrong, or may try again, is one line. Some of its
+    routes log more.
+    """
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, VLLMValidationError | GracefulHTTPError):
         record.exc_info = record.exc_text = None

@@ -40,18 +40,26 @@ async def status(request: Request) -> Any:
 _CONTENT = {"application/json": {"schema": LayoutOrder.model_json_schema()}}
 _SCHEMA = {"requestBody": {"content": _CONTENT, "required": True}}
 _JSON = [Depends(validate_json_request)]
-"""A page of another site could have a browser send a body of another type, without asking the server before."""
+"""A page of another site could have a browser send a body of another type, without asking the
+server before.
+"""
 
 
 @router.post("/layout", openapi_extra=_SCHEMA, dependencies=_JSON)
 async def layout(request: Request) -> Any:
-    """Change the layout; answers when every engine works in the new one. A client that leaves takes its order back."""
+    """Change the layout; answers when every engine works in the new one. A client that leaves takes
+    its order back.
+    """
     body = await read_json(request)
     try:
         order = LayoutOrder.parse(body)
-        switch = await _unless_it_leaves(request, shell_of(request.app).orders.switch(**order.model_dump()))
+        switch = await _unless_it_leaves(
+            request, shell_of(request.app).orders.switch(**order.model_dump())
+        )
     except LayoutError as error:
-        return JSONResponse({"error": refusal_of(error)}, 400)  # vLLM's handler of HTTPException takes text alone
+        return JSONResponse(
+            {"error": refusal_of(error)}, 400
+        )  # vLLM's handler of HTTPException takes text alone
     except OrderDropped as error:
         raise HTTPException(409, str(error)) from None
     except EngineLost as error:
@@ -87,7 +95,11 @@ async def _left(request: Request) -> None:
 @router.get("/switches")
 async def switches(request: Request) -> Any:
     """The last switches, oldest first."""
-    return {"switches": [switch.to_json() for switch in shell_of(request.app).controller.state.switches.kept]}
+    return {
+        "switches": [
+            switch.to_json() for switch in shell_of(request.app).controller.state.switches.kept
+        ]
+    }
 
 
 @router.post("/check", dependencies=_JSON)

@@ -1,4 +1,6 @@
-"""Routes of the live view: the page, which holds no data, and its data, which the API key guards."""
+"""Routes of the live view: the page, which holds no data, and its data, which the API key
+guards.
+"""
 
 import logging
 import time
@@ -18,20 +20,26 @@ router = APIRouter(prefix="/flying", tags=["flying"])
 
 @router.get("/", response_class=HTMLResponse, dependencies=[Depends(refuse_others)])
 async def live_view(request: Request) -> HTMLResponse:
-    """The live view. It loads without the API key and asks for it, since a browser cannot send it before."""
+    """The live view. It loads without the API key and asks for it, since a browser cannot send it
+    before.
+    """
     return HTMLResponse(page.document(needs_key=bool(keys_of(request.app))), headers=page.headers())
 
 
 @router.get("/view", dependencies=[Depends(authorise)])
 async def view(request: Request) -> JSONResponse:
-    """The data of the live view: layout, groups, task pool, times of the last seconds, the last switches."""
+    """The data of the live view: layout, groups, task pool, times of the last seconds, the last
+    switches.
+    """
     shell = shell_of(request.app)
     deployment = shell.calls.deployment
     shared = request.app.state
     if not hasattr(shared, "flying_rolling"):
         shared.flying_rolling = Rolling(deployment.engines)
         roll(shared.engine_client, shared.flying_rolling)
-    shell.figures.ask(to_ask(shell.controller, shell.figures.latest))  # the next look has what they answer
+    shell.figures.ask(
+        to_ask(shell.controller, shell.figures.latest)
+    )  # the next look has what they answer
     shown = state(
         shell.controller,
         shared.flying_rolling,
@@ -43,13 +51,17 @@ async def view(request: Request) -> JSONResponse:
         devices_per_engine=deployment.devices,
         group_sizes=list(deployment.group_sizes),
     )
-    return JSONResponse(shown)  # as it is: FastAPI would go through it value by value, several times a second
+    return JSONResponse(
+        shown
+    )  # as it is: FastAPI would go through it value by value, several times a second
 
 
 def _is_logged(record: logging.LogRecord) -> bool:
     """A page that looks three times a second would fill the access log."""
     arguments = record.args
-    return not (isinstance(arguments, tuple) and len(arguments) > 2 and arguments[2] == "/flying/view")
+    return not (
+        isinstance(arguments, tuple) and len(arguments) > 2 and arguments[2] == "/flying/view"
+    )
 
 
 def attach(app: FastAPI) -> None:

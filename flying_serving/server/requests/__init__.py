@@ -1,1 +1,3 @@
-"""Requests: the fields that a client sends, the checks before an answer begins, and the streams of tokens."""
+"""Requests: the fields that a client sends, the checks before an answer begins, and the streams of
+tokens.
+"""

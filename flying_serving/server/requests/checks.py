@@ -1,4 +1,6 @@
-"""Checks of a request before its answer begins, and the place that it holds from then until it arrives."""
+"""Checks of a request before its answer begins, and the place that it holds from then until it
+arrives.
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -43,13 +45,14 @@ class Checks:
         return self._streams.spec(prompt, params, priority)
 
     def let_in(self, call: str, fields: Mapping[str, Any], answer: object) -> None:
-        """Hold a place for the requests of a call, if they can be taken, until they arrive or `answer` is gone.
+        """Hold a place for the requests of a call, if they can be taken, until they arrive or
+        `answer` is gone.
 
         `answer` is what begins the requests when it is read.
 
         Raises:
-            VLLMValidationError: as `spec`, or if no layout of this server can run them, or `n` is more than it ever
-                lets in at once (HTTP 400).
+            VLLMValidationError: as `spec`, or if no layout of this server can run them, or `n` is
+                more than it ever lets in at once (HTTP 400).
             GracefulHTTPError: if too many wait (429), or the server ends (503).
         """
         if not self._places.claim(call):
@@ -76,31 +79,48 @@ class Checks:
         """Raise VLLMValidationError for more outputs than are ever let in together."""
         most = self._controller.admission.most_at_once(place)
         if place.left > most:
-            bounds = "that many run and wait at most (--max-num-seqs, --max-waiting-requests, --max-waiting-tokens)"
+            bounds = (
+                "that many run and wait at most (--max-num-seqs, --max-waiting-requests, "
+                "--max-waiting-tokens)"
+            )
             says = f"must be a whole number from 1 to {most} on this server: {bounds}"
             raise VLLMValidationError(f"n={place.left}: {says}", parameter="n")
 
     def check_end(self, call: str | None) -> None:
-        """Raise GracefulHTTPError (503) for a request that arrives as the server ends, unless it was let in before."""
+        """Raise GracefulHTTPError (503) for a request that arrives as the server ends, unless it
+        was let in before.
+        """
         if self._calls.leaving or (self._calls.ending and not self._places.holds(call)):
             raise refusal()
 
 
 @contextmanager
 def refused(spec: RequestSpec) -> Iterator[None]:
-    """Turn the refusals of a controller into those of vLLM: VLLMValidationError, or GracefulHTTPError with 429."""
+    """Turn the refusals of a controller into those of vLLM: VLLMValidationError, or
+    GracefulHTTPError with 429.
+    """
     try:
         yield
     except RequestError as error:
         if spec.degree is None:
             raise VLLMValidationError(str(error)) from None
-        raise VLLMValidationError(f"vllm_xargs.{error}", parameter=f"vllm_xargs.{DEGREE_KEY}") from None
+        raise VLLMValidationError(
+            f"vllm_xargs.{error}", parameter=f"vllm_xargs.{DEGREE_KEY}"
+        ) from None
     except PoolFull as error:
         raise GracefulHTTPError(str(error), HTTPStatus.TOO_MANY_REQUESTS) from None
 
 
 def fields_of(given: Mapping[str, Any], prompt: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a request, from what vLLM's `generate` is given and the prompt as tokens or embeddings."""
-    of_prompt = {name: prompt.get(name) for name in ("prompt_token_ids", "prompt_embeds", "cache_salt")}
-    others = {name: value for name, value in given.items() if name not in ("self", "prompt", "prompt_text")}
+    """The fields of a request, from what vLLM's `generate` is given and the prompt as tokens or
+    embeddings.
+    """
+    of_prompt = {
+        name: prompt.get(name) for name in ("prompt_token_ids", "prompt_embeds", "cache_salt")
+    }
+    others = {
+        name: value
+        for name, value in given.items()
+        if name not in ("self", "prompt", "prompt_text")
+    }
     return {"priority": 0} | of_prompt | others

@@ -1,4 +1,6 @@
-"""A node that drains takes no new request, finishes its requests, and says when it is ready to stop."""
+"""A node that drains takes no new request, finishes its requests, and says when it is ready to
+stop.
+"""
 
 import time
 from collections.abc import Iterator
@@ -11,7 +13,8 @@ from flying_serving.log import logger
 class Draining:
     """Whether a node drains, and since when (as `time`).
 
-    `answering`: HTTP requests whose answers are not out to their end, whether an engine has them or not.
+    `answering`: HTTP requests whose answers are not out to their end, whether an engine has them or
+    not.
     """
 
     def __init__(self) -> None:
@@ -43,5 +46,10 @@ class Draining:
             self.answering -= 1
 
     def to_json(self, requests: int) -> dict[str, Any]:
-        """The part of `/load` about draining. `requests`: the number of requests of the controller."""
-        return {"draining": bool(self), "ready_to_stop": bool(self) and max(requests, self.answering) == 0}
+        """The part of `/load` about draining. `requests`: the number of requests of the
+        controller.
+        """
+        return {
+            "draining": bool(self),
+            "ready_to_stop": bool(self) and max(requests, self.answering) == 0,
+        }

@@ -1,4 +1,6 @@
-"""Requests that cannot be encoded for an engine: refused before anything is booked, with the field that is wrong."""
+"""Requests that cannot be encoded for an engine: refused before anything is booked, with the field
+that is wrong.
+"""
 
 import reprlib
 from collections.abc import Callable, Iterator, Mapping
@@ -9,16 +11,21 @@ from vllm.sampling_params import SamplingParams
 
 _CANNOT = (TypeError, ValueError, OverflowError, RecursionError)
 _CONNECTOR_FIELDS = ("kv_transfer_params", "ec_transfer_params")
-"""What vLLM's routes put into `extra_args` from fields of their own; the rest of it is `vllm_xargs`."""
+"""What vLLM's routes put into `extra_args` from fields of their own; the rest of it is
+`vllm_xargs`.
+"""
 
 
 def shown(value: object) -> str:
-    """A value of a client in a few words of ASCII: what it wrote itself may be one that no answer can repeat."""
+    """A value of a client in a few words of ASCII: what it wrote itself may be one that no answer
+    can repeat.
+    """
     return _in_ascii(reprlib.repr(value))
 
 
 def check_encodable(fields: Mapping[str, Any], encode: Callable[[Any], object]) -> None:
-    """Check that the fields of a request, by name, can be sent to an engine; `encode` is the encoder of its messages.
+    """Check that the fields of a request, by name, can be sent to an engine; `encode` is the
+    encoder of its messages.
 
     Raises:
         VLLMValidationError: naming field, value and what is allowed (HTTP 400).
@@ -28,10 +35,14 @@ def check_encodable(fields: Mapping[str, Any], encode: Callable[[Any], object]) 
     except _CANNOT as error:
         name, value, problem = _first_problem(fields, encode) or ("request", None, error)
         field = _in_ascii(name)
-        raise VLLMValidationError(f"{field}={shown(value)}: {_allowed(problem)}", parameter=field) from None
+        raise VLLMValidationError(
+            f"{field}={shown(value)}: {_allowed(problem)}", parameter=field
+        ) from None
 
 
-def _first_problem(fields: Mapping[str, Any], encode: Callable[[Any], object]) -> tuple[str, Any, Exception] | None:
+def _first_problem(
+    fields: Mapping[str, Any], encode: Callable[[Any], object]
+) -> tuple[str, Any, Exception] | None:
     for name, value in _named(fields):
         try:
             encode({name: value})

@@ -1,4 +1,6 @@
-"""Which requests come together: all that one HTTP request asks for, and the `n` outputs of one call."""
+"""Which requests come together: all that one HTTP request asks for, and the `n` outputs of one
+call.
+"""
 
 from contextvars import ContextVar
 from itertools import count
@@ -13,7 +15,9 @@ _numbers = count(1)
 
 
 def number_http_request() -> None:
-    """Give the HTTP request that is answered in this task a number, which all that it asks for shares."""
+    """Give the HTTP request that is answered in this task a number, which all that it asks for
+    shares.
+    """
     _http.set(f"http-{next(_numbers)}")
 
 

@@ -1,4 +1,6 @@
-"""Which fields that steer the node clients may set: `--clients-may-set`; by default none where an API key is set."""
+"""Which fields that steer the node clients may set: `--clients-may-set`; by default none where an
+API key is set.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +21,8 @@ _USUAL_PRIORITY = 0
 class ClientRights:
     """The fields that clients of one server may set in their requests.
 
-    `has_key`: whether the server asks for an API key, which is known when its HTTP application is made.
+    `has_key`: whether the server asks for an API key, which is known when its HTTP application is
+    made.
     """
 
     def __init__(self, flying: FlyingConfig) -> None:
@@ -43,7 +46,8 @@ class ClientRights:
         return PRIORITY in self.allowed and self._most_urgent != _USUAL_PRIORITY
 
     def check(self, priority: int, extra: Mapping[str, Any]) -> None:
-        """Raise VLLMValidationError for a field that clients may not set here, or a priority that is too urgent.
+        """Raise VLLMValidationError for a field that clients may not set here, or a priority that
+        is too urgent.
 
         Args:
             priority: of the request.

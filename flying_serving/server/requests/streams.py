@@ -1,4 +1,6 @@
-"""The requests that vLLM's server has handed over: what was asked, what has come, and their ids in the engines."""
+"""The requests that vLLM's server has handed over: what was asked, what has come, and their ids in
+the engines.
+"""
 
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field
@@ -27,9 +29,9 @@ from flying_serving.vllm_adapter.keys import (
 class Stream:
     """One request as the client asked for it.
 
-    `tokens`: what it has got so far. `engine_id`: its id in the engine that runs it; another one after each move, so
-    that outputs of the old engine are recognised as stale. `past_ids`: its ids in engines that it has left.
-    `capped`: its group may end it for want of room.
+    `tokens`: what it has got so far. `engine_id`: its id in the engine that runs it; another one
+    after each move, so that outputs of the old engine are recognised as stale. `past_ids`: its ids
+    in engines that it has left. `capped`: its group may end it for want of room.
     """
 
     request: EngineCoreRequest
@@ -62,7 +64,8 @@ class Streams:
             return RequestSpec(prompt, prompt, priority=priority)
         extra = params.extra_args or {}
         xargs.check_names(extra)
-        # vLLM gives a request without max_tokens all that the model's length leaves: it takes what its group holds
+        # vLLM gives a request without max_tokens all that the model's length leaves: it takes what
+        # its group holds
         left, most = self._left(prompt), self._most_outputs(prompt, params)
         sure = most if params.ignore_eos else min(params.min_tokens, most)
         return RequestSpec(
@@ -78,7 +81,9 @@ class Streams:
         )
 
     def _left(self, prompt: int) -> int:
-        """Tokens that the model's length leaves to a prompt, where vLLM's scheduler ends a request."""
+        """Tokens that the model's length leaves to a prompt, where vLLM's scheduler ends a
+        request.
+        """
         return max(1, self._max_model_len - prompt)
 
     def open(self, request: EngineCoreRequest) -> None:
@@ -106,7 +111,9 @@ class Streams:
         return stream.engine_id
 
     def leaving(self, command: Recall | DropPart) -> tuple[str, int] | None:
-        """The id in its engine of what leaves it, and the number under which its KV stays; None if that does not."""
+        """The id in its engine of what leaves it, and the number under which its KV stays; None if
+        that does not.
+        """
         if isinstance(command, DropPart):
             if not command.keeps:
                 return None
@@ -114,7 +121,8 @@ class Streams:
         return None if command.offer is None else (self.recall(command.request_id), command.offer)
 
     def to_engine(self, dispatch: Dispatch) -> EngineCoreRequest | None:
-        """The request as a group's leader gets it: with its lane, its tokens so far, and the group's limit.
+        """The request as a group's leader gets it: with its lane, its tokens so far, and the
+        group's limit.
 
         None if it is over by now.
         """
@@ -128,7 +136,9 @@ class Streams:
             stream.engine_id = part_id(dispatch.request_id, kv.number)
         else:
             stream.engine_id = (
-                f"{dispatch.request_id}+{stream.dispatches}" if stream.dispatches else dispatch.request_id
+                f"{dispatch.request_id}+{stream.dispatches}"
+                if stream.dispatches
+                else dispatch.request_id
             )
             stream.dispatches += 1
         self._ids[stream.engine_id] = dispatch.request_id
@@ -139,10 +149,18 @@ class Streams:
             extra[MIGRATED_FROM_KEY] = _source(kv)
         if dispatch.offer is not None:
             extra[OFFER_KEY] = (dispatch.offer, dispatch.publishes)
-        return _sent(stream.request, stream.engine_id, dispatch.group, min(most, dispatch.limit_tokens), extra)
+        return _sent(
+            stream.request,
+            stream.engine_id,
+            dispatch.group,
+            min(most, dispatch.limit_tokens),
+            extra,
+        )
 
     def prefix(self, command: DispatchPrefix) -> EngineCoreRequest | None:
-        """The first tokens of a request's prompt as a request of their own; None if the request is over by now."""
+        """The first tokens of a request's prompt as a request of their own; None if the request is
+        over by now.
+        """
         stream = self._streams.get(command.request_id)
         if stream is None:
             return None
@@ -159,14 +177,18 @@ class Streams:
         return _sent(cut, engine_id, command.group, 1, extra)
 
     def ahead(self, command: PullAhead) -> EngineCoreRequest | None:
-        """A request as a group gets it that only pulls its KV for now; None if it is over by now."""
+        """A request as a group gets it that only pulls its KV for now; None if it is over by
+        now.
+        """
         stream = self._streams.get(command.request_id)
         if stream is None:
             return None
         self._ahead.add(command.kv.number)
         engine_id = part_id(command.request_id, command.kv.number)
         extra = {MIGRATED_FROM_KEY: _source(command.kv), AHEAD_KEY: command.tokens}
-        return _sent(stream.request, engine_id, command.group, self._most_outputs_of(stream.request), extra)
+        return _sent(
+            stream.request, engine_id, command.group, self._most_outputs_of(stream.request), extra
+        )
 
     def drop_part(self, request_id: str, offer: int) -> str:
         """Forget the part of a split request. Returns its id in its engine."""
@@ -176,15 +198,24 @@ class Streams:
         return engine_id
 
     def begun(self, engine_id: str) -> str | None:
-        """The request that has begun with what an engine knows, or knew, by this id; None if it is over.
+        """The request that has begun with what an engine knows, or knew, by this id; None if it is
+        over.
 
         An engine may say so when the request has left it: it has begun all the same.
         """
-        return self._ids.get(engine_id) or self._prefixes.get(engine_id) or self._past_ids.get(engine_id)
+        return (
+            self._ids.get(engine_id)
+            or self._prefixes.get(engine_id)
+            or self._past_ids.get(engine_id)
+        )
 
     def prefix_ended(self, output: EngineCoreOutput) -> str | None:
         """The request of which an output ends a prefix, if it does."""
-        return self._prefixes.pop(output.request_id, None) if output.finish_reason is not None else None
+        return (
+            self._prefixes.pop(output.request_id, None)
+            if output.finish_reason is not None
+            else None
+        )
 
     def _most_outputs_of(self, request: EngineCoreRequest) -> int:
         prompt = prompt_length(request.prompt_token_ids, request.prompt_embeds)
@@ -195,7 +226,9 @@ class Streams:
         return left if params is None or params.max_tokens is None else min(params.max_tokens, left)
 
     def take(self, output: EngineCoreOutput) -> bool:
-        """Note the tokens of an output and give it vLLM's id. False if it is stale, and must not be shown."""
+        """Note the tokens of an output and give it vLLM's id. False if it is stale, and must not be
+        shown.
+        """
         request_id = self._ids.get(output.request_id)
         if request_id is None:
             return False
@@ -205,7 +238,9 @@ class Streams:
 
     def is_full(self, output: EngineCoreOutput) -> bool:
         """Whether its group has ended a request that could go on in a wider one."""
-        return output.finish_reason == FinishReason.LENGTH and self._streams[output.request_id].capped
+        return (
+            output.finish_reason == FinishReason.LENGTH and self._streams[output.request_id].capped
+        )
 
 
 def prompt_length(token_ids: Sequence[int] | None, embeds: Sized | None) -> int:
@@ -232,7 +267,9 @@ def _source(kv: KVOffer) -> tuple[int, int, int]:
 def _sent(
     request: EngineCoreRequest, engine_id: str, group: Group, max_tokens: int, extra: dict[str, Any]
 ) -> EngineCoreRequest:
-    """A request as a group's leader gets it: with another id, limit, and `extra`: fields for engines only."""
+    """A request as a group's leader gets it: with another id, limit, and `extra`: fields for
+    engines only.
+    """
     if request.sampling_params is None:
         return replace(request, request_id=engine_id)
     # copied: vLLM's output processing shares the object, and n > 1 shares it between requests

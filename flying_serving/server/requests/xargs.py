@@ -1,4 +1,6 @@
-"""Fields of `vllm_xargs`. A wrong value is refused with its field, the value, and the allowed values."""
+"""Fields of `vllm_xargs`. A wrong value is refused with its field, the value, and the allowed
+values.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +19,9 @@ def check_names(extra: Mapping[str, Any]) -> None:
     """Raise VLLMValidationError for a field in which the server tells engines something."""
     for key in OURS:
         if key in extra:
-            raise VLLMValidationError(f"vllm_xargs.{key} is not for clients", parameter=f"vllm_xargs.{key}")
+            raise VLLMValidationError(
+                f"vllm_xargs.{key} is not for clients", parameter=f"vllm_xargs.{key}"
+            )
 
 
 def degree(extra: Mapping[str, Any], degrees: Sequence[int]) -> int | None:

@@ -1,4 +1,6 @@
-"""Flags and variables of vLLM that lead around the API server of this process, and so around Flying Serving."""
+"""Flags and variables of vLLM that lead around the API server of this process, and so around Flying
+Serving.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,7 +14,8 @@ _RANKS = "an engine that another process has given its number"
 
 
 def refuse_other_front_ends(args: Any, environment: Mapping[str, str]) -> None:
-    """Raise Unsupported for the first flag or variable that asks for another front end, or for engines elsewhere.
+    """Raise Unsupported for the first flag or variable that asks for another front end, or for
+    engines elsewhere.
 
     Args:
         args: the flags of vLLM's `serve`.
@@ -57,9 +60,15 @@ def _engines(args: Any) -> Iterator[tuple[str, str]]:
     if args.node_rank > 0:
         yield f"--node-rank={args.node_rank}", "more than one node"
     if args.distributed_executor_backend not in (None, "mp", "uni"):
-        yield f"--distributed-executor-backend={args.distributed_executor_backend}", "another executor than mp or uni"
+        yield (
+            f"--distributed-executor-backend={args.distributed_executor_backend}",
+            "another executor than mp or uni",
+        )
     if args.enable_fault_tolerance:
-        yield "--enable-fault-tolerance", "vLLM's fault tolerance (lost engines are started again without it)"
+        yield (
+            "--enable-fault-tolerance",
+            "vLLM's fault tolerance (lost engines are started again without it)",
+        )
 
 
 def _variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -68,7 +77,10 @@ def _variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         ("VLLM_USE_RUST_FRONTEND", "vLLM's front end in Rust"),
         ("VLLM_DP_SIZE", _RANKS),
         ("VLLM_DP_RANK", _RANKS),
-        ("VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "requests whose clients choose the ids that engines know them by"),
+        (
+            "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION",
+            "requests whose clients choose the ids that engines know them by",
+        ),
     ):
         value = environment.get(name, "")
         if value not in _OFF and (name, value) != ("VLLM_DP_SIZE", "1"):

@@ -1,4 +1,6 @@
-"""SIGTERM and interrupts while engines start: vLLM's handlers raise, and pyzmq, in which it waits, swallows that."""
+"""SIGTERM and interrupts while engines start: vLLM's handlers raise, and pyzmq, in which it waits,
+swallows that.
+"""
 
 import multiprocessing
 import os
@@ -17,15 +19,19 @@ from flying_serving.server.start.rundir import remove_run_dir
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _END_S = 5.0
 _VLLM_SERVER = "vllm.entrypoints.launchers.api_server.entry"
-"""Where vLLM's own handler while a server starts comes from; uvicorn replaces it, or ours, when it serves."""
+"""Where vLLM's own handler while a server starts comes from; uvicorn replaces it, or ours, when it
+serves.
+"""
 
 
 @contextmanager
 def ended_by_signals(run_dir: str) -> Iterator[None]:
-    """While the body runs, SIGTERM and SIGINT end this process, its engines and their workers, and remove `run_dir`.
+    """While the body runs, SIGTERM and SIGINT end this process, its engines and their workers, and
+    remove `run_dir`.
 
-    At once: nothing has been served yet that would have to be put in order. In vLLM's API server the handlers stay
-    until it serves: those before them raise in whatever code runs, which may answer with an exception of its own.
+    At once: nothing has been served yet that would have to be put in order. In vLLM's API server
+    the handlers stay until it serves: those before them raise in whatever code runs, which may
+    answer with an exception of its own.
     """
     if threading.current_thread() is not threading.main_thread():  # which alone may set handlers
         yield

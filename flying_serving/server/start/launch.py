@@ -29,19 +29,17 @@ _WORKERS = {
 
 
 def prepare(config: Any, client_count: int) -> Any:
-    """Check what is asked for and write the deployment into `config`. Returns the executor class of the engines.
+    """Check what is asked for and write the deployment into `config`. Returns the executor class of
+    the engines.
 
     Raises:
         ConfigError: with one line that names flag, value and what is allowed.
     """
     flying = parse_flying(config.additional_config[KEY] or {})
     refuse_unsupported(config, client_count)
-    if flying.tbt_slo_ms is not None and not config.scheduler_config.enable_chunked_prefill:
-        raise ConfigError(f"--tbt-slo-ms={flying.tbt_slo_ms}: prompts are computed in chunks; chunked prefill is off")
+    _refuse_unusable(config, flying)
     keep_all_kv(config)
     parallel = config.parallel_config
-    if parallel.worker_cls not in _WORKERS:
-        raise Unsupported(f"--worker-cls={parallel.worker_cls}: one of {sorted(_WORKERS)} is needed")
     policy = POLICIES[flying.policy]
     if policy.by_priority:
         config.scheduler_config.policy = "priority"
@@ -49,8 +47,11 @@ def prepare(config: Any, client_count: int) -> Any:
     for size, reason in not_offered.items():
         logger.warning("group size %d is not offered: %s", size, reason)
     for name in stateful_processors(config.model_config):
-        logger.warning("requests that have begun keep their groups: %s has no %s = True", name, FOLLOWS_OUTPUTS)
-    resource_tracker.ensure_running()  # for all: it removes the shared memory of workers that vLLM kills at the end
+        logger.warning(
+            "requests that have begun keep their groups: %s has no %s = True", name, FOLLOWS_OUTPUTS
+        )
+    # for all: it removes the shared memory of workers that vLLM kills at the end
+    resource_tracker.ensure_running()
     run_dir = make_run_dir()
     os.environ.setdefault("VLLM_RPC_BASE_PATH", run_dir)  # vLLM's sockets, which it leaves behind
     # a fixed layout needs no other sizes than its own and 1, which every engine has
@@ -58,7 +59,9 @@ def prepare(config: Any, client_count: int) -> Any:
         run_dir=run_dir,
         engines=parallel.data_parallel_size,
         devices=parallel.tensor_parallel_size,
-        group_sizes=sizes if policy.pinned_size is None else tuple(sorted({1, policy.pinned_size(sizes)})),
+        group_sizes=sizes
+        if policy.pinned_size is None
+        else tuple(sorted({1, policy.pinned_size(sizes)})),
         not_offered=not_offered,
         survives=survives(flying, parallel.data_parallel_size),
         incarnations=(0,) * parallel.data_parallel_size,
@@ -79,14 +82,30 @@ def prepare(config: Any, client_count: int) -> Any:
     return UniProcExecutor
 
 
+def _refuse_unusable(config: Any, flying: FlyingConfig) -> None:
+    """Refuse settings of vLLM that a setting of ours, or our workers, cannot be used with."""
+    if flying.tbt_slo_ms is not None and not config.scheduler_config.enable_chunked_prefill:
+        raise ConfigError(
+            f"--tbt-slo-ms={flying.tbt_slo_ms}: prompts are computed in chunks; chunked prefill "
+            "is off"
+        )
+    worker_cls = config.parallel_config.worker_cls
+    if worker_cls not in _WORKERS:
+        raise Unsupported(f"--worker-cls={worker_cls}: one of {sorted(_WORKERS)} is needed")
+
+
 def survives(flying: FlyingConfig, engines: int) -> bool:
-    """Whether a server goes on when an engine is lost: where its groups need no torch world, and each has all weights.
+    """Whether a server goes on when an engine is lost: where its groups need no torch world, and
+    each has all weights.
 
     Raises:
-        ConfigError: if it is to have more engines than there are, or to notice a frozen one too late.
+        ConfigError: if it is to have more engines than there are, or to notice a frozen one too
+            late.
     """
     if flying.min_engines > engines:
-        raise ConfigError(f"--min-engines={flying.min_engines}: at most {engines}, --data-parallel-size")
+        raise ConfigError(
+            f"--min-engines={flying.min_engines}: at most {engines}, --data-parallel-size"
+        )
     uses_shm = current_platform.is_cpu() and flying.cpu_collectives == "shm"
     survives_losses = engines > 1 and uses_shm and not flying.lend_weights
     # engines that wait for a frozen one would end before it is noticed
@@ -108,9 +127,13 @@ def placements_of(parallel: Any) -> tuple[Placement, ...]:
 
 
 def _preload() -> None:
-    """Import what engines need before they are forked, so that it is done once and its pages are shared."""
+    """Import what engines need before they are forked, so that it is done once and its pages are
+    shared.
+    """
     import flying_serving.engine.core
     import flying_serving.worker.worker  # noqa: F401
 
     current_platform.import_kernels()
-    torch.set_num_threads(1)  # a fork lacks the OpenMP threads that this process starts, and would wait for them
+    torch.set_num_threads(
+        1
+    )  # a fork lacks the OpenMP threads that this process starts, and would wait for them

@@ -1,4 +1,6 @@
-"""The run directory of a server: sockets and shared memory. Removed as the server ends, or by the next server."""
+"""The run directory of a server: sockets and shared memory. Removed as the server ends, or by the
+next server.
+"""
 
 import atexit
 import fcntl
@@ -14,21 +16,29 @@ from flying_serving.vllm_adapter.queues import remove_queues
 _SHARED_MEMORY = "/dev/shm"
 _PREFIX = "flying-"
 _OWNER = "owner"
-"""File that a server and its engines hold locked: the kernel drops the lock when the last of them ends."""
+"""File that a server and its engines hold locked: the kernel drops the lock when the last of them
+ends.
+"""
 
 
 def make_run_dir(parent: str | None = None) -> str:
-    """Make the directory of this process, which removes it when it ends, and remove directories that servers have left.
+    """Make the directory of this process, which removes it when it ends, and remove directories
+    that servers have left.
 
-    By default in shared memory, or in the directory for temporary files where that cannot be written.
+    By default in shared memory, or in the directory for temporary files where that cannot be
+    written.
     """
     if parent is None:
         parent = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else tempfile.gettempdir()
     _remove_left(parent)
     hidden = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}{os.getpid()}-", dir=parent))
-    lock = os.open(hidden / _OWNER, os.O_CREAT | os.O_RDWR, 0o600)  # stays open as long as this process
+    lock = os.open(
+        hidden / _OWNER, os.O_CREAT | os.O_RDWR, 0o600
+    )  # stays open as long as this process
     fcntl.flock(lock, fcntl.LOCK_EX)
-    path = hidden.rename(hidden.with_name(hidden.name[1:]))  # hidden from other servers until it is locked
+    path = hidden.rename(
+        hidden.with_name(hidden.name[1:])
+    )  # hidden from other servers until it is locked
     owner = os.getpid()
 
     def remove() -> None:
@@ -40,7 +50,9 @@ def make_run_dir(parent: str | None = None) -> str:
 
 
 def remove_run_dir(path: Path) -> None:
-    """Remove a run directory, its lock last: without it, what a kill leaves now could not be told from another's."""
+    """Remove a run directory, its lock last: without it, what a kill leaves now could not be told
+    from another's.
+    """
     with suppress(OSError):
         for entry in path.iterdir():
             if entry.name != _OWNER:
@@ -51,7 +63,8 @@ def remove_run_dir(path: Path) -> None:
 def _remove_left(parent: str) -> None:
     """Remove the directories of this user's servers that were killed.
 
-    Others may write to `parent` too. Their entries are no directories of this user, and a link is not followed.
+    Others may write to `parent` too. Their entries are no directories of this user, and a link is
+    not followed.
     """
     for path in filter(_is_own_directory, Path(parent).glob(f"{_PREFIX}*")):
         try:
@@ -69,7 +82,9 @@ def _remove_left(parent: str) -> None:
 
 
 def _is_own_directory(path: Path) -> bool:
-    """Whether this is a directory, and no link to one, of this user: no other user can then replace it."""
+    """Whether this is a directory, and no link to one, of this user: no other user can then replace
+    it.
+    """
     try:
         status = path.lstat()
     except OSError:

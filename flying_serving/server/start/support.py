@@ -1,4 +1,6 @@
-"""Settings that this version or a model does not admit are refused at start, in one line that names the flag."""
+"""Settings that this version or a model does not admit are refused at start, in one line that names
+the flag.
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,19 +17,28 @@ MODEL_FILES = ("config.json", "params.json")
 _NAME = re.compile(r"[\w-][\w.:-]*(/[\w-][\w.:-]*)?")
 """A model's name on Hugging Face: `owner/model`, or `model` alone."""
 Obstacles = Callable[[Any, Sequence[int]], Mapping[int, str]]
-"""Why a model does not admit some group sizes, each above 1: see `flying_serving.worker.admission.obstacles`."""
+"""Why a model does not admit some group sizes, each above 1: see
+`flying_serving.worker.admission.obstacles`.
+"""
 
 
 def refuse_missing_model(model: str) -> None:
-    """Raise ConfigError for a path at which there is no model. What may be a name on a hub is left to vLLM."""
+    """Raise ConfigError for a path at which there is no model. What may be a name on a hub is left
+    to vLLM.
+    """
     path = Path(model)
     if path.is_dir():
         if not any((path / name).is_file() for name in MODEL_FILES):
             raise ConfigError(f"--model={model}: there is no {MODEL_FILES[0]} in this directory")
     elif path.exists():
-        raise ConfigError(f"--model={model}: this is a file; must be a model's directory, or its name on Hugging Face")
+        raise ConfigError(
+            f"--model={model}: this is a file; must be a model's directory, or its name on "
+            "Hugging Face"
+        )
     elif "://" not in model and not _NAME.fullmatch(model):
-        raise ConfigError(f"--model={model}: there is no such directory, and no name on Hugging Face is like that")
+        raise ConfigError(
+            f"--model={model}: there is no such directory, and no name on Hugging Face is like that"
+        )
 
 
 def refuse_unusable_address(args: Any) -> None:
@@ -45,7 +56,10 @@ def refuse_unusable_address(args: Any) -> None:
 
 def no_model(model: str, reason: str) -> ConfigError:
     """The one line for a name that no hub has, or gives out."""
-    return ConfigError(f"--model={model}: there is no such directory, and no model of that name can be had: {reason}")
+    return ConfigError(
+        f"--model={model}: there is no such directory, and no model of that name can be had: "
+        f"{reason}"
+    )
 
 
 def refuse_unsupported(config: Any, client_count: int) -> None:
@@ -59,22 +73,42 @@ def refuse_unsupported(config: Any, client_count: int) -> None:
         (model.is_multimodal_model, "--model", f"multimodal models ({model.architecture})"),
         (model.runner_type != "generate", "--runner", f"{model.runner_type} models"),
         (parallel.pipeline_parallel_size > 1, "--pipeline-parallel-size", "pipeline parallelism"),
-        (parallel.decode_context_parallel_size > 1, "--decode-context-parallel-size", "context parallelism"),
-        (parallel.prefill_context_parallel_size > 1, "--prefill-context-parallel-size", "context parallelism"),
+        (
+            parallel.decode_context_parallel_size > 1,
+            "--decode-context-parallel-size",
+            "context parallelism",
+        ),
+        (
+            parallel.prefill_context_parallel_size > 1,
+            "--prefill-context-parallel-size",
+            "context parallelism",
+        ),
         (parallel.enable_expert_parallel, "--enable-expert-parallel", "expert parallelism"),
         (parallel.enable_elastic_ep, "--enable-elastic-ep", "elastic expert parallelism"),
         (config.kv_transfer_config is not None, "--kv-transfer-config", "KV connectors"),
         (config.ec_transfer_config is not None, "--ec-transfer-config", "encoder cache connectors"),
         (config.kv_events_config is not None, "--kv-events-config", "KV events"),
-        (config.quant_config is not None or model.quantization is not None, "--quantization", "quantized models"),
+        (
+            config.quant_config is not None or model.quantization is not None,
+            "--quantization",
+            "quantized models",
+        ),
         (client_count > 1, "--api-server-count", "more than one API server (use 1)"),
         (parallel.nnodes > 1, "--nnodes", "more than one node"),
-        (parallel.data_parallel_external_lb, "--data-parallel-external-lb", "an external load balancer"),
+        (
+            parallel.data_parallel_external_lb,
+            "--data-parallel-external-lb",
+            "an external load balancer",
+        ),
         (parallel.data_parallel_hybrid_lb, "--data-parallel-hybrid-lb", "a hybrid load balancer"),
         (mixed, "--model", f"models with recurrent state ({model.architecture})"),
         (model.use_mla, "--model", f"models with latent attention, MLA ({model.architecture})"),
         (not causal, "--model", f"attention that is not causal ({model.architecture})"),
-        (_slides(config), "--model", f"models whose every layer has a sliding window ({model.architecture})"),
+        (
+            _slides(config),
+            "--model",
+            f"models whose every layer has a sliding window ({model.architecture})",
+        ),
         (not model.enforce_eager, "--enforce-eager=False", "torch.compile and CUDA graphs"),
         (model.enable_sleep_mode, "--enable-sleep-mode", "sleep mode"),
     )
@@ -84,16 +118,24 @@ def refuse_unsupported(config: Any, client_count: int) -> None:
 
 
 def _slides(config: Any) -> bool:
-    """Whether vLLM would drop KV of running requests. Where some layers see everything, `keep_all_kv` is enough."""
+    """Whether vLLM would drop KV of running requests. Where some layers see everything,
+    `keep_all_kv` is enough.
+    """
     window = config.model_config.get_sliding_window()
     kinds = getattr(config.model_config.hf_text_config, "layer_types", None) or ()
-    return window is not None and window < config.model_config.max_model_len and "full_attention" not in kinds
+    return (
+        window is not None
+        and window < config.model_config.max_model_len
+        and "full_attention" not in kinds
+    )
 
 
 def keep_all_kv(config: Any) -> None:
-    """Keep all tokens' KV in every layer, in one cache group, also where some layers see a window of them only.
+    """Keep all tokens' KV in every layer, in one cache group, also where some layers see a window
+    of them only.
 
-    vLLM's hybrid manager would give such layers blocks of their own, and groups of engines share one pool of blocks.
+    vLLM's hybrid manager would give such layers blocks of their own, and groups of engines share
+    one pool of blocks.
     """
     config.scheduler_config.disable_hybrid_kv_cache_manager = True
 
@@ -104,8 +146,8 @@ def choose_group_sizes(
     """Group sizes that this model and this number of engines allow, and why not the others.
 
     Raises:
-        ConfigError: for a requested size that they do not, with the reason; for a number of engines that is no
-            power of two up to 8.
+        ConfigError: for a requested size that they do not, with the reason; for a number of engines
+            that is no power of two up to 8.
     """
     engines = config.parallel_config.data_parallel_size
     if not is_power_of_two(engines) or engines > MAX_ENGINES:
@@ -126,6 +168,8 @@ def choose_group_sizes(
 def _heads(config: Any, size: int) -> str | None:
     model, devices = config.model_config, config.parallel_config.tensor_parallel_size
     heads = model.model_arch_config.total_num_attention_heads
-    if not heads:  # vLLM finds no number of them in this configuration: the layers say themselves how they can be cut
+    # vLLM finds no number of them in this configuration: the layers say themselves how they can be
+    # cut
+    if not heads:
         return None
     return degree_obstacle(size * devices, heads, model.get_total_num_kv_heads())

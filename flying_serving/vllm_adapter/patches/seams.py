@@ -1,14 +1,18 @@
-"""Methods of vLLM that our subclasses override or call: not patched, but they have to look the same."""
+"""Methods of vLLM that our subclasses override or call: not patched, but they have to look the
+same.
+"""
 
 SEAMS = (
     "vllm.v1.engine.core:EngineCoreProc.run_engine_core(args, dp_rank, local_dp_rank, kwargs)",
     "vllm.v1.engine.core:EngineCoreProc.run_busy_loop(self)",
     "vllm.v1.engine.core:EngineCoreProc._handle_shutdown(self)",
     "vllm.v1.engine.core:EngineCoreProc._reject_add_in_shutdown(self, request)",
-    "vllm.v1.engine.core:EngineCoreProc._reject_utility_in_shutdown(self, client_idx, call_id, method_name)",
+    "vllm.v1.engine.core:EngineCoreProc._reject_utility_in_shutdown(self, client_idx, call_id, "
+    "method_name)",
     "vllm.v1.engine.core:EngineCoreProc.pause_scheduler(self, mode, clear_cache)",
     "vllm.v1.engine.core:EngineCore.resume_scheduler(self)",
-    "vllm.v1.engine.core:EngineCoreProc.process_input_sockets(self, input_addresses, coord_input_address, identity, "
+    "vllm.v1.engine.core:EngineCoreProc.process_input_sockets(self, input_addresses, "
+    "coord_input_address, identity, "
     "ready_event)",
     "vllm.v1.engine.core:EngineCore._initialize_kv_caches(self, vllm_config)",
     "vllm.v1.engine.core:EngineCore.add_request(self, request, request_wave)",
@@ -24,20 +28,25 @@ SEAMS = (
     "vllm.v1.core.block_pool:BlockPool.free_blocks(self, ordered_blocks)",
     "vllm.config.scheduler:SchedulerConfig.get_scheduler_cls(self)",
     "vllm.v1.core.sched.scheduler:Scheduler.schedule(self, throttle_prefills)",
-    "vllm.v1.core.sched.scheduler:Scheduler.update_from_output(self, scheduler_output, model_runner_output)",
+    "vllm.v1.core.sched.scheduler:Scheduler.update_from_output(self, scheduler_output, "
+    "model_runner_output)",
     "vllm.v1.core.sched.scheduler:Scheduler._get_local_prefix_cache_hit(self, request)",
     "vllm.v1.core.sched.scheduler:Scheduler._free_request_blocks(self, request)",
-    "vllm.v1.core.sched.scheduler:Scheduler.make_stats(self, spec_decoding_stats, kv_connector_stats, "
+    "vllm.v1.core.sched.scheduler:Scheduler.make_stats(self, spec_decoding_stats, "
+    "kv_connector_stats, "
     "cudagraph_stats, perf_stats, ec_connector_stats)",
-    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model(self, scheduler_output, intermediate_tensors)",
-    "vllm.v1.worker.cpu_worker:CPUWorker.__init__(self, vllm_config, local_rank, rank, distributed_init_method, "
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model(self, scheduler_output, "
+    "intermediate_tensors)",
+    "vllm.v1.worker.cpu_worker:CPUWorker.__init__(self, vllm_config, local_rank, rank, "
+    "distributed_init_method, "
     "is_driver_worker)",
     "vllm.utils.ompmultiprocessing:OMPProcessManager.configure_omp_envs(self, rank, local_rank)",
     "vllm.utils.numa_utils:get_libnuma()",
     "vllm.distributed.parallel_state:_get_unique_name(name)",
     "vllm.distributed.parallel_state:_register_group(group)",
     "vllm.distributed.parallel_state:GroupCoordinator.__init__(self, group_ranks, local_rank, "
-    "torch_distributed_backend, use_device_communicator, use_message_queue_broadcaster, group_name, use_all2all)",
+    "torch_distributed_backend, use_device_communicator, use_message_queue_broadcaster, "
+    "group_name, use_all2all)",
     "vllm.distributed.parallel_state:GroupCoordinator.all_reduce(self, input_)",
     "vllm.distributed.parallel_state:GroupCoordinator.all_gather(self, input_, dim)",
     "vllm.distributed.parallel_state:GroupCoordinator.gather(self, input_, dst, dim)",

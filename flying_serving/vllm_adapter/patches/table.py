@@ -15,13 +15,16 @@ from flying_serving.vllm_adapter.patches.version import check_version
 _HOOKS = "flying_serving.vllm_adapter."
 PATCHES: tuple[Patch, ...] = (
     Patch(
-        "vllm.v1.worker.gpu_worker:init_worker_distributed_environment(vllm_config, rank, distributed_init_method, "
+        "vllm.v1.worker.gpu_worker:init_worker_distributed_environment(vllm_config, rank, "
+        "distributed_init_method, "
         "local_rank, backend)",
         _HOOKS + "distributed:join_world",
-        "engines join one torch world in the run directory, or each one of its own, with every rank alone",
+        "engines join one torch world in the run directory, or each one of its own, with every "
+        "rank alone",
     ),
     Patch(
-        "vllm.v1.worker.cpu_worker:init_worker_distributed_environment(vllm_config, rank, distributed_init_method, "
+        "vllm.v1.worker.cpu_worker:init_worker_distributed_environment(vllm_config, rank, "
+        "distributed_init_method, "
         "local_rank, backend)",
         _HOOKS + "distributed:join_world",
         "the CPU worker has imported the name for itself",
@@ -38,21 +41,26 @@ PATCHES: tuple[Patch, ...] = (
         "the same for routed experts",
     ),
     Patch(
-        "vllm.v1.worker.gpu_model_runner:allocate_kv_cache(kv_cache_config, device, layout, kernel_block_sizes)",
+        "vllm.v1.worker.gpu_model_runner:allocate_kv_cache(kv_cache_config, device, layout, "
+        "kernel_block_sizes)",
         _HOOKS + "kv:allocate_or_share",
         "all lanes of an engine read the same KV bytes",
     ),
     Patch(
-        "vllm.v1.core.kv_cache_utils:_check_enough_kv_cache_memory(available_memory, get_needed_memory, "
+        "vllm.v1.core.kv_cache_utils:_check_enough_kv_cache_memory(available_memory, "
+        "get_needed_memory, "
         "max_model_len, estimate_max_model_len)",
         _HOOKS + "kv:check_pooled_memory",
         "--max-model-len may exceed one engine's KV memory if a group can hold it",
     ),
     Patch(
-        "vllm.model_executor.layers.vocab_parallel_embedding:get_masked_input_and_mask(input_, org_vocab_start_index, "
-        "org_vocab_end_index, num_org_vocab_padding, added_vocab_start_index, added_vocab_end_index)",
+        "vllm.model_executor.layers.vocab_parallel_embedding:get_masked_input_and_mask(input_, "
+        "org_vocab_start_index, "
+        "org_vocab_end_index, num_org_vocab_padding, added_vocab_start_index, "
+        "added_vocab_end_index)",
         _HOOKS + "loading:eagerly",
-        "on CPU each engine would compile a few integer operations for seconds at its first group step",
+        "on CPU each engine would compile a few integer operations for seconds at its first "
+        "group step",
     ),
     Patch(
         "vllm.v1.sample.sampler:batched_count_greater_than(x, values)",
@@ -67,10 +75,12 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         "vllm.v1.worker.gpu_input_batch:InputBatch.add_request(self, request)",
         _HOOKS + "history:add_with_history",
-        "a request that goes on in another group has its outputs so far, and has drawn its random numbers",
+        "a request that goes on in another group has its outputs so far, and has drawn its "
+        "random numbers",
     ),
     Patch(
-        "vllm.distributed.device_communicators.shm_broadcast:ShmRingBuffer.__init__(self, n_reader, max_chunk_bytes, "
+        "vllm.distributed.device_communicators.shm_broadcast:ShmRingBuffer.__init__(self, "
+        "n_reader, max_chunk_bytes, "
         "max_chunks, name)",
         _HOOKS + "queues:make_noted",
         "if all processes of a server are killed, the next start can remove this shared memory",
@@ -78,13 +88,15 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         "vllm.triton_utils.dispatcher:_rebind_kernels(overrides)",
         _HOOKS + "loading:rebind_without_llvmlite",
-        "it looks into every module, and fails on llvmlite, which our shared-memory collectives load (through numba)",
+        "it looks into every module, and fails on llvmlite, which our shared-memory collectives "
+        "load (through numba)",
     ),
 )
 
 ENTRY_PATCHES: tuple[Patch, ...] = (
     Patch(
-        "vllm.v1.engine.core_client:EngineCoreClient.make_async_mp_client(vllm_config, executor_class, log_stats, "
+        "vllm.v1.engine.core_client:EngineCoreClient.make_async_mp_client(vllm_config, "
+        "executor_class, log_stats, "
         "client_addresses, client_count, client_index, renderer)",
         HANDED + ":make_client",
         "a server whose --additional-config asks for it gets our client, which starts our engines",
@@ -109,7 +121,8 @@ SERVER_PATCHES: tuple[Patch, ...] = (
         "the same for the workers of engines with several devices",
     ),
     Patch(
-        "vllm.v1.engine.utils:wait_for_engine_startup(handshake_socket, core_engines, parallel_config, "
+        "vllm.v1.engine.utils:wait_for_engine_startup(handshake_socket, core_engines, "
+        "parallel_config, "
         "coordinated_dp, cache_config, launch)",
         _HOOKS + "client:start_independent",
         "the engines of an MoE model are as independent as those of a dense one",
@@ -120,15 +133,20 @@ SERVER_PATCHES: tuple[Patch, ...] = (
         "one process less: engines are independent, and the client balances them",
     ),
     Patch(
-        "vllm.v1.engine.async_llm:AsyncLLM.generate(self, prompt, sampling_params, request_id, prompt_text, "
-        "lora_request, tokenization_kwargs, trace_headers, priority, data_parallel_rank, session_id, kv_hints, "
+        "vllm.v1.engine.async_llm:AsyncLLM.generate(self, prompt, sampling_params, request_id, "
+        "prompt_text, "
+        "lora_request, tokenization_kwargs, trace_headers, priority, data_parallel_rank, "
+        "session_id, kv_hints, "
         "reasoning_ended, reasoning_parser_kwargs)",
         HANDED + ":check_before_stream",
-        "a streamed request that no layout can run is HTTP 400, not an error inside a stream that has begun with 200",
+        "a streamed request that no layout can run is HTTP 400, not an error inside a stream "
+        "that has begun with 200",
     ),
     Patch(
-        "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses._generate_with_builtin_tools(self, "
-        "request_id, engine_input, sampling_params, context, tok_params, lora_request, priority, trace_headers, "
+        "vllm.entrypoints.openai.responses.serving:"
+        "OpenAIServingResponses._generate_with_builtin_tools(self, "
+        "request_id, engine_input, sampling_params, context, tok_params, lora_request, priority, "
+        "trace_headers, "
         "session_id, reasoning_parser_kwargs)",
         HANDED + ":check_response",
         "the same for /v1/responses, whose stream calls `generate` when it has begun",
@@ -136,12 +154,15 @@ SERVER_PATCHES: tuple[Patch, ...] = (
     Patch(
         "vllm.entrypoints.openai.responses.api_router:_convert_stream_to_sse_events(generator)",
         HANDED + ":end_by_event",
-        "a stream of /v1/responses that fails ends with an event `error`, not with a broken connection",
+        "a stream of /v1/responses that fails ends with an event `error`, not with a broken "
+        "connection",
     ),
     Patch(
-        "vllm.v1.engine.async_llm:AsyncLLM._add_request(self, request, prompt, parent_req, index, queue)",
+        "vllm.v1.engine.async_llm:AsyncLLM._add_request(self, request, prompt, parent_req, "
+        "index, queue)",
         _HOOKS + "client:abort_if_refused",
-        "a request that is refused or left while it waits would stay in the output processor, and in the task pool",
+        "a request that is refused or left while it waits would stay in the output processor, "
+        "and in the task pool",
     ),
     Patch(
         "vllm.v1.engine.core_client:_process_utility_output(output, utility_results)",
@@ -159,9 +180,11 @@ SERVER_PATCHES: tuple[Patch, ...] = (
         "the admin routes, and Retry-After",
     ),
     Patch(
-        "vllm.entrypoints.launchers.api_server.app_state:init_endpoint_plugins_state(engine_client, state, args)",
+        "vllm.entrypoints.launchers.api_server.app_state:"
+        "init_endpoint_plugins_state(engine_client, state, args)",
         HANDED + ":tell_rights",
-        "what clients may set depends on whether there is an API key, which the engine client is not told",
+        "what clients may set depends on whether there is an API key, which the engine client is "
+        "not told",
     ),
 )
 
@@ -169,13 +192,15 @@ _ENGINE_CLASS = _HOOKS + "patches.engine_class:engine_classes"
 _ACTIVATE = _HOOKS + "patches.tensor_parallel:activate"
 ENGINE_CLASSES = (
     StandIn(
-        "vllm.v1.engine.core:EngineCoreProc(vllm_config, local_client, handshake_address, executor_class, log_stats, "
+        "vllm.v1.engine.core:EngineCoreProc(vllm_config, local_client, handshake_address, "
+        "executor_class, log_stats, "
         "client_handshake_address, tensor_queue, engine_index)",
         _ENGINE_CLASS,
         "engines have lanes; vLLM has no setting for their class",
     ),
     StandIn(
-        "vllm.v1.engine.core:DPEngineCoreProc(vllm_config, local_client, handshake_address, executor_class, log_stats, "
+        "vllm.v1.engine.core:DPEngineCoreProc(vllm_config, local_client, handshake_address, "
+        "executor_class, log_stats, "
         "client_handshake_address, tensor_queue)",
         _ENGINE_CLASS,
         "the same for MoE models, whose engines vLLM would couple",
@@ -197,7 +222,9 @@ STAND_INS: tuple[StandIn, ...] = (*ENGINE_CLASSES, *TENSOR_PARALLEL_GROUPS)
 
 
 def refuse_request_for_us(original: Any, self: Any) -> None:
-    """Wraps `VllmConfig.__post_init__`. Raises HookError if the configuration asks for Flying Serving."""
+    """Wraps `VllmConfig.__post_init__`. Raises HookError if the configuration asks for Flying
+    Serving.
+    """
     if isinstance(self.additional_config, dict) and KEY in self.additional_config:
         check_version()
     original(self)

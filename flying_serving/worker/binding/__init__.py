@@ -1,1 +1,3 @@
-"""One resident copy of the weights, shared by all lanes of an engine (the paper's Model Weights Manager)."""
+"""One resident copy of the weights, shared by all lanes of an engine (the paper's Model Weights
+Manager).
+"""

@@ -1,4 +1,6 @@
-"""How finely the layers of a model can be cut: the segments of each weight, or why there are none."""
+"""How finely the layers of a model can be cut: the segments of each weight, or why there are
+none.
+"""
 
 from torch.nn import Module
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
@@ -42,27 +44,37 @@ def column_segments(name: str, layer: ColumnParallelLinear, engines: int) -> tup
         except ConfigError as error:
             raise WeightError(f"{name}: {error}") from None
     if isinstance(layer, MergedColumnParallelLinear):
-        return tuple(cut(name, size // layer.tp_size, "columns", engines) for size in layer.output_sizes)
+        return tuple(
+            cut(name, size // layer.tp_size, "columns", engines) for size in layer.output_sizes
+        )
     return (cut(name, layer.weight.shape[0], "columns", engines),)
 
 
 def row_segment(name: str, layer: RowParallelLinear, engines: int) -> Segment:
-    """The one segment of a row-parallel layer of lane 1. Raises WeightError if it does not divide."""
+    """The one segment of a row-parallel layer of lane 1. Raises WeightError if it does not
+    divide.
+    """
     return cut(name, layer.weight.shape[1], "rows", _ranks(layer, engines))
 
 
 def vocabulary_segment(name: str, layer: VocabParallelEmbedding, engines: int) -> Segment:
-    """The one segment of an embedding or an LM head of lane 1. Raises WeightError if it does not divide."""
+    """The one segment of an embedding or an LM head of lane 1. Raises WeightError if it does not
+    divide.
+    """
     return cut(name, layer.weight.shape[0], "tokens of the vocabulary", engines)
 
 
 def expert_width(name: str, layer: RoutedExperts, engines: int) -> int:
-    """Rows of each expert's gate, and as many of its up projection, in one unit. WeightError if they do not divide."""
+    """Rows of each expert's gate, and as many of its up projection, in one unit. WeightError if
+    they do not divide.
+    """
     return cut(name, layer.w13_weight.shape[1] // 2, "columns of an expert", engines).unit_size
 
 
 def check_cuts(lane1: Module, engines: int) -> None:
-    """Raise WeightError for the first layer of lane 1's model that cannot be cut for groups of `engines`."""
+    """Raise WeightError for the first layer of lane 1's model that cannot be cut for groups of
+    `engines`.
+    """
     for name, layer in lane1.named_modules():
         if isinstance(layer, ColumnParallelLinear):
             column_segments(name, layer, engines)

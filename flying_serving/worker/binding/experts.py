@@ -7,7 +7,9 @@ from typing import Any
 
 from torch.nn import Module, Parameter
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
-from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
+    UnquantizedFusedMoEMethod,
+)
 
 from flying_serving.errors import WeightError
 from flying_serving.layout.shards import Segment
@@ -21,10 +23,11 @@ EXPERT_WEIGHTS = ("w13_weight", "w2_weight")
 
 @dataclass(frozen=True)
 class SharedExperts:
-    """All experts of a layer: each unit is a method of vLLM's with its layer; `raw`: their weights as it reads them.
+    """All experts of a layer: each unit is a method of vLLM's with its layer; `raw`: their weights
+    as it reads them.
 
-    vLLM's kernels for the CPU have a format of their own, in plain memory: pages of a unit can be dropped, and written
-    back as they were.
+    vLLM's kernels for the CPU have a format of their own, in plain memory: pages of a unit can be
+    dropped, and written back as they were.
     """
 
     units: list[tuple[Any, Module]]
@@ -33,7 +36,10 @@ class SharedExperts:
     @classmethod
     def of(cls, units: list[tuple[Any, Module]], file: WeightFile | None) -> "SharedExperts":
         """Of a layer's units; `file`: where they are kept, None: they are never dropped."""
-        weights = {(0, n): [getattr(layer, key).data for key in EXPERT_WEIGHTS] for n, (_, layer) in enumerate(units)}
+        weights = {
+            (0, n): [getattr(layer, key).data for key in EXPERT_WEIGHTS]
+            for n, (_, layer) in enumerate(units)
+        }
         return cls(units, RawUnits([_segment(units)], weights, file))
 
     def part(self, rank: int, degree: int) -> ExpertParts:
@@ -51,12 +57,16 @@ def expert_unit(name: str, full: Any, shell: Any, unit: int, units: int) -> tupl
     experts, fused, hidden = full.w13_weight.shape
     width = expert_width(name, full, units)
     if shell.w13_weight.shape[1] != 2 * width:
-        raise WeightError(f"{name}.w13_weight: {fused // 2} rows do not make {units} units of whole kernel blocks")
+        raise WeightError(
+            f"{name}.w13_weight: {fused // 2} rows do not make {units} units of whole kernel blocks"
+        )
     layer = copy.copy(shell)
     layer._parameters = dict(shell._parameters)
     layer._modules = {k: m for k, m in shell._modules.items() if k != "quant_method"}
     rows = slice(unit * width, (unit + 1) * width)
-    w13 = full.w13_weight.data.view(experts, 2, fused // 2, hidden)[:, :, rows].reshape(experts, 2 * width, hidden)
+    w13 = full.w13_weight.data.view(experts, 2, fused // 2, hidden)[:, :, rows].reshape(
+        experts, 2 * width, hidden
+    )
     layer.w13_weight = Parameter(w13.contiguous(), requires_grad=False)
     layer.w2_weight = Parameter(full.w2_weight.data[:, :, rows].contiguous(), requires_grad=False)
     method = layer.__dict__["quant_method"] = UnquantizedFusedMoEMethod(layer.moe_config)
@@ -64,7 +74,9 @@ def expert_unit(name: str, full: Any, shell: Any, unit: int, units: int) -> tupl
     return method, layer
 
 
-def install_experts(model: Module, experts: dict[str, SharedExperts], rank: int, degree: int) -> None:
+def install_experts(
+    model: Module, experts: dict[str, SharedExperts], rank: int, degree: int
+) -> None:
     """Let the experts of a lane's model sum over the units of `rank` of `degree`."""
     for name, layer in model.named_modules():
         if isinstance(layer, RoutedExperts):

@@ -10,18 +10,25 @@ from flying_serving.memory.storage import Matmul, sum_of_units
 
 
 class LinearPart:
-    """Stands where a parallel layer has its `quant_method`. The bias is inside the part; of rows, of rank 0's."""
+    """Stands where a parallel layer has its `quant_method`. The bias is inside the part; of rows,
+    of rank 0's.
+    """
 
     def __init__(self, part: Matmul) -> None:
         self._part = part
 
-    def apply(self, layer: Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Columns: (..., in) -> (..., out of this rank). Rows: (..., in of this rank) -> (..., out), to be summed."""
+    def apply(
+        self, layer: Module, x: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Columns: (..., in) -> (..., out of this rank). Rows: (..., in of this rank) -> (...,
+        out), to be summed.
+        """
         return self._part(x)
 
 
 class VocabularyPart:
-    """Stands where an embedding or an LM head has its `quant_method`: look-up in a view, logits by the shared part.
+    """Stands where an embedding or an LM head has its `quant_method`: look-up in a view, logits by
+    the shared part.
 
     `check`: called before the view is read, raises IntegrityError while rows of it are dropped.
     """
@@ -45,10 +52,12 @@ class VocabularyPart:
 
 
 class ExpertParts:
-    """Stands where routed experts have their `quant_method`: the sum over this rank's units of the experts.
+    """Stands where routed experts have their `quant_method`: the sum over this rank's units of the
+    experts.
 
-    Everything it is asked that depends on the kind of kernel alone is answered by the first unit's own method.
-    `check`: called before the units are read, raises IntegrityError while one of them is dropped.
+    Everything it is asked that depends on the kind of kernel alone is answered by the first unit's
+    own method. `check`: called before the units are read, raises IntegrityError while one of them
+    is dropped.
     """
 
     def __init__(self, units: list[tuple[Any, Module]], check: Callable[[], None]) -> None:
@@ -61,7 +70,9 @@ class ExpertParts:
         return self._units[0][1]
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_units":  # a copy or what is unpickled has none yet, and is asked how to set its state
+        if (
+            name == "_units"
+        ):  # a copy or what is unpickled has none yet, and is asked how to set its state
             raise AttributeError(name)
         return getattr(self._units[0][0], name)
 
@@ -69,14 +80,20 @@ class ExpertParts:
         """(tokens, hidden) -> (tokens, hidden), still to be summed over the ranks."""
         self._check()
         (first, unit), *others = self._units
-        rest = routing | {"shared_experts": None}  # they belong to the layer as a whole: once is enough
+        rest = routing | {
+            "shared_experts": None
+        }  # they belong to the layer as a whole: once is enough
         parts = [first.apply(layer=unit, x=x, **_routing_of(unit, routing))]
-        parts += [method.apply(layer=unit, x=x, **_routing_of(unit, rest)) for method, unit in others]
+        parts += [
+            method.apply(layer=unit, x=x, **_routing_of(unit, rest)) for method, unit in others
+        ]
         return sum_of_units(parts)
 
 
 def _routing_of(unit: Module, routing: dict[str, Any]) -> dict[str, Any]:
-    """What one unit is told: vLLM's CPU kernel writes ones over routing weights that apply to the input."""
+    """What one unit is told: vLLM's CPU kernel writes ones over routing weights that apply to the
+    input.
+    """
     if not unit.apply_router_weight_on_input:
         return routing
     return routing | {"topk_weights": routing["topk_weights"].clone()}

@@ -1,8 +1,10 @@
-"""Bind what vLLM does not cut by a layer class of its own: norms, scales, sinks, routers, and every buffer.
+"""Bind what vLLM does not cut by a layer class of its own: norms, scales, sinks, routers, and every
+buffer.
 
-A lane's model is built with parameters on the meta device and buffers as the model computes them. Afterwards each
-tensor that can be reached from it is lane 1's or a view of it, or one of few that are computed and then equal lane 1's,
-or the lane is refused: a tensor that is not bound has no values of a checkpoint.
+A lane's model is built with parameters on the meta device and buffers as the model computes them.
+Afterwards each tensor that can be reached from it is lane 1's or a view of it, or one of few that
+are computed and then equal lane 1's, or the lane is refused: a tensor that is not bound has no
+values of a checkpoint.
 """
 
 import gc
@@ -23,16 +25,20 @@ from flying_serving.errors import WeightError
 from flying_serving.vllm_adapter.loading import saved_buffers
 
 COMPUTED = {"alibi_slopes", "weight"}
-"""Plain attributes that a lane may have of its own if they equal lane 1's: what vLLM computes. A `weight` that is no
-parameter is the ones of a norm without weights."""
+"""Plain attributes that a lane may have of its own if they equal lane 1's: what vLLM computes. A
+`weight` that is no parameter is the ones of a norm without weights.
+"""
 KEPT_ON_CPU = {"_k_scale_cpu", "_v_scale_cpu"}
-"""Plain attributes of attention layers that vLLM keeps on the CPU when it has loaded a model. A lane is not loaded, so
-what it makes is on the device under which it is built, and of no use."""
+"""Plain attributes of attention layers that vLLM keeps on the CPU when it has loaded a model. A
+lane is not loaded, so what it makes is on the device under which it is built, and of no use.
+"""
 _OPAQUE = (
     *(type(None), bool, int, float, str, bytes, type, ModuleType, BuiltinFunctionType),
     *(torch.dtype, torch.device, VllmConfig, CompilationConfig),
 )
-"""What no tensor of the model is looked for in. vLLM's configuration names layers, which are in the model as well."""
+"""What no tensor of the model is looked for in. vLLM's configuration names layers, which are in the
+model as well.
+"""
 _REGISTERED = re.compile(r"_(?:modules|parameters|buffers)\.")
 
 
@@ -45,14 +51,19 @@ def own_tensors(module: Module) -> dict[str, torch.Tensor]:
 def bind_whole(
     name: str, layer: Module, full: Module | None, rank: int, degree: int, but: Collection[str] = ()
 ) -> None:
-    """Let a layer's parameters and buffers be lane 1's, or this rank's part where the model itself has cut them.
+    """Let a layer's parameters and buffers be lane 1's, or this rank's part where the model itself
+    has cut them.
 
-    `full`: the layer of that name in lane 1's model. `but`: names of tensors that are bound already.
+    `full`: the layer of that name in lane 1's model. `but`: names of tensors that are bound
+    already.
 
     Raises:
-        WeightError: naming a tensor that is neither, or a computed buffer that differs from the part.
+        WeightError: naming a tensor that is neither, or a computed buffer that differs from the
+            part.
     """
-    replicated = isinstance(layer, ReplicatedLinear)  # vLLM itself may have packed its weight, which then has no shape
+    replicated = isinstance(
+        layer, ReplicatedLinear
+    )  # vLLM itself may have packed its weight, which then has no shape
     if replicated and full is not None:
         layer.__dict__.update({k: v for k, v in full.__dict__.items() if k == "cpu_linear"})
     theirs = {} if full is None else own_tensors(full)
@@ -66,9 +77,15 @@ def bind_whole(
         if mine is theirs[key]:
             continue
         full_tensor = theirs[key].detach()
-        part = full_tensor if replicated else part_of(f"{name}.{key}", full_tensor, mine.shape, rank, degree)
+        part = (
+            full_tensor
+            if replicated
+            else part_of(f"{name}.{key}", full_tensor, mine.shape, rank, degree)
+        )
         if key in parameters:
-            swap_tensors(mine, Parameter(part, requires_grad=False))  # attention layers and experts may hold it too
+            swap_tensors(
+                mine, Parameter(part, requires_grad=False)
+            )  # attention layers and experts may hold it too
         elif (key in loaded and part.shape == full_tensor.shape) or _equal(part, mine):
             mine.data = part  # and so for every object that holds it
         else:
@@ -82,7 +99,9 @@ def _equal(left: torch.Tensor, right: torch.Tensor) -> bool:
     return alike and torch.equal(left, right)
 
 
-def part_of(name: str, full: torch.Tensor, shape: torch.Size, rank: int, degree: int) -> torch.Tensor:
+def part_of(
+    name: str, full: torch.Tensor, shape: torch.Size, rank: int, degree: int
+) -> torch.Tensor:
     """A view of `full` in this shape: all of it, or in one dimension the rank's part.
 
     Fewer parts than ranks are shared by neighbouring ranks, as vLLM replicates KV heads.
@@ -97,18 +116,26 @@ def part_of(name: str, full: torch.Tensor, shape: torch.Size, rank: int, degree:
         parts, rest = divmod(full.shape[cut[0]], shape[cut[0]])
         if not rest and parts and degree % parts == 0:
             return full.narrow(cut[0], rank * parts // degree * shape[cut[0]], shape[cut[0]])
-    raise WeightError(f"{name}: shape {tuple(shape)} in a lane is no part of {tuple(full.shape)} in lane 1")
+    raise WeightError(
+        f"{name}: shape {tuple(shape)} in a lane is no part of {tuple(full.shape)} in lane 1"
+    )
 
 
-def refuse_foreign(model: Module, lane1: Module, storages: Set[int], rank: int, degree: int) -> None:
-    """Raise WeightError for the first tensor that a lane's bound model reaches and that is neither shared nor right.
+def refuse_foreign(
+    model: Module, lane1: Module, storages: Set[int], rank: int, degree: int
+) -> None:
+    """Raise WeightError for the first tensor that a lane's bound model reaches and that is neither
+    shared nor right.
 
     `storages`: addresses of the storages that lanes share.
     """
     for path, mine, theirs in reachable(model, lane1):
         name = _REGISTERED.sub("", path)
         if mine.is_meta:
-            raise WeightError(f"{name}: no shared storage for this tensor, or it depends on weights that a lane lacks")
+            raise WeightError(
+                f"{name}: no shared storage for this tensor, or it depends on weights that a "
+                "lane lacks"
+            )
         if not mine.numel() or mine.untyped_storage().data_ptr() in storages:
             continue
         *_, owner, key = ("", *path.split("."))
@@ -118,10 +145,14 @@ def refuse_foreign(model: Module, lane1: Module, storages: Set[int], rank: int, 
             raise WeightError(f"{name}: what a lane computes is no part of what lane 1 has")
 
 
-def reachable(root: Any, other: Any = None) -> Iterator[tuple[str, torch.Tensor, torch.Tensor | None]]:
-    """Each tensor that can be reached from an object, once: through attributes, containers, closures and methods.
+def reachable(
+    root: Any, other: Any = None
+) -> Iterator[tuple[str, torch.Tensor, torch.Tensor | None]]:
+    """Each tensor that can be reached from an object, once: through attributes, containers,
+    closures and methods.
 
-    Yields the shortest path to the tensor, the tensor, and what `other`, built alike, has there if that is a tensor.
+    Yields the shortest path to the tensor, the tensor, and what `other`, built alike, has there if
+    that is a tensor.
     """
     seen: set[int] = set()
     left: deque[tuple[str, Any, Any]] = deque([("", root, other)])
@@ -155,4 +186,6 @@ def _parts(value: Any) -> Mapping[Any, Any]:
         return {name: content for name, cell in cells for content in gc.get_referents(cell)}
     names = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ())]
     attributes = getattr(value, "__dict__", None)
-    return {name: getattr(value, name, None) for name in names} | (attributes if isinstance(attributes, dict) else {})
+    return {name: getattr(value, name, None) for name in names} | (
+        attributes if isinstance(attributes, dict) else {}
+    )

@@ -5,14 +5,19 @@ from typing import Any, cast
 import torch
 from torch.nn import Module, Parameter
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
-from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
+    UnquantizedFusedMoEMethod,
+)
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
     LinearBase,
     RowParallelLinear,
     UnquantizedLinearMethod,
 )
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    VocabParallelEmbedding,
+)
 
 from flying_serving.errors import WeightError
 from flying_serving.layout.shards import Segment
@@ -27,7 +32,12 @@ from flying_serving.memory.storage import (
 from flying_serving.memory.units import Pack, RawUnits, Units
 from flying_serving.memory.weight_file import WeightFile
 from flying_serving.worker.binding.cuts import column_segments, row_segment, vocabulary_segment
-from flying_serving.worker.binding.experts import EXPERT_WEIGHTS, SharedExperts, expert_unit, install_experts
+from flying_serving.worker.binding.experts import (
+    EXPERT_WEIGHTS,
+    SharedExperts,
+    expert_unit,
+    install_experts,
+)
 from flying_serving.worker.binding.methods import LinearPart, VocabularyPart
 from flying_serving.worker.binding.plain import bind_whole, own_tensors, reachable, refuse_foreign
 
@@ -35,11 +45,13 @@ EXPERT_BIASES = {"w13_bias", "w2_bias"}
 
 
 class SharedWeights:
-    """The weights of one worker, taken over from the model that lane 1 loaded and has not packed yet.
+    """The weights of one worker, taken over from the model that lane 1 loaded and has not packed
+    yet.
 
-    `widest`: engines in the widest group, so the finest cut of this worker's shards. `pack`: how to pack a matrix on
-    the CPU; None: keep matrices as loaded and hand out views. `file`: where the weights are kept that lanes can do
-    without (`units`, by the name of their layer), so that they may be dropped, which needs `pack`; None: none may.
+    `widest`: engines in the widest group, so the finest cut of this worker's shards. `pack`: how to
+    pack a matrix on the CPU; None: keep matrices as loaded and hand out views. `file`: where the
+    weights are kept that lanes can do without (`units`, by the name of their layer), so that they
+    may be dropped, which needs `pack`; None: none may.
 
     After the constructor lane 1's own layers multiply with the shared storage too.
 
@@ -47,7 +59,9 @@ class SharedWeights:
         WeightError: naming the first layer that cannot be shared.
     """
 
-    def __init__(self, model: Module, widest: int, pack: Pack | None, file: WeightFile | None = None) -> None:
+    def __init__(
+        self, model: Module, widest: int, pack: Pack | None, file: WeightFile | None = None
+    ) -> None:
         self._widest = widest
         self._pack = pack
         self._file = file
@@ -68,7 +82,9 @@ class SharedWeights:
         self._storages: set[int] = set()
 
     def _take(self, name: str, layer: Module, heads: set[int]) -> None:
-        if isinstance(layer, LinearBase) and not isinstance(layer.quant_method, UnquantizedLinearMethod):
+        if isinstance(layer, LinearBase) and not isinstance(
+            layer.quant_method, UnquantizedLinearMethod
+        ):
             raise WeightError(f"{name}: quantized layers cannot be shared between lanes")
         if isinstance(layer, ColumnParallelLinear):
             bias = None if layer.skip_bias_add else getattr(layer, "bias", None)
@@ -84,11 +100,15 @@ class SharedWeights:
     def _take_vocabulary(self, name: str, layer: VocabParallelEmbedding, heads: set[int]) -> None:
         weight, segments = layer.weight.data, (vocabulary_segment(name, layer, self._widest),)
         if (address := weight.data_ptr()) in heads:
-            if address not in self._logits:  # a tied head and its embedding are two modules with one weight
+            if (
+                address not in self._logits
+            ):  # a tied head and its embedding are two modules with one weight
                 self._logits[address] = self._columns(name, weight, None, segments)
             self._linear[name] = self._logits[address]
         # an LM head of its own needs nothing but its logits; a tied one is looked up in as well
-        if isinstance(layer, ParallelLMHead) and weight.data_ptr() not in _embedding_weights(self._full):
+        if isinstance(layer, ParallelLMHead) and weight.data_ptr() not in _embedding_weights(
+            self._full
+        ):
             self._release(layer, "weight")
         else:
             self._vocabulary[name] = weight
@@ -97,7 +117,11 @@ class SharedWeights:
                 self._may_drop(name, self._tables[address])
 
     def _columns(
-        self, name: str, weight: torch.Tensor, bias: torch.Tensor | None, segments: tuple[Segment, ...]
+        self,
+        name: str,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        segments: tuple[Segment, ...],
     ) -> SharedLinear:
         data = None if bias is None else bias.data
         if self._pack is None:
@@ -126,7 +150,8 @@ class SharedWeights:
             setattr(layer, name, Parameter(weight.data.new_empty(0), requires_grad=False))
 
     def share_experts(self, skeleton: Module, lane1: Module) -> None:
-        """Cut lane 1's routed experts into units, each shaped like a rank of `skeleton`, the widest lane's model.
+        """Cut lane 1's routed experts into units, each shaped like a rank of `skeleton`, the widest
+        lane's model.
 
         Must be called once, before `bind`, with the skeleton still on the meta device.
         """
@@ -136,8 +161,13 @@ class SharedWeights:
                 if not isinstance(layer.quant_method, UnquantizedFusedMoEMethod):
                     raise WeightError(f"{name}: quantized experts cannot be shared between lanes")
                 if own_tensors(layer).keys() & EXPERT_BIASES:
-                    raise WeightError(f"{name}: experts with biases cannot be shared between lanes yet")
-                units = [expert_unit(name, layer, shells[name], unit, self._widest) for unit in range(self._widest)]
+                    raise WeightError(
+                        f"{name}: experts with biases cannot be shared between lanes yet"
+                    )
+                units = [
+                    expert_unit(name, layer, shells[name], unit, self._widest)
+                    for unit in range(self._widest)
+                ]
                 experts = self._experts[name] = SharedExperts.of(units, self._file)
                 self._may_drop(name, experts.raw)
                 for weight in EXPERT_WEIGHTS:
@@ -147,7 +177,8 @@ class SharedWeights:
         install_experts(lane1, self._experts, 0, 1)
 
     def bind(self, model: Module, rank: int, degree: int) -> None:
-        """Give each layer of a lane's model, on the meta device, or of lane 1's own its part of the shared storage.
+        """Give each layer of a lane's model, on the meta device, or of lane 1's own its part of the
+        shared storage.
 
         Raises WeightError, naming a parameter that has no shared storage.
         """
@@ -165,7 +196,9 @@ class SharedWeights:
 
     def _bind_linear(self, name: str, layer: Any, rank: int, degree: int) -> None:
         full = self._full[name]
-        if layer.tp_size == full.tp_size and degree > 1:  # vLLM does not cut this one: every rank has all of it
+        if (
+            layer.tp_size == full.tp_size and degree > 1
+        ):  # vLLM does not cut this one: every rank has all of it
             rank, degree = 0, 1
         layer.quant_method = LinearPart(self._linear[name].part(rank, degree))
         layer.weight = full.weight
@@ -174,7 +207,9 @@ class SharedWeights:
             layer.bias = self._bias_part(name, full, rank, degree) if outside else full.bias
 
     def _bias_part(self, name: str, full: Any, rank: int, degree: int) -> Parameter:
-        """A column-parallel layer's bias that the model adds itself, so that it is not part of the product."""
+        """A column-parallel layer's bias that the model adds itself, so that it is not part of the
+        product.
+        """
         if degree == 1:
             return cast(Parameter, full.bias)
         part = bias_part(full.bias.data, self._segments[name], rank, degree)
@@ -182,19 +217,27 @@ class SharedWeights:
         self._copies.append(part)  # an address of `_storages` must not be given to another tensor
         return Parameter(part, requires_grad=False)
 
-    def _bind_vocabulary(self, name: str, layer: VocabParallelEmbedding, rank: int, degree: int) -> None:
+    def _bind_vocabulary(
+        self, name: str, layer: VocabParallelEmbedding, rank: int, degree: int
+    ) -> None:
         linear, full = self._linear.get(name), self._vocabulary.get(name)
         check = _nothing if full is None else self._tables[full.data_ptr()].guard(rank, degree)
-        layer.quant_method = VocabularyPart(None if linear is None else linear.part(rank, degree), check)
+        layer.quant_method = VocabularyPart(
+            None if linear is None else linear.part(rank, degree), check
+        )
         if full is not None:
             rows = full.shape[0] // degree
             if layer.weight.shape[0] != rows:
-                raise WeightError(f"{name}.weight: {layer.weight.shape[0]} rows in a lane, {rows} of lane 1's")
+                raise WeightError(
+                    f"{name}.weight: {layer.weight.shape[0]} rows in a lane, {rows} of lane 1's"
+                )
             layer.weight = Parameter(full[rank * rows : (rank + 1) * rows], requires_grad=False)
         else:
             layer.weight = self._full[name].weight
         bias = getattr(self._full[name], "bias", None)
-        if bias is not None and degree > 1:  # vLLM's Transformers backend makes it while it loads: a lane has none
+        if (
+            bias is not None and degree > 1
+        ):  # vLLM's Transformers backend makes it while it loads: a lane has none
             rows = bias.shape[0] // degree
             layer.bias = Parameter(bias.data[rank * rows : (rank + 1) * rows], requires_grad=False)
         if degree > 1:  # and what an embedding of a model's own multiplies with
@@ -202,7 +245,9 @@ class SharedWeights:
 
 
 def _nothing() -> None:
-    """There is nothing to look up in an LM head of its own: it only has a product, which checks itself."""
+    """There is nothing to look up in an LM head of its own: it only has a product, which checks
+    itself.
+    """
 
 
 def _storages(root: Any) -> set[int]:
@@ -211,7 +256,9 @@ def _storages(root: Any) -> set[int]:
 
 
 def _lm_head_weights(model: Module) -> set[int]:
-    """Addresses of the weights that logits are computed with: heads of their own and embeddings tied to them."""
+    """Addresses of the weights that logits are computed with: heads of their own and embeddings
+    tied to them.
+    """
     tied = model.lm_head if hasattr(model, "lm_head") else None
     heads = [layer for layer in model.modules() if isinstance(layer, ParallelLMHead)]
     if isinstance(tied, VocabParallelEmbedding):

@@ -9,7 +9,12 @@ from flying_lab.results.record import Record, Status
 from flying_lab.results.results import Results, Run
 from flying_lab.workload.model import Request
 
-LAG = {"p99_send_lag_ms": 1.0, "max_send_lag_ms": 2.0, "p99_loop_lag_ms": 3.0, "max_loop_lag_ms": 4.0}
+LAG = {
+    "p99_send_lag_ms": 1.0,
+    "max_send_lag_ms": 2.0,
+    "p99_loop_lag_ms": 3.0,
+    "max_loop_lag_ms": 4.0,
+}
 RUN = Run("w", "drawn", 3, "http://there", "m", 1.7e9, 100.0, **LAG)
 
 
@@ -33,7 +38,9 @@ def results(*records: Record) -> Results:
 def records(draw: st.DrawFn) -> list[Record]:
     """Return any records, in the order of arrival."""
     found = []
-    for index, arrival in enumerate(sorted(draw(st.lists(st.floats(0, 100), min_size=1, max_size=8)))):
+    for index, arrival in enumerate(
+        sorted(draw(st.lists(st.floats(0, 100), min_size=1, max_size=8)))
+    ):
         request = Request(
             index,
             arrival,
@@ -47,7 +54,9 @@ def records(draw: st.DrawFn) -> list[Record]:
         if draw(st.booleans()):
             one.sent_s = arrival + draw(st.floats(0, 1))
             one.status = draw(st.sampled_from(get_args(Status)))
-            gaps = draw(st.lists(st.floats(0, 3), min_size=1 if one.status == "ok" else 0, max_size=5))
+            gaps = draw(
+                st.lists(st.floats(0, 3), min_size=1 if one.status == "ok" else 0, max_size=5)
+            )
             at = one.sent_s
             for gap in gaps:
                 at += gap

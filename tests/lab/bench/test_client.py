@@ -1,4 +1,6 @@
-"""Replay against a mock server in its own process: every way that a request can end, open loop, lateness."""
+"""Replay against a mock server in its own process: every way that a request can end, open loop,
+lateness.
+"""
 
 import asyncio
 import time
@@ -48,7 +50,9 @@ def bodies(work: Workload, firsts: list[int]) -> list[bytes]:
     ]
 
 
-async def replayed(url: str, work: Workload, firsts: list[int] | None = None, timeout_s: float = 60.0) -> Replay:
+async def replayed(
+    url: str, work: Workload, firsts: list[int] | None = None, timeout_s: float = 60.0
+) -> Replay:
     """Return a replay that has run."""
     one = Replay(work, bodies(work, firsts or [7] * len(work.requests)), Target(url), timeout_s)
     await one.run()
@@ -60,7 +64,9 @@ async def test_every_end_is_told_apart_and_none_is_dropped(mock_url: str) -> Non
         mock_url, workload(*[0.0] * len(ENDS)), [first for first, _ in ENDS.values()], timeout_s=2.0
     )
     found = dict(zip(ENDS, replay.records, strict=True))
-    assert {name: record.status for name, record in found.items()} == {name: end for name, (_, end) in ENDS.items()}
+    assert {name: record.status for name, record in found.items()} == {
+        name: end for name, (_, end) in ENDS.items()
+    }
     assert found["ok"].error is None and found["ok"].queue_s == 0.0125
     assert found["refused"].error == '400: {"error": {"message": "prompt is refused"}}'
     assert found["refused"].http_status == 400
@@ -107,7 +113,11 @@ async def test_times_fit_the_clock_on_the_wall_of_a_server() -> None:
         seen = {body["prompt"][0]: body["wall_s"] for body in httpx.get(url + "/seen").json()}
     for first, record in zip([7, 8, 9], replay.records, strict=True):
         assert record.sent_s is not None
-        assert record.sent_s - CLOCKS_S <= seen[first] - replay.started_wall_s <= record.token_s[0] + CLOCKS_S
+        assert (
+            record.sent_s - CLOCKS_S
+            <= seen[first] - replay.started_wall_s
+            <= record.token_s[0] + CLOCKS_S
+        )
     assert abs(replay.wall_drift_s()) < CLOCKS_S
 
 
@@ -141,7 +151,9 @@ async def test_requests_carry_their_fields_and_the_key() -> None:
         with Bodies(work, mock.MODEL, Prompts(work, range(200, 300)), {"temperature": 0.5}) as made:
             replay = Replay(work, made, target, 60.0)
             await replay.run()
-        seen = sorted(httpx.get(url + "/seen").json(), key=lambda body: body.get("priority", 0), reverse=True)
+        seen = sorted(
+            httpx.get(url + "/seen").json(), key=lambda body: body.get("priority", 0), reverse=True
+        )
     assert {record.status for record in replay.records} == {"ok"}
     common = {
         "model": mock.MODEL,
@@ -249,7 +261,9 @@ def test_a_meter_without_values_is_not_late() -> None:
 # ---- clocks
 
 
-def test_a_wait_between_two_readings_does_not_set_them_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_between_two_readings_does_not_set_them_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Of all pairs but one, the process waits for a processor between the readings."""
     now = [100.0]
     waits = [0.3, 0.2, 1e-6, 0.4, 0.5]

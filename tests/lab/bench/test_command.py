@@ -42,10 +42,21 @@ def test_a_trace_from_the_command_line_to_the_results(mock_url: str, tmp_path: P
     out = tmp_path / "out"
     done = command(
         *("--url", mock_url + "/v1", "--trace", str(CODE), "--limit", "30", "--time-scale", "0.01"),
-        *("--max-prompt-tokens", "100", "--max-output-tokens", "3", "--slo", "ttft:60000", "--out", str(out)),
+        *(
+            "--max-prompt-tokens",
+            "100",
+            "--max-output-tokens",
+            "3",
+            "--slo",
+            "ttft:60000",
+            "--out",
+            str(out),
+        ),
     )
     assert done.returncode == 0, done.stderr
-    assert "30 requests" in done.stdout and "30: 30 completed, 0 failed, 0 unfinished" in done.stdout
+    assert (
+        "30 requests" in done.stdout and "30: 30 completed, 0 failed, 0 unfinished" in done.stdout
+    )
     assert "goodput requests/s" in done.stdout and "TTFT" in done.stdout
     kept, results = read_workload(out / "workload.jsonl"), Results.load(out / "results.parquet")
     assert len(kept.requests) == len(results) == 30
@@ -59,7 +70,16 @@ def test_a_trace_from_the_command_line_to_the_results(mock_url: str, tmp_path: P
 def test_a_synthesised_workload_as_json(mock_url: str, tmp_path: Path) -> None:
     """JSON alone on stdout; phases in it."""
     done = command(
-        *("--url", mock_url, "--synth", "alternating", "--set", "requests=30", "--set", "low_rate_rps=100"),
+        *(
+            "--url",
+            mock_url,
+            "--synth",
+            "alternating",
+            "--set",
+            "requests=30",
+            "--set",
+            "low_rate_rps=100",
+        ),
         *("--set", "burst_rate_rps=400", "--set", "low_s=0.1", "--set", "burst_s=0.05"),
         *("--set", "prompt_tokens=5:9", "--set", "output_tokens=2:2", "--priority-share", "0.5"),
         *("--out", str(tmp_path), "--json", "--save-timed-trace", str(tmp_path / "timed.jsonl")),
@@ -83,18 +103,32 @@ def test_requests_that_fail_are_told(mock_url: str, tmp_path: Path) -> None:
     assert "0 completed, 0 failed, 3 unfinished" in done.stdout
     assert "3 x 2 of 9 tokens received, finish_reason length" in done.stdout
     assert (
-        Results.load(tmp_path / "results.parquet").texts("error")[0] == "2 of 9 tokens received, finish_reason length"
+        Results.load(tmp_path / "results.parquet").texts("error")[0]
+        == "2 of 9 tokens received, finish_reason length"
     )
 
 
 def test_an_interrupt_keeps_what_came(tmp_path: Path) -> None:
-    """SIGINT ends the replay: the results are written, and what was not sent counts as unfinished."""
+    """SIGINT ends the replay: the results are written, and what was not sent counts as
+    unfinished.
+    """
     path, out = tmp_path / "workload.jsonl", tmp_path / "out"
     requests = (Request(0, 0.0, 8, 2), Request(1, 0.1, 8, 2), Request(2, 1000.0, 8, 2))
     files.save(Workload("slow", 0, requests), path)
-    line = [sys.executable, "-m", "flying_serving.cli.main", "bench", "--trace", str(path), "--out", str(out)]
+    line = [
+        sys.executable,
+        "-m",
+        "flying_serving.cli.main",
+        "bench",
+        "--trace",
+        str(path),
+        "--out",
+        str(out),
+    ]
     with mock.running() as url:
-        run = subprocess.Popen([*line, "--url", url], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        run = subprocess.Popen(
+            [*line, "--url", url], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
         while run.poll() is None and len(httpx.get(url + "/seen").json()) < 3:  # one is the probe
             time.sleep(0.05)
         run.send_signal(signal.SIGINT)
@@ -106,7 +140,17 @@ def test_an_interrupt_keeps_what_came(tmp_path: Path) -> None:
 
 
 def test_no_server_is_exit_code_1_and_one_line(tmp_path: Path) -> None:
-    run = ["bench", "--url", "http://127.0.0.1:1", "--synth", "paper", "--set", "requests=1", "--out", str(tmp_path)]
+    run = [
+        "bench",
+        "--url",
+        "http://127.0.0.1:1",
+        "--synth",
+        "paper",
+        "--set",
+        "requests=1",
+        "--out",
+        str(tmp_path),
+    ]
     done = CliRunner().invoke(app, run)
     assert done.exit_code == 1
     assert "http://127.0.0.1:1/v1/models: no server answers" in done.output
@@ -121,7 +165,17 @@ def test_the_log_of_switches_is_kept_or_told_to_be_missing(
     def gone(_: object) -> None:
         raise BenchError("the log of switches cannot be read")
 
-    line = ["bench", "--url", mock_url, "--synth", "poisson", "--set", "requests=2", "--set", "rate_rps=100"]
+    line = [
+        "bench",
+        "--url",
+        mock_url,
+        "--synth",
+        "poisson",
+        "--set",
+        "requests=2",
+        "--set",
+        "rate_rps=100",
+    ]
     line += ["--set", "output_tokens=2:2", "--out"]
     monkeypatch.setattr("flying_lab.bench.switchlog.fetch", lambda _: log)
     assert CliRunner().invoke(app, [*line, str(tmp_path / "kept")]).exit_code == 0
@@ -129,12 +183,23 @@ def test_the_log_of_switches_is_kept_or_told_to_be_missing(
     monkeypatch.setattr("flying_lab.bench.switchlog.fetch", gone)
     done = CliRunner().invoke(app, [*line, str(tmp_path / "gone")])
     assert done.exit_code == 0 and "the log of switches cannot be read" in done.stderr
-    assert (tmp_path / "gone" / "summary.json").exists() and not (tmp_path / "gone" / "switches.json").exists()
+    assert (tmp_path / "gone" / "summary.json").exists() and not (
+        tmp_path / "gone" / "switches.json"
+    ).exists()
 
 
 def test_a_dry_run_only_saves(tmp_path: Path) -> None:
     path = tmp_path / "kept.jsonl"
-    run = ["bench", "--synth", "gamma", "--set", "requests=7", "--dry-run", "--save-workload", str(path)]
+    run = [
+        "bench",
+        "--synth",
+        "gamma",
+        "--set",
+        "requests=7",
+        "--dry-run",
+        "--save-workload",
+        str(path),
+    ]
     done = CliRunner().invoke(app, [*run, "--out", str(tmp_path / "none")])
     assert done.exit_code == 0, done.output
     assert len(read_workload(path).requests) == 7
@@ -149,7 +214,10 @@ def test_help_names_every_generator() -> None:
 
 def test_the_other_commands_do_not_wait_for_this_one() -> None:
     """Neither numpy nor pyarrow is imported until a benchmark runs."""
-    code = "import sys; import flying_lab.cli.bench; sys.exit(bool({'numpy', 'pyarrow'} & set(sys.modules)))"
+    code = (
+        "import sys; import flying_lab.cli.bench; sys.exit(bool({'numpy', 'pyarrow'} & "
+        "set(sys.modules)))"
+    )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
@@ -161,7 +229,9 @@ def test_a_workload_is_cut_scaled_clipped_and_mixed_in_this_order() -> None:
     whole = read_workload(CODE)
     inside = [request for request in whole.requests if 1 <= request.arrival_s < 60][:20]
     short = [request for request in made.requests if request.prompt_tokens != 5000]
-    assert [request.arrival_s for request in short] == [(request.arrival_s - 1) * 2 for request in inside]
+    assert [request.arrival_s for request in short] == [
+        (request.arrival_s - 1) * 2 for request in inside
+    ]
     halves = [min(1000, max(1, round(request.prompt_tokens * 0.5))) for request in inside]
     assert [request.prompt_tokens for request in short] == halves
     assert {request.priority for request in short} == {0, -1}
@@ -194,7 +264,9 @@ def test_ranges_and_objects_are_parsed() -> None:
     ],
 )
 def test_options_out_of_range_name_their_flag(options: dict[str, Any], message: str) -> None:
-    model = WorkloadOptions if options.keys() <= WorkloadOptions.model_fields.keys() else BenchOptions
+    model = (
+        WorkloadOptions if options.keys() <= WorkloadOptions.model_fields.keys() else BenchOptions
+    )
     with pytest.raises(ConfigError, match=message):
         parse(model, options)
 
@@ -204,12 +276,28 @@ def test_options_out_of_range_name_their_flag(options: dict[str, Any], message: 
     [
         ({}, ConfigError, "--trace FILE or --synth KIND"),
         ({"trace": CODE, "synth": "paper"}, ConfigError, "not both"),
-        ({"trace": CODE, "parameters": ["requests=5"]}, ConfigError, "--set='requests=5': only --synth"),
+        (
+            {"trace": CODE, "parameters": ["requests=5"]},
+            ConfigError,
+            "--set='requests=5': only --synth",
+        ),
         ({"synth": "paper", "parameters": ["requests"]}, ConfigError, "NAME=VALUE"),
-        ({"synth": "paper", "parameters": ["requests=5", "requests=6"]}, ConfigError, "each name once"),
-        ({"synth": "sine"}, WorkloadError, "synth='sine': one of paper, poisson, gamma, alternating"),
+        (
+            {"synth": "paper", "parameters": ["requests=5", "requests=6"]},
+            ConfigError,
+            "each name once",
+        ),
+        (
+            {"synth": "sine"},
+            WorkloadError,
+            "synth='sine': one of paper, poisson, gamma, alternating",
+        ),
         ({"synth": "paper", "parameters": ["requests=x"]}, WorkloadError, "requests='x'"),
-        ({"synth": "paper", "parameters": ["rate_rps=5"]}, WorkloadError, "rate_rps='5': paper has only"),
+        (
+            {"synth": "paper", "parameters": ["rate_rps=5"]},
+            WorkloadError,
+            "rate_rps='5': paper has only",
+        ),
         ({"synth": "paper", "parameters": ["prompt_tokens=5"]}, WorkloadError, "prompt_tokens='5'"),
         ({"trace": Path("missing.csv")}, WorkloadError, "missing.csv"),
         ({"trace": CODE, "window": "5000:6000"}, WorkloadError, "window"),
@@ -222,11 +310,25 @@ def test_workloads_that_cannot_be_made_say_what_is_wrong(
         workload_of(parse(WorkloadOptions, options))
 
 
-def test_a_client_that_fell_behind_is_told_on_stderr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_fell_behind_is_told_on_stderr(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("flying_lab.results.lag.MOST_LAG_MS", -1.0)
     with mock.running() as url:
-        run = ["bench", "--url", url, "--synth", "poisson", "--set", "requests=2", "--set", "rate_rps=100"]
-        done = CliRunner().invoke(app, [*run, "--set", "output_tokens=2:2", "--out", str(tmp_path), "--json"])
+        run = [
+            "bench",
+            "--url",
+            url,
+            "--synth",
+            "poisson",
+            "--set",
+            "requests=2",
+            "--set",
+            "rate_rps=100",
+        ]
+        done = CliRunner().invoke(
+            app, [*run, "--set", "output_tokens=2:2", "--out", str(tmp_path), "--json"]
+        )
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["client_behind"] is True
     assert "the client fell behind" in done.stderr

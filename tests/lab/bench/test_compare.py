@@ -1,4 +1,6 @@
-"""Comparisons of servers: with mock servers every way to end, and live against ours and stock vLLM."""
+"""Comparisons of servers: with mock servers every way to end, and live against ours and stock
+vLLM.
+"""
 
 import json
 import os
@@ -82,7 +84,9 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fakes]:
 def run(names: str, out: Path, workload: Workload = THREE, **options: Any) -> int:
     """Return the exit code of a comparison."""
     made = parse(BenchOptions, {"compare": names, **options})
-    return compare.run(made, ServerArgs("model", 1, 1, (), ()), workload, out, Console(stderr=True, width=200))
+    return compare.run(
+        made, ServerArgs("model", 1, 1, (), ()), workload, out, Console(stderr=True, width=200)
+    )
 
 
 def test_each_system_replays_the_same_and_the_report_has_them_in_order(
@@ -96,11 +100,18 @@ def test_each_system_replays_the_same_and_the_report_has_them_in_order(
         assert json.loads((tmp_path / name / "summary.json").read_text())["completed"] == 3
     systems = load.comparison(tmp_path)
     assert [one.name for one in systems] == ["stock-tp", "static-dp"]
-    assert all(one.started is not None and one.started.ready_s == 1.5 and one.log is None for one in systems)
+    assert all(
+        one.started is not None and one.started.ready_s == 1.5 and one.log is None
+        for one in systems
+    )
     page = (tmp_path / "report.html").read_text()
     assert page.index("stock-tp") < page.index("static-dp") and "flying_serving.cli.main" in page
     shown = capsys.readouterr().err
-    assert "stock-tp: ready after 1.5 s" in shown and "3/3" in shown and "report.html: the report" in shown
+    assert (
+        "stock-tp: ready after 1.5 s" in shown
+        and "3/3" in shown
+        and "report.html: the report" in shown
+    )
 
 
 def test_a_system_that_does_not_start_is_told_and_the_others_are_measured(
@@ -155,39 +166,95 @@ def test_a_signal_ends_the_server_and_keeps_what_came(
     [
         (["--compare", "auto"], "--compare needs"),
         (["--", "model"], "only --compare starts servers"),
-        (["--compare", "auto,auto", "--", "m"], "--compare='auto,auto': .* each once, of auto, .* stock-tp"),
+        (
+            ["--compare", "auto,auto", "--", "m"],
+            "--compare='auto,auto': .* each once, of auto, .* stock-tp",
+        ),
         (["--compare", "auto,fast", "--", "m"], "--compare='auto,fast'"),
         (["--compare", "auto", "--", "m", "--port=5"], "^--port='5' after --"),
     ],
 )
-def test_comparisons_that_cannot_be_made_end_before_anything_starts(line: list[str], message: str) -> None:
+def test_comparisons_that_cannot_be_made_end_before_anything_starts(
+    line: list[str], message: str
+) -> None:
     done = CliRunner().invoke(app, ["bench", *line])
     assert isinstance(done.exception, ConfigError) and re.search(message, str(done.exception))
 
 
 def test_arguments_behind_the_dashes_are_the_servers(fakes: Fakes, tmp_path: Path) -> None:
     """From the command line; what is there already is not written over."""
-    line = ["bench", "--compare", "static-tp", "--synth", "poisson", "--set", "requests=2", "--set", "rate_rps=100"]
+    line = [
+        "bench",
+        "--compare",
+        "static-tp",
+        "--synth",
+        "poisson",
+        "--set",
+        "requests=2",
+        "--set",
+        "rate_rps=100",
+    ]
     line += ["--set", "output_tokens=2:2", "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(app, [*line, "--", "model", "--dtype=float32"])
     assert done.exit_code == 0, done.output
     assert (tmp_path / "out" / "static-tp" / "results.parquet").exists()
     again = CliRunner().invoke(app, [*line, "--", "model"])
-    assert isinstance(again.exception, ConfigError) and "there are results already" in str(again.exception)
+    assert isinstance(again.exception, ConfigError) and "there are results already" in str(
+        again.exception
+    )
 
 
 @pytest.mark.server
 def test_the_band_lines_up_with_an_order_given_during_the_replay(tmp_path: Path) -> None:
-    """Ours and stock vLLM: an operator changes the layout, and the drawn edge lies between order and answer."""
+    """Ours and stock vLLM: an operator changes the layout, and the drawn edge lies between order
+    and answer.
+    """
     model = tiny("llama")
     out, log = tmp_path / "out", tmp_path / "out" / "manual" / "server.log"
-    line = [sys.executable, "-m", "flying_serving.cli.main", "bench", "--compare", "manual,stock-tp", "--out", str(out)]
-    line += ["--synth", "alternating", "--set", "duration_s=6", "--set", "low_rate_rps=2", "--set", "burst_rate_rps=6"]
-    line += ["--set", "low_s=2", "--set", "burst_s=1", "--set", "prompt_tokens=8:64", "--set", "output_tokens=8:32"]
-    line += ["--token-ids", "10:200", "--slo", "ttft:60000", "--", str(model), "--data-parallel-size=2"]
+    line = [
+        sys.executable,
+        "-m",
+        "flying_serving.cli.main",
+        "bench",
+        "--compare",
+        "manual,stock-tp",
+        "--out",
+        str(out),
+    ]
+    line += [
+        "--synth",
+        "alternating",
+        "--set",
+        "duration_s=6",
+        "--set",
+        "low_rate_rps=2",
+        "--set",
+        "burst_rate_rps=6",
+    ]
+    line += [
+        "--set",
+        "low_s=2",
+        "--set",
+        "burst_s=1",
+        "--set",
+        "prompt_tokens=8:64",
+        "--set",
+        "output_tokens=8:32",
+    ]
+    line += [
+        "--token-ids",
+        "10:200",
+        "--slo",
+        "ttft:60000",
+        "--",
+        str(model),
+        "--data-parallel-size=2",
+    ]
     line += ["--enforce-eager"]  # stock vLLM would compile for a minute
     line += [flag for flag in FLAGS if not flag.startswith(("--policy", "--logits"))]
-    with subprocess.Popen(line, cwd=ROOT, env=os.environ | ENVIRONMENT, stderr=subprocess.PIPE, text=True) as run:
+    with subprocess.Popen(
+        line, cwd=ROOT, env=os.environ | ENVIRONMENT, stderr=subprocess.PIPE, text=True
+    ) as run:
         url = None
         while url is None and run.poll() is None:
             found = re.search(r"http://127\.0\.0\.1:\d+", log.read_text()) if log.exists() else None

@@ -15,7 +15,9 @@ from tests.placement.machines import machine
 
 SIZES = ["-dp", "4", "--tensor_parallel_size=2"]
 OURS = ["--horizon-s=5", "--lend_blocks", "8"]
-ARGS = parse_server_args(["model", "--dtype", "float32", *SIZES, *OURS, "--enforce-eager", "--max-model-len", "2048"])
+ARGS = parse_server_args(
+    ["model", "--dtype", "float32", *SIZES, *OURS, "--enforce-eager", "--max-model-len", "2048"]
+)
 
 
 def options(line: list[str]) -> dict[str, str]:
@@ -25,7 +27,14 @@ def options(line: list[str]) -> dict[str, str]:
 
 def test_the_command_line_is_parsed_however_it_is_written() -> None:
     assert (ARGS.model, ARGS.engines, ARGS.devices) == ("model", 4, 2)
-    shared = ("--dtype", "float32", "--enforce-eager", "--max-model-len", "2048", "--enable-per-request-metrics")
+    shared = (
+        "--dtype",
+        "float32",
+        "--enforce-eager",
+        "--max-model-len",
+        "2048",
+        "--enable-per-request-metrics",
+    )
     assert ARGS.shared == shared
     assert ARGS.ours == ("--horizon-s=5", "--lend-blocks=8")
 
@@ -61,7 +70,9 @@ def test_every_system_gets_the_same_flags_in_its_own_sizes() -> None:
         assert line[:2] == [sys.executable, "-m"] and found["--port"] == "5000"
         assert line[-len(ARGS.shared) :] == list(ARGS.shared)
         stock = name in servers.STOCK
-        assert line[2] == ("vllm.entrypoints.openai.api_server" if stock else "flying_serving.cli.main")
+        assert line[2] == (
+            "vllm.entrypoints.openai.api_server" if stock else "flying_serving.cli.main"
+        )
         assert found.get("--policy") == (None if stock else name)
         assert ("--horizon-s" in found) is not stock
         sizes = (found.get("--data-parallel-size"), found["--tensor-parallel-size"])
@@ -69,19 +80,29 @@ def test_every_system_gets_the_same_flags_in_its_own_sizes() -> None:
 
 
 def test_all_our_flags_are_known_and_none_reaches_stock_vllm() -> None:
-    flags = ["--" + field.replace("_", "-") for field in FlyingConfig.model_fields if field != "policy"]
+    flags = [
+        "--" + field.replace("_", "-") for field in FlyingConfig.model_fields if field != "policy"
+    ]
     args = parse_server_args(["model", *(f"{flag}=1" for flag in flags)])
     assert sorted(args.ours) == sorted(f"{flag}=1" for flag in flags)
     assert args.shared == ("--enable-per-request-metrics",)
 
 
 def test_stock_vllm_does_not_load_our_plugin() -> None:
-    """Whatever else is installed or asked for; the key goes by the environment, and only the one of this comparison."""
+    """Whatever else is installed or asked for; the key goes by the environment, and only the one of
+    this comparison.
+    """
     args = ServerArgs("m", 2, 1, (), ())
     assert "flying_serving" not in environment("stock-dp", args, "", {})["VLLM_PLUGINS"].split(",")
     asked = {"VLLM_PLUGINS": "other,flying_serving", "VLLM_API_KEY": "old", "OMP_NUM_THREADS": "7"}
-    stock, ours = (environment(name, args, key, asked) for name, key in (("stock-dp", "new"), ("auto", "")))
-    assert (stock["VLLM_PLUGINS"], stock["VLLM_API_KEY"], stock["OMP_NUM_THREADS"]) == ("other", "new", "7")
+    stock, ours = (
+        environment(name, args, key, asked) for name, key in (("stock-dp", "new"), ("auto", ""))
+    )
+    assert (stock["VLLM_PLUGINS"], stock["VLLM_API_KEY"], stock["OMP_NUM_THREADS"]) == (
+        "other",
+        "new",
+        "7",
+    )
     assert ours["VLLM_PLUGINS"] == asked["VLLM_PLUGINS"] and "VLLM_API_KEY" not in ours
 
 
@@ -107,7 +128,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[2])), Handler).serve_forever()
 """
-"""In place of a server: it listens once there is a file, as servers listen once they have imported vLLM."""
+"""In place of a server: it listens once there is a file, as servers listen once they have imported
+vLLM.
+"""
 
 
 def test_no_other_process_gets_the_port_of_a_server_that_is_starting(
@@ -115,7 +138,9 @@ def test_no_other_process_gets_the_port_of_a_server_that_is_starting(
 ) -> None:
     go = tmp_path / "go"
     monkeypatch.setattr(
-        servers, "command_line", lambda name, args, port: [sys.executable, "-c", LISTENS, str(go), str(port)]
+        servers,
+        "command_line",
+        lambda name, args, port: [sys.executable, "-c", LISTENS, str(go), str(port)],
     )
     with servers.start("auto", ARGS, "", tmp_path / "log") as server:
         with socket.socket() as other, pytest.raises(OSError, match="in use"):

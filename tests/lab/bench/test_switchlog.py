@@ -24,7 +24,10 @@ RUN = Run("w", "drawn", 3, "http://there", "m", START_S, 100.0)
 def log(*times_s: float, first: int = 1, layout: Groups | None = None) -> SwitchLog:
     """Return the log of a server that began apart and switched at these times of the replay."""
     layouts = [APART, JOINED] * len(times_s)
-    switches = [LoggedSwitch(first + n, START_S + at, layouts[n], layouts[n + 1]) for n, at in enumerate(times_s)]
+    switches = [
+        LoggedSwitch(first + n, START_S + at, layouts[n], layouts[n + 1])
+        for n, at in enumerate(times_s)
+    ]
     end = layout if layout is not None else (switches[-1].new if switches else APART)
     return SwitchLog(end, 1, tuple(switches))
 
@@ -33,7 +36,10 @@ def test_layouts_follow_one_another_from_start_to_end() -> None:
     """A switch before the replay sets the first layout, one behind its end is not seen."""
     found = switchlog.spans(log(-5.0, 10.0, 40.0, 200.0), RUN)
     assert found == [Span(0.0, 10.0, JOINED), Span(10.0, 40.0, APART), Span(40.0, 100.0, JOINED)]
-    assert [switch.number for switch in switchlog.during(log(-5.0, 10.0, 40.0, 200.0), RUN)] == [2, 3]
+    assert [switch.number for switch in switchlog.during(log(-5.0, 10.0, 40.0, 200.0), RUN)] == [
+        2,
+        3,
+    ]
 
 
 def test_without_switches_the_layout_is_the_present_one() -> None:
@@ -54,17 +60,25 @@ def test_a_switch_that_still_waits_is_none_yet() -> None:
     assert len(switchlog.during(made, RUN)) == 1
 
 
-@given(times_ms=st.lists(st.integers(-50_000, 150_000), max_size=12, unique=True), wall_s=st.floats(1e3, 4e9))
-def test_spans_tile_the_replay_and_lie_at_the_times_of_the_log(times_ms: list[int], wall_s: float) -> None:
+@given(
+    times_ms=st.lists(st.integers(-50_000, 150_000), max_size=12, unique=True),
+    wall_s=st.floats(1e3, 4e9),
+)
+def test_spans_tile_the_replay_and_lie_at_the_times_of_the_log(
+    times_ms: list[int], wall_s: float
+) -> None:
     """Every edge is a time of the log, to within the resolution of a clock since the epoch."""
     run = Run("w", "drawn", 3, "http://there", "m", wall_s, 100.0)
     layouts = Layout.all(4, (1, 2, 4))
     groups = [layouts[n % len(layouts)].groups for n in range(len(times_ms) + 1)]
     switches = tuple(
-        LoggedSwitch(n + 1, wall_s + at / 1e3, groups[n], groups[n + 1]) for n, at in enumerate(sorted(times_ms))
+        LoggedSwitch(n + 1, wall_s + at / 1e3, groups[n], groups[n + 1])
+        for n, at in enumerate(sorted(times_ms))
     )
     found = switchlog.spans(SwitchLog(groups[-1], 1, switches), run)
-    assert sum(span.end_s - span.begin_s for span in found) == pytest.approx(100.0 - found[0].begin_s)
+    assert sum(span.end_s - span.begin_s for span in found) == pytest.approx(
+        100.0 - found[0].begin_s
+    )
     assert all(before.end_s == after.begin_s for before, after in itertools.pairwise(found))
     for span in found[1:]:
         assert any(abs(span.begin_s - (switch.time_s - wall_s)) < 1e-6 for switch in switches)
@@ -83,7 +97,14 @@ def test_a_log_is_kept_with_all_its_fields(tmp_path: Path) -> None:
     """What is not used here stays in the file."""
     path = tmp_path / "switches.json"
     assert switchlog.load(path) is None
-    one = {"number": 1, "time": START_S, "from": [[0], [1]], "to": [[0, 1]], "reason": "load", "work_ms": 1.5}
+    one = {
+        "number": 1,
+        "time": START_S,
+        "from": [[0], [1]],
+        "to": [[0, 1]],
+        "reason": "load",
+        "work_ms": 1.5,
+    }
     path.write_text(json.dumps({"layout": [[0, 1]], "devices_per_engine": 2, "switches": [one]}))
     assert json.loads(path.read_text())["switches"][0]["work_ms"] == 1.5
     kept = switchlog.load(path)

@@ -23,7 +23,11 @@ def lines(shown: RenderableType) -> list[str]:
 @pytest.mark.parametrize("value", VALUES)
 def test_a_comparison_is_shown_whole(value: float) -> None:
     keys = [key for _, key in compare.COLUMNS]
-    summary: Mapping[str, Any] = {**dict.fromkeys(keys, value), "completed": 1000, "num_prompts": 1000}
+    summary: Mapping[str, Any] = {
+        **dict.fromkeys(keys, value),
+        "completed": 1000,
+        "num_prompts": 1000,
+    }
     shown = lines(view.systems("times in ms", compare.COLUMNS, {"static-dp": summary}))
     (row,) = [line for line in shown if "static-dp" in line]
     assert row.split() == ["static-dp", "1000/1000", *[view.number(value)] * len(keys)]
@@ -31,7 +35,15 @@ def test_a_comparison_is_shown_whole(value: float) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(None, "-"), (3, "3"), (0.5, "0.50"), (12.345, "12.35"), (123.45, "123.5"), (999.96, "1000"), (1673.456, "1673")],
+    [
+        (None, "-"),
+        (3, "3"),
+        (0.5, "0.50"),
+        (12.345, "12.35"),
+        (123.45, "123.5"),
+        (999.96, "1000"),
+        (1673.456, "1673"),
+    ],
 )
 def test_numbers_have_no_more_digits_than_they_need(value: float | None, text: str) -> None:
     assert view.number(value) == text
@@ -49,4 +61,7 @@ def test_a_client_that_kept_up_is_not_told() -> None:
 def test_a_client_that_fell_behind_in_several_replays_is_told_once() -> None:
     told = view.lag_warning([behind(6.0, 9.0), {"client_behind": False}, behind(8.0, 7.0)])
     assert told is not None
-    assert "in 2 of 3 replays: at the 99th percentile it was 8.0 ms late in sending and 9.0 ms late in reading" in told
+    assert (
+        "in 2 of 3 replays: at the 99th percentile it was 8.0 ms late in sending and 9.0 ms late "
+        "in reading" in told
+    )

@@ -38,7 +38,9 @@ def run(*arguments: str) -> str:
 
 
 def test_a_saved_status_becomes_a_machine(tmp_path: Path) -> None:
-    """Blocks of the smallest engine, tokens per block by group size, costs as they are; and it can be simulated."""
+    """Blocks of the smallest engine, tokens per block by group size, costs as they are; and it can
+    be simulated.
+    """
     (tmp_path / "status.json").write_text(json.dumps(STATUS))
     out = tmp_path / "machine.json"
     text = run("fit", str(tmp_path / "status.json"), "--out", str(out), "--frontend-ms", "5")
@@ -46,11 +48,15 @@ def test_a_saved_status_becomes_a_machine(tmp_path: Path) -> None:
     machine = load_measured(out)
     assert (machine.engines, machine.blocks, dict(machine.block_tokens)) == (2, 401, {1: 32, 2: 64})
     assert (
-        machine.step_cost[2].fixed_s == 0.012 and asdict(machine.step_cost[1]) == COST and machine.frontend_s == 0.005
+        machine.step_cost[2].fixed_s == 0.012
+        and asdict(machine.step_cost[1]) == COST
+        and machine.frontend_s == 0.005
     )
     assert machine.migration(2) == MigrationCost(0.001, 2e-6)
     workload = ["--synth", "poisson", "--set", "rate_rps=2", "--set", "requests=20"]
-    assert "20/20" in run("simulate", "--hardware", str(out), "--policy", "auto,static-dp,static-tp2", *workload)
+    assert "20/20" in run(
+        "simulate", "--hardware", str(out), "--policy", "auto,static-dp,static-tp2", *workload
+    )
 
 
 def test_a_server_whose_kv_does_not_migrate() -> None:
@@ -85,7 +91,9 @@ def test_a_server_is_asked_with_the_key(tmp_path: Path, monkeypatch: pytest.Monk
         ({"step_cost": {"1": COST | {"fixed_s": -1}, "2": COST}}, "step_cost.1.fixed_s"),
     ],
 )
-def test_what_is_no_status_is_refused_naming_source_and_field(change: dict[str, Any], message: str) -> None:
+def test_what_is_no_status_is_refused_naming_source_and_field(
+    change: dict[str, Any], message: str
+) -> None:
     with pytest.raises(FlyingError) as error:
         from_status(STATUS | change, "status.json", 0.0)
     assert message in str(error.value) and "status.json" in str(error.value)

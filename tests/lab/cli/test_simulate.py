@@ -16,7 +16,16 @@ from flying_serving.cli.admin import app
 from flying_serving.config import FlyingConfig
 from flying_serving.errors import FlyingError
 
-SMALL = ["--model", "llama-3-8b", "--hardware", "h200x2", "--synth", "paper", "--set", "requests=30"]
+SMALL = [
+    "--model",
+    "llama-3-8b",
+    "--hardware",
+    "h200x2",
+    "--synth",
+    "paper",
+    "--set",
+    "requests=30",
+]
 
 
 def run(*arguments: str) -> str:
@@ -34,7 +43,13 @@ def test_tables_and_files(tmp_path: Path) -> None:
     assert len(kept) == 30 and kept.ok.all()
     auto, fixed = load.comparison(tmp_path / "out")
     assert auto.summary["completed"] == 30 and auto.spans and fixed.name == "static-tp2"
-    for name in ("over_time.png", "distributions.png", "workload.jsonl", "report.html", "static-tp2/results.parquet"):
+    for name in (
+        "over_time.png",
+        "distributions.png",
+        "workload.jsonl",
+        "report.html",
+        "static-tp2/results.parquet",
+    ):
         assert (tmp_path / "out" / name).stat().st_size > 1000
 
 
@@ -48,9 +63,23 @@ def test_requests_are_split_and_steps_keep_to_a_target() -> None:
 
 def test_nodes_behind_a_router(tmp_path: Path) -> None:
     """Requests of all nodes in one table; the layouts of several are in none of the files."""
-    asked = [*SMALL, "--nodes", "3", "--router", "round-robin", "--policy", "auto", "--out", str(tmp_path / "out")]
+    asked = [
+        *SMALL,
+        "--nodes",
+        "3",
+        "--router",
+        "round-robin",
+        "--policy",
+        "auto",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     summary = json.loads(run(*asked, "--json"))["auto"]
-    assert (summary["completed"], summary["router"], summary["node_requests"]) == (30, "round-robin", [10, 10, 10])
+    assert (summary["completed"], summary["router"], summary["node_requests"]) == (
+        30,
+        "round-robin",
+        [10, 10, 10],
+    )
     assert len(Results.load(tmp_path / "out" / "auto" / "results.parquet")) == 30
     assert (tmp_path / "out" / "report.html").stat().st_size > 1000
     assert not (tmp_path / "out" / "auto" / "switches.json").exists()
@@ -61,26 +90,51 @@ def test_prompts_that_begin_alike_are_computed_once(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     rows = [(3000 * n, 1024 + 512, [n % 3, 3 + n % 3, 6 + n]) for n in range(12)]
     path.write_text("\n".join(json.dumps(_mooncake(*row)) for row in rows) + "\n")
-    asked = ["--model", "llama-3-8b", "--hardware", "h200x2", "--trace", str(path), "--policy", "static-tp", "--json"]
+    asked = [
+        "--model",
+        "llama-3-8b",
+        "--hardware",
+        "h200x2",
+        "--trace",
+        str(path),
+        "--policy",
+        "static-tp",
+        "--json",
+    ]
     assert "prefix_cache_hit_rate" not in json.loads(run(*asked))["static-tp"]
     found = {
-        router: json.loads(run(*asked, "--prefix-caching", "--nodes", "2", "--router", router))["static-tp"]
+        router: json.loads(run(*asked, "--prefix-caching", "--nodes", "2", "--router", router))[
+            "static-tp"
+        ]
         for router in ("cache-aware", "round-robin")
     }
     rates = {router: summary["prefix_cache_hit_rate"] for router, summary in found.items()}
-    assert rates == {"cache-aware": pytest.approx(9 / 12 * 2 / 3), "round-robin": pytest.approx(6 / 12 * 2 / 3)}
+    assert rates == {
+        "cache-aware": pytest.approx(9 / 12 * 2 / 3),
+        "round-robin": pytest.approx(6 / 12 * 2 / 3),
+    }
 
 
 def _mooncake(timestamp_ms: int, tokens: int, hash_ids: list[int]) -> dict[str, object]:
-    return {"timestamp": timestamp_ms, "input_length": tokens, "output_length": 5, "hash_ids": hash_ids}
+    return {
+        "timestamp": timestamp_ms,
+        "input_length": tokens,
+        "output_length": 5,
+        "hash_ids": hash_ids,
+    }
 
 
 def test_it_weighs_as_a_live_server_does() -> None:
-    """If nothing is said: otherwise it would answer for another server than the one that is started."""
+    """If nothing is said: otherwise it would answer for another server than the one that is
+    started.
+    """
     live, simulated = FlyingConfig(), Options()
     assert inspect.signature(simulate.simulate).parameters["horizon_s"].default == live.horizon_s
     assert (simulated.horizon_s, simulated.slo_s) == (live.horizon_s, live.slo_s)
-    assert (simulated.weave_steps, simulated.max_pause_s * 1e3) == (live.weave_steps, live.max_pause_ms)
+    assert (simulated.weave_steps, simulated.max_pause_s * 1e3) == (
+        live.weave_steps,
+        live.max_pause_ms,
+    )
 
 
 def test_json_is_the_same_each_time_for_a_seed() -> None:
@@ -99,9 +153,15 @@ def test_json_is_the_same_each_time_for_a_seed() -> None:
         (["--policy", "auto,auto"], "each once"),
         (["--devices-per-engine", "4"], "--devices-per-engine=4: must be one of 1, 2"),
         (["--set", "requests=none"], "requests"),
-        (["--router", "best"], "--router='best': Input should be 'cache-aware', 'least-load' or 'round-robin'"),
+        (
+            ["--router", "best"],
+            "--router='best': Input should be 'cache-aware', 'least-load' or 'round-robin'",
+        ),
         (["--prefix-caching"], "--prefix-caching: no request of this workload has hash ids"),
-        (["--max-num-batched-tokens", "8"], "max_num_batched_tokens=8: must be at least max_num_seqs=1024"),
+        (
+            ["--max-num-batched-tokens", "8"],
+            "max_num_batched_tokens=8: must be at least max_num_seqs=1024",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_runs(
@@ -123,9 +183,13 @@ def test_what_is_wrong_is_said_before_anything_runs(
         ("2023-11-16 18:17:04.0,5", "trace.csv:3: row="),
     ],
 )
-def test_a_row_that_cannot_be_read_is_named_by_file_line_and_column(tmp_path: Path, row: str, message: str) -> None:
+def test_a_row_that_cannot_be_read_is_named_by_file_line_and_column(
+    tmp_path: Path, row: str, message: str
+) -> None:
     path = tmp_path / "trace.csv"
-    path.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.0,100,10\n{row}\n")
+    path.write_text(
+        f"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.0,100,10\n{row}\n"
+    )
     with pytest.raises(FlyingError) as error:
         run("--model", "llama-3-8b", "--hardware", "h200x2", "--trace", str(path))
     assert message in str(error.value)
@@ -136,7 +200,11 @@ def test_a_measured_machine_needs_no_model(tmp_path: Path) -> None:
     cost = {"fixed_s": 0.02, "prefill_token_s": 1e-4, "sequence_s": 1e-3, "context_token_s": 0.0}
     path = tmp_path / "machine.json"
     machine = {"source": "a test", "engines": 2, "devices_per_engine": 1, "blocks": 400}
-    path.write_text(json.dumps(machine | {"block_tokens": {"1": 32, "2": 64}, "step_cost": {"1": cost, "2": cost}}))
+    path.write_text(
+        json.dumps(
+            machine | {"block_tokens": {"1": 32, "2": 64}, "step_cost": {"1": cost, "2": cost}}
+        )
+    )
     synthesis = ["--synth", "poisson", "--set", "requests=20", "--set", "rate_rps=2"]
     assert "20/20" in run("--hardware", str(path), *synthesis)
     with pytest.raises(FlyingError, match="leave --model out"):

@@ -23,15 +23,21 @@ LOG = SwitchLog(
     APART,
     1,
     (
-        LoggedSwitch(1, START_S - 0.2, APART, TOGETHER, "load: 0.05 requests/s, 0 waiting", "weave", 1),
-        LoggedSwitch(2, START_S + 11.3, TOGETHER, APART, "load: 1.45 requests/s, 1 waiting", "migrate", 3),
+        LoggedSwitch(
+            1, START_S - 0.2, APART, TOGETHER, "load: 0.05 requests/s, 0 waiting", "weave", 1
+        ),
+        LoggedSwitch(
+            2, START_S + 11.3, TOGETHER, APART, "load: 1.45 requests/s, 1 waiting", "migrate", 3
+        ),
     ),
 )
 RESULTS = Results.of(
     Run("demo", "", 1, "http://there", "m", START_S, 20.0),
     [
         Record(Request(number, arrival_s, 8, 2, phase=phase))
-        for number, (arrival_s, phase) in enumerate([(0.0, "quiet"), (2.2, "quiet"), (11.0, "burst")])
+        for number, (arrival_s, phase) in enumerate(
+            [(0.0, "quiet"), (2.2, "quiet"), (11.0, "burst")]
+        )
     ],
 )
 
@@ -83,7 +89,10 @@ def test_each_switch_says_when_and_why() -> None:
 
 
 def test_a_server_that_never_switched_did_nothing() -> None:
-    assert list(seen.decisions(RESULTS, replace_switches(LOG))) == ["\nwhat auto did, from 1+1:", "  nothing"]
+    assert list(seen.decisions(RESULTS, replace_switches(LOG))) == [
+        "\nwhat auto did, from 1+1:",
+        "  nothing",
+    ]
 
 
 def replace_switches(log: SwitchLog) -> SwitchLog:
@@ -95,7 +104,9 @@ def test_the_conclusion_says_that_auto_was_behind_and_by_how_much() -> None:
     text = seen.conclusion([QUIET, BURST, WHOLE], LOG)
     assert "engines apart were faster in 'burst', engines together were faster in 'quiet'." in text
     assert "joined its engines once and parted them once" in text
-    assert text.endswith("1.30 s on average, 25% more than with the better fixed layout (engines apart, 1.04 s).")
+    assert text.endswith(
+        "1.30 s on average, 25% more than with the better fixed layout (engines apart, 1.04 s)."
+    )
 
 
 def test_the_conclusion_says_that_auto_was_ahead() -> None:

@@ -45,11 +45,14 @@ def test_the_demo_has_no_more_engines_than_the_quota_has_cores() -> None:
     """As in a container of 2 CPUs on a machine of 16."""
     code = (
         "import os; os.sched_getaffinity = lambda _: set(range(16))\n"
-        "from flying_serving.placement import topology; from tests.placement.machines import machine\n"
+        "from flying_serving.placement import topology; from tests.placement.machines import "
+        "machine\n"
         "topology.read_topology = lambda: machine(16, quota_cpus=2.5)\n"
         "from flying_lab.demo.server import ENGINES; print(ENGINES)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == ["2"]
 
 
@@ -59,7 +62,8 @@ def test_the_display_follows_the_log() -> None:
         "Triton is installed\n"
         "(APIServer pid=7) INFO 11-21 02:14:41 [api_utils.py:286] non-default args: {}\n"
         "(EngineCore_DP1 pid=8) INFO 11-21 02:14:45 [progress.py:13] engine 1: loading the model\n"
-        "(EngineCore_DP0 pid=9) INFO 11-21 02:14:48 [core.py:402] init engine (profile) took 0.27 s\n"
+        "(EngineCore_DP0 pid=9) INFO 11-21 02:14:48 [core.py:402] init engine (profile) took "
+        "0.27 s\n"
         "(EngineCore_DP7 pid=9) INFO 11-21 02:14:48 [progress.py:13] engine 7: there is none\n"
     )
     assert phases(log, engines=4) == {

@@ -26,7 +26,10 @@ def test_a_split_is_told_in_one_sentence() -> None:
     ("seen", "expected"),
     [
         (replace(GOOD, token_s=TIMES_S[1:]), "47 of 48 tokens came"),
-        (replace(GOOD, begun=0, first=None, second=None, next_on=None), "0 splits, 0 undone, None and None"),
+        (
+            replace(GOOD, begun=0, first=None, second=None, next_on=None),
+            "0 splits, 0 undone, None and None",
+        ),
         (replace(GOOD, undone=1), "1 splits, 1 undone"),
         (replace(GOOD, second=0), "0 and 0"),
         (replace(GOOD, next_on=2), "the next prompt is on engine 2, not 0"),

@@ -21,7 +21,14 @@ from tests.placement.machines import machine
 
 TOOK_S = {"static-dp": (1.3, 1.1), "static-tp": (0.8, 3.0), "auto": (0.9, 1.2)}
 """Of a request in the quiet phase and in the burst."""
-SWITCH = {"number": 1, "time": 1003.0, "from": [[0], [1]], "to": [[0, 1]], "mode": "weave", "problem": None}
+SWITCH = {
+    "number": 1,
+    "time": 1003.0,
+    "from": [[0], [1]],
+    "to": [[0, 1]],
+    "mode": "weave",
+    "problem": None,
+}
 SWITCH |= {"reason": "load: 0.05 requests/s, 0 waiting", "requests_in_flight": 1}
 
 
@@ -68,11 +75,19 @@ def test_what_is_told_fits_the_columns(tmp_path: Path, switches: list[dict[str, 
 
 def test_what_is_told_ends_with_a_sentence_on_how_far_auto_was(tmp_path: Path) -> None:
     text, _ = told(tmp_path, [SWITCH])
-    assert " ".join(text.split()).endswith("12% less than with the better fixed layout (engines apart, 1.20 s).")
+    assert " ".join(text.split()).endswith(
+        "12% less than with the better fixed layout (engines apart, 1.20 s)."
+    )
 
 
 RECORDS = [
-    {"from": layout_of(1), "to": layout_of(2), "mode": mode, "requests_in_flight": 3, "drain_ms": 900.0}
+    {
+        "from": layout_of(1),
+        "to": layout_of(2),
+        "mode": mode,
+        "requests_in_flight": 3,
+        "drain_ms": 900.0,
+    }
     | {"cutover_ms": cutover_ms, "worst_token_gap_ms": gap_ms}
     for mode, cutover_ms, gap_ms in (("weave", 15.2, 119.8), ("hard", 14.9, 1050.6))
 ]
@@ -88,13 +103,18 @@ def test_the_switches_of_an_operator_fit_the_columns() -> None:
 def test_the_first_part_ends_with_what_switches_meant_for_streams() -> None:
     text = layouts.conclusion(RECORDS)
     assert "the layout changed 2 times while requests streamed, each time within 15 ms" in text
-    assert text.endswith("No stream stood still for longer than 0.12 s with mode weave, 1.05 s with mode hard.")
+    assert text.endswith(
+        "No stream stood still for longer than 0.12 s with mode weave, 1.05 s with mode hard."
+    )
 
 
 @pytest.mark.parametrize(
-    ("percents", "cores", "used"), [([50.0, 50.0], 2, "1.0 of 2 CPUs"), ([20.0] * 8, 8, "1.6 of 8 CPUs")]
+    ("percents", "cores", "used"),
+    [([50.0, 50.0], 2, "1.0 of 2 CPUs"), ([20.0] * 8, 8, "1.6 of 8 CPUs")],
 )
-def test_other_programs_that_are_at_work_are_told(percents: list[float], cores: int, used: str) -> None:
+def test_other_programs_that_are_at_work_are_told(
+    percents: list[float], cores: int, used: str
+) -> None:
     assert used in (others_note(percents, machine(cores)) or "")
 
 

@@ -1,4 +1,6 @@
-"""Metrics against numbers worked out by hand, and against a slow, plain calculation on drawn records."""
+"""Metrics against numbers worked out by hand, and against a slow, plain calculation on drawn
+records.
+"""
 
 import math
 from statistics import fmean, median
@@ -16,7 +18,9 @@ from flying_serving.errors import ConfigError
 from flying_serving.slo import Slo, parse_slo
 from tests.lab.bench.tables import record, records, results
 
-TWO = results(record(0, 1.0, [1.5, 1.6, 1.8]), record(1, 2.0, [4.0]), record(2, 3.0, [], status="failed"))
+TWO = results(
+    record(0, 1.0, [1.5, 1.6, 1.8]), record(1, 2.0, [4.0]), record(2, 3.0, [], status="failed")
+)
 
 
 def test_latencies_by_hand() -> None:
@@ -29,9 +33,13 @@ def test_latencies_by_hand() -> None:
 
 
 def test_the_summary_by_hand() -> None:
-    """Names as `vllm bench serve` has them; the failed request is counted, and counts in no latency."""
+    """Names as `vllm bench serve` has them; the failed request is counted, and counts in no
+    latency.
+    """
     summary = summarise(TWO, Slo(ttft=500.0001, tpot=150.0001))
-    assert {name: summary[name] for name in ("num_prompts", "completed", "failed", "unfinished")} == {
+    assert {
+        name: summary[name] for name in ("num_prompts", "completed", "failed", "unfinished")
+    } == {
         "num_prompts": 3,
         "completed": 2,
         "failed": 1,
@@ -85,8 +93,15 @@ def test_a_plain_calculation_agrees(found: list[Record]) -> None:
     kept = sum(t * 1e3 <= 1000 and e * 1e3 <= 4000 for t, e in zip(ttft, e2el, strict=True))
     assert summary["request_goodput"] == pytest.approx(kept / 100)
     assert summary["total_output_tokens"] == sum(tokens)
-    assert summary["completed"] + summary["failed"] + summary["unfinished"] == summary["num_prompts"] == len(found)
-    assert sum(one["num_prompts"] for one in summary.get("priorities", {}).values()) in (0, len(found))
+    assert (
+        summary["completed"] + summary["failed"] + summary["unfinished"]
+        == summary["num_prompts"]
+        == len(found)
+    )
+    assert sum(one["num_prompts"] for one in summary.get("priorities", {}).values()) in (
+        0,
+        len(found),
+    )
     assert timeline.tokens_per_s(made).sum() == sum(sum(one.token_counts) for one in found)
 
 
@@ -103,11 +118,15 @@ def test_concurrency_begins_and_ends_with_the_requests(found: list[Record]) -> N
 
 def phased(index: int, at: float, phase: str | None, token_s: list[float]) -> Record:
     """Return a request of a phase."""
-    return record(index, at, token_s, request=Request(index, at, 10, max(1, len(token_s)), phase=phase))
+    return record(
+        index, at, token_s, request=Request(index, at, 10, max(1, len(token_s)), phase=phase)
+    )
 
 
 def test_phases() -> None:
-    """A phase lasts from its first arrival to the next phase's; what comes during it counts for it."""
+    """A phase lasts from its first arrival to the next phase's; what comes during it counts for
+    it.
+    """
     made = results(
         phased(0, 0.0, "low", [1.0, 11.0]),
         phased(1, 5.0, "low", [6.0]),
@@ -130,7 +149,9 @@ def test_phases() -> None:
 def test_a_phase_of_one_request_has_no_rates() -> None:
     """It took no time."""
     phases = summarise(results(phased(0, 0.0, "low", [1.0])))["phases"]
-    assert phases["low"]["output_throughput"] is None and phases["low"]["mean_ttft_ms"] == pytest.approx(1000)
+    assert phases["low"]["output_throughput"] is None and phases["low"][
+        "mean_ttft_ms"
+    ] == pytest.approx(1000)
 
 
 def test_several_priorities_are_told_apart() -> None:
@@ -143,7 +164,9 @@ def test_several_priorities_are_told_apart() -> None:
 def test_reasons_are_counted() -> None:
     """The most frequent first; what is complete has none."""
     errors = ["refused", "took long", "took long", None]
-    summary = summarise(results(*(record(index, 0.0, [1.0], error=error) for index, error in enumerate(errors))))
+    summary = summarise(
+        results(*(record(index, 0.0, [1.0], error=error) for index, error in enumerate(errors)))
+    )
     assert list(summary["error_counts"].items()) == [("took long", 2), ("refused", 1)]
 
 
@@ -164,7 +187,9 @@ def test_parts_of_slo_texts_are_parted_by_commas_or_blanks() -> None:
     assert parse_slo("ttft:2000,tpot:100.5 e2el:0") == Slo(ttft=2000, tpot=100.5, e2el=0)
 
 
-@pytest.mark.parametrize("text", ["", "itl:5", "ttft", "ttft:", "ttft:x", "ttft:-1", "ttft:nan", "ttft:1,ttft:2"])
+@pytest.mark.parametrize(
+    "text", ["", "itl:5", "ttft", "ttft:", "ttft:x", "ttft:-1", "ttft:nan", "ttft:1,ttft:2"]
+)
 def test_slo_texts_that_are_none(text: str) -> None:
     with pytest.raises(ConfigError, match="--slo="):
         parse_slo(text)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from flying_lab.sim.cluster import Clock, ClusterShape, Options
+from flying_lab.sim.clock import Clock
+from flying_lab.sim.cluster import ClusterShape, Options
 from flying_lab.sim.node import SimNode, System
 from flying_lab.sim.requests import Chunk, SimStep
 from flying_lab.workload.model import Request
@@ -28,7 +29,9 @@ def shape_of(
     engines: int, sizes: Sequence[int], blocks: int = 128, options: Options = OPTIONS, **other: Any
 ) -> ClusterShape:
     """A small node."""
-    return ClusterShape(engines, blocks, {size: BLOCK_TOKENS * size for size in sizes}, options, **other)
+    return ClusterShape(
+        engines, blocks, {size: BLOCK_TOKENS * size for size in sizes}, options, **other
+    )
 
 
 def node_of(policy: str, engines: int = 4, blocks: int = 128, **other: Any) -> SimNode:
@@ -42,7 +45,9 @@ def system_of(policy: str, engines: int = 4, blocks: int = 128, **other: Any) ->
     every = [size for size in (1, 2, 4, 8) if size <= engines]
     sizes = every if chosen.pinned_size is None else [chosen.pinned_size(every)]
     capacity = Capacity.of(sizes, blocks, BLOCK_TOKENS, 1, 8)
-    limits = Limits(OPTIONS.max_num_seqs, OPTIONS.max_num_batched_tokens, capped=chosen.pinned_size is None)
+    limits = Limits(
+        OPTIONS.max_num_seqs, OPTIONS.max_num_batched_tokens, capped=chosen.pinned_size is None
+    )
     measured = [
         Step(size, step_time(size, SimStep([Chunk(tokens, 0)], count)), tokens, count, 0)
         for size in every
@@ -65,9 +70,13 @@ def run(node: SimNode, requests: Iterable[Request]) -> SimNode:
 
 
 def check_over(node: SimNode, requests: Sequence[Request]) -> None:
-    """Every request ended once with the tokens that it asked for, or was refused; no block is held."""
+    """Every request ended once with the tokens that it asked for, or was refused; no block is
+    held.
+    """
     outcome = node.outcome
-    names = sorted([r.request_id for r in outcome.ended] + [r.request_id for r, _ in outcome.refused])
+    names = sorted(
+        [r.request_id for r in outcome.ended] + [r.request_id for r, _ in outcome.refused]
+    )
     assert names == sorted(str(r.index) for r in requests)
     asked = {str(r.index): r for r in requests}
     for request in outcome.ended:
@@ -77,6 +86,10 @@ def check_over(node: SimNode, requests: Sequence[Request]) -> None:
         assert (times[0], times[-1]) == (request.first_token_s, request.end_s)
         assert times[0] > asked[request.request_id].arrival_s
     node.controller.state.check_integrity()
-    assert node.open == {} and node.controller.state.running == 0 and len(node.controller.state.pool) == 0
+    assert (
+        node.open == {}
+        and node.controller.state.running == 0
+        and len(node.controller.state.pool) == 0
+    )
     assert all(pool.free == pool.blocks for pool in node.cluster.pools)
     assert all(lane.requests == 0 for lane in node.cluster.lanes.values())

@@ -1,4 +1,6 @@
-"""A lane that does everything the slow and obvious way: lists of requests, each with its own numbers."""
+"""A lane that does everything the slow and obvious way: lists of requests, each with its own
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from dataclasses import dataclass
 
 @dataclass
 class Slow:
-    """One request: `computed` of its tokens are in the KV cache; it `decodes` once it has a token of the lane."""
+    """One request: `computed` of its tokens are in the KV cache; it `decodes` once it has a token
+    of the lane.
+    """
 
     name: str
     prompt: int
@@ -47,7 +51,9 @@ class SlowLane:
         decoding = sum(one.decodes for one in self.running)
         chunk = budget = max(0, self.budget - decoding)
         if arrived:
-            chunk = max(1, max(1, self.budget - decoding - arrived) // max(1, len(self.running) - decoding))
+            chunk = max(
+                1, max(1, self.budget - decoding - arrived) // max(1, len(self.running) - decoding)
+            )
         for request in list(self.running):
             if request not in self.running or (budget == 0 and not request.decodes):
                 continue
@@ -90,7 +96,9 @@ class SlowLane:
                 request.blocks = 0
                 self.running.remove(request)
                 ended.append(request.name)
-        self.running.sort(key=lambda request: not request.decodes)  # one with KV may have come behind prompts
+        self.running.sort(
+            key=lambda request: not request.decodes
+        )  # one with KV may have come behind prompts
         return ended
 
     def _missing(self, request: Slow, tokens: int) -> int:

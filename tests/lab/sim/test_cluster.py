@@ -1,4 +1,6 @@
-"""Engines on a virtual clock: weave, hard switch, groups of several sizes, lanes that lack blocks."""
+"""Engines on a virtual clock: weave, hard switch, groups of several sizes, lanes that lack
+blocks.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flying_lab.sim.cluster import Clock, Cluster, ClusterShape, Options
+from flying_lab.sim.clock import Clock
+from flying_lab.sim.cluster import Cluster, ClusterShape, Options
 from flying_lab.sim.engines import SimOrder
 from flying_lab.sim.lanes import Finished, SimLane
 from flying_lab.sim.requests import SimRequest, SimStep
@@ -21,7 +24,9 @@ from tests.lab.sim.nodes import OPTIONS, shape_of, step_time
 
 @dataclass
 class World:
-    """A cluster, and its past: (time, group, seconds) of steps and of other things that engines did together."""
+    """A cluster, and its past: (time, group, seconds) of steps and of other things that engines did
+    together.
+    """
 
     shape: ClusterShape
     clock: Clock = field(default_factory=Clock)
@@ -79,7 +84,9 @@ def no_engine_in_two_steps(world: World) -> None:
 
 
 work = st.lists(
-    st.tuples(st.floats(0, 2), st.integers(0, 6), st.integers(1, 300), st.integers(1, 40)), min_size=1, max_size=14
+    st.tuples(st.floats(0, 2), st.integers(0, 6), st.integers(1, 300), st.integers(1, 40)),
+    min_size=1,
+    max_size=14,
 )
 orders = st.lists(st.tuples(st.floats(0, 3), st.integers(0, 4), st.sampled_from(MODES)), max_size=5)
 joint = st.lists(st.tuples(st.floats(0, 3), st.integers(4, 6), st.floats(0, 0.5)), max_size=5)
@@ -93,7 +100,9 @@ def test_all_requests_end_whatever_happens(
     together: list[tuple[float, int, float]],
     recomputes: bool,
 ) -> None:
-    """Requests in groups of mixed sizes and orders at any time: none is stuck, no engine is in two steps at once."""
+    """Requests in groups of mixed sizes and orders at any time: none is stuck, no engine is in two
+    steps at once.
+    """
     world = World(shape_of(4, (1, 2, 4), blocks=24, recomputes=recomputes))
     groups, layouts = list(world.cluster.lanes), Layout.all(4, (1, 2, 4))
     for number, (at_s, group, prompt, output) in enumerate(requests):
@@ -118,7 +127,10 @@ def test_a_weave_gives_both_layouts_half_of_the_time() -> None:
     world.order(Layout.uniform(2, 2), "weave")
     world.cluster.add((0, 1), SimRequest("new", 10, 100, 0.0))
     world.run(1.5)
-    spent = {size: sum(s for at, group, s in world.steps if len(group) == size and at > 0.3) for size in (1, 2)}
+    spent = {
+        size: sum(s for at, group, s in world.steps if len(group) == size and at > 0.3)
+        for size in (1, 2)
+    }
     assert spent[1] > 0.3 and spent[2] > 0.3
     assert 0.5 < spent[1] / spent[2] < 2.0
 
@@ -157,7 +169,9 @@ def test_a_hard_switch_that_frees_kv_computes_prompts_again() -> None:
     """The authors' fork frees the blocks of the requests that it preempts."""
     prefilled = {}
     for recomputes in (False, True):
-        world = World(shape_of(2, (1, 2), options=replace(OPTIONS, max_pause_s=0.5), recomputes=recomputes))
+        world = World(
+            shape_of(2, (1, 2), options=replace(OPTIONS, max_pause_s=0.5), recomputes=recomputes)
+        )
         old = SimRequest("old", 100, 60, 0.0)
         world.cluster.add((0,), old)
         world.run(0.5)
@@ -178,5 +192,7 @@ def test_a_group_waits_for_blocks_that_another_engine_holds() -> None:
 
 
 def test_a_budget_below_the_number_of_requests_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"max_num_batched_tokens=4: must be at least max_num_seqs=8"):
+    with pytest.raises(
+        ConfigError, match=r"max_num_batched_tokens=4: must be at least max_num_seqs=8"
+    ):
         Options(max_num_seqs=8, max_num_batched_tokens=4)

@@ -24,7 +24,11 @@ PREFILL = st.tuples(st.integers(1, 8192), st.integers(0, 100_000))
 
 @given(LANE, COUNT, TOKENS, st.lists(PREFILL, max_size=3), PREFILL)
 def test_more_work_takes_longer(
-    lane: LaneCost, decodes: int, context: int, prefills: list[tuple[int, int]], more: tuple[int, int]
+    lane: LaneCost,
+    decodes: int,
+    context: int,
+    prefills: list[tuple[int, int]],
+    more: tuple[int, int],
 ) -> None:
     """Another request, a longer context or another chunk never make a step shorter."""
     base = lane.step_s(decodes, context, prefills)
@@ -39,7 +43,9 @@ def test_nothing_takes_no_time(lane: LaneCost) -> None:
 
 
 @given(LANE, st.integers(1, 64), st.integers(0, 100_000))
-def test_a_step_is_longer_than_what_the_data_sheet_allows(lane: LaneCost, decodes: int, context: int) -> None:
+def test_a_step_is_longer_than_what_the_data_sheet_allows(
+    lane: LaneCost, decodes: int, context: int
+) -> None:
     """Reading what a decode step must read at full bandwidth, however few experts it touches."""
     model, spec = lane.model, lane.hardware.spec
     weights = model.layers * attention_params(model) * model.linear_bytes / lane.degree
@@ -48,13 +54,17 @@ def test_a_step_is_longer_than_what_the_data_sheet_allows(lane: LaneCost, decode
 
 @given(LANE, st.integers(512, 8192))
 def test_a_prompt_takes_longer_than_peak_arithmetic(lane: LaneCost, tokens: int) -> None:
-    seconds = 2.0 * tokens * active_params(lane.model) / lane.degree / lane.hardware.spec.peak_flops.value
+    seconds = (
+        2.0 * tokens * active_params(lane.model) / lane.degree / lane.hardware.spec.peak_flops.value
+    )
     assert lane.step_s(0, 0, [(tokens, 0)]) > seconds
 
 
 @given(LANE, st.integers(2, 4000), st.data())
 def test_chunks_do_the_work_of_the_whole(lane: LaneCost, tokens: int, data: st.DataObject) -> None:
-    """Attention of a prompt in two chunks is that of the prompt at once, unless reading keys takes longer."""
+    """Attention of a prompt in two chunks is that of the prompt at once, unless reading keys takes
+    longer.
+    """
     first = data.draw(st.integers(1, tokens - 1))
     whole = lane.prefill_attention_s(tokens, 0)
     parts = lane.prefill_attention_s(first, 0) + lane.prefill_attention_s(tokens - first, first)
@@ -74,8 +84,12 @@ def test_between_maximum_and_sum(a: float, b: float, sharpness: float) -> None:
     assert value <= (a + b) * (1 + 1e-9)
 
 
-@given(st.sampled_from(["h200", "a100"]), st.sampled_from(RANKS), st.floats(0, 1e9), st.floats(0, 1e9))
-def test_all_reduce_grows_and_respects_the_link(name: str, ranks: int, one: float, other: float) -> None:
+@given(
+    st.sampled_from(["h200", "a100"]), st.sampled_from(RANKS), st.floats(0, 1e9), st.floats(0, 1e9)
+)
+def test_all_reduce_grows_and_respects_the_link(
+    name: str, ranks: int, one: float, other: float
+) -> None:
     device = load(name)
     small, large = sorted((one, other))
     link = device.spec.link_bandwidth.value
@@ -115,7 +129,9 @@ def test_eager_steps_wait_for_the_host() -> None:
     graph = LaneCost(models.load("llama-3-8b"), load("h200"), 8)
     eager = LaneCost(models.load("llama-3-8b"), load("h200"), 8, "eager")
     host_s = 32 * load("h200").coefficients.eager_layer_s.value
-    assert eager.step_s(1, 100) == pytest.approx(host_s + load("h200").coefficients.step_overhead_s.value)
+    assert eager.step_s(1, 100) == pytest.approx(
+        host_s + load("h200").coefficients.step_overhead_s.value
+    )
     assert graph.step_s(1, 100) < host_s
     for step in ((0, 0, ((GRAPH_TOKENS + 1, 0),)), (0, 0, ((8192, 0),))):
         assert graph.step_s(*step) == eager.step_s(*step)

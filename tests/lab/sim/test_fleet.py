@@ -1,4 +1,6 @@
-"""Nodes behind a router: all requests end, each at the node that it was sent to, and one node is a server alone."""
+"""Nodes behind a router: all requests end, each at the node that it was sent to, and one node is a
+server alone.
+"""
 
 from dataclasses import replace
 
@@ -51,7 +53,9 @@ def test_a_fleet_of_one_is_a_server_alone(router: RouterName) -> None:
     fleet, alone = Fleet(system(), 1, make_router(router)), simulate(system(), requests)
     fleet.run(requests)
     outcome = fleet.outcome()
-    assert [(r.request_id, r.end_s) for r in outcome.ended] == [(r.request_id, r.end_s) for r in alone.ended]
+    assert [(r.request_id, r.end_s) for r in outcome.ended] == [
+        (r.request_id, r.end_s) for r in alone.ended
+    ]
     assert outcome.layouts == alone.layouts
 
 
@@ -65,7 +69,9 @@ def test_requests_are_read_one_ahead() -> None:
             yield Request(index, float(index), 100, 5)
 
     ahead = []
-    fleet = Fleet(system("static-dp"), 2, on_end=lambda request: ahead.append(seen - int(request.request_id)))
+    fleet = Fleet(
+        system("static-dp"), 2, on_end=lambda request: ahead.append(seen - int(request.request_id))
+    )
     fleet.run(stream())
     assert max(ahead) <= 3
 
@@ -78,10 +84,16 @@ def test_what_no_node_can_hold_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("router", "nodes_with_each"), [("cache-aware", 1), ("round-robin", 2)])
-def test_a_router_that_knows_prefixes_has_more_hits(router: RouterName, nodes_with_each: int) -> None:
-    """Nine prompts with a part of their own are sent ten times each; a node has to compute what it was not sent yet."""
+def test_a_router_that_knows_prefixes_has_more_hits(
+    router: RouterName, nodes_with_each: int
+) -> None:
+    """Nine prompts with a part of their own are sent ten times each; a node has to compute what it
+    was not sent yet.
+    """
     requests = [
-        Request(index, 3.0 * index, 1100, 5, hash_ids=(1000 + index % 9, 2000 + index % 9, 3000 + index))
+        Request(
+            index, 3.0 * index, 1100, 5, hash_ids=(1000 + index % 9, 2000 + index % 9, 3000 + index)
+        )
         for index in range(90)
     ]
     fleet = Fleet(replace(system("static-tp"), hash_id_tokens=512), 2, make_router(router))

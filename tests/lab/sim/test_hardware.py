@@ -38,7 +38,9 @@ def test_names_with_counts() -> None:
 
 @pytest.mark.parametrize("text", ["h300x8", "h300", "", "8", "h200x", "h200y8", "h200x-1", "x8"])
 def test_unknown_devices_list_what_exists(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"no such device .*; there are a100x8, h100x8, h20x8, h200x8"):
+    with pytest.raises(
+        ConfigError, match=r"no such device .*; there are a100x8, h100x8, h20x8, h200x8"
+    ):
         parse_devices(text)
 
 
@@ -74,7 +76,9 @@ def test_missing_numbers_are_named(tmp_path: Path, path: tuple[str, ...]) -> Non
     file.write_text(json.dumps({"mine": without(packaged("h100"), *path)}), encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
         load("mine", file)
-    expected = "all_reduce: must have exactly the ranks" if path == ("all_reduce", "8") else ".".join(path)
+    expected = (
+        "all_reduce: must have exactly the ranks" if path == ("all_reduce", "8") else ".".join(path)
+    )
     assert expected in str(caught.value)
     assert str(file) in str(caught.value)
 

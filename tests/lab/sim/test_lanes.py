@@ -29,7 +29,9 @@ def pool_of(blocks: int = BLOCKS) -> BlockPool:
     return BlockPool(blocks, blocks)
 
 
-def lane_of(pools: list[BlockPool], seqs: int = 4, budget: int = 8, keep_times: bool = False) -> SimLane:
+def lane_of(
+    pools: list[BlockPool], seqs: int = 4, budget: int = 8, keep_times: bool = False
+) -> SimLane:
     """A small lane."""
     blocks, batch = GroupBlocks(pools, BLOCK_TOKENS), DecodeBatch(BLOCK_TOKENS, keep_times)
     return SimLane(tuple(range(len(pools))), blocks, batch, Limits(seqs, budget))
@@ -52,11 +54,15 @@ def run(lane: SimLane, start: int = 0) -> list[SimRequest]:
 
 
 @settings(max_examples=300, deadline=None)
-@given(arrivals, st.lists(computed, min_size=12, max_size=12), st.integers(1, 5), st.integers(5, 30))
+@given(
+    arrivals, st.lists(computed, min_size=12, max_size=12), st.integers(1, 5), st.integers(5, 30)
+)
 def test_every_step_is_the_reference_s(
     requests: list[tuple[int, tuple[int, int]]], brought: list[int], seqs: int, budget: int
 ) -> None:
-    """What each step computes, who ends when, and how many blocks are free agree with the slow lane."""
+    """What each step computes, who ends when, and how many blocks are free agree with the slow
+    lane.
+    """
     pool = pool_of()
     lane = lane_of([pool], seqs, budget)
     slow = SlowLane(BLOCKS, BLOCK_TOKENS, seqs, budget)
@@ -79,7 +85,10 @@ def test_every_step_is_the_reference_s(
         prompts = {r.request_id: chunk for r, chunk in zip(plan.prompts, plan.chunks, strict=True)}
         decodes = {name: chunk for name, chunk in expected.items() if name not in prompts}
         assert prompts == {name: expected[name] for name in prompts}
-        assert (plan.sequences, plan.prefill_tokens) == (len(decodes), sum(new for new, _ in prompts.values()))
+        assert (plan.sequences, plan.prefill_tokens) == (
+            len(decodes),
+            sum(new for new, _ in prompts.values()),
+        )
         assert plan.decode_context_tokens == sum(new + before for new, before in decodes.values())
         assert pool.free == slow.free
         ended = lane.finish(float(now)).ended
@@ -88,7 +97,11 @@ def test_every_step_is_the_reference_s(
     assert pool.free == BLOCKS
     for name, mine in fast_of.items():
         theirs = slow_of[name]
-        assert (mine.first_token_s, mine.end_s, mine.tokens) == (theirs.first_s, theirs.end_s, theirs.output)
+        assert (mine.first_token_s, mine.end_s, mine.tokens) == (
+            theirs.first_s,
+            theirs.end_s,
+            theirs.output,
+        )
 
 
 @settings(max_examples=200, deadline=None)
@@ -96,7 +109,9 @@ def test_every_step_is_the_reference_s(
 def test_removing_requests_leaves_no_block_behind(
     requests: list[tuple[int, tuple[int, int]]], data: st.DataObject
 ) -> None:
-    """Whenever a request is taken out, between steps or while one runs, and put back: it ends once, blocks add up."""
+    """Whenever a request is taken out, between steps or while one runs, and put back: it ends once,
+    blocks add up.
+    """
     pools = [pool_of(), pool_of()]
     lane = lane_of(pools, keep_times=True)
     here = [request(str(i), *size) for i, (_, size) in enumerate(requests)]
@@ -128,7 +143,9 @@ def test_removing_requests_leaves_no_block_behind(
     for one in here:
         assert one.tokens == one.output_tokens == len(one.token_s or ())
         assert list(one.token_s or ()) == sorted(set(one.token_s or ()))
-        assert (one.token_s or [0])[0] == one.first_token_s and (one.token_s or [0])[-1] == one.end_s
+        assert (one.token_s or [0])[0] == one.first_token_s and (one.token_s or [0])[
+            -1
+        ] == one.end_s
 
 
 def test_a_chunk_says_what_was_computed_before() -> None:
@@ -145,7 +162,9 @@ def test_a_chunk_says_what_was_computed_before() -> None:
 
 
 def test_a_request_that_migrates_keeps_its_computed_tokens() -> None:
-    """All but a stream's last token, the chunks of a prompt. It goes before waiting ones and takes its blocks."""
+    """All but a stream's last token, the chunks of a prompt. It goes before waiting ones and takes
+    its blocks.
+    """
     pools = [pool_of(), pool_of()]
     old, new = (lane_of([pool], budget=8) for pool in pools)
     streams, prompt = request("streams", 6, 9), request("prompt", 12, 2)
@@ -169,7 +188,9 @@ def test_a_request_that_migrates_keeps_its_computed_tokens() -> None:
 
 
 def test_the_last_running_request_is_preempted_and_computed_again() -> None:
-    """Two requests that exceed the pool together: the later one starts anew, and keeps the tokens that it has."""
+    """Two requests that exceed the pool together: the later one starts anew, and keeps the tokens
+    that it has.
+    """
     pool = pool_of(4)
     lane = lane_of([pool], budget=16, keep_times=True)
     first, second = request("first", 6, 9), request("second", 6, 9)

@@ -1,4 +1,6 @@
-"""Weights that are lent in the simulator: by the production controller, in pieces between steps, for KV room."""
+"""Weights that are lent in the simulator: by the production controller, in pieces between steps,
+for KV room.
+"""
 
 from dataclasses import replace
 
@@ -7,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flying_lab.sim import hardware, models
-from flying_lab.sim.cluster import Clock, Options
+from flying_lab.sim.clock import Clock
+from flying_lab.sim.cluster import Options
 from flying_lab.sim.loans import Loan
 from flying_lab.sim.machine import Modelled
 from flying_lab.sim.node import SimNode
@@ -69,11 +72,14 @@ def test_a_request_that_no_group_holds_is_served_with_lent_weights() -> None:
     ),
     policy=st.sampled_from(["auto", "context"]),
 )
-def test_everything_ends_whatever_needs_a_loan(rows: list[tuple[float, int, int, int | None]], policy: str) -> None:
+def test_everything_ends_whatever_needs_a_loan(
+    rows: list[tuple[float, int, int, int | None]], policy: str
+) -> None:
     """Also requests for narrow groups in between."""
     ordered = sorted(rows, key=lambda row: row[0])
     requests = [
-        Request(index, *row[:3], tp_degree=row[3] if row[1] <= 200 else None) for index, row in enumerate(ordered)
+        Request(index, *row[:3], tp_degree=row[3] if row[1] <= 200 else None)
+        for index, row in enumerate(ordered)
     ]
     node = run(lending_node(policy), requests)
     check_over(node, requests)
@@ -105,7 +111,9 @@ def test_pieces_take_their_share_of_the_time_while_requests_run() -> None:
 
 
 def test_a_modelled_loan_is_all_that_is_divided() -> None:
-    """Bytes over the link take most of its time; 52.9 GB per device in 157 ms is the design's own arithmetic."""
+    """Bytes over the link take most of its time; 52.9 GB per device in 157 ms is the design's own
+    arithmetic.
+    """
     machine = Modelled(models.load("llama-3-70b"), hardware.parse_devices("h200x8"), 0.8)
     loan = machine.loan(2, 4)
     assert loan.blocks == machine.lent_blocks(2, 4, "all")

@@ -1,10 +1,13 @@
-"""Requests that migrate to another group with their KV: how long streams pause, and what happens on the way."""
+"""Requests that migrate to another group with their KV: how long streams pause, and what happens on
+the way.
+"""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
-from flying_lab.sim.cluster import Clock, Cluster
+from flying_lab.sim.clock import Clock
+from flying_lab.sim.cluster import Cluster
 from flying_lab.sim.migrations import RETAINED_S, KVMigrations
 from flying_lab.sim.node import SimNode
 from flying_lab.sim.requests import SimRequest
@@ -21,7 +24,9 @@ STREAMS = [Request(n, 0.0, 600, 100) for n in range(8)]
 
 
 def served(
-    costs: dict[int, MigrationCost], *orders: tuple[float, Layout], requests: list[Request] = STREAMS
+    costs: dict[int, MigrationCost],
+    *orders: tuple[float, Layout],
+    requests: list[Request] = STREAMS,
 ) -> SimNode:
     """A server after all requests have ended, whose operator ordered these layouts."""
     node = node_of("manual", migrations=costs)
@@ -34,16 +39,22 @@ def served(
 
 def longest_gap_s(node: SimNode) -> float:
     """Of all streams from the switch on."""
-    after = [[at_s for at_s in one.token_s or () if at_s > SWITCH_S - 0.05] for one in node.outcome.ended]
+    after = [
+        [at_s for at_s in one.token_s or () if at_s > SWITCH_S - 0.05] for one in node.outcome.ended
+    ]
     return max(later - earlier for times in after for earlier, later in pairwise(times))
 
 
 def test_streams_that_migrate_hardly_notice_a_switch() -> None:
-    """A few steps and the migration, where without it they wait until the prompts are prefilled again."""
+    """A few steps and the migration, where without it they wait until the prompts are prefilled
+    again.
+    """
     step_s = longest_gap_s(served({}))
     known = {2: QUICK, 4: QUICK}
     for layout, migrations in ((PAIRS, 2), (WHOLE, 4)):
-        again_s, kept_s = (longest_gap_s(served(costs, (SWITCH_S, layout))) for costs in ({}, known))
+        again_s, kept_s = (
+            longest_gap_s(served(costs, (SWITCH_S, layout))) for costs in ({}, known)
+        )
         assert again_s > 0.5
         assert kept_s < 3 * step_s + migrations * QUICK.seconds(1400)
     both_ways = served(known, (SWITCH_S, WHOLE), (SWITCH_S + 0.3, PAIRS), (SWITCH_S + 0.6, APART))
@@ -57,7 +68,9 @@ def test_the_token_of_the_step_under_way_is_not_lost() -> None:
     step_s = longest_gap_s(served({}, requests=alone))
     for layout in (PAIRS, WHOLE):
         for part in range(4):
-            node = served(dict.fromkeys((2, 4), QUICK), (SWITCH_S + part * step_s / 4, layout), requests=alone)
+            node = served(
+                dict.fromkeys((2, 4), QUICK), (SWITCH_S + part * step_s / 4, layout), requests=alone
+            )
             assert len(node.outcome.switches) == 1
             assert longest_gap_s(node) < step_s + QUICK.seconds(700)
 
@@ -65,7 +78,9 @@ def test_the_token_of_the_step_under_way_is_not_lost() -> None:
 def test_a_migration_takes_what_was_measured() -> None:
     """One for each source and target, one after the other where engines take part in both."""
     for layout, size in ((PAIRS, 2), (WHOLE, 4)):
-        node = served({size: MigrationCost(0.3, 0.0), 2 * size: MigrationCost(0.4, 0.0)}, (SWITCH_S, layout))
+        node = served(
+            {size: MigrationCost(0.3, 0.0), 2 * size: MigrationCost(0.4, 0.0)}, (SWITCH_S, layout)
+        )
         assert 0.3 * size < longest_gap_s(node) < 0.3 * size + 0.1
     per_token = {2: MigrationCost(0.0, 1e-3), 4: MigrationCost(0.0, 2e-3)}
     assert 4 * 0.6 < longest_gap_s(served(per_token, (SWITCH_S, PAIRS))) < 4 * 0.7 + 0.1
@@ -73,17 +88,25 @@ def test_a_migration_takes_what_was_measured() -> None:
 
 def test_a_partly_computed_prompt_migrates_with_its_chunks() -> None:
     migrated_s, again_s = (
-        served(costs, (1.0, PAIRS), requests=[Request(0, 0.0, 1500, 2)]).outcome.ended[0].first_token_s
+        served(costs, (1.0, PAIRS), requests=[Request(0, 0.0, 1500, 2)])
+        .outcome.ended[0]
+        .first_token_s
         for costs in ({2: QUICK}, {})
     )
     assert 1.0 < migrated_s < again_s - 0.3
 
 
 def test_requests_dispatched_elsewhere_during_a_migration_migrate_again() -> None:
-    """The first migration is of no use to them; they keep what they have, and another one carries it."""
-    node = served(dict.fromkeys((2, 4), MigrationCost(0.5, 0.0)), (SWITCH_S, PAIRS), (SWITCH_S + 0.3, WHOLE))
+    """The first migration is of no use to them; they keep what they have, and another one carries
+    it.
+    """
+    node = served(
+        dict.fromkeys((2, 4), MigrationCost(0.5, 0.0)), (SWITCH_S, PAIRS), (SWITCH_S + 0.3, WHOLE)
+    )
     first, second = node.outcome.switches
-    assert first.ordered_s + 0.5 < second.ordered_s + (second.cutover_ms or 0.0) / 1e3  # after the pull under way
+    assert (
+        first.ordered_s + 0.5 < second.ordered_s + (second.cutover_ms or 0.0) / 1e3
+    )  # after the pull under way
     assert 1.0 + 0.5 < longest_gap_s(node) < 1.0 + 4 * 0.5 + 0.2
 
 
@@ -97,7 +120,9 @@ class Depot:
         self.migrations = KVMigrations(self.cluster, self._deliver)
 
     def _deliver(self, request: SimRequest, group: Group) -> None:
-        self.delivered.append((self.clock.now_s, request.request_id, group, request.computed_tokens))
+        self.delivered.append(
+            (self.clock.now_s, request.request_id, group, request.computed_tokens)
+        )
 
     def send(self, source: Group | None, **computed: int) -> None:
         """Requests are dispatched to the group of both."""
@@ -124,7 +149,11 @@ def test_requests_with_the_same_source_and_target_migrate_together() -> None:
     """In the order in which they were sent."""
     depot = Depot()
     depot.send((1,), a=100, b=0, c=200)
-    assert [(name, tokens) for _, name, _, tokens in depot.run()] == [("a", 100), ("b", 0), ("c", 200)]
+    assert [(name, tokens) for _, name, _, tokens in depot.run()] == [
+        ("a", 100),
+        ("b", 0),
+        ("c", 200),
+    ]
     assert {at_s for at_s, *_ in depot.delivered} == {0.0005 + 1.0 + 0.3}
 
 

@@ -37,9 +37,13 @@ def params(model: Model) -> int:
 
 
 def active_params(model: Model) -> int:
-    """Weights that one token is multiplied with in the layers; neither embeddings nor output head."""
+    """Weights that one token is multiplied with in the layers; neither embeddings nor output
+    head.
+    """
     experts = max(1, model.experts_per_token)
-    return model.layers * (attention_params(model) + experts * model.feed_forward_params + model.hidden * model.experts)
+    return model.layers * (
+        attention_params(model) + experts * model.feed_forward_params + model.hidden * model.experts
+    )
 
 
 @pytest.mark.parametrize(
@@ -54,10 +58,16 @@ def active_params(model: Model) -> int:
         ("qwen2.5-14b", 14.77, 29.5),
         ("qwen2.5-32b", 32.8, 65.5),
         ("qwen2.5-72b", 72.7, 145.4),
-        ("gpt-oss-120b", 116.8, 65.2),  # the model card: 116.8 B parameters, a checkpoint of 60.8 GiB
+        (
+            "gpt-oss-120b",
+            116.8,
+            65.2,
+        ),  # the model card: 116.8 B parameters, a checkpoint of 60.8 GiB
     ],
 )
-def test_packaged_models_have_the_size_of_their_model_cards(name: str, billions: float, gigabytes: float) -> None:
+def test_packaged_models_have_the_size_of_their_model_cards(
+    name: str, billions: float, gigabytes: float
+) -> None:
     model = models.load(name)
     assert params(model) / 1e9 == pytest.approx(billions, rel=2e-3)
     assert model.weight_bytes(1) / 1e9 == pytest.approx(gigabytes, rel=5e-3)
@@ -70,9 +80,13 @@ def test_every_packaged_model_is_listed_above() -> None:
 
 
 def test_mixture_of_experts() -> None:
-    """5.1 B active parameters with embeddings, as GPT-OSS's model card counts; half of its layers slide."""
+    """5.1 B active parameters with embeddings, as GPT-OSS's model card counts; half of its layers
+    slide.
+    """
     model = models.load("gpt-oss-120b")
-    assert (active_params(model) + model.embedding_params / 2) / 1e9 == pytest.approx(5.13, rel=1e-2)
+    assert (active_params(model) + model.embedding_params / 2) / 1e9 == pytest.approx(
+        5.13, rel=1e-2
+    )
     assert (model.sliding_window, model.sliding_layers) == (128, 18)
     assert model.expert_bytes == 4.25 / 8
     assert model.linear_bytes == 2
@@ -105,7 +119,9 @@ def test_any_config_file(tmp_path: Path) -> None:
     assert models.from_config("x", {**SMALL, "num_key_value_heads": None}, "f").kv_heads == 8
     fp8 = models.from_config("x", {**SMALL, "quantization_config": {"quant_method": "fp8"}}, "f")
     assert (fp8.linear_bytes, fp8.expert_bytes, fp8.embedding_bytes) == (1, 1, 2)
-    awq = models.from_config("x", {**SMALL, "quantization_config": {"quant_method": "awq", "bits": 4}}, "f")
+    awq = models.from_config(
+        "x", {**SMALL, "quantization_config": {"quant_method": "awq", "bits": 4}}, "f"
+    )
     assert awq.linear_bytes == 0.5
 
 
@@ -119,10 +135,15 @@ def test_any_config_file(tmp_path: Path) -> None:
         ({"num_key_value_heads": 3}, "num_key_value_heads=3: must divide num_attention_heads=8"),
         ({"num_experts": 4}, "num_experts_per_tok is missing"),
         ({"kv_lora_rank": 512}, "kv_lora_rank=512: multi-head latent attention is not covered"),
-        ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config.quant_method='hqq'"),
+        (
+            {"quantization_config": {"quant_method": "hqq"}},
+            "quantization_config.quant_method='hqq'",
+        ),
     ],
 )
-def test_what_is_refused_names_file_and_field(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_what_is_refused_names_file_and_field(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps({**SMALL, **change}), encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
@@ -132,7 +153,9 @@ def test_what_is_refused_names_file_and_field(tmp_path: Path, change: dict[str, 
 
 
 def test_unknown_names_and_broken_files(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="model='llama-9': neither a file nor one of gpt-oss-120b, llama-2-70b"):
+    with pytest.raises(
+        ConfigError, match="model='llama-9': neither a file nor one of gpt-oss-120b, llama-2-70b"
+    ):
         models.load("llama-9")
     (tmp_path / "config.json").write_text("{", encoding="utf-8")
     with pytest.raises(ConfigError, match="is no JSON file"):

@@ -1,4 +1,6 @@
-"""The production controller over simulated engines: every request ends once, whatever the policy does."""
+"""The production controller over simulated engines: every request ends once, whatever the policy
+does.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,12 @@ def bursts(requests: int, seed: int = 0) -> list[Request]:
 def test_every_policy_serves_everything(policy: str) -> None:
     """Static and changing layouts, with urgent requests and some that only a group holds."""
     requests = [
-        Request(r.index, r.arrival_s, r.prompt_tokens + (2500 if r.index % 41 == 40 else 0), r.output_tokens)
+        Request(
+            r.index,
+            r.arrival_s,
+            r.prompt_tokens + (2500 if r.index % 41 == 40 else 0),
+            r.output_tokens,
+        )
         if r.index % 9
         else Request(r.index, r.arrival_s, r.prompt_tokens, r.output_tokens, priority=-1)
         for r in bursts(150)
@@ -48,9 +55,13 @@ def test_every_policy_serves_everything(policy: str) -> None:
     too_long = {str(r.index) for r in requests if r.prompt_tokens + r.output_tokens > 127 * 16}
     assert len(too_long) == 2
     apart = "the widest group (degree 1) holds 2032"
-    reason = {"static-dp": apart, "split": apart, "manual": "the policy never makes one"}.get(policy)
+    reason = {"static-dp": apart, "split": apart, "manual": "the policy never makes one"}.get(
+        policy
+    )
     # `load` and `priority` do not look for them, and have a group here when they come
-    assert {request.request_id for request, _ in node.outcome.refused} == (too_long if reason else set())
+    assert {request.request_id for request, _ in node.outcome.refused} == (
+        too_long if reason else set()
+    )
     assert all(reason is not None and reason in why for _, why in node.outcome.refused)
 
 
@@ -62,7 +73,10 @@ def test_auto_changes_the_layout_and_says_when() -> None:
     assert len(node.outcome.layouts) == len(node.outcome.switches) + 1 > 2
     times = [at for at, _ in node.outcome.layouts]
     assert times == sorted(times)
-    assert all(switch.cutover_ms is not None and switch.drain_ms is not None for switch in node.outcome.switches)
+    assert all(
+        switch.cutover_ms is not None and switch.drain_ms is not None
+        for switch in node.outcome.switches
+    )
 
 
 @settings(max_examples=80, deadline=None)
@@ -82,7 +96,9 @@ def test_auto_changes_the_layout_and_says_when() -> None:
     st.sampled_from(["manual", "auto", "priority", "context"]),
     st.integers(60, 128),
     st.dictionaries(
-        st.sampled_from([2, 4]), st.builds(MigrationCost, st.floats(0, 1), st.floats(0, 0.001)), max_size=2
+        st.sampled_from([2, 4]),
+        st.builds(MigrationCost, st.floats(0, 1), st.floats(0, 0.001)),
+        max_size=2,
     ),
 )
 def test_requests_and_switches_at_any_time(
@@ -92,7 +108,9 @@ def test_requests_and_switches_at_any_time(
     blocks: int,
     migrations: dict[int, MigrationCost],
 ) -> None:
-    """Every mode, with KV that migrates or does not, with little memory: each request ends exactly once."""
+    """Every mode, with KV that migrates or does not, with little memory: each request ends exactly
+    once.
+    """
     work.sort(key=lambda row: row[0])
     requests = [
         Request(index, at_s, prompt, output, priority=priority, tp_degree=degree)
@@ -114,7 +132,10 @@ def _order(node, layout: Layout, mode: str) -> None:  # type: ignore[no-untyped-
 
 def test_the_same_run_gives_the_same_times() -> None:
     requests = bursts(150)
-    runs = [run(node_of("auto", migrations=dict.fromkeys((2, 4), COST)), requests).outcome for _ in range(2)]
+    runs = [
+        run(node_of("auto", migrations=dict.fromkeys((2, 4), COST)), requests).outcome
+        for _ in range(2)
+    ]
     times = [[(r.request_id, list(r.token_s or ())) for r in outcome.ended] for outcome in runs]
     assert times[0] == times[1]
     assert runs[0].layouts == runs[1].layouts
@@ -129,7 +150,9 @@ def test_one_request_alone_takes_what_its_steps_take() -> None:
 
 
 def test_the_controller_knows_every_token_at_the_end() -> None:
-    """What policies learn of lengths is what requests got, however short the time since the last tick."""
+    """What policies learn of lengths is what requests got, however short the time since the last
+    tick.
+    """
     node, expected = node_of("auto", engines=2), Demand()
     run(node, [Request(0, 0.0, 10, 7)])
     expected.finished(7)
@@ -153,9 +176,13 @@ def test_requests_of_one_event_are_told_as_such() -> None:
     """Eight at a time, or eight that come at the same time by chance."""
     for event_size, events in ((8, True), (1, False)):
         node = node_of("auto", engines=2)
-        requests = [Request(i, 8.0 * (i // 8), 10, 4, event=i // 8 if events else None) for i in range(400)]
+        requests = [
+            Request(i, 8.0 * (i // 8), 10, 4, event=i // 8 if events else None) for i in range(400)
+        ]
         run(node, requests)
-        assert node.controller.state.demand._arrivals._events.mean_size == pytest.approx(event_size, rel=0.1)
+        assert node.controller.state.demand._arrivals._events.mean_size == pytest.approx(
+            event_size, rel=0.1
+        )
 
 
 def test_finished_requests_can_be_streamed_out() -> None:

@@ -1,11 +1,13 @@
-"""Prefix caches: what is found was computed before and fits in free memory; prompts that are found are not computed."""
+"""Prefix caches: what is found was computed before and fits in free memory; prompts that are found
+are not computed.
+"""
 
 from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flying_lab.sim.cluster import Clock
+from flying_lab.sim.clock import Clock
 from flying_lab.sim.node import SimNode
 from flying_lab.sim.prefixes import PrefixCache
 from flying_lab.workload.model import Request
@@ -64,12 +66,19 @@ def test_the_end_of_a_prompt_goes_before_its_beginning() -> None:
         cache.hold(ids)
         cache.release(ids)
     cache.keep_within(3 * ID_TOKENS // BLOCK_TOKENS)
-    assert [cache.find((one,), 1000) for one in (1, 2, 3, 4)] == [ID_TOKENS, 0, ID_TOKENS, ID_TOKENS]
+    assert [cache.find((one,), 1000) for one in (1, 2, 3, 4)] == [
+        ID_TOKENS,
+        0,
+        ID_TOKENS,
+        ID_TOKENS,
+    ]
 
 
 @given(
     st.lists(
-        st.tuples(st.lists(st.integers(0, 5), max_size=4), st.integers(0, 20), st.booleans()), min_size=1, max_size=40
+        st.tuples(st.lists(st.integers(0, 5), max_size=4), st.integers(0, 20), st.booleans()),
+        min_size=1,
+        max_size=40,
     )
 )
 def test_only_what_runs_or_fits_is_there(work: list[tuple[list[int], int, bool]]) -> None:
@@ -93,14 +102,18 @@ def test_only_what_runs_or_fits_is_there(work: list[tuple[list[int], int, bool]]
 
 @given(
     st.lists(
-        st.tuples(st.floats(0, 6), st.lists(st.integers(0, 3), min_size=1, max_size=8), st.integers(1, 40)),
+        st.tuples(
+            st.floats(0, 6), st.lists(st.integers(0, 3), min_size=1, max_size=8), st.integers(1, 40)
+        ),
         min_size=1,
         max_size=25,
     ),
     st.sampled_from(["auto", "static-dp", "static-tp"]),
     st.integers(60, 128),
 )
-def test_every_request_ends_once(work: list[tuple[float, list[int], int]], policy: str, blocks: int) -> None:
+def test_every_request_ends_once(
+    work: list[tuple[float, list[int], int]], policy: str, blocks: int
+) -> None:
     """With switches, preemption and migration among requests that share prompts."""
     work.sort(key=lambda row: row[0])
     requests = [

@@ -29,7 +29,9 @@ MISSES = {
 
 
 def test_points_that_are_not_fitted_are_within_tolerance_or_named() -> None:
-    """16 of 25 within 15 %; the others are listed here and no longer listed when they come within."""
+    """16 of 25 within 15 %; the others are listed here and no longer listed when they come
+    within.
+    """
     unstated = {"decode_rate": report.matching(DEVICES, POINTS, "gyges-tp1-rate")}
     not_fitted = [p for p in POINTS if p.role == "not_fitted"]
     rows = report._rows(DEVICES, not_fitted, unstated)
@@ -43,7 +45,11 @@ def test_points_that_are_not_fitted_are_within_tolerance_or_named() -> None:
 def flat(data: Any, path: str = "") -> dict[str, Any]:
     """What a JSON file says, by path."""
     if isinstance(data, dict):
-        return {key: value for name, part in data.items() for key, value in flat(part, f"{path}.{name}").items()}
+        return {
+            key: value
+            for name, part in data.items()
+            for key, value in flat(part, f"{path}.{name}").items()
+        }
     return {path: data}
 
 
@@ -51,12 +57,17 @@ def test_the_committed_coefficients_come_from_the_points_of_the_fit_alone() -> N
     assert len({p.id for p in POINTS}) == len(POINTS)
     assert {p.role for p in POINTS} == set(report.TITLES)
     wrong = [p if p.role.startswith("fit") else replace(p, value=3 * p.value) for p in POINTS]
-    found, committed = flat(json.loads(dump(fitted(wrong)))), flat(json.loads(HARDWARE.read_text(encoding="utf-8")))
+    found, committed = (
+        flat(json.loads(dump(fitted(wrong)))),
+        flat(json.loads(HARDWARE.read_text(encoding="utf-8"))),
+    )
     assert list(found) == list(committed)
     for path, value in committed.items():
         # errors of the fit are small differences of large numbers; coefficients may be microseconds
         smallest = 1e-3 if "fit_error" in path else 0.0
-        expected = pytest.approx(value, rel=0.005, abs=smallest) if isinstance(value, float) else value
+        expected = (
+            pytest.approx(value, rel=0.005, abs=smallest) if isinstance(value, float) else value
+        )
         assert found[path] == expected, path
 
 
@@ -69,7 +80,16 @@ def test_the_table_is_that_of_the_committed_coefficients() -> None:
 
 def test_unknown_kinds_of_points_are_refused() -> None:
     point = points.Point(
-        "p", "fit", "speed", 1.0, "", "", "h100", "llama-3-8b", 1, {"prompt_tokens": 1, "output_tokens": 1}
+        "p",
+        "fit",
+        "speed",
+        1.0,
+        "",
+        "",
+        "h100",
+        "llama-3-8b",
+        1,
+        {"prompt_tokens": 1, "output_tokens": 1},
     )
     with pytest.raises(ValueError, match="p: kind='speed'"):
         points.predict(point, DEVICES["h100"])

@@ -16,7 +16,9 @@ loads = st.lists(st.integers(0, 200), min_size=1, max_size=8)
 
 def request(index: int, *hash_ids: int, tokens: int | None = None) -> Request:
     """A prompt of whole blocks, unless said otherwise."""
-    return Request(index, float(index), tokens or max(1, len(hash_ids)) * BLOCK_TOKENS, 5, hash_ids=hash_ids)
+    return Request(
+        index, float(index), tokens or max(1, len(hash_ids)) * BLOCK_TOKENS, 5, hash_ids=hash_ids
+    )
 
 
 @given(loads)
@@ -35,7 +37,9 @@ def test_round_robin_is_even_whatever_the_load(in_flight: list[int], count: int)
 
 @given(loads, st.integers(0, 3))
 def test_imbalanced_load_alone_counts(in_flight: list[int], first: int) -> None:
-    """A prompt that one node has had goes to the least loaded one if the load differs by both thresholds."""
+    """A prompt that one node has had goes to the least loaded one if the load differs by both
+    thresholds.
+    """
     nodes = len(in_flight)
     router = CacheAware(RULES, BLOCK_TOKENS)
     first %= nodes
@@ -47,14 +51,25 @@ def test_imbalanced_load_alone_counts(in_flight: list[int], first: int) -> None:
 
 @pytest.mark.parametrize(
     ("in_flight", "imbalanced"),
-    [([64, 0], False), ([65, 0], True), ([195, 130], False), ([196, 130], True), ([300, 235], False), ([7], False)],
+    [
+        ([64, 0], False),
+        ([65, 0], True),
+        ([195, 130], False),
+        ([196, 130], True),
+        ([300, 235], False),
+        ([7], False),
+    ],
 )
 def test_both_thresholds_have_to_be_passed(in_flight: list[int], imbalanced: bool) -> None:
     assert RULES.imbalanced(in_flight) is imbalanced
 
 
-@pytest.mark.parametrize(("shared", "of", "follows"), [(3, 10, False), (4, 10, True), (1, 3, True), (0, 3, False)])
-def test_more_than_the_threshold_of_a_prompt_has_to_be_known(shared: int, of: int, follows: bool) -> None:
+@pytest.mark.parametrize(
+    ("shared", "of", "follows"), [(3, 10, False), (4, 10, True), (1, 3, True), (0, 3, False)]
+)
+def test_more_than_the_threshold_of_a_prompt_has_to_be_known(
+    shared: int, of: int, follows: bool
+) -> None:
     router = make_router("cache-aware", BLOCK_TOKENS)
     first = tuple(range(of))
     router.choose(request(0, *first), [1, 0])
@@ -71,11 +86,15 @@ def test_a_prompt_in_whole_that_is_known_is_all_of_it() -> None:
 
 def test_prompts_without_ids_go_by_load() -> None:
     router = make_router("cache-aware")
-    assert [router.choose(request(index), load) for index, load in enumerate([[1, 0], [0, 1], [3, 2]])] == [1, 0, 1]
+    assert [
+        router.choose(request(index), load) for index, load in enumerate([[1, 0], [0, 1], [3, 2]])
+    ] == [1, 0, 1]
 
 
 def test_a_node_that_got_a_prompt_for_its_load_is_not_preferred() -> None:
-    """As in vllm-router's tree, a beginning stays with the node that had it first; what is new is the other's."""
+    """As in vllm-router's tree, a beginning stays with the node that had it first; what is new is
+    the other's.
+    """
     router = make_router("cache-aware", BLOCK_TOKENS)
     assert router.choose(request(0, 1, 2), [0, 1]) == 0
     assert router.choose(request(1, 1, 2, 3, 4), [100, 0]) == 1
@@ -86,16 +105,28 @@ def test_a_node_that_got_a_prompt_for_its_load_is_not_preferred() -> None:
 prompts = st.lists(st.integers(0, 2), max_size=5)
 
 
-@given(st.lists(st.tuples(prompts, st.lists(st.integers(0, 150), min_size=3, max_size=3)), max_size=40))
-def test_it_chooses_as_a_search_of_all_prompts_does(work: list[tuple[list[int], list[int]]]) -> None:
-    """For each prompt, the longest beginning that any earlier one has, and where the first of those went."""
+@given(
+    st.lists(st.tuples(prompts, st.lists(st.integers(0, 150), min_size=3, max_size=3)), max_size=40)
+)
+def test_it_chooses_as_a_search_of_all_prompts_does(
+    work: list[tuple[list[int], list[int]]],
+) -> None:
+    """For each prompt, the longest beginning that any earlier one has, and where the first of those
+    went.
+    """
     router = CacheAware(RULES, BLOCK_TOKENS)
     sent: list[tuple[list[int], int]] = []
     for index, (ids, in_flight) in enumerate(work):
         expected = in_flight.index(min(in_flight))
-        lengths = [length for length in range(len(ids), 0, -1) if any(p[:length] == ids[:length] for p, _ in sent)]
+        lengths = [
+            length
+            for length in range(len(ids), 0, -1)
+            if any(p[:length] == ids[:length] for p, _ in sent)
+        ]
         if lengths and not RULES.imbalanced(in_flight) and lengths[0] / len(ids) > 0.3:
-            expected = next(node for prompt, node in sent if prompt[: lengths[0]] == ids[: lengths[0]])
+            expected = next(
+                node for prompt, node in sent if prompt[: lengths[0]] == ids[: lengths[0]]
+            )
         assert router.choose(request(index, *ids), in_flight) == expected
         sent.append((ids, expected))
 

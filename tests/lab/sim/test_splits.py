@@ -10,7 +10,8 @@ import pytest
 from flying_lab.results.metrics import token_gaps
 from flying_lab.sim import hardware, models
 from flying_lab.sim.catalog import build
-from flying_lab.sim.cluster import Clock, Options
+from flying_lab.sim.clock import Clock
+from flying_lab.sim.cluster import Options
 from flying_lab.sim.machine import Modelled
 from flying_lab.sim.node import SimNode, System
 from flying_lab.sim.run import results, simulate
@@ -22,7 +23,9 @@ from tests.lab.sim.nodes import check_over, run
 MACHINE = Modelled(models.load("qwen2.5-14b"), hardware.parse_devices("a100x2"))
 OPTIONS = Options(max_num_seqs=256, max_num_batched_tokens=2048)
 TARGET = replace(OPTIONS, tbt_slo_s=0.1)
-MIXED = synthesise(Poisson(requests=150, rate_rps=4.0, prompt_tokens=(10, 6000), output_tokens=(1, 400)), 5)
+MIXED = synthesise(
+    Poisson(requests=150, rate_rps=4.0, prompt_tokens=(10, 6000), output_tokens=(1, 400)), 5
+)
 
 
 def system(name: str = "split", options: Options = TARGET) -> System:
@@ -53,7 +56,9 @@ def test_requests_are_split_inside_prompts_and_inside_outputs() -> None:
     lengths = [(r.prompt_tokens, r.output_tokens) for r in MIXED.requests]
     splits = [plan.split for plan in node.splits.log.plans]
     assert any(0 < split < prompt for split, (prompt, _) in zip(splits, lengths, strict=True))
-    assert any(prompt < split < prompt + out for split, (prompt, out) in zip(splits, lengths, strict=True))
+    assert any(
+        prompt < split < prompt + out for split, (prompt, out) in zip(splits, lengths, strict=True)
+    )
     assert all(plan.probes <= 6 for plan in node.splits.log.plans)
 
 
@@ -82,11 +87,15 @@ def test_only_the_last_chunk_is_waited_for() -> None:
         one = system("pd-disagg", OPTIONS)
         assert one.splitting is not None
         handoff = MigrationCost(0.001, 1e-5)
-        node = served(replace(one, splitting=replace(one.splitting, handoff=handoff, behind=behind)), MIXED)
+        node = served(
+            replace(one, splitting=replace(one.splitting, handoff=handoff, behind=behind)), MIXED
+        )
         assert node.splits is not None
         waited_s[behind] = list(node.splits.log.waited_s)
     assert max(waited_s[True]) <= 0.001 + 2048e-5 + 1e-9
-    assert max(waited_s[False]) == pytest.approx(0.001 + 1e-5 * max(r.prompt_tokens for r in MIXED.requests))
+    assert max(waited_s[False]) == pytest.approx(
+        0.001 + 1e-5 * max(r.prompt_tokens for r in MIXED.requests)
+    )
 
 
 def test_a_shorter_output_than_expected_ends_before_its_split() -> None:
@@ -109,7 +118,9 @@ def test_steps_keep_to_the_target_for_the_time_between_tokens(name: str) -> None
 
 
 def test_an_idle_server_splits_nothing() -> None:
-    far = Workload("far apart", 1, tuple(Request(index, 30.0 * index, 3000, 100) for index in range(5)))
+    far = Workload(
+        "far apart", 1, tuple(Request(index, 30.0 * index, 3000, 100) for index in range(5))
+    )
     node = served(system(), far)
     assert node.splits is not None
     assert not node.splits.log.waited_s

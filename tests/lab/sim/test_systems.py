@@ -1,4 +1,6 @@
-"""Systems by name: what they run on, what baselines do differently, and what is refused before anything runs."""
+"""Systems by name: what they run on, what baselines do differently, and what is refused before
+anything runs.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,16 @@ from flying_lab.results.metrics import summarise
 from flying_lab.sim import hardware, models
 from flying_lab.sim.baselines.shift_parallel import shifting
 from flying_lab.sim.catalog import build, names
-from flying_lab.sim.cluster import Clock, Options
-from flying_lab.sim.machine import GROUP_REQUEST_S, GROUP_STEP_S, LANE_STEP_S, Measured, Modelled, load_measured
+from flying_lab.sim.clock import Clock
+from flying_lab.sim.cluster import Options
+from flying_lab.sim.machine import (
+    GROUP_REQUEST_S,
+    GROUP_STEP_S,
+    LANE_STEP_S,
+    Measured,
+    Modelled,
+    load_measured,
+)
 from flying_lab.sim.node import SimNode
 from flying_lab.sim.requests import Chunk, SimStep
 from flying_lab.sim.run import results, simulate
@@ -33,9 +43,13 @@ def h200(model: str = "llama-3-8b", devices: str = "h200x4") -> Modelled:
 
 def machine_file(path: Path, migrations: dict[int, MigrationCost] | None = None) -> Path:
     """What `flying-serving fit` writes."""
-    cost = {size: StepCost(0.02 / size, prefill_token_s=1e-4, sequence_s=1e-3, context_token_s=0.0) for size in (1, 2)}
+    cost = {
+        size: StepCost(0.02 / size, prefill_token_s=1e-4, sequence_s=1e-3, context_token_s=0.0)
+        for size in (1, 2)
+    }
     measured = Measured(
-        source="a test", engines=2, devices_per_engine=1, blocks=400, block_tokens={1: 16, 2: 32}, step_cost=cost,
+        source="a "
+"test", engines=2, devices_per_engine=1, blocks=400, block_tokens={1: 16, 2: 32}, step_cost=cost,
         migration_cost=migrations or {},
     )  # fmt: skip
     path.write_text(measured.model_dump_json(), encoding="utf-8")
@@ -43,13 +57,23 @@ def machine_file(path: Path, migrations: dict[int, MigrationCost] | None = None)
 
 
 WORKLOAD = synthesise(
-    Alternating(requests=120, low_rate_rps=4, burst_rate_rps=40, low_s=6, burst_s=2, prompt_tokens=(100, 3000)), 3
+    Alternating(
+        requests=120,
+        low_rate_rps=4,
+        burst_rate_rps=40,
+        low_s=6,
+        burst_s=2,
+        prompt_tokens=(100, 3000),
+    ),
+    3,
 )
 
 
 @pytest.mark.parametrize("name", names(h200()))
 def test_every_system_serves_everything(name: str) -> None:
-    """All requests end, with the lengths that they asked for, in a table like that of a live server."""
+    """All requests end, with the lengths that they asked for, in a table like that of a live
+    server.
+    """
     system = build(name, h200(), 1, Options())
     outcome = simulate(system, WORKLOAD.requests)
     summary = summarise(results(system, WORKLOAD, outcome, "llama-3-8b on h200x4"))
@@ -61,7 +85,9 @@ def test_every_system_serves_everything(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["auto", "static-dp", "fork"])
 def test_the_same_workload_gives_the_same_table(name: str) -> None:
-    """Simulations are repeatable, and kept times of tokens change nothing but the gaps between tokens."""
+    """Simulations are repeatable, and kept times of tokens change nothing but the gaps between
+    tokens.
+    """
     tables = []
     for keep_times in (True, True, False):
         system = build(name, h200(), 1, Options(keep_times=keep_times))
@@ -121,13 +147,19 @@ def decided(shot: Snapshot) -> tuple[Decision | None, Decision | None]:
 
 
 def test_the_fork_weighs_what_its_own_switch_costs() -> None:
-    """It switches where waiting is worth it, not where only migrating would be, and not while it is idle."""
+    """It switches where waiting is worth it, not where only migrating would be, and not while it is
+    idle.
+    """
     wide, costs = Layout.uniform(4, 4), {4: MigrationCost(0.002, 1e-6)}
-    ours, fork = decided(snapshot(wide, BUSY, {wide.groups[0]: load(4, left=3.0)}, migrations=costs))
+    ours, fork = decided(
+        snapshot(wide, BUSY, {wide.groups[0]: load(4, left=3.0)}, migrations=costs)
+    )
     assert ours is not None and fork is not None
     assert (fork.mode, fork.cost) == ("sequential", ours.considered["sequential"])
     assert fork.cost > ours.cost
-    ours, fork = decided(snapshot(wide, BUSY, {wide.groups[0]: load(4, left=2000.0)}, migrations=costs))
+    ours, fork = decided(
+        snapshot(wide, BUSY, {wide.groups[0]: load(4, left=2000.0)}, migrations=costs)
+    )
     assert ours is not None and ours.considered["sequential"] > ours.gain > ours.cost
     assert fork is None
     ours, fork = decided(snapshot(wide, BUSY))
@@ -136,18 +168,26 @@ def test_the_fork_weighs_what_its_own_switch_costs() -> None:
 
 def test_the_fork_stops_running_requests_for_an_urgent_one() -> None:
     need = Need(2, urgent=True, reason="priority: 1 urgent requests")
-    _, fork = decided(snapshot(Layout.uniform(4, 1), BUSY, {(n,): load(4) for n in range(4)}, [need]))
+    _, fork = decided(
+        snapshot(Layout.uniform(4, 1), BUSY, {(n,): load(4) for n in range(4)}, [need])
+    )
     assert fork is not None and (fork.mode, fork.cost) == ("hard", fork.considered["hard"])
 
 
 def test_groups_and_lanes_cost_what_was_measured() -> None:
-    """On modelled devices; stock vLLM's steps have neither, and a live server's were measured with both."""
+    """On modelled devices; stock vLLM's steps have neither, and a live server's were measured with
+    both.
+    """
     machine = h200("llama-3-70b", "h200x8")
     plan = SimStep([Chunk(100, 0)], 7, 7000)
     ours = build("auto", machine, 2, Options())
     assert ours.step_time(1, plan) == machine.step_time(2)(plan) + LANE_STEP_S
-    assert ours.step_time(4, plan) == machine.step_time(8)(plan) + GROUP_STEP_S + 8 * GROUP_REQUEST_S
-    assert build("static-tp", machine, 2, Options()).step_time(1, plan) == machine.step_time(8)(plan)
+    assert (
+        ours.step_time(4, plan) == machine.step_time(8)(plan) + GROUP_STEP_S + 8 * GROUP_REQUEST_S
+    )
+    assert build("static-tp", machine, 2, Options()).step_time(1, plan) == machine.step_time(8)(
+        plan
+    )
 
 
 def test_a_live_servers_steps_have_it_already(tmp_path: Path) -> None:
@@ -159,7 +199,8 @@ def test_a_live_servers_steps_have_it_already(tmp_path: Path) -> None:
 def test_a_measured_machine(tmp_path: Path) -> None:
     machine = load_measured(machine_file(tmp_path / "machine.json"))
     assert names(machine) == [
-        "auto", "load", "priority", "context", "static-dp", "static-tp", "static-tp2", "round-robin", "least-load",
+        "auto", "load", "priority", "context",
+        "static-dp", "static-tp", "static-tp2", "round-robin", "least-load",
     ]  # fmt: skip
     (wide,) = simulate(build("static-tp", machine, 1, Options()), [Request(0, 0.0, 100, 2)]).ended
     assert wide.first_token_s == pytest.approx(0.0005 + 0.01 + 0.01)
@@ -168,7 +209,9 @@ def test_a_measured_machine(tmp_path: Path) -> None:
 
 
 def test_where_kv_can_migrate(tmp_path: Path) -> None:
-    """Between groups of ours, if it was measured or on modelled devices; not in the fork, nor in stock vLLM."""
+    """Between groups of ours, if it was measured or on modelled devices; not in the fork, nor in
+    stock vLLM.
+    """
     machine = h200("llama-3-70b", "h200x8")
     costs = build("auto", machine, 2, Options()).shape.migrations
     assert sorted(costs) == [2, 4]
@@ -207,7 +250,9 @@ def test_engines_join_where_there_are_two() -> None:
 
 
 def test_wrong_names_say_what_exists() -> None:
-    with pytest.raises(ConfigError, match=r"--policy='best': not one of auto, .*static-tp4, .*fork"):
+    with pytest.raises(
+        ConfigError, match=r"--policy='best': not one of auto, .*static-tp4, .*fork"
+    ):
         build("best", h200(), 1, Options())
     with pytest.raises(ConfigError, match="--devices-per-engine=3: must be one of 1, 2, 4"):
         build("auto", h200(), 3, Options())

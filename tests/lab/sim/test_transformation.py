@@ -17,7 +17,9 @@ TOKENS = st.floats(0, 30_000)
 
 
 def test_each_device_receives_the_heads_that_it_keeps() -> None:
-    """Three quarters of what one engine has, in chunks; a broadcast would bring four times its own part."""
+    """Three quarters of what one engine has, in chunks; a broadcast would bring four times its own
+    part.
+    """
     work = WAY.kv(27_000)
     assert work.received_bytes == 0.75 * 27_000 * QWEN.kv_bytes_per_token(1)
     assert work.rounds == pytest.approx(work.received_bytes / CHUNK_BYTES)
@@ -35,7 +37,9 @@ def test_lending_copies_nothing_and_returning_reads_what_was_lent() -> None:
 
 @given(TOKENS)
 def test_other_ways_copy_more(tokens: float) -> None:
-    """Trimming copies the quarter that stays, in one message for each layer; a swap copies a part of each tensor."""
+    """Trimming copies the quarter that stays, in one message for each layer; a swap copies a part
+    of each tensor.
+    """
     in_place, trimmed = WAY.kv(tokens), WAY.kv_trimmed(tokens)
     assert trimmed.received_bytes == in_place.received_bytes
     assert trimmed.copied_bytes == pytest.approx(0.25 * tokens * QWEN.kv_bytes_per_token(1))

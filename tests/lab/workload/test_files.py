@@ -13,7 +13,9 @@ from flying_lab.workload.model import Request, Workload
 from flying_lab.workload.read import read_workload
 from tests.lab.workload.workloads import workloads
 
-SMALL = Workload("small", 7, (Request(0, 0.1, 600, 5, hash_ids=(1, 2)), Request(1, 0.30000000000000004, 3, 1)))
+SMALL = Workload(
+    "small", 7, (Request(0, 0.1, 600, 5, hash_ids=(1, 2)), Request(1, 0.30000000000000004, 3, 1))
+)
 
 
 def saved(tmp_path: Path, workload: Workload = SMALL) -> Path:
@@ -47,14 +49,20 @@ def test_round_trip_is_exact(tmp_path_factory: pytest.TempPathFactory, workload:
         (3, "hash_ids", [4, 5]),
     ],
 )
-def test_a_broken_value_is_named_with_its_place(tmp_path: Path, line: int, column: str, value: Any) -> None:
+def test_a_broken_value_is_named_with_its_place(
+    tmp_path: Path, line: int, column: str, value: Any
+) -> None:
     path = saved(tmp_path)
     rows = [json.loads(text) for text in path.read_text().splitlines()]
     rows[line - 1][column] = value
     path.write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(WorkloadError) as refused:
         read_workload(path)
-    assert (refused.value.file, refused.value.line, refused.value.field) == (str(path), line, column)
+    assert (refused.value.file, refused.value.line, refused.value.field) == (
+        str(path),
+        line,
+        column,
+    )
     assert str(refused.value).startswith(f"{path}:{line}: {column}=")
 
 
@@ -80,14 +88,19 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
 def test_a_timed_trace_has_the_same_times_lengths_and_sharing(
     tmp_path_factory: pytest.TempPathFactory, workload: Workload
 ) -> None:
-    """Written for vLLM's own bench and read back; prompts without ids get ids that nobody else has."""
+    """Written for vLLM's own bench and read back; prompts without ids get ids that nobody else
+    has.
+    """
     path = tmp_path_factory.mktemp("timed") / "trace.jsonl"
     files.save_timed_trace(workload, path)
     read = read_workload(path, format="timed_trace", block_tokens=workload.block_tokens).requests
     seen: set[int] = set()
     for request, other in zip(workload.requests, read, strict=True):
         assert other.arrival_s == request.arrival_s
-        assert (other.prompt_tokens, other.output_tokens) == (request.prompt_tokens, request.output_tokens)
+        assert (other.prompt_tokens, other.output_tokens) == (
+            request.prompt_tokens,
+            request.output_tokens,
+        )
         if request.hash_ids:
             assert other.hash_ids == request.hash_ids
         else:

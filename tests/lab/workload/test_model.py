@@ -47,7 +47,9 @@ def test_values_out_of_range_are_refused_by_name(field: str, value: object) -> N
         ((Request(0, 1.0, 512, 1, hash_ids=(1, 2)),), "hash_ids"),
     ],
 )
-def test_a_workload_is_sorted_numbered_and_has_an_id_for_each_block(requests: tuple[Request, ...], field: str) -> None:
+def test_a_workload_is_sorted_numbered_and_has_an_id_for_each_block(
+    requests: tuple[Request, ...], field: str
+) -> None:
     """Anything else is refused."""
     with pytest.raises(WorkloadError) as refused:
         Workload("bad", 0, requests)

@@ -24,7 +24,9 @@ def shared_tokens(one: np.ndarray, other: np.ndarray) -> int:
 
 @given(workload=workloads(), seed=st.none() | st.integers(0, 9))
 def test_lengths_and_vocabulary(workload: Workload, seed: int | None) -> None:
-    """Each prompt is as long as asked for, made again it is the same, and has only tokens of the vocabulary."""
+    """Each prompt is as long as asked for, made again it is the same, and has only tokens of the
+    vocabulary.
+    """
     prompts, again = Prompts(workload, VOCABULARY, seed), Prompts(workload, VOCABULARY, seed)
     for request in workload.requests:
         tokens = prompts.token_ids(request)
@@ -43,7 +45,10 @@ def test_prefixes_are_shared_as_far_as_ids_are(workload: Workload) -> None:
             if one is other:
                 continue
             pairs = zip(one.hash_ids, other.hash_ids, strict=False)
-            blocks = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one.hash_ids), len(other.hash_ids)))
+            blocks = next(
+                (n for n, (a, b) in enumerate(pairs) if a != b),
+                min(len(one.hash_ids), len(other.hash_ids)),
+            )
             length = min(len(first), len(second))
             least = min(blocks * workload.block_tokens, length)
             assert least <= shared_tokens(first, second) <= min(least + NAME_TOKENS - 1, length)
@@ -59,9 +64,13 @@ def test_a_cut_keeps_the_beginning_of_a_prompt(tokens: int, index: int) -> None:
 
 
 def test_other_seeds_give_other_prompts() -> None:
-    """So a second run does not find its prompts in a server's prefix cache: no whole block of 16 is the same."""
+    """So a second run does not find its prompts in a server's prefix cache: no whole block of 16 is
+    the same.
+    """
     workload = Workload("seeds", 4, (Request(7, 0.0, 512, 1, hash_ids=(3,)),))
-    one, other = (Prompts(workload, VOCABULARY, seed).token_ids(workload.requests[0]) for seed in (1, 2))
+    one, other = (
+        Prompts(workload, VOCABULARY, seed).token_ids(workload.requests[0]) for seed in (1, 2)
+    )
     assert shared_tokens(one, other) < 16
 
 

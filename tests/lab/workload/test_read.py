@@ -1,4 +1,6 @@
-"""Traces of all formats: told apart by content, read whole; whatever is wrong has file, line and column."""
+"""Traces of all formats: told apart by content, read whole; whatever is wrong has file, line and
+column.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,19 +15,24 @@ from flying_lab.workload.read import read_workload
 from flying_lab.workload.traces import spread
 
 DATA = Path(__file__).parent / "data"
-AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 23:59:59.9799600,10,2\n2023-11-17 00:00:00.0000001,20,3\n"
+AZURE = (
+    "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 "
+    "23:59:59.9799600,10,2\n2023-11-17 00:00:00.0000001,20,3\n"
+)
 BURST = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
 5,ChatGPT,472,18,490,Conversation log
 5,GPT-4,1087,230,1317,API log
 45,ChatGPT,417,276,693,"Conversation log"
 """
-TIMED = """{"timestamp": 61.1, "input_length": 33, "output_length": 4, "chat_id": 1, "hash_ids": [1, 2, 3]}
+TIMED = """{"timestamp": 61.1, "input_length": 33, "output_length": 4, "chat_id": 1, \
+"hash_ids": [1, 2, 3]}
 {"timestamp": 62.35, "input_length": 40, "output_length": 9, "hash_ids": [1, 2, 9]}
 """
 MOON = """{"timestamp": 0, "input_length": 600, "output_length": 4, "hash_ids": [1, 2]}
 {"timestamp": 3000, "input_length": 700, "output_length": 9, "hash_ids": [1, 3]}
 """
-OWN = """{"format":"flying-serving-workload","version":1,"name":"","seed":0,"block_tokens":512,"requests":2,"origin":""}
+OWN = """{"format":"flying-serving-workload","version":1,"name":"","seed":0,"block_tokens":512,\
+"requests":2,"origin":""}
 {"index":0,"arrival_s":0.5,"prompt_tokens":5,"output_tokens":5}
 {"index":1,"arrival_s":0.75,"prompt_tokens":600,"output_tokens":5,"hash_ids":[1,2]}
 """
@@ -56,7 +63,9 @@ def test_azure_slices(name: str, prompt_tokens: int, output_tokens: int, last: i
 
 
 def test_mooncake_slice_is_spread_in_bins_and_keeps_ids() -> None:
-    """Each request stays in its bin of 3 s, its ids are the file's, another seed spreads differently."""
+    """Each request stays in its bin of 3 s, its ids are the file's, another seed spreads
+    differently.
+    """
     workload = read_workload(DATA / "mooncake.jsonl", seed=1)
     rows = (DATA / "mooncake.jsonl").read_text().splitlines()
     bins = [float(row.split('"timestamp": ')[1].split(",")[0]) / 1000 for row in rows]
@@ -67,7 +76,9 @@ def test_mooncake_slice_is_spread_in_bins_and_keeps_ids() -> None:
     assert workload.requests[1].hash_ids[:3] == (0, 14, 15)
     assert workload.block_tokens == 512
     assert read_workload(DATA / "mooncake.jsonl", seed=1) == workload
-    assert [request.arrival_s for request in read_workload(DATA / "mooncake.jsonl", seed=2).requests] != times
+    assert [
+        request.arrival_s for request in read_workload(DATA / "mooncake.jsonl", seed=2).requests
+    ] != times
 
 
 def test_azure_times_keep_seven_decimals_over_midnight(write: Write) -> None:
@@ -83,7 +94,9 @@ def test_azure_times_of_the_later_release_have_a_zone(write: Write) -> None:
 
 
 def test_burstgpt(write: Write) -> None:
-    """Whole seconds are spread inside their second; fractions are kept; later columns are allowed."""
+    """Whole seconds are spread inside their second; fractions are kept; later columns are
+    allowed.
+    """
     workload = read_workload(write(BURST))
     times = [request.arrival_s for request in workload.requests]
     assert 0 <= times[0] <= times[1] < 1 and 40 <= times[2] < 41
@@ -100,7 +113,9 @@ def test_burstgpt(write: Write) -> None:
 
 
 def test_a_timed_trace_counts_seconds_and_blocks_of_16(write: Write) -> None:
-    """As `vllm bench serve` reads it, which waits for the first timestamp too; other units on request."""
+    """As `vllm bench serve` reads it, which waits for the first timestamp too; other units on
+    request.
+    """
     workload = read_workload(write(TIMED))
     assert [request.arrival_s for request in workload.requests] == [61.1, 62.35]
     assert workload.block_tokens == 16
@@ -152,7 +167,11 @@ def test_a_limit_reads_no_further(write: Write, text: str) -> None:
         (AZURE.replace("2023-11-17 00", "2023-11-16 00"), 3, "TIMESTAMP"),
         (AZURE.replace("2023-11-17 00", "2023-13-17 00"), 3, "TIMESTAMP"),
         (AZURE.replace("2023-11-17 00", "soon"), 3, "TIMESTAMP"),
-        (AZURE.replace("2023-11-16 23:59:59.9799600", "9999-12-31 23:59:59.999999999"), 3, "TIMESTAMP"),
+        (
+            AZURE.replace("2023-11-16 23:59:59.9799600", "9999-12-31 23:59:59.999999999"),
+            3,
+            "TIMESTAMP",
+        ),
         (AZURE.replace("2023-11-16 23:59:59.9799600", "9999-12-31 23:59:59-01:00"), 2, "TIMESTAMP"),
         (AZURE.replace("2023-11-16 23:59:59.9799600", "0001-01-01 00:00:00+01:00"), 2, "TIMESTAMP"),
         (AZURE.replace("2023-11-17 00:00:00", "0001-01-01 00:00:00"), 3, "TIMESTAMP"),
@@ -188,7 +207,14 @@ def test_a_limit_reads_no_further(write: Write, text: str) -> None:
         (BURST.replace('"Conversation log"', '"Conversation\nlog"'), 4, "row"),
         ('{"timestamp":' + "[" * 100_000, 1, "row"),
         (MOON + MOON.splitlines()[0].replace("[1, 2]", "[" * 100_000), 3, "hash_ids"),
-        (MOON + MOON.splitlines()[1].replace("[1, 3]", "[1, 3], " + '"x": ' + "[" * 100_000 + "]" * 100_000), 3, "row"),
+        (
+            MOON
+            + MOON.splitlines()[1].replace(
+                "[1, 3]", "[1, 3], " + '"x": ' + "[" * 100_000 + "]" * 100_000
+            ),
+            3,
+            "row",
+        ),
         (MOON.replace("700", "1" + "0" * 40), 2, "input_length"),
         (MOON.replace("700", "700.0"), 2, "input_length"),
         (MOON.replace("[1, 3]", f"[1, {2**64}]"), 2, "hash_ids"),
@@ -198,7 +224,9 @@ def test_a_limit_reads_no_further(write: Write, text: str) -> None:
         (OWN.split("\n", 1)[1], 1, "row"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_place(write: Write, text: str | bytes, line: int | None, field: str) -> None:
+def test_what_is_wrong_is_named_with_its_place(
+    write: Write, text: str | bytes, line: int | None, field: str
+) -> None:
     """File, line, column, and what would be right; nothing is skipped."""
     path = write(text)
     with pytest.raises(WorkloadError) as refused:
@@ -235,7 +263,9 @@ def test_a_file_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
         read_workload(tmp_path)
 
 
-def test_a_line_without_end_is_not_read_into_memory(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_without_end_is_not_read_into_memory(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """There is a longest line."""
     monkeypatch.setattr(row_reader, "MAX_LINE_BYTES", 100)
     with pytest.raises(WorkloadError, match="at most 100 bytes"):
@@ -245,14 +275,18 @@ def test_a_line_without_end_is_not_read_into_memory(write: Write, monkeypatch: p
 def test_times_that_overflow_in_seconds_are_named_with_their_place(write: Write) -> None:
     """The unit is the user's."""
     path = write(TIMED.replace("62.35", "1e308"))
-    with pytest.raises(WorkloadError, match=r"timestamp=1e\+308: a finite number when multiplied by 10") as refused:
+    with pytest.raises(
+        WorkloadError, match=r"timestamp=1e\+308: a finite number when multiplied by 10"
+    ) as refused:
         read_workload(path, sec_multiplier=10.0)
     assert refused.value.line == 2
 
 
 @pytest.mark.parametrize("text", [AZURE, BURST, TIMED, MOON])
 def test_a_large_file_is_read_to_its_last_row(write: Write, text: str) -> None:
-    """Every row counts; what is wrong in the last one is found, and rows behind a limit are not read."""
+    """Every row counts; what is wrong in the last one is found, and rows behind a limit are not
+    read.
+    """
     rows = text.splitlines()
     many = "\n".join([*rows, *[rows[-1]] * 20_000]) + "\n"
     path = write(many)
@@ -271,7 +305,9 @@ def test_a_damaged_file_is_read_whole_or_is_an_error_with_its_place(
     raw = text.encode()
     begin = data.draw(st.integers(0, len(raw)))
     end = data.draw(st.integers(begin, min(len(raw), begin + 20)))
-    damage = data.draw(st.binary(max_size=6) | st.sampled_from([b"\n", b",", b"9", b"0", b"-", b"}", b'"', b"1e9"]))
+    damage = data.draw(
+        st.binary(max_size=6) | st.sampled_from([b"\n", b",", b"9", b"0", b"-", b"}", b'"', b"1e9"])
+    )
     path = tmp_path_factory.getbasetemp() / "damaged"
     path.write_bytes(raw[:begin] + damage + raw[end:])
     try:

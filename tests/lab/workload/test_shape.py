@@ -9,7 +9,9 @@ from flying_lab.workload import shape
 from flying_lab.workload.model import MAX_TOKENS, Request, Workload
 from tests.lab.workload.workloads import workloads
 
-THREE = Workload("three", 0, (Request(0, 0.0, 100, 10), Request(1, 5.0, 200, 20), Request(2, 10.0, 300, 30)))
+THREE = Workload(
+    "three", 0, (Request(0, 0.0, 100, 10), Request(1, 5.0, 200, 20), Request(2, 10.0, 300, 30))
+)
 
 
 def test_window_is_half_open_and_shifts() -> None:
@@ -21,24 +23,38 @@ def test_window_is_half_open_and_shifts() -> None:
 @given(workload=workloads(), start=st.floats(0, 1e9), length=st.floats(1e-3, 1e9))
 def test_windows_part_a_workload(workload: Workload, start: float, length: float) -> None:
     """What lies in a window is what a filter finds, in the same order."""
-    inside = [request.index for request in workload.requests if start <= request.arrival_s < start + length]
+    inside = [
+        request.index
+        for request in workload.requests
+        if start <= request.arrival_s < start + length
+    ]
     assume(start < start + length)
     if not inside:
         with pytest.raises(WorkloadError, match="window"):
             shape.window(workload, start, start + length)
     else:
-        assert [request.index for request in shape.window(workload, start, start + length).requests] == inside
+        assert [
+            request.index for request in shape.window(workload, start, start + length).requests
+        ] == inside
 
 
 @given(workload=workloads(), factor=st.floats(1e-3, 1e3))
 def test_scaling_time_changes_only_arrivals(workload: Workload, factor: float) -> None:
-    for old, new in zip(workload.requests, shape.scale_time(workload, factor).requests, strict=True):
+    for old, new in zip(
+        workload.requests, shape.scale_time(workload, factor).requests, strict=True
+    ):
         assert new.arrival_s == old.arrival_s * factor
-        assert (new.index, new.prompt_tokens, new.hash_ids) == (old.index, old.prompt_tokens, old.hash_ids)
+        assert (new.index, new.prompt_tokens, new.hash_ids) == (
+            old.index,
+            old.prompt_tokens,
+            old.hash_ids,
+        )
 
 
 @given(workload=workloads(), prompt=st.floats(0.01, 4), output=st.floats(0.01, 4))
-def test_lengths_scale_and_prefixes_with_them(workload: Workload, prompt: float, output: float) -> None:
+def test_lengths_scale_and_prefixes_with_them(
+    workload: Workload, prompt: float, output: float
+) -> None:
     """Lengths are within rounding; ids stay a prefix of what they were."""
     scaled = shape.scale_lengths(workload, prompt, output)
     for old, new in zip(workload.requests, scaled.requests, strict=True):

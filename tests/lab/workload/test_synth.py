@@ -1,4 +1,6 @@
-"""Synthesised workloads: the same for a seed, with the rates, lengths and phases that were asked for."""
+"""Synthesised workloads: the same for a seed, with the rates, lengths and phases that were asked
+for.
+"""
 
 from typing import Any
 
@@ -44,7 +46,13 @@ def test_gamma_gaps_have_the_rate_and_the_burstiness(burstiness: float) -> None:
 
 def test_alternating_phases_have_their_rates_and_borders() -> None:
     """Every request is labelled by the phase in which it arrives; counts follow the rates."""
-    parameters = {"duration_s": 3000.0, "low_rate_rps": 2.0, "burst_rate_rps": 12.0, "low_s": 20.0, "burst_s": 10.0}
+    parameters = {
+        "duration_s": 3000.0,
+        "low_rate_rps": 2.0,
+        "burst_rate_rps": 12.0,
+        "low_s": 20.0,
+        "burst_s": 10.0,
+    }
     workload = synthesise(parse_synthesis("alternating", parameters), 1)
     for request in workload.requests:
         assert request.phase == ("low" if request.arrival_s % 30 < 20 else "burst")
@@ -54,8 +62,16 @@ def test_alternating_phases_have_their_rates_and_borders() -> None:
 
 
 def test_even_arrivals_stay_even_over_the_border_of_phases() -> None:
-    """With a burstiness that leaves no chance, gaps are 1/rate, and a gap over a border is part of each."""
-    parameters = {"duration_s": 12.0, "low_rate_rps": 1.0, "burst_rate_rps": 10.0, "low_s": 1.5, "burst_s": 1.0}
+    """With a burstiness that leaves no chance, gaps are 1/rate, and a gap over a border is part of
+    each.
+    """
+    parameters = {
+        "duration_s": 12.0,
+        "low_rate_rps": 1.0,
+        "burst_rate_rps": 10.0,
+        "low_s": 1.5,
+        "burst_s": 1.0,
+    }
     workload = synthesise(parse_synthesis("alternating", {**parameters, "burstiness": 1e9}), 1)
     times = [request.arrival_s for request in workload.requests]
     assert times[:3] == [pytest.approx(at, abs=1e-3) for at in (1.0, 1.55, 1.65)]
@@ -70,7 +86,11 @@ def test_the_paper_generator_stays_in_its_ranges() -> None:
     assert 128 <= min(prompts) < 200 and 3900 < max(prompts) <= 4000
     assert 64 <= min(outputs) < 70 and 505 < max(outputs) <= 512
     for minute in range(int(workload.duration_s // 60)):
-        inside = [request for request in workload.requests if 60 * minute <= request.arrival_s < 60 * (minute + 1)]
+        inside = [
+            request
+            for request in workload.requests
+            if 60 * minute <= request.arrival_s < 60 * (minute + 1)
+        ]
         assert {request.phase for request in inside} == {("low", "burst")[minute % 2]}
         low, high = ((2, 5), (10, 30))[minute % 2]
         assert low * 60 - 4 * (low * 60) ** 0.5 < len(inside) < high * 60 + 4 * (high * 60) ** 0.5
@@ -81,7 +101,9 @@ def test_a_range_of_one_length(seed: int, prompt: int, requests: int) -> None:
     """Both ends are included, so (n, n) is always n."""
     parameters = {"requests": requests, "prompt_tokens": (prompt, prompt), "output_tokens": (7, 7)}
     workload = synthesise(parse_synthesis("poisson", parameters), seed)
-    assert {(request.prompt_tokens, request.output_tokens) for request in workload.requests} == {(prompt, 7)}
+    assert {(request.prompt_tokens, request.output_tokens) for request in workload.requests} == {
+        (prompt, 7)
+    }
 
 
 @pytest.mark.parametrize(
@@ -102,7 +124,9 @@ def test_a_range_of_one_length(seed: int, prompt: int, requests: int) -> None:
         ("poisson", {"duration_s": 0.001, "rate_rps": 1e-6}, "duration_s"),
     ],
 )
-def test_parameters_out_of_range_are_named(kind: str, parameters: dict[str, Any], field: str) -> None:
+def test_parameters_out_of_range_are_named(
+    kind: str, parameters: dict[str, Any], field: str
+) -> None:
     """Also those that only turn out to be useless."""
     with pytest.raises(WorkloadError) as refused:
         synthesise(parse_synthesis(kind, parameters), 0)
@@ -123,12 +147,16 @@ def test_a_priority_mix_has_its_share() -> None:
 
 def test_long_prompts_come_once_in_each_interval() -> None:
     """One in each minute, in order, labelled like their neighbours."""
-    base = synthesise(parse_synthesis("alternating", {"duration_s": 600.0, "prompt_tokens": (10, 20)}), 1)
+    base = synthesise(
+        parse_synthesis("alternating", {"duration_s": 600.0, "prompt_tokens": (10, 20)}), 1
+    )
     mixed = with_long_prompts(base, 50_000, 100)
     long = [request for request in mixed.requests if request.prompt_tokens == 50_000]
     assert [int(request.arrival_s // 60) for request in long] == list(range(len(long)))
     assert len(long) in (9, 10) and len(mixed.requests) == len(base.requests) + len(long)
-    assert all(request.phase == ("low", "burst")[int(request.arrival_s // 60) % 2] for request in long[1:])
+    assert all(
+        request.phase == ("low", "burst")[int(request.arrival_s // 60) % 2] for request in long[1:]
+    )
     assert [request.index for request in mixed.requests] == list(range(len(mixed.requests)))
     with pytest.raises(WorkloadError, match="long_every_s"):
         with_long_prompts(base, 1, 1, 0.0)

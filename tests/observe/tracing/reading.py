@@ -16,7 +16,9 @@ NEEDED = {
 
 
 def read_trace(path: Path) -> list[Event]:
-    """Return the events of a file, whose closing bracket may be missing, and check that they are events."""
+    """Return the events of a file, whose closing bracket may be missing, and check that they are
+    events.
+    """
     text = path.read_text(encoding="utf-8")
     if not text.endswith("\n]\n"):
         text = text.removesuffix(",\n") + "]"
@@ -30,7 +32,11 @@ def check(event: Event) -> None:
     """The event has the keys of its phase, in their types."""
     assert set(event) == NEEDED[event["ph"]], event
     assert isinstance(event["name"], str)
-    assert all(type(event[key]) is int and event[key] >= 0 for key in ("ts", "dur", "pid", "tid") if key in event)
+    assert all(
+        type(event[key]) is int and event[key] >= 0
+        for key in ("ts", "dur", "pid", "tid")
+        if key in event
+    )
     assert isinstance(event["args"], dict)
 
 

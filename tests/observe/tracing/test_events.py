@@ -1,4 +1,6 @@
-"""Events: whatever happens, they have the keys and types of the format, and spans keep their order."""
+"""Events: whatever happens, they have the keys and types of the format, and spans keep their
+order.
+"""
 
 import json
 from datetime import datetime
@@ -31,7 +33,10 @@ def test_steps_one_after_another_do_not_overlap(times: list[float], size: int) -
     """Whole microseconds keep the order, however short the steps are, and lose at most one."""
     times.sort()
     group = list(aligned_group(2, size))
-    spans = [step(ROW, TracedStep(group, i, 1, 1, 0, 0), a, b, 0.0) for i, (a, b) in enumerate(pairwise(times), 1)]
+    spans = [
+        step(ROW, TracedStep(group, i, 1, 1, 0, 0), a, b, 0.0)
+        for i, (a, b) in enumerate(pairwise(times), 1)
+    ]
     assert overlaps(spans) == []
     for span, (began_s, ended_s) in zip(spans, pairwise(times), strict=True):
         check(span)
@@ -43,7 +48,9 @@ def test_a_step_says_what_was_in_it(
     tokens: int, requests: int, prefill: int, context: int, waited_s: float, at_s: float
 ) -> None:
     """And goes through JSON as it is."""
-    span = step(ROW, TracedStep([2, 3], 7, tokens, requests, prefill, context), at_s, at_s + 0.5, waited_s)
+    span = step(
+        ROW, TracedStep([2, 3], 7, tokens, requests, prefill, context), at_s, at_s + 0.5, waited_s
+    )
     check(span)
     assert json.loads(json.dumps(span)) == span
     assert (span["name"], span["ph"], span["pid"], span["tid"]) == ("group 2,3", "X", 100, 102)
@@ -65,8 +72,14 @@ def test_rows_are_named_and_sorted() -> None:
     events = [event for row in (server_row(100), *engines) for event in row.names()]
     for event in events:
         check(event)
-    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    order_of = {event["tid"]: event["args"]["sort_index"] for event in events if event["name"] == "thread_sort_index"}
+    names = {
+        event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"
+    }
+    order_of = {
+        event["tid"]: event["args"]["sort_index"]
+        for event in events
+        if event["name"] == "thread_sort_index"
+    }
     assert [names[tid] for tid in sorted(order_of, key=order_of.__getitem__)] == [
         "switches",
         "engine 0",
@@ -80,7 +93,11 @@ def test_rows_are_named_and_sorted() -> None:
 @given(at_s=TIMES, unix_s=st.floats(min_value=1.7e9, max_value=4e9))
 def test_instants(at_s: float, unix_s: float) -> None:
     """Orders, losses and the clock, which leads back to Unix time."""
-    taken, missed, now = order(ROW, (2, 3), "weave", at_s), lost(ROW, 3, at_s), clock(server_row(100), at_s, unix_s)
+    taken, missed, now = (
+        order(ROW, (2, 3), "weave", at_s),
+        lost(ROW, 3, at_s),
+        clock(server_row(100), at_s, unix_s),
+    )
     for event in (taken, missed, now):
         check(event)
         assert (event["ph"], event["ts"]) == ("i", microseconds(at_s))

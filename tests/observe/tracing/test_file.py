@@ -1,4 +1,6 @@
-"""The file: begun, appended to by several, closed by the last, and what it says if it cannot be written."""
+"""The file: begun, appended to by several, closed by the last, and what it says if it cannot be
+written.
+"""
 
 import fcntl
 import json
@@ -65,7 +67,9 @@ def test_an_empty_trace(path: Path, exits: Exits) -> None:
     events = read_trace(path)
     assert {(event["pid"], event["tid"]) for event in events} == {(os.getpid(), os.getpid())}
     assert [event["name"] for event in events if event["ph"] == "i"] == ["clock"]
-    assert [event["args"] for event in events if event["name"] == "process_name"] == [{"name": "Flying Serving"}]
+    assert [event["args"] for event in events if event["name"] == "process_name"] == [
+        {"name": "Flying Serving"}
+    ]
     exits.end()
     assert json.loads(path.read_text())[: len(events)] == events
     first, last = [event for event in read_trace(path) if event["name"] == "clock"]
@@ -80,7 +84,10 @@ def test_writers_do_not_mix_their_lines(path: Path, exits: Exits) -> None:
         opened, row = TraceFile(str(path)), engine_row(engine, os.getpid(), 1000 + engine)
         opened.append(row.names())
         for batch in range(200):
-            opened.append(row.span("x" * (batch % 91), "step", batch, batch + 0.5, {"n": n}) for n in range(batch % 17))
+            opened.append(
+                row.span("x" * (batch % 91), "step", batch, batch + 0.5, {"n": n})
+                for n in range(batch % 17)
+            )
         opened.close()
 
     threads = [threading.Thread(target=write, args=(engine,)) for engine in range(4)]
@@ -134,7 +141,9 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_two_servers_do_not_write_into_one_file(path: Path) -> None:
-    """The second is refused and the first one's trace stays; an engine that still writes counts too."""
+    """The second is refused and the first one's trace stays; an engine that still writes counts
+    too.
+    """
     before = path.read_text()
     assert refused(path) == "another server writes there"
     assert path.read_text() == before
@@ -150,7 +159,10 @@ def test_an_ended_trace_may_be_written_over(path: Path, exits: Exits) -> None:
 def test_a_full_disk(path: Path) -> None:
     """What fits only in part is an error, not half a line that nobody hears of."""
     opened = TraceFile(str(path))
-    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits, handler = (
+        resource.getrlimit(resource.RLIMIT_FSIZE),
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN),
+    )
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, limits[1]))
     try:
         with pytest.raises(OSError, match="No space left"):
@@ -184,6 +196,9 @@ def test_what_was_written_survives_a_kill(tmp_path: Path) -> None:
 def test_a_process_that_ends_closes_the_array(tmp_path: Path) -> None:
     """Through the real atexit."""
     path = tmp_path / "trace.json"
-    code = "import sys; from flying_serving.observe.tracing.file import begin_trace; begin_trace(sys.argv[1])"
+    code = (
+        "import sys; from flying_serving.observe.tracing.file import begin_trace; "
+        "begin_trace(sys.argv[1])"
+    )
     subprocess.run([sys.executable, "-c", code, str(path)], cwd=ROOT, check=True)
     assert len([event for event in json.loads(path.read_text()) if event["name"] == "clock"]) == 2

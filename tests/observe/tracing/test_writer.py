@@ -1,4 +1,6 @@
-"""The writer: everything is written or counted as lost, whatever the disk does; adding neither waits nor raises."""
+"""The writer: everything is written or counted as lost, whatever the disk does; adding neither
+waits nor raises.
+"""
 
 import logging
 import os
@@ -66,7 +68,9 @@ def test_events_come_in_order_after_the_names(path: str) -> None:
     writer.close()
     events = read_trace(Path(path))
     assert rows(events)["engine 1"] == PLACE
-    assert [event["args"]["group"][0] for event in of_row(events, PLACE, "order")] == list(range(1000))
+    assert [event["args"]["group"][0] for event in of_row(events, PLACE, "order")] == list(
+        range(1000)
+    )
 
 
 def test_events_are_written_without_a_close(path: str) -> None:
@@ -88,7 +92,10 @@ def test_events_are_written_without_a_close(path: str) -> None:
     writer.close()
 
 
-@given(bursts=st.lists(st.integers(min_value=0, max_value=12), max_size=12), room=st.integers(min_value=3, max_value=9))
+@given(
+    bursts=st.lists(st.integers(min_value=0, max_value=12), max_size=12),
+    room=st.integers(min_value=3, max_value=9),
+)
 def test_what_does_not_fit_is_counted(bursts: list[int], room: int) -> None:
     """Written and lost are all there were, and what is written is in order."""
     with pytest.MonkeyPatch.context() as patch:
@@ -105,7 +112,9 @@ def test_what_does_not_fit_is_counted(bursts: list[int], room: int) -> None:
             writer._write()
         writer.close()
     disk = disk_of(writer)
-    assert [event["args"]["group"][0] for event in disk.events if event.get("cat") == "order"] == kept
+    assert [
+        event["args"]["group"][0] for event in disk.events if event.get("cat") == "order"
+    ] == kept
     told = [event["args"]["count"] for event in disk.events if event.get("cat") == "trace"]
     assert all(told)
     assert len(kept) + sum(told) == sent
@@ -129,11 +138,14 @@ def test_a_disk_that_is_full_ends_the_trace_and_nothing_else(
         writer.close()
     assert len(writer._events) == 0
     assert [record.getMessage() for record in caplog.records] == [
-        "--trace-out=out.json: [Errno 28] No space left on device; nothing more of engine 1 is traced"
+        "--trace-out=out.json: [Errno 28] No space left on device; nothing more of engine 1 is "
+        "traced"
     ]
 
 
-def test_a_disk_that_hangs_does_not_keep_a_server_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_hangs_does_not_keep_a_server_from_ending(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The file then stays open, for the thread that hangs in it."""
     monkeypatch.setattr(trace_writer, "TraceFile", Disk)
     monkeypatch.setattr(trace_writer, "CLOSE_S", 0.01)

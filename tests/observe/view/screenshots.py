@@ -1,6 +1,8 @@
-"""The pictures of the live view in docs/: `python -m tests.observe.view.screenshots`. Two minutes, four engines.
+"""The pictures of the live view in docs/: `python -m tests.observe.view.screenshots`. Two minutes,
+four engines.
 
-The policy decides: a quiet time, a burst, a time with urgent requests. The load is made up, the view is not.
+The policy decides: a quiet time, a burst, a time with urgent requests. The load is made up, the
+view is not.
 """
 
 import argparse
@@ -16,7 +18,12 @@ from tests.observe.view.browser import chromium
 
 DOCS = ROOT / "docs"
 NAME = "tiny-llama"
-SETTINGS = (f"--served-model-name={NAME}", "--policy=auto", "--horizon-s=5", "--kv-cache-memory-bytes=8388608")
+SETTINGS = (
+    f"--served-model-name={NAME}",
+    "--policy=auto",
+    "--horizon-s=5",
+    "--kv-cache-memory-bytes=8388608",
+)
 PHASES = ((12.0, 1, False), (12.0, 40, False), (14.0, 2, False), (55.0, 7, True))
 """Seconds, requests at a time, and whether one in six is urgent."""
 MIXED = "() => /1.*2|2.*1/.test(document.getElementById('layout').textContent)"
@@ -64,7 +71,9 @@ def main() -> None:
         server.model = NAME
         desktop = opened(browser, server, DESKTOP, "dark", 1)
         phone = opened(browser, server, PHONE, "light", 2)
-        traffic = stack.enter_context(ThreadPoolExecutor(1)).submit(lambda: [phase(server, *each) for each in PHASES])
+        traffic = stack.enter_context(ThreadPoolExecutor(1)).submit(
+            lambda: [phase(server, *each) for each in PHASES]
+        )
         desktop.wait_for_timeout(1e3 * (sum(seconds for seconds, _, _ in PHASES[:-1]) + 10))
         desktop.wait_for_function(MIXED, timeout=1e3 * (PHASES[-1][0] - 12))
         desktop.wait_for_timeout(1500)

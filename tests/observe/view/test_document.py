@@ -16,7 +16,9 @@ def test_nothing_comes_from_elsewhere() -> None:
     """No address but that of the SVG name space, no import, no url()."""
     text = page.document(needs_key=False)
     assert set(re.findall(r"https?://[\w./]+", text)) == {"http://www.w3.org/2000/svg"}
-    assert not re.search(r"url\(|@import|\bimport\b|<link(?! rel=\"icon\" href=\"data:)|\bsrc=", text)
+    assert not re.search(
+        r"url\(|@import|\bimport\b|<link(?! rel=\"icon\" href=\"data:)|\bsrc=", text
+    )
     assert "@@" not in text
 
 
@@ -24,7 +26,9 @@ def test_nothing_comes_from_elsewhere() -> None:
 def test_its_own_style_and_script_are_all_that_may_run(tag: str, directive: str) -> None:
     """The policy has the hash of what the document holds, whether it asks for a key or not."""
     for needs_key in (False, True):
-        (inside,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page.document(needs_key=needs_key), re.DOTALL)
+        (inside,) = re.findall(
+            rf"<{tag}>(.*?)</{tag}>", page.document(needs_key=needs_key), re.DOTALL
+        )
         digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
         policy = page.headers()["Content-Security-Policy"].split("; ")
         assert f"{directive} 'sha256-{digest}'" in policy
@@ -34,15 +38,23 @@ def test_its_own_style_and_script_are_all_that_may_run(tag: str, directive: str)
 def test_data_is_written_as_text() -> None:
     """Names and reasons come from outside: none of them is ever read as HTML."""
     text = page.document(needs_key=False)
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|new Function", text)
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|new Function", text
+    )
 
 
 def test_the_files_are_packaged() -> None:
     """Each is matched by the package data that an installation takes along."""
     root = Path(__file__).parents[3]
-    patterns = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    patterns = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"][
+        "package-data"
+    ]
     package = Path(str(files("flying_serving")))
     packaged = {path for pattern in patterns["flying_serving"] for path in package.glob(pattern)}
     names = {"page.html", *page.STYLES, *page.SCRIPTS}
     assert {package / "observe" / "view" / name for name in names} <= packaged
-    assert {p.name for p in (package / "observe" / "view").iterdir() if p.suffix in (".html", ".css", ".js")} == names
+    assert {
+        p.name
+        for p in (package / "observe" / "view").iterdir()
+        if p.suffix in (".html", ".css", ".js")
+    } == names

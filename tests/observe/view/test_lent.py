@@ -1,4 +1,6 @@
-"""The live view of a server that lends weights: how much of an engine's memory has which owner, while it changes."""
+"""The live view of a server that lends weights: how much of an engine's memory has which owner,
+while it changes.
+"""
 
 import re
 from collections.abc import Iterator
@@ -24,7 +26,9 @@ WHOLE = re.compile(r"^KV \d+ % of [\d.]+\sMiB$")
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server("llama", 2, f"--kv-cache-memory-bytes={BLOCKS * BLOCK_BYTES}", "--lend-weights") as live:
+    with Server(
+        "llama", 2, f"--kv-cache-memory-bytes={BLOCKS * BLOCK_BYTES}", "--lend-weights"
+    ) as live:
         yield live
 
 
@@ -48,7 +52,9 @@ def figures(watched: Watched) -> Locator:
 
 
 def test_weights_shrink_by_what_they_lend_and_grow_again(watched: Watched, server: Server) -> None:
-    """A long request has them lend, its end changes nothing, and a switch to engines alone has them come back."""
+    """A long request has them lend, its end changes nothing, and a switch to engines alone has them
+    come back.
+    """
     server.layout(TOGETHER)
     for _ in range(2):
         expect(figures(watched)).to_have_text([WHOLE, WHOLE])

@@ -11,12 +11,20 @@ from tests.observe.view.browser import Watched, chromium
 
 pytestmark = pytest.mark.server
 
-SIZES = {"phone": ViewportSize(width=390, height=844), "desktop": ViewportSize(width=1440, height=900)}
+SIZES = {
+    "phone": ViewportSize(width=390, height=844),
+    "desktop": ViewportSize(width=1440, height=900),
+}
 OVERLAP = """() => {
-    const [one, other] = Array.from(document.querySelectorAll(".hull")).map(hull => hull.getBoundingClientRect());
-    return one.left < other.right && other.left < one.right && one.top < other.bottom && other.top < one.bottom;
+    const hulls = Array.from(document.querySelectorAll(".hull"));
+    const [one, other] = hulls.map(hull => hull.getBoundingClientRect());
+    return one.left < other.right && other.left < one.right
+        && one.top < other.bottom && other.top < one.bottom;
 }"""
-MARKS = "() => Array.from(document.querySelectorAll('#band .row'), row => row.querySelectorAll('i').length)"
+MARKS = (
+    "() => Array.from(document.querySelectorAll('#band .row'), row => "
+    "row.querySelectorAll('i').length)"
+)
 """All at once: the page goes on drawing."""
 
 
@@ -45,10 +53,14 @@ def test_a_lost_engine_says_since_when_and_why(server: Server, browser: Browser,
         expect(page.locator("#link")).to_have_text("degraded: engine 1 is lost")
         expect(page.locator("#layout")).to_have_text("1")
         expect(page.locator(".hull").nth(1).locator(".badge")).to_have_text("lost")
-        expect(page.locator(".engine").nth(1).locator(".why")).to_contain_text("its process has ended")
+        expect(page.locator(".engine").nth(1).locator(".why")).to_contain_text(
+            "its process has ended"
+        )
         expect(page.locator(".hull").nth(0).locator(".badge")).to_have_text("TP 1")
         page.wait_for_function(f"() => !({OVERLAP})()")
-        page.wait_for_function("() => document.querySelector('#band .row:nth-child(2) i[data-degree=lost]')")
+        page.wait_for_function(
+            "() => document.querySelector('#band .row:nth-child(2) i[data-degree=lost]')"
+        )
         left, gone = page.evaluate(MARKS)
         assert left == gone
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

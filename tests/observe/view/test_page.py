@@ -16,7 +16,10 @@ pytestmark = pytest.mark.server
 
 WITHIN_MS = 60_000
 """A busy machine draws late; the page asks every 300 ms."""
-SIZES = {"phone": ViewportSize(width=390, height=844), "desktop": ViewportSize(width=1440, height=900)}
+SIZES = {
+    "phone": ViewportSize(width=390, height=844),
+    "desktop": ViewportSize(width=1440, height=900),
+}
 ALONE, TOGETHER = [[0], [1]], [[0, 1]]
 KV_BYTES = 67_108_864 - BLOCK_BYTES
 """Of an engine, without the block that vLLM keeps for itself."""
@@ -106,19 +109,27 @@ def load(server: Server, count: int, **fields: Any) -> Iterator[None]:
 
 
 def test_layouts_change_on_screen_by_themselves(watched: Watched, server: Server) -> None:
-    """Under load: engines of a group in one outline, its degree, figures, and the switch with its reason."""
+    """Under load: engines of a group in one outline, its degree, figures, and the switch with its
+    reason.
+    """
     page = watched.page
     enter(page, server)
     expect(page.locator("#layout")).to_have_text("1+1")
     with load(server, 4):
-        for groups, degrees, outlines in ((TOGETHER, "2", 1), (ALONE, "1+1", 2), (TOGETHER, "2", 1)):
+        for groups, degrees, outlines in (
+            (TOGETHER, "2", 1),
+            (ALONE, "1+1", 2),
+            (TOGETHER, "2", 1),
+        ):
             server.layout(groups)
             expect(page.locator("#layout")).to_have_text(degrees, timeout=WITHIN_MS)
             expect(page.locator(".hull:not(.merged)")).to_have_count(outlines, timeout=WITHIN_MS)
             for engines in groups:
                 for engine in engines:
                     group = ",".join(map(str, engines))
-                    expect(page.locator(".engine").nth(engine)).to_have_attribute("data-group", group)
+                    expect(page.locator(".engine").nth(engine)).to_have_attribute(
+                        "data-group", group
+                    )
                 page.wait_for_function(INSIDE, arg=engines)
                 badge = page.locator(".hull").nth(engines[0]).locator(".badge")
                 expect(badge).to_have_text(f"TP {len(engines)}")
@@ -148,7 +159,9 @@ def test_a_tile_is_the_memory_of_its_engine(watched: Watched, server: Server) ->
 
 
 def test_a_split_request_is_one_bar_over_two_engines(watched: Watched, server: Server) -> None:
-    """Each end is in its engine's column, and what is between them reaches from one to the other."""
+    """Each end is in its engine's column, and what is between them reaches from one to the
+    other.
+    """
     page = watched.page
     enter(page, server)
     with load(server, 2, vllm_xargs={"split_at": 90, "expected_tokens": 100}):

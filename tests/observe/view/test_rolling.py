@@ -6,9 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flying_serving.observe.view.rolling import BUCKET_S, KEPT_FIRST, LOOK_S, RATE_S, WINDOW_S, Rolling
+from flying_serving.observe.view.rolling import (
+    BUCKET_S,
+    KEPT_FIRST,
+    LOOK_S,
+    RATE_S,
+    WINDOW_S,
+    Rolling,
+)
 
-NOTHING = {"ttft_mean_ms": None, "ttft_p90_ms": None, "tpot_mean_ms": None, "worst_gap_ms": None, "tokens_per_s": 0.0}
+NOTHING = {
+    "ttft_mean_ms": None,
+    "ttft_p90_ms": None,
+    "tpot_mean_ms": None,
+    "worst_gap_ms": None,
+    "tokens_per_s": 0.0,
+}
 
 
 @dataclass(frozen=True)
@@ -24,14 +37,20 @@ class Batch:
 seconds = st.floats(0.001, 5.0)
 batches = st.lists(
     st.builds(
-        Batch, st.floats(0.0, 3.0), st.integers(0, 1), st.lists(seconds, max_size=3), st.lists(seconds, max_size=5)
+        Batch,
+        st.floats(0.0, 3.0),
+        st.integers(0, 1),
+        st.lists(seconds, max_size=3),
+        st.lists(seconds, max_size=5),
     )
 )
 
 
 @given(batches)
 def test_figures_are_those_of_the_window(given_batches: list[Batch]) -> None:
-    """First tokens exactly; gaps and tokens to a bucket, whose begin is a multiple of its length."""
+    """First tokens exactly; gaps and tokens to a bucket, whose begin is a multiple of its
+    length.
+    """
     rolling, now_s, taken = Rolling(2), 100.0, []
     rolling.look(now_s)
     for batch in given_batches:
@@ -48,16 +67,22 @@ def test_figures_are_those_of_the_window(given_batches: list[Batch]) -> None:
         gaps = [gap for at_s, batch in mine if at_s >= since_s for gap in batch.gaps_s]
         from_s = (now_s - RATE_S) // BUCKET_S * BUCKET_S
         tokens = sum(len(b.first_s) + len(b.gaps_s) for at_s, b in mine if at_s >= from_s)
-        assert figures["ttft_mean_ms"] == (pytest.approx(sum(first) / len(first) * 1e3) if first else None)
+        assert figures["ttft_mean_ms"] == (
+            pytest.approx(sum(first) / len(first) * 1e3) if first else None
+        )
         assert (figures["ttft_p90_ms"] is None) == (not first)
-        assert figures["tpot_mean_ms"] == (pytest.approx(sum(gaps) / len(gaps) * 1e3) if gaps else None)
+        assert figures["tpot_mean_ms"] == (
+            pytest.approx(sum(gaps) / len(gaps) * 1e3) if gaps else None
+        )
         assert figures["worst_gap_ms"] == (pytest.approx(max(gaps) * 1e3) if gaps else None)
         watched_s = max(BUCKET_S, now_s - max(from_s, 100.0))
         assert figures["tokens_per_s"] == pytest.approx(tokens / watched_s)
 
 
 def test_nothing_is_noted_while_nobody_looks() -> None:
-    """Neither before the first look nor long after the last; and what is old is forgotten at the next."""
+    """Neither before the first look nor long after the last; and what is old is forgotten at the
+    next.
+    """
     rolling = Rolling(1)
     rolling.take(0, 0.5, 3, [0.1], [0.2], 5.0)
     assert rolling.kv_usage(0) is None

@@ -1,4 +1,6 @@
-"""An operator's orders: one that waits for requests to end can be cancelled, replaced, or left by its client."""
+"""An operator's orders: one that waits for requests to end can be cancelled, replaced, or left by
+its client.
+"""
 
 import asyncio
 import gc
@@ -38,7 +40,9 @@ async def test_an_order_that_waits_is_cancelled(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["sequential", "soft"])
 async def test_an_order_waits_for_no_request_that_is_paused(mode: str) -> None:
-    """After a hard switch engines hear of it, once; after another, or if nothing is waited for, they need not."""
+    """After a hard switch engines hear of it, once; after another, or if nothing is waited for,
+    they need not.
+    """
     server = running()
     for groups, told in ((PAIRS, [0, 1, 2, 3]), (APART, [])):
         hard = await server.switch(groups, "hard" if told else "weave", rounds=3)
@@ -71,11 +75,16 @@ async def test_a_later_order_replaces_one_that_waits(mode: str) -> None:
 
 
 async def test_orders_that_come_while_one_waits_for_its_turn_replace_it() -> None:
-    """The first is with the engines, so the second waits for their answers; then the third counts."""
+    """The first is with the engines, so the second waits for their answers; then the third
+    counts.
+    """
     server = running()
     first = await server.switch(PAIRS, "weave", rounds=3)
     assert server.told() == [0, 1, 2, 3]
-    tasks = [asyncio.get_running_loop().create_task(server.orders.switch(g, "sequential")) for g in (ALL, APART)]
+    tasks = [
+        asyncio.get_running_loop().create_task(server.orders.switch(g, "sequential"))
+        for g in (ALL, APART)
+    ]
     server.sent()
     await asyncio.wait_for(first, 5)
     with pytest.raises(OrderDropped):
@@ -120,11 +129,20 @@ async def test_once_engines_are_told_an_order_needs_no_client(answered: bool) ->
     assert server.told() == [0, 1, 2, 3]
     assert server.controller.state.layout.to_lists() == PAIRS
     if not answered:
-        next(a for a in server.vllm.utility_results.values() if not a.done()).set_exception(EngineLost("injected"))
+        next(a for a in server.vllm.utility_results.values() if not a.done()).set_exception(
+            EngineLost("injected")
+        )
     await server.settle()
-    assert (await asyncio.wait_for(second, 5)).new.to_lists() == server.controller.state.layout.to_lists() == ALL
+    assert (
+        (await asyncio.wait_for(second, 5)).new.to_lists()
+        == server.controller.state.layout.to_lists()
+        == ALL
+    )
     assert server.told() == [0, 1, 2, 3] * 2
-    assert [made.problem for made in server.controller.state.switches.kept] == [None if answered else "injected", None]
+    assert [made.problem for made in server.controller.state.switches.kept] == [
+        None if answered else "injected",
+        None,
+    ]
 
 
 @pytest.mark.parametrize(("ending", "error"), [(True, ServerEnds), (False, EngineDeadError)])
@@ -171,7 +189,9 @@ async def test_an_engine_that_returns_as_others_are_told_is_not_waited_for() -> 
     server.messages.clear()
     server.calls.gain(3)
     order = asyncio.ensure_future(server.orders.switch([[0, 1], [2]], "migrate"))
-    asyncio.get_running_loop().call_soon(lambda: server.shell.carry_out(server.controller.engine_back(3, 0.0)))
+    asyncio.get_running_loop().call_soon(
+        lambda: server.shell.carry_out(server.controller.engine_back(3, 0.0))
+    )
     await asyncio.sleep(0)
     await server.settle()
     await asyncio.wait_for(order, 5)
@@ -194,5 +214,13 @@ async def test_an_order_waits_for_a_layout_that_is_made_again() -> None:
     order = await server.switch(APART, "weave")
     assert not order.done()
     await server.settle()
-    assert (await asyncio.wait_for(order, 5)).new.to_lists() == server.controller.state.layout.to_lists() == APART
-    assert [made.new.to_lists() for made in server.controller.state.switches.kept] == [PAIRS, PAIRS, APART]
+    assert (
+        (await asyncio.wait_for(order, 5)).new.to_lists()
+        == server.controller.state.layout.to_lists()
+        == APART
+    )
+    assert [made.new.to_lists() for made in server.controller.state.switches.kept] == [
+        PAIRS,
+        PAIRS,
+        APART,
+    ]

@@ -1,4 +1,6 @@
-"""EngineProcess and CleanParent: processes that are forked by another one, watched and ended from here."""
+"""EngineProcess and CleanParent: processes that are forked by another one, watched and ended from
+here.
+"""
 
 import fcntl
 import gc
@@ -38,7 +40,10 @@ def test_it_forks_engines_that_can_be_watched_and_killed(parent: CleanParent) ->
     assert first.is_alive() and first.exitcode is None
     first.kill()
     first.join(10)
-    assert not first.is_alive() and first.exitcode in (-signal.SIGKILL, 1)  # its parent may have waited for it
+    assert not first.is_alive() and first.exitcode in (
+        -signal.SIGKILL,
+        1,
+    )  # its parent may have waited for it
     assert select.select([first.sentinel], [], [], 0)[0] == [first.sentinel]
     assert second.is_alive()
     second.terminate()
@@ -101,7 +106,10 @@ def test_a_fork_that_fails_ends_no_engine(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(os, "fork", fork)
     made = CleanParent(engine)
     try:
-        with pytest.raises(EngineLost, match=r"engine 1 cannot be started: BlockingIOError.*temporarily unavailable"):
+        with pytest.raises(
+            EngineLost,
+            match=r"engine 1 cannot be started: BlockingIOError.*temporarily unavailable",
+        ):
             made.start("engine 1", {"says": "", "seconds": 1.0})
         assert made.start("engine 1", {"says": "", "seconds": 1.0}).is_alive()
     finally:
@@ -109,7 +117,9 @@ def test_a_fork_that_fails_ends_no_engine(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_processes_are_watched_by_descriptors_of_any_number(parent: CleanParent) -> None:
-    """Each connection of a client has a descriptor too; and one is given back when its process is forgotten."""
+    """Each connection of a client has a descriptor too; and one is given back when its process is
+    forgotten.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 4096), hard), hard))
     child = parent.start("engine", {"says": "", "seconds": 100.0})

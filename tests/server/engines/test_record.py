@@ -1,4 +1,6 @@
-"""Phases of an engine: each follows another as the table says, and says whether a process serves."""
+"""Phases of an engine: each follows another as the table says, and says whether a process
+serves.
+"""
 
 from types import SimpleNamespace
 from typing import Any
@@ -36,7 +38,9 @@ def test_a_loss_and_return_go_through_the_phases_in_order() -> None:
 @pytest.mark.parametrize(("phase", "other"), NOT_NEXT)
 def test_a_phase_that_cannot_follow_is_an_error(phase: Phase, other: Phase) -> None:
     engine = record(phase)
-    with pytest.raises(RuntimeError, match=f"an engine that is {phase.value} cannot be {other.value} next"):
+    with pytest.raises(
+        RuntimeError, match=f"an engine that is {phase.value} cannot be {other.value} next"
+    ):
         engine.advance(other)
     assert engine.phase is phase
 

@@ -1,4 +1,6 @@
-"""The end of the client: what runs may finish, what is left gets an answer, and engines hear when they may leave."""
+"""The end of the client: what runs may finish, what is left gets an answer, and engines hear when
+they may leave.
+"""
 
 import asyncio
 import time
@@ -18,7 +20,9 @@ SAYS = "^the server is shutting down$"
 
 
 def served(*request_ids: str) -> tuple[Server, OutputProcessor, list[RequestOutputCollector]]:
-    """Return a server and vLLM's output processor that have these requests, and where their outputs go."""
+    """Return a server and vLLM's output processor that have these requests, and where their outputs
+    go.
+    """
     server, outputs, queues = Server(), OutputProcessor(None, log_stats=False), []
     server.vllm.resources.output_queue_task = asyncio.current_task()
     for request_id in request_ids:
@@ -61,12 +65,17 @@ async def test_requests_may_finish_before_engines_may_leave() -> None:
 
 
 async def test_what_is_left_at_the_end_gets_an_answer() -> None:
-    """Each request an error that vLLM hands on without a trace in the log; orders and questions one as well."""
+    """Each request an error that vLLM hands on without a trace in the log; orders and questions one
+    as well.
+    """
     server, outputs, queues = served("a", "b")
     order = asyncio.ensure_future(server.orders.switch(PAIRS, "sequential"))
     await asyncio.sleep(0)
     asked = asyncio.ensure_future(server.calls.utility(2, "flying_report"))
-    assert await asyncio.wait_for(asyncio.to_thread(Shutdown(server.shell, outputs).end, 0.0), 5) == 0.0
+    assert (
+        await asyncio.wait_for(asyncio.to_thread(Shutdown(server.shell, outputs).end, 0.0), 5)
+        == 0.0
+    )
     for queue in queues:
         with pytest.raises(InputStreamError) as caught:
             queue.get_nowait()
@@ -99,7 +108,9 @@ async def test_a_request_that_was_let_in_arrives_although_the_server_ends() -> N
 
 
 async def test_the_death_of_an_engine_ends_the_wait() -> None:
-    """What is left gets an answer, and the others, which have not heard that they may leave, are not waited for."""
+    """What is left gets an answer, and the others, which have not heard that they may leave, are
+    not waited for.
+    """
     server, outputs, (queue,) = served("a")
     ending = await ends(server, 30.0, outputs)
     asked = asyncio.ensure_future(server.calls.utility(2, "flying_report"))
@@ -114,7 +125,9 @@ async def test_the_death_of_an_engine_ends_the_wait() -> None:
     assert server.told("flying_leave") == []
 
 
-async def test_an_end_that_fails_is_logged_and_calls_are_answered(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_end_that_fails_is_logged_and_calls_are_answered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """vLLM goes on to end the engines, whatever it was."""
     server, outputs, _ = served("a")
     ending = await ends(server, 30.0, outputs)
@@ -131,7 +144,9 @@ async def test_an_end_that_fails_is_logged_and_calls_are_answered(caplog: pytest
 
 
 async def test_an_end_from_the_event_loop_waits_for_nothing() -> None:
-    """As when vLLM cannot set up its routes: engines have the whole time, and hear at once that they may leave."""
+    """As when vLLM cannot set up its routes: engines have the whole time, and hear at once that
+    they may leave.
+    """
     server, outputs, (queue,) = served("a")
     asked = asyncio.ensure_future(server.calls.utility(2, "flying_report"))
     left_s = Shutdown(server.shell, outputs).end(30.0)

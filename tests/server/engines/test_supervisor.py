@@ -1,4 +1,6 @@
-"""Engines: a process that ends or falls silent is noticed, told to all, and started again; or too few are left."""
+"""Engines: a process that ends or falls silent is noticed, told to all, and started again; or too
+few are left.
+"""
 
 import asyncio
 import os
@@ -51,7 +53,8 @@ class Life:
 
 
 class Peers(FakeVllm):
-    """Engines that answer what is asked of them, but for those that are `stopped`, or that fail once as `failing`.
+    """Engines that answer what is asked of them, but for those that are `stopped`, or that fail
+    once as `failing`.
 
     `peers`: what they were told.
     """
@@ -74,9 +77,13 @@ class Peers(FakeVllm):
                 self.unanswered.append((engine[0], answer))
             elif engine[0] in self.failing:
                 self.failing.remove(engine[0])
-                asyncio.get_running_loop().call_soon(lambda: answer.set_exception(Exception("injected")))
+                asyncio.get_running_loop().call_soon(
+                    lambda: answer.set_exception(Exception("injected"))
+                )
             else:
-                asyncio.get_running_loop().call_soon(lambda: answer.done() or answer.set_result(None))
+                asyncio.get_running_loop().call_soon(
+                    lambda: answer.done() or answer.set_result(None)
+                )
         return sent
 
 
@@ -86,7 +93,9 @@ class Node:
     `failing`: how often a start fails, with `problem`. `starts`: incarnations at each start.
     """
 
-    def __init__(self, run_dir: Path, *, min_engines: int = 1, timeout_s: float = 3600.0, devices: int = 1) -> None:
+    def __init__(
+        self, run_dir: Path, *, min_engines: int = 1, timeout_s: float = 3600.0, devices: int = 1
+    ) -> None:
         self.vllm = Peers()
         self.server = Server(vllm=self.vllm)
         flying = self.server.calls.deployment.flying.model_copy(
@@ -101,7 +110,9 @@ class Node:
         self.ended: list[str] = []
         self.gate = asyncio.Event()
         self.gate.set()
-        self.engines = EngineSupervisor(self.server.shell, self.lives, self._restart, self.ended.append)
+        self.engines = EngineSupervisor(
+            self.server.shell, self.lives, self._restart, self.ended.append
+        )
         self.pulse = Pulse(str(run_dir), 4, devices)
 
     @property
@@ -119,7 +130,9 @@ class Node:
         for engine in engines:
             self.pulse.beat(engine)
 
-    async def _restart(self, engine: int, incarnations: list[int | None], started: Callable[[Any], None]) -> None:
+    async def _restart(
+        self, engine: int, incarnations: list[int | None], started: Callable[[Any], None]
+    ) -> None:
         self.starts.append(incarnations)
         life = Life()
         started(life)
@@ -138,7 +151,9 @@ class Node:
 
     def failures(self) -> list[Exception]:
         """What tasks of the server have ended it with."""
-        said = [self.vllm.outputs_queue.get_nowait() for _ in range(self.vllm.outputs_queue.qsize())]
+        said = [
+            self.vllm.outputs_queue.get_nowait() for _ in range(self.vllm.outputs_queue.qsize())
+        ]
         return [one for one in said if isinstance(one, Exception)]
 
     async def close(self) -> None:
@@ -210,7 +225,10 @@ async def test_an_engine_without_a_sign_of_life_is_killed(tmp_path: Path) -> Non
         one.gate.clear()
         await one.until(lambda: one.lost)
         assert [life.kills for life in one.lives] == [0, 0, 0, 1]
-        assert one.server.shell.losses.now[3].why == "it gave no sign of life for 0.5 s (--engine-timeout-s)"
+        assert (
+            one.server.shell.losses.now[3].why
+            == "it gave no sign of life for 0.5 s (--engine-timeout-s)"
+        )
 
 
 async def test_a_start_that_falls_silent_is_killed(tmp_path: Path) -> None:
@@ -250,7 +268,9 @@ async def test_an_engine_that_hangs_as_it_ends_is_killed(tmp_path: Path) -> None
         assert [life.kills for life in one.lives] == [0, 0, 1, 0] and one.lost == [2]
 
 
-async def test_a_start_that_fails_is_repeated_later_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_start_that_fails_is_repeated_later_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Others are started meanwhile; the log says that it is a crash loop."""
     waits: list[float] = []
     sleep = asyncio.sleep
@@ -288,12 +308,15 @@ async def test_too_few_engines_end_the_server(tmp_path: Path) -> None:
         one.lives[1].die()
         await one.until(lambda: one.ended)
         assert one.ended == [
-            "engine 1 was lost: its process has ended; 3 engines are left, at least 4 are needed (--min-engines)"
+            "engine 1 was lost: its process has ended; 3 engines are left, at least 4 are needed "
+            "(--min-engines)"
         ]
         assert one.starts == []
 
 
-async def test_a_loss_that_cannot_be_handled_ends_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_loss_that_cannot_be_handled_ends_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Requests of that engine would wait for ever."""
     one = Node(tmp_path)
     one.engines.watch()
@@ -310,7 +333,8 @@ async def test_a_loss_that_cannot_be_handled_ends_the_server(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(
-    ("exitcode", "frozen", "suspected"), [(-signal.SIGKILL, False, 0), (-signal.SIGKILL, True, 1), (1, False, 1)]
+    ("exitcode", "frozen", "suspected"),
+    [(-signal.SIGKILL, False, 0), (-signal.SIGKILL, True, 1), (1, False, 1)],
 )
 async def test_a_kill_from_outside_makes_no_request_a_suspect(
     tmp_path: Path, exitcode: int, frozen: bool, suspected: int
@@ -415,10 +439,14 @@ async def test_an_engine_lost_before_all_know_that_it_is_back_starts_again(tmp_p
 
 
 async def test_all_others_lost_before_they_know_that_one_is_back(tmp_path: Path) -> None:
-    """The server goes on with the one that starts; no task fails, and the others are started again too."""
+    """The server goes on with the one that starts; no task fails, and the others are started again
+    too.
+    """
     async with node(tmp_path) as one:
         controller = one.server.controller
-        controller.state.steps.calibrate(measured(costs(tuple(controller.settings.capacity.tokens))))
+        controller.state.steps.calibrate(
+            measured(costs(tuple(controller.settings.capacity.tokens)))
+        )
         one.gate.clear()
         for engine in (1, 2, 3):
             one.lives[engine].die()
@@ -470,7 +498,9 @@ async def test_an_engine_that_cannot_go_on_without_another_is_lost_too(tmp_path:
     async with node(tmp_path) as one:
         one.vllm.failing.add(2)
         one.lives[1].die()
-        await one.until(lambda: not one.server.controller.state.lost and one.engines.records[2].losses)
+        await one.until(
+            lambda: not one.server.controller.state.lost and one.engines.records[2].losses
+        )
         assert one.incarnations == [0, 1, 1, 0]
 
 
@@ -498,7 +528,9 @@ async def test_a_start_that_fails_in_an_unexpected_way_ends_nothing(tmp_path: Pa
         for path in (*left, kept):
             path.touch()
         one.lives[1].die()
-        await one.until(lambda: not one.server.controller.state.lost and one.engines.records[1].losses)
+        await one.until(
+            lambda: not one.server.controller.state.lost and one.engines.records[1].losses
+        )
         assert one.ended == [] and one.engines.records[1].incarnation == 2
         assert kept.exists() and not any(path.exists() for path in left)
 
@@ -548,7 +580,9 @@ async def test_a_start_waits_until_devices_of_lost_engines_have_ended(tmp_path: 
         await one.until(lambda: one.starts)
 
 
-async def test_processes_that_do_not_end_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_processes_that_do_not_end_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The start has failed, and is repeated later."""
     monkeypatch.setattr(departures, "ENDED_S", 0.05)
     async with node(tmp_path, devices=2) as one:
@@ -559,7 +593,8 @@ async def test_processes_that_do_not_end_are_named(tmp_path: Path, monkeypatch: 
         losses = one.server.shell.losses
         await one.until(lambda: losses.counts[1]["start"])
         assert losses.now[1].start_problem == (
-            "lost engines hold memory, as they have not ended within 0.05 s: device 0 of engine 1, engine 2"
+            "lost engines hold memory, as they have not ended within 0.05 s: device 0 of engine "
+            "1, engine 2"
         )
         assert not one.starts
         device.close()

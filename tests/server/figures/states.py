@@ -31,7 +31,9 @@ def having(memory: EngineMemory) -> EngineFigures:
 
 
 def switched(mode: str = "weave") -> tuple[Controller, Rolling]:
-    """Of four engines one has a request with two tokens; then 0 and 1 merge, and more come than there is room for."""
+    """Of four engines one has a request with two tokens; then 0 and 1 merge, and more come than
+    there is room for.
+    """
     controller, rolling = Controller(settings("manual", max_num_seqs=1, capped=True)), Rolling(4)
     rolling.look(1.0)
     controller.arrived("old", RequestSpec(30, 50, 20), 1.0)

@@ -17,7 +17,13 @@ def test_a_lost_engine_is_named_with_since_when_and_why() -> None:
     """And why it could not be started again, until it is back; the number of losses stays."""
     losses = Losses(2)
     losses.lost(1, Loss(100.0, "its process has ended"), TOGETHER, frozen=False)
-    known = {"engine": 1, "since": 100.0, "why": "its process has ended", "losses": 1, "start_problem": None}
+    known = {
+        "engine": 1,
+        "since": 100.0,
+        "why": "its process has ended",
+        "losses": 1,
+        "start_problem": None,
+    }
     assert losses.to_json() == {"degraded": True, "lost": [known], "losses": {"0": 0, "1": 1}}
     losses.not_started(1, "it was not ready in time")
     known |= {"losses": 2, "start_problem": "it was not ready in time"}
@@ -34,7 +40,9 @@ def test_engines_are_listed_by_number() -> None:
 
 
 def test_one_lost_before_it_was_back_is_lost_since_the_first_time() -> None:
-    """The time until it is back counts from then, too; the layout did not change the second time."""
+    """The time until it is back counts from then, too; the layout did not change the second
+    time.
+    """
     losses = Losses(2)
     losses.lost(1, Loss(100.0, "its process has ended", at_s=-1000.0), TOGETHER, frozen=False)
     losses.lost(1, Loss(130.0, "it froze"), APART, frozen=True)

@@ -1,4 +1,6 @@
-"""What Prometheus reads of a controller, its switches and engines; and that the documentation says the same."""
+"""What Prometheus reads of a controller, its switches and engines; and that the documentation says
+the same.
+"""
 
 import re
 from collections.abc import Callable
@@ -45,7 +47,9 @@ FIGURES = EngineFigures(
 
 
 def read(put: Callable[..., None], *figures: Any) -> dict[str, float]:
-    """Samples of what is put on a page, by name and labels in the order of their names, without the model's name."""
+    """Samples of what is put on a page, by name and labels in the order of their names, without the
+    model's name.
+    """
     page, registry, published = Page("llama"), CollectorRegistry(), Published()
     put(page, *figures)
     published.metrics = page.metrics
@@ -61,12 +65,19 @@ def read(put: Callable[..., None], *figures: Any) -> dict[str, float]:
 
 def test_the_documentation_lists_exactly_these() -> None:
     """Name, type, labels, unit and meaning, row by row."""
-    rows = [line for line in DOCS.read_text(encoding="utf-8").splitlines() if line.startswith("| `flying:")]
+    rows = [
+        line
+        for line in DOCS.read_text(encoding="utf-8").splitlines()
+        if line.startswith("| `flying:")
+    ]
     expected = [
-        f"| `{f.name}` | {f.kind} | {', '.join(f'`{label}`' for label in f.labels)} | {f.unit} | {f.meaning} |"
+        f"| `{f.name}` | {f.kind} | {', '.join(f'`{label}`' for label in f.labels)} | {f.unit} | "
+        f"{f.meaning} |"
         for f in TABLE
     ]
-    assert [re.sub(r" +", " ", row) for row in rows] == [re.sub(r" +", " ", row) for row in expected]
+    assert [re.sub(r" +", " ", row) for row in rows] == [
+        re.sub(r" +", " ", row) for row in expected
+    ]
 
 
 @pytest.mark.parametrize("family", TABLE, ids=lambda family: family.name)
@@ -122,7 +133,9 @@ def test_lanes_of_older_layouts_are_woven_or_paused() -> None:
     assert group in ((0,), (1,))
     controller.order(Layout.uniform(2, 2), "weave", None, 2.0)
     for figures, state in (({}, "woven"), ({0: FIGURES, 1: FIGURES}, "paused")):
-        set_ = sorted(name for name, value in read(put_lanes, controller, (1, 2), figures).items() if value)
+        set_ = sorted(
+            name for name, value in read(put_lanes, controller, (1, 2), figures).items() if value
+        )
         present = [f"flying:lane_state{{{engine},2,present}}" for engine in (0, 1)]
         assert set_ == sorted([*present, f"flying:lane_state{{{group[0]},1,{state}}}"])
 
@@ -152,7 +165,9 @@ def test_losses_are_counted_by_engine_and_reason() -> None:
     assert [found[f"flying:engine_losses_total{{1,{reason}}}"] for reason in reasons] == [1, 1, 1]
     assert [found[f"flying:engine_losses_total{{0,{reason}}}"] for reason in reasons] == [0, 0, 0]
     assert found["flying:engine_back_seconds_count{}"] == 0
-    assert [found[f"flying:orphaned_requests_total{{{what}}}"] for what in ("requeued", "failed")] == [4, 1]
+    assert [
+        found[f"flying:orphaned_requests_total{{{what}}}"] for what in ("requeued", "failed")
+    ] == [4, 1]
     losses.back(1, layout)
     found = read(put_losses, losses, orphans)
     assert (found["flying:engine_up{1}"], found["flying:engine_back_seconds_count{}"]) == (1, 1)
@@ -191,7 +206,15 @@ def test_switches_by_what_they_were() -> None:
     assert found["flying:switch_cutover_seconds_count{soft}"] == 1
     assert found["flying:switch_cutover_seconds_sum{soft}"] == pytest.approx(0.002)
     assert found["flying:switch_drain_seconds_count{hard}"] == 0
-    names = ["switch_predictions", "switch_predicted_gain_request_seconds", "switch_predicted_cost_request_seconds"]
+    names = [
+        "switch_predictions",
+        "switch_predicted_gain_request_seconds",
+        "switch_predicted_cost_request_seconds",
+    ]
     assert [found[f"flying:{name}_total{{}}"] for name in names] == [3, 4, 5]
-    names = ["checked_predictions", "checked_predicted_request_seconds", "checked_measured_request_seconds"]
+    names = [
+        "checked_predictions",
+        "checked_predicted_request_seconds",
+        "checked_measured_request_seconds",
+    ]
     assert [found[f"flying:{name}_total{{}}"] for name in names] == [6, 7, 8]

@@ -1,4 +1,6 @@
-"""What is measured after a switch is what was predicted: request-seconds of the same requests, weighed alike."""
+"""What is measured after a switch is what was predicted: request-seconds of the same requests,
+weighed alike.
+"""
 
 import pytest
 
@@ -23,7 +25,9 @@ def request(name: str, arrived_s: float, tokens: int = 0) -> RequestState:
 
 def switch(number: int, at_s: float, stay: float | None = 500.0) -> Switch:
     decision = Decision(TOGETHER, "weave", "load: x", gain=200.0, cost=30.0, stay=stay)
-    return Switch(APART, TOGETHER, "weave", at_s, 0, decision=decision, number=number, ordered_s=at_s)
+    return Switch(
+        APART, TOGETHER, "weave", at_s, 0, decision=decision, number=number, ordered_s=at_s
+    )
 
 
 def totals(found: Predictions) -> tuple[int, float, float]:
@@ -75,7 +79,9 @@ def test_another_switch_within_the_horizon_leaves_nothing_to_check() -> None:
 
 
 def test_a_switch_that_was_not_for_load_has_no_prediction_of_staying() -> None:
-    """A request could not have run otherwise, or an operator spec it; neither counts as a prediction."""
+    """A request could not have run otherwise, or an operator spec it; neither counts as a
+    prediction.
+    """
     found = predictions()
     found.begun(switch(1, 100.0, stay=None))
     ordered = Switch(APART, TOGETHER, "weave", 101.0, 0, number=2)

@@ -23,7 +23,9 @@ STEPS = st.sampled_from(["order", "acknowledge", "fail", "end", "look", "look"])
 
 @dataclass
 class Played:
-    """Switches of a server, as a controller has them; one under way at a time, older ones may drain."""
+    """Switches of a server, as a controller has them; one under way at a time, older ones may
+    drain.
+    """
 
     switches: Switches = field(default_factory=Switches)
     trace: SwitchTrace = field(default_factory=lambda: SwitchTrace(server_row(100)))
@@ -39,7 +41,9 @@ class Played:
             count = self.switches.count
             old, new = LAYOUTS[count % 3], LAYOUTS[(count + 1) % 3]
             draining = {f"r{count}"} if count % 2 else set()
-            self.under_way = self.switches.begin(Switch(old, new, "weave", self.now_s, len(draining), draining))
+            self.under_way = self.switches.begin(
+                Switch(old, new, "weave", self.now_s, len(draining), draining)
+            )
             self.all.append(self.under_way)
         elif step == "acknowledge" and self.under_way is not None:
             took_ms = (self.now_s - self.under_way.ordered_s) * 1e3
@@ -69,17 +73,25 @@ def test_each_switch_is_shown_once_as_its_record_says(steps: list[tuple[str, flo
     assert overlaps(cutovers) == []
     for switch in played.all:
         own = [
-            event for event in played.events if event.get("id", str(event["args"].get("number"))) == str(switch.number)
+            event
+            for event in played.events
+            if event.get("id", str(event["args"].get("number"))) == str(switch.number)
         ]
         shown = {phase: [event for event in own if event["ph"] == phase] for phase in "bXe"}
         known = switch is not played.under_way
-        assert [len(shown[phase]) for phase in "bXe"] == [known, switch.cutover_ms is not None, not switch.open]
+        assert [len(shown[phase]) for phase in "bXe"] == [
+            known,
+            switch.cutover_ms is not None,
+            not switch.open,
+        ]
         if known:
             assert shown["b"][0]["ts"] == pytest.approx(switch.ordered_s * 1e6, abs=1)
         if not switch.open:
             record = switch.to_json()
             assert shown["b"][0]["args"] | shown["e"][0]["args"] == record
-            assert shown["e"][0]["ts"] - shown["b"][0]["ts"] == pytest.approx(record["drain_ms"] * 1e3, abs=1)
+            assert shown["e"][0]["ts"] - shown["b"][0]["ts"] == pytest.approx(
+                record["drain_ms"] * 1e3, abs=1
+            )
         if switch.cutover_ms is not None:
             assert shown["X"][0]["dur"] == pytest.approx(switch.cutover_ms * 1e3, abs=1)
             assert shown["X"][0]["name"] == f"{switch.old} -> {switch.new}"
@@ -91,11 +103,15 @@ def test_more_switches_than_are_kept() -> None:
     for _ in range(KEPT + 100):
         for step in ("order", "acknowledge", "look"):
             played.play(step, 0.01)
-    assert [event["args"]["number"] for event in played.events if event["ph"] == "b"] == list(range(1, KEPT + 101))
+    assert [event["args"]["number"] for event in played.events if event["ph"] == "b"] == list(
+        range(1, KEPT + 101)
+    )
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_what_happens_last_is_written_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+def test_what_happens_last_is_written_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
     """Though nobody looked any more, and the server may end by an error."""
     ends: list[Any] = []
     monkeypatch.setattr(trace_file.atexit, "register", lambda _call, *args: ends.append(args))
@@ -117,7 +133,9 @@ def test_what_happens_last_is_written_too(tmp_path: Path, monkeypatch: pytest.Mo
     else:
         serve()
     trace_file._end(*ends.pop())
-    assert [event["ph"] for event in read_trace(path) if event.get("cat") in ("switch", "cutover")] == ["b", "X", "e"]
+    assert [
+        event["ph"] for event in read_trace(path) if event.get("cat") in ("switch", "cutover")
+    ] == ["b", "X", "e"]
 
 
 def test_without_a_path_nothing_is_traced(tmp_path: Path) -> None:

@@ -55,9 +55,16 @@ def test_groups_of_an_older_layout_stand_aside(mode: str, stepping: str) -> None
 
 
 def test_kv_usage_is_the_engines_own() -> None:
-    """As it was last told, None before that; and nothing once no request is left that could hold any."""
+    """As it was last told, None before that; and nothing once no request is left that could hold
+    any.
+    """
     controller, rolling = switched()
-    assert [engine["kv_usage"] for engine in look(controller, rolling, 9.0)["engines"]] == [0.25, None, None, None]
+    assert [engine["kv_usage"] for engine in look(controller, rolling, 9.0)["engines"]] == [
+        0.25,
+        None,
+        None,
+        None,
+    ]
     controller.finished(["old", *(f"new{number}" for number in range(5))], 9.5, aborted=True)
     assert [engine["kv_usage"] for engine in look(controller, rolling, 9.6)["engines"]] == [0.0] * 4
 
@@ -69,7 +76,12 @@ def test_an_engines_memory_is_that_of_all_its_devices(devices: int) -> None:
     controller = Controller(replace(chosen, capacity=replace(chosen.capacity, devices=devices)))
     found = look(controller, Rolling(4), 1.0, {2: having(EngineMemory(900, 500, 400))})["engines"]
     memory = {"weight_bytes": 900 * devices, "kv_bytes": 500 * devices, "lent_bytes": 400 * devices}
-    assert [engine["memory"] for engine in json.loads(json.dumps(found))] == [None, None, memory, None]
+    assert [engine["memory"] for engine in json.loads(json.dumps(found))] == [
+        None,
+        None,
+        memory,
+        None,
+    ]
 
 
 def test_engines_are_asked_for_memory_that_may_change() -> None:
@@ -116,7 +128,9 @@ def test_the_task_pool() -> None:
 
 @pytest.mark.parametrize(("at", "rest"), [(16, 34), (30, 20), (40, 10)])
 def test_a_split_request_says_how_much_is_whose(at: int, rest: int) -> None:
-    """Inside the prompt, at its end and in the output; when it is over, it is counted and not shown."""
+    """Inside the prompt, at its end and in the output; when it is over, it is counted and not
+    shown.
+    """
     controller = splitting()
     controller.arrived("a", replace(ASKED, split_at=at), 1.0)
     found = look(controller, Rolling(4), 2.0)["splits"]
@@ -132,7 +146,9 @@ def test_of_split_requests_the_oldest_are_shown() -> None:
     for number in range(SHOWN_SPLITS + 2):
         controller.arrived(f"a{number}", replace(ASKED, split_at=20 + number), 1.0)
     found = look(controller, Rolling(4), 2.0)["splits"]
-    assert [each["at"] for each in found["shown"]] == [20 + number for number in range(SHOWN_SPLITS)]
+    assert [each["at"] for each in found["shown"]] == [
+        20 + number for number in range(SHOWN_SPLITS)
+    ]
     assert found["now"] == SHOWN_SPLITS + 2
 
 

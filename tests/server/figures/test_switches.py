@@ -112,4 +112,6 @@ def test_none_is_lost_or_counted_twice_however_often_one_looks(events: Sequence[
     assert seen == kept
     assert tally.failed["weave"] == sum(switch.problem is not None for switch in kept)
     assert tally.made.total() == sum(switch.cutover_ms is not None for switch in kept)
-    assert tally.drain_s["weave"].count == sum(s.cutover_ms is not None and not s.open for s in kept)
+    assert tally.drain_s["weave"].count == sum(
+        s.cutover_ms is not None and not s.open for s in kept
+    )

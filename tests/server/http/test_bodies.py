@@ -1,4 +1,6 @@
-"""Bodies of requests to vLLM's routes: read up to a bound, with no more levels than the stack has room for."""
+"""Bodies of requests to vLLM's routes: read up to a bound, with no more levels than the stack has
+room for.
+"""
 
 import asyncio
 import json
@@ -19,7 +21,10 @@ MOST = 4096
 LISTS, OBJECTS = (b"[", b"]"), (b'{"a":', b"}")
 values = st.recursive(
     st.none() | st.integers() | st.text('[]{}"\\a\n☃', max_size=4),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('[{"\\', max_size=2), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text('[{"\\', max_size=2), inner, max_size=3)
+    ),
 )
 
 
@@ -41,11 +46,15 @@ def app(root_path: str = "", reads: Callable[[Request], Awaitable[Sized]] = whol
     return made
 
 
-async def post(content: Any, path: str = "/v1/completions", root_path: str = "", **headers: str) -> httpx.Response:
+async def post(
+    content: Any, path: str = "/v1/completions", root_path: str = "", **headers: str
+) -> httpx.Response:
     """Return the answer to a body."""
     transport = httpx.ASGITransport(app(root_path))
     async with httpx.AsyncClient(transport=transport, base_url="http://test:8000") as client:
-        return await client.post(path, content=content, headers={k.replace("_", "-"): v for k, v in headers.items()})
+        return await client.post(
+            path, content=content, headers={k.replace("_", "-"): v for k, v in headers.items()}
+        )
 
 
 def message(answer: httpx.Response, status: int) -> str:
@@ -78,7 +87,10 @@ async def test_a_body_that_says_that_it_is_too_long_is_not_read() -> None:
     """The answer names the limit, its flag, and the length."""
     taken: list[int] = []
     answer = await post(chunks(1000, taken), Content_Length="1024000")
-    assert message(answer, 413) == "body: must be at most 4096 bytes long (--max-body-bytes), is 1024000"
+    assert (
+        message(answer, 413)
+        == "body: must be at most 4096 bytes long (--max-body-bytes), is 1024000"
+    )
     assert taken == []
     assert message(await post(b"", Content_Length="9" * 5000), 413)
 
@@ -87,7 +99,10 @@ async def test_a_body_that_says_that_it_is_too_long_is_not_read() -> None:
 async def test_a_body_of_unknown_length_is_read_up_to_the_bound(length: dict[str, str]) -> None:
     taken: list[int] = []
     answer = await post(chunks(1000, taken), **length)
-    assert message(answer, 413) == "body: must be at most 4096 bytes long (--max-body-bytes), is 5120 or longer"
+    assert (
+        message(answer, 413)
+        == "body: must be at most 4096 bytes long (--max-body-bytes), is 5120 or longer"
+    )
     assert len(taken) == 5
 
 
@@ -99,14 +114,18 @@ async def test_a_body_nested_too_deeply_is_refused(begin: bytes, end: bytes, enc
         for text in (begin * depth + b"1" + end * depth, begin * depth):
             answer = await post(text.decode().encode(encoding))
             if refused:
-                assert message(answer, 400) == f"body: must be nested at most {MAX_REQUEST_DEPTH} deep"
+                assert (
+                    message(answer, 400) == f"body: must be nested at most {MAX_REQUEST_DEPTH} deep"
+                )
             else:
                 assert answer.status_code == 200
 
 
 async def test_brackets_in_text_and_in_files_are_not_levels() -> None:
     assert (await post(json.dumps("[" * 1000))).status_code == 200
-    assert (await post(b"[" * 1000, Content_Type="multipart/form-data; boundary=x")).status_code == 200
+    assert (
+        await post(b"[" * 1000, Content_Type="multipart/form-data; boundary=x")
+    ).status_code == 200
     assert (await post(json.dumps([[number] for number in range(500)]))).status_code == 200
 
 
@@ -118,7 +137,9 @@ async def test_the_admin_routes_read_for_themselves() -> None:
 
 
 async def test_a_client_that_leaves_within_its_body_reaches_no_route() -> None:
-    messages = iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
+    messages = iter(
+        [{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}]
+    )
     sent: list[Any] = []
 
     async def receive() -> Any:
@@ -127,13 +148,26 @@ async def test_a_client_that_leaves_within_its_body_reaches_no_route() -> None:
     async def send(part: Any) -> None:
         sent.append(part)
 
-    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": []}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/completions",
+        "query_string": b"",
+        "headers": [],
+    }
     await app()(scope, receive, send)
     assert b"the client has left" in sent[1]["body"]
 
 
-@given(value=values, most=st.integers(0, 6), ascii=st.booleans(), encoding=st.sampled_from(["utf-8", "utf-16"]))
-def test_levels_are_counted_as_the_parser_finds_them(value: object, most: int, ascii: bool, encoding: str) -> None:
+@given(
+    value=values,
+    most=st.integers(0, 6),
+    ascii=st.booleans(),
+    encoding=st.sampled_from(["utf-8", "utf-16"]),
+)
+def test_levels_are_counted_as_the_parser_finds_them(
+    value: object, most: int, ascii: bool, encoding: str
+) -> None:
     text = json.dumps(value, ensure_ascii=ascii)
     assert is_deeper(text.encode(encoding), most) is (depth_of(value) > most)
 
@@ -156,14 +190,18 @@ async def kept_open(waits: asyncio.Event, length: int) -> AsyncIterator[bytes]:
     yield b" "
 
 
-async def test_bodies_being_read_leave_room_to_other_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bodies_being_read_leave_room_to_other_addresses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """One address may hold half of the room; what was read makes room again."""
     monkeypatch.setattr(body_room, "START_BYTES", 0)
     monkeypatch.setattr(body_room, "LEAST_ROOM_BYTES", 2 * MOST)
     made, waits = app(), asyncio.Event()
 
     def client(address: str) -> httpx.AsyncClient:
-        return httpx.AsyncClient(transport=httpx.ASGITransport(made, client=(address, 1)), base_url="http://test:8000")
+        return httpx.AsyncClient(
+            transport=httpx.ASGITransport(made, client=(address, 1)), base_url="http://test:8000"
+        )
 
     async with client("10.0.0.7") as greedy, client("10.0.0.8") as other:
         slow = asyncio.ensure_future(greedy.post("/v1/completions", content=kept_open(waits, MOST)))
@@ -176,11 +214,15 @@ async def test_bodies_being_read_leave_room_to_other_addresses(monkeypatch: pyte
         assert (await greedy.post("/v1/completions", content=b" " * MOST)).json() == MOST
 
 
-async def test_short_bodies_being_read_have_a_bound_together(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_short_bodies_being_read_have_a_bound_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Many clients that send a part of a short body each do not fill the memory."""
     monkeypatch.setattr(body_room, "START_ROOM_BYTES", 2 * 1024)
     made, waits = app(), asyncio.Event()
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(made), base_url="http://test:8000") as client:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(made), base_url="http://test:8000"
+    ) as client:
         slow = asyncio.ensure_future(client.post("/v1/completions", content=kept_open(waits, 1024)))
         await asyncio.sleep(0.05)
         refused = await client.post("/v1/completions", content=b" " * 1024)
@@ -190,7 +232,9 @@ async def test_short_bodies_being_read_have_a_bound_together(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/flying/x"])
-async def test_a_body_that_stalls_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+async def test_a_body_that_stalls_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
     """Nor one of an order, which its route reads."""
     monkeypatch.setattr(pace, "GRACE_S", 0.05)
 

@@ -1,4 +1,6 @@
-"""Room for bodies that are being read: no address takes all of it, and the longest body fits in alone."""
+"""Room for bodies that are being read: no address takes all of it, and the longest body fits in
+alone.
+"""
 
 from contextlib import ExitStack, suppress
 
@@ -14,7 +16,9 @@ takes = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 60)), max_siz
 
 
 @given(takes)
-def test_another_address_always_finds_as_much_as_any_one_holds(asked: list[tuple[str, int]]) -> None:
+def test_another_address_always_finds_as_much_as_any_one_holds(
+    asked: list[tuple[str, int]],
+) -> None:
     size_bytes, held = 100, dict.fromkeys("abcd", 0)
     made = Room(size_bytes)
     for address, count in asked:
@@ -71,7 +75,11 @@ def test_long_bodies_leave_room_to_short_ones(monkeypatch: pytest.MonkeyPatch) -
 def test_a_body_that_was_read_gives_its_room_back() -> None:
     """Also one that was refused."""
     rooms = BodyRooms(max_body_bytes=body_room.LEAST_ROOM_BYTES)
-    for length in (body_room.LEAST_ROOM_BYTES // 2, body_room.LEAST_ROOM_BYTES * 2, body_room.LEAST_ROOM_BYTES):
+    for length in (
+        body_room.LEAST_ROOM_BYTES // 2,
+        body_room.LEAST_ROOM_BYTES * 2,
+        body_room.LEAST_ROOM_BYTES,
+    ):
         try:
             with rooms.held("a") as grow:
                 grow(length)
@@ -93,5 +101,7 @@ def test_a_body_that_was_read_gives_its_room_back() -> None:
     ],
     ids=str,
 )
-def test_hosts_count_by_what_they_cannot_choose_of_their_address(peer: tuple[str, int] | None, address: str) -> None:
+def test_hosts_count_by_what_they_cannot_choose_of_their_address(
+    peer: tuple[str, int] | None, address: str
+) -> None:
     assert address_of({"client": peer}) == address

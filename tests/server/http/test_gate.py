@@ -1,4 +1,6 @@
-"""The gate: a request that may not pass is refused before it is parsed; any other reaches the routes as it came."""
+"""The gate: a request that may not pass is refused before it is parsed; any other reaches the
+routes as it came.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -27,9 +29,11 @@ COMPLETIONS = "/v1/completions"
 
 
 class Node:
-    """An app behind the gate, whose one engine runs one request; `waiting` of at most one request wait.
+    """An app behind the gate, whose one engine runs one request; `waiting` of at most one request
+    wait.
 
-    `goes_on`: its routes answer when it is set, with `status`. `bodies`: of the requests that have reached a route.
+    `goes_on`: its routes answer when it is set, with `status`. `bodies`: of the requests that have
+    reached a route.
     """
 
     def __init__(self, waiting: int = 0, keys: tuple[str, ...] = (), **flying: Any) -> None:
@@ -54,7 +58,11 @@ class Node:
             raise HTTPException(self.status, "a route's own refusal")
 
     async def ask(
-        self, path: str = COMPLETIONS, method: str = "POST", header: str | None = None, **fields: Any
+        self,
+        path: str = COMPLETIONS,
+        method: str = "POST",
+        header: str | None = None,
+        **fields: Any,
     ) -> httpx.Response:
         """Send a body with these fields in small parts. Returns the answer."""
         return await self.send(encode({"prompt": "a"} | fields), path, method, header)
@@ -64,7 +72,9 @@ class Node:
     ) -> httpx.Response:
         """Send a body in small parts. Returns the answer."""
         headers = {} if header is None else {PRIORITY_HEADER: header}
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://test") as client:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(self.app), base_url="http://test"
+        ) as client:
             return await client.request(method, path, content=parts(body), headers=headers)
 
 
@@ -102,7 +112,9 @@ async def test_a_request_to_a_full_server_is_refused_without_the_application() -
     ],
     ids=str,
 )
-async def test_a_request_that_may_pass_reaches_the_application_whole(waiting: int, asked: dict[str, Any]) -> None:
+async def test_a_request_that_may_pass_reaches_the_application_whole(
+    waiting: int, asked: dict[str, Any]
+) -> None:
     node = Node(waiting)
     assert (await node.ask(**asked)).status_code == 200
     fields = {name: value for name, value in asked.items() if name == "priority"}
@@ -122,19 +134,27 @@ async def test_a_request_that_may_pass_reaches_the_application_whole(waiting: in
     ],
     ids=str,
 )
-async def test_a_request_that_speaks_of_a_priority_and_is_not_urgent_is_refused(asked: dict[str, Any]) -> None:
+async def test_a_request_that_speaks_of_a_priority_and_is_not_urgent_is_refused(
+    asked: dict[str, Any],
+) -> None:
     node = Node(waiting=1)
     assert (await node.ask(**asked)).status_code == 429
     assert node.bodies == []
 
 
-@pytest.mark.parametrize("text", ['"priority":-1', '"priority" : -1', '"priority":\n\t-1', '"priority":" -1"'])
+@pytest.mark.parametrize(
+    "text", ['"priority":-1', '"priority" : -1', '"priority":\n\t-1', '"priority":" -1"']
+)
 async def test_an_urgent_priority_is_seen_however_it_is_spaced(text: str) -> None:
     assert (await Node(waiting=1).send(f"{{{text}}}".encode())).status_code == 200
 
 
-@pytest.mark.parametrize("flying", [{"clients_may_set": ("tp_degree",)}, {"most_urgent_priority": 0}], ids=str)
-async def test_an_urgent_request_is_refused_where_none_may_be_urgent(flying: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "flying", [{"clients_may_set": ("tp_degree",)}, {"most_urgent_priority": 0}], ids=str
+)
+async def test_an_urgent_request_is_refused_where_none_may_be_urgent(
+    flying: dict[str, Any],
+) -> None:
     assert (await Node(waiting=1, **flying).ask(priority=-1)).status_code == 429
 
 
@@ -145,7 +165,13 @@ def test_the_priority_header_is_vllms() -> None:
 # ---- a server that drains
 
 
-PATHS = (COMPLETIONS, "/v1/chat/completions", "/v1/messages", "/inference/v1/generate", "/invocations")
+PATHS = (
+    COMPLETIONS,
+    "/v1/chat/completions",
+    "/v1/messages",
+    "/inference/v1/generate",
+    "/invocations",
+)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -204,8 +230,12 @@ async def test_a_refusal_of_a_draining_node_says_when_to_try_again() -> None:
     assert (await node.ask()).headers["retry-after"] == "1"
 
 
-@pytest.mark.parametrize(("status", "ends", "says"), [(429, False, True), (503, True, True), (503, False, False)])
-async def test_a_refusal_of_a_route_says_when_to_try_again(status: int, ends: bool, says: bool) -> None:
+@pytest.mark.parametrize(
+    ("status", "ends", "says"), [(429, False, True), (503, True, True), (503, False, False)]
+)
+async def test_a_refusal_of_a_route_says_when_to_try_again(
+    status: int, ends: bool, says: bool
+) -> None:
     """A route's 503 of a server that goes on is about something other than load."""
     node = Node()
     node.status, node.shell.calls.ending = status, ends
@@ -225,7 +255,9 @@ async def test_a_request_without_the_key_is_refused_before_its_body_is_read() ->
         taken.append(1)
         yield b"{}"
 
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(node.app), base_url="http://test") as client:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(node.app), base_url="http://test"
+    ) as client:
         answer = await client.post(COMPLETIONS, content=body())
     assert answer.status_code == 401
     assert taken == []
@@ -304,7 +336,8 @@ def scraped(published: Published, metrics: Metrics | None) -> FastAPI:
 
 
 @pytest.mark.parametrize(
-    ("path", "pages"), [("/metrics", 1), ("/metrics/", 1), ("/behind/a/proxy/metrics", 1), ("/v1/models", 0)]
+    ("path", "pages"),
+    [("/metrics", 1), ("/metrics/", 1), ("/behind/a/proxy/metrics", 1), ("/v1/models", 0)],
 )
 async def test_a_page_of_metrics_is_made_before_its_route_reads_it(path: str, pages: int) -> None:
     """vLLM's routes read it from the registry, perhaps in a thread."""

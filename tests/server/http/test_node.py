@@ -60,7 +60,9 @@ def test_what_routers_see_in_a_burst_is_what_the_controller_has(server: Server) 
     """While all of them run, in JSON and in the metrics, and again when all have ended."""
 
     async def stream(client: httpx.AsyncClient, number: int, began: asyncio.Event) -> int:
-        async with client.stream("POST", "/v1/completions", json=body(server, number, 400)) as answer:
+        async with client.stream(
+            "POST", "/v1/completions", json=body(server, number, 400)
+        ) as answer:
             began.set()
             return completed([line async for line in answer.aiter_lines()])
 
@@ -70,7 +72,9 @@ def test_what_routers_see_in_a_burst_is_what_the_controller_has(server: Server) 
             streams = [asyncio.ensure_future(stream(client, n, one)) for n, one in enumerate(began)]
             await asyncio.gather(*(one.wait() for one in began))
             asked, polled = await asyncio.gather(client.get("/load"), client.get("/get_load"))
-            status = await client.get("/flying/status")  # asks engines, which answer between two steps
+            status = await client.get(
+                "/flying/status"
+            )  # asks engines, which answer between two steps
             counted = status.json()["requests"]
             for found in (asked.json(), polled.json(), status.json()["load"]):
                 assert found["load"] == found["server_load"] == BURST == sum(counted.values())
@@ -98,7 +102,9 @@ def test_the_node_says_what_it_holds(server: Server) -> None:
 
 
 def test_a_node_drains_and_loses_nothing(server: Server) -> None:
-    """What has begun ends with all its tokens; new requests get 503 and are told when to come again."""
+    """What has begun ends with all its tokens; new requests get 503 and are told when to come
+    again.
+    """
     assert server.http.get("/ready").status_code == 200
     with server.http.stream("POST", "/v1/completions", json=body(server, 1, 300)) as answer:
         lines = answer.iter_lines()
@@ -112,6 +118,10 @@ def test_a_node_drains_and_loses_nothing(server: Server) -> None:
         assert completed(list(lines)) == 300
     wait_until(lambda: server.http.get("/flying/drain").json()["ready_to_stop"])
     assert load(server)["draining"]
-    assert server.http.delete("/flying/drain").json() == {"draining": False, "ready_to_stop": False, "requests": 0}
+    assert server.http.delete("/flying/drain").json() == {
+        "draining": False,
+        "ready_to_stop": False,
+        "requests": 0,
+    }
     assert server.http.get("/ready").status_code == 200
     assert server.http.post("/v1/completions", json=body(server, 2, 3)).status_code == 200

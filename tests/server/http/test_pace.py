@@ -1,4 +1,6 @@
-"""A body comes fast enough, or is refused; time in which the server itself did not run is no fault of a client."""
+"""A body comes fast enough, or is refused; time in which the server itself did not run is no fault
+of a client.
+"""
 
 import asyncio
 import time
@@ -65,7 +67,9 @@ async def test_a_deadline_that_passes_while_the_server_stands_still_counts_anew(
 
 async def test_a_client_that_sends_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "GRACE_S", 0.05)
-    with pytest.raises(HTTPException, match=r"fallen 0\.05 s behind the least rate, 32768 bytes/s") as refused:
+    with pytest.raises(
+        HTTPException, match=r"fallen 0\.05 s behind the least rate, 32768 bytes/s"
+    ) as refused:
         await _read(messages([b"a"], 5.0))
     assert refused.value.status_code == 408
 

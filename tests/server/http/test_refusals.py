@@ -1,4 +1,6 @@
-"""How refusals are shown where vLLM shows none, or too much: streams of /v1/responses, and the log."""
+"""How refusals are shown where vLLM shows none, or too much: streams of /v1/responses, and the
+log.
+"""
 
 import json
 import logging
@@ -12,7 +14,9 @@ from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 
 from flying_serving.server.http.refusals import ended_by_event, without_traceback
 
-WRONG = VLLMValidationError("vllm_xargs.tp_degree=3: must be one of [1, 2]", parameter="vllm_xargs.tp_degree")
+WRONG = VLLMValidationError(
+    "vllm_xargs.tp_degree=3: must be one of [1, 2]", parameter="vllm_xargs.tp_degree"
+)
 TIMED_OUT = GracefulHTTPError("it waited too long", HTTPStatus.GATEWAY_TIMEOUT)
 
 
@@ -26,21 +30,35 @@ async def stream(error: Exception | None) -> AsyncIterator[str]:
 
 @pytest.mark.parametrize(
     ("error", "code", "param"),
-    [(WRONG, "400", "vllm_xargs.tp_degree"), (TIMED_OUT, "504", None), (RuntimeError("it is broken"), "500", None)],
+    [
+        (WRONG, "400", "vllm_xargs.tp_degree"),
+        (TIMED_OUT, "504", None),
+        (RuntimeError("it is broken"), "500", None),
+    ],
     ids=["wrong", "late", "broken"],
 )
-async def test_a_stream_that_fails_ends_with_an_event(error: Exception, code: str, param: str | None) -> None:
+async def test_a_stream_that_fails_ends_with_an_event(
+    error: Exception, code: str, param: str | None
+) -> None:
     events = [event async for event in ended_by_event(stream(error))]
     assert len(events) == 3
     name, data, end = events[2].split("\n", 2)
     assert (name, end) == ("event: error", "\n\n"[:1])
     said: dict[str, Any] = json.loads(data.removeprefix("data: "))
     assert said["message"]
-    assert said == {"type": "error", "code": code, "message": said["message"], "param": param, "sequence_number": 2}
+    assert said == {
+        "type": "error",
+        "code": code,
+        "message": said["message"],
+        "param": param,
+        "sequence_number": 2,
+    }
 
 
 async def test_a_stream_that_does_not_fail_is_left_as_it_is() -> None:
-    assert [event async for event in ended_by_event(stream(None))] == [event async for event in stream(None)]
+    assert [event async for event in ended_by_event(stream(None))] == [
+        event async for event in stream(None)
+    ]
 
 
 def record(error: Exception) -> logging.LogRecord:

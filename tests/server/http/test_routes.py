@@ -1,4 +1,6 @@
-"""The admin routes in an app with vLLM's handlers of errors: what they read of a body, and what they repeat of it."""
+"""The admin routes in an app with vLLM's handlers of errors: what they read of a body, and what
+they repeat of it.
+"""
 
 import asyncio
 import json
@@ -35,7 +37,9 @@ class Body:
 
 async def ask(method: str, path: str, content: Any, headers: Mapping[str, str]) -> httpx.Response:
     """Return the answer of a new app."""
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app()), base_url="http://test") as client:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app()), base_url="http://test"
+    ) as client:
         return await client.request(method, path, content=content, headers=dict(headers))
 
 
@@ -54,7 +58,9 @@ def message(answer: httpx.Response, code: int) -> str:
 
 @pytest.mark.parametrize(("method", "path"), [("POST", "/flying/layout"), *TAKES_NO_BODY])
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}], ids=["none", "wrong"])
-async def test_without_the_key_no_body_is_read(method: str, path: str, headers: dict[str, str]) -> None:
+async def test_without_the_key_no_body_is_read(
+    method: str, path: str, headers: dict[str, str]
+) -> None:
     """The answer does not wait for it."""
     body = Body()
     assert message(await ask(method, path, body, headers | TYPE), 401) == "Unauthorized"
@@ -64,7 +70,9 @@ async def test_without_the_key_no_body_is_read(method: str, path: str, headers: 
 async def test_of_another_content_type_no_body_is_read() -> None:
     """Nor does it wait for a body that a browser sends without asking."""
     body = Body()
-    assert "application/json" in message(await ask("POST", "/flying/layout", body, KEY | {"Content-Type": "a/b"}), 400)
+    assert "application/json" in message(
+        await ask("POST", "/flying/layout", body, KEY | {"Content-Type": "a/b"}), 400
+    )
     assert body.taken == 0
 
 
@@ -94,8 +102,12 @@ async def test_a_body_as_long_as_its_bound_is_read_but_no_byte_more() -> None:
 @pytest.mark.parametrize("depth", [MAX_BODY_DEPTH, 960, 2000, MAX_BODY_BYTES // 2 - 100])
 @pytest.mark.parametrize("field", ["groups", "mode", "weave_steps", "colour"])
 @pytest.mark.parametrize(("begin", "end"), ["[]", ('{"a":', "}")], ids=["lists", "objects"])
-async def test_a_body_nested_too_deeply_is_refused(field: str, begin: str, end: str, depth: int) -> None:
-    """Whether JSON's parser, or only what repeats the value in a message, would overflow the stack."""
+async def test_a_body_nested_too_deeply_is_refused(
+    field: str, begin: str, end: str, depth: int
+) -> None:
+    """Whether JSON's parser, or only what repeats the value in a message, would overflow the
+    stack.
+    """
     depth = min(depth, (MAX_BODY_BYTES - 100) // len(begin + end))
     text = f'{{"{field}": {begin * depth}1{end * depth}}}'
     assert message(await order(text), 400) == "body: must be nested at most 8 deep"
@@ -105,7 +117,9 @@ async def test_a_body_may_be_nested_as_deeply_as_is_said() -> None:
     """What is wrong with it is said then."""
     inside = MAX_BODY_DEPTH - 1
     value = "[" * inside + "]" * inside
-    assert message(await order(f'{{"weave_steps": {value}}}'), 400).startswith(f"weave_steps={value}: must be")
+    assert message(await order(f'{{"weave_steps": {value}}}'), 400).startswith(
+        f"weave_steps={value}: must be"
+    )
 
 
 @pytest.mark.parametrize(
@@ -133,7 +147,9 @@ async def test_a_long_value_is_not_repeated(body: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"\xff\xff", b"1" * 5000], ids=["empty", "cut off", "no text", "too many digits"]
+    "content",
+    [b"", b"{", b"\xff\xff", b"1" * 5000],
+    ids=["empty", "cut off", "no text", "too many digits"],
 )
 async def test_what_is_no_json_is_refused_with_the_parsers_reason(content: bytes) -> None:
     assert message(await order(content), 400).startswith("body: JSON decode error: ")
@@ -141,7 +157,9 @@ async def test_what_is_no_json_is_refused_with_the_parsers_reason(content: bytes
 
 async def test_a_client_that_leaves_within_its_body_is_no_error_of_the_server() -> None:
     """An answer is made, for nobody."""
-    messages = iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
+    messages = iter(
+        [{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}]
+    )
     sent: list[Any] = []
 
     async def receive() -> Any:
@@ -151,17 +169,27 @@ async def test_a_client_that_leaves_within_its_body_is_no_error_of_the_server() 
         sent.append(part)
 
     headers = [(name.lower().encode(), value.encode()) for name, value in (KEY | TYPE).items()]
-    scope = {"type": "http", "method": "POST", "path": "/flying/layout", "query_string": b"", "headers": headers}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/flying/layout",
+        "query_string": b"",
+        "headers": headers,
+    }
     await app()(scope, receive, send)
     assert sent[0]["status"] == 400
     assert b"the client has left" in sent[1]["body"]
 
 
-@pytest.mark.parametrize(("path", "method"), [("/flying/status", "flying_report"), ("/flying/check", "flying_check")])
+@pytest.mark.parametrize(
+    ("path", "method"), [("/flying/status", "flying_report"), ("/flying/check", "flying_check")]
+)
 async def test_an_engine_that_is_lost_while_it_is_asked_is_left_out(path: str, method: str) -> None:
     """The others answer, and status says which it is."""
     server = Server()
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app(server)), base_url="http://test") as client:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app(server)), base_url="http://test"
+    ) as client:
         verb = "POST" if path == "/flying/check" else "GET"
         asking = asyncio.ensure_future(client.request(verb, path, headers=KEY | TYPE, content="{}"))
         while len(server.told(method)) < 4:
@@ -186,7 +214,9 @@ async def test_an_engine_that_is_lost_while_it_is_asked_is_left_out(path: str, m
         assert server.told(method) == [0, 1, 3]
 
 
-async def test_an_engine_that_is_there_and_does_not_answer_makes_it_503(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_that_is_there_and_does_not_answer_makes_it_503(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Of what it holds nothing can be said."""
     server = Server()
 
@@ -194,7 +224,9 @@ async def test_an_engine_that_is_there_and_does_not_answer_makes_it_503(monkeypa
         raise EngineLost("engine 1 did not answer")
 
     monkeypatch.setattr(server.calls, "_answer", unanswered)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app(server)), base_url="http://test") as client:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app(server)), base_url="http://test"
+    ) as client:
         answer = await client.get("/flying/status", headers=KEY)
     assert message(answer, 503) == "engine 1 did not answer"
 
@@ -202,12 +234,16 @@ async def test_an_engine_that_is_there_and_does_not_answer_makes_it_503(monkeypa
 @pytest.mark.parametrize("wrong", [None, "2 pages belong to weights and to KV"])
 async def test_every_engine_is_checked_and_what_one_finds_is_answered(wrong: str | None) -> None:
     server = Server()
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app(server)), base_url="http://test") as client:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app(server)), base_url="http://test"
+    ) as client:
         asking = asyncio.ensure_future(client.post("/flying/check", json={}, headers=KEY))
         while len(server.told("flying_check")) < 4:
             await asyncio.sleep(0)
         if wrong is not None:
-            list(server.vllm.utility_results.values())[2].set_exception(Exception(wrong))  # vLLM's type
+            list(server.vllm.utility_results.values())[2].set_exception(
+                Exception(wrong)
+            )  # vLLM's type
         server.sent()
         answer = await asyncio.wait_for(asking, 5)
     assert server.told("flying_check") == [0, 1, 2, 3]

@@ -21,7 +21,9 @@ OUTPUTS = 20
 
 
 class Engine:
-    """What vLLM's routes call: `generate`, which begins when its first output is wanted, under our hooks."""
+    """What vLLM's routes call: `generate`, which begins when its first output is wanted, under our
+    hooks.
+    """
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -33,13 +35,19 @@ class Engine:
     def generate(self, request_id: str, *, n: int = 1) -> AsyncIterator[str]:
         """A call. Raises GracefulHTTPError if it is refused."""
         params = SamplingParams(max_tokens=OUTPUTS, n=n)
-        given = {"prompt": {"prompt_token_ids": list(range(10))}, "sampling_params": params, "request_id": request_id}
+        given = {
+            "prompt": {"prompt_token_ids": list(range(10))},
+            "sampling_params": params,
+            "request_id": request_id,
+        }
         answer: AsyncIterator[str] = check_before_stream(
             lambda **_: self._original(request_id, params), self=self, **given
         )
         return answer
 
-    async def _original(self, request_id: str, sampling_params: SamplingParams) -> AsyncIterator[str]:
+    async def _original(
+        self, request_id: str, sampling_params: SamplingParams
+    ) -> AsyncIterator[str]:
         for number in range(sampling_params.n):
             new = request(f"{number}_{request_id}", OUTPUTS)
             new.external_req_id = request_id
@@ -103,7 +111,9 @@ async def test_more_outputs_than_ever_fit_are_refused_for_good(n: int) -> None:
     with pytest.raises(VLLMValidationError) as refused:
         engine.generate("a", n=n)
     most = AT_ONCE + MOST_WAITING
-    assert str(refused.value).startswith(f"n={n}: must be a whole number from 1 to {most} on this server")
+    assert str(refused.value).startswith(
+        f"n={n}: must be a whole number from 1 to {most} on this server"
+    )
     assert refused.value.parameter == "n"
     assert not engine.server.controller.admission.places
 
@@ -111,7 +121,9 @@ async def test_more_outputs_than_ever_fit_are_refused_for_good(n: int) -> None:
 async def test_outputs_that_fit_on_an_idle_server_may_be_asked_for_again() -> None:
     engine = Engine(Server(most_waiting=MOST_WAITING))
     first = engine.generate("a")
-    with pytest.raises(GracefulHTTPError, match="0 requests wait already, and n=36 adds 36") as refused:
+    with pytest.raises(
+        GracefulHTTPError, match="0 requests wait already, and n=36 adds 36"
+    ) as refused:
         engine.generate("b", n=AT_ONCE + MOST_WAITING)
     assert refused.value.http_status == 429
     del first

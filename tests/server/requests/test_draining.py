@@ -1,4 +1,6 @@
-"""A node that drains: requests under way are counted until their answers are out, and then it may be stopped."""
+"""A node that drains: requests under way are counted until their answers are out, and then it may
+be stopped.
+"""
 
 import asyncio
 

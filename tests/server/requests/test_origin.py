@@ -22,14 +22,18 @@ def origin(call: str) -> Origin:
 
 
 def app(seen: list[Origin]) -> FastAPI:
-    """Return an app whose answers ask for three prompts, as vLLM's do: in tasks of a handler, and of a stream."""
+    """Return an app whose answers ask for three prompts, as vLLM's do: in tasks of a handler, and
+    of a stream.
+    """
     made = gated()
 
     async def ask(call: str) -> None:
         seen.append(origin(call))
 
     async def answer() -> AsyncIterator[str]:
-        await asyncio.gather(*(asyncio.create_task(ask(f"cmpl-same-{number}")) for number in range(3)))
+        await asyncio.gather(
+            *(asyncio.create_task(ask(f"cmpl-same-{number}")) for number in range(3))
+        )
         yield "done"
 
     @made.post("/whole")
@@ -47,9 +51,13 @@ def app(seen: list[Origin]) -> FastAPI:
 
 
 async def test_prompts_of_one_http_request_are_one_event() -> None:
-    """Whole or streamed, and whatever name the client gives it; those of another one are another event."""
+    """Whole or streamed, and whatever name the client gives it; those of another one are another
+    event.
+    """
     seen: list[Origin] = []
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app(seen)), base_url="http://test") as http:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app(seen)), base_url="http://test"
+    ) as http:
         for path in ("/whole", "/stream", "/whole"):
             assert (await http.post(path)).status_code == 200
     events = [one.event for one in seen]

@@ -1,4 +1,6 @@
-"""A call of /v1/responses that uses built-in tools: each of its turns has the priority that its client chose."""
+"""A call of /v1/responses that uses built-in tools: each of its turns has the priority that its
+client chose.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,7 +22,9 @@ PROMPT = {"prompt_token_ids": list(range(10))}
 
 
 class Engine:
-    """vLLM's engine client under our hook: `generate` hands the shell a request with the priority that it is given."""
+    """vLLM's engine client under our hook: `generate` hands the shell a request with the priority
+    that it is given.
+    """
 
     def __init__(self, *, has_key: bool, **flying: Any) -> None:
         self.server = Server()
@@ -32,13 +36,24 @@ class Engine:
         self.priorities: list[int] = []
         """Of the requests that the controller has been given."""
 
-    def generate(self, prompt: Any, params: SamplingParams, request_id: str, **given: Any) -> AsyncIterator[Any]:
+    def generate(
+        self, prompt: Any, params: SamplingParams, request_id: str, **given: Any
+    ) -> AsyncIterator[Any]:
         """As vLLM's."""
-        answer: AsyncIterator[Any] = check_before_stream(self._original, self, prompt, params, request_id, **given)
+        answer: AsyncIterator[Any] = check_before_stream(
+            self._original, self, prompt, params, request_id, **given
+        )
         return answer
 
     async def _original(
-        self, _: Any, prompt: Any, params: SamplingParams, request_id: str, *, priority: int = 0, **__: Any
+        self,
+        _: Any,
+        prompt: Any,
+        params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        **__: Any,
     ) -> AsyncIterator[Any]:
         new = request(request_id, 20)
         new.external_req_id, new.priority = request_id, priority
@@ -75,12 +90,20 @@ class Context:
 def respond(engine: Engine, priority: int) -> AsyncIterator[Any]:
     """A call with two calls of tools, by vLLM's own loop over turns."""
     serving = SimpleNamespace(
-        engine_client=engine, model_config=SimpleNamespace(max_model_len=400), _log_inputs=lambda *_, **__: None
+        engine_client=engine,
+        model_config=SimpleNamespace(max_model_len=400),
+        _log_inputs=lambda *_, **__: None,
     )
     loop = OpenAIServingResponses._generate_with_builtin_tools
     original = getattr(loop, "__wrapped__", loop)
-    given = {"request_id": "r", "engine_input": PROMPT, "sampling_params": SamplingParams(max_tokens=20)}
-    answer: AsyncIterator[Any] = check_response(original, serving, **given, context=Context(2), priority=priority)
+    given = {
+        "request_id": "r",
+        "engine_input": PROMPT,
+        "sampling_params": SamplingParams(max_tokens=20),
+    }
+    answer: AsyncIterator[Any] = check_response(
+        original, serving, **given, context=Context(2), priority=priority
+    )
     return answer
 
 
@@ -107,7 +130,9 @@ async def read(answer: AsyncIterator[Any]) -> None:
     ],
     ids=str,
 )
-async def test_each_turn_has_the_priority_of_its_call(has_key: bool, flying: dict[str, Any], priority: int) -> None:
+async def test_each_turn_has_the_priority_of_its_call(
+    has_key: bool, flying: dict[str, Any], priority: int
+) -> None:
     engine = Engine(has_key=has_key, **flying)
     await read(respond(engine, priority))
     assert engine.priorities == [priority] * 3
@@ -120,7 +145,9 @@ async def test_a_turn_of_a_call_that_is_not_urgent_counts_as_not_urgent() -> Non
 
 
 async def test_a_priority_beyond_the_clients_rights_is_refused_at_once() -> None:
-    with pytest.raises(VLLMValidationError, match=r"^priority=-1: clients may not set it on this server"):
+    with pytest.raises(
+        VLLMValidationError, match=r"^priority=-1: clients may not set it on this server"
+    ):
         respond(Engine(has_key=True), -1)
 
 

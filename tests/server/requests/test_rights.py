@@ -1,4 +1,6 @@
-"""Which fields that steer a node clients may set: without an API key all, with one none, or as the operator says."""
+"""Which fields that steer a node clients may set: without an API key all, with one none, or as the
+operator says.
+"""
 
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
@@ -39,7 +41,11 @@ def rights(*, has_key: bool = False, **flying: Any) -> ClientRights:
         (True, {"clients_may_set": ("tp_degree", "split_at")}, {"tp_degree", "split_at"}),
         (True, {"clients_may_set": ("tp_degree",), "most_urgent_priority": -3}, {"tp_degree"}),
         (True, {"clients_may_set": ("expected_tokens",)}, {"expected_tokens"}),
-        (True, {"clients_may_set": ("priority", "tp_degree", "split_at", "expected_tokens")}, EVERYTHING),
+        (
+            True,
+            {"clients_may_set": ("priority", "tp_degree", "split_at", "expected_tokens")},
+            EVERYTHING,
+        ),
         (False, {"clients_may_set": ("none",)}, set()),
         (False, {"clients_may_set": ("priority",)}, {"priority"}),
     ],
@@ -56,13 +62,31 @@ def test_what_may_be_set_follows_the_key_unless_the_flag_says_it(
     [
         (-1, {}, f"priority=-1: clients may not set it on this server {FLAG}"),
         (7, {}, f"priority=7: clients may not set it on this server {FLAG}"),
-        (0, {"tp_degree": 2}, f"vllm_xargs.tp_degree=2: clients may not set it on this server {FLAG}"),
-        (0, {"tp_degree": None}, f"vllm_xargs.tp_degree=None: clients may not set it on this server {FLAG}"),
-        (0, {"split_at": 9}, f"vllm_xargs.split_at=9: clients may not set it on this server {FLAG}"),
-        (0, {"expected_tokens": 9}, f"vllm_xargs.expected_tokens=9: clients may not set it on this server {FLAG}"),
+        (
+            0,
+            {"tp_degree": 2},
+            f"vllm_xargs.tp_degree=2: clients may not set it on this server {FLAG}",
+        ),
+        (
+            0,
+            {"tp_degree": None},
+            f"vllm_xargs.tp_degree=None: clients may not set it on this server {FLAG}",
+        ),
+        (
+            0,
+            {"split_at": 9},
+            f"vllm_xargs.split_at=9: clients may not set it on this server {FLAG}",
+        ),
+        (
+            0,
+            {"expected_tokens": 9},
+            f"vllm_xargs.expected_tokens=9: clients may not set it on this server {FLAG}",
+        ),
     ],
 )
-def test_what_clients_may_not_set_is_refused_by_name(priority: int, extra: dict[str, Any], says: str) -> None:
+def test_what_clients_may_not_set_is_refused_by_name(
+    priority: int, extra: dict[str, Any], says: str
+) -> None:
     with pytest.raises(VLLMValidationError) as refused:
         rights(has_key=True).check(priority, extra)
     assert str(refused.value).startswith(says)
@@ -91,7 +115,9 @@ def test_whether_a_request_may_be_urgent(flying: dict[str, Any], urgent: bool) -
 def test_the_most_urgent_priority_bounds_what_clients_may_set() -> None:
     made = rights(has_key=True, most_urgent_priority=-3)
     made.check(-3, {})
-    with pytest.raises(VLLMValidationError, match=r"^priority=-4: must be -3 or more on this server"):
+    with pytest.raises(
+        VLLMValidationError, match=r"^priority=-4: must be -3 or more on this server"
+    ):
         made.check(-4, {})
 
 
@@ -145,7 +171,11 @@ WAYS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "tokens": ("/inference/v1/generate", {"token_ids": [1, 2], "sampling_params": {}}),
     "scores": ("/generative_scoring", {"query": "x", "items": ["y"], "label_token_ids": [5, 6]}),
 }
-LENGTH = {"/v1/responses": "max_output_tokens", "/generative_scoring": None, "/inference/v1/generate": None}
+LENGTH = {
+    "/v1/responses": "max_output_tokens",
+    "/generative_scoring": None,
+    "/inference/v1/generate": None,
+}
 NO_PRIORITY = ("messages",)
 NO_XARGS = ("scores", "tokens")
 
@@ -198,7 +228,9 @@ def test_no_way_in_takes_a_priority_from_a_header(keyed: Server, name: str) -> N
 @pytest.mark.server
 @pytest.mark.parametrize("name", [name for name in WAYS if name not in NO_XARGS])
 @pytest.mark.parametrize("asked", [DEGREE, SPLIT, EXPECTED], ids=str)
-def test_no_way_in_takes_a_degree_a_split_or_a_length(keyed: Server, name: str, asked: dict[str, int]) -> None:
+def test_no_way_in_takes_a_degree_a_split_or_a_length(
+    keyed: Server, name: str, asked: dict[str, int]
+) -> None:
     path, fields = body(keyed, name)
     answer = keyed.http.post(path, json=fields | {"vllm_xargs": asked})
     expect_refused(answer, f"vllm_xargs.{next(iter(asked))}")
@@ -206,9 +238,13 @@ def test_no_way_in_takes_a_degree_a_split_or_a_length(keyed: Server, name: str, 
 
 @pytest.mark.server
 @pytest.mark.parametrize("asked", [DEGREE, SPLIT, EXPECTED], ids=str)
-def test_sampling_parameters_of_tokens_take_no_degree_split_or_length(keyed: Server, asked: dict[str, int]) -> None:
+def test_sampling_parameters_of_tokens_take_no_degree_split_or_length(
+    keyed: Server, asked: dict[str, int]
+) -> None:
     path, fields = body(keyed, "tokens")
-    answer = keyed.http.post(path, json=fields | {"sampling_params": {"max_tokens": 2, "extra_args": asked}})
+    answer = keyed.http.post(
+        path, json=fields | {"sampling_params": {"max_tokens": 2, "extra_args": asked}}
+    )
     expect_refused(answer, f"vllm_xargs.{next(iter(asked))}")
 
 

@@ -10,7 +10,13 @@ from flying_serving.controller.commands import Dispatch, DispatchPrefix, PullAhe
 from flying_serving.controller.requests import KVOffer, RequestSpec
 from flying_serving.layout.groups import Group
 from flying_serving.server.requests.streams import Streams
-from flying_serving.vllm_adapter.keys import AHEAD_KEY, HISTORY_KEY, LANE_KEY, MIGRATED_FROM_KEY, OFFER_KEY
+from flying_serving.vllm_adapter.keys import (
+    AHEAD_KEY,
+    HISTORY_KEY,
+    LANE_KEY,
+    MIGRATED_FROM_KEY,
+    OFFER_KEY,
+)
 from tests.controller.model_shell import ModelShell, settings
 from tests.policy.costs import costs
 
@@ -24,7 +30,9 @@ def opened(extra: dict[str, Any] | None = None) -> tuple[Streams, EngineCoreRequ
     return streams, request
 
 
-def sent(streams: Streams, group: Group, migrated_from: KVOffer | None = None) -> tuple[str, dict[str, Any] | None]:
+def sent(
+    streams: Streams, group: Group, migrated_from: KVOffer | None = None
+) -> tuple[str, dict[str, Any] | None]:
     """The id that a request has in a group, and what engines are told beside vLLM's parameters."""
     request = streams.to_engine(Dispatch("r", group, 0, 400, migrated_from))
     assert request is not None
@@ -89,16 +97,25 @@ def test_a_group_is_told_under_which_number_it_offers_kv_at_the_end() -> None:
 
 
 def test_a_prefix_is_a_request_of_its_own() -> None:
-    """One greedy token behind the first tokens of the prompt: nothing of what the client asked for the output."""
+    """One greedy token behind the first tokens of the prompt: nothing of what the client asked for
+    the output.
+    """
     streams, request = opened({"mine": 1})
     request.sampling_params.stop_token_ids = [7]
     prefix = streams.prefix(DispatchPrefix("r", (2, 3), 2, 5))
     assert prefix is not None
     params = prefix.sampling_params
-    assert (prefix.request_id, prefix.prompt_token_ids, prefix.lora_request) == ("r~5", [1, 2], None)
+    assert (prefix.request_id, prefix.prompt_token_ids, prefix.lora_request) == (
+        "r~5",
+        [1, 2],
+        None,
+    )
     assert (params.max_tokens, params.temperature, params.stop_token_ids) == (1, 0.0, [])
     assert params.extra_args == {LANE_KEY: 2, OFFER_KEY: (5, True)}
-    assert sent(streams, (0,), KVOffer((2, 3), 5)) == ("r", {"mine": 1, MIGRATED_FROM_KEY: (2, 2, 5)})
+    assert sent(streams, (0,), KVOffer((2, 3), 5)) == (
+        "r",
+        {"mine": 1, MIGRATED_FROM_KEY: (2, 2, 5)},
+    )
     assert not streams.take(EngineCoreOutput("r~5", [9]))
     assert streams.prefix_ended(EngineCoreOutput("r~5", [9])) is None
     over = EngineCoreOutput("r~5", [9], finish_reason=FinishReason.LENGTH)
@@ -107,7 +124,9 @@ def test_a_prefix_is_a_request_of_its_own() -> None:
 
 
 def test_what_was_pulled_ahead_goes_on_under_the_same_id() -> None:
-    """With the tokens that the first group has given, and as a group's limit is no end of the request."""
+    """With the tokens that the first group has given, and as a group's limit is no end of the
+    request.
+    """
     streams, _ = opened({"mine": 1})
     first = streams.to_engine(Dispatch("r", (0,), 0, 2, offer=5, publishes=True))
     assert first is not None
@@ -132,7 +151,9 @@ def test_what_was_pulled_ahead_goes_on_under_the_same_id() -> None:
 
 
 def test_a_part_that_was_dropped_is_nothing_to_go_on_with() -> None:
-    """The KV that its first group offers is pulled under another id, and the end of a prefix is stale."""
+    """The KV that its first group offers is pulled under another id, and the end of a prefix is
+    stale.
+    """
     streams, _ = opened()
     sent(streams, (0,))
     kv = KVOffer((0,), 5)
@@ -141,7 +162,10 @@ def test_a_part_that_was_dropped_is_nothing_to_go_on_with() -> None:
     assert sent(streams, (1,), kv) == ("r+1", {MIGRATED_FROM_KEY: (0, 1, 5)})
     streams.prefix(DispatchPrefix("r", (2,), 2, 6))
     assert streams.drop_part("r", 6) == "r~6"
-    assert streams.prefix_ended(EngineCoreOutput("r~6", [9], finish_reason=FinishReason.LENGTH)) is None
+    assert (
+        streams.prefix_ended(EngineCoreOutput("r~6", [9], finish_reason=FinishReason.LENGTH))
+        is None
+    )
 
 
 def test_no_part_is_made_of_a_request_that_is_over() -> None:
@@ -163,8 +187,12 @@ def test_no_part_is_made_of_a_request_that_is_over() -> None:
         ({"max_tokens": None, "ignore_eos": True}, 61, 61),
     ],
 )
-def test_a_request_needs_only_what_it_is_sure_to_take(fields: dict[str, Any], needed: int, longest: int) -> None:
-    """Of a prompt of 60 tokens, where the model's length is 400; all that it may take decides whether it is refused."""
+def test_a_request_needs_only_what_it_is_sure_to_take(
+    fields: dict[str, Any], needed: int, longest: int
+) -> None:
+    """Of a prompt of 60 tokens, where the model's length is 400; all that it may take decides
+    whether it is refused.
+    """
     spec = Streams(settings("manual").capacity, 400).spec(60, SamplingParams(**fields), 0)
     assert (spec.tokens, spec.longest_tokens) == (needed, longest)
 
@@ -177,7 +205,9 @@ def test_no_group_is_formed_for_a_large_max_tokens(max_tokens: int | None) -> No
         shell.arrive(f"r{number}", RequestSpec(10, 30, 20))
         shell.tick()
         shell.token(f"r{number}", 20)
-    spec = Streams(shell.controller.settings.capacity, 400).spec(60, SamplingParams(max_tokens=max_tokens), 0)
+    spec = Streams(shell.controller.settings.capacity, 400).spec(
+        60, SamplingParams(max_tokens=max_tokens), 0
+    )
     shell.arrive("agent", spec)
     shell.tick()
     assert shell.switches == []
@@ -185,7 +215,9 @@ def test_no_group_is_formed_for_a_large_max_tokens(max_tokens: int | None) -> No
 
 
 def test_the_models_length_ends_a_request_for_good() -> None:
-    """What goes beyond it is as long as it: that is no full group, and `min_tokens` is cut with it."""
+    """What goes beyond it is as long as it: that is no full group, and `min_tokens` is cut with
+    it.
+    """
     streams = Streams(settings("manual").capacity, 90)
     params = SamplingParams(max_tokens=100_000, min_tokens=50_000)
     request = EngineCoreRequest("r", list(range(60)), None, params, None, 0.0, None, None, None)

@@ -1,4 +1,6 @@
-"""Values of `vllm_xargs`: each is taken or refused with its field, the value and what is allowed."""
+"""Values of `vllm_xargs`: each is taken or refused with its field, the value and what is
+allowed.
+"""
 
 from typing import Any
 
@@ -35,7 +37,9 @@ def test_without_hints_nothing_is_known() -> None:
 def test_expected_tokens_are_a_whole_number_up_to_the_models_length(value: Any) -> None:
     with pytest.raises(VLLMValidationError) as raised:
         spec(expected_tokens=value)
-    assert str(raised.value).startswith(f"vllm_xargs.expected_tokens={value!r}: must be a whole number from 1 to 400")
+    assert str(raised.value).startswith(
+        f"vllm_xargs.expected_tokens={value!r}: must be a whole number from 1 to 400"
+    )
     assert raised.value.parameter == "vllm_xargs.expected_tokens"
 
 
@@ -43,11 +47,15 @@ def test_expected_tokens_are_a_whole_number_up_to_the_models_length(value: Any) 
 def test_a_split_is_inside_prompt_and_output(max_tokens: int | None, most: int) -> None:
     assert spec(max_tokens, split_at=most).split_at == most
     for value in (-1, most + 1, 1.5, "3", False):
-        with pytest.raises(VLLMValidationError, match=rf"^vllm_xargs\.split_at=.*: must be .* from 0 to {most}"):
+        with pytest.raises(
+            VLLMValidationError, match=rf"^vllm_xargs\.split_at=.*: must be .* from 0 to {most}"
+        ):
             spec(max_tokens, split_at=value)
 
 
-@given(st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers()))
+@given(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers())
+)
 def test_any_value_is_taken_or_refused_by_name(value: Any) -> None:
     """Nothing else is raised."""
     for key, least in ((xargs.EXPECTED_KEY, 1), (xargs.SPLIT_KEY, 0)):
@@ -63,6 +71,8 @@ def test_any_value_is_taken_or_refused_by_name(value: Any) -> None:
 @pytest.mark.parametrize("value", [None, 2, [0, 1, 1]])
 def test_clients_may_not_say_what_the_server_tells_engines(key: str, value: Any) -> None:
     """Whatever they say; the error, HTTP 400, names the field."""
-    with pytest.raises(VLLMValidationError, match=rf"^vllm_xargs\.{key} is not for clients") as raised:
+    with pytest.raises(
+        VLLMValidationError, match=rf"^vllm_xargs\.{key} is not for clients"
+    ) as raised:
         spec(**{key: value})
     assert raised.value.parameter == f"vllm_xargs.{key}"

@@ -29,6 +29,8 @@ def test_more_engines_than_there_are_cannot_be_needed() -> None:
 
 
 def test_an_engine_is_lost_before_others_give_up_waiting_for_it() -> None:
-    with pytest.raises(ConfigError, match=r"^--engine-timeout-s=70: at most 60, --collective-timeout-s$"):
+    with pytest.raises(
+        ConfigError, match=r"^--engine-timeout-s=70: at most 60, --collective-timeout-s$"
+    ):
         survives(FlyingConfig(engine_timeout_s=70), 2)
     survives(FlyingConfig(engine_timeout_s=70, collective_timeout_s=70), 2)

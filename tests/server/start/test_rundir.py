@@ -1,4 +1,6 @@
-"""The run directory goes with its server; one whose server was killed goes at the next start, and no other."""
+"""The run directory goes with its server; one whose server was killed goes at the next start, and
+no other.
+"""
 
 import os
 import shutil
@@ -66,7 +68,9 @@ def test_it_goes_with_its_server(tmp_path: Path, stack: ExitStack) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_server_has_left_goes_at_the_next_start(tmp_path: Path, stack: ExitStack) -> None:
+def test_what_a_killed_server_has_left_goes_at_the_next_start(
+    tmp_path: Path, stack: ExitStack
+) -> None:
     """And what others use does not, nor what is not ours."""
     (tmp_path / "flying-carpet").mkdir()
     alive, kept = server(stack, tmp_path)
@@ -92,8 +96,12 @@ def segments() -> Iterator[list[Path]]:
             segment.unlink()
 
 
-def test_shared_memory_that_it_names_goes_with_it(tmp_path: Path, stack: ExitStack, segments: list[Path]) -> None:
-    """At the next start after a kill; what nobody has named does not, nor what a server names that lives."""
+def test_shared_memory_that_it_names_goes_with_it(
+    tmp_path: Path, stack: ExitStack, segments: list[Path]
+) -> None:
+    """At the next start after a kill; what nobody has named does not, nor what a server names that
+    lives.
+    """
     noted, used, other = segments
     killed, left = server(stack, tmp_path)
     alive, kept = server(stack, tmp_path)
@@ -167,7 +175,9 @@ def test_a_lock_that_is_a_link_is_no_servers(tmp_path: Path) -> None:
     assert all(file.exists() for file in kept)
 
 
-def test_what_belongs_to_another_user_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_belongs_to_another_user_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where this user may write to it, as the superuser may."""
     kept = left_by(tmp_path / "flying-1-x")
     with monkeypatch.context() as other:

@@ -40,8 +40,13 @@ def methods() -> frozenset[str]:
         module, name = target.split(":")
         for base in getattr(import_module(module), name).__mro__:
             if base.__module__.startswith("vllm."):
-                is_method = (inspect.isfunction, lambda found: isinstance(found, staticmethod | classmethod))
-                names |= {n for n, value in vars(base).items() if any(one(value) for one in is_method)}
+                is_method = (
+                    inspect.isfunction,
+                    lambda found: isinstance(found, staticmethod | classmethod),
+                )
+                names |= {
+                    n for n, value in vars(base).items() if any(one(value) for one in is_method)
+                }
     return frozenset(names)
 
 
@@ -50,15 +55,21 @@ def imported_from_vllm(tree: ast.AST) -> dict[str, str]:
     names = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "vllm":
-            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {
+                alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names
+            }
         elif isinstance(node, ast.Import):
             of_vllm = [alias for alias in node.names if alias.name.split(".")[0] == "vllm"]
-            names |= {alias.asname or "vllm": alias.name if alias.asname else "vllm" for alias in of_vllm}
+            names |= {
+                alias.asname or "vllm": alias.name if alias.asname else "vllm" for alias in of_vllm
+            }
     return names
 
 
 def replaced_names(tree: ast.AST) -> Iterator[str]:
-    """Yield "module:name" of each attribute of an imported vLLM module or class that a file assigns."""
+    """Yield "module:name" of each attribute of an imported vLLM module or class that a file
+    assigns.
+    """
     imported = imported_from_vllm(tree)
     for node in _assigned_attributes(tree):
         root, *path = ast.unparse(node.value).split(".")
@@ -75,7 +86,8 @@ def rebound_methods(tree: ast.AST, names: frozenset[str]) -> Iterator[str]:
     own_self = {
         id(node)
         for one in ast.walk(tree)
-        if isinstance(one, ast.ClassDef) and not any(ast.unparse(base) in imported for base in one.bases)
+        if isinstance(one, ast.ClassDef)
+        and not any(ast.unparse(base) in imported for base in one.bases)
         for node in _assigned_attributes(one)
         if ast.unparse(node.value) == "self"
     }
@@ -90,13 +102,19 @@ def rebound_methods(tree: ast.AST, names: frozenset[str]) -> Iterator[str]:
 
 
 def named_at_run_time(tree: ast.AST, names: frozenset[str]) -> Iterator[str]:
-    """Yield each assignment to an attribute by a function: of a vLLM method, or of a name that only the run knows."""
+    """Yield each assignment to an attribute by a function: of a vLLM method, or of a name that only
+    the run knows.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _called(node) in SETTERS:
             constants = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
             if not any(isinstance(value, str) and value not in names for value in constants[:1]):
                 yield ast.unparse(node)
-        elif isinstance(node, ast.Call) and _called(node) == "update" and isinstance(node.func, ast.Attribute):
+        elif (
+            isinstance(node, ast.Call)
+            and _called(node) == "update"
+            and isinstance(node.func, ast.Attribute)
+        ):
             if _is_namespace(node.func.value):
                 yield ast.unparse(node)
         elif isinstance(node, ast.Import | ast.ImportFrom) and "mock" in ast.unparse(node):

@@ -9,7 +9,9 @@ from flying_serving.vllm_adapter.patches.engine_class import engine_classes
 
 
 def test_engine_classes_stand_in_while_the_body_runs() -> None:
-    """For dense and MoE models alike: the second is made as an independent rank; both come back, errors or not."""
+    """For dense and MoE models alike: the second is made as an independent rank; both come back,
+    errors or not.
+    """
     from vllm.v1.engine import core
 
     before = core.EngineCoreProc, core.DPEngineCoreProc
@@ -20,7 +22,9 @@ def test_engine_classes_stand_in_while_the_body_runs() -> None:
         return "engine"
 
     parallel = SimpleNamespace(
-        data_parallel_index=3, data_parallel_rank=3, reconfigure_for_independent_dp_rank=lambda: made.append("alone")
+        data_parallel_index=3,
+        data_parallel_rank=3,
+        reconfigure_for_independent_dp_rank=lambda: made.append("alone"),
     )
     config = SimpleNamespace(parallel_config=parallel)
     with pytest.raises(KeyError), engine_classes(engine_class):

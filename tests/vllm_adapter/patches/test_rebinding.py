@@ -1,4 +1,6 @@
-"""No method of a vLLM object is rebound outside of the table of patches, and no name of its modules is replaced."""
+"""No method of a vLLM object is rebound outside of the table of patches, and no name of its modules
+is replaced.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -24,7 +26,9 @@ PATCHES = PACKAGE / "vllm_adapter" / "patches"
 RUN_TIME_NAMES = {
     "flying_serving/vllm_adapter/patches/installer.py": "the names of the table",
     "flying_serving/vllm_adapter/coordinator.py": "methods of our own LaneCoordinator",
-    "flying_serving/vllm_adapter/loading.py": "attributes of a parameter on the meta device, which is ours",
+    "flying_serving/vllm_adapter/loading.py": "attributes of a parameter on the meta device, which "
+    "is "
+    "ours",
     "flying_serving/worker/binding/plain.py": "tensors and the packed product of a layer",
     "flying_serving/worker/binding/share.py": "tensors of a layer",
 }
@@ -32,9 +36,15 @@ RUN_TIME_NAMES = {
 
 @cache
 def trees() -> dict[str, ast.Module]:
-    """Return the modules of all packages that import vLLM somewhere; the others never have an object of it."""
+    """Return the modules of all packages that import vLLM somewhere; the others never have an
+    object of it.
+    """
     found = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
-    with_vllm = {path.relative_to(PACKAGE).parts[0] for path, tree in found.items() if imported_from_vllm(tree)}
+    with_vllm = {
+        path.relative_to(PACKAGE).parts[0]
+        for path, tree in found.items()
+        if imported_from_vllm(tree)
+    }
     return {
         str(path.relative_to(ROOT)): tree
         for path, tree in sorted(found.items())
@@ -58,7 +68,8 @@ REBINDINGS = (
     "del scheduler.schedule",
     "vars(scheduler)['schedule'] = limited",
     "scheduler.__dict__['schedule'] = limited",
-    "from vllm.v1.engine.core import EngineCore\nclass Ours(EngineCore):\n def __init__(self): self.add_request = add",
+    "from vllm.v1.engine.core import EngineCore\nclass Ours(EngineCore):\n def __init__(self): "
+    "self.add_request = add",
 )
 
 
@@ -83,10 +94,19 @@ def test_state_of_an_object_is_no_rebinding(code: str, names: frozenset[str]) ->
 @pytest.mark.parametrize(
     ("code", "name"),
     [
-        ("from vllm.distributed import parallel_state\nparallel_state._TP = group", "parallel_state:_TP"),
-        ("import vllm.v1.engine.core as core\ncore.EngineCore, x = Ours, 1", "vllm.v1.engine.core:EngineCore"),
+        (
+            "from vllm.distributed import parallel_state\nparallel_state._TP = group",
+            "parallel_state:_TP",
+        ),
+        (
+            "import vllm.v1.engine.core as core\ncore.EngineCore, x = Ours, 1",
+            "vllm.v1.engine.core:EngineCore",
+        ),
         ("import vllm.envs\nvllm.envs.VLLM_PORT = 5", "vllm.envs:VLLM_PORT"),
-        ("from vllm.v1.request import Request\nRequest.is_finished = never", "request.Request:is_finished"),
+        (
+            "from vllm.v1.request import Request\nRequest.is_finished = never",
+            "request.Request:is_finished",
+        ),
     ],
 )
 def test_a_replaced_name_of_a_module_is_found(code: str, name: str) -> None:
@@ -121,13 +141,19 @@ def test_the_rooms_that_use_vllm_are_read() -> None:
 
 def test_no_method_of_a_vllm_object_is_rebound(names: frozenset[str]) -> None:
     rebound = {name: list(rebound_methods(tree, names)) for name, tree in trees().items()}
-    outside = {name: what for name, what in rebound.items() if what and ROOT / name not in PATCHES.iterdir()}
+    outside = {
+        name: what
+        for name, what in rebound.items()
+        if what and ROOT / name not in PATCHES.iterdir()
+    }
     assert outside == {}
 
 
 def test_each_replaced_name_of_a_module_is_a_stand_in_of_the_table() -> None:
     replaced = {name: set(replaced_names(tree)) for name, tree in trees().items()}
-    outside = {name for name, what in replaced.items() if what and ROOT / name not in PATCHES.iterdir()}
+    outside = {
+        name for name, what in replaced.items() if what and ROOT / name not in PATCHES.iterdir()
+    }
     assert outside == set()
     held = {stand_in.target for stand_in in STAND_INS}
     assert set().union(*replaced.values()) == held

@@ -1,4 +1,6 @@
-"""The table: each patch and each stand-in fits the installed vLLM, and undoing the patches leaves no trace."""
+"""The table: each patch and each stand-in fits the installed vLLM, and undoing the patches leaves
+no trace.
+"""
 
 import inspect
 from importlib import import_module
@@ -10,7 +12,12 @@ from flying_serving.server.patches import HOOKS
 from flying_serving.vllm_adapter.patches import installer, table
 from flying_serving.vllm_adapter.patches.patch import HANDED, Patch, StandIn, find, resolve
 from flying_serving.vllm_adapter.patches.seams import SEAMS
-from flying_serving.vllm_adapter.patches.table import ENTRY_PATCHES, PATCHES, SERVER_PATCHES, STAND_INS
+from flying_serving.vllm_adapter.patches.table import (
+    ENTRY_PATCHES,
+    PATCHES,
+    SERVER_PATCHES,
+    STAND_INS,
+)
 
 pytestmark = pytest.mark.usefixtures("unpatched")
 
@@ -32,7 +39,9 @@ def parameters_of(one: Patch) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("one", ALL, ids=lambda one: one.target.split(":")[1])
 def test_a_hook_takes_the_original_and_what_the_original_takes(one: Patch) -> None:
-    """By the same names, in the same order, with the same defaults; those that it does not read as *args, **kwargs."""
+    """By the same names, in the same order, with the same defaults; those that it does not read as
+    *args, **kwargs.
+    """
     module, name = one.hook.split(":")
     assert module == HANDED or module.startswith("flying_serving.vllm_adapter.")
     hook = HOOKS[name] if module == HANDED else getattr(import_module(module), name)
@@ -70,7 +79,9 @@ def test_every_name_is_patched_once() -> None:
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_install_and_uninstall_vllm(group: str) -> None:
-    """Every name holds something else in between, of the same kind and signature, and the very original afterwards."""
+    """Every name holds something else in between, of the same kind and signature, and the very
+    original afterwards.
+    """
     patches = GROUPS[group]
     before = {one.target: stored(one.target) for one in ALL}
     signatures = {one.target: inspect.signature(_plain(before[one.target])) for one in patches}
@@ -79,7 +90,9 @@ def test_install_and_uninstall_vllm(group: str) -> None:
         now = stored(one.target)
         if one in patches:
             assert now is not before[one.target]
-            assert type(now) is type(before[one.target]) or not isinstance(now, staticmethod | property)
+            assert type(now) is type(before[one.target]) or not isinstance(
+                now, staticmethod | property
+            )
             assert inspect.signature(_plain(now)) == signatures[one.target]
             assert _plain(now).__wrapped__ is _plain(before[one.target])
         else:

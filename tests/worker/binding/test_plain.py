@@ -1,4 +1,6 @@
-"""Binding of what no layer class cuts: each tensor of a lane is lane 1's or a view of it, or the lane is refused."""
+"""Binding of what no layer class cuts: each tensor of a lane is lane 1's or a view of it, or the
+lane is refused.
+"""
 
 import re
 from collections.abc import Callable
@@ -53,7 +55,9 @@ def test_a_whole_parameter_is_lane_1s_for_all_who_hold_it() -> None:
 
 
 def test_a_loaded_buffer_replaces_what_the_lane_computed() -> None:
-    """Whoever holds it: a router that is no module did so, and chose other experts than lane 1 did."""
+    """Whoever holds it: a router that is no module did so, and chose other experts than lane 1
+    did.
+    """
     full, lane = Norm(8, torch.full((3,), 7.0), True), lane_norm(8, torch.zeros(3), True)
     for norm in (full, lane):
         norm.router = SimpleNamespace(correction_bias=norm.table)
@@ -65,17 +69,24 @@ def test_a_loaded_buffer_replaces_what_the_lane_computed() -> None:
 
 @pytest.mark.parametrize(
     ("whole", "computed"),
-    [(torch.full((3,), 7.0), torch.zeros(3)), (torch.arange(8.0), torch.arange(4.0))],  # rank 1 should have 4..7
+    [
+        (torch.full((3,), 7.0), torch.zeros(3)),
+        (torch.arange(8.0), torch.arange(4.0)),
+    ],  # rank 1 should have 4..7
     ids=["of-the-same-shape", "of-another-rank"],
 )
-def test_a_computed_buffer_must_be_lane_1s_or_its_part(whole: torch.Tensor, computed: torch.Tensor) -> None:
+def test_a_computed_buffer_must_be_lane_1s_or_its_part(
+    whole: torch.Tensor, computed: torch.Tensor
+) -> None:
     full, lane = Norm(8, whole), lane_norm(8, computed)
     with pytest.raises(WeightError, match=r"norm\.table: what a lane computes is no part"):
         bind_whole("norm", lane, full, 1, 2)
 
 
 def test_who_holds_a_parameter_before_a_module_gets_it_holds_lane_1s() -> None:
-    """Laguna makes its router's bias, and hands it to the router, which is no module, and to the experts."""
+    """Laguna makes its router's bias, and hands it to the router, which is no module, and to the
+    experts.
+    """
 
     def layer() -> nn.Module:
         experts, bias = nn.Module(), nn.Parameter(torch.zeros(4))
@@ -132,14 +143,21 @@ def test_a_parameter_cut_by_heads_is_the_view_of_its_rank(rank: int, first: int)
 
 def test_ranks_beyond_the_number_of_parts_share_one() -> None:
     full = torch.arange(8.0)
-    assert [part_of("k", full, torch.Size([4]), rank, 4)[0].item() for rank in range(4)] == [0, 0, 4, 4]
+    assert [part_of("k", full, torch.Size([4]), rank, 4)[0].item() for rank in range(4)] == [
+        0,
+        0,
+        4,
+        4,
+    ]
 
 
 @pytest.mark.parametrize(
     ("whole", "part"), [((8,), (3,)), ((8,), (16,)), ((8,), (8, 1)), ((8,), (0,)), ((8, 8), (4, 4))]
 )
 def test_a_shape_that_is_no_part_is_refused(whole: tuple[int, ...], part: tuple[int, ...]) -> None:
-    with pytest.raises(WeightError, match=re.escape(f"w: shape {part} in a lane is no part of {whole}")):
+    with pytest.raises(
+        WeightError, match=re.escape(f"w: shape {part} in a lane is no part of {whole}")
+    ):
         part_of("w", torch.zeros(whole), torch.Size(part), 0, 2)
 
 
@@ -149,7 +167,9 @@ def test_a_tensor_that_lane_1_lacks_is_refused() -> None:
 
 
 def test_memory_of_its_own_is_refused_whatever_device_it_is_on() -> None:
-    """Uninitialised memory on the CPU, as vLLM's Transformers backend leaves it, is no better than the meta device."""
+    """Uninitialised memory on the CPU, as vLLM's Transformers backend leaves it, is no better than
+    the meta device.
+    """
     full, lane = Norm(8, torch.zeros(1)), lane_norm(8, torch.zeros(1))
     with pytest.raises(WeightError, match=r"weight: no shared storage"):
         check(lane, full)
@@ -175,10 +195,14 @@ def bound(rank: int = 0) -> tuple[Norm, Norm]:
         (lambda tensor: Holder(tensor).get, "impl.held.self.inner"),
     ],
 )
-def test_a_tensor_of_its_own_is_found_wherever_it_is(hide: Callable[[torch.Tensor], object], name: str) -> None:
+def test_a_tensor_of_its_own_is_found_wherever_it_is(
+    hide: Callable[[torch.Tensor], object], name: str
+) -> None:
     full, lane = bound()
     full.impl.held, lane.impl.held = hide(torch.zeros(4)), hide(torch.zeros(4))
-    with pytest.raises(WeightError, match=rf"^{name}: has memory of its own, which nothing was loaded into"):
+    with pytest.raises(
+        WeightError, match=rf"^{name}: has memory of its own, which nothing was loaded into"
+    ):
         check(lane, full)
     lane.impl.held = full.impl.held
     check(lane, full)
@@ -225,7 +249,9 @@ def test_what_is_on_another_device_than_lane_1s_is_named() -> None:
     full, lane = bound()
     full.register_buffer("scales", torch.ones(2), persistent=False)
     lane.register_buffer("scales", torch.ones(2, device="meta"), persistent=False)
-    with pytest.raises(WeightError, match=r"^norm\.scales: what a lane computes is no part of what lane 1 has"):
+    with pytest.raises(
+        WeightError, match=r"^norm\.scales: what a lane computes is no part of what lane 1 has"
+    ):
         bind_whole("norm", lane, full, 0, 2)
 
 
@@ -235,7 +261,10 @@ def test_slopes_that_a_lane_computes_must_be_its_ranks(rank: int, right: list[fl
     full.impl.alibi_slopes = torch.arange(1.0, 5.0)
     lane.impl.alibi_slopes = torch.tensor(right)
     check(lane, full, rank)
-    with pytest.raises(WeightError, match=r"^impl\.alibi_slopes: what a lane computes is no part of what lane 1 has"):
+    with pytest.raises(
+        WeightError,
+        match=r"^impl\.alibi_slopes: what a lane computes is no part of what lane 1 has",
+    ):
         check(lane, full, 1 - rank)
     del full.impl.alibi_slopes
     with pytest.raises(WeightError, match=r"^impl\.alibi_slopes: has memory of its own"):
@@ -244,7 +273,10 @@ def test_slopes_that_a_lane_computes_must_be_its_ranks(rank: int, right: list[fl
 
 def test_only_a_weight_that_is_no_parameter_may_be_a_lanes_own() -> None:
     full, lane = bound()
-    full.scale, lane.scale = SimpleNamespace(weight=torch.ones(8)), SimpleNamespace(weight=torch.ones(8))
+    full.scale, lane.scale = (
+        SimpleNamespace(weight=torch.ones(8)),
+        SimpleNamespace(weight=torch.ones(8)),
+    )
     check(lane, full)
     lane.weight = nn.Parameter(full.weight.detach().clone(), requires_grad=False)
     with pytest.raises(WeightError, match=r"^weight: has memory of its own"):

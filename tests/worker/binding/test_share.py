@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    VocabParallelEmbedding,
+)
 
 from flying_serving.memory.units import Product
 from flying_serving.worker.binding.share import SharedWeights

@@ -12,7 +12,9 @@ from tests.lab.bench.tables import RUN, record, results
 APART, JOINED = ((0,), (1,)), ((0, 1),)
 
 
-def system(name: str, *switched_s: float, requests: int = 40, phases: bool = True, lost: int = 0) -> MeasuredSystem:
+def system(
+    name: str, *switched_s: float, requests: int = 40, phases: bool = True, lost: int = 0
+) -> MeasuredSystem:
     """Return a system that served evenly for 100 s and switched at these times, apart at first."""
     made = []
     for index in range(requests):
@@ -25,7 +27,9 @@ def system(name: str, *switched_s: float, requests: int = 40, phases: bool = Tru
         made.append(one)
     layouts = [APART, JOINED] * (len(switched_s) + 1)
     switches = tuple(
-        LoggedSwitch(n + 1, RUN.started_wall_s + at, layouts[n], layouts[n + 1], "load", cutover_ms=5.0)
+        LoggedSwitch(
+            n + 1, RUN.started_wall_s + at, layouts[n], layouts[n + 1], "load", cutover_ms=5.0
+        )
         for n, at in enumerate(switched_s)
     )
     table = results(*made)
@@ -35,7 +39,9 @@ def system(name: str, *switched_s: float, requests: int = 40, phases: bool = Tru
 
 
 def band_edges(figure: Figure) -> list[float]:
-    """Where the coloured band at the bottom of a figure begins, changes and ends, in its own units."""
+    """Where the coloured band at the bottom of a figure begins, changes and ends, in its own
+    units.
+    """
     corners = [
         corner
         for collection in figure.axes[-1].collections

@@ -20,7 +20,13 @@ def kept(one: MeasuredSystem, directory: Path) -> Path:
     """Write a system's results as `bench` does."""
     assert one.log is not None
     rows = [
-        {"number": s.number, "time": s.time_s, "from": s.old, "to": s.new, "cutover_ms": s.cutover_ms}
+        {
+            "number": s.number,
+            "time": s.time_s,
+            "from": s.old,
+            "to": s.new,
+            "cutover_ms": s.cutover_ms,
+        }
         for s in one.log.switches
     ]
     log = {"layout": one.log.layout, "devices_per_engine": 1, "switches": rows}
@@ -31,9 +37,17 @@ def kept(one: MeasuredSystem, directory: Path) -> Path:
 def test_one_server(tmp_path: Path) -> None:
     """All figures and the page, beside the results or elsewhere."""
     results = kept(system("auto", 20.0, requests=5), tmp_path / "run")
-    done = CliRunner().invoke(app, ["plot", str(results), "--out", str(tmp_path / "new" / "out"), "--format", "png"])
+    done = CliRunner().invoke(
+        app, ["plot", str(results), "--out", str(tmp_path / "new" / "out"), "--format", "png"]
+    )
     assert done.exit_code == 0, done.output
-    written = ["bars.png", "distributions.png", "gaps_at_switches.png", "over_time.png", "report.html"]
+    written = [
+        "bars.png",
+        "distributions.png",
+        "gaps_at_switches.png",
+        "over_time.png",
+        "report.html",
+    ]
     assert sorted(path.name for path in (tmp_path / "new" / "out").iterdir()) == written
     assert all(str(tmp_path / "new" / "out" / name) in done.output for name in written)
 
@@ -57,7 +71,9 @@ def test_what_cannot_be_drawn(tmp_path: Path) -> None:
     results = kept(system("auto", requests=3), tmp_path / "run")
     failed = CliRunner().invoke(app, ["plot", str(results), "--format", "gif"])
     assert isinstance(failed.exception, ConfigError) and "--format='gif'" in str(failed.exception)
-    failed = CliRunner().invoke(app, ["plot", str(results), "--out", str(results / "results.parquet" / "x")])
+    failed = CliRunner().invoke(
+        app, ["plot", str(results), "--out", str(results / "results.parquet" / "x")]
+    )
     assert isinstance(failed.exception, ConfigError) and "--out=" in str(failed.exception)
     (tmp_path / "compare.json").write_text("[]")
     with pytest.raises(BenchError, match="not written by"):

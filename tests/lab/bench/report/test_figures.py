@@ -1,4 +1,6 @@
-"""Figures: the band lies where the server's log says, every axis has a unit, the same results give the same picture."""
+"""Figures: the band lies where the server's log says, every axis has a unit, the same results give
+the same picture.
+"""
 
 import itertools
 
@@ -10,7 +12,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from flying_lab.bench import switchlog
-from flying_lab.bench.report import figures, series, style
+from flying_lab.bench.report import figures, gaps, series, style
 from flying_lab.bench.report.page import FIGURES, svg
 from flying_lab.results.metrics import token_gaps
 from tests.lab.bench.report.systems import band_edges, system
@@ -19,9 +21,15 @@ PAIR = [system("static-dp", lost=2), system("auto", 20.0, 50.0)]
 
 
 @settings(max_examples=30)
-@given(at=st.lists(st.floats(0.5, 99.5), min_size=1, max_size=8, unique_by=lambda value: round(value, 2)))
+@given(
+    at=st.lists(
+        st.floats(0.5, 99.5), min_size=1, max_size=8, unique_by=lambda value: round(value, 2)
+    )
+)
 def test_the_band_changes_where_the_log_says(at: list[float]) -> None:
-    """To within a millisecond: what is drawn is what the server wrote down, less the start of the replay."""
+    """To within a millisecond: what is drawn is what the server wrote down, less the start of the
+    replay.
+    """
     one = system("auto", *sorted(at), requests=2)
     run, figure = one.results.run, Figure()
     figures.band(figure.subplots(), one)
@@ -38,7 +46,9 @@ def test_the_band_shows_groups_by_height_and_degree_by_colour() -> None:
     for collection in axis.collections:
         for path in collection.get_paths():
             low, high = path.vertices[:, 1].min(), path.vertices[:, 1].max()
-            found.add((round(float(low)), round(float(high)), to_hex(collection.get_facecolor()[0])))
+            found.add(
+                (round(float(low)), round(float(high)), to_hex(collection.get_facecolor()[0]))
+            )
     one, two = (style.degree_colour(degree).lower() for degree in (1, 2))
     assert found == {(0, 1, one), (1, 2, one), (0, 2, two)}
 
@@ -52,8 +62,12 @@ def test_every_axis_says_what_it_shows_and_in_which_unit(name: str) -> None:
     for axis in figure.axes:
         assert axis.get_title(loc="left")
         assert axis.get_xlabel() or (shared and axis is not figure.axes[-1])
-        categories = any(label.get_text() in ("auto", "auto, low") for label in axis.get_yticklabels())
-        assert axis.get_ylabel() or categories or axis.get_shared_y_axes().joined(axis, figure.axes[0])
+        categories = any(
+            label.get_text() in ("auto", "auto, low") for label in axis.get_yticklabels()
+        )
+        assert (
+            axis.get_ylabel() or categories or axis.get_shared_y_axes().joined(axis, figure.axes[0])
+        )
     text = " ".join(axis.get_xlabel() + axis.get_ylabel() for axis in figure.axes)
     assert any(unit in text for unit in ("(s)", "seconds", "ms", "tokens/s"))
 
@@ -68,7 +82,7 @@ def test_the_same_results_give_the_same_picture(name: str) -> None:
 def test_without_switches_the_layout_is_one_block_and_gaps_have_no_figure() -> None:
     """And without a log there is no band."""
     fixed = system("static-dp")
-    assert figures.gaps_at_switches([fixed]) is None
+    assert gaps.gaps_at_switches([fixed]) is None
     figure = figures.over_time([fixed])
     assert band_edges(figure) == [0.0, fixed.results.run.duration_s]
     without = type(fixed)("stock-dp", fixed.results, fixed.summary)
@@ -80,19 +94,23 @@ def test_requests_that_were_not_completed_are_marked() -> None:
     axis = figures.over_time(PAIR).axes[1]
     crosses = [line for line in axis.get_lines() if line.get_marker() == "x"]
     assert len(crosses) == 1
-    assert np.asarray(crosses[0].get_xdata()).tolist() == PAIR[0].results.floats("sent_s")[:2].tolist()
+    assert (
+        np.asarray(crosses[0].get_xdata()).tolist() == PAIR[0].results.floats("sent_s")[:2].tolist()
+    )
     assert "not completed" in axis.get_title(loc="left")
 
 
 def test_nothing_completed_is_still_drawn() -> None:
     nothing = system("broken", requests=3, lost=3, phases=False)
-    assert all(draw([nothing]) is None or svg(draw([nothing]), name) for name, (draw, _) in FIGURES.items())
+    assert all(
+        draw([nothing]) is None or svg(draw([nothing]), name) for name, (draw, _) in FIGURES.items()
+    )
 
 
 def test_gaps_near_a_switch_are_those_around_its_order() -> None:
     """Of all the gaps of 0.1 s, those that touch the window of the one switch."""
     one = system("auto", 50.0)
-    figure = figures.gaps_at_switches([one])
+    figure = gaps.gaps_at_switches([one])
     assert figure is not None
     begin, end = token_gaps(one.results)
     at = switchlog.at_s(one.switches[0], one.results.run)
@@ -100,30 +118,46 @@ def test_gaps_near_a_switch_are_those_around_its_order() -> None:
     legend = figure.axes[0].get_legend()
     assert legend is not None
     labels = [text.get_text() for text in legend.get_texts()]
-    assert f"near a switch: {near:,};" in labels[1] and f"elsewhere: {len(begin) - near:,};" in labels[0]
+    assert (
+        f"near a switch: {near:,};" in labels[1]
+        and f"elsewhere: {len(begin) - near:,};" in labels[0]
+    )
 
 
 def test_degrees_without_a_colour_of_their_own_take_the_next_lower_one() -> None:
     """Three devices per engine, 32 in a group."""
-    assert style.degree_colour(3) == style.DEGREES[2] and style.degree_colour(32) == style.DEGREES[16]
+    assert (
+        style.degree_colour(3) == style.DEGREES[2] and style.degree_colour(32) == style.DEGREES[16]
+    )
 
 
 def luminance(colour: str) -> float:
     """Return the relative luminance of a colour (WCAG 2)."""
     parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    ]
     return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
 
 
 def test_degrees_are_told_apart_without_colour() -> None:
     """Each is clearly darker than the one before."""
     values = [luminance(colour) for colour in style.DEGREES.values()]
-    assert all((brighter + 0.05) / (darker + 0.05) > 1.5 for brighter, darker in itertools.pairwise(values))
+    assert all(
+        (brighter + 0.05) / (darker + 0.05) > 1.5 for brighter, darker in itertools.pairwise(values)
+    )
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.0, "0"), (0.1234, "0.123"), (52.34, "52.3"), (999.4, "999"), (999.6, "1,000"), (26512.0, "26,512")],
+    [
+        (0.0, "0"),
+        (0.1234, "0.123"),
+        (52.34, "52.3"),
+        (999.4, "999"),
+        (999.6, "1,000"),
+        (26512.0, "26,512"),
+    ],
 )
 def test_numbers_are_plain(value: float, text: str) -> None:
     """No power of ten in a legend."""

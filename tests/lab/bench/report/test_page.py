@@ -1,4 +1,6 @@
-"""The page: complete in itself, nothing in it runs or is fetched, every number of the summary is there."""
+"""The page: complete in itself, nothing in it runs or is fetched, every number of the summary is
+there.
+"""
 
 import re
 from html.parser import HTMLParser
@@ -47,11 +49,15 @@ def read(text: str) -> Reader:
 
 def test_nothing_is_fetched_and_nothing_runs(read: Reader, text: str) -> None:
     """References are to the page itself; the only addresses are names of XML namespaces."""
-    assert not {"script", "link", "iframe", "img", "object", "embed", "base"} & {tag for tag, _ in read.tags}
+    assert not {"script", "link", "iframe", "img", "object", "embed", "base"} & {
+        tag for tag, _ in read.tags
+    }
     for _, attributes in read.tags:
         assert not any(name.startswith("on") for name in attributes)
         assert all(attributes[name].startswith("#") for name in FETCHED if name in attributes)
-        assert not any("//" in value for name, value in attributes.items() if not name.startswith("xmlns"))
+        assert not any(
+            "//" in value for name, value in attributes.items() if not name.startswith("xmlns")
+        )
     assert "@import" not in read.text and not re.search(r"url\((?!#)", text)
 
 
@@ -59,7 +65,9 @@ def test_ids_are_unique_and_references_find_theirs(read: Reader, text: str) -> N
     """Several figures are on the page."""
     ids = [attributes["id"] for _, attributes in read.tags if "id" in attributes]
     assert len(ids) == len(set(ids)) > 100
-    used = [attributes["xlink:href"][1:] for _, attributes in read.tags if "xlink:href" in attributes]
+    used = [
+        attributes["xlink:href"][1:] for _, attributes in read.tags if "xlink:href" in attributes
+    ]
     used += re.findall(r"url\(#([^)]*)\)", text)
     assert used and set(used) <= set(ids)
     assert sum(tag == "svg" for tag, _ in read.tags) == len(page.FIGURES)
@@ -79,18 +87,28 @@ def test_numbers_switches_commands_and_warnings_are_there(read: Reader) -> None:
 def test_names_are_text_whatever_they_are() -> None:
     """A workload may be called anything."""
     odd = PAIR[0]
-    run = msgspec.structs.replace(odd.results.run, workload="<script>alert(1)</script>", model='"><img src=x>')
-    shown = page.render([MeasuredSystem("<b>", type(odd.results)(run, odd.results.table), odd.summary)])
+    run = msgspec.structs.replace(
+        odd.results.run, workload="<script>alert(1)</script>", model='"><img src=x>'
+    )
+    shown = page.render(
+        [MeasuredSystem("<b>", type(odd.results)(run, odd.results.table), odd.summary)]
+    )
     assert not {"script", "img", "b"} & {tag for tag, _ in Reader(shown).tags}
 
 
 def test_different_workloads_are_told() -> None:
-    """So is a client that fell behind, a clock that was set, and a log that does not reach back to the start."""
+    """So is a client that fell behind, a clock that was set, and a log that does not reach back to
+    the start.
+    """
     one, other = PAIR
-    run = msgspec.structs.replace(other.results.run, workload="other", p99_loop_lag_ms=80.0, wall_drift_s=-0.7)
+    run = msgspec.structs.replace(
+        other.results.run, workload="other", p99_loop_lag_ms=80.0, wall_drift_s=-0.7
+    )
     assert other.log is not None
     log = msgspec.structs.replace(other.log, switches=other.log.switches[1:])
-    changed = MeasuredSystem("short", type(other.results)(run, other.results.table), other.summary, log)
+    changed = MeasuredSystem(
+        "short", type(other.results)(run, other.results.table), other.summary, log
+    )
     text = " ".join(page._warnings([one, changed]))
     assert "did not replay the same workload" in text
     assert "short: the client fell behind by 80.0 ms" in text

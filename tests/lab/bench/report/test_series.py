@@ -26,12 +26,22 @@ def test_a_rolling_percentile_is_that_of_the_values_around_each_point(
             for at, value in zip(times, values, strict=True)
             if point - 5 <= at < point + 5 and not np.isnan(value)
         ]
-        assert np.isnan(height) if not around else np.isclose(height, np.percentile(around, percentile))
+        assert (
+            np.isnan(height)
+            if not around
+            else np.isclose(height, np.percentile(around, percentile))
+        )
 
 
 def test_windows_are_round_and_about_a_sixtieth() -> None:
     """However long the replay."""
-    assert [series.window_s(duration) for duration in (1.0, 60.0, 600.0, 3600.0, 1e9)] == [0.5, 1.0, 10.0, 60.0, 1800.0]
+    assert [series.window_s(duration) for duration in (1.0, 60.0, 600.0, 3600.0, 1e9)] == [
+        0.5,
+        1.0,
+        10.0,
+        60.0,
+        1800.0,
+    ]
 
 
 @given(steps=st.lists(st.integers(-3, 3), min_size=1, max_size=200), most=st.integers(1, 20))
@@ -45,7 +55,9 @@ def test_a_thinned_step_function_keeps_its_peak(steps: list[int], most: int) -> 
     assert (thin[at][:-1] >= levels[:-1]).all()
 
 
-@given(values=st.lists(st.floats(0, 10) | st.just(float("nan")), max_size=50), most=st.integers(2, 60))
+@given(
+    values=st.lists(st.floats(0, 10) | st.just(float("nan")), max_size=50), most=st.integers(2, 60)
+)
 def test_a_distribution_says_which_share_is_not_above(values: list[float], most: int) -> None:
     """At each of its points; the last is the largest value."""
     known = np.asarray([value for value in values if not np.isnan(value)])
@@ -60,7 +72,9 @@ def test_a_distribution_says_which_share_is_not_above(values: list[float], most:
 
 def test_gaps_are_those_of_single_streams() -> None:
     """None from one request to another; the time before the first token is none."""
-    begin, end = token_gaps(results(record(0, 0.0, [1.0, 2.0, 4.0]), record(1, 0.0, []), record(2, 0.0, [3.0])))
+    begin, end = token_gaps(
+        results(record(0, 0.0, [1.0, 2.0, 4.0]), record(1, 0.0, []), record(2, 0.0, [3.0]))
+    )
     assert begin.tolist() == [1.0, 2.0] and end.tolist() == [2.0, 4.0]
     begin, end = token_gaps(results(record(0, 0.0, [])))
     assert len(begin) == len(end) == 0
@@ -79,5 +93,6 @@ def test_overlaps_are_found_whatever_the_order_of_windows(
     end = np.asarray([float(start + length) for start, length in stretches])
     found = series.overlapping(begin, end, ends)
     assert found.tolist() == [
-        any(b <= stop and e >= start for start, stop in ends) for b, e in zip(begin, end, strict=True)
+        any(b <= stop and e >= start for start, stop in ends)
+        for b, e in zip(begin, end, strict=True)
     ]

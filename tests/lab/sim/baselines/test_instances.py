@@ -1,4 +1,6 @@
-"""Gyges' scheduler: engines join for a request that none of them holds, keep everybody's KV, and part again."""
+"""Gyges' scheduler: engines join for a request that none of them holds, keep everybody's KV, and
+part again.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from flying_lab.sim import hardware, models
 from flying_lab.sim.baselines.instances import Transforms
 from flying_lab.sim.baselines.transforming import KINDS
 from flying_lab.sim.catalog import build
-from flying_lab.sim.cluster import Clock, Options
+from flying_lab.sim.clock import Clock
+from flying_lab.sim.cluster import Options
 from flying_lab.sim.machine import Modelled
 from flying_lab.sim.node import SimNode
 from flying_lab.sim.requests import SimRequest
@@ -25,7 +28,9 @@ LONG = 51_200
 
 def node_of(name: str = "gyges", devices: str = "h20x8") -> tuple[SimNode, Transforms]:
     """Qwen2.5-32B on H20 with the activations that Gyges reports."""
-    machine = Modelled(models.load("qwen2.5-32b"), hardware.parse_devices(devices), activations=14.3e9)
+    machine = Modelled(
+        models.load("qwen2.5-32b"), hardware.parse_devices(devices), activations=14.3e9
+    )
     node = SimNode(build(name, machine, 1, OPTIONS), Clock())
     node.start()
     assert isinstance(node.sender, Transforms)
@@ -56,12 +61,16 @@ def test_engines_join_for_a_long_request_and_part_after_it() -> None:
     node, transforms = node_of()
     run(node, [Request(0, 0.0, LONG, 50)])
     assert (transforms.log.joined, transforms.log.parted) == (1, 1)
-    assert [instance.group for instance in transforms.instances] == [(engine,) for engine in range(8)]
+    assert [instance.group for instance in transforms.instances] == [
+        (engine,) for engine in range(8)
+    ]
     assert {pool.blocks for pool in node.cluster.pools} == {node.shape.blocks - 1}
 
 
 def test_requests_of_joining_engines_keep_their_kv() -> None:
-    """Each prompt token is computed once; after a change a request goes on with a step of one token."""
+    """Each prompt token is computed once; after a change a request goes on with a step of one
+    token.
+    """
     node, transforms = node_of()
     computed = []
     before = node.cluster._on_step
@@ -77,7 +86,8 @@ def test_requests_of_joining_engines_keep_their_kv() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "joined"), [("gyges", 1), ("gyges-by-length", 1), ("gyges-least-load", 2), ("gyges-round-robin", 2)]
+    ("name", "joined"),
+    [("gyges", 1), ("gyges-by-length", 1), ("gyges-least-load", 2), ("gyges-round-robin", 2)],
 )
 def test_only_gyges_sends_a_second_long_request_to_the_group(name: str, joined: int) -> None:
     node, transforms = node_of(name)
@@ -102,7 +112,9 @@ def test_short_requests_avoid_a_group_that_is_to_part() -> None:
 
 
 def test_engines_that_would_join_keep_room_for_a_long_request() -> None:
-    """Without lent weights four engines hold 122,400 tokens: with 80,000 of them used they take no more."""
+    """Without lent weights four engines hold 122,400 tokens: with 80,000 of them used they take no
+    more.
+    """
     node, transforms = node_of("loongserve")
     transforms._longest_tokens = LONG
     for engine in range(8):
