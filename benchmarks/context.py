@@ -1,10 +1,9 @@
 """Short requests beside a long prompt a minute that no engine holds alone: what the long ones cost
 the short ones.
 
-python -m benchmarks.context [--rounds 3] [--seconds 120] [--rate 5] [--long-tokens 6000]
-[--long-outputs 64]
-    [--kv-tokens 8192] [--regime link] [--engines 2] [--runs auto "short alone" unaware "unaware,
-    live"]
+python -m benchmarks.context [--rounds 3] [--seconds 120] [--rate 5] [--regime link]
+    [--long-tokens 6000] [--long-outputs 64] [--kv-tokens 8192] [--engines 2]
+    [--runs auto "short alone" unaware "unaware, live"]
 
 By default the short requests come faster than they can be served, so that the throughput is what
 the server can do: their output tokens per second from the first arrival to the end of the last.

@@ -71,8 +71,8 @@ def slow(latency_us: float, gb_per_s: float) -> None:
     """
     use_shared_memory = CommunicatorPool.use_shared_memory
 
-    def slowed(self: CommunicatorPool, directory: str, deadline_s: float) -> None:
-        use_shared_memory(self, directory, deadline_s)
+    def slowed(self: CommunicatorPool, *args: Any, **kwargs: Any) -> None:
+        use_shared_memory(self, *args, **kwargs)
         for size, coordinator in self._coordinators.items():
             if size > 1:
                 slow_down(coordinator.device_communicator, latency_us, gb_per_s)

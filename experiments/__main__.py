@@ -1,12 +1,12 @@
 """`make experiments`: every table and figure of docs/results that is simulated, and the pages of
 live measurements.
 
-python -m experiments               all that is simulated, with every seed python -m experiments
-NAME ...      those; then all pages are written, with the numbers that are kept of the others python
--m experiments --pages       only the pages, from the numbers that are kept: simulated ones,
-docs/results.md, and
-                                    README's section of measurements; new rows are entered in
-                                    numbers/rows.json
+python -m experiments               all that is simulated, with every seed
+python -m experiments NAME ...      those; then all pages are written, with the numbers that are
+                                    kept of the others
+python -m experiments --pages       only the pages, from the numbers that are kept: simulated ones,
+                                    docs/results.md, and README's section of measurements; new rows
+                                    are entered in numbers/rows.json
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Try every text-generation architecture of vLLM's registry: tiny random checkpoints, lanes beside
 stock vLLM.
 
-python -m zoo                       all, and write docs/models.md python -m zoo 'Gemma*' ...
-those of these names, and print what became of them python -m zoo --again NAME ...      those,
-though nothing has changed since their lanes were asked, and where stock
-                                    vLLM had no answers
+python -m zoo                       all, and write docs/models.md
+python -m zoo 'Gemma*' ...          those of these names, and print what became of them
+python -m zoo --again NAME ...      those, though nothing has changed since their lanes were asked,
+                                    and where stock vLLM had no answers
 """
 
 from __future__ import annotations

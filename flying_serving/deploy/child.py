@@ -1,8 +1,9 @@
 """Run a module in a process that ends with the one that started it, even if the kernel kills that
 one (Linux).
 
-python -m flying_serving.deploy.child PARENT MODULE [ARGUMENT ...]     PARENT: the number of that
-process
+python -m flying_serving.deploy.child PARENT MODULE [ARGUMENT ...]
+
+PARENT: the number of that process.
 """
 
 import argparse

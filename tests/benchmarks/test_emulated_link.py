@@ -132,7 +132,8 @@ def test_only_groups_of_more_than_one_engine_are_slowed(monkeypatch: pytest.Monk
         make=make,
         activate=lambda coordinator: coordinator,
     )
-    communicators.use_shared_memory("/nowhere", 1.0)
+    # as worker/worker.py calls it
+    communicators.use_shared_memory("/nowhere", 1.0, lambda engines, memory: None)
     for size in (1, 2, 4):
         communicators.reopen(size, (0,) * size)
     assert sorted(made) == ["lane1-0-0", "lane2-0-0.0", "lane4-0-0.0.0.0"]

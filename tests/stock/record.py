@@ -1,7 +1,7 @@
 """Record what stock vLLM answers at static tensor parallel degrees, each request run alone.
 
-python tests/stock/record.py                          # every shape and degree, into
-tests/stock/*.json python tests/stock/record.py llama qwen2 --degrees 1,2
+python tests/stock/record.py                         every shape and degree, into tests/stock/*.json
+python tests/stock/record.py llama qwen2 --degrees 1,2
 """
 
 import argparse

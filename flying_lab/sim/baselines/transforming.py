@@ -1,15 +1,20 @@
 """Servers whose engines join and part by Gyges' scheduler, and differ in what a group is and in how
 it is made.
 
-| name | a group | its KV memory | made | |---|---|---|---| | `gyges` | tensor parallel | engines',
-and that of the feed-forward weights | in place, beside steps | | `gyges-stopped` | the same | the
-same | in place, engines stopped | | `gyges-by-length` | the same | the same | as `gyges`, but only
-for requests that no instance could ever hold | | `gyges-round-robin`, `gyges-least-load` | the same
-| the same | as `gyges`; requests go to any instance | | `seesaw` | tensor parallel | engines', and
-that of all divided weights | through host memory, engines stopped | | `kunserve` | a pipeline, each
-engine with a share of the layers | the same | in place, beside steps | | `loongserve` | sequence
-parallel, all weights in each engine | engines' | at once, nothing is copied | | `kunserve-serial`,
-`loongserve-serial` | the same, of whose engines one works at a time | the same | the same |
+By name:
+
+- `gyges`: a group is tensor parallel. Its KV memory is the engines', and that of the feed-forward
+  weights. It is made in place, beside steps.
+- `gyges-stopped`: as `gyges`, but engines are stopped while a group is made.
+- `gyges-by-length`: as `gyges`, but only for requests that no instance could ever hold.
+- `gyges-round-robin`, `gyges-least-load`: as `gyges`; requests go to any instance.
+- `seesaw`: a group is tensor parallel. Its KV memory is the engines', and that of all divided
+  weights. It is made through host memory, with engines stopped.
+- `kunserve`: a group is a pipeline, each engine with a share of the layers. It has the memory of
+  `seesaw`, and is made in place, beside steps.
+- `loongserve`: a group is sequence parallel, with all weights in each engine. Its KV memory is the
+  engines'. It is made at once, nothing is copied.
+- `kunserve-serial`, `loongserve-serial`: the same, of whose engines one works at a time.
 """
 
 from __future__ import annotations

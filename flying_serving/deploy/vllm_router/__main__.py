@@ -1,9 +1,8 @@
 """Nodes on this machine behind vllm-router, which goes round those that die or drain; they are
 started again.
 
-python -m flying_serving.deploy.vllm_router --nodes 2 --port 8000 -- MODEL [FLAGS of flying-serving
-serve] python -m flying_serving.deploy.vllm_router --node-url http://10.0.0.1:8000 --node-url
-http://10.0.0.2:8000
+python -m flying_serving.deploy.vllm_router --nodes 2 --port 8000 -- MODEL [FLAGS of serve]
+python -m flying_serving.deploy.vllm_router --node-url http://10.0.0.1:8000 ...
 
 Flags of vllm-router are given as `--router-FLAG`, like `--router-policy power_of_two`.
 """
