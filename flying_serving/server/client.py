@@ -1,4 +1,4 @@
-"""vLLM's engine client of a Flying Serving server: each method that it overrides is the shell's."""
+"""vLLM's engine client of a Flying Serving server. Each overridden method calls the shell."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,7 @@ class FlyingClient(AsyncMPClient):
     ) -> None:
         deployment = deployment_of(vllm_config.additional_config)
         self._blocks: dict[int, int] = {}
-        """KV blocks by engine."""
+        """The number of KV blocks of each engine."""
         # before vLLM starts the engines: its monitor calls `shutdown` if one of them ends
         self._calls = EngineCalls(ClientChannel(self), deployment)
         self.flying_executor_class, self.flying_log_stats = executor_class, log_stats
@@ -56,7 +56,7 @@ class FlyingClient(AsyncMPClient):
         self.metrics = ServerMetrics(self.shell) if log_stats else None
         self.supervisor: EngineSupervisor | None = None
         self.too_few: TooFewEngines | None = None
-        """Why the server ends, if it does because too few engines are left."""
+        """The error with which the server ends when too few engines are left."""
         if self._parent is not None:
             processes = [
                 EngineProcess(child.pid, child.name)
@@ -83,7 +83,7 @@ class FlyingClient(AsyncMPClient):
 
     @property
     def fewest_blocks(self) -> int:
-        """KV blocks of the engine that has fewest."""
+        """Return the KV blocks of the engine that has fewest."""
         return min(self._blocks.values())
 
     def _ensure_clock(self) -> None:
@@ -97,12 +97,16 @@ class FlyingClient(AsyncMPClient):
     # ---- engines that die
 
     def start_engine_core_monitor(self) -> None:
-        """vLLM's ends the server when an engine ends; ours goes on, where it can."""
+        """In place of vLLM's monitor, which ends the server when an engine ends: ours goes on where
+        it can.
+        """
         if self._parent is None:
             super().start_engine_core_monitor()
 
     def _end_server(self, problem: str) -> None:
-        """Too few engines are left: end as vLLM does when an engine dies, and say so at the end."""
+        """End as vLLM does when an engine dies, because too few engines are left, and raise that at
+        the end.
+        """
         self.too_few = TooFewEngines(problem)
         logger.error("the server ends: %s", problem)
         self.resources.engine_dead = True
@@ -111,32 +115,32 @@ class FlyingClient(AsyncMPClient):
     # ---- requests
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:
-        """See `Shell.add`."""
+        """Add a request, as `Shell.add` does."""
         request.client_index = self.client_index
         self._ensure_output_queue_task()
         self._ensure_clock()
         await add(self.shell, request)
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
-        """See `Shell.abort`."""
+        """Abort requests, as `Shell.abort` does."""
         await self.shell.abort(request_ids)
 
     async def process_engine_outputs(self, outputs: EngineCoreOutputs) -> None:
-        """vLLM calls this for each batch of outputs: see `Shell.take`."""
+        """Take a batch of outputs, for each of which vLLM calls this: see `Shell.take`."""
         await self.shell.take(self._calls.received(outputs))
 
     async def get_output_async(self) -> Any:
-        """vLLM's outputs, without an error at the end of a server that was told to end."""
+        """Return vLLM's outputs, without an error at the end of a server that was told to end."""
         return await until_the_end(self._calls, super().get_output_async())
 
     async def call_utility_async(self, method: str, *args: Any) -> Any:
-        """vLLM's utilities go to every engine; the first one's answer counts, as in vLLM's own
-        client.
+        """Call a utility of vLLM in every engine. The first engine's answer counts, as in vLLM's
+        own client.
         """
         return (await self.call_utility_all_async(method, *args))[0]
 
     async def _call_utility_async(self, method: str, *args: Any, engine: bytes) -> Any:
-        """vLLM's way to call one engine; it raises EngineLost if that is lost."""
+        """Call one engine, as vLLM does. Raises EngineLost if that engine is lost."""
         return (await self._calls.call(int.from_bytes(engine, "little"), method, args))[1]
 
     # ---- vLLM's routes of dev mode
@@ -173,18 +177,17 @@ class FlyingClient(AsyncMPClient):
         """Let requests end before the engines do: see `Shutdown`. Returns the seconds that are left
         for the engines.
 
-        With None, because vLLM ends without having been asked to, nothing is done.
+        None means that vLLM ends without a request to end; nothing is done then.
         """
         if timeout_s is None or self._calls.ending:
             return timeout_s
         return Shutdown(self.shell, outputs).end(timeout_s)
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """vLLM's; but streams that are still open end with an error, where vLLM may wait for their
+        """Shut down as vLLM does, but end open streams with an error, where vLLM may wait for their
         clients.
 
-        Engines that trace are given the time to write what is left, where vLLM would kill them at
-        once.
+        Engines that trace get time to write their last events, where vLLM would kill them at once.
         """
         if self._calls.deployment.flying.trace_out is not None and timeout is not None:
             timeout = max(timeout, CLOSE_S)
@@ -198,16 +201,18 @@ class FlyingClient(AsyncMPClient):
 
 
 async def add(shell: Shell, request: EngineCoreRequest) -> None:
-    """See `Shell.add`. If that fails, or the client leaves meanwhile, the request is forgotten."""
+    """Add a request: see `Shell.add`. If that fails, or the client leaves meanwhile, forget the
+    request.
+    """
     try:
         await shell.add(request)
-    except BaseException:  # vLLM has noted it, and ends nothing that it was not given back
+    except BaseException:  # vLLM has noted the request, and ends only requests that it got back
         await shell.abort(shell.calls.channel.forget(request.request_id))
         raise
 
 
 async def until_the_end(calls: EngineCalls, reading: Awaitable[Any]) -> Any:
-    """Await outputs; when the server was told to end, dead engines cancel the reader, and are no
+    """Await outputs. When the server was told to end, dead engines cancel the reader, without an
     error.
     """
     try:

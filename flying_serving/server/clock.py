@@ -1,4 +1,4 @@
-"""The server's clock: it calibrates at the start, ticks the controller, fetches measured steps, and
+"""The server's clock. It calibrates at the start, ticks the controller, fetches measured steps, and
 traces.
 """
 
@@ -45,7 +45,7 @@ async def keep_time(shell: Shell, metrics: ServerMetrics | None) -> None:
 
 
 async def _start(shell: Shell, started: asyncio.Event) -> None:
-    """Take what the engines measured when they started, and put them into the first layout of a
+    """Take the engines' measurements of their start, and put engines into the first layout of a
     fixed policy.
     """
     calls, controller = shell.calls, shell.controller

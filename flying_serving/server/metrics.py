@@ -1,4 +1,4 @@
-"""Metrics of the API server: switches are followed at every tick, other figures are read at each
+"""Metrics of the API server: it follows switches at every tick, and reads other figures at each
 scrape.
 """
 
@@ -25,13 +25,13 @@ from flying_serving.server.figures.switches import SwitchTally
 from flying_serving.server.shell import Shell
 
 PATIENCE_S = 0.5
-"""An engine answers between two steps. A scrape waits this long for it, and then shows its last
-figures.
+"""The time that a scrape waits for an engine, which answers between two steps. The scrape then
+shows its last figures.
 """
 
 
 class ServerMetrics:
-    """The metrics of one server."""
+    """The metrics of one server, from its controller, its engines and its switches."""
 
     def __init__(self, shell: Shell) -> None:
         self._calls = shell.calls
@@ -46,7 +46,7 @@ class ServerMetrics:
         self._predictions = Predictions(shell.controller.settings.objective)
 
     def tick(self, now_s: float) -> None:
-        """Follow the switches."""
+        """Follow the switches, and sample the requests that check predictions."""
         for switch in self._tally.update(self._controller.state.switches.kept):
             self._predictions.begun(switch)
         if self._predictions.watching:
@@ -55,11 +55,13 @@ class ServerMetrics:
             )
 
     def load(self) -> NodeLoad:
-        """The load of the whole node at this moment."""
+        """Return the load of the whole node at this moment."""
         return node_load(self._controller.state, self._max_model_len)
 
     def node_series(self) -> list[Metric]:
-        """vLLM's gauges of the load as series of the node, where --node-metrics asks for them."""
+        """Return vLLM's gauges of the load as series of the node, where --node-metrics asks for
+        them.
+        """
         return (
             node_series(self.load(), self._model_name)
             if self._calls.deployment.flying.node_metrics
@@ -67,7 +69,7 @@ class ServerMetrics:
         )
 
     async def page(self) -> Page:
-        """The metrics of this moment."""
+        """Return the metrics of this moment."""
         if asked := self._figures.ask(self._calls.engines):
             await asyncio.wait(asked, timeout=PATIENCE_S)
         now_s = time.monotonic()

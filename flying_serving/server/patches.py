@@ -1,5 +1,5 @@
-"""Functions that vLLM's API server calls: our client, our checks, our routes. `installer.install`
-installs them.
+"""Wrappers of functions that vLLM's API server calls: our client, our checks, our routes.
+`installer.install` installs them.
 
 Imports are inside: vLLM loads its plugins, and so this module, in every process.
 """
@@ -21,8 +21,8 @@ def make_client(
     client_index: int = 0,
     renderer: Any = None,
 ) -> Any:
-    """Wraps `EngineCoreClient.make_async_mp_client`: our client if `additional_config` has our
-    key.
+    """Wrap `EngineCoreClient.make_async_mp_client`: return our client if `additional_config` has
+    our key.
     """
     if KEY not in (vllm_config.additional_config or {}):
         return original(
@@ -49,7 +49,7 @@ def make_client(
 
 
 def check_before_stream(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Wraps `AsyncLLM.generate`, a generator that begins when its first output is wanted: in a
+    """Wrap `AsyncLLM.generate`, a generator that begins when its first output is wanted: in a
     stream, after HTTP 200.
 
     Raises:
@@ -70,13 +70,13 @@ def check_before_stream(original: Any, *args: Any, **kwargs: Any) -> Any:
     generator = original(*args, **kwargs)
     if isinstance(client, FlyingClient):
         client.shell.calls.channel.outputs = given["self"].output_processor
-        if isinstance(prompt, dict):  # else it is not tokens yet
+        if isinstance(prompt, dict):  # any other prompt is not tokens yet
             client.shell.checks.let_in(given["request_id"], fields_of(given, prompt), generator)
     return generator
 
 
 def check_response(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Wraps `OpenAIServingResponses._generate_with_builtin_tools`, which calls `generate` in its
+    """Wrap `OpenAIServingResponses._generate_with_builtin_tools`, which calls `generate` in its
     stream.
 
     Raises: as `check_before_stream`.
@@ -100,18 +100,18 @@ def check_response(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def end_by_event(original: Any, generator: Any) -> Any:
-    """Wraps `_convert_stream_to_sse_events` of /v1/responses."""
+    """Wrap `_convert_stream_to_sse_events` of /v1/responses: see `ended_by_event`."""
     from flying_serving.server.http.refusals import ended_by_event
 
     return ended_by_event(original(generator))
 
 
 def end_in_order(original: Any, self: Any, timeout: float | None = None) -> None:
-    """Wraps `AsyncLLM.shutdown`: requests may end within the timeout, and get an answer before the
+    """Wrap `AsyncLLM.shutdown`: requests may end within the timeout, and get an answer before the
     engines are gone.
 
     Raises:
-        TooFewEngines: once, when all is done, if the server ends because of that.
+        TooFewEngines: once, at the end, if too few engines are the reason.
     """
     from flying_serving.server.client import FlyingClient
 
@@ -125,7 +125,7 @@ def end_in_order(original: Any, self: Any, timeout: float | None = None) -> None
 
 
 def add_routes(original: Any, app: Any, supported_tasks: Any) -> None:
-    """Wraps `attach_endpoint_plugins`, which vLLM calls after its own routes and before its
+    """Wrap `attach_endpoint_plugins`, which vLLM calls after its own routes and before its
     middleware.
     """
     original(app, supported_tasks)
@@ -135,7 +135,7 @@ def add_routes(original: Any, app: Any, supported_tasks: Any) -> None:
 
 
 def tell_rights(original: Any, engine_client: Any, state: Any, args: Any) -> Any:
-    """Wraps `init_endpoint_plugins_state`, where vLLM first has both: the engines hear whether an
+    """Wrap `init_endpoint_plugins_state`, where vLLM first has both: the engines hear whether an
     API key is set.
     """
     from flying_serving.server.client import FlyingClient

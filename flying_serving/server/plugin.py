@@ -8,10 +8,10 @@ from flying_serving.vllm_adapter.patches import installer, table, version
 
 
 def register() -> None:
-    """Make `vllm serve --additional-config '{"flying_serving": {}}'` work; without that key vLLM
+    """Make `vllm serve --additional-config '{"flying_serving": {}}'` work. Without that key vLLM
     stays as it is.
 
-    Under another vLLM than the hooks were written for that key is refused.
+    Under any vLLM but the one that the hooks were written for, that key is refused.
     """
     if version.installed_vllm() == version.VLLM_VERSION:
         installer.install(table.ENTRY_PATCHES, HOOKS)

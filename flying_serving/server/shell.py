@@ -1,4 +1,4 @@
-"""The controller's shell in the API server: tells it what happens and carries out its commands."""
+"""The controller's shell in the API server: reports events to it and carries out its commands."""
 
 import asyncio
 import time
@@ -48,14 +48,14 @@ from flying_serving.vllm_adapter.beginnings import is_beginning
 from flying_serving.vllm_adapter.history import why_not_migratable
 
 WITHOUT_REQUEST = (Order, Weave, DropPart, LendWeights, FetchWeights)
-"""Commands that are carried out whatever becomes of a request."""
+"""Commands that are carried out even if a request has failed."""
 PARTS = (DispatchPrefix, PullAhead)
-"""Commands without which a request is an ordinary one."""
+"""Commands whose failure leaves an ordinary request."""
 
 
 class Shell:
-    """Requests, outputs and orders of one server, each told to the controller, whose time in
-    seconds is `clock`.
+    """Requests, outputs and orders of one server, each reported to the controller. `clock`: its
+    time in seconds.
     """
 
     def __init__(self, calls: EngineCalls, settings: Settings, model_config: Any) -> None:
@@ -113,7 +113,7 @@ class Shell:
         await asyncio.shield(retrieved(asyncio.gather(*sent, self.carry_out(commands))))
 
     async def abort_all(self) -> None:
-        """End every request, those that wait or migrate too; clients get what they have."""
+        """End every request, also requests that wait or migrate; clients get the tokens so far."""
         request_ids = self.controller.state.open_requests
         self.calls.channel.end_requests(request_ids, FinishReason.ABORT)
         await self.abort(request_ids)
@@ -137,7 +137,7 @@ class Shell:
                     finished.append(output.request_id)
         outputs.outputs = shown
 
-        # ends come first: what follows from a full group may move any request that has not ended
+        # ends come first: the commands after a full group may move any request that has not ended
         commands = self._finish(finished, now_s)
         for request_id, output in prefixes:
             failed = output.finish_reason not in (FinishReason.LENGTH, FinishReason.STOP)
@@ -152,7 +152,9 @@ class Shell:
     def _group_full(
         self, output: EngineCoreOutput, finished: list[str], now_s: float
     ) -> list[Command]:
-        """A request fills its group: it goes on in another one, or joins those that have ended."""
+        """Continue a request that fills its group in another one, or end it if no group can hold
+        it.
+        """
         continuing = self.controller.group_full(output.request_id, now_s)
         if continuing is None:
             self.carry_out(self.controller.given_up(output.request_id))
@@ -173,15 +175,18 @@ class Shell:
     # ---- commands of the controller
 
     def carry_out(self, commands: list[Command], awaiting: Iterable[int] = ()) -> Awaitable[Any]:
-        """Carry out commands in order. Returns an awaitable that is done when engines have been
-        sent all of it.
+        """Carry out commands in order. Returns an awaitable that is done when all messages to
+        engines are sent.
 
-        At once, because the commands are about the present: if an output or another decision came
-        in between, a request could be recalled from a group that it has left. A command that fails
-        ends its request, its part of a split one or its order, and the others are carried out.
+        This happens at once, because the commands are about the present. If an output or another
+        decision came in between, a request could be recalled from a group that it has left.
 
-        `awaiting`: engines that wait to hear which requests leave them, or that none does. All that
-        leave an engine at the same time are named in one message, before any of them is sent on.
+        A command that fails ends its request, its part of a split one or its order, and the others
+        are carried out.
+
+        `awaiting`: engines that wait to hear which requests leave them, or that none does. All
+        requests that leave an engine at the same time are named in one message, before any of them
+        is sent on.
 
         Raises:
             EngineDeadError: if engines are dead, when every command that needs none is carried out.
@@ -204,7 +209,7 @@ class Shell:
                 sent += self._do(command)
             except EngineDeadError as error:
                 dead = error
-            except Exception as error:  # noqa: BLE001 - whatever it is, the other commands are carried out
+            except Exception as error:  # noqa: BLE001 - after any error the other commands are carried out
                 left += self._failed(command, error)
                 failed |= (
                     set()
@@ -212,14 +217,14 @@ class Shell:
                     else {command.request_id}
                 )
         self._retain(retained)
-        # shielded: one client's going away must not take back what is sent for others
+        # shielded: a client that leaves must not cancel messages of others
         on_their_way = retrieved(asyncio.shield(retrieved(asyncio.gather(*sent))))
         if dead is not None:
             raise dead
         return on_their_way
 
     def _do(self, command: Command) -> list[Awaitable[Any]]:
-        """Carry out a command. Returns what is sent by it."""
+        """Carry out a command. Returns its messages as awaitables."""
         match command:
             case Dispatch(_, group):
                 request = self.streams.to_engine(command)
@@ -287,7 +292,7 @@ class Shell:
         self.calls.channel.fail_request(request_id, why, status)
 
     def _failed(self, command: Command, error: Exception) -> list[Command]:
-        """End what cannot be sent to an engine: an order, a part, or a request, with an error (HTTP
+        """End an order, a part, or a request that cannot be sent to an engine, with an error (HTTP
         500).
         """
         if isinstance(command, Order):

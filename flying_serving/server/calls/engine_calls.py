@@ -1,5 +1,5 @@
-"""Calls of engine utilities, to one engine or to all: sent at once, answered in time; and
-background tasks.
+"""Calls of engine utilities, to one engine or to all: sent at once, answered in time. Background
+tasks.
 """
 
 import asyncio
@@ -29,24 +29,23 @@ class EngineCalls:
         self.channel = channel
         self.deployment = deployment
         self.ending = False
-        """Whether the server was told to end."""
+        """True once the server was told to end."""
         self.leaving = False
-        """Whether its engines may end."""
+        """True once the engines may end."""
         self.tasks: set[asyncio.Task[None]] = set()
         self.lost: dict[int, str] = {}
-        """Engines that are not there, and why."""
+        """Lost engines, each with the reason."""
         self._unanswered: dict[int, set[asyncio.Future[Any]]] = defaultdict(set)
 
     @property
     def engines(self) -> list[int]:
-        """Those that are there."""
+        """The engines that are not lost."""
         return [engine for engine in range(self.deployment.engines) if engine not in self.lost]
 
     def utility(
         self, engine: int, method: str, *args: Any, timeout_s: float | None = None
     ) -> Coroutine[Any, Any, Any]:
-        """Call a utility of one engine, and await its answer, of the type that `wire.ANSWERS`
-        gives.
+        """Call a utility of one engine, and await its answer, of the type in `wire.ANSWERS`.
 
         The call is sent before this returns, so messages that are sent later arrive later. Awaiting
         the answer raises EngineLost if there is none in `timeout_s`, by default
@@ -54,8 +53,8 @@ class EngineCalls:
 
         Raises:
             ServerEnds: if the engines have ended because the server ends.
-            EngineLost: if this one is lost.
-            EngineDeadError: if they have ended else.
+            EngineLost: if this engine is lost.
+            EngineDeadError: if the engines have ended for another reason.
         """
         timeout_s = self.deployment.flying.collective_timeout_s if timeout_s is None else timeout_s
         return self._answer(self.call(engine, method, args), engine, method, timeout_s)
@@ -63,8 +62,8 @@ class EngineCalls:
     def call(
         self, engine: int, method: str, args: tuple[Any, ...]
     ) -> asyncio.Future[tuple[Any, Any]]:
-        """As `utility`, without a deadline; the result is a pair, of which the second is what the
-        engine has sent.
+        """As `utility`, without a deadline. The second item of the result is the engine's
+        answer.
         """
         if self.ending and self.channel.engines_dead:
             raise ServerEnds
@@ -76,35 +75,35 @@ class EngineCalls:
         return call
 
     def send(self, kind: EngineCoreRequestType, content: Any, engine: int) -> Awaitable[Any]:
-        """As the channel's; of what concerns a request nothing is left in an engine that is
-        lost.
+        """Send a message as the channel does, but none to a lost engine, which has nothing left of
+        a request.
         """
         return asyncio.sleep(0) if engine in self.lost else self.channel.send(kind, content, engine)
 
     def received(self, outputs: EngineCoreOutputs) -> EngineCoreOutputs:
-        """The outputs of an engine. A lost engine is idle now, even if it was sending."""
+        """Return the outputs of an engine. A lost engine is idle now, even if it was sending."""
         if outputs.engine_index in self.lost:
             outputs.scheduler_stats = idle()
         return outputs
 
     def lose(self, engine: int, why: str) -> None:
-        """An engine is lost: what it has not answered fails, and so does what it is asked until it
-        is back.
+        """Note the loss of an engine. Its unanswered calls fail, and so do later calls until its
+        return.
         """
         self.lost[engine] = why
         for call in list(self._unanswered[engine]):
             self.channel.fail_call(call, EngineLost(why))
 
     def gain(self, engine: int) -> None:
-        """An engine is there again."""
+        """Note the return of an engine."""
         del self.lost[engine]
 
     def all(self, method: str, *args: Any) -> list[Coroutine[Any, Any, Any]]:
-        """Call a utility of every engine that is there; the answers are to be awaited together."""
+        """Call a utility of every present engine; the answers are to be awaited together."""
         return [self.utility(engine, method, *args) for engine in self.engines]
 
     async def gather(self, method: str, *args: Any) -> list[Any]:
-        """The answers of all engines that are there; of one that is lost meanwhile there is none.
+        """Return the answers of all present engines, without engines that are lost meanwhile.
 
         Raises as `utility`.
         """
@@ -126,7 +125,7 @@ class EngineCalls:
             self.background(self._told(answer))
 
     def background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a task in the background. An exception of it ends the server, as with vLLM's own
+        """Run a task in the background. An exception in it ends the server, as with vLLM's own
         tasks.
         """
         task = asyncio.get_running_loop().create_task(work)
@@ -161,7 +160,7 @@ class EngineCalls:
     async def _told(self, answer: Coroutine[Any, Any, Any]) -> None:
         try:
             await answer
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is logged
+        except Exception as error:  # noqa: BLE001 - every failure is logged
             self._log(error)
 
     def _log(self, error: Exception) -> None:
@@ -178,7 +177,7 @@ class EngineCalls:
 
 
 def retrieved(work: asyncio.Future[Any]) -> asyncio.Future[Any]:
-    """The same work; asyncio does not report its failure when nothing awaits it any more."""
+    """Return the same work; asyncio does not report its failure when nothing awaits it any more."""
     work.add_done_callback(lambda done: done.cancelled() or done.exception())
     return work
 
@@ -194,5 +193,5 @@ def settle(waiting: asyncio.Future[None], error: Exception | None = None) -> Non
 
 
 def refusal() -> GracefulHTTPError:
-    """The answer to requests when the server ends."""
+    """Return the answer to requests when the server ends."""
     return GracefulHTTPError(str(ServerEnds()), HTTPStatus.SERVICE_UNAVAILABLE)

@@ -1,4 +1,4 @@
-"""The figures of engines, which are asked for them. `/metrics` and the live view wait for no
+"""The figures that engines give when they are asked. `/metrics` and the live view wait for no
 engine.
 """
 
@@ -14,7 +14,9 @@ from flying_serving.wire import EngineFigures
 
 
 class LastFigures:
-    """The last figures of each engine. `latest`: by engine, of those that have answered."""
+    """The last figures of each engine. `latest`: by engine, without engines that have not answered
+    yet.
+    """
 
     def __init__(self, calls: EngineCalls) -> None:
         self._calls = calls
@@ -23,8 +25,8 @@ class LastFigures:
         self._unanswered_since_s: dict[int, float] = {}
 
     def ask(self, engines: Iterable[int]) -> list[asyncio.Task[None]]:
-        """Ask engines, but none that still owes an answer. Returns what is done when each has
-        answered.
+        """Ask engines, except engines that still owe an answer. Returns tasks that are done when
+        each engine has answered.
         """
         asked = list(engines)
         for engine in asked:
@@ -34,19 +36,19 @@ class LastFigures:
         return [self._asked[engine] for engine in asked]
 
     def forget(self, engine: int) -> None:
-        """An engine is lost: what it has said is over."""
+        """Forget the figures of a lost engine."""
         self.latest.pop(engine, None)
         self._unanswered_since_s.pop(engine, None)
 
     def unanswered_s(self, engine: int, now_s: float) -> float:
-        """Seconds since an engine was asked that has not answered; 0 if it has."""
+        """Return the seconds since an engine was asked that has not answered; 0 if it has."""
         return now_s - self._unanswered_since_s.get(engine, now_s)
 
     async def _ask(self, engine: int) -> None:
         try:
             figures = await self._calls.utility(engine, "flying_metrics")
         except (EngineLost, EngineDeadError):
-            return  # for how long is what /metrics shows
+            return  # /metrics shows for how long
         if engine in self._calls.lost:  # meanwhile
             return
         self.latest[engine] = figures

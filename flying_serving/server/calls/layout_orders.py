@@ -1,5 +1,5 @@
-"""Changes of the layout, for the controller and for operators: engines are told, and orders are
-answered.
+"""Changes of the layout, for the controller and for operators: orders to engines, and answers to
+operators.
 """
 
 import asyncio
@@ -46,11 +46,11 @@ class LayoutOrders:
     ) -> Switch:
         """Change the layout and return when every engine works in the new one.
 
-        As long as it waits for requests to end, a later order replaces it, and cancelling this call
-        drops it. Once engines know of it, it is made, and the next order waits for it.
+        While the order waits for requests to end, a later order replaces it, and cancelling this
+        call drops it. Once engines know of it, the switch is made, and the next order waits for it.
 
         Raises:
-            LayoutError: naming field, value and what is allowed; nothing has changed then.
+            LayoutError: naming field, value and the allowed values; nothing has changed then.
             OrderDropped: a later order replaced this one, or it was cancelled; nothing has changed
                 then.
             EngineLost: naming the engines that did not answer, or because the server ends.
@@ -112,7 +112,7 @@ class LayoutOrders:
             self.drop(OrderDropped("a later order has replaced this one"))
 
     def drop(self, error: FlyingError) -> Switch | None:
-        """Drop the switch that waits for requests to end, if there is one; its order is answered
+        """Drop the switch that waits for requests to end, if there is one. Its order is answered
         with the error.
         """
         switch = self._controller.waits_for_idle
@@ -179,25 +179,25 @@ class LayoutOrders:
     async def _answered(
         self, switch: Switch, answers: Sequence[asyncio.Future[SwitchAnswer]]
     ) -> list[SwitchAnswer] | None:
-        """Return the answers to an order when all of these have come; None if one does not: then it
-        has failed.
+        """Return the answers to an order when all of them have come. Returns None if one does not:
+        the order has failed then.
         """
         try:
             answered = list(await asyncio.gather(*answers))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the switch is over and an order may wait for it
+        except Exception as error:  # noqa: BLE001 - after any error the switch is over and an order may wait for it
             self.failed(switch, error)
             return None
         return answered if self._controller.is_changing(switch) else None
 
     def failed(self, switch: Switch, error: Exception) -> None:
-        """Engines could not be told, or one of them did not answer."""
+        """Note a switch of which engines could not be told, or which one of them did not answer."""
         self._controller.failed(switch, str(error), self._clock())
         if not self._calls.ending:
             logger.error("layout %s -> %s failed: %s", switch.old, switch.new, error)
         self._over(switch, error)
 
     def lose(self, error: EngineLost) -> None:
-        """An engine was lost: the switch under way, if there is one, is not made, or not by all."""
+        """Fail the switch under way, if there is one, after the loss of an engine."""
         for number in list(self._switched):
             settle(self._switched.pop(number), error)
 

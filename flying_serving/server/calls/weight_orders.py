@@ -1,4 +1,4 @@
-"""Engines are told to lend their weights or to have them back, and their answers go to the
+"""Orders to engines to lend their weights or to fetch them back. Their answers go to the
 controller.
 """
 
@@ -32,12 +32,14 @@ class WeightOrders:
         self._carry_out = carry_out
         self._clock = clock
         self.loans = 0
-        """How often a group has lent its weights."""
+        """The number of times that a group has lent its weights."""
         self.fetch_s = Histogram(DRAIN_BOUNDS_S)
-        """Seconds until it had them back."""
+        """Seconds from the order until a group had its weights back."""
 
     def tell(self, command: LendWeights | FetchWeights) -> None:
-        """Tell all engines of a group; what follows from their answers is carried out."""
+        """Tell all engines of a group, and carry out the commands that follow from their
+        answers.
+        """
         methods = ["flying_fetch_weights"]
         if isinstance(
             command, LendWeights
@@ -50,8 +52,8 @@ class WeightOrders:
     def _all(
         self, command: LendWeights | FetchWeights, method: str
     ) -> list[Coroutine[Any, Any, int]]:
-        """Call all engines of a group, which answer when they are done: only their end ends the
-        wait.
+        """Call all engines of a group. Each answers when it is done; only its end ends the wait
+        earlier.
         """
         return [self._calls.utility(engine, method, timeout_s=math.inf) for engine in command.group]
 

@@ -1,5 +1,5 @@
-"""Engines that are lost hold memory until all of their processes have ended: before that none is
-started again.
+"""The end of lost engines. They hold memory until all of their processes have ended, and a start
+waits for that.
 """
 
 import asyncio
@@ -14,15 +14,14 @@ from flying_serving.server.engines.processes import has_ended
 from flying_serving.vllm_adapter.queues import remove_queues
 
 ENDED_S = 30.0
-"""How long a process that was killed may take to end, and to give its memory back."""
+"""The time that a killed process may take to end and to free its memory."""
 _ENDED_POLL_S = 0.02
 
 
 async def until_ended(departing: Callable[[], Mapping[int, int]], pulse: Pulse) -> None:
-    """Wait until no process of engines that are lost is left: their own, nor one of a device of
-    theirs.
+    """Wait until all processes of lost engines have ended, also the processes of their devices.
 
-    `departing`: these engines, and the sentinels of their processes, at each look.
+    `departing`: at each look, the lost engines and the sentinels of their processes.
 
     Raises:
         EngineLost: naming the processes that are left after ENDED_S.
@@ -38,8 +37,8 @@ async def until_ended(departing: Callable[[], Mapping[int, int]], pulse: Pulse) 
 
 
 def remove_remains(run_dir: str, engine: int, incarnation: int) -> None:
-    """Remove the shared memory and files that an engine has left for its devices to meet in: all of
-    them have ended.
+    """Remove the shared memory and files in which the devices of an engine met. All of them have
+    ended.
     """
     remove_queues(Path(run_dir), engine)
     Path(world_file(run_dir, engine, incarnation)).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Silent engines are killed: their requests may run elsewhere only when they are gone."""
+"""The watch that kills silent engines. Their requests may run elsewhere only once they are gone."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ from flying_serving.server.engines.processes import has_ended
 from flying_serving.server.engines.record import EngineRecord, Phase, WatchedProcess
 
 LIVENESS_POLL_S = 0.2
-"""How often signs of life are looked for."""
+"""Seconds between two looks for signs of life."""
 
 
 class LivenessWatch:
@@ -35,7 +35,7 @@ class LivenessWatch:
             await asyncio.sleep(LIVENESS_POLL_S)
 
     def _is_silent(self, engine: int, record: EngineRecord) -> bool:
-        """Look at the signs of life. Whether there has been none for too long."""
+        """Look at the signs of life. Returns True if there has been none for too long."""
         is_starting = record.phase in (Phase.STARTING, Phase.START_KILLED)
         silence = self._silences[record.process]
         silent_s = silence.look(self._pulse.of(engine), time.monotonic(), starts=is_starting)

@@ -1,4 +1,4 @@
-"""Engines are told which engines are there, when one is lost and when one is back."""
+"""Notices to all engines of the engines that are present, at each loss and at each return."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ class PeerNotices:
         self._records = records
 
     def tell_all(self, back: int | None = None) -> asyncio.Future[list[None]]:
-        """Tell each engine which engines are there. Done when each has answered, or is lost too.
+        """Tell each engine which engines are present. Done when each has answered, or is lost too.
 
         An engine that fails or does not answer is killed: it would wait for lost engines, or go on
         with their KV. If it fails at the return of engine `back`, that engine is killed, and starts
@@ -39,7 +39,7 @@ class PeerNotices:
         process = record.process
         try:
             await answer
-        except Exception as error:  # noqa: BLE001 - it does not know its peers
+        except Exception as error:  # noqa: BLE001 - the engine does not know its peers
             if engine in self._calls.lost or self._calls.ending or self._calls.channel.engines_dead:
                 return
             if record.process is process and record.can_be_killed:

@@ -1,4 +1,4 @@
-"""Processes of engines: how one is watched and ended, and how another is started in its place."""
+"""Processes of engines: how the server watches one, ends it, and starts another in its place."""
 
 import atexit
 import multiprocessing
@@ -20,13 +20,14 @@ from flying_serving.worker.parent import (
 )
 
 STARTED_S = 20.0
-"""How long a fork may take."""
+"""The time that a fork may take."""
 _REAP_S = 1.0
 
 
 def has_ended(sentinel: int, timeout_s: float | None = 0.0) -> bool:
-    """Whether a process has ended, or does within a time; None: wait until it has. Of any number,
-    unlike `select`.
+    """Return whether a process has ended, or ends within `timeout_s`; None waits until it has.
+
+    Unlike `select`, this takes a sentinel of any number.
     """
     waiting = select.poll()
     waiting.register(sentinel, select.POLLIN)
@@ -34,39 +35,39 @@ def has_ended(sentinel: int, timeout_s: float | None = 0.0) -> bool:
 
 
 class EngineProcess:
-    """A process that is not necessarily a child of this one; as much of `multiprocessing.Process`
-    as vLLM uses.
+    """A process that is not necessarily a child of this one, with the part of
+    `multiprocessing.Process` that vLLM uses.
     """
 
     def __init__(self, pid: int, name: str) -> None:
-        """Raises ProcessLookupError if it has ended by now."""
+        """Open the process. Raises ProcessLookupError if it has ended by now."""
         self.pid = pid
         self.name = name
         self.sentinel = os.pidfd_open(pid)
-        """Readable when it has ended. Closed when this object is collected."""
+        """Readable once the process has ended. Closed when this object is collected."""
         weakref.finalize(self, os.close, self.sentinel)
 
     def is_alive(self) -> bool:
-        """Whether it has not ended."""
+        """Return whether the process runs."""
         return not has_ended(self.sentinel)
 
     @property
     def exitcode(self) -> int | None:
-        """None as long as it lives; then as `multiprocessing` has it, or 1 if its parent has waited
+        """None while the process lives. Then as in `multiprocessing`, or 1 if its parent has waited
         for it by now.
         """
         return None if self.is_alive() else _exit_code(self.pid)
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until it has ended."""
+        """Wait until the process has ended."""
         has_ended(self.sentinel, timeout)
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Send the process SIGTERM, which asks it to end."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it, also one that is stopped."""
+        """End the process, also a stopped one."""
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
@@ -75,8 +76,8 @@ class EngineProcess:
 
 
 def _exit_code(pid: int) -> int:
-    """How a process has ended, which the kernel knows until its parent has waited for it: then
-    1.
+    """Return the exit code of a process, which the kernel knows until its parent has waited for it;
+    1 after that.
     """
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
@@ -87,15 +88,15 @@ def _exit_code(pid: int) -> int:
 
 
 class CleanParent:
-    """A process, forked before this one has threads, connections and requests, that forks engines
-    when it is asked.
+    """A process that forks engines on request, itself forked before this one has threads,
+    connections and requests.
 
-    A process with threads cannot be forked safely, and one that starts from nothing imports for
-    many seconds.
+    A process with threads cannot be forked safely, and a process that starts from nothing imports
+    for many seconds.
     """
 
     def __init__(self, run: Callable[..., None]) -> None:
-        """`run`: what an engine's process does with its keyword arguments."""
+        """`run`: called in an engine's process with its keyword arguments."""
         context = multiprocessing.get_context("fork")
         self._starts = 0
         self._orders, received = context.Pipe()
@@ -108,11 +109,7 @@ class CleanParent:
         atexit.register(self.close)  # before multiprocessing waits for its children
 
     def start(self, name: str, arguments: Mapping[str, Any]) -> EngineProcess:
-        """Fork an engine. Waits for it, so call it in a thread.
-
-        Raises:
-            EngineLost: if that fails.
-        """
+        """Fork an engine. Waits for it, so call it in a thread."""
         self._starts += 1
         try:
             self._orders.send((self._starts, name, dict(arguments)))
@@ -136,8 +133,8 @@ class CleanParent:
         raise EngineLost(f"{name} cannot be started: no process within {STARTED_S:g} s")
 
     def close(self) -> None:
-        """End it; engines that it has forked end with it. Processes that are forked from this one
-        do nothing here.
+        """End this process, and with it the engines that it has forked. In a fork of its owner this
+        does nothing.
         """
         if os.getpid() != self._owner:
             return
@@ -147,8 +144,8 @@ class CleanParent:
 
 
 def _serve(orders: Connection, run: Callable[..., None]) -> None:
-    """Fork what is asked for, until the other end is closed. Signals to all processes of a server
-    are not for it.
+    """Fork engines on request, until the other end is closed. Ignores signals to all processes of a
+    server.
     """
     forget_signals()
     leave_signals_to_parent()

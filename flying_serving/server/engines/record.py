@@ -86,27 +86,27 @@ class EngineRecord:
 
     @property
     def serves(self) -> bool:
-        """Whether a process of it serves, or did until this server has killed it."""
+        """True if a process of the engine serves, or did until this server has killed it."""
         return self.phase not in WITHOUT_ENGINE
 
     @property
     def has_ended(self) -> bool:
-        """Whether a process of it served, and has ended."""
+        """True if a process of the engine served, and has ended."""
         return self.serves and has_ended(self.process.sentinel)
 
     @property
     def can_be_killed(self) -> bool:
-        """Whether it has a process that this server has not killed."""
+        """True if the engine has a process that this server has not killed."""
         return self.phase in IS_KILLED
 
     @property
     def holds_memory(self) -> bool:
-        """Whether a process that ends, or has ended a moment ago, may hold its memory."""
+        """True if a process that ends, or has ended a moment ago, may hold the engine's memory."""
         return self.phase not in (Phase.UP, Phase.JOINING)
 
     @property
     def was_killed_by_others(self) -> bool:
-        """Whether its process was killed, and not by this server."""
+        """True if the engine's process was killed, and not by this server."""
         return self.kill_reason is None and self.process.exitcode == -signal.SIGKILL
 
     def advance(self, phase: Phase) -> None:
@@ -116,17 +116,17 @@ class EngineRecord:
         self.phase = phase
 
     def kill(self, reason: str) -> None:
-        """Kill its process, which has not been killed."""
+        """Kill the process of the engine, which has not been killed."""
         self.advance(IS_KILLED[self.phase])
         self.kill_reason = reason
         self.process.kill()
 
 
 def incarnations(records: Iterable[EngineRecord]) -> list[int | None]:
-    """The incarnation of each engine, None of a lost one."""
+    """Return the incarnation of each engine, None of a lost one."""
     return [record.incarnation if record.serves else None for record in records]
 
 
 def departing(records: Iterable[EngineRecord]) -> dict[int, int]:
-    """The sentinels of engines whose processes may hold memory that a start needs."""
+    """Return the sentinels of engines whose processes may hold memory that a start needs."""
     return {engine: r.process.sentinel for engine, r in enumerate(records) if r.holds_memory}

@@ -1,8 +1,8 @@
-"""How a server ends: requests may finish within --shutdown-timeout, and each call and request gets
-an answer.
+"""The end of a server: requests may finish within --shutdown-timeout, and each call and request
+gets an answer.
 
-The server drains, not the engines: only it knows which requests wait, migrate or run in any group,
-and a member stays as long as a leader of its groups needs it (`engine/ending.py`).
+The server drains, not the engines: only it knows which requests wait, migrate or run in any group.
+A member stays while a leader of its groups needs it (`engine/ending.py`).
 """
 
 import asyncio
@@ -20,9 +20,9 @@ from flying_serving.log import logger
 from flying_serving.server.shell import Shell
 
 DRAINED_POLL_S = 0.05
-"""How often a server that ends checks whether requests are left."""
+"""Seconds between two checks for requests that are left, at the end of a server."""
 LEAVE_S = 1.0
-"""How long engines that have drained may take to hear that they may leave, at the least."""
+"""The least time in which engines that have drained may hear that they may leave."""
 STREAMS_END_S = 0.1
 
 
@@ -39,8 +39,8 @@ class Shutdown:
         """Wait until no request is left. Requests left after `timeout_s` are answered with 503.
         Raises nothing.
 
-        To be called in a thread. In the event loop, as when vLLM cannot set up its routes, it waits
-        for nothing and answers all at once.
+        To be called in a thread. Called in the event loop, as when vLLM cannot set up its routes,
+        it waits for nothing and answers all requests at once.
 
         Returns:
             Seconds that are left for the engines to end.
@@ -59,7 +59,7 @@ class Shutdown:
         return min(left_s, LEAVE_S) if self._channel.engines_dead else left_s
 
     def _end_in(self, loop: asyncio.AbstractEventLoop, until_s: float) -> None:
-        if in_loop(loop):  # which runs nothing until this returns
+        if in_loop(loop):  # the loop runs nothing until this returns
             self._calls.leaving = True
             self._refuse_requests()
             self._channel.fail_calls(ServerEnds())
@@ -87,7 +87,7 @@ class Shutdown:
             self._channel.fail_calls(ServerEnds())
 
     def _has_requests(self) -> bool:
-        """Whether requests are left, or some that were let in have yet to arrive."""
+        """Return whether requests are left, or accepted requests have yet to arrive."""
         return bool(
             self._outputs.get_num_unfinished_requests() or self._shell.controller.admission.places
         )

@@ -1,4 +1,4 @@
-"""A lost engine is started again, beside the engines that run."""
+"""The new start of a lost engine, beside the engines that run."""
 
 import asyncio
 import multiprocessing
@@ -13,7 +13,7 @@ from flying_serving.server.engines.processes import CleanParent, EngineProcess
 from flying_serving.vllm_adapter import restart
 
 READY_S = 10.0
-"""How long the first message of an engine that says that it is ready may be on its way."""
+"""The time that an engine's first message, which says that it is ready, may be on its way."""
 
 
 class EngineStarter:

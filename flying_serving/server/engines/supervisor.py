@@ -1,10 +1,10 @@
 """The loss of an engine and its return, in the order of events.
 
-1. `_ended`: its process ends, or `liveness.py` has killed it.
-2. `_lose`: the other engines are told (`peer_notices.py`), then the controller, which has the
+1. `_ended`: its process ends, or `liveness.py` has killed it. 2. `_lose`: tells the other engines
+(`peer_notices.py`), then the controller, which has the
    requests of the engine run elsewhere.
-3. `_bring_back`: once the other engines have answered, `_start` is tried until it succeeds.
-4. `_join`: the other engines are told that it is back, then the controller.
+3. `_bring_back`: once the other engines have answered, tries `_start` until it succeeds. 4.
+`_join`: tells the other engines that it is back, then the controller.
 """
 
 import asyncio
@@ -32,11 +32,13 @@ from flying_serving.server.figures.losses import Loss
 from flying_serving.server.shell import Shell
 
 LEFT_S = 1.0
-"""How long after an engine that a signal has ended the server may get the same signal."""
+"""The time after the end of an engine by a signal in which the server may get the same signal."""
 STABLE_S = 60.0
-"""After a loss later than this after a return, a start comes at once. The longest other delay."""
+"""After a loss later than this after a return, a start comes at once. Also the longest delay of a
+start.
+"""
 CRASH_LOOP = 3
-"""From this many rapid losses in a row on, the log reports a crash loop."""
+"""The number of rapid losses in a row at which the log reports a crash loop."""
 
 
 class EngineSupervisor:
@@ -77,7 +79,7 @@ class EngineSupervisor:
         asyncio.get_running_loop().add_reader(sentinel, self._ended, engine, sentinel)
 
     def _ended(self, engine: int, sentinel: int) -> None:
-        """The process of an engine has ended."""
+        """Note the end of an engine's process, and report its loss unless the server ends."""
         asyncio.get_running_loop().remove_reader(sentinel)
         # where a signal has told it to end, that may be on its way to the server too
         in_s = LEFT_S if self._pulse.has_left(engine) else 0.0
@@ -86,7 +88,7 @@ class EngineSupervisor:
     # ---- the loss
 
     async def _lose(self, engine: int, sentinel: int, in_s: float) -> None:
-        """An engine is lost, and engines that have ended with it, unless the server ends."""
+        """Lose an engine, and engines that have ended with it, unless the server ends."""
         await asyncio.sleep(in_s)
         record = self.records[engine]
         is_lost_by_now = not record.serves or record.process.sentinel != sentinel
@@ -159,7 +161,7 @@ class EngineSupervisor:
         await asyncio.sleep(delay_s)
 
     async def _start(self, engine: int) -> bool:
-        """Start an engine again. Whether it is ready to serve."""
+        """Start an engine again. Returns True if it is ready to serve."""
         record, present = self.records[engine], incarnations(self.records)
         given_up = asyncio.Event()
 
@@ -177,7 +179,7 @@ class EngineSupervisor:
             present = incarnations(self.records)
             present[engine] = record.incarnation
             await self._restart(engine, present, started)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other engines serve on
+        except Exception as error:  # noqa: BLE001 - after any error the other engines serve on
             given_up.set()
             self._start_failed(engine, error)
             forget_groups(self._deployment.run_dir, engine, self._deployment.group_sizes, present)
@@ -197,7 +199,9 @@ class EngineSupervisor:
             record.advance(Phase.LOST)
 
     async def _join(self, engine: int) -> None:
-        """An engine is ready: tell the other engines, and when all have answered the controller."""
+        """Tell the other engines that an engine is ready, and the controller when all have
+        answered.
+        """
         record = self.records[engine]
         if self._calls.leaving:  # the others have heard that they may end
             record.process.kill()

@@ -1,6 +1,4 @@
-"""Which engines are lost and what losses there were: what status, metrics and the live view say of
-them.
-"""
+"""The lost engines and the losses so far, for status, metrics and the live view."""
 
 import time
 from collections import deque
@@ -12,14 +10,14 @@ from flying_serving.observe.metrics.histogram import Histogram
 from flying_serving.observe.metrics.table import BACK_BOUNDS_S, LOSS_REASONS
 
 KEPT = 100
-"""Changes of layout by losses that the live view is told of."""
+"""The most changes of layout by losses that the live view shows."""
 
 
 @dataclass
 class Loss:
-    """An engine that is not there: since when (as `time`, and `at_s` as `monotonic`), and why.
+    """The loss of an engine: since when (as `time`, and `at_s` as `monotonic`), and why.
 
-    `start_problem`: why the last try to start it again failed.
+    `start_problem`: why the last try to start the engine again failed.
     """
 
     since: float
@@ -31,8 +29,8 @@ class Loss:
 class Losses:
     """The losses of one server's engines since its start.
 
-    `now`: of engines that are not there. `counts`: by engine and reason. `back_s`: seconds from a
-    loss to the return.
+    `now`: the present loss of each lost engine. `counts`: by engine and reason. `back_s`: seconds
+    from a loss to the return.
     """
 
     def __init__(self, engines: int) -> None:
@@ -42,8 +40,8 @@ class Losses:
         self._regroupings: deque[dict[str, Any]] = deque(maxlen=KEPT)
 
     def lost(self, engine: int, loss: Loss, layout: Layout, *, frozen: bool) -> None:
-        """An engine of `layout` is lost. One that had not joined a layout again is lost since it
-        was lost before.
+        """Note the loss of an engine of `layout`. If it had not joined a layout again, its earlier
+        loss goes on.
         """
         self.counts[engine]["frozen" if frozen else "ended"] += 1
         if engine in self.now:
@@ -53,21 +51,21 @@ class Losses:
             self._regrouped(engine, layout, is_back=False)
 
     def not_started(self, engine: int, problem: str) -> None:
-        """A lost engine could not be started again."""
+        """Note that a lost engine could not be started again."""
         self.counts[engine]["start"] += 1
         self.now[engine].start_problem = problem
 
     def back(self, engine: int, layout: Layout) -> None:
-        """An engine that was lost works again; `layout`: the one that lacked it."""
+        """Note the return of a lost engine; `layout`: the layout without it."""
         self.back_s.observe(time.monotonic() - self.now.pop(engine).at_s)
         self._regrouped(engine, layout, is_back=True)
 
     def total(self, engine: int) -> int:
-        """How often an engine was lost, or could not be started again."""
+        """Return how often an engine was lost, or could not be started again."""
         return sum(self.counts[engine].values())
 
     def to_json(self) -> dict[str, Any]:
-        """The losses as `GET /flying/status` shows them."""
+        """Return the losses as `GET /flying/status` shows them."""
         return {
             "degraded": bool(self.now),
             "lost": [
@@ -84,8 +82,8 @@ class Losses:
         }
 
     def view(self) -> dict[str, Any]:
-        """As `to_json`, and the layouts that losses and returns ended, oldest first: for the live
-        view.
+        """Return `to_json` and the layouts that losses and returns ended, oldest first: for the
+        live view.
         """
         return self.to_json() | {"regroupings": list(self._regroupings)}
 

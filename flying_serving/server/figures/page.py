@@ -23,7 +23,9 @@ NODE_SERIES = {
     "node.",
     "vllm:kv_cache_usage_perc": "Share of the node's KV memory that running requests use, 0 to 1.",
 }
-"""Running, waiting, KV usage. vLLM has a series of each for every engine."""
+"""vLLM's gauges of running requests, waiting requests and KV usage, of which it has a series for
+every engine.
+"""
 _KINDS = {
     "gauge": GaugeMetricFamily,
     "counter": CounterMetricFamily,
@@ -32,8 +34,8 @@ _KINDS = {
 
 
 class Page:
-    """All metrics of the table, with what was put in. `model_name`: the label that vLLM's metrics
-    have.
+    """All metrics of the table, with the samples put in so far. `model_name`: the label that vLLM's
+    metrics have.
     """
 
     def __init__(self, model_name: str) -> None:
@@ -47,19 +49,19 @@ class Page:
 
     @property
     def metrics(self) -> list[Metric]:
-        """All of them, those without samples too."""
+        """Return all metrics, also metrics without samples."""
         return list(self._families.values())
 
     def put(self, name: str, value: float | Histogram, *labels: object) -> None:
-        """A sample of a gauge or a counter, or those of a histogram; `labels` in the order of the
-        table.
+        """Put in a sample of a gauge or a counter, or all of a histogram; `labels` in the order of
+        the table.
         """
         sample = (value.buckets(), value.sum) if isinstance(value, Histogram) else (value,)
         self._families[name].add_metric([self._model, *map(str, labels)], *sample)
 
 
 def put_controller(page: Page, controller: Controller, devices: int, now_s: float) -> None:
-    """Layout, task pool and split requests."""
+    """Put in layout, task pool and split requests."""
     layout, pool = controller.state.layout, controller.state.pool
     page.put("flying:layout_info", 1, shape(layout))
     for group in layout.groups:
@@ -78,7 +80,7 @@ def put_controller(page: Page, controller: Controller, devices: int, now_s: floa
 
 
 def put_node(page: Page, load: NodeLoad, *, draining: bool) -> None:
-    """The load of the node as a whole."""
+    """Put in the load of the node as a whole."""
     page.put("flying:node_requests_running", load.requests_running)
     page.put("flying:node_requests_waiting", load.requests_waiting)
     page.put("flying:node_kv_tokens_used", load.kv_tokens_used)
@@ -92,7 +94,7 @@ def put_node(page: Page, load: NodeLoad, *, draining: bool) -> None:
 def put_lanes(
     page: Page, controller: Controller, sizes: Sequence[int], figures: Mapping[int, EngineFigures]
 ) -> None:
-    """The state of each lane of the engines that are in the layout, for each group size."""
+    """Put in the state of each lane of the engines that are in the layout, for each group size."""
     for engine in sorted(controller.state.layout.engines):
         hard = engine in figures and figures[engine].hard
         for size in sizes:
@@ -107,7 +109,7 @@ def put_lanes(
 
 
 def put_engine(page: Page, engine: int, figures: EngineFigures) -> None:
-    """The figures of an engine."""
+    """Put in the figures of an engine."""
     for size, (running, waiting) in figures.requests.items():
         page.put("flying:lane_requests_running", running, engine, size)
         page.put("flying:lane_requests_waiting", waiting, engine, size)
@@ -125,7 +127,9 @@ def put_engine(page: Page, engine: int, figures: EngineFigures) -> None:
 
 
 def put_losses(page: Page, losses: Losses, orphans: OrphanCounts) -> None:
-    """Which engines are there, losses since the start, and what became of requests."""
+    """Put in which engines are up, losses since the start, and the outcome for the requests of lost
+    engines.
+    """
     for engine, counts in losses.counts.items():
         page.put("flying:engine_up", float(engine not in losses.now), engine)
         for reason, count in counts.items():
@@ -136,7 +140,7 @@ def put_losses(page: Page, losses: Losses, orphans: OrphanCounts) -> None:
 
 
 def put_switches(page: Page, tally: SwitchTally, predictions: Predictions) -> None:
-    """Switches since the start."""
+    """Put in the switches since the start, and the predictions for them."""
     for labels, count in tally.made.items():
         page.put("flying:switches_total", count, *labels)
     for mode, count in tally.failed.items():
@@ -157,8 +161,8 @@ def put_switches(page: Page, tally: SwitchTally, predictions: Predictions) -> No
 
 
 def node_series(load: NodeLoad, model_name: str) -> list[Metric]:
-    """vLLM's gauges of these names as one series of the whole node, for routers that read one
-    engine's.
+    """Return vLLM's gauges of these names as one series of the whole node, for routers that read
+    one engine's.
     """
     values = (load.requests_running, load.requests_waiting, load.kv_usage)
     families = [
@@ -171,7 +175,7 @@ def node_series(load: NodeLoad, model_name: str) -> list[Metric]:
 
 
 class Published:
-    """A collector for Prometheus' registry, which may ask from any thread: it hands out the last
+    """A collector for Prometheus' registry, which may ask from any thread. It returns the last
     page.
     """
 
@@ -179,9 +183,9 @@ class Published:
         self.metrics: list[Metric] = []
 
     def describe(self) -> Iterable[Metric]:
-        """Names and types, which the registry keeps free of duplicates."""
+        """Return names and types, which the registry keeps free of duplicates."""
         return Page("").metrics
 
     def collect(self) -> Iterable[Metric]:
-        """The last page."""
+        """Return the metrics of the last page."""
         return self.metrics

@@ -1,9 +1,9 @@
-"""Predictions of the policy for switches for load, and how they compare with what was measured.
+"""Predictions of the policy for switches for load, and how they compare with measurements.
 
-It predicts request-seconds (see `predict/forecast.py`) of the requests that are there or arrive
-within the horizon. For the layout that was chosen the same is measured here, for the same requests,
-by looking at them at every tick; what `--slo` adds for requests that miss it is not. For the layout
-that was left there is nothing to measure, so a gain is predicted only.
+The policy predicts request-seconds (see `predict/forecast.py`) of the requests that are there or
+arrive within the horizon. For the chosen layout this module measures the same, for the same
+requests, at every tick. It does not measure the terms that `--slo` adds for requests that miss it.
+The layout that was left cannot be measured, so a gain is predicted only.
 """
 
 from collections.abc import Iterable
@@ -27,8 +27,8 @@ class _Window:
 class Predictions:
     """Totals in request-seconds since the start.
 
-    `count`, `gain`, `cost`: of all switches for load. `checked`, `predicted`, `measured`: of those
-    after which no other switch came within the horizon.
+    `count`, `gain`, `cost`: of all switches for load. `checked`, `predicted`, `measured`: of
+    switches after which no other switch came within the horizon.
     """
 
     def __init__(self, objective: Objective) -> None:
@@ -44,11 +44,11 @@ class Predictions:
 
     @property
     def watching(self) -> bool:
-        """Whether `sample` needs the requests."""
+        """True if `sample` needs the requests."""
         return bool(self._windows)
 
     def begun(self, switch: Switch) -> None:
-        """A switch was decided."""
+        """Note a switch that was decided, and measure its outcome if it was for load."""
         self._windows = [window for window in self._windows if window.until_s <= switch.decided_s]
         decision = switch.decision
         if decision is None or decision.stay is None:

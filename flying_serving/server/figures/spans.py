@@ -13,8 +13,8 @@ _CUTOVER = ("number", "mode", "cutover_ms", "in_flight_step_ms", "overhead_ms", 
 
 
 class SwitchTrace:
-    """Makes events of switches as they happen: the cutover as a span of the row, order to end of
-    drain beside it.
+    """Events of switches as they happen: the cutover as a span of the row, order to end of drain
+    beside it.
     """
 
     def __init__(self, row: Row) -> None:
@@ -22,8 +22,8 @@ class SwitchTrace:
         self._follower = SwitchFollower()
 
     def news(self, switches: Switches) -> list[Event]:
-        """The events since the last call. A switch is shown when all engines have answered, or one
-        has not.
+        """Return the events since the last call. A switch is shown when all engines have answered,
+        or one has failed to.
         """
         _, answered, ended = self._follower.look(switches.kept)
         return [event for switch in answered for event in self._shown(switch)] + [
@@ -49,14 +49,14 @@ class SwitchTrace:
 
 
 def _is_measured(name: str) -> bool:
-    """Whether a field of a switch's record is known only when it is over."""
+    """Return whether a field of a switch's record is known only when the switch is over."""
     return name.endswith("_ms") or name == "problem"
 
 
 @contextmanager
 def trace_switches(path: str | None, switches: Switches) -> Iterator[Callable[[], None]]:
-    """While the body runs, the function that it gets traces what is new of `switches`; without a
-    path, nothing.
+    """Yield a function that traces the news of `switches`, while the body runs; without a path, it
+    does nothing.
     """
     if path is None:
         yield lambda: None

@@ -22,9 +22,10 @@ def state(
     now_s: float,
     **server: Any,
 ) -> dict[str, Any]:
-    """The answer of `GET /flying/view` at `now_s`, the controller's time. Calls `rolling.look`.
+    """Return the answer of `GET /flying/view` at `now_s`, the controller's time. Calls
+    `rolling.look`.
 
-    `latest`: what engines have last said. `server`: further fields, about the server as it was
+    `latest`: the last figures of each engine. `server`: further fields, about the server as it was
     started (model, `started` as `time`, ...).
     """
     rolling.look(now_s)
@@ -83,7 +84,7 @@ def _group(controller: Controller, group: Group) -> dict[str, Any]:
 
 
 def _splits(controller: Controller) -> dict[str, Any]:
-    """How many requests two groups share and have shared, and which groups, of the oldest ones.
+    """Return how many requests two groups share and have shared, and the groups of the oldest ones.
 
     `at`: tokens that the first group computes, `rest`: tokens that the second is expected to
     compute.
@@ -112,9 +113,7 @@ def _splits(controller: Controller) -> dict[str, Any]:
 
 
 def to_ask(controller: Controller, latest: Mapping[int, EngineFigures]) -> list[int]:
-    """Engines of whose memory the last that they have said is nothing, or may not be so any
-    more.
-    """
+    """Return the engines whose memory figures are missing or may be out of date."""
     engines = sorted(controller.state.layout.engines)
     return [
         e
@@ -126,10 +125,10 @@ def to_ask(controller: Controller, latest: Mapping[int, EngineFigures]) -> list[
 def _engine(
     controller: Controller, rolling: Rolling, latest: Mapping[int, EngineFigures], engine: int
 ) -> dict[str, Any]:
-    """An engine whose last requests were aborted has had no step to say so in: it holds nothing
-    then.
+    """Return the figures of an engine. If it has no requests, it holds nothing.
 
-    `memory`: an `EngineMemory` of all its devices together; None before it has said.
+    An engine whose last requests were aborted has had no step that reports it. `memory`: an
+    `EngineMemory` of all its devices together; None before the engine has reported.
     """
     usage = rolling.kv_usage(engine) if controller.state.loads.of_engine(engine) else 0.0
     devices = controller.settings.capacity.degree(1)

@@ -10,7 +10,7 @@ from flying_serving.policy.snapshot import Decision
 
 
 def describe(controller: Controller, deployment: Deployment) -> dict[str, Any]:
-    """The policy, the layout, capacities, costs and decisions of the controller."""
+    """Return the policy, the layout, capacities, costs and decisions of the controller."""
     return {
         "policy": controller.settings.policy.name,
         "layout": controller.state.layout.to_lists(),
@@ -37,7 +37,7 @@ def describe(controller: Controller, deployment: Deployment) -> dict[str, Any]:
 
 
 def _weights(controller: Controller) -> dict[str, str]:
-    """Where the weights of each widest group are, if groups lend them."""
+    """Return where the weights of each widest group are, if groups lend them."""
     if not controller.state.lending.lends:
         return {}
     return {

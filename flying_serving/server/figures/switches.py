@@ -13,15 +13,15 @@ from flying_serving.policy.snapshot import Decision
 
 
 def shape(layout: Layout) -> str:
-    """A layout as a label: sizes of its groups in order, `2+1+1`. Groups are aligned, so it stands
-    for one layout.
+    """Return a layout as a label: sizes of its groups in order, `2+1+1`. Groups are aligned, so it
+    stands for one layout.
     """
     return "+".join(str(len(group)) for group in layout.groups)
 
 
 def reason_kind(decision: Decision | None) -> str:
-    """The kinds of reasons that a switch was made for, without the figures; `idle` if no reason
-    names its kind.
+    """Return the kinds of a switch's reasons, without the figures; `idle` if no reason names its
+    kind.
     """
     if decision is None:
         return "operator"
@@ -30,7 +30,7 @@ def reason_kind(decision: Decision | None) -> str:
 
 
 class SwitchFollower:
-    """Finds what has happened to switches since it last looked."""
+    """The changes of switches since its last look at their records."""
 
     def __init__(self) -> None:
         self._last_number = 0
@@ -38,8 +38,8 @@ class SwitchFollower:
         self._open: list[Switch] = []
 
     def look(self, records: Reversible[Switch]) -> tuple[list[Switch], list[Switch], list[Switch]]:
-        """Switches that have begun, that engines have answered or one has not, and that are over;
-        oldest first.
+        """Return (begun, answered, over) switches, oldest first. A switch counts as answered after
+        a failed answer too.
         """
         begun = list(
             takewhile(lambda switch: switch.number > self._last_number, reversed(records))
@@ -65,7 +65,7 @@ class SwitchTally:
 
     def __init__(self) -> None:
         self.made: Counter[tuple[str, str, str, str]] = Counter()
-        """By (from, to, reason, mode)."""
+        """The number of switches by (from, to, reason, mode)."""
         self.failed: Counter[str] = Counter(dict.fromkeys(MODES, 0))
         self.cutover_s = {mode: Histogram(CUTOVER_BOUNDS_S) for mode in MODES}
         self.drain_s = {mode: Histogram(DRAIN_BOUNDS_S) for mode in MODES}
@@ -73,7 +73,7 @@ class SwitchTally:
         self._follower = SwitchFollower()
 
     def update(self, records: Reversible[Switch]) -> list[Switch]:
-        """Take what is new in the controller's records, oldest first. Returns the switches that are
+        """Count the news in the controller's records, oldest first. Returns the switches that are
         new.
         """
         begun, answered, ended = self._follower.look(records)

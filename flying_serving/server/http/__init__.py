@@ -1,3 +1,1 @@
-"""HTTP: the routes that this package adds to those of vLLM, and the gate that each request
-passes.
-"""
+"""HTTP: the routes that this package adds to vLLM's, and the gate that each request passes."""

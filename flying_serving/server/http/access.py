@@ -1,5 +1,5 @@
-"""Who may use which routes: with an API key, who has it; without one the admin routes answer this
-machine alone.
+"""Access to routes. With an API key, its holders may use them; without one, only this machine may
+use admin routes.
 """
 
 import hmac
@@ -16,15 +16,15 @@ from flying_serving.server.http.app_state import keys_of
 from flying_serving.server.http.incoming import Incoming
 
 FORWARDED = ("x-forwarded-for", "forwarded", "x-real-ip", "via")
-"""Headers with which a proxy says that a request is another machine's: from that proxy it does not
-count as local.
+"""Headers with which a proxy says that a request is another machine's. A request with one is not
+local.
 
 They can only take a right away. uvicorn believes `X-Forwarded-For` of the proxies that
 `FORWARDED_ALLOW_IPS` names.
 """
 READING = ("GET", "HEAD", "OPTIONS")
-"""Methods that vLLM leaves open outside `/v1` and its other guarded prefixes: no route generates or
-changes by them.
+"""Methods that vLLM leaves open outside `/v1` and its other guarded prefixes. No route generates or
+changes anything by them.
 """
 OPEN = ("/ping", "/tokenize", "/detokenize")
 """Routes that vLLM leaves open and that take other methods, but run nothing in an engine."""
@@ -32,8 +32,8 @@ _SET_KEY = "without an API key (--api-key, VLLM_API_KEY) the admin routes"
 
 
 async def check_key(request: Incoming) -> None:
-    """Raise HTTPException (401) for a request without the API key, if the server has one, that may
-    change something.
+    """Raise HTTPException (401) for a request that may change something and lacks the server's API
+    key, if there is one.
 
     vLLM asks for its key by the beginning of a path, which leaves `/invocations` and the routes of
     its dev mode open.
@@ -44,14 +44,14 @@ async def check_key(request: Incoming) -> None:
 
 
 def is_open(request: Incoming) -> bool:
-    """Whether a request needs no API key where vLLM itself does not ask for one. A websocket always
-    needs it.
+    """Return whether a request needs no API key where vLLM itself does not ask for one. A websocket
+    always needs it.
     """
     return request.is_http and (request.scope["method"] in READING or request.path in OPEN)
 
 
 def has_key(headers: Mapping[str, str], keys: list[str]) -> bool:
-    """Whether a request has one of the API keys, as a bearer token."""
+    """Return whether a request has one of the API keys, as a bearer token."""
     scheme, _, token = headers.get("Authorization", "").partition(" ")
     return scheme.lower() == "bearer" and any(
         hmac.compare_digest(token.encode(), key.encode()) for key in keys
@@ -62,7 +62,7 @@ async def authorise(request: Request) -> None:
     """Check the server's API key for an admin route, also for one that only reads.
 
     Raises:
-        HTTPException: 401 without the key, if there is one; else as `refuse_others`.
+        HTTPException: 401 without the key, if there is one; 403 as `refuse_others`.
     """
     await refuse_others(request)
     keys = keys_of(request.app)
@@ -75,7 +75,7 @@ async def refuse_others(request: Request) -> None:
     other sites.
 
     A page of another site may have a name that resolves to this machine's address (DNS rebinding).
-    To its browser our answers are of its own site then, but the request says in `Host` to whom it
+    Its browser then takes our answers for its own site's, but the request's `Host` says where it
     was sent.
     """
     if keys_of(request.app):
@@ -93,7 +93,7 @@ async def refuse_others(request: Request) -> None:
 
 
 def _is_sent_to_us(request: Request) -> bool:
-    """Whether a local request names this machine as one does that knows it; on a unix socket every
+    """Return whether a local request names this machine by its own name; on a unix socket every
     name is right.
     """
     if _is_unix(request.scope):
@@ -105,8 +105,8 @@ def _is_sent_to_us(request: Request) -> bool:
 
 
 def is_local(scope: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
-    """Whether the connection is from this machine, by its peer's address, and none that a proxy
-    here forwards.
+    """Return whether a request is from this machine, by its peer's address, and not forwarded by a
+    proxy here.
 
     A peer may be unknown: of a unix socket, and of a TCP connection that was reset before it was
     looked at.
@@ -120,7 +120,7 @@ def is_local(scope: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
 
 
 def _is_unix(scope: Mapping[str, Any]) -> bool:
-    """Whether uvicorn listens on a unix socket: its address has no port."""
+    """Return whether uvicorn listens on a unix socket: its address has no port."""
     _, port = scope.get("server") or (None, 0)
     return port is None
 

@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 
 
 def client_of(app: FastAPI) -> FlyingClient:
-    """The engine client of the server that answers."""
+    """Return the engine client of the server that answers."""
     return app.state.engine_client.engine_core
 
 
 def shell_of(app: FastAPI) -> Shell:
-    """The controller's shell of the server that answers."""
+    """Return the controller's shell of the server that answers."""
     return client_of(app).shell
 
 
 def keys_of(app: FastAPI) -> list[str]:
-    """The API keys of a server, none if it asks for none."""
+    """Return the API keys of a server, none if it asks for none."""
     return keys_in(app.state)
 
 
 def keys_in(state: State) -> list[str]:
-    """The API keys in the state of an application."""
+    """Return the API keys in the state of an application."""
     return [key for key in (state.flying_keys or ()) if key]

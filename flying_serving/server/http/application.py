@@ -1,4 +1,4 @@
-"""vLLM's application gets the routes and the gate of this package, after its own routes."""
+"""The routes and the gate of this package in vLLM's application, after its own routes."""
 
 import os
 from typing import Any
@@ -35,5 +35,7 @@ def attach(app: FastAPI, args: Any) -> None:
 
 
 async def scale_elastic_ep() -> Any:
-    """In place of vLLM's route, which fails in a server without elastic expert parallelism."""
+    """Answer in place of vLLM's route, which fails in a server without elastic expert
+    parallelism.
+    """
     raise HTTPException(400, "elastic expert parallelism cannot be served by Flying Serving yet")

@@ -14,12 +14,14 @@ from flying_serving.server.http.incoming import ADMIN, Incoming
 from flying_serving.server.http.pace import chunks
 
 MAX_BODY_BYTES = 16 * 1024
-"""Of an order: a layout of eight engines, with spaces and line breaks, has some hundred."""
+"""The most bytes of an order; a layout of eight engines, with spaces and line breaks, has some
+hundred.
+"""
 MAX_BODY_DEPTH = 8
-"""Of an order: lists and objects within each other; a layout has three."""
+"""The deepest nesting of lists and objects in an order; a layout has three levels."""
 MAX_REQUEST_DEPTH = 100
-"""Of other bodies: Python's stack has room for 1,000 calls, and vLLM's checks make several for each
-level.
+"""The deepest nesting in other bodies. Python's stack has room for 1,000 calls, and vLLM's checks
+make several for each level.
 """
 _ESCAPE, _TEXT = re.compile(rb"\\.", re.DOTALL), re.compile(rb'"[^"]*"?')
 _STEPS = np.zeros(256, dtype=np.int8)
@@ -28,7 +30,9 @@ _NO_BRACKET = bytes(set(range(256)) - set(b"[{]}"))
 
 
 class Bodies:
-    """The bodies of requests to the routes of vLLM. `max_body_bytes`: of each body, at most."""
+    """The bodies of requests to the routes of vLLM. `max_body_bytes`: the most bytes of one
+    body.
+    """
 
     def __init__(self, max_body_bytes: int) -> None:
         self._max_body_bytes = max_body_bytes
@@ -40,8 +44,8 @@ class Bodies:
         An admin route reads its own body, once its client is known to be allowed.
 
         Raises:
-            HTTPException: for a body that is too long (413), nested too deeply (400) or too slow
-                (408), and for another body while many are being read (429).
+            HTTPException: 413 for a body that is too long, 400 too deep, 408 too slow; 429 while
+                many bodies are being read.
         """
         is_post = request.is_http and request.scope["method"] == "POST"
         if not is_post or request.path.startswith(ADMIN) or not request.has_route:
@@ -55,11 +59,11 @@ class Bodies:
 
 
 async def read_json(request: Request) -> Any:
-    """The body of an order as JSON. Nothing is read before this is called, and little more than
-    MAX_BODY_BYTES then.
+    """Return the body of an order as JSON. Nothing is read before this is called, and little more
+    than MAX_BODY_BYTES then.
 
-    FastAPI would read and parse the body of a route that declares one before it calls what the
-    route depends on.
+    FastAPI would read and parse the body of a route that declares one before it calls the route's
+    dependencies.
 
     Raises:
         HTTPException: 413 if the body is too long; 400 if it is no JSON, is nested too deeply, or
@@ -74,7 +78,9 @@ async def read_json(request: Request) -> Any:
 
 
 def _unbounded(length: int) -> None:
-    """Bodies of orders need no room: their senders are allowed, and they are short."""
+    """Accept any length. Bodies of orders need no room: their senders are allowed, and they are
+    short.
+    """
 
 
 async def _read(
@@ -90,7 +96,7 @@ async def _read(
     if length.isdecimal() and int(length[:18]) > most:
         raise HTTPException(413, f"{says} {length[:18]}")
     content = bytearray()
-    async for chunk in chunks(receive):  # whatever Content-Length says
+    async for chunk in chunks(receive):  # Content-Length may be wrong
         if len(content) + len(chunk) > most:
             raise HTTPException(413, f"{says} {len(content) + len(chunk)} or longer")
         content += chunk
@@ -104,10 +110,11 @@ def _check_depth(content: bytes, most: int) -> None:
 
 
 def is_deeper(content: bytes, most: int) -> bool:
-    """Whether lists and objects nest more than `most` deep, in as much of the text as is JSON.
+    """Return whether lists and objects nest more than `most` deep, in the part of the text that is
+    JSON.
 
-    Without recursion and without a parser, which would build all of it, and in time linear in its
-    length.
+    Works without recursion, without a parser, which would build all of it, and in time linear in
+    its length.
     """
     text = _as_utf8(content)
     if text.count(b"[") + text.count(b"{") <= most:
@@ -120,7 +127,9 @@ def is_deeper(content: bytes, most: int) -> bool:
 
 
 def _as_utf8(content: bytes) -> bytes:
-    """JSON's parser takes UTF-16 and UTF-32 too, in which a bracket is not one byte."""
+    """Return JSON as UTF-8. JSON's parser takes UTF-16 and UTF-32 too, in which a bracket is not
+    one byte.
+    """
     encoding = json.detect_encoding(content)
     if encoding.startswith("utf-8"):
         return content

@@ -11,32 +11,33 @@ from fastapi import HTTPException
 from starlette.types import Scope
 
 START_BYTES = 64 * 1024
-"""Of each body, which have a room of their own: short bodies come through while long ones fill
-theirs.
+"""The beginning of each body, for which there is a room of its own: short bodies pass while long
+ones fill the other room.
 """
 START_ROOM_BYTES = 256 * 1024**2
-"""For the first START_BYTES of all bodies."""
+"""The room for the first START_BYTES of all bodies."""
 LEAST_ROOM_BYTES = 512 * 1024**2
-"""For the rest of all bodies, if the longest body that may come needs no more."""
+"""The room for the rest of all bodies, unless the longest allowed body needs more."""
 IPV6_HOST_BITS = 64
-"""A host chooses this part of its IPv6 address itself, so addresses that differ only there count as
+"""The part of an IPv6 address that a host chooses itself. Addresses that differ only there count as
 one.
 """
 Grow = Callable[[int], None]
-"""Takes room for a body, by its length in bytes so far. Raises HTTPException (429) if there is
+"""Take room for a body, by its length in bytes so far. Raises HTTPException (429) if there is
 none.
 """
 
 
 class Room:
-    """Memory in bytes. An address may hold at most as much as is left free: alone half, beside n
-    others less.
+    """Memory in bytes. An address may hold at most the amount that is left free: half if alone,
+    less beside others.
 
-    So one address leaves half, and each further one that takes all it may halves the rest: another
-    one finds room for a short body, but not for every body. Five addresses whose bodies of 16 MiB
-    are being read leave too little of 512 MiB for such a body of a sixth. A share that is fixed
-    would either keep a router, whose clients have one address, from most of the room, or leave it
-    all to a few addresses.
+    One address leaves half free, and each further one that takes its whole share halves the rest.
+    Another address then finds room for a short body, but not for every body. Five addresses whose
+    bodies of 16 MiB are being read leave too little of 512 MiB for such a body of a sixth.
+
+    With a fixed share, a router, whose clients have one address, would lose most of the room, or a
+    few addresses could fill it.
     """
 
     def __init__(self, size_bytes: int) -> None:
@@ -45,7 +46,7 @@ class Room:
         self._taken_bytes = 0
 
     def take(self, address: str, count: int) -> None:
-        """Take bytes for an address. Raises HTTPException (429) if it would have more than is left
+        """Take bytes for an address. Raises HTTPException (429) if it would hold more than is left
         free then.
         """
         held_bytes = self._held_bytes[address] + count
@@ -69,8 +70,7 @@ class Room:
 class BodyRooms:
     """The room for the beginnings of bodies and the room for the rest of them.
 
-    `max_body_bytes`: the length of the longest body, for which there is room if no other is being
-    read.
+    `max_body_bytes`: the length of the longest body. It finds room if no other body is being read.
     """
 
     def __init__(self, max_body_bytes: int) -> None:
@@ -79,8 +79,8 @@ class BodyRooms:
 
     @contextmanager
     def held(self, address: str) -> Iterator[Grow]:
-        """Hold room for one body of an address while the block runs, as much as its length needs by
-        then.
+        """Hold room for one body of an address while the block runs; the room grows with the length
+        read so far.
         """
         taken = {self._start: 0, self._rest: 0}
 
@@ -99,7 +99,8 @@ class BodyRooms:
 
 
 def address_of(scope: Scope) -> str:
-    """The address that a request counts for: its peer's, of IPv6 the network; "" on a unix socket.
+    """Return the address that a request counts for: its peer's, of IPv6 the network; "" on a unix
+    socket.
 
     Behind a proxy that uvicorn trusts (FORWARDED_ALLOW_IPS) the peer is the client that the proxy
     names.

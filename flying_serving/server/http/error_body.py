@@ -8,11 +8,11 @@ from starlette.responses import JSONResponse
 
 
 def error_body(message: str, status: HTTPStatus) -> dict[str, Any]:
-    """The body that vLLM gives a `GracefulHTTPError`."""
+    """Return the body that vLLM gives a `GracefulHTTPError`."""
     return {"error": {"message": message, "type": status.phrase, "param": None, "code": status}}
 
 
 def refusal_response(error: HTTPException) -> JSONResponse:
-    """The answer to a request that does not reach vLLM's application."""
+    """Return the answer to a request that does not reach vLLM's application."""
     status = HTTPStatus(error.status_code)
     return JSONResponse(error_body(error.detail, status), status)

@@ -24,7 +24,7 @@ GENERATE = (
 class Incoming:
     """An HTTP request, or the opening of a websocket.
 
-    `receive` is what the application reads the request from. `body` is empty until `replace_body`.
+    The application reads the request from `receive`. `body` is empty until `replace_body`.
     """
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
@@ -36,7 +36,7 @@ class Incoming:
 
     @property
     def is_http(self) -> bool:
-        """Whether this is an HTTP request, and not a websocket."""
+        """True if this is an HTTP request, and not a websocket."""
         return self.scope["type"] == "http"
 
     @property
@@ -47,16 +47,16 @@ class Incoming:
 
     @property
     def generates(self) -> bool:
-        """Whether this is a request to one of the routes that generate."""
+        """True if this is a request to one of the routes that generate."""
         return generates(self.scope)
 
     @property
     def has_route(self) -> bool:
-        """Whether the application has a route for this path and method."""
+        """True if the application has a route for this path and method."""
         return any(route.matches(self.scope)[0] is Match.FULL for route in self.app.router.routes)
 
     def replace_body(self, body: bytes) -> None:
-        """Note the body that was read from `receive`, which yields it again, as one message."""
+        """Store the body that was read from `receive`, which yields it again, as one message."""
         rest, self.body = self.receive, body
         messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -67,6 +67,6 @@ class Incoming:
 
 
 def generates(scope: Scope) -> bool:
-    """Whether a request is to one of the routes that generate."""
+    """Return whether a request is to one of the routes that generate."""
     is_post = scope["type"] == "http" and scope["method"] == "POST"
     return is_post and scope["path"].endswith(GENERATE)

@@ -1,6 +1,4 @@
-"""An operator's order of a layout: its body is parsed, and an error of it is shown as vLLM shows
-errors.
-"""
+"""An operator's order of a layout: the parser of its body, and its errors in the form of vLLM's."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from flying_serving.errors import LayoutError
 from flying_serving.validation import first_problem
 
 MAX_SHOWN = 400
-"""Characters of a name, a value or a reason that an answer repeats."""
+"""The most characters of a name, a value or a reason that an answer repeats."""
 _GROUP: JsonDict = {
     "type": "array",
     "items": {"type": "integer", "minimum": 0, "maximum": MAX_ENGINES - 1},
@@ -34,7 +32,9 @@ class LayoutOrder(BaseModel):
 
     @classmethod
     def parse(cls, body: object) -> LayoutOrder:
-        """Raise LayoutError, naming field, value and what is allowed, for what is no order."""
+        """Parse a body. Raises LayoutError, naming field, value and the allowed values, if it is no
+        order.
+        """
         if isinstance(body, dict):  # pydantic fails on a name with a lone surrogate
             for name, value in body.items():
                 if name not in cls.model_fields:
@@ -48,7 +48,7 @@ class LayoutOrder(BaseModel):
 
 
 def refusal_of(error: LayoutError) -> dict[str, object]:
-    """The error in vLLM's form, with three more fields."""
+    """Return the error in vLLM's form, with three more fields."""
     field, allowed = _shown(error.field), _shown(error.allowed)
     message = f"{field}={_shown(repr(error.value))}: {allowed}"
     problem = {"field": field, "value": _as_json(error.value), "allowed": allowed}
@@ -56,8 +56,8 @@ def refusal_of(error: LayoutError) -> dict[str, object]:
 
 
 def _shown(text: str) -> str:
-    """Without its middle if it is long, and with what UTF-8 cannot carry, lone surrogates, as
-    escapes.
+    """Return a text without its middle if it is long, and with lone surrogates, which UTF-8 cannot
+    carry, as escapes.
     """
     text = text.encode(errors="backslashreplace").decode()
     half = MAX_SHOWN // 2
@@ -65,7 +65,7 @@ def _shown(text: str) -> str:
 
 
 def _as_json(value: object) -> object:
-    """A value that JSON has, if it is short, or else the text of it."""
+    """Return a value as it is if it is short and JSON has it, and otherwise its text."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         text.encode()

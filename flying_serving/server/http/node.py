@@ -19,18 +19,20 @@ router = APIRouter(prefix="/flying", dependencies=[Depends(authorise)], tags=["f
 
 
 def load_of(shell: Shell) -> dict[str, Any]:
-    """How busy the node is, and whether it drains: the answer of `GET /load`."""
+    """Return how busy the node is, and whether it drains: the answer of `GET /load`."""
     load = node_load(shell.controller.state, shell.model_config.max_model_len)
     return load.to_json() | shell.draining.to_json(load.requests)
 
 
 async def load(request: Request) -> Any:
-    """How busy the node is: see `NodeLoad`."""
+    """Answer how busy the node is: see `NodeLoad`."""
     return load_of(shell_of(request.app))
 
 
 async def ready(request: Request) -> Response:
-    """200 if the node takes new requests; 503 while it drains, ends, or all engines are lost."""
+    """Answer 200 if the node takes new requests; 503 while it drains, ends, or all engines are
+    lost.
+    """
     shell = shell_of(request.app)
     if takes_requests(shell):
         return Response(status_code=200)
@@ -39,7 +41,7 @@ async def ready(request: Request) -> Response:
 
 @router.get("/drain")
 async def drains(request: Request) -> Any:
-    """Whether the node drains, how many requests it still has, and whether it may be stopped
+    """Answer whether the node drains, how many requests it still has, and whether it may be stopped
     without losing any.
     """
     shell = shell_of(request.app)
@@ -56,13 +58,13 @@ async def drain(request: Request) -> Any:
 
 @router.delete("/drain")
 async def take_again(request: Request) -> Any:
-    """Take new requests again."""
+    """End a drain: the node takes new requests again."""
     shell_of(request.app).draining.end()
     return await drains(request)
 
 
 def attach(app: FastAPI) -> None:
-    """Add the routes; vLLM's /load, which knows only of HTTP requests, is not reached any more."""
+    """Add the routes. They hide vLLM's /load, which knows only of HTTP requests."""
     app.include_router(router)
     for path, endpoint in (("/ready", ready), ("/get_load", load), ("/load", load)):
         app.router.routes.insert(0, APIRoute(path, endpoint, methods=["GET"]))

@@ -1,4 +1,4 @@
-"""A server that drains, ends or is full refuses requests, and says when to try again."""
+"""Refusals of a server that drains, ends or is full, with the time after which to try again."""
 
 import re
 import time
@@ -13,22 +13,25 @@ from flying_serving.server.http.incoming import Incoming
 from flying_serving.server.shell import Shell
 
 PRIORITY_HEADER = "X-Vllm-Priority"
-"""What vLLM takes in place of the field of a body."""
+"""The header that vLLM takes in place of the body's `priority`."""
 RETRY_AFTER_S = 1
 """Seconds after which a client may try again where another node may take the request at once."""
 _URGENT = re.compile(rb'"priority"\s*:\s*"?\s*-')
-"""A number below 0, also as text, which vLLM takes for a number."""
+"""A priority below 0, also as text, which vLLM takes for a number."""
 
 
 def takes_requests(shell: Shell) -> bool:
-    """Whether the server takes new requests: it does not drain or end, and its engines live."""
+    """Return whether the server takes new requests: it does not drain or end, and its engines
+    live.
+    """
     return not (shell.draining or shell.calls.ending or shell.calls.channel.engines_dead)
 
 
 async def check_draining(request: Incoming) -> None:
     """Raise HTTPException (503) for a request that generates while the node drains.
 
-    Not where requests reach the engines: a request that has got this far may have begun to stream.
+    The check is here, and not where requests reach the engines: a request that has got there may
+    have begun to stream.
     """
     if request.generates and shell_of(request.app).draining:
         problem = "the server drains: send the request to another"
@@ -38,7 +41,7 @@ async def check_draining(request: Incoming) -> None:
 async def check_full(request: Incoming) -> None:
     """Raise HTTPException (429) for a request that generates while no more requests may wait.
 
-    To parse a body, validate it and tokenize its prompt takes several times as long as this check,
+    To parse a body, validate it and tokenize its prompt takes several times the time of this check,
     and engines may need the same cores. An urgent request, with a priority below 0, passes: urgent
     requests count only each other.
     """
@@ -55,7 +58,7 @@ async def check_full(request: Incoming) -> None:
 
 
 def _is_urgent(request: Incoming) -> bool:
-    """Whether a request may have a priority below 0, as far as can be seen without parsing it."""
+    """Return whether a request may have a priority below 0, by a look that does not parse it."""
     priority = request.headers.get(PRIORITY_HEADER, "")
     return priority.strip().startswith("-") or _URGENT.search(request.body) is not None
 
@@ -75,7 +78,9 @@ def with_retry_after(app: FastAPI, send: Send) -> Send:
 
 
 def _retry_after_s(app: FastAPI, status: int) -> int | None:
-    """Seconds after which to try again, by the status of an answer; None if it says nothing."""
+    """Return the seconds after which to try again, by the status of an answer; None if it names no
+    time.
+    """
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         return shell_of(app).controller.state.pool.retry_after_s(time.monotonic())
     if status == HTTPStatus.SERVICE_UNAVAILABLE and not takes_requests(shell_of(app)):

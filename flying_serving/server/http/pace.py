@@ -1,4 +1,4 @@
-"""How fast a body has to come, so that a client which stalls does not hold memory for long."""
+"""The least pace of a body, so that a client which stalls does not hold memory for long."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,7 +9,9 @@ from starlette.types import Message, Receive
 LEAST_BYTES_S = 32 * 1024
 """The least rate of a body; a slow telephone sends as fast."""
 GRACE_S = 10.0
-"""How far a body may fall behind that rate, so also how long a client may send nothing."""
+"""The time by which a body may fall behind that rate, and so the longest time in which a client may
+send nothing.
+"""
 STALL_S = 1.0
 """A deadline that is noticed later than this was missed by this process, which did not run
 meanwhile.
@@ -17,18 +19,20 @@ meanwhile.
 
 
 class BodyPace:
-    """When the next bytes of a body have to be there; times are the event loop's, in seconds."""
+    """The deadline for the next bytes of a body; times are the event loop's, in seconds."""
 
     def __init__(self, now_s: float) -> None:
         self.deadline_s = now_s + GRACE_S
 
     def arrived(self, count: int, now_s: float) -> None:
-        """Bytes have come: there is more time for the next ones, up to the whole of GRACE_S."""
+        """Note bytes that have come. They extend the deadline, up to the whole of GRACE_S from
+        now.
+        """
         self.deadline_s = min(self.deadline_s + count / LEAST_BYTES_S, now_s + GRACE_S)
 
     def excuses(self, now_s: float) -> bool:
-        """Whether this process did not run when the deadline passed; there is a new deadline
-        then.
+        """Return whether this process did not run when the deadline passed; if so, set a new
+        deadline.
         """
         if now_s - self.deadline_s <= STALL_S:
             return False
@@ -37,7 +41,7 @@ class BodyPace:
 
 
 async def chunks(receive: Receive) -> AsyncIterator[bytes]:
-    """The chunks of a body.
+    """Yield the chunks of a body.
 
     Raises:
         HTTPException: 400 if the client leaves before its end; 408 if it comes too slowly.

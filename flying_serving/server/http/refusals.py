@@ -1,4 +1,4 @@
-"""Refusals where vLLM has none for a client: in streams of /v1/responses, and without the traceback
+"""Refusals in streams of /v1/responses, where vLLM has none for a client, and without the traceback
 in the log.
 """
 
@@ -13,10 +13,10 @@ from flying_serving.log import logger
 
 
 async def ended_by_event(events: AsyncIterator[str]) -> AsyncIterator[str]:
-    """The events of a stream of /v1/responses; what ends it early is its last event, `error`, as
-    with OpenAI.
+    """Yield the events of a stream of /v1/responses. An exception becomes its last event, `error`,
+    as with OpenAI.
 
-    vLLM lets the exception through, after HTTP 200: the connection breaks, without a word for the
+    vLLM raises the exception after HTTP 200: the connection breaks, without a message for the
     client.
     """
     number = 0
@@ -36,8 +36,8 @@ async def ended_by_event(events: AsyncIterator[str]) -> AsyncIterator[str]:
 
 
 def without_traceback(record: logging.LogRecord) -> bool:
-    """Filter of vLLM's log: what a client got wrong, or may try again, is one line. Some of its
-    routes log more.
+    """Filter vLLM's log: a client's error, or a request that it may try again, is one line. Some
+    routes of vLLM log more.
     """
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, VLLMValidationError | GracefulHTTPError):
@@ -47,6 +47,6 @@ def without_traceback(record: logging.LogRecord) -> bool:
 
 
 def attach() -> None:
-    """Add the filter to what writes vLLM's log."""
+    """Add the filter to the handlers of vLLM's log."""
     for handler in logging.getLogger("vllm").handlers:
         handler.addFilter(without_traceback)

@@ -24,7 +24,7 @@ router = APIRouter(prefix="/flying", dependencies=[Depends(authorise)], tags=["f
 
 @router.get("/status")
 async def status(request: Request) -> Any:
-    """Layout, capacity, what each engine holds, and which are lost."""
+    """Answer the layout, capacity, the holdings of each engine, and the lost engines."""
     shell = shell_of(request.app)
     try:
         reports = await shell.calls.gather("flying_report")
@@ -40,8 +40,8 @@ async def status(request: Request) -> Any:
 _CONTENT = {"application/json": {"schema": LayoutOrder.model_json_schema()}}
 _SCHEMA = {"requestBody": {"content": _CONTENT, "required": True}}
 _JSON = [Depends(validate_json_request)]
-"""A page of another site could have a browser send a body of another type, without asking the
-server before.
+"""Refuses other content types: a page of another site could have a browser send such a body without
+asking the server before.
 """
 
 
@@ -77,7 +77,7 @@ async def cancel(request: Request) -> Any:
 
 
 async def _unless_it_leaves(request: Request, work: Coroutine[Any, Any, Switch]) -> Switch | None:
-    """Do the work, but cancel it if the client goes away before it is done; None then."""
+    """Do the work, but cancel it and return None if the client goes away before it is done."""
     doing, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(request))
     try:
         await asyncio.wait([doing, leaving], return_when=asyncio.FIRST_COMPLETED)
@@ -94,7 +94,7 @@ async def _left(request: Request) -> None:
 
 @router.get("/switches")
 async def switches(request: Request) -> Any:
-    """The last switches, oldest first."""
+    """Answer the last switches, oldest first."""
     return {
         "switches": [
             switch.to_json() for switch in shell_of(request.app).controller.state.switches.kept
@@ -104,7 +104,9 @@ async def switches(request: Request) -> Any:
 
 @router.post("/check", dependencies=_JSON)
 async def check(request: Request) -> Any:
-    """Check the block bookkeeping of every engine that is there; 500 with what does not add up."""
+    """Check the block bookkeeping of every present engine; answers 500 with the sums that
+    differ.
+    """
     try:
         await shell_of(request.app).calls.gather("flying_check")
     except EngineLost as error:

@@ -20,16 +20,16 @@ router = APIRouter(prefix="/flying", tags=["flying"])
 
 @router.get("/", response_class=HTMLResponse, dependencies=[Depends(refuse_others)])
 async def live_view(request: Request) -> HTMLResponse:
-    """The live view. It loads without the API key and asks for it, since a browser cannot send it
-    before.
+    """Answer the live view. It loads without the API key and asks for it, since a browser cannot
+    send it before.
     """
     return HTMLResponse(page.document(needs_key=bool(keys_of(request.app))), headers=page.headers())
 
 
 @router.get("/view", dependencies=[Depends(authorise)])
 async def view(request: Request) -> JSONResponse:
-    """The data of the live view: layout, groups, task pool, times of the last seconds, the last
-    switches.
+    """Answer the data of the live view: layout, groups, task pool, times of the last seconds, the
+    last switches.
     """
     shell = shell_of(request.app)
     deployment = shell.calls.deployment
@@ -57,7 +57,7 @@ async def view(request: Request) -> JSONResponse:
 
 
 def _is_logged(record: logging.LogRecord) -> bool:
-    """A page that looks three times a second would fill the access log."""
+    """Filter the access log, which a page that looks three times a second would fill."""
     arguments = record.args
     return not (
         isinstance(arguments, tuple) and len(arguments) > 2 and arguments[2] == "/flying/view"

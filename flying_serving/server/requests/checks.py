@@ -22,7 +22,7 @@ from flying_serving.server.requests.xargs import DEGREE_KEY
 
 
 class Checks:
-    """Refusals of one server."""
+    """The checks that one server makes of each request, and the places that it holds."""
 
     def __init__(self, calls: EngineCalls, controller: Controller, streams: Streams) -> None:
         self.rights = ClientRights(calls.deployment.flying)
@@ -32,10 +32,10 @@ class Checks:
         self._places = controller.admission.places
 
     def spec(self, fields: Mapping[str, Any]) -> RequestSpec:
-        """The request as the controller sees it, from fields by name.
+        """Return the request as the controller sees it, from fields by name.
 
         Raises:
-            VLLMValidationError: naming the field, its value and what is allowed (HTTP 400).
+            VLLMValidationError: naming the field, its value and the allowed values (HTTP 400).
         """
         sent = {name: value for name, value in fields.items() if name != "prompt_embeds"}
         check_encodable(sent, self._calls.channel.encode)
@@ -48,18 +48,18 @@ class Checks:
         """Hold a place for the requests of a call, if they can be taken, until they arrive or
         `answer` is gone.
 
-        `answer` is what begins the requests when it is read.
+        Reading `answer` begins the requests.
 
         Raises:
-            VLLMValidationError: as `spec`, or if no layout of this server can run them, or `n` is
-                more than it ever lets in at once (HTTP 400).
+            VLLMValidationError: as `spec`; if no layout of this server can run them; if `n` is
+                more than it ever lets in (HTTP 400).
             GracefulHTTPError: if too many wait (429), or the server ends (503).
         """
         if not self._places.claim(call):
             self._hold(Place(call), fields, answer)
 
     def let_in_ahead(self, call: str, fields: Mapping[str, Any], answer: object) -> None:
-        """As `let_in`, before the call is made, which `answer` makes when it is read."""
+        """As `let_in`, before the call is made; reading `answer` makes the call."""
         self._hold(Place(call, ahead=True), fields, answer)
 
     def _hold(self, place: Place, fields: Mapping[str, Any], answer: object) -> None:
@@ -88,7 +88,7 @@ class Checks:
 
     def check_end(self, call: str | None) -> None:
         """Raise GracefulHTTPError (503) for a request that arrives as the server ends, unless it
-        was let in before.
+        holds a place.
         """
         if self._calls.leaving or (self._calls.ending and not self._places.holds(call)):
             raise refusal()
@@ -96,8 +96,8 @@ class Checks:
 
 @contextmanager
 def refused(spec: RequestSpec) -> Iterator[None]:
-    """Turn the refusals of a controller into those of vLLM: VLLMValidationError, or
-    GracefulHTTPError with 429.
+    """Turn the refusals of a controller into vLLM's: VLLMValidationError, or GracefulHTTPError with
+    429.
     """
     try:
         yield
@@ -112,8 +112,8 @@ def refused(spec: RequestSpec) -> Iterator[None]:
 
 
 def fields_of(given: Mapping[str, Any], prompt: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a request, from what vLLM's `generate` is given and the prompt as tokens or
-    embeddings.
+    """Return the fields of a request, from the arguments of vLLM's `generate` and the prompt as
+    tokens or embeddings.
     """
     of_prompt = {
         name: prompt.get(name) for name in ("prompt_token_ids", "prompt_embeds", "cache_salt")

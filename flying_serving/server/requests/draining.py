@@ -1,4 +1,4 @@
-"""A node that drains takes no new request, finishes its requests, and says when it is ready to
+"""A node's drain: it takes no new request, finishes its requests, and says when it is ready to
 stop.
 """
 
@@ -11,10 +11,10 @@ from flying_serving.log import logger
 
 
 class Draining:
-    """Whether a node drains, and since when (as `time`).
+    """The drain of a node, if it drains, and since when (as `time`).
 
-    `answering`: HTTP requests whose answers are not out to their end, whether an engine has them or
-    not.
+    `answering`: the number of HTTP requests whose answers are not complete, whether or not an
+    engine has them.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Draining:
             logger.info("the server drains: it takes no new requests")
 
     def end(self) -> None:
-        """Take requests again."""
+        """End the drain: the node takes requests again."""
         if self.since is not None:
             self.since = None
             logger.info("the server takes new requests again")
@@ -46,7 +46,7 @@ class Draining:
             self.answering -= 1
 
     def to_json(self, requests: int) -> dict[str, Any]:
-        """The part of `/load` about draining. `requests`: the number of requests of the
+        """Return the part of `/load` about draining. `requests`: the number of requests of the
         controller.
         """
         return {

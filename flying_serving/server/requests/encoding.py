@@ -1,5 +1,5 @@
-"""Requests that cannot be encoded for an engine: refused before anything is booked, with the field
-that is wrong.
+"""Refusals of requests that cannot be encoded for an engine, before anything is booked. They name
+the wrong field.
 """
 
 import reprlib
@@ -11,24 +11,25 @@ from vllm.sampling_params import SamplingParams
 
 _CANNOT = (TypeError, ValueError, OverflowError, RecursionError)
 _CONNECTOR_FIELDS = ("kv_transfer_params", "ec_transfer_params")
-"""What vLLM's routes put into `extra_args` from fields of their own; the rest of it is
+"""Keys of `extra_args` that vLLM's routes fill from fields of their own; the rest of it is
 `vllm_xargs`.
 """
 
 
 def shown(value: object) -> str:
-    """A value of a client in a few words of ASCII: what it wrote itself may be one that no answer
-    can repeat.
+    """Return a client's value in a few words of ASCII. No answer may be able to repeat the
+    original.
     """
     return _in_ascii(reprlib.repr(value))
 
 
 def check_encodable(fields: Mapping[str, Any], encode: Callable[[Any], object]) -> None:
-    """Check that the fields of a request, by name, can be sent to an engine; `encode` is the
-    encoder of its messages.
+    """Check that the fields of a request, by name, can be sent to an engine.
+
+    `encode`: the encoder of its messages.
 
     Raises:
-        VLLMValidationError: naming field, value and what is allowed (HTTP 400).
+        VLLMValidationError: naming field, value and the allowed values (HTTP 400).
     """
     try:
         encode(tuple(fields.values()))
@@ -52,7 +53,7 @@ def _first_problem(
 
 
 def _named(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Every field by the name that clients know it by."""
+    """Yield every field with the name that clients know it by."""
     for name, value in fields.items():
         if not isinstance(value, SamplingParams):
             yield name, value

@@ -1,4 +1,4 @@
-"""Which requests come together: all that one HTTP request asks for, and the `n` outputs of one
+"""The origin of requests: which of them belong to one HTTP request, and to the `n` outputs of one
 call.
 """
 
@@ -10,18 +10,20 @@ from vllm.v1.engine import EngineCoreRequest
 from flying_serving.controller.places import Origin
 
 _http: ContextVar[str | None] = ContextVar("http", default=None)
-"""The HTTP request that is answered here; what is started for it, as its stream, has the same."""
+"""The number of the HTTP request that this task answers. Tasks that it starts, such as its stream,
+have the same.
+"""
 _numbers = count(1)
 
 
 def number_http_request() -> None:
-    """Give the HTTP request that is answered in this task a number, which all that it asks for
-    shares.
-    """
+    """Number the HTTP request that this task answers. All of its requests share the number."""
     _http.set(f"http-{next(_numbers)}")
 
 
 def origin_of(request: EngineCoreRequest) -> Origin:
-    """Where a request comes from. vLLM keeps the id of the call with each of its `n` requests."""
+    """Return where a request comes from. vLLM keeps the id of the call with each of its `n`
+    requests.
+    """
     call = request.external_req_id
     return Origin(call, _http.get() or call)

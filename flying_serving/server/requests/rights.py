@@ -1,5 +1,5 @@
-"""Which fields that steer the node clients may set: `--clients-may-set`; by default none where an
-API key is set.
+"""The fields that steer the node and that clients may set: `--clients-may-set`; by default none
+where an API key is set.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _USUAL_PRIORITY = 0
 class ClientRights:
     """The fields that clients of one server may set in their requests.
 
-    `has_key`: whether the server asks for an API key, which is known when its HTTP application is
+    `has_key`: True if the server asks for an API key, which is known when its HTTP application is
     made.
     """
 
@@ -37,12 +37,12 @@ class ClientRights:
             return EVERYTHING & frozenset(self._given)
         if not self.has_key:
             return EVERYTHING
-        # who says how urgent a request may be says that requests may be urgent
+        # a bound on urgency implies that requests may be urgent
         return frozenset({PRIORITY} if self._most_urgent is not None else ())
 
     @property
     def may_be_urgent(self) -> bool:
-        """Whether any request may have a priority below the usual one."""
+        """True if any request may have a priority below the usual one."""
         return PRIORITY in self.allowed and self._most_urgent != _USUAL_PRIORITY
 
     def check(self, priority: int, extra: Mapping[str, Any]) -> None:

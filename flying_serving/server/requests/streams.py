@@ -1,4 +1,4 @@
-"""The requests that vLLM's server has handed over: what was asked, what has come, and their ids in
+"""The requests that vLLM's server has handed over: their parameters, their tokens, and their ids in
 the engines.
 """
 
@@ -29,8 +29,8 @@ from flying_serving.vllm_adapter.keys import (
 class Stream:
     """One request as the client asked for it.
 
-    `tokens`: what it has got so far. `engine_id`: its id in the engine that runs it; another one
-    after each move, so that outputs of the old engine are recognised as stale. `past_ids`: its ids
+    `tokens`: its output tokens so far. `engine_id`: its id in the engine that runs it. It changes
+    with each move, so that outputs of the old engine are recognised as stale. `past_ids`: its ids
     in engines that it has left. `capped`: its group may end it for want of room.
     """
 
@@ -55,17 +55,17 @@ class Streams:
         self._ahead: set[int] = set()
 
     def spec(self, prompt: int, params: SamplingParams | None, priority: int) -> RequestSpec:
-        """What the controller has to know of a request with a prompt of that many tokens.
+        """Return the facts that the controller needs about a request with `prompt` prompt tokens.
 
         Raises:
-            VLLMValidationError: naming the field, its value and what is allowed.
+            VLLMValidationError: naming the field, its value and the allowed values.
         """
         if params is None:
             return RequestSpec(prompt, prompt, priority=priority)
         extra = params.extra_args or {}
         xargs.check_names(extra)
-        # vLLM gives a request without max_tokens all that the model's length leaves: it takes what
-        # its group holds
+        # vLLM gives a request without max_tokens the rest of the model's length: it takes as many
+        # as its group holds
         left, most = self._left(prompt), self._most_outputs(prompt, params)
         sure = most if params.ignore_eos else min(params.min_tokens, most)
         return RequestSpec(
@@ -81,17 +81,17 @@ class Streams:
         )
 
     def _left(self, prompt: int) -> int:
-        """Tokens that the model's length leaves to a prompt, where vLLM's scheduler ends a
-        request.
+        """Return the tokens that the model's length leaves to a prompt, where vLLM's scheduler ends
+        a request.
         """
         return max(1, self._max_model_len - prompt)
 
     def open(self, request: EngineCoreRequest) -> None:
-        """Take a request."""
+        """Open the stream of a request."""
         self._streams[request.request_id] = Stream(request)
 
     def close(self, request_id: str) -> None:
-        """Forget a request."""
+        """Forget a request and its ids in engines."""
         stream = self._streams.pop(request_id, None)
         if stream is not None:
             self._ids.pop(stream.engine_id, None)
@@ -99,7 +99,7 @@ class Streams:
                 self._past_ids.pop(engine_id, None)
 
     def engine_id(self, request_id: str) -> str:
-        """The id of a request in the engine that runs it."""
+        """Return the id of a request in the engine that runs it."""
         return self._streams[request_id].engine_id
 
     def recall(self, request_id: str) -> str:
@@ -111,8 +111,8 @@ class Streams:
         return stream.engine_id
 
     def leaving(self, command: Recall | DropPart) -> tuple[str, int] | None:
-        """The id in its engine of what leaves it, and the number under which its KV stays; None if
-        that does not.
+        """Return the id in its engine of a request or part that leaves, and the number of its
+        retained KV. None if it retains none.
         """
         if isinstance(command, DropPart):
             if not command.keeps:
@@ -121,7 +121,7 @@ class Streams:
         return None if command.offer is None else (self.recall(command.request_id), command.offer)
 
     def to_engine(self, dispatch: Dispatch) -> EngineCoreRequest | None:
-        """The request as a group's leader gets it: with its lane, its tokens so far, and the
+        """Return the request for a group's leader: with its lane, its tokens so far, and the
         group's limit.
 
         None if it is over by now.
@@ -158,8 +158,8 @@ class Streams:
         )
 
     def prefix(self, command: DispatchPrefix) -> EngineCoreRequest | None:
-        """The first tokens of a request's prompt as a request of their own; None if the request is
-        over by now.
+        """Return the first tokens of a request's prompt as a request of their own; None if the
+        request is over by now.
         """
         stream = self._streams.get(command.request_id)
         if stream is None:
@@ -177,7 +177,7 @@ class Streams:
         return _sent(cut, engine_id, command.group, 1, extra)
 
     def ahead(self, command: PullAhead) -> EngineCoreRequest | None:
-        """A request as a group gets it that only pulls its KV for now; None if it is over by
+        """Return a request for a group that only pulls its KV for now; None if it is over by
         now.
         """
         stream = self._streams.get(command.request_id)
@@ -198,10 +198,10 @@ class Streams:
         return engine_id
 
     def begun(self, engine_id: str) -> str | None:
-        """The request that has begun with what an engine knows, or knew, by this id; None if it is
+        """Return the request that has begun under an engine's present or past id; None if it is
         over.
 
-        An engine may say so when the request has left it: it has begun all the same.
+        An engine may report it after the request has left it: the request has begun all the same.
         """
         return (
             self._ids.get(engine_id)
@@ -210,7 +210,7 @@ class Streams:
         )
 
     def prefix_ended(self, output: EngineCoreOutput) -> str | None:
-        """The request of which an output ends a prefix, if it does."""
+        """Return the request whose prefix an output ends, if it ends one."""
         return (
             self._prefixes.pop(output.request_id, None)
             if output.finish_reason is not None
@@ -226,8 +226,8 @@ class Streams:
         return left if params is None or params.max_tokens is None else min(params.max_tokens, left)
 
     def take(self, output: EngineCoreOutput) -> bool:
-        """Note the tokens of an output and give it vLLM's id. False if it is stale, and must not be
-        shown.
+        """Note the tokens of an output and give it vLLM's id. Returns False if it is stale, and
+        must not be shown.
         """
         request_id = self._ids.get(output.request_id)
         if request_id is None:
@@ -237,25 +237,27 @@ class Streams:
         return True
 
     def is_full(self, output: EngineCoreOutput) -> bool:
-        """Whether its group has ended a request that could go on in a wider one."""
+        """Return whether the group has ended a request that could go on in a wider one."""
         return (
             output.finish_reason == FinishReason.LENGTH and self._streams[output.request_id].capped
         )
 
 
 def prompt_length(token_ids: Sequence[int] | None, embeds: Sized | None) -> int:
-    """Tokens of a prompt, which may come as embeddings instead, shape (tokens, hidden)."""
+    """Return the tokens of a prompt, which may come as embeddings instead, shape (tokens,
+    hidden).
+    """
     prompt = embeds if token_ids is None else token_ids
     return 0 if prompt is None else len(prompt)
 
 
 def part_id(request_id: str, offer: int) -> str:
-    """The id in its engine of the part of a split request."""
+    """Return the id in its engine of the part of a split request."""
     return f"{request_id}~{offer}"
 
 
 def _deadline(request: EngineCoreRequest) -> dict[str, Any]:
-    """The deadline of a request as an engine gets it, if the request has one."""
+    """Return the deadline of a request as an engine gets it, if the request has one."""
     extra = (request.sampling_params.extra_args if request.sampling_params else None) or {}
     return {name: value for name, value in extra.items() if name == DEADLINE_KEY}
 
@@ -267,7 +269,7 @@ def _source(kv: KVOffer) -> tuple[int, int, int]:
 def _sent(
     request: EngineCoreRequest, engine_id: str, group: Group, max_tokens: int, extra: dict[str, Any]
 ) -> EngineCoreRequest:
-    """A request as a group's leader gets it: with another id, limit, and `extra`: fields for
+    """Return a request for a group's leader: with another id, limit, and `extra`: fields for
     engines only.
     """
     if request.sampling_params is None:
@@ -275,7 +277,7 @@ def _sent(
     # copied: vLLM's output processing shares the object, and n > 1 shares it between requests
     params = request.sampling_params.clone()
     params.max_tokens = max_tokens
-    params.min_tokens = min(params.min_tokens, max_tokens)  # else its engine could not decode it
+    params.min_tokens = min(params.min_tokens, max_tokens)  # an engine could not decode more
     lane = {LANE_KEY: len(group)} if len(group) > 1 else {}
     params.extra_args = {**(params.extra_args or {}), **lane, **extra} or None
     return replace(request, request_id=engine_id, sampling_params=params)

@@ -1,4 +1,4 @@
-"""Fields of `vllm_xargs`. A wrong value is refused with its field, the value, and the allowed
+"""Fields of `vllm_xargs`. A refusal of a wrong value names its field, the value, and the allowed
 values.
 """
 
@@ -16,7 +16,7 @@ SPLIT_KEY = "split_at"
 
 
 def check_names(extra: Mapping[str, Any]) -> None:
-    """Raise VLLMValidationError for a field in which the server tells engines something."""
+    """Raise VLLMValidationError for a field that only the server may send to engines."""
     for key in OURS:
         if key in extra:
             raise VLLMValidationError(
@@ -25,7 +25,9 @@ def check_names(extra: Mapping[str, Any]) -> None:
 
 
 def degree(extra: Mapping[str, Any], degrees: Sequence[int]) -> int | None:
-    """The TP degree that a request asks for; whether there is such a group is checked later."""
+    """Return the TP degree that a request asks for; whether there is such a group is checked
+    later.
+    """
     value = extra.get(DEGREE_KEY)
     if DEGREE_KEY not in extra or _is_whole(value):
         return value
@@ -33,7 +35,9 @@ def degree(extra: Mapping[str, Any], degrees: Sequence[int]) -> int | None:
 
 
 def deadline_s(extra: Mapping[str, Any]) -> float | None:
-    """Seconds for which a request waits at most until a scheduler has it in a step."""
+    """Return the longest time in seconds that a request waits until a scheduler has it in a
+    step.
+    """
     value = extra.get(DEADLINE_KEY)
     if value is None:
         return None
@@ -43,7 +47,7 @@ def deadline_s(extra: Mapping[str, Any]) -> float | None:
 
 
 def tokens(extra: Mapping[str, Any], key: str, least: int, most: int) -> int | None:
-    """A number of tokens from `least` to `most`."""
+    """Return a number of tokens from `least` to `most`."""
     if key not in extra:
         return None
     value = extra[key]

@@ -1,3 +1,3 @@
-"""Before the engines start: flags are checked, the deployment is described, the run directory is
-made.
+"""Before the engines start: checks of flags, the description of the deployment, the run
+directory.
 """

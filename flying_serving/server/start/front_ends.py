@@ -26,7 +26,7 @@ def refuse_other_front_ends(args: Any, environment: Mapping[str, str]) -> None:
 
 
 def _front_ends(args: Any) -> Iterator[tuple[str, str]]:
-    """Flags for a front end in place of vLLM's HTTP server, or beside it."""
+    """Yield the flags for a front end in place of vLLM's HTTP server, or beside it."""
     if args.grpc:
         yield "--grpc", "vLLM's gRPC server"
     if args.grpc_port is not None:
@@ -44,7 +44,7 @@ def _front_ends(args: Any) -> Iterator[tuple[str, str]]:
 
 
 def _engines(args: Any) -> Iterator[tuple[str, str]]:
-    """Flags for engines on another machine, or that another process starts."""
+    """Yield the flags for engines on another machine, or that another process starts."""
     if args.data_parallel_size_local not in (None, args.data_parallel_size):
         yield f"--data-parallel-size-local={args.data_parallel_size_local}", _ELSEWHERE
     if args.data_parallel_rank is not None:
@@ -72,7 +72,7 @@ def _engines(args: Any) -> Iterator[tuple[str, str]]:
 
 
 def _variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The same by variables of the environment."""
+    """Yield the variables of the environment that ask for the same."""
     for name, what in (
         ("VLLM_USE_RUST_FRONTEND", "vLLM's front end in Rust"),
         ("VLLM_DP_SIZE", _RANKS),

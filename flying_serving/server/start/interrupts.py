@@ -19,8 +19,8 @@ from flying_serving.server.start.rundir import remove_run_dir
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _END_S = 5.0
 _VLLM_SERVER = "vllm.entrypoints.launchers.api_server.entry"
-"""Where vLLM's own handler while a server starts comes from; uvicorn replaces it, or ours, when it
-serves.
+"""The module of vLLM's own handler while a server starts. uvicorn replaces that handler, or ours,
+when it serves.
 """
 
 
@@ -29,9 +29,9 @@ def ended_by_signals(run_dir: str) -> Iterator[None]:
     """While the body runs, SIGTERM and SIGINT end this process, its engines and their workers, and
     remove `run_dir`.
 
-    At once: nothing has been served yet that would have to be put in order. In vLLM's API server
-    the handlers stay until it serves: those before them raise in whatever code runs, which may
-    answer with an exception of its own.
+    This happens at once: nothing has been served yet that would have to be put in order. In vLLM's
+    API server the handlers stay until it serves. vLLM's own handlers raise in any code that runs,
+    which may answer with an exception of its own.
     """
     if threading.current_thread() is not threading.main_thread():  # which alone may set handlers
         yield
@@ -39,7 +39,7 @@ def ended_by_signals(run_dir: str) -> Iterator[None]:
     server = os.getpid()
 
     def end(number: int, _frame: object) -> NoReturn:
-        if os.getpid() == server:  # else an engine that has not dropped the handler yet
+        if os.getpid() == server:  # an engine may not have dropped the handler yet
             sys.stderr.write("flying-serving: ended while it was starting\n")
             _kill_engines()
             remove_run_dir(Path(run_dir))

@@ -29,11 +29,11 @@ _WORKERS = {
 
 
 def prepare(config: Any, client_count: int) -> Any:
-    """Check what is asked for and write the deployment into `config`. Returns the executor class of
-    the engines.
+    """Check the configuration and write the deployment into it. Returns the executor class of the
+    engines.
 
     Raises:
-        ConfigError: with one line that names flag, value and what is allowed.
+        ConfigError: with one line that names the flag, its value and the allowed values.
     """
     flying = parse_flying(config.additional_config[KEY] or {})
     refuse_unsupported(config, client_count)
@@ -83,7 +83,7 @@ def prepare(config: Any, client_count: int) -> Any:
 
 
 def _refuse_unusable(config: Any, flying: FlyingConfig) -> None:
-    """Refuse settings of vLLM that a setting of ours, or our workers, cannot be used with."""
+    """Refuse settings of vLLM that do not work with a setting of ours, or with our workers."""
     if flying.tbt_slo_ms is not None and not config.scheduler_config.enable_chunked_prefill:
         raise ConfigError(
             f"--tbt-slo-ms={flying.tbt_slo_ms}: prompts are computed in chunks; chunked prefill "
@@ -95,12 +95,13 @@ def _refuse_unusable(config: Any, flying: FlyingConfig) -> None:
 
 
 def survives(flying: FlyingConfig, engines: int) -> bool:
-    """Whether a server goes on when an engine is lost: where its groups need no torch world, and
-    each has all weights.
+    """Return whether a server goes on when an engine is lost.
+
+    It does where its groups need no torch world, and each engine has all weights.
 
     Raises:
-        ConfigError: if it is to have more engines than there are, or to notice a frozen one too
-            late.
+        ConfigError: if --min-engines is more than there are, or a frozen engine would be noticed
+            too late.
     """
     if flying.min_engines > engines:
         raise ConfigError(
@@ -116,10 +117,10 @@ def survives(flying: FlyingConfig, engines: int) -> bool:
 
 
 def placements_of(parallel: Any) -> tuple[Placement, ...]:
-    """Of the devices of all engines of a ParallelConfig; none on CUDA.
+    """Return the placements of the devices of all engines of a ParallelConfig; none on CUDA.
 
     Raises:
-        ConfigError: for what a user's variables ask for and this machine does not allow.
+        ConfigError: if a user's variables ask for something that this machine does not allow.
     """
     if not current_platform.is_cpu():
         return ()
@@ -127,8 +128,8 @@ def placements_of(parallel: Any) -> tuple[Placement, ...]:
 
 
 def _preload() -> None:
-    """Import what engines need before they are forked, so that it is done once and its pages are
-    shared.
+    """Import the modules that engines need before they are forked, so that it is done once and its
+    pages are shared.
     """
     import flying_serving.engine.core
     import flying_serving.worker.worker  # noqa: F401

@@ -16,17 +16,16 @@ from flying_serving.vllm_adapter.queues import remove_queues
 _SHARED_MEMORY = "/dev/shm"
 _PREFIX = "flying-"
 _OWNER = "owner"
-"""File that a server and its engines hold locked: the kernel drops the lock when the last of them
+"""File that a server and its engines hold locked. The kernel drops the lock when the last of them
 ends.
 """
 
 
 def make_run_dir(parent: str | None = None) -> str:
-    """Make the directory of this process, which removes it when it ends, and remove directories
-    that servers have left.
+    """Make the directory of this process, and remove directories that servers have left.
 
-    By default in shared memory, or in the directory for temporary files where that cannot be
-    written.
+    The process removes its directory when it ends. By default the directory is in shared memory, or
+    in the directory for temporary files where that cannot be written.
     """
     if parent is None:
         parent = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else tempfile.gettempdir()
@@ -50,8 +49,8 @@ def make_run_dir(parent: str | None = None) -> str:
 
 
 def remove_run_dir(path: Path) -> None:
-    """Remove a run directory, its lock last: without it, what a kill leaves now could not be told
-    from another's.
+    """Remove a run directory, its lock last: without it, a directory that a kill leaves now could
+    not be told from another's.
     """
     with suppress(OSError):
         for entry in path.iterdir():
@@ -63,8 +62,8 @@ def remove_run_dir(path: Path) -> None:
 def _remove_left(parent: str) -> None:
     """Remove the directories of this user's servers that were killed.
 
-    Others may write to `parent` too. Their entries are no directories of this user, and a link is
-    not followed.
+    Other users may write to `parent` too. Their entries are no directories of this user, and a link
+    is not followed.
     """
     for path in filter(_is_own_directory, Path(parent).glob(f"{_PREFIX}*")):
         try:
@@ -82,8 +81,8 @@ def _remove_left(parent: str) -> None:
 
 
 def _is_own_directory(path: Path) -> bool:
-    """Whether this is a directory, and no link to one, of this user: no other user can then replace
-    it.
+    """Return whether this is a directory, and no link to one, of this user. No other user can then
+    replace it.
     """
     try:
         status = path.lstat()

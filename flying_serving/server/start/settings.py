@@ -12,7 +12,9 @@ from flying_serving.predict.work import Objective
 
 
 def settings_of(vllm_config: Any, deployment: Deployment, blocks: KVBlocks) -> Settings:
-    """The settings of a server, from the number of KV blocks that every engine has at least."""
+    """Return the settings of a server, from the number of KV blocks that every engine has at
+    least.
+    """
     flying = deployment.flying
     policy = POLICIES[flying.policy]
     sizes = deployment.group_sizes

@@ -1,4 +1,4 @@
-"""Settings that this version or a model does not admit are refused at start, in one line that names
+"""Refusals at start of settings that this version or a model does not admit, in one line that names
 the flag.
 """
 
@@ -17,14 +17,14 @@ MODEL_FILES = ("config.json", "params.json")
 _NAME = re.compile(r"[\w-][\w.:-]*(/[\w-][\w.:-]*)?")
 """A model's name on Hugging Face: `owner/model`, or `model` alone."""
 Obstacles = Callable[[Any, Sequence[int]], Mapping[int, str]]
-"""Why a model does not admit some group sizes, each above 1: see
+"""Returns why a model does not admit some group sizes, each above 1: see
 `flying_serving.worker.admission.obstacles`.
 """
 
 
 def refuse_missing_model(model: str) -> None:
-    """Raise ConfigError for a path at which there is no model. What may be a name on a hub is left
-    to vLLM.
+    """Raise ConfigError for a path at which there is no model. A possible name on a hub is left to
+    vLLM.
     """
     path = Path(model)
     if path.is_dir():
@@ -42,7 +42,7 @@ def refuse_missing_model(model: str) -> None:
 
 
 def refuse_unusable_address(args: Any) -> None:
-    """Raise ConfigError for a port that there is none of, and for a file of TLS that is not there.
+    """Raise ConfigError for a port that is out of range, and for a file of TLS that is missing.
 
     `args`: the flags of vLLM's `serve`.
     """
@@ -55,7 +55,7 @@ def refuse_unusable_address(args: Any) -> None:
 
 
 def no_model(model: str, reason: str) -> ConfigError:
-    """The one line for a name that no hub has, or gives out."""
+    """Return the one-line error for a name that no hub has, or gives out."""
     return ConfigError(
         f"--model={model}: there is no such directory, and no model of that name can be had: "
         f"{reason}"
@@ -118,7 +118,7 @@ def refuse_unsupported(config: Any, client_count: int) -> None:
 
 
 def _slides(config: Any) -> bool:
-    """Whether vLLM would drop KV of running requests. Where some layers see everything,
+    """Return whether vLLM would drop KV of running requests. Where some layers see everything,
     `keep_all_kv` is enough.
     """
     window = config.model_config.get_sliding_window()
@@ -143,11 +143,12 @@ def keep_all_kv(config: Any) -> None:
 def choose_group_sizes(
     config: Any, requested: tuple[int, ...] | None, obstacles: Obstacles
 ) -> tuple[tuple[int, ...], dict[int, str]]:
-    """Group sizes that this model and this number of engines allow, and why not the others.
+    """Return the group sizes that this model and this number of engines allow, and why not the
+    others.
 
     Raises:
-        ConfigError: for a requested size that they do not, with the reason; for a number of engines
-            that is no power of two up to 8.
+        ConfigError: for a requested size that they do not allow, with the reason; if the number of
+            engines is not 1, 2, 4 or 8.
     """
     engines = config.parallel_config.data_parallel_size
     if not is_power_of_two(engines) or engines > MAX_ENGINES:
@@ -168,8 +169,7 @@ def choose_group_sizes(
 def _heads(config: Any, size: int) -> str | None:
     model, devices = config.model_config, config.parallel_config.tensor_parallel_size
     heads = model.model_arch_config.total_num_attention_heads
-    # vLLM finds no number of them in this configuration: the layers say themselves how they can be
-    # cut
+    # vLLM finds no number of heads in this configuration: the layers tell how they can be cut
     if not heads:
         return None
     return degree_obstacle(size * devices, heads, model.get_total_num_kv_heads())
