@@ -1,5 +1,5 @@
 """All contact with vLLM's internals: `table.py` lists every patched name, the other modules hold
 the hooks.
 
-Those that call the server are handed to the table from above (`server/patches.py`).
+Hooks that call the server are handed to the table from above (`server/patches.py`).
 """

@@ -1,4 +1,6 @@
-"""What hooks go by while a body runs: vLLM calls them without telling why."""
+"""Context variables that hooks read while a body runs, since vLLM calls them without telling
+why.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +12,7 @@ T = TypeVar("T")
 
 @contextmanager
 def assigned(variable: ContextVar[T], value: T) -> Iterator[None]:
-    """While the body runs, the variable has this value."""
+    """Give the variable this value while the body runs."""
     token = variable.set(value)
     try:
         yield

@@ -17,8 +17,8 @@ CHECK_TOKENS = max(_CHECK_CHUNKS)
 def prefill_steps(
     count: int, tokens: int, before: int, block_tokens: int
 ) -> Iterator[SchedulerOutput]:
-    """`count` steps that each compute the last `tokens` of a prompt, and last one that computes
-    nothing and ends them.
+    """Yield `count` steps that each compute the last `tokens` of a prompt, and a last one that only
+    ends them.
 
     Each has `before` tokens before them.
     """
@@ -33,9 +33,10 @@ def prefill_steps(
 def decode_steps(
     count: int, sequences: int, context: int, block_tokens: int
 ) -> Iterator[SchedulerOutput]:
-    """`count` steps in which `sequences` requests decode a token each, and last one that ends them.
+    """Yield `count` steps in which `sequences` requests decode a token each, and a last one that
+    ends them.
 
-    After the last one each request has `context` tokens, at least `count`.
+    After the last of the `count` steps each request has `context` tokens, at least `count`.
     """
     names = [f"calibration-decode-{sequences}-{context}-{i}" for i in range(sequences)]
     each = dict.fromkeys(names, 1)
@@ -47,7 +48,7 @@ def decode_steps(
 
 
 def check_steps(requests: int, vocabulary: int, block_tokens: int) -> Iterator[SchedulerOutput]:
-    """A few short prompts, computed in two chunks, and a step that ends them.
+    """Yield a few short prompts, computed in two chunks, and a step that ends them.
 
     Request i has KV block 1 + i to itself, which holds a prompt. Its tokens are spread over the
     vocabulary.
@@ -69,16 +70,14 @@ def check_steps(requests: int, vocabulary: int, block_tokens: int) -> Iterator[S
 
 
 def _new(name: str, prompt: int, computed: int, tokens: int, block_tokens: int) -> NewRequestData:
-    # All requests have the same blocks: none has an owner yet, and what is in them does not matter.
+    # All requests have the same blocks: none has an owner yet, and their contents do not matter.
     # Block 0 is vLLM's.
     blocks = -(-tokens // block_tokens)
     return NewRequestData(
         req_id=name,
         prompt_token_ids=[_TOKEN] * prompt,
         mm_features=[],
-        sampling_params=SamplingParams(
-            max_tokens=tokens
-        ),  # drawn, as for a request that says nothing of it
+        sampling_params=SamplingParams(max_tokens=tokens),  # drawn, as is the default of a request
         pooling_params=None,
         block_ids=(list(range(1, 1 + blocks)),),
         num_computed_tokens=computed,
@@ -95,8 +94,8 @@ def _step(new: list[NewRequestData], scheduled: dict[str, int]) -> SchedulerOutp
 
 
 def _next_step(scheduled: dict[str, int], *, computed: int, outputs: int) -> SchedulerOutput:
-    """A step of running requests, each with `computed` tokens computed and `outputs` tokens sampled
-    before.
+    """Return a step of running requests, each with `computed` tokens computed and `outputs` tokens
+    sampled before.
     """
     plan = _step([], scheduled)
     cached = plan.scheduled_cached_reqs

@@ -1,5 +1,5 @@
-"""Engines tell the API server when a request with a deadline begins: a scheduler has it in a step
-for the first time.
+"""Messages to the API server at the beginning of a request with a deadline: a scheduler has it in a
+step for the first time.
 
 The message is an output without a token and without an end, which vLLM's scheduler never makes.
 """
@@ -12,7 +12,7 @@ from flying_serving.vllm_adapter.keys import DEADLINE_KEY
 
 
 def beginnings_in(plan: Any) -> dict[int, EngineCoreOutputs] | None:
-    """The message, by client, for new requests with a deadline in a SchedulerOutput.
+    """Return the message, by client, for new requests with a deadline in a SchedulerOutput.
 
     None if there is no such request in it.
     """
@@ -24,7 +24,7 @@ def beginnings_in(plan: Any) -> dict[int, EngineCoreOutputs] | None:
 
 
 def is_beginning(output: EngineCoreOutput) -> bool:
-    """Whether an output is such a message."""
+    """Return whether an output is such a message."""
     return not output.new_token_ids and output.finish_reason is None
 
 

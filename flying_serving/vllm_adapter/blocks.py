@@ -8,7 +8,7 @@ from flying_serving.errors import IntegrityError
 
 
 def may_start(scheduler: Any) -> int:
-    """How many requests that wait may run beside the running ones."""
+    """Return how many waiting requests may run beside the running ones."""
     return max(0, int(scheduler.max_num_running_reqs) - len(scheduler.running))
 
 
@@ -19,32 +19,34 @@ class SchedulerPool:
         self.scheduler = scheduler
         self._pool = scheduler.kv_cache_manager.block_pool
         self.withheld: set[int] = set()
-        """Blocks that nobody may have."""
+        """Blocks that are withheld from all requests."""
         self._pinned: list[list[int]] = []
         self._ahead: set[str] = set()
 
     @property
     def total(self) -> int:
-        """All blocks but the null block and those that are withheld."""
+        """All blocks except the null block and withheld blocks."""
         return int(self._pool.num_gpu_blocks) - 1 - len(self.withheld)
 
     def free_count(self) -> int:
-        """Blocks without a user, cached ones included."""
+        """Return the number of blocks without a user, cached ones included."""
         return int(self._pool.get_num_free_blocks())
 
     def take(self, count: int) -> list[int]:
-        """vLLM's own allocation: least recently used first, evicting what they cached."""
+        """Allocate blocks as vLLM does: least recently used first, evicting their cached
+        contents.
+        """
         return [block.block_id for block in self._pool.get_new_blocks(count)]
 
     def give(self, blocks: list[int]) -> None:
-        """vLLM's own release."""
+        """Release blocks as vLLM does."""
         self._pool.free_blocks([self._pool.blocks[b] for b in blocks])
 
     def valid_tokens(self, request: Any) -> int:
-        """How many of a request's first tokens have KV; its last token never has.
+        """Return how many of a request's first tokens have KV; its last token never has.
 
-        Not those that a step under way computes. Nor, as long as its own first step is under way,
-        those that it found in the prefix cache: vLLM has them there as soon as the step that
+        Tokens of a step under way do not count. While the request's own first step is under way,
+        tokens from the prefix cache do not count either: vLLM caches them as soon as the step that
         computes them is scheduled.
         """
         valid = request.num_computed_tokens - request.num_in_flight_tokens
@@ -54,18 +56,20 @@ class SchedulerPool:
         return int(max(0, min(valid, request.num_tokens - 1)))
 
     def blocks_of(self, request_id: str) -> list[int]:
-        """A request's blocks, in its order."""
+        """Return a request's blocks, in its order."""
         return list(self.scheduler.kv_cache_manager.get_block_ids(request_id)[0])
 
     def pin(self, request_id: str) -> list[int]:
-        """Keep a request's blocks, in its order, whatever becomes of it, until `unpin`."""
+        """Pin a request's blocks until `unpin`, even if the request ends. Returns them in its
+        order.
+        """
         blocks = self.blocks_of(request_id)
         self._pool.touch([self._pool.blocks[b] for b in blocks])
         self._pinned.append(blocks)
         return blocks
 
     def unpin(self, blocks: list[int], count: int | None = None) -> list[int]:
-        """Free pinned blocks: the first `count`, or all. Returns those that stay pinned."""
+        """Free pinned blocks: the first `count`, or all. Returns the blocks that stay pinned."""
         self._pinned.remove(blocks)
         kept = [] if count is None else blocks[count:]
         if kept:
@@ -79,9 +83,10 @@ class SchedulerPool:
         """Set blocks aside for the KV of a request's first `tokens` tokens, before the scheduler
         has it.
 
-        As vLLM does for KV that a connector brings (`Scheduler.schedule`, WAITING_FOR_REMOTE_KVS).
-        Returns how many of its tokens the prefix cache has, and the blocks of all, and with
-        `next_token` of one more; None if there are too few.
+        This works as in vLLM for KV that a connector brings (`Scheduler.schedule`,
+        WAITING_FOR_REMOTE_KVS). Returns how many of its tokens the prefix cache has, and the blocks
+        of all tokens. With `next_token` there is room for one more. None if there are too few
+        blocks.
         """
         if tokens == 0:  # vLLM allocates nothing for nothing
             return 0, []
@@ -100,7 +105,7 @@ class SchedulerPool:
     def extend(
         self, request: Any, tokens: int, *, next_token: bool
     ) -> tuple[int, list[int]] | None:
-        """Set more blocks aside for a request that has some. Returns 0, and all of them; None if
+        """Set more blocks aside for a request that has some. Returns 0 and all of them; None if
         there are too few.
         """
         return (
@@ -116,20 +121,20 @@ class SchedulerPool:
             **computed,
             num_lookahead_tokens=int(
                 next_token
-            ),  # else requests that wait for it could hold all blocks for ever
+            ),  # without it, requests that wait for it could hold all blocks for ever
             delay_cache_blocks=True,
             has_scheduled_reqs=False,
         )
         return made is not None
 
     def missing_for(self, tokens: int, owned: int = 0) -> int:
-        """Blocks that are missing for so many tokens and one more, where `owned` are set aside
-        already.
+        """Return the blocks that are missing for `tokens` tokens and one more. `owned`: blocks set
+        aside already.
         """
         return max(0, -(-(tokens + 1) // self.scheduler.block_size) - owned - self.free_count())
 
     def is_short(self) -> bool:
-        """Whether running requests, or if there are none those that wait, lack blocks."""
+        """Return whether running requests, or waiting ones if none run, lack blocks."""
         if self.scheduler.running:
             return (
                 self.free_count() < len(self.scheduler.running) and self.missing_for_running() > 0
@@ -137,9 +142,7 @@ class SchedulerPool:
         return bool(self.scheduler.waiting) and self.missing_for_next() > 0
 
     def arrived(self, request: Any, tokens: int) -> None:
-        """The KV of a request's first `tokens` tokens is in its blocks; the scheduler may have it
-        now.
-        """
+        """Hand a request to the scheduler: the KV of its first `tokens` tokens is in its blocks."""
         self._ahead.discard(request.request_id)
         request.num_computed_tokens = tokens
         self.scheduler.kv_cache_manager.cache_blocks(request, tokens)
@@ -151,7 +154,9 @@ class SchedulerPool:
         self.scheduler.kv_cache_manager.free(request)
 
     def requests_own(self) -> set[int]:
-        """Blocks that requests hold, those that come or go included, the null block left out."""
+        """Return the blocks that requests hold, also arriving and leaving ones, without the null
+        block.
+        """
         manager = self.scheduler.kv_cache_manager
         owned = {block for blocks in self._pinned for block in blocks}
         for request_id in (*self.scheduler.requests, *self._ahead):
@@ -178,8 +183,8 @@ class SchedulerPool:
             )
 
     def forget(self, outside: int, **options: Any) -> bool:
-        """vLLM's reset of the prefix cache, which fails while blocks are in use; `outside` are, but
-        by others.
+        """Reset the prefix cache as vLLM does, which fails while blocks are in use; `outside`
+        blocks are used by others.
         """
         outside += len(self.withheld)
         self._pool.num_gpu_blocks -= outside
@@ -189,7 +194,9 @@ class SchedulerPool:
             self._pool.num_gpu_blocks += outside
 
     def reserved(self) -> int:
-        """Blocks that the scheduler's unfinished requests may still need until they end."""
+        """Return the blocks that the scheduler's unfinished requests may still need until they
+        end.
+        """
         longest = self.scheduler.max_model_len
         requests = self.scheduler.requests.values()
         return sum(
@@ -197,22 +204,22 @@ class SchedulerPool:
         )
 
     def needed_by_running(self) -> int:
-        """Blocks that requests which have begun need beside theirs for the tokens they have and the
-        next one.
+        """Return the blocks that begun requests need beside their own for their present tokens and
+        the next one.
         """
         begun = (*self.scheduler.running, *self.scheduler.kv_holding_waiting)
         return sum(self._lacks(request, request.num_tokens + 1) for request in begun)
 
     def missing_for_next(self, most: int | None = None) -> int:
-        """Blocks that are missing to begin the first `most` that wait, or all; one token more than
-        a step needs.
+        """Return the blocks that are missing to begin the first `most` waiting requests, or all;
+        one token more than a step needs.
         """
         waiting = chain(self.scheduler.kv_holding_waiting, self.scheduler.waiting)
         return self._missing(chain(self.scheduler.running, islice(waiting, most)), 1)
 
     def missing_for_running(self, ahead: int = 0) -> int:
-        """Blocks without which the next step would preempt a request, were each `ahead` tokens
-        longer.
+        """Return the blocks without which the next step would preempt a request, were each `ahead`
+        tokens longer.
         """
         return self._missing(self.scheduler.running, ahead)
 
@@ -229,7 +236,7 @@ class SchedulerPool:
         return max(0, needed - self.free_count())
 
     def _lacks(self, request: Any, tokens: int) -> int:
-        """Blocks that a request needs beside its own to hold `tokens` tokens."""
+        """Return the blocks that a request needs beside its own to hold `tokens` tokens."""
         owned = self.scheduler.kv_cache_manager.get_blocks(request.request_id).blocks[
             0
         ]  # a view: their ids are a copy

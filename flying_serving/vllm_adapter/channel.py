@@ -1,5 +1,5 @@
-"""What the server uses of vLLM's engine client: messages to engines, their answers, and the queue
-of outputs.
+"""The server's access to vLLM's engine client: messages to engines, their answers, and the queue of
+outputs.
 """
 
 import asyncio
@@ -22,20 +22,20 @@ from vllm.v1.metrics.stats import SchedulerStats
 
 
 def _identity(engine: int) -> bytes:
-    """As vLLM names it."""
+    """Return the name that vLLM gives an engine."""
     return engine.to_bytes(2, "little")
 
 
 def idle() -> SchedulerStats:
-    """What vLLM shows of an engine without requests."""
+    """Return the statistics that vLLM shows of an engine without requests."""
     return SchedulerStats()
 
 
 def drop_unawaited(
     original: Any, output: UtilityOutput, utility_results: dict[int, asyncio.Future[Any]]
 ) -> None:
-    """Wraps `_process_utility_output`, which fails at the answer to a call that has ended, and so
-    is forgotten.
+    """Wrap `_process_utility_output`, which fails at the answer to a call that has ended, and so is
+    forgotten.
     """
     if output.call_id in utility_results:
         original(output, utility_results)
@@ -56,12 +56,12 @@ class ClientChannel:
 
     @property
     def engines_dead(self) -> bool:
-        """Whether an engine has ended."""
+        """True if an engine has ended."""
         return bool(self._client.resources.engine_dead)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop that reads what engines send; None before it has begun to."""
+        """The event loop that reads the engines' messages; None before it has begun to."""
         task = self._client.resources.output_queue_task
         return None if task is None else task.get_loop()
 
@@ -70,7 +70,7 @@ class ClientChannel:
         self._client.ensure_alive()
 
     def encode(self, value: object) -> object:
-        """The value as it would be sent. Raises as vLLM's encoder."""
+        """Return the value as it would be sent. Raises as vLLM's encoder."""
         return self._client.encoder.encode(value)
 
     def send(self, kind: EngineCoreRequestType, content: Any, engine: int) -> Awaitable[Any]:
@@ -100,7 +100,7 @@ class ClientChannel:
         call = asyncio.gather(sent, answer)
         call.add_done_callback(
             lambda _: awaited.pop(call_id, None)
-        )  # an engine that is lost answers none
+        )  # a lost engine does not answer
         self._answers[call] = answer
         return call
 
@@ -111,10 +111,12 @@ class ClientChannel:
             answer.set_exception(error)
 
     def lose(self, engine: int) -> None:
-        """An engine is lost: vLLM sends it nothing by itself, and counts no request of it."""
+        """Note the loss of an engine: vLLM sends it nothing by itself, and counts no request of
+        it.
+        """
         if (
             _identity(engine) in self._client.core_engines
-        ):  # else it was lost before it was there again
+        ):  # it may have been lost before its return
             self._client.core_engines.remove(_identity(engine))
         self._client.core_engine = next(iter(self._client.core_engines), self._client.core_engine)
         self._client.outputs_queue.put_nowait(
@@ -122,7 +124,7 @@ class ClientChannel:
         )
 
     def gain(self, engine: int) -> None:
-        """An engine is there again."""
+        """Note the return of an engine."""
         self._client.core_engines.append(_identity(engine))
         self._client.core_engines.sort()
         self._client.core_engine = self._client.core_engines[0]
@@ -134,7 +136,7 @@ class ClientChannel:
                 answer.set_exception(error)
 
     def end_requests(self, request_ids: list[str], reason: FinishReason) -> None:
-        """Tell vLLM that requests are over, as if an engine had said so."""
+        """Tell vLLM that requests are over, as if an engine had said it."""
         ends = [
             EngineCoreOutput(request_id, [], finish_reason=reason) for request_id in request_ids
         ]
@@ -144,8 +146,8 @@ class ClientChannel:
             )
 
     def forget(self, request_id: str) -> list[str]:
-        """Have vLLM forget a request that it has begun to add, and those that go with it (`n`).
-        Returns their ids.
+        """Have vLLM forget a request that it has begun to add, and all of its `n`. Returns their
+        ids.
         """
         state = None if self.outputs is None else self.outputs.request_states.get(request_id)
         if state is None:
@@ -157,8 +159,8 @@ class ClientChannel:
     def fail_request(
         self, request_id: str, why: str, status: HTTPStatus = HTTPStatus.INTERNAL_SERVER_ERROR
     ) -> None:
-        """End a request with this status and text, in whatever way its client reads it; all of its
-        `n` with it.
+        """End a request, and all of its `n`, with this status and text, for a stream or a whole
+        answer.
         """
         state = None if self.outputs is None else self.outputs.request_states.get(request_id)
         if state is None or state.queue is None:

@@ -1,6 +1,4 @@
-"""How vLLM's API server starts engines, and what it does with requests that an engine client
-refuses.
-"""
+"""The start of engines by vLLM's API server, and its requests that an engine client refuses."""
 
 import gc
 import multiprocessing
@@ -31,7 +29,7 @@ def starting(run_dir: str, engine_class: Any) -> Iterator[None]:
 
 
 def fork_on_cpu(original: Any) -> Any:
-    """Wraps `get_mp_context` where engine processes are started."""
+    """Wrap `get_mp_context` where engine processes are started."""
     if not _starting.get() or not current_platform.is_cpu():
         return original()
     gc.collect()
@@ -48,7 +46,7 @@ def start_independent(
     *args: Any,
     **kwargs: Any,
 ) -> None:
-    """Wraps `wait_for_engine_startup`: no engine gets the parallel configuration of a coordinated
+    """Wrap `wait_for_engine_startup`: no engine gets the parallel configuration of a coordinated
     group.
 
     Raises:
@@ -72,18 +70,18 @@ def start_independent(
 
 
 def without_coordinator(original: Any, self: Any) -> bool:
-    """Wraps `VllmConfig.needs_dp_coordinator`: our client knows each engine's load itself."""
+    """Wrap `VllmConfig.needs_dp_coordinator`: our client knows each engine's load itself."""
     return KEY not in (self.additional_config or {}) and bool(original(self))
 
 
 async def abort_if_refused(
     original: Any, self: Any, request: Any, *args: Any, **kwargs: Any
 ) -> None:
-    """Wraps `AsyncLLM._add_request`, which has given a request to the output processor when the
+    """Wrap `AsyncLLM._add_request`, which has given a request to the output processor when the
     client gets it.
 
-    If the engine client refuses it, or its HTTP client leaves while it waits there, it is forgotten
-    everywhere.
+    If the engine client refuses the request, or its HTTP client leaves while it waits there, it is
+    forgotten everywhere.
     """
     try:
         await original(self, request, *args, **kwargs)

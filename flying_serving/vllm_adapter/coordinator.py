@@ -1,4 +1,4 @@
-"""vLLM's coordinator of a group whose ranks share memory and nothing else: engines come and go one
+"""vLLM's coordinator of a group whose ranks share memory and nothing more: engines come and go one
 by one.
 """
 
@@ -51,12 +51,12 @@ REFUSED_ATTRIBUTES = ("cpu_group", "device_group", "torch_distributed_backend")
 class LaneCoordinator(GroupCoordinator):
     """The coordinator of a group of several ranks on the CPU, without torch process groups.
 
-    So the torch world of a rank need not hold the others. It is what GroupCoordinator is, for those
-    who sum, gather and broadcast tensors; all else raises NoProcessGroup.
+    The torch world of a rank then need not hold the others. It sums, gathers and broadcasts tensors
+    as GroupCoordinator does; all other methods raise NoProcessGroup.
     """
 
     def __init__(self, rank: int, group_ranks: list[list[int]], name: str, local_rank: int) -> None:
-        """The group of `rank` among `group_ranks`, a partition of all ranks of all engines."""
+        """Make the group of `rank` among `group_ranks`, a partition of all ranks of all engines."""
         self.unique_name = parallel_state._get_unique_name(name)
         parallel_state._register_group(self)
         self.rank, self.group_ranks = rank, group_ranks
@@ -71,11 +71,11 @@ class LaneCoordinator(GroupCoordinator):
         self._pending_isends: deque[Any] = deque()
 
     def broadcast(self, input_: torch.Tensor, src: int = 0) -> torch.Tensor:
-        """Overwrite a tensor with that of rank `src` of the group."""
+        """Overwrite a tensor with the tensor of rank `src` of the group."""
         return self.device_communicator.broadcast(input_, src)
 
     def destroy(self) -> None:
-        """Nothing: shared memory is the communicator pool's, which closes it."""
+        """Do nothing: shared memory belongs to the communicator pool, which closes it."""
 
 
 def _refused(name: str) -> Callable[..., NoReturn]:

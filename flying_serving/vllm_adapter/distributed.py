@@ -19,10 +19,11 @@ from flying_serving.vllm_adapter.coordinator import LaneCoordinator
 
 @dataclass(frozen=True)
 class Place:
-    """Where a worker is: a device of an engine of a deployment.
+    """The place of a worker: a device of an engine of a deployment.
 
-    `shares_memory`: groups exchange through shared memory alone, so an engine's torch world is of
-    its own devices, and it may start while others run. Else all engines are in one torch world.
+    `shares_memory`: groups exchange through shared memory alone, so an engine's torch world has its
+    own devices only, and it may start while others run. Otherwise all engines are in one torch
+    world.
     """
 
     deployment: Deployment
@@ -32,12 +33,12 @@ class Place:
 
     @property
     def rank(self) -> int:
-        """Among the devices of all engines."""
+        """The number of this device among the devices of all engines."""
         return world_rank(self.engine, self.device, self.deployment.engines)
 
     def torch_world(self) -> tuple[str, int, int]:
-        """Its file, size and this worker's rank. An engine that is started again gets another one
-        than before.
+        """The world's file, its size and this worker's rank. An engine that is started again gets a
+        new world.
         """
         devices, run_dir = self.deployment.devices, self.deployment.run_dir
         if self.shares_memory:
@@ -53,7 +54,7 @@ class Place:
         return assigned(_place, self)
 
     def coordinator(self, partition: list[list[int]], name: str) -> Any:
-        """The coordinator of this worker's group; all workers of the torch world call it
+        """Make the coordinator of this worker's group; all workers of the torch world call it
         together.
         """
         local_rank = parallel_state.get_world_group().local_rank
@@ -63,7 +64,7 @@ class Place:
                 partition, local_rank, backend, group_name=name
             )
         if len(partition[0]) == 1:
-            return parallel_state.get_tp_group()  # vLLM's, which needs nobody either
+            return parallel_state.get_tp_group()  # vLLM's, which needs no other rank either
         return LaneCoordinator(self.rank, partition, name, local_rank)
 
 
@@ -78,7 +79,7 @@ def join_world(
     local_rank: int = -1,
     backend: str = "nccl",
 ) -> None:
-    """Wraps `init_worker_distributed_environment`: same signature, a world in the run directory,
+    """Wrap `init_worker_distributed_environment`: same signature, a world in the run directory,
     each rank alone.
     """
     place = _place.get()

@@ -8,26 +8,26 @@ from flying_serving.vllm_adapter.blocks import SchedulerPool
 
 
 class EnginePool(SchedulerPool):
-    """A pool that nobody may have some blocks of for a while."""
+    """A pool that can withhold some of its blocks for a while."""
 
     def free_of(self, blocks: Iterable[int]) -> list[int]:
-        """Those of some blocks without a user."""
+        """Return which of some blocks have no user."""
         every = self._pool.blocks
         return [block for block in blocks if every[block].ref_cnt == 0 and not every[block].is_null]
 
     def withhold(self, blocks: Sequence[int]) -> None:
-        """Nobody may have these blocks, which have no user; what they cached is forgotten."""
+        """Withhold these blocks, which have no user. Their cached contents are forgotten."""
         self._claim(blocks)
         self.withheld.update(blocks)
 
     def allow(self, blocks: Sequence[int]) -> None:
-        """Blocks that were withheld are free."""
+        """Free blocks that were withheld."""
         self.withheld.difference_update(blocks)
         self.give(list(blocks))
 
     def swap(self, copies: Mapping[int, int]) -> None:
-        """Who has some blocks has others, which had no user, new ones by old; the old ones are
-        withheld.
+        """Exchange used blocks for blocks without a user (`copies`: new ones by old). The old ones
+        are withheld.
         """
         self._claim(list(copies.values()))
         self.withheld.update(copies)

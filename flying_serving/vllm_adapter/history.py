@@ -1,7 +1,8 @@
-"""Requests that go on in another group: what they got so far comes along as tokens, and is computed
-again as vLLM computes a preempted request again. To the scheduler, penalties, logits processors,
-grammars and the request's own random numbers these tokens are outputs; they are not given out a
-second time.
+"""Requests that go on in another group. A request brings its output tokens, and they are computed
+again, as vLLM does after a preemption.
+
+To the scheduler, penalties, logits processors, grammars and the request's own random numbers these
+tokens are outputs; they are not given out a second time.
 """
 
 from concurrent.futures import Future
@@ -17,7 +18,7 @@ from flying_serving.vllm_adapter.keys import HISTORY_KEY
 
 
 def history_of(params: SamplingParams | None) -> list[int]:
-    """The tokens that a request got elsewhere."""
+    """Return the tokens that a request got elsewhere."""
     extra = params.extra_args if params is not None else None
     return list((extra or {}).get(HISTORY_KEY) or ())
 
@@ -26,14 +27,14 @@ FOLLOWS_OUTPUTS = "follows_outputs"
 """A class of logits processors has this attribute, and it is true, if its state follows from a
 request's outputs.
 
-One that begins with a history then does what it would have done token by token, as vLLM asks of it
-after a preemption.
+A processor that begins with a history then reaches the state that it would reach token by token.
+vLLM asks the same of it after a preemption.
 """
 
 
 def stateful_processors(model_config: Any) -> list[str]:
-    """Names of the users' logits processors that do not say that they follow a request's
-    outputs.
+    """Return the names of the users' logits processors that do not declare that they follow a
+    request's outputs.
     """
     named = model_config.logits_processors
     loaded = cached_load_custom_logitsprocs(None if named is None else tuple(named))
@@ -41,7 +42,7 @@ def stateful_processors(model_config: Any) -> list[str]:
 
 
 def why_not_migratable(request: EngineCoreRequest, model_config: Any) -> str | None:
-    """Why a request cannot go on elsewhere once it has begun; None if it can."""
+    """Return why a request cannot go on elsewhere once it has begun; None if it can."""
     params = request.sampling_params
     if params is None:
         return "it has no sampling parameters"
@@ -71,7 +72,7 @@ def why_not_migratable(request: EngineCoreRequest, model_config: Any) -> str | N
 
 def resume(request: Request, source: EngineCoreRequest, grammars: Any) -> None:
     """Give a new request, made from `source`, its history, before a scheduler has it. Its grammar
-    may be compiled yet.
+    may still be compiling.
 
     `grammars`: the engine's StructuredOutputManager.
     """
@@ -89,9 +90,7 @@ def resume(request: Request, source: EngineCoreRequest, grammars: Any) -> None:
 
 
 def _replay(grammars: Any, request: Request, replay: Request, compiled: Future[Any]) -> Any:
-    """Advance a grammar by a request's outputs, token by token, as they once came. Raises if it
-    rejects one.
-    """
+    """Advance a grammar by a request's outputs, token by token. Raises if it rejects one."""
     state: Any = replay.structured_output_request
     state.grammar = compiled.result()
     for token in list(request.output_token_ids):
@@ -106,7 +105,7 @@ def _replay(grammars: Any, request: Request, replay: Request, compiled: Future[A
 
 
 def add_with_history(original: Any, self: Any, request: Any) -> Any:
-    """Wraps `InputBatch.add_request`: a request that is new here begins with its history as its
+    """Wrap `InputBatch.add_request`: a request that is new here begins with its history as its
     outputs.
     """
     history = history_of(request.sampling_params)
@@ -118,11 +117,12 @@ def add_with_history(original: Any, self: Any, request: Any) -> Any:
 
 
 def skip_draws(generator: torch.Generator, count: int, vocab_size: int) -> None:
-    """Bring the generator of a seeded request to where vLLM's sampler leaves it after `count`
+    """Advance the generator of a seeded request to where vLLM's sampler leaves it after `count`
     tokens.
 
-    On CPU it draws one integer for each (`TopKTopPSampler.forward_cpu`), on CUDA exponential noise
-    for the vocabulary (`random_sample`), which takes the same number of steps each time.
+    For each token the sampler draws one integer on CPU (`TopKTopPSampler.forward_cpu`). On CUDA it
+    draws exponential noise for the vocabulary (`random_sample`), which takes the same number of
+    steps each time.
     """
     if generator.device.type == "cpu":
         torch.randint(0, 2**31, (count,), generator=generator, dtype=torch.long)

@@ -1,4 +1,6 @@
-"""A lane's KV cache is a view of lane 1's bytes, and a group may hold what no engine alone can."""
+"""A lane's KV cache, a view of lane 1's bytes. A group may hold a request that no engine alone can
+hold.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -37,11 +39,11 @@ def allocate_or_share(
     layout: Any,
     kernel_block_sizes: list[int] | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Wraps `allocate_kv_cache`: the same views, over the shared buffer or other memory if there is
+    """Wrap `allocate_kv_cache`: the same views, over the shared buffer or other memory if there is
     one.
 
-    Layers in several groups, or whose KV differs in size, get vLLM's own memory: no other lane can
-    use them.
+    Layers in several groups, or with KV of different sizes, get vLLM's own memory: no other lane
+    can use them.
     """
     groups, buffer, allocate = kv_cache_config.kv_cache_groups, _buffer.get(), _allocate.get()
     if (
@@ -71,7 +73,7 @@ def pooled_capacity(factor: int) -> AbstractContextManager[None]:
     """While the body runs, vLLM's check that one request of --max-model-len fits counts a whole
     group's KV memory.
 
-    `factor`: how many times an engine's tokens the widest group holds.
+    `factor`: the tokens that the widest group holds, as a multiple of an engine's.
     """
     return assigned(_pooled, factor)
 
@@ -83,18 +85,18 @@ def check_pooled_memory(
     max_model_len: int,
     estimate_max_model_len: Callable[[int], int],
 ) -> None:
-    """Wraps `_check_enough_kv_cache_memory`: see `pooled_capacity`."""
+    """Wrap `_check_enough_kv_cache_memory`, as `pooled_capacity` says."""
     original(
         available_memory * _pooled.get(), get_needed_memory, max_model_len, estimate_max_model_len
     )
 
 
 def token_parts(layers: Sequence[Any]) -> list[torch.Tensor] | None:
-    """Views `[blocks, heads, tokens in a block, size]` of attention layers' KV caches, one token in
-    each row.
+    """Return views `[blocks, heads, tokens in a block, size]` of attention layers' KV caches, one
+    token in each row.
 
-    What a backend does with a block's bytes is its own affair, so one of the known ways to read
-    them counts only if it finds what the backend's own write (`do_kv_cache_update`) puts there.
+    A backend may lay out a block's bytes as it likes. One of the known ways to read them counts
+    only if it finds the values that the backend's own write (`do_kv_cache_update`) puts there.
 
     Returns:
         the parts of all layers, in their order; None if no known way fits: then tokens cannot be
@@ -108,13 +110,13 @@ def token_parts(layers: Sequence[Any]) -> list[torch.Tensor] | None:
 
 
 def _keys_then_values(cache: torch.Tensor) -> list[torch.Tensor]:
-    """Each row has a token's key and its value, as on CUDA."""
+    """Return the parts of a cache whose rows each have a token's key and its value, as on CUDA."""
     return [cache]
 
 
 def _keys_transposed(cache: torch.Tensor) -> list[torch.Tensor]:
-    """The first half of a block's bytes are keys, tokens in the last dimension, as in vLLM's CPU
-    kernels.
+    """Return the parts of a cache with keys in the first half of a block, tokens last, as in vLLM's
+    CPU kernels.
     """
     blocks, heads, tokens, size = cache.shape
     rows = cache.view(blocks, heads, 2 * tokens, size // 2)
@@ -123,7 +125,9 @@ def _keys_transposed(cache: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _reads(parts_of: Callable[[torch.Tensor], list[torch.Tensor]], layer: Any) -> bool:
-    """Whether `parts_of` finds in some scratch blocks what the layer's backend writes there."""
+    """Return whether `parts_of` finds in some scratch blocks the values that the layer's backend
+    writes there.
+    """
     cache = layer.kv_cache
     try:
         scratch = torch.zeros((2, *cache.shape[1:]), dtype=cache.dtype, device=cache.device)
@@ -134,9 +138,7 @@ def _reads(parts_of: Callable[[torch.Tensor], list[torch.Tensor]], layer: Any) -
         slot_mapping = torch.arange(tokens, 2 * tokens, device=cache.device)
         layer.impl.do_kv_cache_update(layer, key, value, scratch, slot_mapping)
         found = torch.cat([part[1] for part in parts_of(scratch)], dim=-1).transpose(0, 1)
-    except (
-        Exception
-    ):  # whatever a backend raises: its KV then stays, and prompts are prefilled again
+    except Exception:  # any error of a backend: its KV then stays, and prompts are prefilled again
         logger.warning(
             "KV of %s cannot be read, so it will not move", type(layer).__name__, exc_info=True
         )

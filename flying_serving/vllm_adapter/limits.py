@@ -1,4 +1,6 @@
-"""What a scheduler's next step has to serve: what a limit on its prompts is chosen by."""
+"""The requests that a scheduler's next step has to serve, from which the limit on its prompts
+follows.
+"""
 
 from typing import Any
 
@@ -6,7 +8,7 @@ from flying_serving.scheduling.batches import Running
 
 
 def running_of(scheduler: Any) -> Running:
-    """What a vLLM scheduler has to serve, between two steps."""
+    """Return the requests that a vLLM scheduler has to serve, between two steps."""
     decoding = context_tokens = prefilling = computed_tokens = 0
     for request in scheduler.running:
         computed = request.num_computed_tokens - request.num_output_placeholders

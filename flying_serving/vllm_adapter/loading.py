@@ -1,5 +1,5 @@
-"""Weights stay as loaded until they are shared; random ones for a check; and the product with a
-packed matrix.
+"""Loading of weights: as loaded until they are shared, random ones for a check, and the product
+with a packed matrix.
 """
 
 import sys
@@ -23,20 +23,20 @@ from flying_serving.vllm_adapter.assigned import assigned
 
 _SHAPES_PER_MATRIX = 32  # as vLLM itself: oneDNN keeps a primitive for each number of tokens
 RANDOM_WEIGHTS = "flying_random"
-"""Load format of `RandomWeights`."""
+"""The load format that selects `RandomWeights`."""
 _VECTOR_SPREAD = 0.1
 _keeping: ContextVar[bool] = ContextVar("keeping", default=False)
 
 
 def keep_weights() -> AbstractContextManager[None]:
-    """While the body runs, weights that lanes will share are not packed by vLLM."""
+    """Keep vLLM from packing weights that lanes will share, while the body runs."""
     return assigned(_keeping, True)
 
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """While the body runs, each parameter that a module gets is on the meta device, and everything
-    else is real.
+    """While the body runs, put each parameter of a module on the meta device. All other tensors are
+    real.
 
     It stays the same object: a router that is no module may hold it as well.
     """
@@ -57,7 +57,7 @@ def parameters_on_meta() -> Iterator[None]:
 
 
 def pack_layer(original: Any, layer: torch.nn.Module, remove_weight: bool) -> None:
-    """Wraps `dispatch_cpu_unquantized_gemm`: layers that will be shared keep their weight."""
+    """Wrap `dispatch_cpu_unquantized_gemm`: layers that will be shared keep their weight."""
     if _keeping.get() and isinstance(
         layer, ColumnParallelLinear | RowParallelLinear | VocabParallelEmbedding
     ):
@@ -66,7 +66,7 @@ def pack_layer(original: Any, layer: torch.nn.Module, remove_weight: bool) -> No
 
 
 def finish_experts(original: Any, self: Any, layer: torch.nn.Module) -> None:
-    """Wraps `UnquantizedFusedMoEMethod.process_weights_after_loading`: experts that will be shared
+    """Wrap `UnquantizedFusedMoEMethod.process_weights_after_loading`: experts that will be shared
     stay as loaded.
     """
     if not _keeping.get():
@@ -74,7 +74,7 @@ def finish_experts(original: Any, self: Any, layer: torch.nn.Module) -> None:
 
 
 def packing(dtype: torch.dtype) -> Callable[[torch.Tensor, torch.Tensor | None], Any] | None:
-    """How to pack matrices of a dtype for the CPU; None: not at all.
+    """Return how to pack matrices of a dtype for the CPU; None: not at all.
 
     oneDNN has no product of bfloat16 or float16 for processors without instructions for it. Stock
     vLLM then multiplies with the weight as it was loaded, and lanes with views of it.
@@ -89,17 +89,19 @@ def packing(dtype: torch.dtype) -> Callable[[torch.Tensor, torch.Tensor | None],
 
 @register_model_loader(RANDOM_WEIGHTS)
 class RandomWeights(DummyModelLoader):
-    """Weights at which every layer matters, drawn by name, so that all engines have the same.
+    """Random weights at which every layer matters, drawn by name, so that all engines have the
+    same.
 
-    vLLM's `dummy` draws everything, norms included, from within 0.001 of zero. What a layer adds to
-    its input is then lost in rounding, and a layer that is bound wrongly would not show.
+    vLLM's `dummy` draws everything, norms included, from within 0.001 of zero. A layer's
+    contribution to its input is then lost in rounding, and a layer that is bound wrongly would not
+    show.
     """
 
     def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
-        """Matrices whose outputs are about as large as their inputs, and vectors near one.
+        """Draw matrices whose outputs are about as large as their inputs, and vectors near one.
 
-        Buffers too, such as a router's correction bias, if a checkpoint has them: what a module
-        would not save is computed, and single numbers are scales of vLLM's own.
+        Buffers that a checkpoint has, such as a router's correction bias, are drawn too. A module
+        computes the buffers that it does not save, and single numbers are scales of vLLM's own.
         """
         buffers = [
             pair for name, module in model.named_modules() for pair in saved_buffers(module, name)
@@ -116,8 +118,8 @@ class RandomWeights(DummyModelLoader):
 
 
 def saved_buffers(module: torch.nn.Module, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Buffers of a module itself that a checkpoint has, by name, with the module's own before it if
-    that is given.
+    """Yield buffers of a module itself that a checkpoint has, with their names, each after the
+    module's own if that is given.
     """
     for name, buffer in module.named_buffers(recurse=False):
         if name not in module._non_persistent_buffers_set:
@@ -150,7 +152,9 @@ def pack_matrix(
 def keep_matrix(
     weight: torch.Tensor, bias: torch.Tensor | None
 ) -> Callable[[torch.Tensor, torch.Tensor], None]:
-    """As `pack_matrix`, where that cannot be: the product with the weight (out, in) as it is."""
+    """As `pack_matrix`, where a matrix cannot be packed: the product with the weight (out, in) as
+    it is.
+    """
     columns = weight.t()
     if bias is None:
         return lambda x, out: torch.mm(x, columns, out=out)
@@ -158,7 +162,7 @@ def keep_matrix(
 
 
 def eagerly(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Wraps a small function that vLLM compiles when it is first called: on CPU it is run as it
+    """Wrap a small function that vLLM compiles when it is first called: on CPU it is run as it
     is.
     """
     if current_platform.is_cpu():
@@ -167,8 +171,8 @@ def eagerly(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def rebind_without_llvmlite(original: Any, overrides: Any) -> None:
-    """Wraps `_rebind_kernels`: llvmlite's library object answers any attribute, `__dict__` too,
-    with a function.
+    """Wrap `_rebind_kernels`: llvmlite's library object answers any attribute, `__dict__` too, with
+    a function.
     """
     hidden = {
         name: sys.modules.pop(name)

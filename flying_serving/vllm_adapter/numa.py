@@ -1,6 +1,4 @@
-"""vLLM's placement of CPU workers: what is left to ours, and the library by which it knows NUMA
-nodes.
-"""
+"""vLLM's placement of CPU workers, which is left to ours, and its library for NUMA nodes."""
 
 import ctypes
 import os
@@ -16,14 +14,14 @@ from flying_serving.placement.wishes import BIND, NOBIND, SIMULATED
 
 _MPOL_INTERLEAVE = 3
 _MASK_BYTES = 128
-"""For the 1024 nodes that Linux can have."""
+"""The size of a mask for the 1024 nodes that Linux can have."""
 
 
 def leave_placement_to_workers() -> None:
-    """Let vLLM's executor place no worker: it does that by variables that OpenMP reads when a
-    program begins.
+    """Keep vLLM's executor from placing workers, which it does by variables that OpenMP reads when
+    a program begins.
 
-    Ours are forked, and place themselves (see `worker/placed.py`).
+    Our workers are forked, and place themselves (see `worker/placed.py`).
     """
     os.environ[BIND] = NOBIND
     os.environ.pop(SIMULATED, None)
@@ -32,8 +30,8 @@ def leave_placement_to_workers() -> None:
 def let_devices_share_nodes(parallel: Any) -> None:
     """Give each device of all engines of a ParallelConfig a number by its place.
 
-    vLLM else counts devices in the variable that says which memory nodes it may use, and ends if
-    there are fewer nodes than devices. On the CPU it uses the numbers for nothing more.
+    Without numbers vLLM counts devices in the variable that says which memory nodes it may use, and
+    ends if there are fewer nodes than devices. On the CPU the numbers have no other use.
     """
     if parallel.assigned_physical_gpu_ids is None:
         parallel.assigned_physical_gpu_ids = list(
@@ -42,8 +40,9 @@ def let_devices_share_nodes(parallel: Any) -> None:
 
 
 def interleave(memory: mmap, nodes: Iterable[int]) -> None:
-    """Let the pages of shared memory, as far as there are none yet, be on NUMA nodes in turn,
-    whichever needs them.
+    """Spread the pages of shared memory that do not exist yet over NUMA nodes in turn.
+
+    Without this, a page is on the node of the process that first touches it.
     """
     library = get_libnuma()
     if library is None or library.numa_available() < 0:

@@ -1,6 +1,4 @@
-"""vLLM's priority scheduling: the places of requests changed after they were given to a
-scheduler.
-"""
+"""vLLM's priority scheduling, with priorities that change while a scheduler has the requests."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,17 +11,18 @@ FOREMOST = -(2**63) - 1
 
 
 def by_priority(scheduler: Any) -> bool:
-    """Whether a scheduler orders its requests by priority."""
+    """Return whether a scheduler orders its requests by priority."""
     return bool(scheduler.policy == SchedulingPolicy.PRIORITY)
 
 
 def promote(scheduler: Any, request_ids: Iterable[str]) -> None:
-    """Put requests before all that are not promoted; among these vLLM orders by arrival.
+    """Put requests before all that are not promoted; among promoted ones vLLM orders by arrival.
 
-    They are scheduled before them and preempted after them. Those that are over are passed by. The
-    scheduler has to order by priority. Its queues are looked through once, and each request is
-    compared with the logarithm of their length: vLLM's own ways to find and to remove a request
-    sort all that wait, for each one.
+    Promoted requests are scheduled first and preempted last. Requests that are over are skipped.
+    The scheduler has to order by priority.
+
+    Its queues are looked through once, and each request is compared with the logarithm of their
+    length. vLLM's own ways to find and to remove a request sort all waiting ones, for each request.
     """
     waiting = set()
     for request_id in request_ids:
@@ -38,15 +37,17 @@ def promote(scheduler: Any, request_ids: Iterable[str]) -> None:
         return
     for queue in (scheduler.waiting, scheduler.kv_holding_waiting):
         heap = queue._heap
-        # from the front: what rises moves others down at most to where it was, so the places behind
-        # it stay right
+        # from the front: a request that rises moves others down at most to its old place, so the
+        # places behind that stay right
         for place in [place for place, request in enumerate(heap) if request in waiting]:
             heap[place].priority = FOREMOST
             _rise(heap, place)
 
 
 def _rise(heap: list[Any], place: int) -> None:
-    """Move what is less than before towards the front of a heap, to where it belongs now."""
+    """Move the entry at `place`, which has become smaller, towards the front of a heap, to its new
+    place.
+    """
     risen = heap[place]
     while place > 0:
         above = (place - 1) // 2

@@ -1,5 +1,5 @@
-"""vLLM's queues to the workers of an engine are in shared memory, which stays if all processes are
-killed at once.
+"""vLLM's queues to the workers of an engine: shared memory, which stays if all processes are killed
+at once.
 """
 
 import os
@@ -10,20 +10,20 @@ from typing import Any
 
 _SHARED_MEMORY = "/dev/shm"
 _SEGMENT = "psm_*"
-"""What Python calls shared memory."""
+"""The names that Python gives shared memory."""
 _noting: ContextVar[tuple[str, int] | None] = ContextVar("noting", default=None)
 
 
 def note_in(run_dir: str, engine: int) -> None:
-    """From now on, of this process of an engine and those it forks, note each queue in the server's
-    run directory.
+    """From now on, note in the server's run directory each queue that this process or its forks
+    make for an engine.
     """
     _noting.set((run_dir, engine))
 
 
 def make_noted(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-    """Wraps the constructor of vLLM's `ShmRingBuffer`: a file with the name of the segment, if this
-    process made it.
+    """Wrap the constructor of vLLM's `ShmRingBuffer`: make a file with the name of the segment, if
+    this process made it.
     """
     original(self, *args, **kwargs)
     noting = _noting.get()
@@ -33,9 +33,7 @@ def make_noted(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def remove_queues(run_dir: Path, engine: int | None = None) -> None:
-    """Remove the shared memory whose names are noted there, and the notes: of an engine that is
-    lost, or of all.
-    """
+    """Remove noted shared memory, and the notes: of one lost engine, or of all."""
     for note in run_dir.glob(_SEGMENT):
         if engine is not None and note.read_text() != str(engine):
             continue

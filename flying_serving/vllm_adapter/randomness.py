@@ -1,5 +1,5 @@
-"""Random numbers that requests without a seed are sampled with: each lane has its own, equal on all
-of its members.
+"""Random numbers for requests without a seed: each lane has its own, equal on all of its
+members.
 """
 
 import random
@@ -18,8 +18,8 @@ def seed_process(seed: int, engine: int, incarnation: int) -> None:
     """Seed the generators of this process for the lane of one engine, as vLLM seeds replica number
     `engine`.
 
-    vLLM knows no replica that is started again. Seeded as at first, it would repeat the numbers
-    that it drew before.
+    vLLM has no replica that is started again. Seeded as at first, it would repeat the numbers that
+    it drew before.
     """
     if incarnation == 0:
         set_random_seed(seed, engine)
@@ -28,7 +28,7 @@ def seed_process(seed: int, engine: int, incarnation: int) -> None:
 
 
 def seed_of(seed: int, group: Sequence[int], incarnations: Sequence[int]) -> int:
-    """What the generators of a group begin with: another number for each --seed, size, first engine
+    """Return the seed of a group's generators: a different one for each --seed, size, first engine
     and incarnations.
 
     numpy fills entropy up to four numbers with zeros, so vLLM's (seed, replica) is one of four
@@ -44,7 +44,7 @@ class LaneRandomness:
     """The state that one lane has of each generator that vLLM seeds: Python's, numpy's, torch's on
     CPU and `device`.
 
-    What other lanes and other code of the process draw does not change it.
+    Draws of other lanes and of other code of the process do not change it.
     """
 
     def __init__(self, device: torch.device, seed: int) -> None:
@@ -71,7 +71,7 @@ class LaneRandomness:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """While the body runs, what is drawn in this process are the lane's next random numbers."""
+        """While the body runs, draws in this process are the lane's next random numbers."""
         outside = self._read()
         self._write(self._states)
         try:

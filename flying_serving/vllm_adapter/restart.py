@@ -1,5 +1,5 @@
-"""One of vLLM's engines is started again, beside others that run, and connects to the client that
-they have.
+"""The new start of one of vLLM's engines, beside others that run, and its connection to their
+client.
 """
 
 import copy
@@ -21,8 +21,8 @@ from flying_serving.start_error import forget_start_error
 
 
 def again(vllm_config: Any, deployment: Deployment, blocks: int) -> Any:
-    """The configuration of an engine that is started again: as at first, with as many KV blocks as
-    it had then.
+    """Return the configuration of an engine that is started again: as at first, with the same
+    number of KV blocks.
     """
     config = copy.copy(vllm_config)
     config.additional_config = {**vllm_config.additional_config, KEY: deployment.model_dump()}

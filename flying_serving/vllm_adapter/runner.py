@@ -1,5 +1,5 @@
-"""All that lanes need of vLLM's model runner, so that another runner of vLLM needs another adapter
-and nothing else.
+"""The adapter of vLLM's model runner, with all that lanes need of it. Another runner needs another
+adapter and nothing more.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WARM_TOKENS = 16
 class Runner:
     """`vllm.v1.worker.gpu_model_runner.GPUModelRunner` of one lane.
 
-    `randomness`: the lane's random numbers; None: the lane draws what the process draws.
+    `randomness`: the lane's random numbers; None: the lane draws from the process's generators.
     """
 
     def __init__(
@@ -36,8 +36,8 @@ class Runner:
 
     @classmethod
     def build(cls, config: VllmConfig, lane1: Runner) -> Runner:
-        """A runner with the module tree of the active tensor-parallel group, its parameters on the
-        meta device.
+        """Build a runner with the module tree of the active tensor-parallel group, its parameters
+        on the meta device.
 
         It uses lane 1's buffer of input embeddings, shape (tokens of a step, hidden). Each runner
         has one, of a hundred MB for a large model, though only multimodal models and prompts given
@@ -53,12 +53,12 @@ class Runner:
 
     @property
     def model(self) -> torch.nn.Module:
-        """The model's modules."""
+        """The model's modules, as vLLM's runner has them."""
         module: torch.nn.Module = self._runner.model
         return module
 
     def step(self, plan: Any, grammar: Any = None) -> Any:
-        """One step, sampling included. Returns vLLM's ModelRunnerOutput, once it is there."""
+        """Run one step, sampling included. Returns vLLM's ModelRunnerOutput, once it is there."""
         with nullcontext() if self._randomness is None else self._randomness.used():
             output = self._runner.execute_model(plan)
             if output is None:
@@ -66,7 +66,7 @@ class Runner:
         return output.get_output() if hasattr(output, "get_output") else output
 
     def seed(self, group: Sequence[int], incarnations: Sequence[int]) -> None:
-        """Draw other random numbers from now on: those of the group of these engines in these
+        """From now on, draw the random numbers of the group of these engines in these
         incarnations.
         """
         seed = self.config.model_config.seed
@@ -76,15 +76,15 @@ class Runner:
             self._randomness.seed(seed_of(seed, group, incarnations))
 
     def forget(self) -> None:
-        """Drop all requests, and what a step has left that was not finished."""
+        """Drop all requests, and the state of a step that was not finished."""
         self._runner.execute_model_state = None
         ended = SchedulerOutput.make_empty()
         ended.finished_req_ids = set(self._runner.requests)
         self._runner.execute_model(ended)
 
     def warm(self) -> None:
-        """Run the model once on a few made-up tokens, so that no request pays for what is built at
-        first use.
+        """Run the model once on a few made-up tokens, so that no request pays for work at first
+        use.
         """
         with set_current_vllm_config(self.config):
             self._runner._dummy_run(
@@ -92,17 +92,17 @@ class Runner:
             )
 
     def kv_specs(self) -> dict[str, Any]:
-        """vLLM's KVCacheSpec of each attention layer."""
+        """Return vLLM's KVCacheSpec of each attention layer."""
         specs: dict[str, Any] = self._runner.get_kv_cache_spec()
         return specs
 
     def kv_bytes(self) -> torch.Tensor:
-        """The KV memory, which is one allocation, as int8."""
+        """Return the KV memory, which is one allocation, as int8."""
         cache = self._runner.kv_caches[0]
         return torch.empty(0, dtype=torch.int8, device=cache.device).set_(cache.untyped_storage())
 
     def kv_config(self, kv_bytes: int) -> KVCacheConfig:
-        """How the lane would use this much KV memory."""
+        """Return how the lane would use this much KV memory."""
         with set_current_vllm_config(self.config):
             return get_kv_cache_configs(self.config, [self.kv_specs()], [kv_bytes])[0]
 
@@ -113,8 +113,8 @@ class Runner:
             self._runner.initialize_kv_cache(kv)
 
     def kv_parts(self, kv: KVCacheConfig) -> list[torch.Tensor] | None:
-        """`token_parts` of the layers of a KV cache of one group; None if it cannot be read, or has
-        more groups.
+        """Return `token_parts` of the layers of a KV cache of one group; None if it cannot be read,
+        or has more groups.
         """
         if len(kv.kv_cache_groups) != 1:
             return None
@@ -122,8 +122,8 @@ class Runner:
         return token_parts([layers[name] for name in kv.kv_cache_groups[0].layer_names])
 
     def replace_blocks(self, copies: Mapping[int, int]) -> None:
-        """Between two steps: requests have other blocks, new ones by old, to which their KV was
-        copied.
+        """Give requests other blocks between two steps (`copies`: new ones by old), to which their
+        KV was copied.
         """
         requests, batch = self._runner.requests, self._runner.input_batch
         for request in requests.values():

@@ -1,4 +1,4 @@
-"""Seeded requests with a prompt of several steps, on CPU."""
+"""Sampling of seeded requests with a prompt of several steps, on CPU."""
 
 from typing import Any
 
@@ -17,16 +17,16 @@ class RewindingGenerator(torch.Generator):
         self._before = self.get_state()
 
     def get_offset(self) -> int:
-        """One draw, in the units that vLLM subtracts."""
+        """Return one draw, in the units that vLLM subtracts."""
         return 4
 
     def set_offset(self, offset: int) -> None:
-        """Go back to the mark."""
+        """Go back to the marked draw."""
         self.set_state(self._before)
 
 
 def sample_and_rewind(original: Any, self: Any, grammar_output: Any) -> Any:
-    """Wraps `GPUModelRunner.sample_tokens`: on CPU vLLM dies when it discards a sample of a seeded
+    """Wrap `GPUModelRunner.sample_tokens`: on CPU vLLM dies when it discards a sample of a seeded
     request.
     """
     batch = self.input_batch

@@ -18,39 +18,43 @@ from flying_serving.scheduling.batches import Running
 from flying_serving.vllm_adapter.limits import running_of
 
 PromptLimit = Callable[[Running], int | None]
-"""How many prompt tokens a step may take, given what runs beside them; None: as many as fit."""
+"""Returns how many prompt tokens a step may take beside these running requests; None: as many as
+fit.
+"""
 
 
 class LaneHooks(Protocol):
-    """What the scheduler of a lane tells its engine."""
+    """The reports of a lane's scheduler to its engine."""
 
     def step_planned(self, plan: Any) -> None:
-        """A step was planned: its SchedulerOutput."""
+        """Report a planned step: its SchedulerOutput."""
 
     def output_received(self, plan: Any) -> None:
-        """The output of this step has come. The scheduler takes it after this call."""
+        """Report the output of this step, which has come. The scheduler takes it after this
+        call.
+        """
 
     def blocks_freed(self, request: Any) -> None:
-        """The blocks of this request are freed after this call. They are still its own."""
+        """Report blocks of this request that are freed after this call. They are still its own."""
 
     def stats_made(self, stats: Any) -> None:
-        """These SchedulerStats are handed out after this call, which may change them."""
+        """Report SchedulerStats that are handed out after this call, which may change them."""
 
 
 class NoHooks:
-    """The hooks of a scheduler that tells nothing."""
+    """The hooks of a scheduler that reports nothing."""
 
     def step_planned(self, plan: Any) -> None:
-        """Do nothing."""
+        """Ignore a step that was planned."""
 
     def output_received(self, plan: Any) -> None:
-        """Do nothing."""
+        """Ignore an output that has come."""
 
     def blocks_freed(self, request: Any) -> None:
-        """Do nothing."""
+        """Ignore blocks that are freed."""
 
     def stats_made(self, stats: Any) -> None:
-        """Do nothing."""
+        """Ignore statistics that are made."""
 
 
 class LaneScheduler(Scheduler):
@@ -77,19 +81,19 @@ class LaneScheduler(Scheduler):
     # ---- the hooks
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """vLLM's."""
+        """Schedule a step as vLLM does, with limited prompts, and report it."""
         self._limit_prompts()
         plan = super().schedule(*args, **kwargs)
         self.hooks.step_planned(plan)
         return plan
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        """vLLM's."""
+        """Report an output, then take it as vLLM does."""
         self.hooks.output_received(scheduler_output)
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def make_stats(self, *args: Any, **kwargs: Any) -> Any:
-        """vLLM's; None with --disable-log-stats."""
+        """Make statistics as vLLM does, and report them; None with --disable-log-stats."""
         stats = super().make_stats(*args, **kwargs)
         if stats is not None:
             self.hooks.stats_made(stats)
@@ -112,12 +116,12 @@ class LaneScheduler(Scheduler):
 
         vLLM gives tokens to running requests in the order of their admission, and the rest to
         waiting ones. A request that has come with its KV, from another group, would get no token
-        until the prompts before it are computed. As long as such prompts run, they leave one token
-        to each request that decodes. With a `prompt_limit` they do so in every step.
+        until the prompts before it are computed. While such prompts run, they leave one token to
+        each request that decodes. With a `prompt_limit` they do so in every step.
 
         A limit for the step alone (`max_num_scheduled_tokens`) would let two prompts take the
-        tokens of requests that decode. So the share of one prompt
-        (`long_prefill_token_threshold`) is limited too.
+        tokens of requests that decode. So the share of one prompt (`long_prefill_token_threshold`)
+        is limited too.
         """
         self.max_num_scheduled_tokens = self._most_step_tokens
         self.scheduler_config.long_prefill_token_threshold = self._most_chunk_tokens
@@ -126,7 +130,7 @@ class LaneScheduler(Scheduler):
         if not self._has_arrived and self.prompt_limit is None:
             return
 
-        # what runs is counted only where it matters: the count looks at each request
+        # running requests are counted only where it matters: the count looks at each of them
         running = running_of(self)
         prompts_run = running.prefilling > 0 or bool(self.kv_holding_waiting)
         self._has_arrived = self._has_arrived and prompts_run
@@ -152,7 +156,8 @@ class LaneScheduler(Scheduler):
 
 @cache
 def lane_class(base: type[Any]) -> type[Any]:
-    """The LaneScheduler over a scheduler class: vLLM's (synchronous or asynchronous), or a user's.
+    """Return the LaneScheduler over a scheduler class: vLLM's (synchronous or asynchronous), or a
+    user's.
 
     Raises:
         ConfigError: if the user's class is no subclass of vLLM's Scheduler.
@@ -185,7 +190,7 @@ def _is_not_of_a_lane_class(record: logging.LogRecord) -> bool:
 
 
 def make_scheduler(core: Any, config: Any, kv_config: Any) -> Any:
-    """The scheduler of a group, made as vLLM's EngineCore `core` makes its own.
+    """Make the scheduler of a group, as vLLM's EngineCore `core` makes its own.
 
     `config`, `kv_config`: the VllmConfig and the KVCacheConfig of the lane.
 
@@ -203,7 +208,7 @@ def make_scheduler(core: Any, config: Any, kv_config: Any) -> Any:
 
 
 def block_hasher(config: Any, kv_config: Any) -> Any:
-    """The function that hashes a request's blocks for a lane's prefix cache.
+    """Return the function that hashes a request's blocks for a lane's prefix cache.
 
     To be called once the engine has prefix caching.
     """

@@ -15,7 +15,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 
 Kind = Literal["embedding", "layer", "routed", "product", "logits"]
-"""A `routed` layer has experts and a router; a `product` is a row-parallel one that sums over the
+"""A `routed` layer has experts and a router; a `product` is a row-parallel layer that sums over the
 ranks itself.
 """
 LAYERS: tuple[Kind, ...] = ("layer", "routed")
@@ -30,10 +30,10 @@ class Stage:
 
 
 def stages(model: Module) -> dict[str, Stage]:
-    """The stages of a model by their names in it: embeddings, logits, layers, and products wherever
-    they are summed.
+    """Return the stages of a model by their names in it: embeddings, logits, layers, and each
+    summed product.
 
-    Anything else within a layer may be partial. What lies in a list within a layer is left out:
+    Other outputs within a layer may be partial. Modules of a list within a layer are left out:
     experts, whose tokens depend on a router.
     """
     found: dict[str, Stage] = {}
@@ -54,8 +54,8 @@ def stages(model: Module) -> dict[str, Stage]:
 
 
 def _kind(module: Module, in_list: bool) -> Kind | None:
-    """What stage a module is that is no list, if any, and that is an entry of a list of layers or
-    not.
+    """Return the kind of stage that a module is, if it is one. `in_list`: it is an entry of a list
+    of layers.
     """
     if in_list:
         return (

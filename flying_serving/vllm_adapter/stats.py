@@ -23,7 +23,7 @@ class RollingLogger(AggregateStatLoggerBase):
         mm_cache_stats: Any = None,
         engine_idx: int = 0,
     ) -> None:
-        """vLLM calls this for each batch of outputs, in the server's event loop."""
+        """Note a batch of outputs. vLLM calls this in the server's event loop."""
         kv_usage = None if scheduler_stats is None else scheduler_stats.kv_cache_usage
         tokens, first_s, gaps_s = 0, [], []
         if iteration_stats is not None:
@@ -33,10 +33,10 @@ class RollingLogger(AggregateStatLoggerBase):
         self._rolling.take(engine_idx, kv_usage, tokens, first_s, gaps_s, time.monotonic())
 
     def log_engine_initialized(self) -> None:
-        """Nothing is logged."""
+        """Log nothing about an engine that is ready."""
 
 
 def roll(engine_client: Any, rolling: Rolling) -> None:
-    """Let a server's statistics go to `rolling` too; with --disable-log-stats there are none."""
+    """Send a server's statistics to `rolling` too; with --disable-log-stats there are none."""
     if engine_client.logger_manager is not None:
         engine_client.logger_manager.stat_loggers.append(RollingLogger(rolling))

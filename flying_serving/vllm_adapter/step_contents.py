@@ -1,18 +1,18 @@
-"""What a step of a scheduler computes."""
+"""The contents of a scheduler's step: its prefill, its decoding and its context."""
 
 from typing import Any
 
 
 def contents(plan: Any) -> tuple[int, int, int, int]:
-    """What a step of this SchedulerOutput computes.
+    """Return the contents of a step, from its SchedulerOutput.
 
     Returns:
         prefill_tokens: scheduled tokens of requests that have no output yet, or that compute it
             again.
         decode_seqs: the other requests, of one token each.
         context_tokens: tokens of all its requests that were computed before.
-        prefill_pairs: each of the prefill tokens times the tokens of its request that were computed
-            before.
+        prefill_pairs: the sum over prefill tokens of the tokens of their requests that were
+            computed before.
     """
     cached, scheduled = plan.scheduled_cached_reqs, plan.num_scheduled_tokens
     decode_seqs = context_tokens = prefill_pairs = 0

@@ -29,15 +29,15 @@ from flying_serving.vllm_adapter.patches.tensor_parallel import activate
 _JOIN_S = 60
 _NUMBERED = re.compile(r"(.+?)\.(\d+)(?:\.(.*))?")
 LayerKind = tuple[str, tuple[str, ...]]
-"""The list that a layer is in, and what each module of the layer is."""
+"""The list that a layer is in, and a description of each module of the layer."""
 
 
 def module_tree(config: VllmConfig, device: torch.device) -> Module:
-    """What a rank of the active tensor-parallel group builds for `config`, its parameters on the
-    meta device.
+    """Build the modules of a rank of the active tensor-parallel group for `config`, their
+    parameters on the meta device.
 
-    What a model computes itself (rotary tables, ALiBi slopes) is real, and of this rank, on
-    `device`.
+    Tensors that a model computes itself (rotary tables, ALiBi slopes) are real, and of this rank,
+    on `device`.
     """
     dtype = set_default_torch_dtype(config.model_config.dtype)
     with (
@@ -51,8 +51,7 @@ def module_tree(config: VllmConfig, device: torch.device) -> Module:
 
 
 def layer_kinds(tree: Module) -> dict[LayerKind, int]:
-    """Each kind of layer in a model's lists of layers, and the first place in its list where one
-    is.
+    """Return each kind of layer in a model's lists of layers, with its first place in its list.
 
     Layers are of a kind if their modules have the same classes, shapes and windows, and have KV of
     their own or not.
@@ -60,7 +59,7 @@ def layer_kinds(tree: Module) -> dict[LayerKind, int]:
     layers: dict[tuple[str, int], list[str]] = defaultdict(list)
     for name, module in tree.named_modules(
         remove_duplicate=False
-    ):  # what layers share is a part of each
+    ):  # a shared module is a part of each of its layers
         if found := _NUMBERED.fullmatch(name):
             layers[found[1], int(found[2])].append(f"{found[3] or ''}: {_description(module)}")
     kinds: dict[LayerKind, int] = {}
@@ -78,10 +77,10 @@ def _description(module: Module) -> str:
 
 
 def give_data(tree: Module) -> None:
-    """Let each tensor on the meta device be one number, seen in that shape: with an address, and
-    hardly any memory.
+    """Replace each tensor on the meta device by one number, seen in that shape: with an address,
+    and hardly any memory.
 
-    Experts are copied where they are cut, so of these one remains, with one input.
+    Experts are copied where they are cut, so only one expert remains, with one input.
     """
     for module in tree.modules():
         if isinstance(module, RoutedExperts):
@@ -95,7 +94,7 @@ def give_data(tree: Module) -> None:
 
 
 def kv_config(config: VllmConfig, available: int) -> KVCacheConfig:
-    """The KV cache of an engine with `available` bytes for it, whose layers were built for
+    """Return the KV cache of an engine with `available` bytes for it, whose layers were built for
     `config`.
 
     Raises:
@@ -111,7 +110,9 @@ def kv_config(config: VllmConfig, available: int) -> KVCacheConfig:
 
 @contextmanager
 def world_of_one(config: VllmConfig) -> Iterator[None]:
-    """While the body runs, this process, which must be in no other, is a torch world of its own."""
+    """While the body runs, make this process, which must be in no other world, a torch world of its
+    own.
+    """
     with tempfile.TemporaryDirectory() as scratch, set_current_vllm_config(config):
         timeout = timedelta(seconds=_JOIN_S)
         parallel_state.init_distributed_environment(
@@ -133,7 +134,7 @@ def first_of(degree: int) -> Any:
 
 
 class _FirstOf:
-    """The group of one rank, but for its size: enough to build modules, and none of them is run."""
+    """The group of one rank, except for its size: enough to build modules, none of which is run."""
 
     def __init__(self, alone: Any, degree: int) -> None:
         self._alone = alone

@@ -1,1 +1,3 @@
-"""A device: its lanes, what binds and checks them, and what their steps cost."""
+"""A device of an engine: its lanes, the binding of their weights, the check of lanes, and their
+step costs.
+"""

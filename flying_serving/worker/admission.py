@@ -1,4 +1,4 @@
-"""Which group sizes a model admits: asked of its real module tree, without weights and before any
+"""The group sizes that a model admits, from its real module tree, without weights and before any
 engine starts.
 """
 
@@ -40,12 +40,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 CPU = torch.device("cpu")
 DEADLINE_S = 300.0
-"""For building the modules of every degree; a large model takes a few seconds."""
+"""The time to build the modules of every degree; a large model takes a few seconds."""
 
 
 @dataclass(frozen=True)
 class Anatomy:
-    """What a model is made of. `weight_bytes`: on each device of an engine. `kinds`: see
+    """The parts of a model. `weight_bytes`: on each device of an engine. `kinds`: see
     `layer_kinds`.
     """
 
@@ -55,11 +55,11 @@ class Anatomy:
 
 @dataclass(frozen=True)
 class KVPlan:
-    """What an engine makes of its memory for KV.
+    """The use that an engine makes of its memory for KV.
 
-    `blocks`: one of them vLLM keeps for itself. `block_bytes`: on each device, of all layers.
-    `block_tokens`: in lane
-    1. `max_model_len`: the longest request, which vLLM may fit to the memory.
+    `blocks`: one of them vLLM reserves for itself. `block_bytes`: on each device, of all layers.
+    `block_tokens`: tokens of a block in lane 1. `max_model_len`: the longest request, which vLLM
+    may fit to the memory.
     """
 
     blocks: int
@@ -69,14 +69,15 @@ class KVPlan:
 
 
 def apart(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function of a module, about a VllmConfig that stays as it is, run in a process that
-    ends with the answer.
+    """Decorate a function of a module, about a VllmConfig, to run in a process that ends with the
+    answer.
 
-    The process has what vLLM keeps in globals to itself. Modules are built there without weights.
+    The VllmConfig does not change. The process has its own copy of vLLM's globals. Modules are
+    built there without weights.
 
     Raises:
-        ConfigError: if the function does, or anything else, or if there is no answer within
-            DEADLINE_S.
+        ConfigError: if the function raises it or any other exception, or if there is no answer
+            within DEADLINE_S.
     """
 
     @functools.wraps(function)
@@ -110,7 +111,9 @@ def apart(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _answer(answers: Connection, ask: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-    """Body of the process. What vLLM says while it builds modules, an engine will say again."""
+    """Run a function in the process, and send its answer. Silent, as an engine repeats vLLM's
+    output.
+    """
     logging.disable()
     torch.set_num_threads(
         1
@@ -123,7 +126,7 @@ def _answer(answers: Connection, ask: Any, args: tuple[Any, ...], options: dict[
         answers.send((ask.__wrapped__(*args, **options), None))
     except ConfigError as error:
         answers.send((None, str(error)))
-    except Exception as error:  # noqa: BLE001 - whatever a model's constructor raises
+    except Exception as error:  # noqa: BLE001 - a model's constructor may raise anything
         answers.send((None, f"--model: {reason(error)}"))
     answers.close()
     os._exit(0)  # this process is a copy of the server: it must not run the server's exit handlers
@@ -131,7 +134,7 @@ def _answer(answers: Connection, ask: Any, args: tuple[Any, ...], options: dict[
 
 @apart
 def anatomy(config: VllmConfig) -> Anatomy:
-    """What a model is made of. Raises ConfigError if it cannot be built."""
+    """Return the parts of a model. Raises ConfigError if it cannot be built."""
     alone = _lane(config, 1)
     with world_of_one(alone):
         tree = _tree(alone)
@@ -141,7 +144,7 @@ def anatomy(config: VllmConfig) -> Anatomy:
 
 @apart
 def kv_plan(config: VllmConfig, available: int, widest: int) -> KVPlan:
-    """What an engine would make of `available` bytes for KV on each device.
+    """Return the use that an engine would make of `available` bytes for KV on each device.
 
     Raises:
         ConfigError: in vLLM's words, if a group of `widest` engines does not hold the longest
@@ -167,18 +170,17 @@ def kv_plan(config: VllmConfig, available: int, widest: int) -> KVPlan:
 
 @apart
 def obstacles(config: VllmConfig, sizes: Sequence[int]) -> dict[int, str]:
-    """Why a model cannot be split over groups of some sizes, each above 1: the layer and the reason
-    by size.
+    """Return why a model cannot be split over groups of some sizes, each above 1: the layer and the
+    reason by size.
 
-    Empty if vLLM cannot even build the model for one engine: that error is better told by an
-    engine.
+    Empty if vLLM cannot even build the model for one engine: an engine reports that error better.
     """
     found: dict[int, str] = {}
     with world_of_one(_lane(config, 1)):
         for size in sizes:
             try:
                 lane1 = _tree(_lane(config, 1))
-            except Exception:  # noqa: BLE001 - whatever a model's constructor raises
+            except Exception:  # noqa: BLE001 - a model's constructor may raise anything
                 return {}
             try:
                 _share(lane1, _lane(config, size), size)
@@ -188,12 +190,12 @@ def obstacles(config: VllmConfig, sizes: Sequence[int]) -> dict[int, str]:
 
 
 def _share(lane1: Module, config: VllmConfig, size: int) -> None:
-    """Share lane 1's weights, on the meta device and of no use afterwards, with the first rank of a
-    group of `size`.
+    """Share lane 1's weights with the first rank of a group of `size`. They are on the meta device
+    and of no use afterwards.
 
     Raises:
-        WeightError: naming the layer that cannot be shared, as an engine would. Or whatever the
-            model's constructor raises for this lane.
+        WeightError: naming the layer that cannot be shared, as an engine would.
+        Exception: any that the model's constructor raises for this lane.
     """
     check_cuts(lane1, size)
     lane = _tree(config)
@@ -205,21 +207,21 @@ def _share(lane1: Module, config: VllmConfig, size: int) -> None:
 
 
 def _lane(config: VllmConfig, size: int) -> VllmConfig:
-    """The configuration of a lane of an engine by itself; engines are independent."""
+    """Return the configuration of a lane of an engine by itself; engines are independent."""
     lane = lane_config(config, size, config.cache_config.block_size)
     lane.parallel_config.data_parallel_size = 1
     return lane
 
 
 def _tree(config: VllmConfig) -> Module:
-    """The modules of the first rank, on the meta device."""
+    """Build the modules of the first rank, on the meta device."""
     with first_of(config.parallel_config.tensor_parallel_size):
         return module_tree(config, CPU)
 
 
 def reason(error: Exception) -> str:
-    """What an exception says of a model, in one line; with the module that was being built, if it
-    does not name it.
+    """Return an exception about a model in one line, with the module under construction unless the
+    exception names it.
     """
     text = " ".join(str(error).split())
     if isinstance(error, FlyingError):

@@ -1,4 +1,4 @@
-"""How long each lane's step takes, measured at start: what policies go by until traffic shows
+"""The durations of each lane's steps, measured at start. Policies use them until traffic shows
 more.
 """
 
@@ -16,12 +16,12 @@ from flying_serving.wire import CalibrationRow
 
 REPETITIONS = 3
 REPEATED_S = 2 * ENOUGH_S
-"""A probe is not repeated any more after so long."""
+"""A probe is not repeated after this total time."""
 
 
 @dataclass(frozen=True)
 class StepLimits:
-    """What one step of a lane can take: requests, tokens, tokens of one request, and tokens per KV
+    """The limits of one step of a lane: requests, tokens, tokens of one request, and tokens per KV
     block.
     """
 
@@ -32,21 +32,21 @@ class StepLimits:
 
     @classmethod
     def of(cls, config: Any, blocks: int) -> StepLimits:
-        """The limits of a lane with this VllmConfig and number of KV blocks."""
+        """Return the limits of a lane with this VllmConfig and number of KV blocks."""
         scheduler, block_tokens = config.scheduler_config, config.cache_config.block_size
         room = (blocks - 1) * block_tokens
         longest = min(config.model_config.max_model_len, room)
         return cls(scheduler.max_num_seqs, scheduler.max_num_batched_tokens, longest, block_tokens)
 
     def probes(self) -> list[Probe]:
-        """What is measured, as far as one step can take it."""
+        """Return the probes, limited to sizes that one step can take."""
         return probes(
             self.sequences, self.tokens, self.request_tokens - 1
         )  # and the token that the step draws
 
 
 def steps_of(probe: Probe, block_tokens: int) -> Iterator[Any]:
-    """REPETITIONS steps of a probe, in blocks of `block_tokens` tokens; and one that ends the
+    """Yield REPETITIONS steps of a probe, in blocks of `block_tokens` tokens, and one that ends the
     requests.
     """
     if probe.is_prefill:
@@ -67,9 +67,9 @@ def calibrate(
     a step.
 
     `run` makes a step of this lane, from a SchedulerOutput. `together` takes whether this engine
-    wants to stop; it returns whether any does, on all of them at the same time. Returns for each
-    probe its fastest step, because what else a machine does while servers start on it only makes
-    steps longer.
+    wants to stop; it returns whether any does, on all of them at the same time. Returns the fastest
+    step of each probe, because other work on the machine while servers start only makes steps
+    longer.
 
     Raises:
         LaneError: if a step fails, as a request of that size would.
@@ -100,11 +100,11 @@ def calibrate(
 def _timed(
     size: int, probe: Probe, run: Callable[[Any], Any], step: Any, clock: Callable[[], float]
 ) -> float:
-    """Seconds of a step."""
+    """Run a step of a probe. Returns its duration in seconds."""
     began = clock()
     try:
         run(step)
-    except Exception as error:  # whatever the model or its backend raises
+    except Exception as error:  # a model or its backend may raise anything
         what = "a prompt" if probe.is_prefill else "decoding requests"
         raise LaneError(
             f"group size {size}: a made-up step of {probe.tokens} tokens of {what} failed: "

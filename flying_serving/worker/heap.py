@@ -11,8 +11,8 @@ def give_back_freed() -> None:
     """Return freed memory to the system, where the allocator can: tcmalloc, which vLLM's CPU wheels
     preload, or glibc.
 
-    The large steps that are measured at start leave tens of MiB behind in each engine, which it
-    would keep.
+    The large steps that are measured at start leave tens of MiB in each engine, which it would
+    keep.
     """
     if _TCMALLOC is not None:
         _TCMALLOC()

@@ -18,8 +18,8 @@ from flying_serving.vllm_adapter.runner import Runner
 
 
 def without_layers(config: VllmConfig) -> VllmConfig:
-    """A deep copy but for the layers, with weights and KV memory, that vLLM keeps in the
-    configuration.
+    """Copy a configuration deeply, without the layers, with weights and KV memory, that vLLM keeps
+    in it.
     """
     layers = config.compilation_config.static_forward_context
     copied = copy.deepcopy(config, {id(layers): {}})
@@ -28,8 +28,8 @@ def without_layers(config: VllmConfig) -> VllmConfig:
 
 
 def lane_config(config: VllmConfig, size: int, block_tokens: int) -> VllmConfig:
-    """The VllmConfig of a lane for groups of `size` engines, whose blocks hold `block_tokens`
-    tokens, from lane 1's.
+    """Return the VllmConfig of a lane for groups of `size` engines from lane 1's. Its blocks hold
+    `block_tokens` tokens.
     """
     lane = without_layers(config)
     parallel = lane.parallel_config
@@ -43,8 +43,8 @@ def lane_config(config: VllmConfig, size: int, block_tokens: int) -> VllmConfig:
 
 @dataclass
 class WorkerLane:
-    """What one worker needs to step in groups of `size` engines; `kv_config` is there once KV
-    memory is bound.
+    """The lane of one worker for groups of `size` engines. `kv_config` is there once KV memory is
+    bound.
     """
 
     size: int
@@ -56,7 +56,7 @@ class WorkerLane:
     def build(
         cls, size: int, config: VllmConfig, communicators: CommunicatorPool, lane1: Runner
     ) -> WorkerLane:
-        """A lane that has no weights yet."""
+        """Build a lane that has no weights yet."""
         with communicators.activate(size):
             return cls(size, communicators, Runner.build(config, lane1))
 
@@ -90,7 +90,7 @@ class WorkerLane:
         self.kv_config = kv
 
     def scheduler_config(self) -> tuple[VllmConfig, KVCacheConfig]:
-        """The configurations that a leader's scheduler works with.
+        """Return the configurations that a leader's scheduler works with.
 
         They are sent to the engine's process, so no layer and no tensor is in them.
         """
@@ -103,13 +103,13 @@ class WorkerLane:
             self.runner.warm()
 
     def execute(self, plan: Any, grammar: Any = None) -> Any:
-        """One step of the model, all members together. Returns vLLM's ModelRunnerOutput."""
+        """Run one step of the model, all members together. Returns vLLM's ModelRunnerOutput."""
         with self.communicators.activate(self.size):
             return self.runner.step(plan, grammar)
 
 
 def _refuse_dropped_kv(kv: KVCacheConfig, max_model_len: int) -> None:
-    """Raise ConfigError if vLLM would give blocks back while their request runs: members would not
+    """Raise ConfigError if vLLM would free blocks while their request runs, which members would not
     know.
     """
     spec = kv.kv_cache_groups[0].kv_cache_spec

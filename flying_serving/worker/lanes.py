@@ -35,15 +35,13 @@ from flying_serving.worker.selfcheck import compare, record, require_alike, tole
 
 @dataclass(frozen=True)
 class StepLost:
-    """In place of a step's output: why a member is lost."""
+    """The output of a step of which a member is lost, with the reason."""
 
     why: str
 
 
 def phase(engine: int, device: int, what: str) -> None:
-    """Say that an engine begins a phase of its start, in a line of the log; the first device speaks
-    for all.
-    """
+    """Log that an engine begins a phase of its start. The first device logs for all."""
     if device == 0:
         logger.info("engine %d: %s", engine, what)
 
@@ -53,7 +51,7 @@ class WorkerLanes:
     bytes.
 
     `lane1`: its model is loaded and not yet packed. `pack_weights`: as `LaneWorker.pack_weights`.
-    `residency`: which weights are there, if they may be lent.
+    `residency`: which weights are resident, if they may be lent.
     """
 
     def __init__(
@@ -99,7 +97,7 @@ class WorkerLanes:
         if file is not None and packing is None:
             packing = (
                 loading.keep_matrix
-            )  # in units all the same: a view of a whole weight cannot be dropped
+            )  # in units too: a view of a whole weight cannot be dropped
         weights = SharedWeights(model, self.widest, packing, file)
         widest = self.groups[self.widest].runner if self.groups else self.lane1
         with set_current_vllm_config(widest.config):
@@ -149,12 +147,12 @@ class WorkerLanes:
             )
 
     def lendable_bytes(self) -> int:
-        """Of weights that may make room for KV."""
+        """Return the bytes of weights that may make room for KV."""
         return 0 if self.residency is None else sum(self.residency.piece_bytes(self.widest))
 
     def bind_extra(self, kv: KVCacheConfig, arena: Arena | None, own_bytes: int) -> None:
-        """Take blocks beyond `own_bytes` of KV memory for extra ones. Raises Unsupported if that is
-        not one arena.
+        """Use the blocks beyond `own_bytes` of KV memory as extra ones. Raises Unsupported if the
+        memory is not one arena.
         """
         if self.residency is None:
             return
@@ -208,8 +206,8 @@ class WorkerLanes:
         self._say(f"lanes equal lane 1 within {largest:.1e}; comparing took {took_s:.2f} s")
 
     def warm(self) -> None:
-        """Run each lane once, its members together; open the weights that they share, which all
-        have kept by now.
+        """Run each lane once, its members together, and open the weights that they share. All
+        members have stored these by now.
         """
         if self._weight_file is not None:
             self._weight_file.open()
@@ -228,32 +226,32 @@ class WorkerLanes:
             self.calibration += calibrate(size, StepLimits.of(config, self.blocks), step, together)
 
     def seed(self, incarnations: Sequence[int | None]) -> None:
-        """Let each lane draw its own random numbers: at the end of a start, in which lanes have
-        drawn some.
+        """Let each lane draw its own random numbers. Called at the end of a start, in which lanes
+        have drawn some.
         """
         for group, there in whole_groups(self.engine, (1, *self.groups), incarnations):
             runner = self.lane1 if len(group) == 1 else self.groups[len(group)].runner
             runner.seed(group, there)
 
     def get_calibration(self) -> list[CalibrationRow]:
-        """What `calibrate` has measured."""
+        """Return the rows that `calibrate` has measured."""
         return self.calibration
 
     def get_weight_bytes(self) -> int:
-        """Of the model's weights on this device, which all lanes share."""
+        """Return the bytes of the model's weights on this device, which all lanes share."""
         return self.weight_bytes
 
     def scheduler_config(self, size: int) -> tuple[VllmConfig, KVCacheConfig]:
-        """`WorkerLane.scheduler_config` of the lane for groups of `size`."""
+        """Return `WorkerLane.scheduler_config` of the lane for groups of `size`."""
         return self.groups[size].scheduler_config()
 
     @torch.inference_mode()
     def execute(self, size: int, plan: Any, grammar: Any) -> Any:
-        """One step in the group of `size` engines; every member calls it with the same plan (its
-        own block ids).
+        """Run one step in the group of `size` engines; every member calls it with the same plan
+        (its own block ids).
 
-        Returns vLLM's ModelRunnerOutput; a StepLost if a member is lost before it is done. Raises
-        CollectiveTimeout if one is not, but does not come.
+        Returns vLLM's ModelRunnerOutput, or a StepLost if a member is lost before the step is done.
+        Raises CollectiveTimeout if a member lives but does not take part.
         """
         try:
             return self.groups[size].execute(plan, grammar)
@@ -263,13 +261,13 @@ class WorkerLanes:
             return StepLost(str(error))
 
     def forget(self, size: int) -> None:
-        """The group of `size` engines has lost a member: nothing of its requests is left here."""
+        """Forget the requests of the group of `size` engines, which has lost a member."""
         self.communicators.broken(size)
         self.groups[size].runner.forget()
 
     def rejoin(self, size: int, incarnations: list[int]) -> None:
-        """All members of the group of `size` engines are there again, as these incarnations of
-        theirs.
+        """Reopen the group of `size` engines, whose members are all present again, in these
+        incarnations.
         """
         self.communicators.reopen(size, incarnations)
         self.groups[size].runner.seed(aligned_group(self.engine, size), incarnations)

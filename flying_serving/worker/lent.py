@@ -1,4 +1,4 @@
-"""A device's memory that changes owner: weights that its widest lane can do without, and KV blocks
+"""Memory of a device that changes owner: weights that its widest lane does not need, and KV blocks
 in their place.
 
 The functions are called on the workers of one engine, through vLLM's `collective_rpc`.
@@ -32,8 +32,8 @@ class ExtraBlocks:
 
     @torch.inference_mode()
     def copy(self, copies: Mapping[int, int]) -> None:
-        """Copy blocks, all layers, to others, new ones by old, and let running requests have
-        these.
+        """Copy blocks, all layers, to others (`copies`: new ones by old), and give running requests
+        the new ones.
         """
         old, new = list(copies), list(copies.values())
         for layers in layer_blocks(self._memory, self._kv):
@@ -42,18 +42,18 @@ class ExtraBlocks:
             runner.replace_blocks(copies)
 
     def back(self, blocks: range) -> None:
-        """Let there be pages for some blocks."""
+        """Let there be pages for some blocks again."""
         for extent in extents(self._kv, blocks):
             self._arena.back(*extent)
 
     def release(self, blocks: range) -> int:
-        """Give the pages of some blocks back to the system. Returns their bytes."""
+        """Return the pages of some blocks to the system. Returns their bytes."""
         return sum(self._arena.release(*extent) for extent in extents(self._kv, blocks))
 
 
 class Lends(Protocol):
-    """What lending needs of a worker. `widest`: engines in the group that lends; `residency` and
-    `extra` are None where nothing is lent.
+    """The members of a worker that lending needs. `widest`: engines in the group that lends;
+    `residency` and `extra` are None where nothing is lent.
 
     `own_blocks`: KV blocks without any lent weights.
     """
@@ -65,13 +65,15 @@ class Lends(Protocol):
 
 
 def lendable(worker: Lends) -> tuple[list[int], int]:
-    """Bytes of each piece of weights in the order in which they go, and the first extra block."""
+    """Return the bytes of each piece of weights, in the order of their dropping, and the first
+    extra block.
+    """
     assert worker.residency is not None
     return worker.residency.piece_bytes(worker.widest), worker.own_blocks
 
 
 def drop_next(worker: Lends, blocks: range) -> None:
-    """The next piece of weights goes, and there are some extra blocks in its place."""
+    """Drop the next piece of weights, and back some extra blocks with pages in its place."""
     assert worker.residency is not None
     assert worker.extra is not None
     worker.residency.drop_next(worker.widest)
@@ -79,26 +81,26 @@ def drop_next(worker: Lends, blocks: range) -> None:
 
 
 def fetch_next(worker: Lends) -> None:
-    """The piece of weights that went last comes back."""
+    """Fetch back the piece of weights that was dropped last."""
     assert worker.residency is not None
     worker.residency.fetch_next()
 
 
 def copy_blocks(worker: Lends, copies: Mapping[int, int]) -> None:
-    """See `ExtraBlocks.copy`."""
+    """Copy KV blocks to others, as `ExtraBlocks.copy` does."""
     assert worker.extra is not None
     worker.extra.copy(copies)
 
 
 def release_blocks(worker: Lends, blocks: range) -> None:
-    """See `ExtraBlocks.release`."""
+    """Release the pages of KV blocks, as `ExtraBlocks.release` does."""
     assert worker.extra is not None
     worker.extra.release(blocks)
 
 
 def layer_blocks(memory: torch.Tensor, kv: KVCacheConfig) -> Sequence[torch.Tensor]:
-    """The KV memory as tensors [layers, blocks, bytes of a block in a layer], layers of one size in
-    each.
+    """Return the KV memory as tensors [layers, blocks, bytes of a block in a layer], layers of one
+    size in each.
     """
     found = []
     for tensor in kv.kv_cache_tensors:
@@ -115,7 +117,9 @@ def layer_blocks(memory: torch.Tensor, kv: KVCacheConfig) -> Sequence[torch.Tens
 
 
 def extents(kv: KVCacheConfig, blocks: range) -> list[tuple[int, int]]:
-    """Where consecutive blocks lie: first byte and size of each region, as large as possible."""
+    """Return where consecutive blocks lie: first byte and size of each region, as large as
+    possible.
+    """
     found = set()
     for tensor in kv.kv_cache_tensors:
         first, size = (

@@ -1,4 +1,6 @@
-"""An engine does not outlive the server that started it, not even one that the kernel kills."""
+"""The bond of an engine to the server that started it: an engine does not outlive a server, even a
+killed one.
+"""
 
 import ctypes
 import multiprocessing
@@ -13,7 +15,7 @@ _INIT = 1
 
 
 def end_with_parent(parent: int | None = None) -> None:
-    """Let the kernel kill this process when the one that started it dies, in whatever way (Linux).
+    """Let the kernel kill this process when the process that started it dies, in any way (Linux).
 
     An engine alone would keep its memory. `parent`: the process that started it, if multiprocessing
     did not.
@@ -30,8 +32,8 @@ def _lost_parent() -> bool:
 
 
 def forget_signals() -> None:
-    """Drop the handlers that a forked process has of its parent: SIGTERM ends it; an interrupt is
-    not its business.
+    """Drop the handlers that a forked process has of its parent: SIGTERM ends it; it ignores
+    interrupts.
     """
     signal.set_wakeup_fd(-1)  # it must not wake the server's event loop
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -49,8 +51,8 @@ def leave_signals_to_parent() -> None:
 
 
 def forget_port() -> None:
-    """Drop the TCP sockets that a forked process has of its parent: the port is taken as long as
-    one is open.
+    """Drop the TCP sockets that a forked process has of its parent: a port is taken while one is
+    open.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     for name in os.listdir("/proc/self/fd") if sys.platform == "linux" else ():

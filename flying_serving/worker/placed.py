@@ -1,9 +1,9 @@
-"""A worker takes its place: its process's threads run on the cores that it was given.
+"""The place of a worker: the cores on which its process's threads run.
 
-vLLM places workers by variables of OpenMP, which its library reads when a program begins; a fork
-has the parent's values. So the process is bound as a whole, before it has a pool of OpenMP threads:
-those that the library starts, also later ones in place of others, may run where the thread may that
-starts them.
+vLLM places workers by variables of OpenMP. Its library reads them when a program begins, and a fork
+has the parent's values. So the process is bound as a whole, before it has a pool of OpenMP threads.
+The threads that the library starts, also later ones, inherit the cores of the thread that starts
+them.
 """
 
 import os
@@ -26,11 +26,10 @@ _POLICIES = Path("/proc/self/numa_maps")
 
 @contextmanager
 def placed(deployment: Deployment, engine: int, device: int) -> Iterator[None]:
-    """Bind this process as the deployment says of a device of an engine, before the body makes
+    """Bind this process to the deployment's place for a device of an engine, before the body makes
     vLLM's worker.
 
-    The worker binds the memory to the node of the first CPU that it may use. What came of all that
-    is logged.
+    The worker binds the memory to the node of the first CPU that it may use. The outcome is logged.
 
     Raises:
         ConfigError: if the CPUs cannot be used any more; the server is told.
@@ -47,8 +46,8 @@ def placed(deployment: Deployment, engine: int, device: int) -> Iterator[None]:
 
 
 def take_place(placement: Placement) -> None:
-    """Give this process its cores and its number of OpenMP threads. Raises ConfigError if that
-    cannot be.
+    """Give this process its cores and its number of OpenMP threads. Raises ConfigError if it cannot
+    have them.
     """
     if placement.cpus:
         _bind(placement.cpus)
@@ -58,8 +57,8 @@ def take_place(placement: Placement) -> None:
 
 
 def place_taken(placement: Placement) -> str:
-    """The placement in words: the cores, the threads and the policy of memory that this process
-    really has.
+    """Return the placement in words: the cores, the threads and the policy of memory that this
+    process really has.
     """
     cpus = tuple(sorted(os.sched_getaffinity(0))) if placement.cpus else ()
     found = placement.model_copy(update={"cpus": cpus, "threads": torch.get_num_threads()})
@@ -70,7 +69,9 @@ def place_taken(placement: Placement) -> str:
 
 
 def memory_policy() -> str:
-    """Where new pages of this process lie, in the kernel's words: like bind:0, or default."""
+    """Return where new pages of this process lie, in the kernel's words: like bind:0, or
+    default.
+    """
     try:
         with _POLICIES.open(encoding="ascii") as maps:
             return maps.readline().split()[1]
@@ -79,7 +80,9 @@ def memory_policy() -> str:
 
 
 def _bind(cpus: tuple[int, ...]) -> None:
-    """Let every thread of this process, and those that they will start, run on these CPUs alone."""
+    """Let every thread of this process, and the threads that they will start, run on these CPUs
+    alone.
+    """
     for thread in Path("/proc/self/task").iterdir():
         try:
             os.sched_setaffinity(int(thread.name), cpus)

@@ -1,5 +1,5 @@
-"""Which weights a worker has: those that a wide group does not need are lent to the KV cache, a
-layer at a time.
+"""The weights that a worker has. A wide group lends weights that it does not need to the KV cache,
+a layer at a time.
 """
 
 import tempfile
@@ -20,7 +20,7 @@ from flying_serving.worker.heap import give_back_freed
 
 
 class Kind(IntEnum):
-    """What a layer is part of, in the order in which weights go."""
+    """The part of a model that a layer belongs to, in the order in which weights are dropped."""
 
     MLP = 0
     ATTENTION = 1
@@ -29,7 +29,9 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Change:
-    """What was dropped or fetched back: the layer, its bytes, and how long it took."""
+    """A piece of weights that was dropped or fetched back: the layer, its bytes, and how long it
+    took.
+    """
 
     layer: str
     size_bytes: int
@@ -39,7 +41,8 @@ class Change:
 class Residency:
     """The weights of one worker of `engine`, and which of them are dropped.
 
-    `pieces`: what may be dropped at once, by the name of its layer, in the order in which it goes.
+    `pieces`: units that may be dropped at once, each with the name of its layer, in the order of
+    their dropping.
     """
 
     def __init__(self, pieces: Sequence[tuple[str, Units]], engine: int) -> None:
@@ -50,21 +53,21 @@ class Residency:
 
     @property
     def resident(self) -> int:
-        """Engines in the narrowest group that has all of its weights on this worker: 1 if nothing
-        is dropped.
+        """Return the engines in the narrowest group that has all of its weights on this worker: 1
+        if nothing is dropped.
         """
         return self._degree if self._dropped else 1
 
     def piece_bytes(self, degree: int) -> list[int]:
-        """Bytes of each piece that a group of `degree` engines does not need, in the order in which
-        they go.
+        """Return the bytes of each piece that a group of `degree` engines does not need, in the
+        order of their dropping.
         """
         sizes = [units.lendable(self._engine % degree, degree) for _, units in self._pieces]
         return [size for size in sizes if size]
 
     def drop_next(self, degree: int) -> Change | None:
-        """Drop what a group of `degree` engines does not need of the next layer. None: nothing is
-        left.
+        """Drop the units of the next layer that a group of `degree` engines does not need. None: no
+        piece is left.
 
         Groups of another size must not step from now on, until `resident` says that they may.
 
@@ -92,7 +95,8 @@ class Residency:
         return Change(name, size_bytes, time.monotonic() - began_s)
 
     def fetch_next(self) -> Change | None:
-        """Fetch back what was dropped last and is not back yet. None: nothing is dropped.
+        """Fetch back the piece that was dropped last and is not back yet. None: no piece is
+        dropped.
 
         Raises:
             WeightFileError: if it cannot be read. It is dropped as before then.
@@ -103,15 +107,15 @@ class Residency:
         name, units = self._dropped[-1]
         size_bytes = units.fetch()
         self._dropped.pop()
-        give_back_freed()  # what was read to be packed
+        give_back_freed()  # the matrices that were read to be packed
         return Change(name, size_bytes, time.monotonic() - began_s)
 
 
 def weight_file_of(
     deployment: Deployment, engine: int, device: int, *, on_cpu: bool
 ) -> WeightFile | None:
-    """Where a worker keeps the weights that may be dropped; None: none may, or there is no group
-    that could lend any.
+    """Make the file for weights that may be dropped. None: no weight may, or no group could lend
+    any.
 
     Raises:
         Unsupported: if weights may be lent, but not on this device.
@@ -131,8 +135,8 @@ def weight_file_of(
 
 
 def in_order(model: Module, units: Mapping[str, Sequence[Units]]) -> list[tuple[str, Units]]:
-    """The pieces of a model: MLPs before attention before the vocabulary, and of each the last
-    layer first.
+    """Return the pieces of a model: MLPs before attention before the vocabulary, and of each the
+    last layer first.
 
     `units`: by the name of their layer.
     """
@@ -142,11 +146,11 @@ def in_order(model: Module, units: Mapping[str, Sequence[Units]]) -> list[tuple[
 
 
 def kind_of(model: Module, name: str) -> Kind:
-    """What the layer of this name is part of.
+    """Return the part of a model to which the layer of this name belongs.
 
-    A decoder layer is the innermost entry of a list of layers that has attention in it. What lies
-    in one of its modules that has attention in it too is attention's, and so is what lies beside
-    attention itself. Anything else is MLP.
+    A decoder layer is the innermost entry of a list of layers that has attention in it. A layer
+    inside one of its modules that has attention in it too is attention's, and so is a layer beside
+    attention itself. All other layers are MLP.
     """
     if isinstance(model.get_submodule(name), VocabParallelEmbedding):
         return Kind.VOCABULARY

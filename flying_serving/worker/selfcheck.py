@@ -1,10 +1,10 @@
-"""Whether each lane of an engine computes what its lane 1 does: a few made-up prompts at every
-start.
+"""The check that each lane of an engine computes the same as its lane 1, on a few made-up prompts
+at every start.
 
-Lane 1 runs them first, and the outputs of its embedding, of each product that ranks sum, of each
-decoder layer and its logits are kept. A lane then runs the same steps, and every output is compared
-with lane 1's and replaced by it, so that each is compared by its own work alone: rounding does not
-add up, and the first that differs is the one that is wrong.
+Lane 1 runs them first. The check keeps the outputs of its embedding, of each product that ranks
+sum, of each decoder layer, and its logits. A lane then runs the same steps. Every output is
+compared with lane 1's and replaced by it, so that each is compared by its own work alone. Rounding
+then does not add up, and the first output that differs is the wrong one.
 """
 
 from collections import Counter
@@ -22,16 +22,16 @@ from flying_serving.errors import LaneError
 from flying_serving.vllm_adapter.stages import LAYERS, Kind, Stage, stages
 
 See = Callable[[str, Stage, list[torch.Tensor], list[torch.Tensor]], None]
-"""Gets a stage's name, the stage, the tensors that it was given and those that it has just put
-out.
+"""Gets a stage's name, the stage, its input tensors and the output tensors that it has just
+computed.
 """
 FLOAT32_TOLERANCE = 0.01
 HALF_TOLERANCE = 0.05
 """Largest difference that is allowed: see `_share`.
 
-Before one rounding is taken off, lanes of correct tiny models differ by 1e-6 in float32, by up to
-0.005 in bfloat16 and 0.0004 in float16. Of the product after attention in bfloat16, slopes of
-another rank's heads make 0.13, a lost bias of queries 0.11 and a lost norm of queries 0.5.
+Before one rounding is taken off, correct tiny models differ by 1e-6 in float32, by up to 0.005 in
+bfloat16 and 0.0004 in float16. Of the product after attention in bfloat16, slopes of another rank's
+heads make 0.13. A lost bias of queries makes 0.11 there and a lost norm of queries 0.5.
 """
 TOKENS: dict[Kind, float] = {
     "embedding": 1.0,
@@ -40,8 +40,8 @@ TOKENS: dict[Kind, float] = {
     "routed": 0.5,
     "logits": 0.95,
 }
-"""Which token is judged, of all in the order of their differences: 1.0 is the worst, 0.5 the one in
-the middle.
+"""The token that decides, of all in the order of their differences: 1.0 is the worst, 0.5 the
+middle one.
 
 An embedding rounds nothing. Behind a router a token that is undecided between two experts may
 choose another one.
@@ -50,9 +50,10 @@ choose another one.
 
 @dataclass
 class LayerOutputs:
-    """What lane 1's stages computed, by stage, for each call.
+    """The outputs of lane 1's stages, by stage, for each call.
 
-    `tensors`: those it put out. `base`: what differences are measured against, shape (tokens).
+    `tensors`: the output tensors. `base`: the norms that differences are measured against, shape
+    (tokens).
     """
 
     tensors: dict[str, list[list[torch.Tensor]]] = field(default_factory=dict)
@@ -64,8 +65,8 @@ class Difference:
     """How far a stage of a lane is from lane 1: 0.0 is equal, 1.0 as far as the stage's own
     contribution.
 
-    It is infinite where nothing can be compared: a stage that lane 1 has not run as often, or has
-    not run, no numbers, or another shape.
+    It is infinite where nothing can be compared: another number of calls than in lane 1, no
+    numbers, or another shape.
     """
 
     stage: str
@@ -73,12 +74,12 @@ class Difference:
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """The largest share by which a stage may differ, for weights of this type."""
+    """Return the largest share by which a stage may differ, for weights of this type."""
     return FLOAT32_TOLERANCE if dtype == torch.float32 else HALF_TOLERANCE
 
 
 def record(model: Module, run: Callable[[Any], Any], steps: Iterable[Any]) -> LayerOutputs:
-    """Run the steps in lane 1 and keep what its stages compute."""
+    """Run the steps in lane 1. Returns the outputs of its stages."""
     outputs = LayerOutputs()
 
     def keep(
@@ -99,9 +100,8 @@ def compare(
     """Run the same steps in another lane.
 
     Returns:
-        for each call of a stage, in order, how far it is from lane 1's, and last the stages that
-            were not called as
-        often as in lane 1; nothing if no layer was called.
+        for each call of a stage, in order, how far it is from lane 1's. The stages with fewer calls
+            than in lane 1 come last. Nothing if no layer was called.
     """
     differences: list[Difference] = []
     calls: Counter[str] = Counter()
@@ -131,8 +131,8 @@ def compare(
 
 
 def refusal(size: int, differences: list[Difference], allowed: float) -> str | None:
-    """Why a lane for groups of `size` must not serve, or None; `differences` are in the order of
-    the computation.
+    """Return why a lane for groups of `size` must not serve, or None; `differences` are in the
+    order of the computation.
     """
     if not differences:
         return f"group size {size}: no layer of this lane could be compared with lane 1"
@@ -151,7 +151,7 @@ def refusal(size: int, differences: list[Difference], allowed: float) -> str | N
 def require_alike(
     size: int, differences: list[Difference], allowed: float, together: Callable[[bool], bool]
 ) -> float:
-    """The largest difference of a lane, once all its members have compared theirs.
+    """Return the largest difference of a lane, once all its members have compared theirs.
 
     `together` takes whether this engine refuses; it returns whether any does, on all members at the
     same time.
@@ -169,8 +169,8 @@ def require_alike(
 
 @contextmanager
 def _watching(model: Module, see: See) -> Iterator[None]:
-    """While the body runs, `see` gets each stage with what it was given, before it changed it, and
-    what it put out.
+    """While the body runs, call `see` for each stage with its inputs, before it changes them, and
+    its outputs.
     """
     with ExitStack() as stack:
         for name, stage in stages(model).items():
@@ -198,13 +198,13 @@ def _hooks(name: str, stage: Stage, see: See) -> Iterator[RemovableHandle]:
 
 
 def _tensors(output: Any) -> list[torch.Tensor]:
-    """The floating-point tensors of a module's output."""
+    """Return the floating-point tensors of a module's output."""
     parts = output if isinstance(output, tuple | list) else (output,)
     return [part for part in parts if isinstance(part, torch.Tensor) and part.is_floating_point()]
 
 
 def _total(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Shape (tokens, width): the residual stream; a layer may return its summands apart."""
+    """Return the residual stream, shape (tokens, width); a layer may return its summands apart."""
     if not tensors:
         return torch.empty(0, 1)
     shape = tensors[0].shape
@@ -213,10 +213,10 @@ def _total(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _added(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> torch.Tensor:
-    """Shape (tokens): how much a stage adds to its input, as a norm.
+    """Return how much a stage adds to its input, as a norm, shape (tokens).
 
-    Which of its inputs are the residual stream is not known: all of one shape with the output, one
-    of them or none, whichever leaves least.
+    Which of its inputs are the residual stream is not known. The choice is all inputs of the
+    output's shape, one of them or none: the one that leaves least.
     """
     total = _total(outputs)
     alike = [tensor for tensor in inputs if outputs and tensor.shape == outputs[0].shape]
@@ -227,10 +227,10 @@ def _added(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> torch.Ten
 def _share(
     kind: Kind, found: list[torch.Tensor], expected: list[torch.Tensor], base: torch.Tensor
 ) -> float:
-    """The difference of a token (see TOKENS) as a share of what lane 1's stage adds there.
+    """Return the difference of a token (see TOKENS) as a share of the amount that lane 1's stage
+    adds there.
 
-    What rounding the output itself may make does not count: a layer may add little to a large
-    input.
+    Rounding of the output itself does not count: a layer may add little to a large input.
     """
     if kind == "logits" and not found:  # only the group's first rank gathers them
         return 0.0
@@ -239,6 +239,6 @@ def _share(
     total = _total(expected)
     rounding = torch.finfo(found[0].dtype).eps * total.norm(dim=1)
     apart = torch.nan_to_num((_total(found) - total).norm(dim=1) - rounding, nan=inf, posinf=inf)
-    known = torch.isfinite(base)  # what lane 1 itself cannot compute says nothing
+    known = torch.isfinite(base)  # tokens that lane 1 itself cannot compute show nothing
     shares = torch.where(apart > 0, apart / base, 0.0)[known].sort().values
     return float(shares[int(TOKENS[kind] * (len(shares) - 1))]) if len(shares) else 0.0

@@ -31,19 +31,19 @@ from flying_serving.worker.placed import placed
 
 
 class LaneWorker:
-    """What every worker gets beside what vLLM's worker for its device does. Mixed in before that
-    class.
+    """The additions to vLLM's worker that every device needs. Mixed in before vLLM's class for the
+    device.
     """
 
     pack_weights = False
-    """Whether the weights are kept in packed units (CPU) or as loaded, with views (see
+    """True: the weights are kept in packed units (CPU). False: as loaded, with views (see
     memory/storage.py).
     """
     maps_kv = False
-    """Whether KV memory is memory that peers can map (CPU)."""
+    """True if peers can map the KV memory (CPU)."""
     kv_arena: Arena | None = None
     own_kv_bytes = 0
-    """KV memory without any lent weights."""
+    """Bytes of KV memory without any lent weights."""
 
     def init_device(self) -> None:
         """Join a torch world as `distributed.Place` says, and get a communicator for each group."""
@@ -88,8 +88,8 @@ class LaneWorker:
             )
 
     def _interleave(self, group: Sequence[int], memory: mmap) -> None:
-        """Spread what a group exchanges data through over its nodes: else all of it is on that of
-        the first member.
+        """Spread the memory through which a group exchanges data over the group's nodes. It would
+        all be on the first member's.
         """
         nodes = self.deployment.memory_nodes(group)
         if len(nodes) > 1:
@@ -112,7 +112,9 @@ class LaneWorker:
             )
 
     def determine_available_memory(self) -> int:
-        """vLLM's, and beside it the room of weights that may make room for KV."""
+        """Return the bytes for KV: vLLM's own figure, plus the weights that may make room for
+        KV.
+        """
         self.own_kv_bytes = int(super().determine_available_memory())  # type: ignore[misc]
         return self.own_kv_bytes + self.lanes.lendable_bytes()
 
@@ -128,16 +130,16 @@ class LaneWorker:
             self.lanes.announce_kv(self.kv_arena)
 
     def _allocate_kv(self, size_bytes: int) -> torch.Tensor:
-        """KV memory that peers can map."""
+        """Allocate KV memory that peers can map."""
         self.kv_arena = Arena(f"flying-kv-{self.engine}", size_bytes)
         return bytes_of(self.kv_arena.bytes)
 
     def compile_or_warm_up_model(self) -> Any:
-        """Check that lanes compute what lane 1 does, warm lane 1 as vLLM does, then the others, and
-        measure all.
+        """Check that lanes compute the same as lane 1, warm lane 1 as vLLM does, then the others,
+        and measure all.
 
-        An engine that is started again while others run finds no time of theirs for that: it was
-        done before.
+        An engine that is started again while others run gets none of their time for that: its first
+        start did it.
         """
         first = not self.deployment.restarts
         if first:
@@ -157,25 +159,25 @@ class LaneWorker:
         return times
 
     def on_lanes(self, function: Callable[..., Any], *args: Any) -> Any:
-        """What a function of `WorkerLanes` returns: the engine's calls, through vLLM's
-        `collective_rpc`.
+        """Call a function of `WorkerLanes` for the engine, through vLLM's `collective_rpc`. Returns
+        its answer.
         """
         return function(self.lanes, *args)
 
     def update_max_model_len(self, max_model_len: int) -> None:
-        """vLLM's, in all lanes."""
+        """Apply vLLM's fit of the longest request in all lanes."""
         super().update_max_model_len(max_model_len)  # type: ignore[misc]
         self.lanes.update_max_model_len(max_model_len)
 
     def shutdown(self) -> None:
-        """Leave shared memory, then what vLLM does."""
+        """Leave shared memory, then shut down as vLLM does."""
         if hasattr(self, "communicators"):
             self.communicators.close()
         super().shutdown()  # type: ignore[misc]
 
 
 class FlyingCPUWorker(LaneWorker, CPUWorker):
-    """vLLM's CPU worker with lanes."""
+    """vLLM's CPU worker with lanes: packs weights, and shares KV memory with peers."""
 
     pack_weights = True
     maps_kv = True
@@ -189,4 +191,4 @@ class FlyingCPUWorker(LaneWorker, CPUWorker):
 
 
 class FlyingGPUWorker(LaneWorker, Worker):
-    """vLLM's CUDA worker with lanes."""
+    """vLLM's CUDA worker with lanes: keeps weights as loaded."""

@@ -1,1 +1,1 @@
-"""The names of vLLM that are replaced: `table.py` declares them, `installer.py` checks them."""
+"""The replaced names of vLLM: `table.py` declares them, `installer.py` checks them."""

@@ -1,4 +1,4 @@
-"""Which class vLLM makes its engines of."""
+"""The class that vLLM makes its engines of."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -12,14 +12,14 @@ from flying_serving.vllm_adapter.patches.table import PATCHES, STAND_INS
 from flying_serving.vllm_adapter.patches.version import check_version
 
 Hook = Callable[..., Any]
-"""Gets the original, then what the original gets."""
+"""A wrapper: its first argument is the original, the others are the original's."""
 NO_HOOKS: Mapping[str, Hook] = MappingProxyType({})
 _originals: dict[str, Any] = {}
-"""By target, what a name held before."""
+"""The values that names held before, by target."""
 
 
 def install(patches: tuple[Patch, ...] = PATCHES, handed: Mapping[str, Hook] = NO_HOOKS) -> None:
-    """Apply patches to this process; those that are applied already stay as they are.
+    """Apply patches to this process; patches that are applied already stay as they are.
 
     With the patches of an engine the seams and stand-ins are checked too.
 
@@ -40,7 +40,7 @@ def install(patches: tuple[Patch, ...] = PATCHES, handed: Mapping[str, Hook] = N
 
 
 def apply(patches: tuple[Patch, ...], handed: Mapping[str, Hook] = NO_HOOKS) -> None:
-    """Apply patches, whatever the version. Raises HookError as `install`."""
+    """Apply patches under any version. Raises HookError as `install`."""
     for patch in patches:
         if patch.target not in _originals:
             owner, name, function = resolve(patch.original)
@@ -55,7 +55,7 @@ def hold(stand_in: StandIn, value: Any) -> None:
 
 
 def uninstall() -> None:
-    """Put every original back."""
+    """Restore the original of each replaced name."""
     for target, original in _originals.items():
         owner, name, _ = find(target)
         setattr(owner, name, original)
@@ -77,7 +77,9 @@ def _hook_of(patch: Patch, handed: Mapping[str, Hook]) -> Hook:
 
 
 def _in_kind_of(descriptor: Any, function: Callable[..., Any]) -> Any:
-    """A static method stays one, a property too."""
+    """Return a function as the kind of its descriptor: a static method stays one, a property
+    too.
+    """
     is_wrapper = isinstance(descriptor, staticmethod | property)
     return type(descriptor)(function) if is_wrapper else function
 

@@ -1,4 +1,4 @@
-"""A name of vLLM that is replaced: what it must still look like, and how it is found."""
+"""A replaced name of vLLM: the signature that it must have, and the search for it."""
 
 import importlib
 import inspect
@@ -9,7 +9,9 @@ from flying_serving.errors import HookError
 from flying_serving.vllm_adapter.patches.version import VLLM_VERSION
 
 HANDED = "handed"
-"""In place of a module: hooks of vLLM's server are above this package, which imports none of it."""
+"""In place of a module. Hooks of vLLM's server are above this package, which imports none of
+them.
+"""
 
 
 @dataclass(frozen=True)
@@ -20,8 +22,8 @@ class Patch:
         original: "module:qualified.name(parameters)": its parameters must have these names, in
             this order.
         hook: "module:name" of the wrapper in this package, or "handed:name" of one that `install`
-            is given. It gets the original, then what the original gets.
-        why: what it is for.
+            is given. Its first argument is the original, the others are the original's.
+        why: the reason for the patch.
     """
 
     original: str
@@ -41,7 +43,7 @@ class StandIn:
     Args:
         original: "module:name(parameters)" of a class, or "module:name" of a variable.
         setter: "module:name" of the functions that replace it.
-        why: what it is for.
+        why: the reason for the replacement.
     """
 
     original: str
@@ -55,7 +57,7 @@ class StandIn:
 
 
 class Found(NamedTuple):
-    """Where a name is, and what it holds: the function of a property."""
+    """The place of a name, and its value: of a property, the function."""
 
     owner: Any
     name: str
@@ -63,12 +65,12 @@ class Found(NamedTuple):
 
 
 def target_of(original: str) -> str:
-    """An original without its parameters."""
+    """Return an original without its parameters."""
     return original.partition("(")[0]
 
 
 def find(target: str) -> Found:
-    """Raise HookError if there is no such name in this vLLM."""
+    """Find a name. Raises HookError if this vLLM has no such name."""
     module_name, path = target.split(":")
     owner: Any = importlib.import_module(module_name)
     *parents, name = path.split(".")
@@ -81,7 +83,9 @@ def find(target: str) -> Found:
 
 
 def resolve(original: str) -> Found:
-    """Raise HookError unless the name is there, with the parameters of `original` if it has any."""
+    """Find a name. Raises HookError unless it is there, with the parameters of `original` if it has
+    any.
+    """
     target, has_parameters, names = original.removesuffix(")").partition("(")
     owner, name, value = find(target)
     if isinstance(value, property):

@@ -1,5 +1,5 @@
-"""Methods of vLLM that our subclasses override or call: not patched, but they have to look the
-same.
+"""Methods of vLLM that our subclasses override or call: not patched, but their signatures have to
+stay.
 """
 
 SEAMS = (
@@ -53,4 +53,4 @@ SEAMS = (
     "vllm.distributed.parallel_state:GroupCoordinator.broadcast(self, input_, src)",
     "vllm.distributed.parallel_state:GroupCoordinator.destroy(self)",
 )
-"""Each as `Patch.original`."""
+"""Signatures in the form of `Patch.original`."""

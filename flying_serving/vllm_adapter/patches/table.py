@@ -1,9 +1,9 @@
-"""Every name of vLLM that Flying Serving replaces: why, and what it must still look like.
+"""Every name of vLLM that Flying Serving replaces: the reason, and the signature that it must have.
 
 A patch wraps a function: its hook gets the original as its first argument. A stand-in is another
 value of a module's name for a while. `installer.py` compares each signature with the one written
-here, and refuses another vLLM with one clear line; it undoes everything, for tests. Nothing of vLLM
-is replaced that is not in this file: see `tests/vllm_adapter/patches/test_rebinding.py`.
+here, and refuses another vLLM with one clear line. It undoes all replacements, for tests. Nothing
+of vLLM is replaced that is not in this file: see `tests/vllm_adapter/patches/test_rebinding.py`.
 """
 
 from typing import Any
@@ -222,7 +222,7 @@ STAND_INS: tuple[StandIn, ...] = (*ENGINE_CLASSES, *TENSOR_PARALLEL_GROUPS)
 
 
 def refuse_request_for_us(original: Any, self: Any) -> None:
-    """Wraps `VllmConfig.__post_init__`. Raises HookError if the configuration asks for Flying
+    """Wrap `VllmConfig.__post_init__`. Raises HookError if the configuration asks for Flying
     Serving.
     """
     if isinstance(self.additional_config, dict) and KEY in self.additional_config:

@@ -1,4 +1,4 @@
-"""Which group vLLM's layers take for the tensor-parallel group."""
+"""The group that vLLM's layers take for the tensor-parallel group."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

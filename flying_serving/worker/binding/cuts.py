@@ -1,6 +1,4 @@
-"""How finely the layers of a model can be cut: the segments of each weight, or why there are
-none.
-"""
+"""The finest cut of each layer of a model: the segments of each weight, or why there are none."""
 
 from torch.nn import Module
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
@@ -29,7 +27,7 @@ def cut(name: str, size: int, what: str, engines: int) -> Segment:
 
 
 def column_segments(name: str, layer: ColumnParallelLinear, engines: int) -> tuple[Segment, ...]:
-    """The segments of a column-parallel layer of lane 1, for groups of up to `engines`.
+    """Return the segments of a column-parallel layer of lane 1, for groups of up to `engines`.
 
     Raises:
         WeightError: naming the layer, if one of them does not divide.
@@ -51,22 +49,24 @@ def column_segments(name: str, layer: ColumnParallelLinear, engines: int) -> tup
 
 
 def row_segment(name: str, layer: RowParallelLinear, engines: int) -> Segment:
-    """The one segment of a row-parallel layer of lane 1. Raises WeightError if it does not
+    """Return the one segment of a row-parallel layer of lane 1. Raises WeightError if it does not
     divide.
     """
     return cut(name, layer.weight.shape[1], "rows", _ranks(layer, engines))
 
 
 def vocabulary_segment(name: str, layer: VocabParallelEmbedding, engines: int) -> Segment:
-    """The one segment of an embedding or an LM head of lane 1. Raises WeightError if it does not
-    divide.
+    """Return the one segment of an embedding or an LM head of lane 1. Raises WeightError if it does
+    not divide.
     """
     return cut(name, layer.weight.shape[0], "tokens of the vocabulary", engines)
 
 
 def expert_width(name: str, layer: RoutedExperts, engines: int) -> int:
-    """Rows of each expert's gate, and as many of its up projection, in one unit. WeightError if
-    they do not divide.
+    """Return the rows of each expert's gate in one unit; its up projection has the same number.
+
+    Raises:
+        WeightError: if they do not divide.
     """
     return cut(name, layer.w13_weight.shape[1] // 2, "columns of an expert", engines).unit_size
 
@@ -87,5 +87,7 @@ def check_cuts(lane1: Module, engines: int) -> None:
 
 
 def _ranks(layer: LinearBase, engines: int) -> int:
-    """Over how many ranks a layer is cut: some that vLLM calls parallel are whole on each."""
+    """Return over how many ranks a layer is cut: some layers that vLLM calls parallel are whole on
+    each rank.
+    """
     return 1 if layer.disable_tp else engines

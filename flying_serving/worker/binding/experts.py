@@ -23,11 +23,10 @@ EXPERT_WEIGHTS = ("w13_weight", "w2_weight")
 
 @dataclass(frozen=True)
 class SharedExperts:
-    """All experts of a layer: each unit is a method of vLLM's with its layer; `raw`: their weights
-    as it reads them.
+    """All experts of a layer. Each unit is a method of vLLM's with its layer.
 
-    vLLM's kernels for the CPU have a format of their own, in plain memory: pages of a unit can be
-    dropped, and written back as they were.
+    `raw`: the weights as that method reads them. vLLM's kernels for the CPU have a format of their
+    own, in plain memory. So pages of a unit can be dropped, and written back as they were.
     """
 
     units: list[tuple[Any, Module]]
@@ -35,7 +34,9 @@ class SharedExperts:
 
     @classmethod
     def of(cls, units: list[tuple[Any, Module]], file: WeightFile | None) -> "SharedExperts":
-        """Of a layer's units; `file`: where they are kept, None: they are never dropped."""
+        """Make the experts of a layer from its units. `file`: where they are kept; None: they are
+        never dropped.
+        """
         weights = {
             (0, n): [getattr(layer, key).data for key in EXPERT_WEIGHTS]
             for n, (_, layer) in enumerate(units)
@@ -43,7 +44,7 @@ class SharedExperts:
         return cls(units, RawUnits([_segment(units)], weights, file))
 
     def part(self, rank: int, degree: int) -> ExpertParts:
-        """What stands for the experts in the lane of `rank` of `degree`."""
+        """Return the method for the experts in the lane of `rank` of `degree`."""
         chosen = [self.units[u] for u in _segment(self.units).units_of(rank, degree)]
         return ExpertParts(chosen, self.raw.guard(rank, degree))
 
@@ -53,7 +54,7 @@ def _segment(units: Sequence[Any]) -> Segment:
 
 
 def expert_unit(name: str, full: Any, shell: Any, unit: int, units: int) -> tuple[Any, Module]:
-    """One unit of all experts of a layer, in the runtime format of vLLM's own method."""
+    """Return one unit of all experts of a layer, in the runtime format of vLLM's own method."""
     experts, fused, hidden = full.w13_weight.shape
     width = expert_width(name, full, units)
     if shell.w13_weight.shape[1] != 2 * width:

@@ -10,8 +10,8 @@ from flying_serving.memory.storage import Matmul, sum_of_units
 
 
 class LinearPart:
-    """Stands where a parallel layer has its `quant_method`. The bias is inside the part; of rows,
-    of rank 0's.
+    """The `quant_method` of a parallel layer in a lane. The part includes the bias; of a
+    row-parallel layer, only rank 0's part does.
     """
 
     def __init__(self, part: Matmul) -> None:
@@ -20,15 +20,15 @@ class LinearPart:
     def apply(
         self, layer: Module, x: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Columns: (..., in) -> (..., out of this rank). Rows: (..., in of this rank) -> (...,
-        out), to be summed.
+        """Multiply. Columns: (..., in) -> (..., out of this rank). Rows: (..., in of this rank) ->
+        (..., out), to be summed.
         """
         return self._part(x)
 
 
 class VocabularyPart:
-    """Stands where an embedding or an LM head has its `quant_method`: look-up in a view, logits by
-    the shared part.
+    """The `quant_method` of an embedding or an LM head in a lane: look-up in a view, logits by the
+    shared part.
 
     `check`: called before the view is read, raises IntegrityError while rows of it are dropped.
     """
@@ -38,12 +38,12 @@ class VocabularyPart:
         self._check = check
 
     def embedding(self, layer: Any, input_: torch.Tensor) -> torch.Tensor:
-        """(tokens) -> (tokens, hidden)."""
+        """Look up tokens: (tokens) -> (tokens, hidden)."""
         self._check()
         return torch.nn.functional.embedding(input_, layer.weight)
 
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """(tokens, hidden) -> (tokens, vocabulary of this rank)."""
+        """Compute logits: (tokens, hidden) -> (tokens, vocabulary of this rank)."""
         if self._logits is None:  # nothing in the model says that this embedding is a head as well
             self._check()
             return torch.nn.functional.linear(x, layer.weight, bias)
@@ -52,12 +52,11 @@ class VocabularyPart:
 
 
 class ExpertParts:
-    """Stands where routed experts have their `quant_method`: the sum over this rank's units of the
+    """The `quant_method` of routed experts in a lane: the sum over this rank's units of the
     experts.
 
-    Everything it is asked that depends on the kind of kernel alone is answered by the first unit's
-    own method. `check`: called before the units are read, raises IntegrityError while one of them
-    is dropped.
+    The first unit's own method answers all questions that depend on the kind of kernel alone.
+    `check`: called before the units are read, raises IntegrityError while one of them is dropped.
     """
 
     def __init__(self, units: list[tuple[Any, Module]], check: Callable[[], None]) -> None:
@@ -72,12 +71,14 @@ class ExpertParts:
     def __getattr__(self, name: str) -> Any:
         if (
             name == "_units"
-        ):  # a copy or what is unpickled has none yet, and is asked how to set its state
+        ):  # a copy or an unpickled object has none yet, and is asked how to set its state
             raise AttributeError(name)
         return getattr(self._units[0][0], name)
 
     def apply(self, layer: Module, x: torch.Tensor, **routing: Any) -> torch.Tensor:
-        """(tokens, hidden) -> (tokens, hidden), still to be summed over the ranks."""
+        """Run the experts: (tokens, hidden) -> (tokens, hidden), still to be summed over the
+        ranks.
+        """
         self._check()
         (first, unit), *others = self._units
         rest = routing | {
@@ -91,8 +92,8 @@ class ExpertParts:
 
 
 def _routing_of(unit: Module, routing: dict[str, Any]) -> dict[str, Any]:
-    """What one unit is told: vLLM's CPU kernel writes ones over routing weights that apply to the
-    input.
+    """Return the arguments for one unit. vLLM's CPU kernel writes ones over routing weights that
+    apply to the input.
     """
     if not unit.apply_router_weight_on_input:
         return routing

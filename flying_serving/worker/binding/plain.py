@@ -1,10 +1,10 @@
-"""Bind what vLLM does not cut by a layer class of its own: norms, scales, sinks, routers, and every
+"""Bind tensors that vLLM does not cut by a layer class: norms, scales, sinks, routers, and every
 buffer.
 
 A lane's model is built with parameters on the meta device and buffers as the model computes them.
-Afterwards each tensor that can be reached from it is lane 1's or a view of it, or one of few that
-are computed and then equal lane 1's, or the lane is refused: a tensor that is not bound has no
-values of a checkpoint.
+Afterwards each tensor that can be reached from it must be lane 1's or a view of it. One of COMPUTED
+may have memory of its own if it equals lane 1's. Otherwise the lane is refused: a tensor that is
+not bound has no values of a checkpoint.
 """
 
 import gc
@@ -25,25 +25,25 @@ from flying_serving.errors import WeightError
 from flying_serving.vllm_adapter.loading import saved_buffers
 
 COMPUTED = {"alibi_slopes", "weight"}
-"""Plain attributes that a lane may have of its own if they equal lane 1's: what vLLM computes. A
-`weight` that is no parameter is the ones of a norm without weights.
+"""Plain attributes that vLLM computes, and that a lane may have of its own if they equal lane 1's.
+A `weight` that is no parameter is the ones of a norm without weights.
 """
 KEPT_ON_CPU = {"_k_scale_cpu", "_v_scale_cpu"}
 """Plain attributes of attention layers that vLLM keeps on the CPU when it has loaded a model. A
-lane is not loaded, so what it makes is on the device under which it is built, and of no use.
+lane is not loaded, so its own are on the device under which it is built, and of no use.
 """
 _OPAQUE = (
     *(type(None), bool, int, float, str, bytes, type, ModuleType, BuiltinFunctionType),
     *(torch.dtype, torch.device, VllmConfig, CompilationConfig),
 )
-"""What no tensor of the model is looked for in. vLLM's configuration names layers, which are in the
-model as well.
+"""Types in which no tensor of the model is looked for. vLLM's configuration names layers, which are
+in the model as well.
 """
 _REGISTERED = re.compile(r"_(?:modules|parameters|buffers)\.")
 
 
 def own_tensors(module: Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers of a module itself, not of those below it, by name."""
+    """Return the parameters and buffers of a module itself, by name, without its submodules'."""
     options = {"recurse": False, "remove_duplicate": False}
     return dict([*module.named_parameters(**options), *module.named_buffers(**options)])
 
@@ -51,8 +51,8 @@ def own_tensors(module: Module) -> dict[str, torch.Tensor]:
 def bind_whole(
     name: str, layer: Module, full: Module | None, rank: int, degree: int, but: Collection[str] = ()
 ) -> None:
-    """Let a layer's parameters and buffers be lane 1's, or this rank's part where the model itself
-    has cut them.
+    """Bind a layer's parameters and buffers to lane 1's, or to this rank's part of them where the
+    model itself has cut them.
 
     `full`: the layer of that name in lane 1's model. `but`: names of tensors that are bound
     already.
@@ -102,9 +102,9 @@ def _equal(left: torch.Tensor, right: torch.Tensor) -> bool:
 def part_of(
     name: str, full: torch.Tensor, shape: torch.Size, rank: int, degree: int
 ) -> torch.Tensor:
-    """A view of `full` in this shape: all of it, or in one dimension the rank's part.
+    """Return a view of `full` in this shape: all of it, or in one dimension the rank's part.
 
-    Fewer parts than ranks are shared by neighbouring ranks, as vLLM replicates KV heads.
+    If there are fewer parts than ranks, neighbouring ranks share one, as vLLM replicates KV heads.
 
     Raises:
         WeightError: naming the tensor, if no cut along one dimension has this shape.
@@ -124,8 +124,8 @@ def part_of(
 def refuse_foreign(
     model: Module, lane1: Module, storages: Set[int], rank: int, degree: int
 ) -> None:
-    """Raise WeightError for the first tensor that a lane's bound model reaches and that is neither
-    shared nor right.
+    """Raise WeightError for the first tensor of a lane's bound model that is neither shared nor
+    equal to its part of lane 1's.
 
     `storages`: addresses of the storages that lanes share.
     """
@@ -148,11 +148,11 @@ def refuse_foreign(
 def reachable(
     root: Any, other: Any = None
 ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor | None]]:
-    """Each tensor that can be reached from an object, once: through attributes, containers,
+    """Yield each tensor that can be reached from an object, once: through attributes, containers,
     closures and methods.
 
-    Yields the shortest path to the tensor, the tensor, and what `other`, built alike, has there if
-    that is a tensor.
+    Yields the shortest path to the tensor, the tensor, and the tensor at this path in `other`,
+    built alike, if there is one.
     """
     seen: set[int] = set()
     left: deque[tuple[str, Any, Any]] = deque([("", root, other)])
@@ -172,7 +172,7 @@ def reachable(
 
 
 def _parts(value: Any) -> Mapping[Any, Any]:
-    """What an object consists of, by name or place."""
+    """Return the parts of an object, by name or place."""
     if isinstance(value, dict):
         return value
     if isinstance(value, list | tuple | set | frozenset | deque):

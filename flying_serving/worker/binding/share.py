@@ -45,13 +45,13 @@ EXPERT_BIASES = {"w13_bias", "w2_bias"}
 
 
 class SharedWeights:
-    """The weights of one worker, taken over from the model that lane 1 loaded and has not packed
+    """The weights of one worker, taken over from lane 1's model, which is loaded and not packed
     yet.
 
     `widest`: engines in the widest group, so the finest cut of this worker's shards. `pack`: how to
-    pack a matrix on the CPU; None: keep matrices as loaded and hand out views. `file`: where the
-    weights are kept that lanes can do without (`units`, by the name of their layer), so that they
-    may be dropped, which needs `pack`; None: none may.
+    pack a matrix on the CPU; None: keep matrices as loaded and hand out views. `file`: where
+    weights are kept so that they may be dropped, which needs `pack`; None: no weight may. `units`:
+    the units that may be dropped, by the name of their layer.
 
     After the constructor lane 1's own layers multiply with the shared storage too.
 
@@ -105,7 +105,7 @@ class SharedWeights:
             ):  # a tied head and its embedding are two modules with one weight
                 self._logits[address] = self._columns(name, weight, None, segments)
             self._linear[name] = self._logits[address]
-        # an LM head of its own needs nothing but its logits; a tied one is looked up in as well
+        # only logits use an LM head of its own; a tied one is looked up in as well
         if isinstance(layer, ParallelLMHead) and weight.data_ptr() not in _embedding_weights(
             self._full
         ):
@@ -207,8 +207,8 @@ class SharedWeights:
             layer.bias = self._bias_part(name, full, rank, degree) if outside else full.bias
 
     def _bias_part(self, name: str, full: Any, rank: int, degree: int) -> Parameter:
-        """A column-parallel layer's bias that the model adds itself, so that it is not part of the
-        product.
+        """Return a rank's part of a column-parallel layer's bias that the model adds itself,
+        outside the product.
         """
         if degree == 1:
             return cast(Parameter, full.bias)
@@ -240,24 +240,22 @@ class SharedWeights:
         ):  # vLLM's Transformers backend makes it while it loads: a lane has none
             rows = bias.shape[0] // degree
             layer.bias = Parameter(bias.data[rank * rows : (rank + 1) * rows], requires_grad=False)
-        if degree > 1:  # and what an embedding of a model's own multiplies with
+        if degree > 1:  # also the matrix that a model's own embedding multiplies with
             bind_whole(name, layer, self._full[name], rank, degree, but=("weight", "bias"))
 
 
 def _nothing() -> None:
-    """There is nothing to look up in an LM head of its own: it only has a product, which checks
-    itself.
-    """
+    """Check nothing. An LM head of its own has no look-up, only a product, which checks itself."""
 
 
 def _storages(root: Any) -> set[int]:
-    """Addresses of the storages of all tensors that can be reached from an object."""
+    """Return the addresses of the storages of all tensors that can be reached from an object."""
     return {tensor.untyped_storage().data_ptr() for _, tensor, _ in reachable(root)}
 
 
 def _lm_head_weights(model: Module) -> set[int]:
-    """Addresses of the weights that logits are computed with: heads of their own and embeddings
-    tied to them.
+    """Return the addresses of the weights that logits are computed with: untied heads, and
+    embeddings tied to heads.
     """
     tied = model.lm_head if hasattr(model, "lm_head") else None
     heads = [layer for layer in model.modules() if isinstance(layer, ParallelLMHead)]
