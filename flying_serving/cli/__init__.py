@@ -1,1 +1,1 @@
-"""Commands of `flying-serving`."""
+"""Commands of `flying-serving`, and the helpers that they share."""

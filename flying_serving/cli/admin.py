@@ -32,7 +32,7 @@ PASSED_ON: dict[str, Any] = {
     "add_help_option": False,
     "context_settings": {"ignore_unknown_options": True, "allow_extra_args": True},
 }
-"""Of commands whose flags are read by vLLM's parser."""
+"""Contexts of commands whose flags vLLM's parser reads."""
 
 
 @app.command(**PASSED_ON, options_metavar="MODEL [OPTIONS]")
@@ -122,8 +122,8 @@ def drain(
 ) -> None:
     """Take no new requests, so that the server can be stopped without losing any.
 
-    New requests get 503, those that have begun finish. With --wait-s exit code 0 says that none is
-    left.
+    New requests get 503, running and waiting ones finish. With --wait-s exit code 0 means that no
+    request is left.
     """
     if cancel and wait_s is not None:
         raise failed("--cancel or --wait-s is expected, not both", 2)
@@ -141,7 +141,7 @@ def drain(
 
 @app.command(**PASSED_ON, options_metavar="[MODEL] [OPTIONS]")
 def doctor(context: typer.Context) -> None:
-    """Check what this machine can run; with a model and flags of `serve`, whether they can be
+    """Check what this machine can run. With a model and flags of `serve`, check whether they can be
     served and why not.
     """
     from flying_serving.cli import checks, model_check
@@ -153,7 +153,7 @@ def doctor(context: typer.Context) -> None:
 
 
 def _engines(group: str) -> list[int]:
-    """The engine numbers in one word of the command line."""
+    """Return the engine numbers in one word of the command line."""
     try:
         return [int(engine) for engine in group.split(",")]
     except ValueError:

@@ -1,6 +1,6 @@
 """The checks of `flying-serving doctor`. Each returns findings and raises nothing.
 
-torch and vLLM are imported in processes of their own: their output stays out of the table, and an
+torch and vLLM are imported in processes of their own: their output stays out of the table. An
 import that ends the process (a wrong CPU, a broken wheel) is a finding.
 """
 
@@ -63,7 +63,7 @@ class Finding:
 
 
 def run_all() -> list[Finding]:
-    """Every check, in the order of the table."""
+    """Return the findings of every check, in the order of the table."""
     torch, torch_error = probe(TORCH)
     gpus = (torch or {}).get("gpus", [])
     return [
@@ -82,9 +82,7 @@ def run_all() -> list[Finding]:
 
 
 def probe(code: str) -> tuple[dict[str, Any] | None, str]:
-    """Run code in a fresh Python; what it wrote as JSON on its last line, or None and why there is
-    nothing.
-    """
+    """Run code in a fresh Python. Returns the JSON of its last line, or None and the reason."""
     quiet = os.environ | {"PYTHONWARNINGS": "ignore", "VLLM_LOGGING_LEVEL": "ERROR"}
     command = [sys.executable, "-c", code]
     try:
@@ -102,7 +100,7 @@ def probe(code: str) -> tuple[dict[str, Any] | None, str]:
 
 
 def python() -> Finding:
-    """The interpreter's version."""
+    """Check that the interpreter's version is one that vLLM supports."""
     version = platform.python_version()
     if (3, 11) <= sys.version_info[:2] <= (3, 14):
         return Finding("ok", "Python", version)
@@ -121,7 +119,7 @@ def _torch(facts: Mapping[str, Any] | None, error: str) -> Iterator[Finding]:
 
 
 def vllm_version() -> Finding:
-    """The installed vLLM against the one that the hooks were written for."""
+    """Check the installed vLLM against the one that the hooks were written for."""
     found = installed_vllm()
     if found == VLLM_VERSION:
         return Finding("ok", "vLLM", found)
@@ -157,7 +155,7 @@ def _vllm(probed: tuple[Mapping[str, Any] | None, str], gpus: list[Any]) -> Iter
 
 
 def media(name: str) -> Finding:
-    """A package that vLLM's CPU build does not need, and that breaks its imports if built for
+    """Check a package that vLLM's CPU build does not need, and that breaks its imports if built for
     another torch.
     """
     if find_spec(name) is None:
@@ -181,7 +179,7 @@ def _gpus(torch: Mapping[str, Any] | None, gpus: list[Any]) -> Iterator[Finding]
 
 
 def cores(topology: Topology) -> Finding:
-    """Cores that this process may use, by affinity and by the quota of its cgroup."""
+    """Report the cores that this process may use, by affinity and by the quota of its cgroup."""
     count = topology.usable_cores
     if count < 2:
         return Finding(
@@ -192,8 +190,8 @@ def cores(topology: Topology) -> Finding:
 
 
 def placements(topology: Topology, variables: Mapping[str, str] = os.environ) -> list[Finding]:
-    """Cores, threads and memory of engines on the CPU, a row for each number of engines that a
-    server can have.
+    """Report cores, threads and memory of engines on the CPU, a row for each number of engines that
+    a server can have.
     """
     rows = [_placement(topology, variables, engines) for engines in (1, 2, 4, MAX_ENGINES)]
     if all(row.state == "bad" for row in rows):
@@ -217,7 +215,7 @@ def _placement(topology: Topology, variables: Mapping[str, str], engines: int) -
 
 
 def memory() -> Finding:
-    """Memory that is available now."""
+    """Report the memory that is available now."""
     free = psutil.virtual_memory().available
     text = f"{free / GIB:.1f} GiB available"
     if free < LEAST_MEMORY_BYTES:
@@ -229,7 +227,7 @@ def memory() -> Finding:
 
 
 def shared_memory() -> Finding:
-    """Space for collectives of engines on the CPU."""
+    """Check the space for collectives of engines on the CPU."""
     if not os.access(SHM, os.W_OK):
         return Finding(
             "warn",
@@ -246,7 +244,7 @@ def shared_memory() -> Finding:
 
 
 def vectors(gpus: list[Any], read: Callable[[], str] = Path("/proc/cpuinfo").read_text) -> Finding:
-    """The processor's vector instructions."""
+    """Check the processor's vector instructions."""
     try:
         flags = next((line.split() for line in read().splitlines() if line.startswith("flags")), [])
     except OSError:

@@ -13,7 +13,7 @@ CONNECT_S = 5.0
 ANSWER_S = 30.0
 NARROWEST_PIPE = 120  # columns, where the output is not a terminal
 UNKNOWN_FORM = (KeyError, TypeError, ValueError, AttributeError, IndexError)
-"""What drawing an answer of another form raises."""
+"""The exceptions of drawing an answer of another form."""
 
 
 class Connection(BaseModel):
@@ -28,7 +28,7 @@ class Connection(BaseModel):
     as_json: bool = Field(default=False, description="Print the server's JSON as it is.")
 
     def ask(self, method: str, path: str, *, body: Any = None, answer_s: float = ANSWER_S) -> Any:
-        """The server's answer as JSON; ends the command with one line if there is none."""
+        """Return the server's answer as JSON; without one, end the command with one line."""
         timeout = httpx.Timeout(answer_s, connect=CONNECT_S)
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         try:
@@ -53,7 +53,7 @@ class Connection(BaseModel):
             ) from None
 
     def _refused(self, answer: httpx.Response) -> typer.Exit:
-        """The one line for an answer with another status than 200."""
+        """Return the one line for an answer with another status than 200."""
         code = answer.status_code
         if code == 401:
             return failed(
@@ -78,7 +78,7 @@ class Connection(BaseModel):
 
 
 def _message(answer: httpx.Response) -> str:
-    """The message of an error in vLLM's form, on one line."""
+    """Return the message of an error in vLLM's form, on one line."""
     try:
         text = str(answer.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
@@ -87,7 +87,7 @@ def _message(answer: httpx.Response) -> str:
 
 
 def output(*, stderr: bool = False, width: int = NARROWEST_PIPE) -> Console:
-    """The console for tables; at least `width` columns wide where it is not a terminal."""
+    """Return the console for tables; at least `width` columns wide where it is not a terminal."""
     console = Console(highlight=False, stderr=stderr)
     if not console.is_terminal:
         console.width = max(console.width, width)
@@ -95,6 +95,6 @@ def output(*, stderr: bool = False, width: int = NARROWEST_PIPE) -> Console:
 
 
 def failed(message: str, code: int) -> typer.Exit:
-    """Write why on stderr; the exception to raise."""
+    """Write a message on stderr. Returns the exception to raise."""
     typer.echo(f"flying-serving: {message}", err=True)
     return typer.Exit(code)

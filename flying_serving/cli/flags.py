@@ -1,5 +1,5 @@
-"""Flags of a command from the fields of a pydantic model: name, type, default, bounds and help are
-said once, there.
+"""Flags of a command from the fields of a pydantic model, which has their names, types, defaults,
+bounds and help.
 """
 
 import functools
@@ -21,15 +21,15 @@ NAMES = {"as_json": "--json", "parameters": "--set"}
 PLAIN = [kind for plain in (bool, int, float, str, Path) for kind in (plain, plain | None)] + [
     list[str]
 ]
-"""Types that typer parses; of a field of another type it passes the text, which pydantic parses."""
+"""Types that typer parses. For a field of another type it passes the text, which pydantic
+parses.
+"""
 VARIABLES = {"url": "FLYING_SERVING_URL", "api_key": "VLLM_API_KEY"}
 """Fields that an environment variable sets too."""
 
 
 def flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command a flag for each field of its parameters that are models, in place of these
-    parameters.
-    """
+    """Give a command flags in place of its parameters that are models: one for each field."""
     signature, types = inspect.signature(command), get_type_hints(command, include_extras=True)
     models = {
         name: kind
@@ -59,7 +59,7 @@ def flags(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
-    """The parameter from which typer makes a flag."""
+    """Return the parameter from which typer makes a flag."""
     bounds = {
         key: next((getattr(m, key) for m in field.metadata if hasattr(m, key)), None)
         for key in ("ge", "le")
@@ -83,10 +83,10 @@ def _flag_name(field: str) -> str:
 
 
 def parse(model: type[M], given: Mapping[str, Any]) -> M:
-    """Make a model of the values of its flags; a field without one has its default.
+    """Make a model from the values of its flags; a field without a value has its default.
 
     Raises:
-        ConfigError: naming the flag, its value and what is allowed.
+        ConfigError: naming the flag, its value and the allowed values.
     """
     try:
         return model.model_validate(

@@ -9,7 +9,7 @@ TOO_FEW_ENGINES = 3
 
 
 def main() -> None:
-    """Run a command; errors that a user can mend are one line on stderr and exit code 2."""
+    """Run a command. An error that a user can correct is one line on stderr and exit code 2."""
     try:
         if sys.argv[1:2] == ["serve"]:
             from flying_serving.cli import serve

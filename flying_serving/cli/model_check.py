@@ -2,8 +2,8 @@
 and end them.
 
 With `--load-format dummy` a configuration alone is enough. Group sizes, weights and KV memory are
-then those of the whole model, whose modules are built without weights, and the engines that check
-their lanes have its first layers, with random weights.
+then the whole model's, whose modules are built without weights. The engines that check their lanes
+have its first layers, with random weights.
 """
 
 import asyncio
@@ -32,12 +32,13 @@ check.
 
 @dataclass(frozen=True)
 class Checked:
-    """What is known of a model that can be served; weights and KV memory are the whole model's, on
-    each device.
+    """The facts of a model that can be served; weights and KV memory are the whole model's, on each
+    device.
 
-    `sizes`: group sizes that are served. `not_offered`: why others are not. `layers`: how many were
-    checked, and how many there are. `lacking_bytes`: memory that this machine lacks for the weights
-    of all engines. `plan`: a `KVPlan`. `placements`: of the devices of all engines, on the CPU.
+    `sizes`: group sizes that are served. `not_offered`: why others are not. `layers`: the number of
+    checked layers, and of all layers. `lacking_bytes`: memory that this machine lacks for the
+    weights of all engines. `plan`: a `KVPlan`. `placements`: of the devices of all engines, on the
+    CPU.
     """
 
     sizes: tuple[int, ...]
@@ -50,7 +51,7 @@ class Checked:
 
 
 def run(argv: list[str]) -> list[Finding]:
-    """Check the model of these flags, which are those of `serve`."""
+    """Check the model of these flags of `serve`. Returns the rows of the table."""
     from flying_serving.cli import serve
 
     serve.restart_with_allocator()
@@ -63,14 +64,14 @@ def run(argv: list[str]) -> list[Finding]:
             checked = _check(args, config)
     except FlyingError as error:
         return [Finding("bad", args.model, f"refused: {error}")]
-    except Exception as error:  # noqa: BLE001 - whatever vLLM raises, `serve` would end with it
+    except Exception as error:  # noqa: BLE001 - any error of vLLM would end `serve` too
         text = " ".join(str(error).split())
         return [Finding("bad", args.model, f"refused: {type(error).__name__}: {text}")]
     return list(findings(config, checked, time.monotonic() - began))
 
 
 def findings(config: Any, checked: Checked, took_s: float) -> Iterator[Finding]:
-    """The table: a row for each group size, and what an engine's memory is used for."""
+    """Yield the rows of the table: one for each group size, and the uses of an engine's memory."""
     model, plan = config.model_config, checked.plan
     devices, engines = (
         config.parallel_config.tensor_parallel_size,
@@ -103,7 +104,9 @@ def findings(config: Any, checked: Checked, took_s: float) -> Iterator[Finding]:
 
 
 def _configuration(args: Any) -> Any:
-    """vLLM's, of the whole model. Raises FlyingError for what is not served, as `serve` does."""
+    """Return vLLM's configuration of the whole model. Raises FlyingError as `serve` does if it is
+    not served.
+    """
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     from flying_serving.server.start.support import keep_all_kv, refuse_unsupported
@@ -115,8 +118,8 @@ def _configuration(args: Any) -> Any:
 
 
 def _check(args: Any, config: Any) -> Checked:
-    """Ask the whole model's modules what they can, and engines the rest. Raises what `serve` would
-    end with.
+    """Check the whole model's modules, and the rest in engines. Raises the error that would end
+    `serve`.
     """
     from flying_serving.server.start.launch import placements_of
     from flying_serving.server.start.support import choose_group_sizes
@@ -139,7 +142,7 @@ def _check(args: Any, config: Any) -> Checked:
     devices = (
         config.parallel_config.data_parallel_size * config.parallel_config.tensor_parallel_size
     )
-    if plan is None:  # an engine takes for KV what its weights leave of its share of the memory
+    if plan is None:  # an engine's share of the memory, without its weights, is for KV
         plan = kv_plan(config, kv_bytes - missing_bytes, widest)
         lacking_bytes = 0
     else:
@@ -152,10 +155,10 @@ def _check(args: Any, config: Any) -> Checked:
 
 
 def _shortened(args: Any, config: Any, whole: Any) -> tuple[Any, Any]:
-    """A configuration of the model's first layers, with random weights, and its anatomy.
+    """Return a configuration of the model's first layers, with random weights, and its anatomy.
 
-    As few as have every kind of layer among them. Where these come out otherwise in a shorter
-    model, as layers that use the KV of others do, it takes more layers, at most all.
+    It takes the fewest layers that have every kind of layer among them. A shorter model may have
+    other kinds, as when layers use the KV of others. Then it takes more layers, at most all.
     """
     from flying_serving.worker.admission import anatomy
 
@@ -165,7 +168,7 @@ def _shortened(args: Any, config: Any, whole: Any) -> tuple[Any, Any]:
         try:
             shorter = _with_random_weights(args, config, fewer)
             part = anatomy(shorter)
-        except Exception:  # noqa: BLE001 - there is no such model with fewer layers, whatever is said of it
+        except Exception:  # noqa: BLE001 - any error means that there is no such model with fewer layers
             part = None
         if part is not None and whole.kinds.keys() <= part.kinds.keys():
             return shorter, part
@@ -174,8 +177,8 @@ def _shortened(args: Any, config: Any, whole: Any) -> tuple[Any, Any]:
 
 
 def _with_random_weights(args: Any, config: Any, layers: int) -> Any:
-    """vLLM's configuration of the model's first `layers` layers, with random weights: there may be
-    no checkpoint.
+    """Return vLLM's configuration of the model's first `layers` layers, with random weights: there
+    may be no checkpoint.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
 
@@ -184,7 +187,9 @@ def _with_random_weights(args: Any, config: Any, layers: int) -> Any:
     changed = copy.copy(args)
     changed.load_format = RANDOM_WEIGHTS
     changed.skip_tokenizer_init = True  # there may be none
-    if config.scheduler_config.enable_chunked_prefill:  # else a step must take the longest prompt
+    if (
+        config.scheduler_config.enable_chunked_prefill
+    ):  # without it, a step must take the longest prompt
         changed.max_num_batched_tokens, changed.max_num_seqs = STEP_TOKENS, STEP_REQUESTS
     if layers < _layers(config):
         of_layers = {
@@ -209,9 +214,8 @@ async def _start(config: Any) -> tuple[tuple[int, ...], int, int]:
     """Start the engines, which check their lanes, ask nothing of them, and end them.
 
     Returns:
-        the group sizes whose lanes equal lane 1; the bytes of KV memory on each device of the
-            engine that has least;
-        and the bytes of this machine's memory that were free while the engines ran.
+        the group sizes whose lanes equal lane 1. The bytes of KV memory on each device of the
+            engine that has least. The bytes of this machine's memory that were free meanwhile.
     """
     from vllm.v1.engine.core_client import EngineCoreClient
     from vllm.v1.executor import Executor

@@ -31,17 +31,17 @@ MEASURED = (
 
 
 def layout_text(groups: Sequence[Sequence[int]]) -> str:
-    """A layout as `flying-serving layout` takes it: `0,1 2 3`."""
+    """Return a layout as `flying-serving layout` takes it: `0,1 2 3`."""
     return " ".join(",".join(map(str, group)) for group in groups)
 
 
 def degrees_text(groups: Sequence[Sequence[int]], devices: int = 1) -> str:
-    """The degrees of a layout: `2+1+1`."""
+    """Return the degrees of a layout: `2+1+1`."""
     return "+".join(str(len(group) * devices) for group in groups)
 
 
 def status(answer: Mapping[str, Any]) -> RenderableType:
-    """The layout and what each degree holds, above a table of engines."""
+    """Return the layout and the capacity of each degree, above a table of engines."""
     groups, devices = answer["layout"], answer["devices_per_engine"]
     requests = answer["requests"]
     capacity = ", ".join(
@@ -65,7 +65,7 @@ def status(answer: Mapping[str, Any]) -> RenderableType:
 
 
 def drain(answer: Mapping[str, Any]) -> RenderableType:
-    """Whether the server takes requests, and how many it has."""
+    """Return a line on whether the server takes requests, and how many it has."""
     if not answer["draining"]:
         return f"takes new requests; {answer['requests']} are under way"
     return f"draining: {answer['requests']} requests are left" + (
@@ -74,14 +74,14 @@ def drain(answer: Mapping[str, Any]) -> RenderableType:
 
 
 def _lost(lost: Sequence[Mapping[str, Any]]) -> list[Text]:
-    """Which engines are lost, since when and why."""
+    """Return a line for each lost engine: since when and why."""
     return [
         Text(f"degraded since {_clock(one['since'])}: {loss(one)}", style="red") for one in lost
     ]
 
 
 def _draining(load: Mapping[str, Any]) -> list[Text]:
-    """Whether the node takes no new requests, and may be stopped."""
+    """Return a line if the node takes no new requests, and whether it may be stopped."""
     if not load["draining"]:
         return []
     return [
@@ -97,8 +97,8 @@ def _clock(time_s: float) -> str:
 
 
 def _why_kept(last: Mapping[str, Any] | None) -> list[str]:
-    """Why the layout is kept, if the policy has compared it with others and found none that gains
-    enough.
+    """Return why the layout is kept, if the policy has compared it with others and found none that
+    gains enough.
     """
     if last is None or last["is_made"] or last["least_gain_request_s"] is None:
         return []
@@ -133,7 +133,9 @@ def _engines(answer: Mapping[str, Any]) -> Table:
 
 
 def _table(*columns: str, left: Collection[str]) -> Table:
-    """A table of numbers, but for the columns of text, which stay `left` and on one line."""
+    """Return a table of numbers, except for the columns of text, which stay `left` and on one
+    line.
+    """
     table = Table()
     for name in columns:
         table.add_column(name, justify="left" if name in left else "right", no_wrap=name in left)
@@ -145,8 +147,8 @@ def _lane(lane: Mapping[str, int] | None) -> str:
 
 
 def switches(records: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """One row for each switch with what was predicted, in request-seconds, and one with what was
-    measured, in ms.
+    """Return two rows for each switch: the prediction, in request-seconds, and the measurement, in
+    ms.
     """
     if not records:
         return "no switches yet"
@@ -173,12 +175,12 @@ def switches(records: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 def figure(value: float | None, digits: int = 1) -> str:
-    """A time or a sum of times; `-` while there is none."""
+    """Return a time or a sum of times as text; `-` while there is none."""
     return UNKNOWN if value is None else f"{value:.{digits}f}"
 
 
 def findings(found: Sequence[Finding]) -> Table:
-    """What `doctor` found, one line each."""
+    """Return a table of the findings of `doctor`, one line each."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(no_wrap=True)

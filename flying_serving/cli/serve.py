@@ -32,9 +32,9 @@ REFUSALS = (
     ImportError,
     RuntimeError,
 )
-"""What vLLM raises for values of its flags, while it looks at nothing but them."""
+"""Exceptions of vLLM for values of its flags, raised from the flags alone."""
 WHILE_STARTING = (ValueError, KeyError, NotImplementedError, ImportError)
-"""What vLLM raises for names that it finds only as it starts, of tokenizers, parsers and
+"""Exceptions of vLLM for names that it finds only as it starts, of tokenizers, parsers and
 plugins.
 """
 READS_FLAGS = frozenset(
@@ -67,11 +67,11 @@ def main(argv: list[str]) -> None:
 
 
 def parse(argv: list[str], prog: str) -> Any:
-    """The flags of `serve`, checked as far as they can be without the model, with ours in
+    """Return the flags of `serve`, checked where that needs no model, with ours in
     `additional_config`.
 
     Raises:
-        ConfigError: naming the flag, its value and what is allowed.
+        ConfigError: naming the flag, its value and the allowed values.
     """
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
@@ -118,10 +118,10 @@ def _refuse_odd_engines(engines: int) -> None:
 
 @contextmanager
 def refused_in_one_line() -> Iterator[None]:
-    """While the body looks at flags, what vLLM raises for their values is one line.
+    """While the body reads flags, turn vLLM's exceptions for their values into one line.
 
     Raises:
-        ConfigError: with what it says.
+        ConfigError: with the text of the exception.
     """
     from vllm.exceptions import VLLMError
 
@@ -134,8 +134,8 @@ def refused_in_one_line() -> Iterator[None]:
 
 
 def _is_of_a_flag(error: BaseException) -> bool:
-    """Whether vLLM raised it, and not our code, while it read flags; in its configuration nothing
-    else can be wrong.
+    """Return whether vLLM raised the error, and not our code, while it read flags. Only flags can
+    be wrong in its configuration.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     owners = [
@@ -148,7 +148,7 @@ def _is_of_a_flag(error: BaseException) -> bool:
 
 
 def _of_a_setting(problem: Mapping[str, Any]) -> str:
-    """What pydantic finds wrong in one of vLLM's configurations; fields of those have the names of
+    """Return pydantic's problem with one of vLLM's configurations, whose fields have the names of
     flags.
     """
     message = " ".join(problem["msg"].removeprefix("Value error, ").split())
@@ -164,10 +164,10 @@ def _in_one_line(error: BaseException) -> str:
 
 @contextmanager
 def explained(args: Any) -> Iterator[None]:
-    """While the body runs a server with these flags, a user's mistake in them, or wish, is told in
+    """While the body runs a server with these flags, report a user's mistake in them, or wish, in
     one line.
 
-    What is raised where no flag is read, as while the server serves, keeps its traceback.
+    An exception outside the reading of flags, as while the server serves, keeps its traceback.
     """
     from flying_serving.server.start.support import no_model
 
@@ -200,8 +200,8 @@ def explained(args: Any) -> Iterator[None]:
 
 
 def _config_apart(argv: list[str]) -> list[str]:
-    """`--config=FILE` as two words: vLLM's parser reads the file only then, and ignores the flag
-    otherwise.
+    """Split `--config=FILE` into two words: vLLM's parser reads the file only then, and ignores the
+    flag otherwise.
     """
     words: list[str] = []
     for word in argv:
@@ -211,8 +211,8 @@ def _config_apart(argv: list[str]) -> list[str]:
 
 
 def _enforce_eager(args: Any, argv: list[str]) -> bool:
-    """Set --enforce-eager on the CPU, unless the user says the opposite, which is refused later;
-    whether it was set.
+    """Set --enforce-eager on the CPU, unless the user says the opposite, which is refused later.
+    Returns whether it was set.
     """
     from vllm.platforms import current_platform
 
@@ -223,7 +223,7 @@ def _enforce_eager(args: Any, argv: list[str]) -> bool:
 
 
 def _add_flags(parser: Any) -> None:
-    """A flag for each field of FlyingConfig, which checks the value."""
+    """Add a flag for each field of FlyingConfig, which checks the value."""
     group = parser.add_argument_group("Flying Serving")
     for name, field in FlyingConfig.model_fields.items():
         shown = "" if field.default is None else f" (default: {field.default})"
@@ -241,10 +241,10 @@ def _flag(field: str) -> str:
 
 
 def _flying_settings(args: Any) -> dict[str, Any]:
-    """Our settings from flags, over those in --additional-config.
+    """Return our settings from flags, over the settings in --additional-config.
 
     Raises:
-        ConfigError: naming the flag, its value and what is allowed.
+        ConfigError: naming the flag, its value and the allowed values.
     """
     if not isinstance(args.additional_config or {}, dict):
         raise ConfigError(f"--additional-config={args.additional_config!r}: must be a JSON object")
@@ -277,7 +277,9 @@ def restart_with_allocator(module: str = "flying_serving.cli.main") -> None:
 
 
 def allocator_environment() -> dict[str, str]:
-    """Variables for a process that engines are forked from; none where vLLM preloads nothing."""
+    """Return variables for a process that engines are forked from; none where vLLM preloads
+    nothing.
+    """
     libraries = _cpu_libraries()
     if not libraries:
         return {}
@@ -290,7 +292,9 @@ def allocator_environment() -> dict[str, str]:
 
 
 def _cpu_libraries() -> list[str]:
-    """tcmalloc from vLLM's CPU wheel and torch's libgomp; none of them with the CUDA wheel."""
+    """Return tcmalloc from vLLM's CPU wheel and torch's libgomp; none of them with the CUDA
+    wheel.
+    """
     vllm = importlib.util.find_spec("vllm") if sys.platform.startswith("linux") else None
     torch = importlib.util.find_spec("torch")
     if vllm is None or vllm.origin is None or torch is None or torch.origin is None:

@@ -54,7 +54,7 @@ def top(server: Connection, interval_s: Interval = 0.5, once: Once = False) -> N
 
 
 def _drawn(state: Any) -> RenderableType:
-    """The live view; an answer in an unknown form as JSON."""
+    """Return the live view; an answer in an unknown form as JSON."""
     try:
         return terminal.top(state)
     except UNKNOWN_FORM:

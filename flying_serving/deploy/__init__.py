@@ -1,3 +1,3 @@
-"""Many nodes: processes that are started, watched and started again, behind routers that others
-have made.
+"""Many nodes: processes that are started, watched and started again, behind routers of other
+projects.
 """

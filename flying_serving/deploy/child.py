@@ -1,9 +1,9 @@
-"""Run a module in a process that ends with the one that started it, even if the kernel kills that
-one (Linux).
+"""Run a module in a process that ends with the process that started it, even if the kernel kills
+that one (Linux).
 
-python -m flying_serving.deploy.child PARENT MODULE [ARGUMENT ...]
+    python -m flying_serving.deploy.child PARENT MODULE [ARGUMENT ...]
 
-PARENT: the number of that process.
+PARENT: the number of the process that started it.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from flying_serving.worker.parent import end_with_parent
 
 
 def main() -> None:
-    """Become the module: the kernel keeps in mind when the process is to end."""
+    """Become the module. The kernel remembers when the process is to end."""
     parser = argparse.ArgumentParser(
         "python -m flying_serving.deploy.child",
         usage="%(prog)s PARENT MODULE [ARGUMENT ...]",

@@ -1,7 +1,8 @@
 """Processes that serve: started, watched, started again when they end, and ended together.
 
-A node is `flying-serving serve` with a port of its own. On stderr, with the name of the process
-before each line, is what these processes print, and when they start, are ready and end.
+A node is `flying-serving serve` with a port of its own. The output of these processes goes to
+stderr, with the name of the process before each line. Further lines say when they start, are ready
+and end.
 """
 
 import asyncio
@@ -27,18 +28,20 @@ ANSWER_S = 2.0
 SHOWN_LINES = 15
 MAX_LINE_BYTES = 2**16
 RELAYED_S = 1.0
-"""For the last lines of a process that has ended to be read."""
+"""The time to read the last lines of a process that has ended."""
 RESTARTS_S = (1.0, 60.0)
-"""How long to wait before a process is started again: first, and at most; twice as long each time
-until it is ready.
+"""The wait before a process is started again: first, and at most. It doubles each time until the
+process is ready.
 """
 STARTING_S = 2.0
-"""For the end of a process that is not ready: vLLM ignores SIGTERM while its engines start."""
+"""The time for the end of a process that is not ready: vLLM ignores SIGTERM while its engines
+start.
+"""
 CHILD = "flying_serving.deploy.child"
 SERVE = ("flying_serving.cli.main", "serve")
 READY = "/ready"
 QUIET = "--disable-access-log-for-endpoints=/ready,/get_load,/load"
-"""What routers ask each second is not logged, unless the user says what is not."""
+"""Keeps the routers' checks of each second out of the log, unless the user sets this flag."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -47,7 +50,7 @@ class Supervised:
     this process.
 
     Args:
-        name: what stderr calls it.
+        name: the name of the process on stderr.
         module: its name, and arguments.
         environment: all of its variables.
         url: without a path.
@@ -75,7 +78,7 @@ class Supervised:
         self._last: deque[str] = deque(maxlen=SHOWN_LINES)
 
     async def start(self) -> None:
-        """Start it, and return when it is ready.
+        """Start the process, and return when it is ready.
 
         Raises:
             ServerFailed: if it ends, or takes longer than it may; with the last lines that it
@@ -86,7 +89,7 @@ class Supervised:
             raise ServerFailed("\n".join([f"{self.name} {problem}; its last lines:", *self._last]))
 
     async def keep(self) -> None:
-        """Start it again whenever it ends. To be cancelled."""
+        """Start the process again each time it ends. To be cancelled."""
         wait_s = RESTARTS_S[0]
         problem: str | None = None
         while True:
@@ -97,7 +100,9 @@ class Supervised:
             wait_s = RESTARTS_S[0] if problem is None else min(2 * wait_s, RESTARTS_S[1])
 
     async def end(self, within_s: float) -> None:
-        """Tell it to end (SIGTERM), and end it when the time is over, or when this is cancelled."""
+        """Tell the process to end (SIGTERM), and end it when the time is over, or when this is
+        cancelled.
+        """
         process = self._process
         if process is None:
             return
@@ -110,7 +115,7 @@ class Supervised:
             self._kill()
 
     async def _start(self) -> str | None:
-        """Start it. Returns None when it is ready, or why it is not; it is gone then."""
+        """Start the process. Returns None when it is ready, or why it is not; it is gone then."""
         self._is_ready = False
         began_s = time.monotonic()
         self._process = subprocess.Popen(
@@ -141,7 +146,7 @@ class Supervised:
         return await self._ended()
 
     async def _ended(self) -> str:
-        """Wait for its end, and end what is left of its children."""
+        """Wait for the process's end, and end its remaining children."""
         assert self._process is not None, f"{self.name} was not started"
         while (code := self._process.poll()) is None:
             await asyncio.sleep(LOOK_S)
@@ -149,7 +154,7 @@ class Supervised:
         return f"ended with code {code}"
 
     def _relay(self, printed: IO[bytes]) -> None:
-        """Print what it prints, until it and all of its children have ended."""
+        """Print the process's output, until it and all of its children have ended."""
         with printed:
             while line := printed.readline(MAX_LINE_BYTES):
                 text = _COLOURS.sub("", line.decode(errors="replace").rstrip("\n"))
@@ -157,13 +162,15 @@ class Supervised:
                 self._say(text)
 
     def _say(self, text: str) -> None:
-        with suppress(OSError):  # nobody reads it any more, and processes serve all the same
+        with suppress(
+            OSError
+        ):  # stderr may have no reader any more, and processes serve all the same
             sys.stderr.write(f"({self.name}) {text}\n")
             sys.stderr.flush()
 
     def _kill(self) -> None:
-        """End the process at once, and all of its group; only once, as then its number may be
-        another's.
+        """End the process at once, and all of its group. Only once, as its number may be another's
+        after that.
         """
         process = self._process
         if process is not None and process is not self._killed:
@@ -174,8 +181,8 @@ class Supervised:
 
 
 class Node(Supervised):
-    """A node on this machine. `number`: from 0. `line`: what follows `flying-serving serve`, but
-    for its port.
+    """A node on this machine. `number`: from 0. `line`: the words after `flying-serving serve`,
+    without its port.
     """
 
     def __init__(
@@ -194,8 +201,7 @@ class Node(Supervised):
 
 
 async def serve(nodes: Sequence[Supervised], router: Supervised, end_s: float) -> None:
-    """Start nodes, then what is in front of them, and start again what ends, until this is
-    cancelled.
+    """Start nodes, then their router, and start again each one that ends, until this is cancelled.
 
     `end_s`: how long nodes may take to end. The router ends after them, as it carries their last
     answers.
@@ -213,7 +219,7 @@ async def serve(nodes: Sequence[Supervised], router: Supervised, end_s: float) -
 
 
 async def _together(each: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Await all; as soon as one fails, or this is cancelled, the others are cancelled."""
+    """Await all. If one fails, or this is cancelled, cancel the others at once."""
     tasks = [asyncio.create_task(one) for one in each]
     try:
         await asyncio.gather(*tasks)

@@ -1,5 +1,5 @@
-"""The node that a process has for itself: started on a free port, watched, told to end. It ends
-with the process.
+"""The node of one process: started on a free port, watched, told to end. It ends with the
+process.
 """
 
 import asyncio
@@ -20,17 +20,17 @@ from flying_serving.errors import ServerFailed
 from flying_serving.placement.wishes import BIND, NOBIND, THREADS
 
 LOOK_S = 0.2
-"""How often a node that starts is asked whether it is ready."""
+"""Seconds between two questions to a starting node whether it is ready."""
 HEALTH_S = 20.0
-"""How long a node may take to say that it takes requests, or how busy it is: one under a flood is
-not dead.
+"""The time in which a node has to say that it takes requests, or how busy it is: one under a flood
+is not dead.
 """
 MOST_SILENT = 3
 """A node is killed after this many checks in a row without an answer: its requests would get none
 either.
 """
 END_S = 15.0
-"""How long a node without requests may take to end."""
+"""The time that a node without requests may take to end."""
 
 
 class OwnNode:
@@ -45,7 +45,7 @@ class OwnNode:
         self._port = ReservedPort()
         self.url = self._port.url
         self.stopping = False
-        """It was told to end."""
+        """True once it was told to end."""
         self.ended = asyncio.Event()
         self._ready = False
         self._silent = 0
@@ -72,12 +72,12 @@ class OwnNode:
         asyncio.get_running_loop().remove_reader(self._sentinel)
         os.close(self._sentinel)
         self._process.wait()
-        self._kill()  # what is left of its children
+        self._kill()  # end its remaining children
         self.ended.set()
 
     @property
     def problem(self) -> str | None:
-        """Why it serves nothing any more; None as long as its process lives."""
+        """Return why the node serves nothing any more; None while its process lives."""
         return (
             f"the node has ended with code {self._process.returncode}"
             if self.ended.is_set()
@@ -85,7 +85,7 @@ class OwnNode:
         )
 
     async def wait_until_ready(self) -> None:
-        """Wait until it takes requests: its port is closed before it is warm.
+        """Wait until the node takes requests: its port is closed before it is warm.
 
         Raises:
             ServerFailed: if it ends before, or takes longer than `ready_timeout_s`.
@@ -104,7 +104,7 @@ class OwnNode:
         self._ready = True
 
     async def _status(self) -> int | None:
-        """Of `GET /ready`; None if there is no answer."""
+        """Return the status of `GET /ready`; None if there is no answer."""
         try:
             async with self._http.get(READY) as answer:
                 return answer.status
@@ -112,8 +112,8 @@ class OwnNode:
             return None
 
     async def check(self) -> None:
-        """Raise ServerFailed if it has ended, or takes no requests; kill it if it has been silent
-        for too long.
+        """Raise ServerFailed if the node has ended, or takes no requests; kill it if it has been
+        silent for too long.
         """
         if self.problem:
             raise ServerFailed(self.problem)
@@ -129,7 +129,7 @@ class OwnNode:
             )
 
     async def load(self) -> dict[str, float]:
-        """How busy it is: the numbers of `GET /load`. Raises aiohttp.ClientError or
+        """Return how busy the node is: the numbers of `GET /load`. Raises aiohttp.ClientError or
         TimeoutError.
         """
         async with self._http.get("/load", raise_for_status=True) as answer:
@@ -140,7 +140,7 @@ class OwnNode:
             }
 
     async def stop(self) -> None:
-        """Let its requests finish, within the time that its arguments give, and end it."""
+        """Let the node's requests finish, within the time that its arguments give, and end it."""
         self.stopping = True
         if self._ready and not self.ended.is_set():
             self._process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Requests are passed on to a node and its answers back, chunk by chunk, as an ASGI application."""
+"""An ASGI application that passes requests on to a node and its answers back, chunk by chunk."""
 
 from collections.abc import Iterable
 from http import HTTPStatus
@@ -16,11 +16,11 @@ from flying_serving.server.http.error_body import error_body
 ADMIN = "/flying/"
 RETRY_AFTER_S = 1
 VIA = "1.1 ray-serve"
-"""With this header a request is not one of the node's own machine, which admin routes answer
-without a key.
+"""With this header a request is not one of the node's own machine, for which admin routes need no
+key.
 """
 NODE_HEADER = "x-flying-node"
-"""In each answer: the replica whose node gave it."""
+"""The header of each answer with the replica whose node gave it."""
 KEEP_ALIVE_S = 1.0
 """An idle connection is not used again after this: the node closes it after five seconds, and may
 be about to.
@@ -37,7 +37,7 @@ _HOP = (
 _HOP_BY_HOP = {*_HOP, "transfer-encoding", "upgrade"}
 _NOT_SENT = {*_HOP_BY_HOP, "host", "expect"}
 _NOT_RETURNED = {name.encode() for name in (*_HOP_BY_HOP, "date", "server")}
-"""The router adds its own."""
+"""Headers that the router adds itself."""
 _AUTOMATIC = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 """Headers that the client does not add."""
 
@@ -63,8 +63,8 @@ class PassingOn:
         await self._http.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request. If it is cancelled, as when its client leaves, the node sees that its client
-        leaves.
+        """Pass one request on. If it is cancelled, as when its client leaves, the node sees that
+        its client leaves.
 
         Raises:
             ServerFailed: if the node ends in the middle of an answer, so that the router breaks it

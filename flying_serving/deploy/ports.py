@@ -12,12 +12,14 @@ class ReservedPort:
     """A port of this machine that is held until `close`. Use it as a context manager, or close it.
 
     A socket is bound to it and does not listen, so connections are refused until a server listens.
-    While the socket is open, Linux gives the port to no process that asks for any port, uses it for
-    no outgoing connection, and refuses it to a process that asks for its number without
-    SO_REUSEADDR. Servers set that option (vLLM, uvicorn, Ray, vllm-router, Prometheus and Python's
-    own do), so a server that is told the number can listen; only another server that is told the
-    same number could take it first. On other systems the socket would keep the server away, and the
-    port is let go.
+    While the socket is open, Linux protects the port in three ways. It gives the port to no process
+    that asks for any port. It uses it for no outgoing connection. It refuses it to a process that
+    asks for its number without SO_REUSEADDR.
+
+    vLLM, uvicorn, Ray, vllm-router, Prometheus and Python's own servers set that option. So a
+    server that is told the number can listen. Only another server that is told the same number
+    could take it first. On other systems the socket would keep the server away, and the port is let
+    go.
 
     Args:
         number: 0 for one that the operating system chooses.
@@ -39,8 +41,8 @@ class ReservedPort:
             self.close()
 
     def again(self) -> Self:
-        """Another holder of this port, to be closed by itself: for the next of several servers on
-        one port.
+        """Return another holder of this port, to be closed by itself: for the next of several
+        servers on one port.
         """
         return type(self)(self.number, self._host, self._socket.dup())
 
@@ -61,7 +63,7 @@ class ReservedPort:
 
 
 def _bind(host: str, number: int) -> socket.socket:
-    """A socket with a port, on which a server may listen too."""
+    """Return a socket with a port, on which a server may listen too."""
     bound = socket.socket()
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,10 +1,10 @@
 """Ray Serve: each replica of one deployment has a node, and Ray's HTTP proxy is the router between
 them.
 
-serve run flying_serving.deploy.ray:app model=PATH nodes=2 engines=2
+    serve run flying_serving.deploy.ray:app model=PATH nodes=2 engines=2
 
 `RayArgs` has all arguments. A replica and its node live and die together: a replica is made when
-its node is ready, and ends when its node does. Nothing else in the package imports Ray.
+its node is ready, and ends when its node does. No other module of the package imports Ray.
 """
 
 import asyncio
@@ -31,11 +31,13 @@ except ImportError:
 
 NAME = "Node"
 HEALTH_PERIOD_S = 1.0
-"""A replica that has ended is missed after this at the latest, and replaced."""
+"""Seconds between two checks of a replica, so the longest time until one that has ended is
+replaced.
+"""
 HEALTH_TIMEOUT_S = 30.0
-"""Three times in a row a node may not answer in time; then it is replaced."""
+"""Seconds in which a node has to answer. After three timeouts in a row it is replaced."""
 LEAVE_S = 0.1
-"""For answers that are on their way when a node has ended."""
+"""The time for answers that are on their way when a node has ended."""
 MAX_ONGOING = 1_000_000
 """Requests per replica, for Ray: the node has bounds of its own, and answers with 429."""
 logger = logging.getLogger("ray.serve")
@@ -43,10 +45,10 @@ logger = logging.getLogger("ray.serve")
 
 @serve.ingress()
 class Replica:
-    """Starts its node, passes requests on to it, and says how busy it is."""
+    """The replica of a node: starts it, passes requests on to it, and says how busy it is."""
 
     async def __init__(self, args: RayArgs) -> None:  # type: ignore[misc]  # Ray awaits it
-        """Raises ServerFailed if the node ends before it is ready."""
+        """Start the node. Raises ServerFailed if it ends before it is ready."""
         self._node = OwnNode(args)
         try:
             await self._node.wait_until_ready()
@@ -59,8 +61,8 @@ class Replica:
         self._leaving = asyncio.create_task(self._leave_with_node())
 
     def __serve_build_asgi_app__(self) -> Any:
-        """What answers requests. When Ray shuts it down, the last request has been answered: the
-        node ends.
+        """Return the application that answers requests. When Ray shuts it down, the last request
+        has been answered: the node ends.
         """
 
         @asynccontextmanager
@@ -76,7 +78,7 @@ class Replica:
         await self._node.check()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """For `by_load`."""
+        """Return the metric from which `by_load` finds the number of nodes."""
         return {LOAD: (await self._node.load())[LOAD]}
 
     async def _leave_with_node(self) -> None:
@@ -94,7 +96,7 @@ def app(args: dict[str, Any]) -> Any:
     """Build the application of Ray Serve from the arguments of `RayArgs`.
 
     Raises:
-        ConfigError: naming argument, value and what is allowed.
+        ConfigError: naming argument, value and the allowed values.
     """
     parsed = parse_args(args)
     bundle = parsed.bundle
@@ -113,7 +115,7 @@ def app(args: dict[str, Any]) -> Any:
 
 
 def _count(args: RayArgs) -> dict[str, Any]:
-    """How many replicas: a number, or bounds and a policy."""
+    """Return the number of replicas for Ray: a number, or bounds and a policy."""
     if args.max_nodes is None:
         return {"num_replicas": args.fewest}
     scaling = AutoscalingConfig(

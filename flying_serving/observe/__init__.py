@@ -1,1 +1,1 @@
-"""What a server shows of itself: metrics, traces, the live view. Neither torch nor vLLM."""
+"""The figures that a server publishes: metrics, traces, the live view. Neither torch nor vLLM."""

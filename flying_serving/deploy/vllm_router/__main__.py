@@ -1,10 +1,11 @@
-"""Nodes on this machine behind vllm-router, which goes round those that die or drain; they are
-started again.
+"""Nodes on this machine behind vllm-router, which avoids nodes that die or drain. These are started
+again.
 
-python -m flying_serving.deploy.vllm_router --nodes 2 --port 8000 -- MODEL [FLAGS of serve]
-python -m flying_serving.deploy.vllm_router --node-url http://10.0.0.1:8000 ...
+    python -m flying_serving.deploy.vllm_router --nodes 2 --port 8000 -- MODEL [FLAGS]
+    python -m flying_serving.deploy.vllm_router --node-url http://10.0.0.1:8000 [--node-url ...]
 
-Flags of vllm-router are given as `--router-FLAG`, like `--router-policy power_of_two`.
+FLAGS are flags of `flying-serving serve`. Flags of vllm-router are given as `--router-FLAG`, like
+`--router-policy power_of_two`.
 """
 
 import asyncio
@@ -24,16 +25,16 @@ from flying_serving.deploy.vllm_router.options import Options, is_loopback, pars
 from flying_serving.errors import ConfigError, FlyingError
 
 END_S = 30.0
-"""For nodes to end, beyond their --shutdown-timeout."""
+"""The time for nodes to end, beyond their --shutdown-timeout."""
 ADMIN = "/flying/layout"
-"""Of nodes: an admin route, which without a key answers this machine."""
+"""An admin route of nodes, which without a key answers this machine."""
 READY = "/readiness"
-"""Of vllm-router: whether it has a node."""
+"""The route of vllm-router that tells whether it has a node."""
 
 
 def main() -> int:
-    """Serve until a signal; the exit code: 0, 1 if something does not start, 2 if the command line
-    is wrong.
+    """Serve until a signal. Returns the exit code: 0, 1 if something does not start, 2 if the
+    command line is wrong.
     """
     try:
         options = parse(sys.argv[1:])
@@ -51,7 +52,7 @@ async def run(options: Options) -> None:
     asyncio.CancelledError.
 
     Raises:
-        ConfigError: if the router cannot listen where it should.
+        ConfigError: if the router cannot listen at its address.
         ServerFailed: if something does not start.
     """
     running = asyncio.current_task()
@@ -82,7 +83,7 @@ def reserved_port(options: Options) -> ReservedPort:
 
 
 async def check_nodes(options: Options) -> None:
-    """Raise ConfigError if the router makes admin routes of nodes on this machine open to other
+    """Raise ConfigError if the router opens admin routes of nodes on this machine to other
     machines.
     """
     if is_loopback(options.host):
@@ -104,7 +105,7 @@ async def check_nodes(options: Options) -> None:
 
 
 def local_nodes(options: Options) -> list[Node]:
-    """The nodes of this machine, not yet started."""
+    """Return the nodes of this machine, not yet started."""
     if options.serve is None:
         return []
     given = options.serve
@@ -117,8 +118,8 @@ def local_nodes(options: Options) -> list[Node]:
 
 
 def without_proxy(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a process that reaches nodes of this machine, where a proxy is set,
-    without it.
+    """Return the environment of a process that reaches nodes of this machine, without a proxy for
+    them.
     """
     excepted = environment.get("no_proxy", environment.get("NO_PROXY", ""))
     direct = ",".join(filter(None, [excepted, HOST]))
@@ -126,7 +127,7 @@ def without_proxy(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class Router(Supervised):
-    """vllm-router before nodes."""
+    """The process of vllm-router, in front of nodes."""
 
     def __init__(self, urls: Sequence[str], options: Options) -> None:
         self._metrics_port = ReservedPort()

@@ -1,4 +1,6 @@
-"""The command line: what is ours, what is vllm-router's, and what nodes get."""
+"""The command line of nodes behind vllm-router: our flags, vllm-router's, and the flags of
+nodes.
+"""
 
 import argparse
 import importlib.util
@@ -37,19 +39,19 @@ SETTINGS = {
     "--cb-timeout-duration-secs": "1",
     "--log-level": "error",
 }
-"""Of the router, unless the user sets others.
+"""Flags of the router, unless the user sets others.
 
-Each second it asks whether a node takes requests and, for `power_of_two`, how many it has, as often
-as `--worker-startup-check-interval` says. A node that refuses connections is left at once: the
-circuit breaker opens at the third failure in a row, which the retries of one request bring about,
-and lets requests through again a second later. With `info`, for which it also takes `warning`, it
-logs the sessions that it routes by.
+Every `--worker-startup-check-interval`, which is a second here, the router asks whether a node
+takes requests. For `power_of_two` it also asks how many the node has. It leaves a node that refuses
+connections at once. The circuit breaker opens at the third failure in a row, which the retries of
+one request reach. It lets requests through again a second later. With `info`, for which it also
+takes `warning`, it logs the sessions that it routes by.
 """
 BY_TOKENS = ("cache_aware", "kv_aware")
 """Policies by the tokens of a prompt."""
 SCALE_OUT = "--enable-scale-out"
-"""Of nodes: with it they tell the router the tokens of a text (`/v1/completions/render`), without
-it nothing does.
+"""A flag of nodes: with it they tell the router the tokens of a text (`/v1/completions/render`),
+without it no process does.
 """
 _SET_KEY = (
     "the router hands on admin routes, which answer this machine without a key: add "
@@ -63,7 +65,7 @@ _CHOSEN = {
 
 
 class _RouterParser(argparse.ArgumentParser):
-    """Raises ConfigError instead of ending the process."""
+    """A parser that raises ConfigError instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message.removeprefix("argument ").replace("--", PREFIX, 1))
@@ -71,8 +73,8 @@ class _RouterParser(argparse.ArgumentParser):
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for. `router`: flags of vllm-router. `serve`: what each of `nodes` nodes on
-    this machine runs.
+    """The values of a command line. `router`: flags of vllm-router. `serve`: the arguments of each
+    of `nodes` nodes on this machine.
     """
 
     nodes: int
@@ -85,7 +87,7 @@ class Options:
 
     @property
     def url(self) -> str:
-        """Of the router, as this machine reaches it."""
+        """The URL of the router, as this machine reaches it."""
         return f"http://{HOST if self.host == EVERYWHERE else self.host}:{self.port}"
 
 
@@ -93,7 +95,7 @@ def parse(line: Sequence[str]) -> Options:
     """Parse a command line.
 
     Raises:
-        ConfigError: naming the flag, its value and what is allowed; or if vllm-router is not
+        ConfigError: naming the flag, its value and the allowed values; or if vllm-router is not
             installed.
     """
     words = list(line)
@@ -170,7 +172,7 @@ def _check_url(url: str) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host, by name or address, is this machine and no other reaches it."""
+    """Return whether a host, by name or address, is this machine and no other reaches it."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -178,8 +180,8 @@ def is_loopback(host: str) -> bool:
 
 
 def _asked_of_router(words: Sequence[str]) -> list[str]:
-    """Flags of vllm-router by its own names. Raises ConfigError for one that is not for it, or that
-    is ours to set.
+    """Return flags of vllm-router by its own names. Raises ConfigError for a flag that it lacks, or
+    that is ours to set.
     """
     for word in (*words[:1], *(word for word in words if word.startswith("-"))):
         if not word.startswith(PREFIX):
@@ -194,8 +196,7 @@ def _asked_of_router(words: Sequence[str]) -> list[str]:
 
 
 def router_flags(asked: Sequence[str]) -> tuple[tuple[str, ...], str]:
-    """Our settings of vllm-router, then what is asked of it, which takes their place; and its
-    policy.
+    """Return our settings of vllm-router, then the user's, which take their place; and its policy.
 
     Raises:
         ConfigError: if it is not installed, has no such flag, or does not take the value.

@@ -1,1 +1,1 @@
-"""What `/metrics` shows beside vLLM's own: the table, and histograms."""
+"""The metrics of `/metrics` beside vLLM's own: the table, and histograms."""

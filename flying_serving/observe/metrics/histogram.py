@@ -24,23 +24,23 @@ class Histogram:
             raise ValueError(f"{len(self._counts)} counts for {len(self._bounds)} bounds")
 
     def observe(self, value: float) -> None:
-        """Count a value."""
+        """Add a value to the sum and to the count of its bucket."""
         self.sum += value
         self._counts[bisect_left(self._bounds, value)] += 1
 
     @property
     def count(self) -> int:
-        """How many values."""
+        """The number of values that were observed."""
         return sum(self._counts)
 
     @property
     def row(self) -> list[float]:
-        """The sum of all values, then the count of each bucket."""
+        """Return the sum of all values, then the count of each bucket."""
         return [self.sum, *self._counts]
 
     def buckets(self) -> list[tuple[str, float]]:
-        """(upper bound, how many values up to it) as in Prometheus' text format, the last one
-        `+Inf`.
+        """Return (upper bound, number of values up to it) as in Prometheus' text format, the last
+        one `+Inf`.
         """
         names = [*(f"{bound:g}" for bound in self._bounds), "+Inf"]
         return list(zip(names, map(float, accumulate(self._counts)), strict=True))

@@ -24,7 +24,8 @@ class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One metric.
 
     `name`: as `/metrics` shows it; of a histogram without `_bucket`, `_sum`, `_count`. `labels`:
-    beside `model_name`, which all have. `unit`: of its values. `meaning`: one sentence or two.
+    beside `model_name`, which all metrics have. `unit`: of its values. `meaning`: one sentence or
+    two.
     """
 
     name: str

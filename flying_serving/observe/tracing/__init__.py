@@ -1,3 +1,3 @@
-"""`--trace-out`: what each engine did and when, in the JSON array form of Chrome's trace event
-format.
+"""`--trace-out`: the work of each engine and its times, in the JSON array form of Chrome's trace
+event format.
 """

@@ -14,16 +14,16 @@ Event = dict[str, Any]
 
 
 def microseconds(at_s: float) -> int:
-    """Whole microseconds. They keep the order of times, so spans that do not overlap still do
-    not.
+    """Return whole microseconds. They keep the order of times, so spans that do not overlap still
+    do not.
     """
     return round(at_s * 1e6)
 
 
 @dataclass(frozen=True)
 class Row:
-    """Where a process of the server shows what it does: process `tid` of the server `pid`, the
-    frame of all rows.
+    """The row of a process of the server in the trace: process `tid` of the server `pid`, the frame
+    of all rows.
 
     Rows are sorted by `index`.
     """
@@ -34,14 +34,14 @@ class Row:
     index: int
 
     def names(self) -> list[Event]:
-        """What the viewer calls the row, and where it puts it."""
+        """Return the events that give the row its name and its place in the viewer."""
         return [
             self._metadata("thread_name", {"name": self.name}),
             self._metadata("thread_sort_index", {"sort_index": self.index}),
         ]
 
     def frame(self, name: str, label: str) -> list[Event]:
-        """What the viewer calls the frame of all rows."""
+        """Return the events that name the frame of all rows in the viewer."""
         return [
             self._metadata("process_name", {"name": name}),
             self._metadata("process_labels", {"labels": label}),
@@ -50,26 +50,28 @@ class Row:
     def span(
         self, name: str, kind: str, began_s: float, ended_s: float, args: Mapping[str, Any]
     ) -> Event:
-        """Something that filled the row from `began_s` to `ended_s`."""
+        """Return a span that fills the row from `began_s` to `ended_s`."""
         began_us = microseconds(began_s)
         return self._event(
             "X", name, kind, began_us, args, dur=max(0, microseconds(ended_s) - began_us)
         )
 
     def instant(self, name: str, kind: str, at_s: float, args: Mapping[str, Any]) -> Event:
-        """Something that happened at a time."""
+        """Return an event that happens at one time."""
         return self._event("i", name, kind, microseconds(at_s), args, s="t")
 
     def opened(
         self, name: str, kind: str, number: int, at_s: float, args: Mapping[str, Any]
     ) -> Event:
-        """The beginning of something that may overlap others of its kind; `number` is its own."""
+        """Return the beginning of an event that may overlap others of its kind; `number` is its
+        own.
+        """
         return self._event("b", name, kind, microseconds(at_s), args, id=str(number))
 
     def closed(
         self, name: str, kind: str, number: int, at_s: float, args: Mapping[str, Any]
     ) -> Event:
-        """The end of what was `opened` with the same name, kind and number."""
+        """Return the end of the event that was `opened` with the same name, kind and number."""
         return self._event("e", name, kind, microseconds(at_s), args, id=str(number))
 
     def _event(
@@ -83,19 +85,19 @@ class Row:
 
 
 def server_row(pid: int) -> Row:
-    """The row of the server, with the cutovers."""
+    """Return the row of the server, with the cutovers."""
     return Row(pid, pid, "switches", 0)
 
 
 def engine_row(engine: int, server_pid: int, pid: int) -> Row:
-    """The row of an engine, with its steps."""
+    """Return the row of an engine, with its steps."""
     return Row(server_pid, pid, f"engine {engine}", 1 + engine)
 
 
 @dataclass(frozen=True)
 class TracedStep:
-    """A step of a group, and what it computed. `step`: in its lane, from 1; the same on all members
-    of the group.
+    """A step of a group, and its contents. `step`: its number in its lane, from 1; the same on all
+    members of the group.
     """
 
     group: list[int]
@@ -107,8 +109,8 @@ class TracedStep:
 
 
 def step(row: Row, of: TracedStep, began_s: float, ended_s: float, waited_s: float) -> Event:
-    """One step on the engine of `row`; `waited_s`: for how long other members of the group did
-    something else.
+    """Return one step on the engine of `row`; `waited_s`: the time that other members of the group
+    did other work.
     """
     name = "alone" if len(of.group) == 1 else f"group {','.join(map(str, of.group))}"
     args = {"lane": len(of.group), **vars(of), "waited_ms": round(waited_s * 1e3, 3)}
@@ -120,7 +122,8 @@ class TracedPull:
     """KV of a request that an engine copied from the group `source`: of `tokens` tokens, from
     `first_token` on.
 
-    `blocks_in_use`: that its requests held when it began, those set aside for this KV included.
+    `blocks_in_use`: the blocks that its requests held at the beginning, including blocks set aside
+    for this KV.
     """
 
     source: list[int]
@@ -130,27 +133,27 @@ class TracedPull:
 
 
 def pull(row: Row, of: TracedPull, began_s: float, ended_s: float) -> Event:
-    """The engine of `row` copied KV."""
+    """Return a copy of KV by the engine of `row`."""
     return row.span(
         f"pull from {','.join(map(str, of.source))}", "pull", began_s, ended_s, vars(of)
     )
 
 
 def order(row: Row, group: tuple[int, ...], mode: str, at_s: float) -> Event:
-    """An engine has taken an order: it works in `group` from now on."""
+    """Return the order that an engine has taken: it works in `group` from now on."""
     return row.instant(
         f"to {','.join(map(str, group))}", "order", at_s, {"group": list(group), "mode": mode}
     )
 
 
 def lost(row: Row, count: int, at_s: float) -> Event:
-    """The number of events of this row that were lost before they could be written."""
+    """Return the number of events of this row that were lost before they could be written."""
     return row.instant(f"{count} events lost", "trace", at_s, {"count": count})
 
 
 def clock(row: Row, at_s: float, unix_s: float) -> Event:
-    """What the wall clock says at `at_s`; `unix_s_at_ts_0` plus a time of the trace in seconds is
-    Unix time.
+    """Return the wall clock at `at_s`; `unix_s_at_ts_0` plus a time of the trace in seconds is Unix
+    time.
     """
     return row.instant(
         "clock", "trace", at_s, {"unix_s_at_ts_0": unix_s - at_s, "utc": utc(unix_s)}
@@ -158,5 +161,5 @@ def clock(row: Row, at_s: float, unix_s: float) -> Event:
 
 
 def utc(unix_s: float) -> str:
-    """A time as ISO 8601 writes it, in UTC."""
+    """Return a time as ISO 8601 writes it, in UTC."""
     return datetime.fromtimestamp(unix_s, UTC).isoformat()

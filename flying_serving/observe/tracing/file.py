@@ -1,10 +1,11 @@
 """The file that all processes of a server write their trace to.
 
 A JSON array with one event per line. Each process appends whole lines with one write, which the
-kernel does not mix with those of others. The closing bracket may be missing: whatever kills the
-server, the file can be read as far as it was written. A process that has it open holds a shared
-lock of it, so that the server closes the array only after all others, and two servers do not write
-into one file.
+kernel does not mix with other processes' writes. The closing bracket may be missing: after any kill
+of the server, the file can be read up to the last write.
+
+A process that has it open holds a shared lock of it. So the server closes the array only after all
+others, and two servers do not write into one file.
 """
 
 import atexit
@@ -29,7 +30,7 @@ class TraceFile:
         fcntl.flock(self._file, fcntl.LOCK_SH)
 
     def append(self, events: Iterable[Event]) -> None:
-        """Write events; OSError if not all of it could be written."""
+        """Write events; OSError if some of them could not be written."""
         _write(self._file, b"".join(msgspec.json.encode(event) + b",\n" for event in events))
 
     def close(self) -> None:
@@ -38,7 +39,7 @@ class TraceFile:
 
 
 def begin_trace(path: str) -> None:
-    """Begin a trace of this server, in place of what is in the file, and end it when this process
+    """Begin a trace of this server, in place of the file's contents, and end it when this process
     ends.
 
     Raises:
@@ -85,7 +86,7 @@ def _end(file: int, owner: int) -> None:
             file,
             msgspec.json.encode(clock(server_row(owner), time.monotonic(), time.time())) + b"\n]\n",
         )
-    except OSError:  # an engine still writes, or the disk is full: readers do without the bracket
+    except OSError:  # an engine still writes, or the disk is full: readers do not need the bracket
         return
     finally:
         os.close(file)

@@ -1,5 +1,5 @@
-"""Events on their way to the file: adding one costs a step about a microsecond, a thread writes
-them.
+"""Events on their way to the file: a step spends about a microsecond to add one, and a thread
+writes them.
 """
 
 import threading
@@ -12,7 +12,9 @@ from flying_serving.observe.tracing.file import TraceFile
 
 KEPT_EVENTS = 1 << 16
 WRITE_S = 0.5
-"""How often events are written, so how much of a trace is missing when its process is killed."""
+"""Seconds between two writes, and so the longest part of a trace that a kill of its process
+loses.
+"""
 CLOSE_S = 5.0
 
 
@@ -20,7 +22,7 @@ class TraceWriter:
     """Writes the names of a row and its events to a trace that was begun.
 
     At most `kept_events` wait to be written, every `write_s` seconds; more are lost, and the trace
-    says how many.
+    has their number.
     """
 
     def __init__(
@@ -45,7 +47,7 @@ class TraceWriter:
             self._lost += 1
 
     def close(self) -> None:
-        """Write what is left, unless that takes longer than CLOSE_S, and close the file."""
+        """Write the waiting events, unless that takes longer than CLOSE_S, and close the file."""
         self._closing.set()
         self._thread.join(CLOSE_S)
         if not self._thread.is_alive():

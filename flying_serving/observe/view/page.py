@@ -1,5 +1,5 @@
-"""The page of the live view: one HTML document with its style and script in it, and nothing from
-elsewhere.
+"""The page of the live view: one HTML document with its style and script in it, and no external
+parts.
 """
 
 import base64
@@ -12,13 +12,15 @@ SCRIPTS = ("formation.js", "figures.js", "splits.js", "switches.js", "page.js")
 
 
 def document(*, needs_key: bool) -> str:
-    """The page; with `needs_key` it asks for the API key before it asks the server for anything."""
+    """Return the page; with `needs_key` it asks for the API key before its first request to the
+    server.
+    """
     return _parts()[0].replace("@@key@@", "required" if needs_key else "none")
 
 
 def headers() -> dict[str, str]:
-    """Headers of the page: it may run its own script and style, and talk to its own server, and
-    that is all.
+    """Return headers of the page: it may only run its own script and style, and talk to its own
+    server.
     """
     _, style, script = _parts()
     return {
@@ -35,7 +37,7 @@ def headers() -> dict[str, str]:
 
 @cache
 def _parts() -> tuple[str, str, str]:
-    """The document, and the hashes of its style and its script."""
+    """Return the document, and the hashes of its style and its script."""
     style, script = (_joined(names) for names in (STYLES, SCRIPTS))
     text = _read("page.html").replace("@@style@@", style).replace("@@script@@", script)
     return text, _hash(style), _hash(script)

@@ -13,9 +13,9 @@ RATE_S = 2.0
 """Seconds that tokens per second are taken over: few, so that a change shows at once."""
 BUCKET_S = 0.5
 LOOK_S = 10.0
-"""So long after the last look recording stops."""
+"""Recording stops this long after the last look."""
 KEPT_FIRST = 1000
-"""First tokens that are kept for percentiles, per engine."""
+"""The most times to first token that are kept for percentiles, per engine."""
 
 
 @dataclass
@@ -30,7 +30,7 @@ class _Bucket:
 
 
 class _Engine:
-    """What one engine has put out."""
+    """The outputs of one engine in the last seconds."""
 
     def __init__(self) -> None:
         self.kv_usage: float | None = None
@@ -47,15 +47,15 @@ class Rolling:
         self._until_s = 0.0
 
     def look(self, now_s: float) -> None:
-        """Somebody looks: record for some more seconds."""
+        """Note a look: record for some more seconds."""
         if now_s > self._until_s:
             self._engines = [_Engine() for _ in self._engines]
             self._since_s = now_s
         self._until_s = now_s + LOOK_S
 
     def kv_usage(self, engine: int) -> float | None:
-        """Share of an engine's KV blocks that requests hold, 0 to 1, as it last said; None if it
-        has not.
+        """Return the share of an engine's KV blocks that requests hold, 0 to 1, by its last report;
+        None before that.
         """
         return self._engines[engine].kv_usage
 
@@ -68,7 +68,7 @@ class Rolling:
         gaps_s: Sequence[float],
         now_s: float,
     ) -> None:
-        """Note what came with one batch of outputs; nothing while the live view is closed.
+        """Note one batch of outputs; nothing while the live view is closed.
 
         `kv_usage`: as above. `first_s`: times to first token of the streams that began. `gaps_s`:
         times since the last output of each stream that went on.
@@ -91,8 +91,8 @@ class Rolling:
             bucket.worst_gap_s = max(bucket.worst_gap_s, *gaps_s)
 
     def figures(self, engines: Iterable[int], now_s: float) -> dict[str, Any]:
-        """What these engines' streams have had in the window, in ms and tokens per second; None
-        where nothing came.
+        """Return the figures of these engines' streams in the window, in ms and tokens per second;
+        None without outputs.
 
         TTFT is from a request's arrival to its first token. TPOT is the mean time between two
         outputs of a stream, over all streams.

@@ -23,7 +23,7 @@ BAR, FIRST, SECOND = 24, "green", "magenta"
 
 
 def top(state: Mapping[str, Any]) -> RenderableType:
-    """All of it: the server, its groups, the last switches."""
+    """Return the whole view: the server, its groups, the last switches."""
     groups = [_group(state, group) for group in state["groups"]]
     below = [*_others(state), *_splits(state), _switches(state)]
     return Group(_server(state), *_lost(state), Columns(groups, padding=(0, 1)), *below)
@@ -49,7 +49,7 @@ def _server(state: Mapping[str, Any]) -> RenderableType:
 
 
 def _lost(state: Mapping[str, Any]) -> list[RenderableType]:
-    """A line for each engine that is not there."""
+    """Return a line for each lost engine."""
     return [
         Text(f"degraded: {loss(one)}, {_ago(state['time'] - one['since'])} ago", style="red")
         for one in state["lost"]
@@ -57,7 +57,7 @@ def _lost(state: Mapping[str, Any]) -> list[RenderableType]:
 
 
 def loss(one: Mapping[str, Any]) -> str:
-    """Which engine is lost, why and how often; what is wrong with its last start."""
+    """Return which engine is lost, why and how often, and the problem of its last start."""
     often = f" ({one['losses']} losses so far)" if one["losses"] > 1 else ""
     start = f"; last start: {one['start_problem']}" if one["start_problem"] else ""
     return f"engine {one['engine']} is lost: {one['why']}{often}{start}"
@@ -106,7 +106,7 @@ def _bar(share: float, width: int, colour: str) -> Text:
 
 
 def _others(state: Mapping[str, Any]) -> list[RenderableType]:
-    """A line for each group that has requests and is not in the layout."""
+    """Return a line for each group that has requests and is not in the layout."""
     found: list[RenderableType] = []
     for group in state["others"]:
         members = _members(group["engines"])
@@ -117,8 +117,8 @@ def _others(state: Mapping[str, Any]) -> list[RenderableType]:
 
 
 def _splits(state: Mapping[str, Any]) -> list[RenderableType]:
-    """How many requests two groups share, and a bar for each, in two colours by which group
-    computes how much of it.
+    """Return the number of requests that two groups share, and a bar for each, coloured by each
+    group's share of it.
     """
     splits = state["splits"]
     if not splits["begun"]:
@@ -193,7 +193,7 @@ def _ago(seconds: float) -> str:
 
 
 def room(size_bytes: int) -> str:
-    """A number of bytes in the largest unit of which there is one, with three digits."""
+    """Return a number of bytes with three digits, in the largest unit of which there is one."""
     power = min(4, max(0, (size_bytes.bit_length() - 1) // 10))
     return (
         f"{float(f'{size_bytes / 1024**power:.3g}'):g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
@@ -201,7 +201,7 @@ def room(size_bytes: int) -> str:
 
 
 def duration(ms: float | None) -> str:
-    """A time with three digits and its unit; a dash if there is none."""
+    """Return a time with three digits and its unit; a dash if there is none."""
     if ms is None:
         return UNKNOWN
     value, unit = (ms, "ms") if ms < 999.5 else (ms / 1e3, "s")
