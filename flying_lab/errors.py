@@ -8,8 +8,8 @@ class BenchError(FlyingError):
 
 
 class WorkloadError(FlyingError, ValueError):
-    """A column of a trace (`file`; `line` from 1, None for all of it) or a parameter of a workload,
-    not usable.
+    """A column of a trace (`file`; `line` from 1, None for all of it) or a parameter of a workload
+    that is not usable.
     """
 
     def __init__(

@@ -22,14 +22,14 @@ CPU_ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
 }
-"""For servers whose engines share the cores of one machine."""
+"""Variables for servers whose engines share the cores of one machine."""
 POLL_S = 0.1
 STOP_S = 30.0
 STOP_STARTING_S = 2.0
 """vLLM ignores SIGTERM while its engines start: waiting longer gains nothing."""
 SHOWN_LINES = 15
 RESUME_S = 0.3
-"""After SIGCONT, until its timers have caught up."""
+"""The time after SIGCONT until the server's timers have caught up."""
 
 
 class Process(Protocol):
@@ -53,7 +53,7 @@ Start = Callable[[Mapping[str, str], Path], Process]
 
 
 def command(line: Sequence[str], cwd: Path | None = None) -> Start:
-    """A start of a command line.
+    """Return a start of a command line.
 
     The process group is its own, so that Ctrl-C does not reach it. The session is its client's:
     Linux divides the processor between sessions (autogroup), and a client was seen to wait seconds
@@ -78,9 +78,9 @@ def command(line: Sequence[str], cwd: Path | None = None) -> Start:
 class Health:
     """Asks for the health of the server at `url`, with one client for all questions.
 
-    Making a client takes 18 ms of a core: with one for each question, several times a second, a
-    sixth of a core was missing where engines measured their steps, and those came out a tenth too
-    long.
+    Making a client takes 18 ms of a core. With one for each question, several times a second,
+    engines lacked a sixth of a core while they measured their steps. The measured steps were a
+    tenth too long.
     """
 
     def __init__(self, url: str) -> None:
@@ -88,7 +88,7 @@ class Health:
         self._http = httpx.Client(timeout=2, trust_env=False)
 
     def answers(self) -> bool:
-        """Whether it answers with 200 within 2 s."""
+        """Return whether the server answers with 200 within 2 s."""
         try:
             return self._http.get(self._url).status_code == 200
         except httpx.HTTPError:
@@ -151,18 +151,18 @@ class ServerProcess:
         return time.monotonic() - self._started_s
 
     def log(self) -> str:
-        """The server's output."""
+        """The text of the server's output."""
         return self.log_path.read_text(encoding="utf-8", errors="replace")
 
     def _end_of_log(self) -> str:
         return "\n".join([f"{self.log_path} ends with:", *self.log().splitlines()[-SHOWN_LINES:]])
 
     def pause(self) -> None:
-        """Stop all of its processes (SIGSTOP), so that it uses no processor time."""
+        """Stop all processes of the server (SIGSTOP), so that it uses no processor time."""
         os.killpg(self.process.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Continue them (SIGCONT)."""
+        """Continue the stopped processes (SIGCONT)."""
         os.killpg(self.process.pid, signal.SIGCONT)
         time.sleep(RESUME_S)
 

@@ -1,4 +1,4 @@
-"""Programs that have servers to end, whatever signal ends them."""
+"""Signals that end programs with servers, so that the servers end too."""
 
 import signal
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ def ended_by_signals() -> Iterator[None]:
     run.
 
     They become SIGINT: an event loop hands that to its handler, where an exception would end in
-    some callback. SIGINT itself is obeyed too where a shell has it ignored, as it does for what it
-    runs in the background.
+    some callback. A shell ignores SIGINT for the programs that it runs in the background; here they
+    obey it too.
     """
 
     def interrupt(_number: int, _frame: object) -> None:

@@ -9,7 +9,7 @@ DONE = b"[DONE]"
 
 
 class Choice(msgspec.Struct):
-    """What of a choice is looked at. `token_ids` is there if the server knows
+    """The fields of a choice that the client reads. `token_ids` is there if the server knows
     `return_token_ids`.
     """
 
@@ -19,24 +19,24 @@ class Choice(msgspec.Struct):
 
     @property
     def tokens(self) -> int:
-        """Tokens in this event; without ids, a text is counted as one."""
+        """Return the tokens in this event; without ids, a text is counted as one."""
         return bool(self.text) if self.token_ids is None else len(self.token_ids)
 
 
 class Usage(msgspec.Struct):
-    """The server's own count."""
+    """The server's own counts of tokens."""
 
     completion_tokens: int | None = None
 
 
 class Metrics(msgspec.Struct):
-    """What vLLM says with `--enable-per-request-metrics`."""
+    """The metrics that vLLM adds with `--enable-per-request-metrics`."""
 
     queue_time_ms: float | None = None
 
 
 class Event(msgspec.Struct):
-    """One event. An error has whatever form the server gives it."""
+    """One event. An error has the form that the server gives it."""
 
     choices: list[Choice] = []
     usage: Usage | None = None
@@ -48,13 +48,13 @@ _DECODE: Callable[[bytes], Event] = msgspec.json.Decoder(Event).decode
 
 
 class EventStream:
-    """Cuts the bytes of an answer into events, however they arrive; `decode` makes an event of its
-    JSON.
+    """A parser that cuts the bytes of an answer into events, with any chunks; `decode` makes an
+    event of its JSON.
     """
 
     def __init__(self, decode: Callable[[bytes], Any] = _DECODE) -> None:
         self.done = False
-        """Whether `[DONE]` has arrived."""
+        """True once `[DONE]` has arrived."""
         self._rest = b""
         self._decode = decode
 

@@ -1,9 +1,8 @@
 """Tiny random models with a tokenizer, on disk, in Hugging Face format, for the demo, the tests and
 the benchmarks.
 
-Weights are drawn with plain IEEE arithmetic on integers, so the same shape and seed give the same
-bytes on every machine, whatever its vector instructions. Nothing here imports torch or
-transformers.
+Weights are drawn with plain IEEE arithmetic on integers. So the same shape and seed give the same
+bytes on every machine, with any vector instructions. Nothing here imports torch or transformers.
 
     python -m flying_lab.tiny_models llama /tmp/llama
 """
@@ -143,7 +142,7 @@ def weights_hash(path: str | Path) -> str:
 
 
 def _key(shape: str, seed: int) -> str:
-    """Return what identifies a model: the text of this file, the shape and the seed."""
+    """Return the identity of a model: the text of this file, the shape and the seed."""
     return hashlib.sha256(Path(__file__).read_bytes() + f"{shape} {seed}".encode()).hexdigest()
 
 
@@ -269,8 +268,8 @@ def _config(sizes: Shape) -> dict[str, Any]:
 
 
 def _byte_letters() -> list[str]:
-    """Return the letter that byte-level tokenizers write for each byte: itself if it prints, else
-    one from 256 on.
+    """Return the letter that byte-level tokenizers write for each byte: itself if it prints, and
+    otherwise one from 256 on.
     """
     prints = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(256, 512))

@@ -1,3 +1,3 @@
-"""Measuring a server: replay of a workload, servers to compare, reports. Needs no torch, no
+"""Measurement of a server: replay of a workload, servers to compare, reports. Needs no torch, no
 vLLM.
 """

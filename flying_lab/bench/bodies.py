@@ -47,7 +47,7 @@ class Bodies:
         self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def __getitem__(self, position: int) -> bytes:
-        """The body of the request at this position of the workload."""
+        """Return the body of the request at this position of the workload."""
         return self._map[self._ends[position] : self._ends[position + 1]]
 
     def __len__(self) -> int:
@@ -62,8 +62,8 @@ class Bodies:
 
 
 def body_of(request: Request, model: str, token_ids: list[int]) -> dict[str, Any]:
-    """The body of a request: a fixed number of output tokens, streamed, with their ids and a count
-    at the end.
+    """Return the body of a request: a fixed number of output tokens, streamed, with their ids and a
+    count at the end.
     """
     body: dict[str, Any] = {
         "model": model,

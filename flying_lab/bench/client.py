@@ -1,4 +1,4 @@
-"""Open-loop replay: each request is sent at its time, whatever became of those before it."""
+"""Open-loop replay: each request is sent at its time, even if earlier requests fail or are late."""
 
 import asyncio
 import gc
@@ -26,21 +26,21 @@ INTERRUPTED = "cut off: the replay was stopped"
 
 @dataclass(frozen=True)
 class Target:
-    """Where requests go."""
+    """The server that requests go to."""
 
     url: str
-    """Base of the server, without `/v1`."""
+    """The base of its URL, without `/v1`."""
     api_key: str = field(default="", repr=False)
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of each request."""
+        """The headers of each request."""
         key = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         return {"Content-Type": "application/json", **key}
 
     def session(self) -> aiohttp.ClientSession:
-        """One connection for each request: a client that is late would use one that the server
-        closes.
+        """Open a session with one connection for each request: a client that is late would use one
+        that the server closes.
         """
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, force_close=True),
@@ -78,23 +78,23 @@ class Replay:
 
     @property
     def elapsed_s(self) -> float:
-        """Since the replay began."""
+        """Return the seconds since the replay began."""
         return time.perf_counter() - self._start_s
 
     def wall_drift_s(self) -> float:
-        """How much further the clock on the wall has gone since the start than time has: it may be
-        set meanwhile.
+        """Return the seconds by which the wall clock has gone further since the start than time
+        has: it may be set meanwhile.
         """
         now_s, wall_s = clocks_together()
         return (wall_s - self.started_wall_s) - (now_s - self._start_s)
 
     def stop(self) -> None:
-        """Send nothing more and cut off what runs; `run` then returns."""
+        """Send nothing more and cut off running requests; `run` then returns."""
         if not self._until_stopped.expired():
             self._until_stopped.reschedule(0.0)
 
     async def run(self) -> None:
-        """Send everything and wait until every request has ended; an error that is no answer to a
+        """Send everything and wait until every request has ended. An error that is no answer to a
         request ends it.
         """
         async with self._target.session() as session:
@@ -113,7 +113,7 @@ class Replay:
 
     async def _send_all(self, session: aiohttp.ClientSession, requests: asyncio.TaskGroup) -> None:
         for position, record in enumerate(self.records):
-            # with no time to wait either: in a flood of requests, what has come is still read
+            # also without time to wait: in a flood of requests, answers are still read
             await asyncio.sleep(max(0.0, record.request.arrival_s - self.elapsed_s))
             requests.create_task(self._request(session, position, record))
 
@@ -159,7 +159,7 @@ class Replay:
                 _complete(record, stream.done)
 
     def _note(self, record: Record, event: Event, now_s: float) -> None:
-        """Take what one event says."""
+        """Add the tokens, counts or error of one event to a record."""
         if event.error is not None:
             record.status, record.error = "failed", _text(str(event.error))
         if event.usage is not None:
@@ -175,7 +175,7 @@ class Replay:
 
 
 def _complete(record: Record, done: bool) -> None:
-    """Whether an answer that ended is all that was asked for."""
+    """Mark a record `ok` if its answer is complete, and otherwise note the reason."""
     asked, received = record.request.output_tokens, record.output_tokens
     if not done:
         record.error = f"the stream ended without [DONE] after {received} of {asked} tokens"
@@ -188,13 +188,13 @@ def _complete(record: Record, done: bool) -> None:
 
 
 def _text(message: str) -> str:
-    """A message on one line, not too long."""
+    """Return a message on one line, not too long."""
     return " ".join(message.split())[:ERROR_CHARACTERS]
 
 
 @contextmanager
 def _few_collections() -> Iterator[None]:
-    """Leave what exists out of garbage collection: its pauses would be the client's lag."""
+    """Exclude existing objects from garbage collection: its pauses would be the client's lag."""
     gc.collect()
     gc.freeze()
     try:
@@ -204,11 +204,11 @@ def _few_collections() -> Iterator[None]:
 
 
 def clocks_together() -> tuple[float, float]:
-    """(time.perf_counter(), time.time()) of the same moment: requests are timed by one, logs of
-    servers by the other.
+    """Return (time.perf_counter(), time.time()) of the same moment. Requests are timed by one, logs
+    of servers by the other.
 
     Between two readings a process may wait for a processor, on a busy machine for longer than a
-    token takes: of a few pairs of readings the closest one counts.
+    token takes. So the closest of a few pairs of readings counts.
     """
     closest_s, found = float("inf"), (0.0, 0.0)
     for _ in range(CLOCK_SAMPLES):

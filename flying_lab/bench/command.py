@@ -24,8 +24,8 @@ from flying_serving.errors import ConfigError
 
 
 def main(options: BenchOptions, workload: WorkloadOptions, server: Sequence[str]) -> int:
-    """Run the command, `server` behind the `--`; its exit code, 1 if a server cannot be measured or
-    completed nothing.
+    """Run the command, with `server` after the `--`. Returns the exit code, 1 if a server cannot be
+    measured or completed nothing.
 
     Raises:
         FlyingError: if the options or the trace cannot be used.
@@ -51,7 +51,7 @@ def main(options: BenchOptions, workload: WorkloadOptions, server: Sequence[str]
 
 
 def _server_args(options: BenchOptions, server: Sequence[str]) -> ServerArgs | None:
-    """The model and flags of servers to compare; None if none are compared."""
+    """Return the model and flags of servers to compare; None if none are compared."""
     args = parse_server_args(server) if server else None
     if options.compare and args is None:
         raise ConfigError(
@@ -79,7 +79,7 @@ def _measure(options: BenchOptions, workload: Workload, out: Path, console: Cons
 
 
 def _directory(options: BenchOptions, workload: Workload) -> Path:
-    """The directory for results; created if it is missing."""
+    """Return the directory for results; created if it is missing."""
     name = re.sub(r"[^\w.-]", "-", workload.name)
     out = options.out or Path(f"bench-{name}-{time.strftime('%Y%m%d-%H%M%S')}")
     if any([*out.glob(RESULTS), *out.glob(f"*/{RESULTS}")]):
@@ -90,8 +90,8 @@ def _directory(options: BenchOptions, workload: Workload) -> Path:
 
 
 def _saved(workload: Workload, path: Path, timed: Path | None, console: Console) -> Workload:
-    """The workload, read back from the file that it was saved to: what is replayed is what the file
-    holds.
+    """Save the workload, and return it as read back from the file: the replay uses the file's
+    contents.
     """
     try:
         files.save(workload, path)

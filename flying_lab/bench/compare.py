@@ -35,21 +35,23 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Compared:
-    """What came of the systems: those that could be measured, in their order, and the exit code."""
+    """The outcome of a comparison: the measured systems in their order, and the exit code."""
 
     measured: dict[str, Replayed]
     code: int
 
     @property
     def summaries(self) -> dict[str, dict[str, Any]]:
-        """Of each system."""
+        """The summary of each measured system."""
         return {name: one.summary for name, one in self.measured.items()}
 
 
 def run(
     options: BenchOptions, args: ServerArgs, workload: Workload, out: Path, console: Console
 ) -> int:
-    """Measure each system in turn, write the report and show one row for each; the exit code."""
+    """Measure each system in turn, write the report and show one row for each. Returns the exit
+    code.
+    """
     compared = measure_each(options, args, workload, out, console)
     summaries = compared.summaries
     if not summaries:
@@ -72,8 +74,8 @@ def measure_each(
 ) -> Compared:
     """Measure each system in turn, with its results in a directory of `out`.
 
-    A system that cannot be measured is told and left out. Ctrl-C, SIGTERM and SIGHUP end it: the
-    server is ended, and what was measured until then is kept.
+    A system that cannot be measured is reported and left out. Ctrl-C, SIGTERM and SIGHUP end the
+    comparison: the server is ended, and the results until then are kept.
     """
     measured: dict[str, Replayed] = {}
     started: dict[str, Started] = {}
@@ -106,7 +108,7 @@ def _measure(
     out: Path,
     console: Console,
 ) -> tuple[Replayed, Started]:
-    """Start one server, replay, end it."""
+    """Start one server, replay the workload, and end the server."""
     out.mkdir(exist_ok=True)
     log = out / "server.log"
     console.print(f"{name}: starting, its log is {log}", soft_wrap=True)

@@ -72,7 +72,7 @@ def make_out(out: Path) -> None:
 
 
 class WorkloadOptions(BaseModel):
-    """A workload: where it comes from, and how it is cut, scaled and mixed."""
+    """The source of a workload, and how it is cut, scaled and mixed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -128,7 +128,7 @@ class WorkloadOptions(BaseModel):
 
 
 class BenchOptions(BaseModel):
-    """What `flying-serving bench` measures, how it replays, and what it writes."""
+    """The servers that `flying-serving bench` measures, the form of the replay, and its output."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -177,6 +177,6 @@ class BenchOptions(BaseModel):
 
     @property
     def vocabulary(self) -> range:
-        """Token ids of prompts."""
+        """The token ids of prompts."""
         first, last = self.token_ids
         return range(first, last + 1)

@@ -38,7 +38,7 @@ def workload_of(options: WorkloadOptions) -> Workload:
 
 
 def _source(options: WorkloadOptions) -> Workload:
-    """The workload before anything is done to it."""
+    """Return the workload before anything is done to it."""
     if (options.trace is None) == (options.synth is None):
         raise ConfigError("--trace FILE or --synth KIND: one of them is needed, and not both")
     if options.trace is not None:
@@ -60,7 +60,7 @@ def _source(options: WorkloadOptions) -> Workload:
 
 
 def _parameters(given: list[str]) -> dict[str, Any]:
-    """`name=value` and `name=low:high` by name."""
+    """Return `name=value` and `name=low:high` by name."""
     found: dict[str, Any] = {}
     for text in given:
         name, equals, value = text.partition("=")

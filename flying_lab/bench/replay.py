@@ -36,14 +36,14 @@ PROBE_S = 120.0
 
 @dataclass(frozen=True)
 class Replayed:
-    """The results of a replay."""
+    """The results of a replay, with their summary."""
 
     results: Results
     summary: dict[str, Any]
 
     @property
     def stopped(self) -> bool:
-        """Whether it was ended before all requests had ended."""
+        """True if the replay was ended before all requests had ended."""
         return any(error in (INTERRUPTED, NOT_SENT) for error in self.results.texts("error"))
 
 
@@ -62,7 +62,7 @@ def replay_one(
     """Replay the workload; write results, summary and the log of switches, if the server has one,
     into `out`.
 
-    Whether the client fell behind is in the summary (`view.lag_warning`).
+    The summary tells whether the client fell behind (`view.lag_warning`).
 
     Raises:
         BenchError: if the server cannot be measured.
@@ -105,7 +105,7 @@ class Served:
 
     model: str
     max_tokens: int | None
-    """Limit of prompt and output of one request together."""
+    """The limit of prompt and output of one request together."""
 
 
 def probe(target: Target, options: BenchOptions) -> Served:
@@ -148,7 +148,7 @@ def probe(target: Target, options: BenchOptions) -> Served:
 
 
 def too_long(workload: Workload, served: Served) -> int:
-    """How many requests need more tokens than the server allows for one."""
+    """Return how many requests need more tokens than the server allows for one."""
     if served.max_tokens is None:
         return 0
     return sum(
@@ -191,7 +191,7 @@ def measure(
 
 
 async def _run(replay: Replay, beside: Sequence[Beside]) -> None:
-    """Run a replay, and others beside it; SIGINT stops it."""
+    """Run a replay, and other coroutines beside it; SIGINT stops it."""
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, replay.stop)
     others = [asyncio.create_task(other(replay)) for other in beside]
@@ -206,7 +206,7 @@ async def _run(replay: Replay, beside: Sequence[Beside]) -> None:
 
 
 def _answer(http: httpx.Client, method: str, url: str, body: Any = None) -> Any:
-    """The JSON of an answer with status 200."""
+    """Return the JSON of an answer with status 200."""
     try:
         answer = http.request(method, url, json=body)
         if answer.status_code == 200:

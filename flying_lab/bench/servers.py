@@ -24,7 +24,9 @@ _PLUGIN_GROUPS = tuple(
     f"vllm.{kind}_plugins"
     for kind in ("general", "platform", "io_processor", "stat_logger", "endpoint")
 )
-"""Of VLLM_PLUGINS, which names those of every kind that may be loaded."""
+"""Entry point groups of vLLM's plugins. VLLM_PLUGINS names the plugins of every group that may be
+loaded.
+"""
 _CHOSEN = {
     "--policy": "--compare names the policies",
     "--host": f"servers listen on {HOST}",
@@ -43,11 +45,11 @@ class ServerArgs:
 
     model: str
     engines: int
-    """--data-parallel-size"""
+    """Engines of each server: --data-parallel-size."""
     devices: int
-    """--tensor-parallel-size: of each engine"""
+    """Devices of each engine: --tensor-parallel-size."""
     shared: tuple[str, ...]
-    """Flags of vLLM."""
+    """Flags of vLLM, for every server."""
     ours: tuple[str, ...]
     """Flags of Flying Serving, which stock vLLM does not have."""
 
@@ -79,7 +81,9 @@ def parse_server_args(line: Sequence[str]) -> ServerArgs:
     if not any(
         "enable-per-request-metrics" in word or word == "--disable-log-stats" for word in shared
     ):
-        shared.append("--enable-per-request-metrics")  # else no server says how long requests wait
+        shared.append(
+            "--enable-per-request-metrics"
+        )  # without it no server reports how long requests wait
     ours = tuple(f"{flag}={given[flag]}" for flag in _OWN if flag in given)
     return ServerArgs(
         line[0], found.data_parallel_size, found.tensor_parallel_size, tuple(shared), ours
@@ -87,7 +91,7 @@ def parse_server_args(line: Sequence[str]) -> ServerArgs:
 
 
 def command_line(name: str, args: ServerArgs, port: int) -> list[str]:
-    """The command line of a server: one of SYSTEMS on a port."""
+    """Return the command line of a server: one of SYSTEMS on a port."""
     sizes = [f"--data-parallel-size={args.engines}", f"--tensor-parallel-size={args.devices}"]
     if name == "stock-tp":
         sizes = [f"--tensor-parallel-size={args.engines * args.devices}"]
@@ -109,8 +113,8 @@ def command_line(name: str, args: ServerArgs, port: int) -> list[str]:
 def environment(
     name: str, args: ServerArgs, api_key: str, base: Mapping[str, str]
 ) -> dict[str, str]:
-    """The environment of a server: stock vLLM without our plugin, all with the same number of
-    threads.
+    """Return the environment of a server: stock vLLM without our plugin, all with the same number
+    of threads.
     """
     threads = max(1, read_topology().usable_cores // (args.engines * args.devices))
     made = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads), **base}

@@ -20,7 +20,9 @@ Groups = tuple[tuple[int, ...], ...]
 class LoggedSwitch(
     msgspec.Struct, frozen=True, rename={"time_s": "time", "old": "from", "new": "to"}
 ):
-    """What is used here of one switch; times in ms are those of the server's documentation."""
+    """The fields of one switch that reports use; times in ms are as in the server's
+    documentation.
+    """
 
     number: int
     time_s: float
@@ -42,13 +44,13 @@ class SwitchLog(msgspec.Struct, frozen=True):
     """A server's log, read at the end of a replay."""
 
     layout: Groups
-    """When the log was read."""
+    """The layout at the end of the replay, when the log was read."""
     devices_per_engine: int
     switches: tuple[LoggedSwitch, ...]
 
     @property
     def engines(self) -> int:
-        """How many there are."""
+        """Return the number of engines."""
         return sum(map(len, self.layout))
 
 
@@ -62,7 +64,8 @@ class Span:
 
 
 def fetch(target: Target) -> dict[str, Any] | None:
-    """The log of a server, every field as the server has it; None if the server is not one of ours.
+    """Return the log of a server, every field as the server has it; None if the server is not one
+    of ours.
 
     Raises:
         BenchError: if it does not answer.
@@ -83,7 +86,7 @@ def fetch(target: Target) -> dict[str, Any] | None:
 
 def load(path: Path) -> SwitchLog | None:
     """Read the log beside results; None if there is no such file. Raises BenchError if the file is
-    something else.
+    no log.
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=SwitchLog)
@@ -94,28 +97,28 @@ def load(path: Path) -> SwitchLog | None:
 
 
 def at_s(switch: LoggedSwitch, run: Run) -> float:
-    """When a switch was ordered, in seconds since the start of the replay."""
+    """Return when a switch was ordered, in seconds since the start of the replay."""
     return switch.time_s - run.started_wall_s
 
 
 def carried_out(log: SwitchLog) -> list[LoggedSwitch]:
-    """The switches that engines were told of, in the order of time."""
+    """Return the switches that engines were told of, in the order of time."""
     return sorted(
         (switch for switch in log.switches if switch.time_s), key=lambda switch: switch.time_s
     )
 
 
 def during(log: SwitchLog, run: Run) -> list[LoggedSwitch]:
-    """The switches that engines were told of while the replay ran."""
+    """Return the switches that engines were told of while the replay ran."""
     return [switch for switch in carried_out(log) if 0 <= at_s(switch, run) <= run.duration_s]
 
 
 def spans(log: SwitchLog, run: Run) -> list[Span]:
-    """The layouts of a replay, one after the other.
+    """Return the layouts of a replay, one after the other.
 
-    A layout counts from when the engines were told of it. The server keeps its last 1000 switches:
-    of the time before the first of them nothing is known, and there is no span, unless it is the
-    server's very first switch.
+    A layout counts from when the engines were told of it. The server keeps its last 1000 switches.
+    The layouts before the first of them are unknown and have no span, unless it is the server's
+    very first switch.
     """
     found: list[Span] = []
     made = carried_out(log)

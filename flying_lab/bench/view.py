@@ -1,4 +1,4 @@
-"""What `flying-serving bench` shows: progress while it runs, tables at the end."""
+"""The output of `flying-serving bench`: progress while it runs, tables at the end."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ class Watch:
     """One line that is drawn anew while requests are made and sent; nothing where there is no
     terminal.
 
-    It is drawn by the client's own event loop, so it is kept plain: drawing takes time from the
-    streams.
+    The client's own event loop draws it, so it is kept plain: drawing takes time from the streams.
     """
 
     def __init__(self, console: Console, requests: int) -> None:
@@ -81,7 +80,7 @@ class Watch:
 
 
 def report(summary: dict[str, Any]) -> RenderableType:
-    """The summary of a replay as tables, phases and priorities below."""
+    """Return the summary of a replay as tables, phases and priorities below."""
     parts: list[RenderableType] = [_totals(summary), _latencies(summary)]
     groups = [("phase", summary.get("phases")), ("priority", summary.get("priorities"))]
     parts += [_groups(title, found) for title, found in groups if found]
@@ -90,7 +89,9 @@ def report(summary: dict[str, Any]) -> RenderableType:
 
 
 def lag_warning(summaries: Collection[Mapping[str, Any]]) -> str | None:
-    """What to say of a client that did not keep up in some replays, None if it did in all."""
+    """Return a warning about a client that did not keep up in some replays, None if it did in
+    all.
+    """
     behind = [summary for summary in summaries if summary["client_behind"]]
     if not behind:
         return None
@@ -145,7 +146,7 @@ def _latencies(summary: dict[str, Any]) -> Table:
 
 
 def _table(first: str, headings: Sequence[str], title: str | None = None) -> Table:
-    """A table of numbers, each row with its name in front."""
+    """Return a table of numbers, each row with its name in front."""
     table = Table(
         title=title and f"\n{title}",
         title_justify="left",
@@ -160,7 +161,7 @@ def _table(first: str, headings: Sequence[str], title: str | None = None) -> Tab
 
 
 def _groups(title: str, groups: dict[str, dict[str, Any]]) -> Table:
-    """One row for each phase or priority."""
+    """Return a table with one row for each phase or priority."""
     table = _table(title, ("completed", "tokens/s", "TTFT mean", "p90", "TPOT median", "ITL p99"))
     for name, group in groups.items():
         tokens = group.get("output_throughput_during", group["output_throughput"])
@@ -174,7 +175,7 @@ def _groups(title: str, groups: dict[str, dict[str, Any]]) -> Table:
 def systems(
     title: str, columns: Sequence[tuple[str, str]], summaries: Mapping[str, Mapping[str, Any]]
 ) -> Table:
-    """One row for each system; `columns`: (heading, key of its summary)."""
+    """Return a table with one row for each system; `columns`: (heading, key of its summary)."""
     headings = (heading.replace(" ", "\n") for heading, _ in columns)
     table = _table("system", ("completed", *headings), title)
     for name, summary in summaries.items():
@@ -184,7 +185,7 @@ def systems(
 
 
 def number(value: float | None) -> str:
-    """A number for a table, four or five characters up to 99,999, so that a table fits 80
+    """Return a number for a table, four or five characters up to 99,999, so that a table fits 80
     columns.
     """
     if not isinstance(value, float):

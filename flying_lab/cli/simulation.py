@@ -53,7 +53,7 @@ PREFIXES = (("hits", "prefix_cache_hit_rate"),)
 
 
 def main(asked: SimulatorOptions, workload_options: WorkloadOptions) -> int:
-    """Run the command; its exit code.
+    """Run the command. Returns its exit code.
 
     Raises:
         FlyingError: if anything in the options is not available; before anything runs.
@@ -94,11 +94,11 @@ def main(asked: SimulatorOptions, workload_options: WorkloadOptions) -> int:
 
 
 def machine_of(model: str | None, devices: str, utilization: float) -> Machine:
-    """What the systems run on: a model on devices like `h200x8`, or the server of a file of
-    `flying-serving fit`.
+    """Return the machine of the systems: a model on devices like `h200x8`, or the server of a file
+    of `flying-serving fit`.
 
     Raises:
-        ConfigError: naming the flag, its value and what exists.
+        ConfigError: naming the flag, its value and the names that exist.
     """
     path = Path(devices)
     if path.is_file():
@@ -115,8 +115,8 @@ def machine_of(model: str | None, devices: str, utilization: float) -> Machine:
 
 
 def _keeping_prefixes(system: System, workload: Workload) -> System:
-    """The same with prefix caches. Raises ConfigError if the workload does not say which prompts
-    begin alike.
+    """Return the same system with prefix caches. Raises ConfigError if the workload does not say
+    which prompts begin alike.
     """
     if not any(request.hash_ids for request in workload.requests):
         raise ConfigError(
@@ -167,7 +167,7 @@ def run(
 
 
 def _of_nodes(fleet: Fleet, router: RouterName) -> dict[str, Any]:
-    """What a summary says of prefix caches, and of several nodes."""
+    """Return the part of a summary about prefix caches and about several nodes."""
     queried_tokens, hit_tokens = fleet.prefix_tokens()
     said: dict[str, Any] = (
         {"prefix_cache_hit_rate": hit_tokens / queried_tokens} if queried_tokens else {}
@@ -178,14 +178,14 @@ def _of_nodes(fleet: Fleet, router: RouterName) -> dict[str, Any]:
 
 
 def measured(one: Simulated) -> MeasuredSystem:
-    """A simulated system as figures take it."""
+    """Return a simulated system as figures take it."""
     log = None if one.log is None else msgspec.convert(one.log, SwitchLog)
     return MeasuredSystem(one.system.name, one.results, one.summary, log)
 
 
 def save(runs: Sequence[Simulated], workload: Workload, out: Path) -> None:
-    """Write what `bench --compare` writes: the workload, each system's results in its directory,
-    figures and a page.
+    """Write the same files as `bench --compare`: the workload, each system's results in its
+    directory, figures and a page.
     """
     from flying_lab.bench.report import load, page  # matplotlib
 

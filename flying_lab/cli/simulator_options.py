@@ -13,7 +13,7 @@ SERVER = FlyingConfig()
 
 
 class SimulatorOptions(BaseModel):
-    """What is simulated, and where results go."""
+    """The simulated machine and systems, and where results go."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

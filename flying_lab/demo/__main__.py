@@ -3,10 +3,9 @@ Ends by itself.
 
 First, two engines share a request, and an operator changes the layout while requests stream. Then
 the server decides: a burst between two quiet phases, in both fixed layouts and with policy `auto`.
-
-Exit code 0: every request got all its tokens, every switch that was ordered was made, `auto` has
-switched, and after the first part the block bookkeeping is consistent. How fast `auto` was is told,
-whatever it is.
+Exit code 0 means that every request got all its tokens and every ordered switch was made. `auto`
+has switched, and after the first part the block bookkeeping is consistent. The demo reports how
+fast `auto` was in any case.
 """
 
 import argparse
@@ -35,11 +34,11 @@ INTERRUPTED = 130
 COLUMNS = 80
 LOOK_S = 1.0
 FEW_CPUS = 0.25
-"""What other programs may use without being told."""
+"""The CPUs that other programs may use without a note."""
 
 
 def main() -> int:
-    """Run the demo; the exit code."""
+    """Run the demo. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m flying_lab.demo", description=__doc__)
     part = parser.add_mutually_exclusive_group()
     part.add_argument(
@@ -71,10 +70,10 @@ def main() -> int:
 
 
 def others_note(percents: Sequence[float], topology: Topology) -> str | None:
-    """What to say of other programs that were at work before the demo began; None if they used
+    """Return a note on other programs that were at work before the demo began; None if they used
     little.
 
-    `percents`: how busy each CPU of the machine was. Those that the demo may run on count.
+    `percents`: how busy each CPU of the machine was. Only the CPUs that the demo may run on count.
     """
     numbers = {cpu.number for cpu in topology.cpus}
     used = sum(percent for number, percent in enumerate(percents) if number in numbers) / 100
@@ -88,7 +87,7 @@ def others_note(percents: Sequence[float], topology: Topology) -> str | None:
 
 
 def _demo(console: Console, options: argparse.Namespace) -> int:
-    """Run the chosen parts; the exit code."""
+    """Run the chosen parts. Returns the exit code."""
     begun = time.monotonic()
     if note := others_note(psutil.cpu_percent(LOOK_S, percpu=True), read_topology()):
         console.print(note)

@@ -1,5 +1,5 @@
-"""The demo's first part: two engines share a request; then requests stream while an operator takes
-the layout from engines apart to all together and back.
+"""The demo's first part: two engines share a request. Then requests stream while an operator
+changes the layout from engines apart to all together and back.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ RATE_RPS = 5.0
 SWITCH_S = 60.0
 PLAN = tuple((layout_of(size), mode) for mode in ("weave", "hard") for size in (*SIZES[1:], 1))
 OPTIONS = BenchOptions(token_ids=(0, 255))
-"""Byte tokens of the tiny model's tokenizer."""
+"""The token ids are the byte tokens of the tiny model's tokenizer."""
 
 
 def run(console: Console, models: Path, seconds: float) -> Shown:
@@ -73,7 +73,9 @@ def run(console: Console, models: Path, seconds: float) -> Shown:
 
 
 def workload(seconds: float) -> Workload:
-    """Poisson arrivals; the phase of a request is the layout that is planned at its arrival."""
+    """Return Poisson arrivals; the phase of a request is the layout that is planned at its
+    arrival.
+    """
     duration_s = seconds * (1 + len(PLAN))
     kind = Poisson(
         duration_s=duration_s, rate_rps=RATE_RPS, prompt_tokens=(32, 160), output_tokens=(48, 144)
@@ -89,7 +91,7 @@ def workload(seconds: float) -> Workload:
 
 
 def switch_table(records: Sequence[dict[str, Any]]) -> Table:
-    """One row for each switch: how long it took, and what it meant for streams."""
+    """Return a table with one row for each switch: its times, and the longest gap of a stream."""
     title = "\nthe switches, times in ms; gap: the longest time without a token of a stream"
     table = Table(title=title, title_justify="left", title_style="", box=SIMPLE)
     for heading in ("from", "to", "mode"):
@@ -106,7 +108,7 @@ def switch_table(records: Sequence[dict[str, Any]]) -> Table:
 
 
 def conclusion(records: Sequence[dict[str, Any]]) -> str:
-    """What a newcomer has seen, in plain words."""
+    """Return the findings for a newcomer, in plain words."""
     cutover_ms = max(one["cutover_ms"] for one in records)
     gaps = {
         mode: max(one["worst_token_gap_ms"] for one in records if one["mode"] == mode)

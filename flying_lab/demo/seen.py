@@ -1,4 +1,4 @@
-"""What was seen of three servers with the same load: by phase, in a table and in plain sentences.
+"""Observations of three servers with the same load: by phase, in a table and in plain sentences.
 Pure.
 """
 
@@ -49,7 +49,9 @@ class Seen:
 
 
 def phases_of(summaries: Mapping[str, Summary]) -> list[Seen]:
-    """The phases in their order, and all requests at the end. Every request has completed."""
+    """Return the phases in their order, and all requests at the end. Every request has
+    completed.
+    """
     parts = {name: {**summary["phases"], ALL: summary} for name, summary in summaries.items()}
     return [
         Seen(
@@ -62,7 +64,7 @@ def phases_of(summaries: Mapping[str, Summary]) -> list[Seen]:
 
 
 def table(phases: Sequence[Seen]) -> Table:
-    """One row for each phase."""
+    """Return a table with one row for each phase."""
     title = "\nmean seconds from sending a request to its last token"
     made = Table(title=title, title_justify="left", title_style="", box=SIMPLE)
     made.add_column("phase", no_wrap=True)
@@ -75,7 +77,7 @@ def table(phases: Sequence[Seen]) -> Table:
 
 
 def strengths(phases: Sequence[Seen]) -> Iterator[str]:
-    """Which fixed layout was better in each phase, and by how much."""
+    """Yield which fixed layout was better in each phase, and by how much."""
     for one in phases:
         if one.name != ALL:
             share = one.mean_s[one.other] / one.mean_s[one.best]
@@ -86,7 +88,7 @@ def strengths(phases: Sequence[Seen]) -> Iterator[str]:
 
 
 def decisions(results: Results, log: SwitchLog) -> Iterator[str]:
-    """When `auto` changed the layout and why, a line for each switch."""
+    """Yield when `auto` changed the layout and why, a line for each switch."""
     yield f"\nwhat auto did, from {degrees_text(_first(log))}:"
     if not log.switches:
         yield "  nothing"
@@ -101,8 +103,8 @@ def decisions(results: Results, log: SwitchLog) -> Iterator[str]:
 
 
 def phase_at(results: Results, time_s: float) -> str:
-    """The phase of the last request that was due by then; before all of them a request tests the
-    server.
+    """Return the phase of the last request that was due by then; before all of them a request tests
+    the server.
     """
     named = zip(results.floats("arrival_s"), results.texts("phase"), strict=True)
     due = [phase for arrival_s, phase in named if arrival_s <= time_s]
@@ -110,7 +112,7 @@ def phase_at(results: Results, time_s: float) -> str:
 
 
 def conclusion(phases: Sequence[Seen], log: SwitchLog) -> str:
-    """What a newcomer has seen, in plain words."""
+    """Return the findings for a newcomer, in plain words."""
     joined = sum(_widest(one.new) > _widest(one.old) for one in log.switches)
     apart = sum(_widest(one.new) < _widest(one.old) for one in log.switches)
     *single, whole = phases
@@ -133,18 +135,18 @@ def conclusion(phases: Sequence[Seen], log: SwitchLog) -> str:
 
 
 def quoted(names: Sequence[str]) -> str:
-    """Names in a sentence."""
+    """Return quoted names as a phrase of a sentence."""
     *first, last = (f"'{name}'" for name in names)
     return " and ".join(filter(None, [", ".join(first), last]))
 
 
 def times(count: int) -> str:
-    """How often."""
+    """Return a count in words: never, once, twice, 3 times."""
     return {0: "never", 1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
 def _first(log: SwitchLog) -> Sequence[Sequence[int]]:
-    """The layout at the start."""
+    """Return the layout at the start."""
     return log.switches[0].old if log.switches else log.layout
 
 

@@ -1,6 +1,4 @@
-"""The demo's servers: their flags, what they do while they start, and what is wrong in their
-results.
-"""
+"""The demo's servers: their flags, the phases of their start, and the problems in their results."""
 
 import json
 import re
@@ -22,15 +20,15 @@ from flying_serving.placement.topology import read_topology
 
 
 def engines_for(cores: int) -> int:
-    """As many engines as cores: the largest power of two, and at least two, as one engine has
-    nothing to switch.
+    """Return as many engines as cores: the largest power of two, and at least two, as one engine
+    has nothing to switch.
     """
     return max(2, min(MAX_ENGINES, 1 << (cores.bit_length() - 1)))
 
 
 ENGINES = engines_for(read_topology().usable_cores)
 SIZES = tuple(1 << power for power in range(ENGINES.bit_length()))
-"""Of groups: from engines apart to all together."""
+"""Sizes of groups: from engines apart to all together."""
 READY_S = 180.0
 FLAGS = (
     "--dtype=float32",
@@ -57,19 +55,19 @@ _ENGINE_LINE = re.compile(
 
 @dataclass(frozen=True)
 class Shown:
-    """What came of a part of the demo: what was wrong, and the summaries of its replays."""
+    """The outcome of a part of the demo: its problems, and the summaries of its replays."""
 
     wrong: Sequence[str] = ()
     summaries: Sequence[Summary] = field(default=(), repr=False)
 
 
 def layout_of(size: int) -> list[list[int]]:
-    """The layout in groups of `size` engines."""
+    """Return the layout in groups of `size` engines."""
     return [list(range(first, first + size)) for first in range(0, ENGINES, size)]
 
 
 def show_start(server: ServerProcess, console: Console) -> float:
-    """Show what each process does until the server answers. Returns the seconds since its start.
+    """Show the phase of each process until the server answers. Returns the seconds since its start.
 
     Raises:
         ServerFailed: if it ends, or takes longer than READY_S.
@@ -93,7 +91,7 @@ def show_start(server: ServerProcess, console: Console) -> float:
 
 
 def phases(log: str, engines: int = ENGINES) -> dict[str, str]:
-    """The last phase that each process has begun, by its log lines."""
+    """Return the last phase that each process has begun, by its log lines."""
     found = {SERVER: "importing vLLM"} | {f"engine {number}": "" for number in range(engines)}
     for line in log.splitlines():
         if (engine := _ENGINE_LINE.match(line)) and f"engine {engine[1]}" in found:
@@ -107,8 +105,8 @@ def phases(log: str, engines: int = ENGINES) -> dict[str, str]:
 
 
 def problems(results: Path) -> list[str]:
-    """What is wrong in the results of one system: requests that failed or were cut short, switches
-    that failed.
+    """Return the problems in the results of one system: requests that failed or were cut short,
+    switches that failed.
     """
     if not (results / SUMMARY).exists():
         return ["there are no results"]

@@ -12,13 +12,13 @@ from flying_lab.sse import EventStream
 
 PROMPT_TOKENS, ANSWER_TOKENS = 1000, 48
 NEXT_TOKENS = 1900
-"""Of the next prompt, as long as the model allows."""
+"""Tokens of the next prompt, as long as the model allows."""
 ANSWER_S = 60.0
 
 
 @dataclass
 class Seen:
-    """What is seen of a split request and of the next one.
+    """Observations of a split request and of the next one.
 
     `first`, `second`: engines that have its prompt and its answer, None if no split was seen.
     `next_on`: the one that computes the next prompt meanwhile. `token_s`: when each token of its
@@ -34,7 +34,7 @@ class Seen:
 
     @property
     def line(self) -> str:
-        """What happened, in one sentence."""
+        """Return the events of the split request in one sentence."""
         gap_ms = 1e3 * max(b - a for a, b in pairwise(self.token_s))
         return (
             f"one request on two engines: engine {self.first} read its prompt of {PROMPT_TOKENS} "
@@ -46,7 +46,7 @@ class Seen:
 
     @property
     def wrong(self) -> list[str]:
-        """What is not as it should be."""
+        """Return the problems of the split request, none if all went as it should."""
         found = []
         if len(self.token_s) != ANSWER_TOKENS:
             found.append(f"split request: {len(self.token_s)} of {ANSWER_TOKENS} tokens came")
@@ -100,8 +100,8 @@ async def _view(http: httpx.AsyncClient) -> Any:
 
 
 def body(model: str, prompt_tokens: int, max_tokens: int) -> dict[str, Any]:
-    """A streamed completion of exactly these lengths; prompts of different lengths share no
-    beginning.
+    """Return the body of a streamed completion of exactly these lengths; prompts of different
+    lengths share no beginning.
     """
     token_ids = [(prompt_tokens + 7 * position) % 250 for position in range(prompt_tokens)]
     lengths = {"max_tokens": max_tokens, "ignore_eos": True, "return_token_ids": True}

@@ -26,7 +26,7 @@ from flying_lab.workload.model import Request, Workload
 MAX_NUM_SEQS = 4
 """Requests that a group serves at a time: --max-num-seqs."""
 PAUSE_S = 4.0
-"""After the burst, for its last requests to end on the faster layout."""
+"""The pause after the burst, in which its last requests end on the faster layout."""
 OPTIONS = BenchOptions(compare=(*seen.FIXED, seen.AUTO), token_ids=(300, 7999))
 
 
@@ -50,7 +50,7 @@ PHASES = (
 
 
 def run(console: Console, models: Path) -> Shown:
-    """Serve the load three times and tell what was seen. KeyboardInterrupt if it was ended."""
+    """Serve the load three times and report the observations. KeyboardInterrupt if it was ended."""
     model = make_model(models / "llama-75m", "llama-75m")
     out = Path(tempfile.mkdtemp(prefix="flying-demo-"))
     load = workload(PHASES)
@@ -74,7 +74,7 @@ def run(console: Console, models: Path) -> Shown:
 
 
 def workload(phases: tuple[Phase, ...]) -> Workload:
-    """One phase after the other."""
+    """Return a workload of one phase after the other."""
     requests: list[Request] = []
     begin_s = 0.0
     for phase in phases:
@@ -90,13 +90,13 @@ def workload(phases: tuple[Phase, ...]) -> Workload:
 
 
 def _told(phase: Phase) -> str:
-    """A phase, as a line."""
+    """Return a phase as a line of text."""
     tokens = f"{phase.prompt_tokens} prompt and {phase.output_tokens} output tokens"
     return f"  {phase.name}: {phase.requests} requests of {tokens}, one each {phase.every_s:g} s"
 
 
 def _tell(console: Console, compared: compare.Compared, out: Path) -> list[str]:
-    """Show the phases, what `auto` did and one conclusion. Returns what is wrong with it."""
+    """Show the phases, the switches of `auto` and one conclusion. Returns the problems."""
     log = switchlog.load(out / seen.AUTO / SWITCHES)
     if log is None:
         raise BenchError(f"{out / seen.AUTO / SWITCHES}: there is no log of switches")

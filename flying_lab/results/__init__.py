@@ -1,1 +1,1 @@
-"""What a replay gave: a row for each request, and the metrics of them."""
+"""Results of a replay: a row for each request, and the metrics of these rows."""

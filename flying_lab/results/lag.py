@@ -1,4 +1,4 @@
-"""How late the client itself is: a client that cannot keep up measures itself, not the server."""
+"""The lag of the client itself: a client that cannot keep up measures itself, not the server."""
 
 import asyncio
 import time
@@ -22,12 +22,12 @@ class Lag(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def p99_client_lag_ms(self) -> float:
-        """The worse of both."""
+        """The larger of the 99th percentiles of sending and of the event loop."""
         return max(self.p99_send_lag_ms, self.p99_loop_lag_ms)
 
     @property
     def behind(self) -> bool:
-        """Whether the client fell behind, so that its times cannot be trusted."""
+        """True if the client fell behind, so that its times cannot be trusted."""
         return self.p99_client_lag_ms > MOST_LAG_MS
 
 
@@ -52,7 +52,7 @@ class LagMeter:
         self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
     def stop(self) -> None:
-        """Watch no more."""
+        """Stop watching the event loop."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -61,7 +61,7 @@ class LagMeter:
         self.start()
 
     def result(self) -> Lag:
-        """The percentiles so far; 0 where nothing was collected."""
+        """Return the percentiles until now; 0 where nothing was collected."""
         send, loop = (np.asarray(values or [0.0]) * 1e3 for values in (self._send_s, self._loop_s))
         return Lag(
             p99_send_lag_ms=float(np.percentile(send, 99)),

@@ -1,8 +1,8 @@
-"""Every metric, defined once. Names are those of `vllm bench serve`, so are the definitions unless
-it says otherwise.
+"""Every metric, defined once. Names and definitions are as in `vllm bench serve` unless a docstring
+says otherwise.
 
-Times of a request count from the moment it was sent, as in vLLM; how late that was is the client's
-lag, reported apart.
+Times of a request count from the moment it was sent, as in vLLM. The delay until then is the
+client's lag, which is reported apart.
 """
 
 from collections import Counter
@@ -22,18 +22,22 @@ Summary = dict[str, Any]
 
 
 def ttft_s(results: Results) -> Floats:
-    """Time to first token: from sending to the first event with tokens; NaN if there was none."""
+    """Return time to first token: from sending to the first event with tokens; NaN if there was
+    none.
+    """
     return _at(results, results.event_starts) - results.floats("sent_s")
 
 
 def e2el_s(results: Results) -> Floats:
-    """End-to-end latency: from sending to the last event with tokens; NaN if there was none."""
+    """Return end-to-end latency: from sending to the last event with tokens; NaN if there was
+    none.
+    """
     return _at(results, results.event_ends - 1) - results.floats("sent_s")
 
 
 def tpot_s(results: Results) -> Floats:
-    """Time per output token after the first: (e2el - ttft) / (output tokens - 1); NaN for less than
-    two tokens.
+    """Return time per output token after the first: (e2el - ttft) / (output tokens - 1); NaN for
+    less than two tokens.
     """
     after_first = results.floats("output_tokens") - 1
     return np.where(
@@ -42,14 +46,16 @@ def tpot_s(results: Results) -> Floats:
 
 
 def itl_s(results: Results, requests: Mask) -> Floats:
-    """Inter-token latencies: gaps between events with tokens, of all these requests together."""
+    """Return inter-token latencies: gaps between events with tokens, of all these requests
+    together.
+    """
     begin, end = token_gaps(results, requests)
     return end - begin
 
 
 def token_gaps(results: Results, requests: Mask | None = None) -> tuple[Floats, Floats]:
-    """(begin, end) of the time between each event with tokens and the next of the same request, by
-    default of all.
+    """Return (begin, end) of the time between each event with tokens and the next of the same
+    request, by default of all.
     """
     owner = np.repeat(np.arange(len(results)), results.event_ends - results.event_starts)
     same = owner[1:] == owner[:-1]
@@ -59,14 +65,14 @@ def token_gaps(results: Results, requests: Mask | None = None) -> tuple[Floats, 
 
 
 def queue_s(results: Results) -> Floats:
-    """Time in the engine's queue as the server reports it (vLLM's --enable-per-request-metrics);
-    NaN if it does not.
+    """Return time in the engine's queue as the server reports it (vLLM's
+    --enable-per-request-metrics); NaN if it does not.
     """
     return results.floats("queue_s")
 
 
 def good(results: Results, slo: Slo) -> Mask:
-    """The requests that are complete and keep every limit. One token has a TPOT of 0, as in
+    """Return the requests that are complete and keep every limit. One token has a TPOT of 0, as in
     vLLM.
     """
     mask = results.ok.copy()
@@ -81,8 +87,8 @@ def good(results: Results, slo: Slo) -> Mask:
 
 
 def deadlines_kept(results: Results) -> Mask:
-    """The requests that are complete by their deadline, which counts from their arrival in the
-    workload.
+    """Return the requests that are complete by their deadline, which counts from their arrival in
+    the workload.
     """
     over_s = (
         e2el_s(results)
@@ -94,11 +100,12 @@ def deadlines_kept(results: Results) -> Mask:
 
 
 def summarise(results: Results, slo: Slo | None = None) -> Summary:
-    """All metrics of a replay, of each of its phases, and of each priority if there are several.
+    """Return all metrics of a replay, of each of its phases, and of each priority if there are
+    several.
 
-    As in vLLM, latencies and throughput are those of completed requests. What is not completed is
-    counted: `completed`, `failed` and `unfinished` add up to `num_prompts`. Unlike in vLLM a metric
-    without values is None, not 0.
+    As in vLLM, only completed requests have latencies and throughput. All others are counted:
+    `completed`, `failed` and `unfinished` add up to `num_prompts`. Unlike in vLLM a metric without
+    values is None, not 0.
     """
     run, everything = results.run, np.ones(len(results), dtype=bool)
     summary: Summary = {
@@ -132,9 +139,11 @@ def summarise(results: Results, slo: Slo | None = None) -> Summary:
 
 
 def _phases(results: Results, slo: Slo | None) -> Summary:
-    """For each phase the metrics of the requests that arrived in it, per second of the phase.
+    """Return for each phase the metrics of the requests that arrived in it, per second of the
+    phase.
 
-    `output_throughput_during` counts what came while the phase was on, of whatever requests.
+    `output_throughput_during` counts all tokens that came while the phase was on, also of requests
+    that arrived before.
     """
     found = stretches(results)
     labels = results.texts("phase")
@@ -156,12 +165,12 @@ def _phases(results: Results, slo: Slo | None) -> Summary:
 
 
 def _rate(amount: float, seconds: float) -> float | None:
-    """Per second; None if there was no time."""
+    """Return an amount per second; None if there was no time."""
     return float(amount) / seconds if seconds > 0 else None
 
 
 def _at(results: Results, positions: NDArray[np.int64]) -> Floats:
-    """Times of events, NaN for requests without any."""
+    """Return the times of events, NaN for requests without any."""
     times = np.full(len(results), np.nan)
     some = results.event_ends > results.event_starts
     times[some] = results.event_s[positions[some]]
@@ -169,7 +178,7 @@ def _at(results: Results, positions: NDArray[np.int64]) -> Floats:
 
 
 def _counts(results: Results, requests: Mask, duration_s: float, slo: Slo | None) -> Summary:
-    """How many requests and tokens, in all and per second."""
+    """Return numbers of requests and tokens, in all and per second."""
     status = results.texts("status")
     done = results.ok & requests
     prompts, outputs = (
@@ -198,7 +207,9 @@ def _counts(results: Results, requests: Mask, duration_s: float, slo: Slo | None
 
 
 def _latencies(results: Results, requests: Mask) -> Summary:
-    """Mean, median, deviation and percentiles of each latency, in ms, over completed requests."""
+    """Return mean, median, deviation and percentiles of each latency, in ms, over completed
+    requests.
+    """
     done = results.ok & requests
     summary: Summary = {}
     for name, values in (

@@ -1,5 +1,5 @@
-"""What is kept of each request while a workload is replayed. Times in seconds since the start of
-the replay.
+"""The record of each request while a workload is replayed. Times in seconds since the start of the
+replay.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Record:
     """Waiting time that the server reports."""
     usage_tokens: int | None = None
     token_s: array[float] = field(default_factory=lambda: array("d"))
-    """When each event with tokens came."""
+    """The time of each event with tokens."""
     token_counts: array[int] = field(default_factory=lambda: array("i"))
-    """How many tokens each of them had."""
+    """The number of tokens of each event in `token_s`."""
 
     @property
     def output_tokens(self) -> int:
-        """Tokens that came; the server's count where it gives one."""
+        """The number of tokens that came; the server's count where it gives one."""
         return sum(self.token_counts) if self.usage_tokens is None else self.usage_tokens

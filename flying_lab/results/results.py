@@ -1,5 +1,5 @@
-"""Results of one replay: a table with a row for each request, and what holds for all of them. Kept
-as parquet.
+"""Results of one replay: a table with a row for each request, and properties of the whole. Kept as
+parquet.
 """
 
 from __future__ import annotations
@@ -70,16 +70,16 @@ class Run(Lag, frozen=True):
     started_wall_s: float
     """Seconds since the epoch at time 0 of the table, by the client's clock."""
     duration_s: float
-    """From time 0 to the end of the last request."""
+    """Seconds from time 0 to the end of the last request."""
     wall_drift_s: float = 0.0
-    """How much the clock on the wall was set forward while the replay ran; then logs of servers are
-    out of step.
+    """Seconds by which the wall clock was set forward while the replay ran; then logs of servers
+    are out of step.
     """
 
 
 @dataclass(frozen=True)
 class Results:
-    """A replay's table and what holds for it as a whole.
+    """A replay's table and its properties as a whole.
 
     Times in the table are seconds since the start of the replay. `token_s` has the time of each
     event that brought tokens, `token_counts` how many it brought. Missing numbers are NaN in the
@@ -91,7 +91,7 @@ class Results:
 
     @classmethod
     def of(cls, run: Run, records: Sequence[Record]) -> Results:
-        """Results from what the client has kept."""
+        """Make results from the client's records."""
         columns: dict[str, list[Any]] = {name: [] for name in SCHEMA.names}
         for record in records:
             for name in SCHEMA.names:
@@ -110,7 +110,7 @@ class Results:
 
     @classmethod
     def load(cls, path: Path) -> Results:
-        """Read what `save` wrote. Raises BenchError if the file is none of these."""
+        """Read a file that `save` wrote. Raises BenchError if it is no such file."""
         try:
             table = pq.read_table(path)
             metadata = table.schema.metadata or {}
@@ -127,14 +127,14 @@ class Results:
         return int(self.table.num_rows)
 
     def floats(self, name: str) -> Floats:
-        """A column of numbers, NaN where there is none."""
+        """Return a column of numbers, NaN where there is none."""
         column = self.table.column(name).cast(pa.float64()).combine_chunks()
         return np.asarray(
             column.fill_null(float("nan")).to_numpy(zero_copy_only=False), dtype=np.float64
         )
 
     def texts(self, name: str) -> NDArray[np.object_]:
-        """A column of texts, None where there is none."""
+        """Return a column of texts, None where there is none."""
         return np.asarray(self.table.column(name).to_numpy(), dtype=object)
 
     @cached_property
@@ -152,7 +152,7 @@ class Results:
 
     @cached_property
     def event_tokens(self) -> Ints:
-        """Tokens of each of those events."""
+        """The tokens of each event in `event_s`."""
         return np.asarray(
             pa.concat_arrays(self._lists("token_counts")).to_numpy(zero_copy_only=False),
             dtype=np.int64,
@@ -160,15 +160,15 @@ class Results:
 
     @cached_property
     def event_ends(self) -> Ints:
-        """For each request, where its events end among all events; they begin where those before
-        end.
+        """For each request, the end of its events among all events. They begin at the end of the
+        previous request's.
         """
         counts = [np.asarray(part.value_lengths()) for part in self.table.column("token_s").chunks]
         return np.cumsum(np.concatenate([np.zeros(0, np.int64), *counts]), dtype=np.int64)
 
     @cached_property
     def event_starts(self) -> Ints:
-        """For each request, where its events begin among all events."""
+        """For each request, the begin of its events among all events."""
         return np.concatenate([np.zeros(1, np.int64), self.event_ends[:-1]])
 
     def _lists(self, name: str) -> list[pa.Array]:

@@ -1,4 +1,4 @@
-"""What happens over time in a replay: tokens per second, requests at a time, phases."""
+"""Series over the time of a replay: tokens per second, requests at a time, phases."""
 
 import itertools
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Stretch:
 
 
 def tokens_per_s(results: Results, bin_s: float = 1.0) -> Ints:
-    """Tokens that came in each bin since the first request was sent, of all requests."""
+    """Return the tokens that came in each bin since the first request was sent, of all requests."""
     if not len(results.event_s):
         return np.zeros(0, dtype=np.int64)
     bins = ((results.event_s - np.nanmin(results.floats("sent_s"))) / bin_s).astype(np.int64)
@@ -27,8 +27,8 @@ def tokens_per_s(results: Results, bin_s: float = 1.0) -> Ints:
 
 
 def concurrency(results: Results) -> tuple[Floats, Ints]:
-    """(times, how many requests are under way from then on), a step function over all requests that
-    were sent.
+    """Return (times, how many requests are under way from then on), a step function over all
+    requests that were sent.
     """
     sent, end = results.floats("sent_s"), results.floats("end_s")
     sent, end = sent[~np.isnan(sent)], end[~np.isnan(end)]
@@ -39,8 +39,8 @@ def concurrency(results: Results) -> tuple[Floats, Ints]:
 
 
 def stretches(results: Results) -> list[Stretch]:
-    """The phases in the order of time: each from its first arrival to the first of the next, the
-    last to its last.
+    """Return the phases in the order of time: each from its first arrival to the first of the next,
+    the last to its last.
     """
     arrivals = zip(results.texts("phase"), results.floats("arrival_s").tolist(), strict=True)
     phased = [(phase, at) for phase, at in arrivals if phase is not None]

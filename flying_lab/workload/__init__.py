@@ -1,3 +1,3 @@
-"""Workloads: when which request comes and how long it is. Read from traces or synthesised; pure, no
-torch, no vLLM.
+"""Workloads: times and lengths of requests. Read from traces or synthesised; pure, no torch, no
+vLLM.
 """

@@ -25,7 +25,7 @@ FORMAT: Final = "flying-serving-workload"
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """First line of a workload file."""
+    """The first line of a workload file."""
 
     format: Literal["flying-serving-workload"]
     version: Literal[1]
@@ -33,7 +33,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: Annotated[int, msgspec.Meta(ge=0)]
     block_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
     requests: Annotated[int, msgspec.Meta(ge=1)]
-    """How many lines follow: a file that was cut off is noticed."""
+    """The number of lines that follow: a file that was cut off is noticed."""
     origin: str
 
 
@@ -60,7 +60,7 @@ def save(workload: Workload, path: Path) -> None:
 
 
 def load(lines: Iterable[tuple[int, str]], file: str, limit: int | None = None) -> Workload:
-    """The workload in the lines of a file, at most `limit` requests of it.
+    """Return the workload in the lines of a file, at most `limit` requests of it.
 
     Raises:
         WorkloadError: with file, line, column and value.
@@ -83,8 +83,8 @@ def load(lines: Iterable[tuple[int, str]], file: str, limit: int | None = None) 
 
 
 def save_timed_trace(workload: Workload, path: Path) -> None:
-    """Write what `vllm bench serve --dataset-name timed_trace --timed-trace-chunk-hash-size
-    BLOCK_TOKENS` replays.
+    """Write a file for `vllm bench serve --dataset-name timed_trace --timed-trace-chunk-hash-size
+    BLOCK_TOKENS`.
 
     Prompts without hash ids get ids of their own: that tool makes prompts from ids only.
     """

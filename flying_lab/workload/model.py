@@ -1,4 +1,4 @@
-"""What a workload is: requests in the order of their arrival, lengths and times only."""
+"""The parts of a workload: requests in the order of their arrival, lengths and times only."""
 
 from __future__ import annotations
 
@@ -22,12 +22,17 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     """One request of a workload.
 
     `arrival_s` counts from the start of the workload. Lower `priority` is more urgent, as in vLLM.
+
     `hash_ids` name the blocks of the prompt: requests whose ids begin alike share that part of
-    their prompts; empty means that the prompt is like no other. `tp_degree` asks for a degree
-    (devices). `deadline_s` counts from the arrival to the last token. Requests of one `event` come
-    together, as the `n` outputs of a prompt and the prompts of a batch do; None: it comes alone.
-    `phase` is what the generator was in ("low", "burst"), None if there are no phases. `index`
-    stays with the request when a workload is cut: prompts are made from it.
+    their prompts. Empty means that the prompt is like no other.
+
+    `tp_degree` asks for a degree (devices). `deadline_s` counts from the arrival to the last token.
+
+    Requests of one `event` come together, as the `n` outputs of a prompt and the prompts of a batch
+    do; None: it comes alone.
+
+    `phase` is the generator's phase ("low", "burst"), None if there are no phases. `index` stays
+    with the request when a workload is cut: prompts are made from it.
 
     Raises:
         WorkloadError: naming the field that is out of range.
@@ -68,8 +73,8 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 class Workload(msgspec.Struct, frozen=True):
     """Requests sorted by arrival, indices ascending, at least one.
 
-    `seed` makes the prompts; `block_tokens` is how many tokens one hash id stands for; `origin`
-    says how the workload was made.
+    `seed` makes the prompts; `block_tokens` is the number of tokens of one hash id; `origin` says
+    how the workload was made.
 
     Raises:
         WorkloadError: naming the request that is out of order, or whose `hash_ids` do not fit its
@@ -97,27 +102,27 @@ class Workload(msgspec.Struct, frozen=True):
 
     @property
     def duration_s(self) -> float:
-        """From the start to the last arrival."""
+        """Return the seconds from the start to the last arrival."""
         return self.requests[-1].arrival_s
 
     @property
     def prompt_tokens(self) -> int:
-        """Of all requests."""
+        """Return the prompt tokens of all requests."""
         return sum(request.prompt_tokens for request in self.requests)
 
     @property
     def output_tokens(self) -> int:
-        """Of all requests."""
+        """Return the output tokens of all requests."""
         return sum(request.output_tokens for request in self.requests)
 
     def having(self, requests: Iterable[Request], *, block_tokens: int | None = None) -> Workload:
-        """The same workload with other requests."""
+        """Return the same workload with other requests."""
         blocks = self.block_tokens if block_tokens is None else block_tokens
         return msgspec.structs.replace(self, requests=tuple(requests), block_tokens=blocks)
 
 
 def blocks_of(prompt_tokens: int, block_tokens: int) -> int:
-    """How many blocks a prompt fills, the last of them perhaps in part."""
+    """Return how many blocks a prompt fills, the last of them perhaps in part."""
     return -(-prompt_tokens // block_tokens)
 
 

@@ -16,8 +16,8 @@ _CACHED_BLOCKS = 4096
 class Prompts:
     """Makes the prompts of a workload.
 
-    Two requests whose `hash_ids` begin alike have exactly the tokens of those blocks in common.
-    Each block begins with its own name in base `len(vocabulary)`, lowest digit first, so beyond
+    Two requests whose `hash_ids` begin alike have exactly the tokens of these blocks in common.
+    Each block begins with its own name in base `len(vocabulary)`, lowest digit first. So beyond
     that, and for requests without `hash_ids`, prompts part within a few tokens (nine with 256 token
     ids, five with 32,000).
 
@@ -41,14 +41,16 @@ class Prompts:
         )
 
     def token_ids(self, request: Request) -> NDArray[np.int64]:
-        """The prompt of a request: `request.prompt_tokens` token ids."""
+        """Return the prompt of a request: `request.prompt_tokens` token ids."""
         if not request.hash_ids:
             return self._block(2 * request.index, request.prompt_tokens)
         whole = np.concatenate([self._shared(id) for id in request.hash_ids])
         return whole[: request.prompt_tokens]
 
     def _block(self, name: int, tokens: int) -> NDArray[np.int64]:
-        """Tokens of one block: its name, then draws that only this seed and name give."""
+        """Return the tokens of one block: its name, then draws that only this seed and name
+        give.
+        """
         size = len(self._vocabulary)
         block = np.random.default_rng([self._seed, name]).integers(size, size=tokens)
         for place in range(min(tokens, self._name_digits)):

@@ -1,4 +1,4 @@
-"""Read a workload from a file of any known format; which one is told by its content."""
+"""Reading of a workload from a file of any known format, which its content tells."""
 
 import itertools
 from collections.abc import Sequence
@@ -27,16 +27,16 @@ def read_workload(
     sec_multiplier: float = 1.0,
     block_tokens: int = FORMATS["timed_trace"].block_tokens,
 ) -> Workload:
-    """The workload in a file, which is read once as a stream, and not behind `limit` requests, at
-    least 1.
+    """Return the workload in a file, which is read once as a stream, and not beyond `limit`
+    requests, at least 1.
 
     `seed`: of the prompts, and of the draws that spread rounded times; a workload in our own format
     keeps its own. `format`: None to detect it from the content. `sec_multiplier`: seconds per unit
     of a timestamp, and `block_tokens`: tokens per hash id, in a timed trace.
 
     Raises:
-        WorkloadError: with file, line, column, value and what is allowed, for anything that cannot
-            be read.
+        WorkloadError: with file, line, column, value and the allowed values, for anything that
+            cannot be read.
     """
     file = str(path)
     stream = numbered_lines(path)
@@ -54,10 +54,10 @@ def read_workload(
 
 
 def detect(head: Sequence[tuple[int, str]], file: str) -> str:
-    """The format of a file by its first line, or its first lines where that does not tell.
+    """Return the format of a file by its first line, or its first lines where that does not tell.
 
     Raises:
-        WorkloadError: if it is none that is known.
+        WorkloadError: if it is no known format.
     """
     number, first = head[0]
     if not first.startswith("{"):

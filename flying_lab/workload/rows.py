@@ -1,4 +1,4 @@
-"""Rows of text files as a stream. What cannot be read is an error with its line, column and value,
+"""Rows of text files as a stream. An unreadable row is an error with its line, column and value,
 never skipped.
 """
 
@@ -74,7 +74,7 @@ def _text(raw: bytes, number: int) -> str:
 
 
 def checked(decode: Callable[[G], T], given: G, file: str, line: int) -> T:
-    """What msgspec makes of one line of JSON, or of cells by their columns.
+    """Decode one line of JSON, or cells by their columns, with msgspec.
 
     Raises:
         WorkloadError: with file, line, column and value.
@@ -94,7 +94,7 @@ def checked(decode: Callable[[G], T], given: G, file: str, line: int) -> T:
 
 
 def _problem(message: str) -> tuple[str, str]:
-    """The column that msgspec complains about, and what it says."""
+    """Return the column that msgspec complains about, and its message."""
     place, missing = _PLACE.search(message), _FIELD.search(message)
     if missing is not None:
         return missing["field"], message
@@ -104,14 +104,12 @@ def _problem(message: str) -> tuple[str, str]:
 
 
 def _printable(text: str) -> str:
-    """With escapes for line ends and control characters, which a file may have in the name of a
-    field.
-    """
+    """Escape line ends and control characters, which a file may have in the name of a field."""
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 def _value(given: Any, column: str) -> Any:
-    """What a row has in a column."""
+    """Return the value of a row in a column."""
     try:
         row = msgspec.json.decode(given) if isinstance(given, str) else given
     except (msgspec.DecodeError, RecursionError):

@@ -1,6 +1,6 @@
-"""Cut, scale and mix workloads.
+"""Cuts, scales and mixes workloads.
 
-A request that is cut or scaled keeps its index, so its prompt stays the same as far as it goes.
+A request that is cut or scaled keeps its index, so the remaining part of its prompt stays the same.
 """
 
 import bisect
@@ -14,7 +14,7 @@ from flying_lab.workload.model import MAX_PRIORITY, MAX_TOKENS, Request, Workloa
 
 
 def window(workload: Workload, start_s: float = 0.0, end_s: float = math.inf) -> Workload:
-    """The requests that arrive in [start_s, end_s), with `start_s` as the new start.
+    """Return the requests that arrive in [start_s, end_s), with `start_s` as the new start.
 
     Raises:
         WorkloadError: if there is none.
@@ -34,14 +34,14 @@ def window(workload: Workload, start_s: float = 0.0, end_s: float = math.inf) ->
 
 
 def first(workload: Workload, requests: int) -> Workload:
-    """The first requests, or all if there are fewer."""
+    """Return the first requests, or all if there are fewer."""
     if requests < 1:
         raise WorkloadError("requests", requests, "at least 1")
     return workload.having(workload.requests[:requests])
 
 
 def scale_time(workload: Workload, factor: float) -> Workload:
-    """Arrivals `factor` times as far apart: 0.5 is twice the rate."""
+    """Scale inter-arrival times by `factor`: 0.5 is twice the rate."""
     _check_factor("time_scale", factor)
     return workload.having(
         replace(request, arrival_s=request.arrival_s * factor) for request in workload.requests
@@ -49,10 +49,10 @@ def scale_time(workload: Workload, factor: float) -> Workload:
 
 
 def scale_lengths(workload: Workload, prompt: float = 1.0, output: float = 1.0) -> Workload:
-    """Prompts and outputs `prompt` and `output` times as long, at least one token.
+    """Scale the lengths of prompts and outputs by `prompt` and `output`, to at least one token.
 
-    A hash id then stands for that many times as many tokens, rounded, so shared prefixes scale too.
-    A prompt is no longer than its ids reach.
+    The number of tokens of a hash id scales with `prompt`, rounded, so shared prefixes scale too. A
+    prompt is no longer than its ids reach.
     """
     _check_factor("prompt_scale", prompt)
     _check_factor("output_scale", output)
@@ -77,7 +77,7 @@ def scale_lengths(workload: Workload, prompt: float = 1.0, output: float = 1.0) 
 def clip(
     workload: Workload, prompt_tokens: int = MAX_TOKENS, output_tokens: int = MAX_TOKENS
 ) -> Workload:
-    """Prompts and outputs cut to a maximum number of tokens."""
+    """Cut prompts and outputs to a maximum number of tokens."""
     if prompt_tokens < 1 or output_tokens < 1:
         raise WorkloadError("clip", (prompt_tokens, output_tokens), "at least 1 token")
     return workload.having(
@@ -91,7 +91,7 @@ def clip(
 
 
 def _with_prompt(request: Request, tokens: int, block_tokens: int) -> Request:
-    """The request with a prompt of another length, and the hash ids that it keeps."""
+    """Return the request with a prompt of another length, and the hash ids that it keeps."""
     ids = request.hash_ids[: blocks_of(tokens, block_tokens)]
     return replace(request, prompt_tokens=tokens, hash_ids=ids)
 
@@ -145,5 +145,5 @@ def with_long_prompts(
 
 
 def _rng(workload: Workload, seed: int | None, stream: int) -> np.random.Generator:
-    """Draws that no other part of the workload uses."""
+    """Return draws that no other part of the workload uses."""
     return np.random.default_rng([workload.seed if seed is None else seed, stream])

@@ -1,9 +1,9 @@
 """Synthesised workloads: arrivals and lengths, drawn from a seed.
 
 Arrivals are a renewal process with gamma-distributed gaps of mean 1, run at the speed of the
-phase's rate. So one parameter, the burstiness as vLLM names it (the gamma's shape: 1 is Poisson,
-less is more bursty, much more is even), holds across phases, and a phase ends exactly where it
-should.
+phase's rate. So one parameter holds across phases, and a phase ends exactly where it should. It is
+the burstiness as vLLM names it, the gamma's shape: 1 is Poisson, less is more bursty, much more is
+even.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Phase:
 
 
 class Synthesis(BaseModel):
-    """What every synthesised workload has. It ends after `requests` or `duration_s`, whichever
-    comes first.
+    """The parameters that every synthesised workload has. It ends at the first of `requests` and
+    `duration_s`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -58,7 +58,7 @@ class Synthesis(BaseModel):
     requests: int | None = Field(default=None, ge=1, le=MAX_REQUESTS)
     duration_s: Seconds | None = None
     prompt_tokens: TokenRange = (128, 4000)
-    """Uniform, both ends included."""
+    """Tokens of a prompt: uniform, both ends included."""
     output_tokens: TokenRange = (64, 512)
 
     @model_validator(mode="after")
@@ -69,11 +69,11 @@ class Synthesis(BaseModel):
 
     @abstractmethod
     def phases(self, rng: np.random.Generator) -> Iterator[Phase]:
-        """Phases without end."""
+        """Yield the phases of the workload, without end."""
 
     @property
     def kind(self) -> str:
-        """The name on the command line."""
+        """Return the name on the command line."""
         return type(self).__name__.lower()
 
 
@@ -83,7 +83,7 @@ class Poisson(Synthesis):
     rate_rps: Rate = 5.0
 
     def phases(self, rng: np.random.Generator) -> Iterator[Phase]:
-        """One phase."""
+        """Yield one phase without end."""
         yield Phase(None, self.rate_rps, math.inf)
 
 
@@ -103,7 +103,7 @@ class Alternating(Synthesis):
     burstiness: Burstiness = 1.0
 
     def phases(self, rng: np.random.Generator) -> Iterator[Phase]:
-        """Low, burst, low, ..."""
+        """Yield low phases and bursts in turn."""
         return itertools.cycle(
             [
                 Phase("low", self.low_rate_rps, self.low_s),
@@ -115,8 +115,8 @@ class Alternating(Synthesis):
 class Paper(Synthesis):
     """The generator of section 6.1 of the Flying Serving paper (arXiv 2602.22593).
 
-    Each phase draws its rate uniformly, arrivals inside are Poisson. How long phases are the paper
-    does not say: a minute each is our choice.
+    Each phase draws its rate uniformly, arrivals inside are Poisson. The paper does not say how
+    long phases are: a minute each is our choice.
     """
 
     requests: int | None = Field(default=4000, ge=1, le=MAX_REQUESTS)
@@ -126,7 +126,7 @@ class Paper(Synthesis):
     burst_s: Seconds = 60.0
 
     def phases(self, rng: np.random.Generator) -> Iterator[Phase]:
-        """Low, burst, low, ..., each with a rate of its own."""
+        """Yield low phases and bursts in turn, each with a rate of its own."""
         while True:
             yield Phase("low", rng.uniform(*self.low_rate_rps), self.low_s)
             yield Phase("burst", rng.uniform(*self.burst_rate_rps), self.burst_s)
@@ -141,8 +141,8 @@ KINDS: dict[str, type[Synthesis]] = {
 
 
 def parse_synthesis(kind: str, parameters: dict[str, Any]) -> Synthesis:
-    """Parameters of a generator, checked. Raises WorkloadError, naming the parameter, its value and
-    what is allowed.
+    """Check the parameters of a generator. Raises WorkloadError, naming the parameter, its value
+    and the allowed values.
     """
     if kind not in KINDS:
         raise WorkloadError("synth", kind, f"one of {', '.join(KINDS)}")

@@ -48,7 +48,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class HashedRow(Row, frozen=True):
-    """A line of JSONL."""
+    """A row of a trace in JSONL, with hash ids."""
 
     timestamp: Annotated[float, msgspec.Meta(ge=0)]
     hash_ids: Annotated[tuple[HashId, ...], msgspec.Meta(min_length=1)]
@@ -73,7 +73,7 @@ class Clock(Decimal):
 
     @classmethod
     def parse(cls, _: type, cell: str) -> Clock:
-        """Read what Azure writes."""
+        """Read a time in the form that Azure writes."""
         found = _CLOCK.fullmatch(cell)
         try:
             if found is None:
@@ -127,13 +127,13 @@ class BurstGPTRow(Row, frozen=True, rename=_BURSTGPT | {"total": "Total tokens"}
 
 @dataclass(frozen=True)
 class TraceFormat:
-    """How to read the rows of a trace.
+    """The form of the rows of a trace.
 
     Args:
         row: the type of a row.
         columns: in the order of the header, if it is CSV.
-        later_columns: that later releases have as well.
-        seconds: what a timestamp is multiplied by.
+        later_columns: columns that later releases have as well.
+        seconds: seconds of one unit of a timestamp.
         block_tokens: tokens that one hash id stands for.
         bin_s: how far times were rounded down.
         from_first: time 0 is the first timestamp, not timestamp 0.
@@ -149,11 +149,11 @@ class TraceFormat:
 
     @property
     def is_csv(self) -> bool:
-        """Whether the first line is a header."""
+        """True if the first line is a header."""
         return self.row is not HashedRow
 
     def is_header(self, line: str) -> bool:
-        """Whether a line names these columns, each once."""
+        """Return whether a line names these columns, each once."""
         names = header(line)
         known = {*self.columns, *self.later_columns}
         return set(self.columns) <= set(names) <= known and len(set(names)) == len(names)
@@ -173,13 +173,13 @@ FORMATS: Mapping[str, TraceFormat] = {
 
 
 def header(line: str) -> list[str]:
-    """The column names in the first line of a CSV file."""
+    """Return the column names in the first line of a CSV file."""
     return [name.strip() for name in line.split(",")]
 
 
 def read(lines: Lines, file: str, form: TraceFormat, seed: int) -> list[Request]:
-    """Requests of a trace, from its lines, a header among them. Rounded times are spread in their
-    bins with the seed.
+    """Return the requests of a trace, from its lines, a header among them. The seed spreads rounded
+    times in their bins.
 
     Raises:
         WorkloadError: with file, line, column and value.
@@ -209,7 +209,7 @@ def read(lines: Lines, file: str, form: TraceFormat, seed: int) -> list[Request]
 
 
 def guess_units(lines: Lines, file: str) -> str:
-    """Whether rows are Mooncake's or a timed trace's, by how many tokens one hash id covers.
+    """Return whether rows are Mooncake's or a timed trace's, by how many tokens one hash id covers.
 
     Raises:
         WorkloadError: if the first row that tells them apart is neither, or none of these lines
@@ -253,7 +253,7 @@ def rows(lines: Lines, file: str, form: TraceFormat) -> Iterator[tuple[int, Row]
 
 
 def _cells(lines: Lines, file: str, form: TraceFormat) -> Iterator[tuple[int, dict[str, str]]]:
-    """The rows below the header, each with its line number: cells by their column."""
+    """Yield the rows below the header, each with its line number: cells by their column."""
     numbered = iter(lines)
     number, first = next(numbered)
     if not form.is_header(first):
@@ -281,8 +281,8 @@ def _request(index: int, arrival_s: float, row: Row) -> Request:
 
 
 def spread(times_s: Sequence[float], bin_s: float, seed: int) -> list[float]:
-    """Times within their bins: each somewhere between its own value and `bin_s` later, but before
-    the next value.
+    """Return times within their bins: each somewhere between its own value and `bin_s` later, but
+    before the next value.
 
     Args:
         times_s: ascending; equal values are one bin.

@@ -31,13 +31,13 @@ from flying_lab.results.timeline import concurrency, stretches, tokens_per_s
 LABEL_SHARE = 0.045
 """A layout that takes less of the width than this has no label inside."""
 GAP = 0.05
-"""Between groups of a band, in engines."""
+"""The gap between groups of a band, in engines."""
 
 
 @styled
 def over_time(systems: Sequence[MeasuredSystem]) -> Figure:
-    """Requests at a time, P90 TTFT, queue time and tokens/s over time; below, each changing layout
-    as a coloured band.
+    """Draw requests at a time, P90 TTFT, queue time and tokens/s over time; below, each changing
+    layout as a coloured band.
 
     After Fig. 8 of the Flying Serving paper (arXiv 2602.22593).
     """
@@ -76,7 +76,7 @@ def over_time(systems: Sequence[MeasuredSystem]) -> Figure:
 
 
 def _legend(figure: Figure, systems: int) -> None:
-    """The systems' names above a figure of several, as its first axes have them."""
+    """Draw the systems' names above a figure of several, as its first axes have them."""
     if systems > 1:
         handles, labels = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper left", ncols=min(6, systems))
@@ -89,7 +89,7 @@ def _percentile(
     width_s: float,
     title: str,
 ) -> None:
-    """P90 of completed requests over time."""
+    """Draw the P90 of completed requests over time."""
     curves = []
     for one in systems:
         values = np.where(one.results.ok, metric(one.results), np.nan)
@@ -109,7 +109,7 @@ def _percentile(
 
 
 def _throughput(axis: Any, systems: Sequence[MeasuredSystem], width_s: float) -> None:
-    """Output tokens of all requests over time."""
+    """Draw the output tokens of all requests over time."""
     for place, one in enumerate(systems):
         rates = tokens_per_s(one.results, width_s) / width_s
         axis.step(np.arange(len(rates)) * width_s, rates, where="post", **line(place))
@@ -118,12 +118,12 @@ def _throughput(axis: Any, systems: Sequence[MeasuredSystem], width_s: float) ->
 
 
 def _unit(values_s: Floats) -> tuple[str, float]:
-    """The unit to show times in, and how many of it are a second."""
+    """Return the unit to show times in, and how many of it are a second."""
     return ("ms", 1e3) if len(values_s) and values_s.max() < 1 else ("seconds", 1.0)
 
 
 def _not_completed(axis: Any, systems: Sequence[MeasuredSystem]) -> None:
-    """Above the curves a cross for each request that was sent and not completed."""
+    """Draw above the curves a cross for each request that was sent and not completed."""
     for place, one in enumerate(systems):
         sent = one.results.floats("sent_s")
         lost = sent[~one.results.ok & ~np.isnan(sent)]
@@ -146,7 +146,7 @@ def _not_completed(axis: Any, systems: Sequence[MeasuredSystem]) -> None:
 
 
 def _phases(axes: Sequence[Any], results: Results) -> None:
-    """Shade every phase but those that are called as the first one; name them above."""
+    """Shade every phase except phases with the first one's name, and write names above."""
     found = stretches(results)
     total_s = max(1e-9, results.run.duration_s)
     for phase in found:
@@ -171,8 +171,8 @@ def _phases(axes: Sequence[Any], results: Results) -> None:
 
 
 def band(axis: Any, one: MeasuredSystem) -> None:
-    """The layout over time: a row for each engine, those of a group joined, coloured by the degree
-    of the group.
+    """Draw the layout over time: a row for each engine, engines of a group joined, coloured by the
+    group's degree.
     """
     assert one.log is not None
     devices = one.log.devices_per_engine
@@ -210,8 +210,8 @@ def band(axis: Any, one: MeasuredSystem) -> None:
 
 @styled
 def bars(systems: Sequence[MeasuredSystem]) -> Figure:
-    """Time per output token, of each phase where there are phases, and peak throughput. After the
-    paper's Fig. 9.
+    """Draw time per output token, of each phase where there are phases, and peak throughput. After
+    the paper's Fig. 9.
     """
     names = list(dict.fromkeys(stretch.phase for stretch in stretches(systems[0].results)))
     phases = names if len(names) > 1 else [None]
@@ -262,7 +262,7 @@ def bars(systems: Sequence[MeasuredSystem]) -> Figure:
 
 
 def _tpot_ms(results: Results, phase: str | None) -> Floats:
-    """TPOT of completed requests, of a phase or of all."""
+    """Return the TPOT of completed requests, of a phase or of all, in ms."""
     chosen = (
         results.ok
         if phase is None
@@ -282,7 +282,7 @@ def _beside(axis: Any, x: float, y: float, text: str) -> None:
 
 @styled
 def distributions(systems: Sequence[MeasuredSystem]) -> Figure:
-    """Cumulative distributions of TTFT, TPOT and end-to-end latency of completed requests."""
+    """Draw cumulative distributions of TTFT, TPOT and end-to-end latency of completed requests."""
     figure = Figure(figsize=(WIDTH_IN, 3.1), layout="constrained")
     axes = figure.subplots(1, 3, sharey=True)
     kinds: list[tuple[str, Callable[[Results], Floats]]] = [

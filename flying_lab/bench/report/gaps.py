@@ -13,13 +13,13 @@ from flying_lab.bench.report.style import INK, WIDTH_IN, plain, scale, styled
 from flying_lab.results.metrics import token_gaps
 
 SHORTEST_MS = 0.1
-"""Tokens that come together are drawn here."""
+"""Shorter gaps, of tokens that come together, are drawn here."""
 
 
 @styled
 def gaps_at_switches(systems: Sequence[MeasuredSystem]) -> Figure | None:
-    """How long streams waited for their next token near switches and elsewhere; None if nothing
-    switched.
+    """Draw how long streams waited for their next token near switches and elsewhere; None if
+    nothing switched.
     """
     switching = [one for one in systems if one.switches and len(token_gaps(one.results)[0])]
     if not switching:

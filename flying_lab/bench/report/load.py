@@ -1,4 +1,4 @@
-"""What lies in a directory of results: one replay, or several systems that replayed the same
+"""The contents of a directory of results: one replay, or several systems that replayed the same
 workload.
 """
 
@@ -22,7 +22,7 @@ COMPARISON = "compare.json"
 
 
 class Started(msgspec.Struct, frozen=True):
-    """How a server was started."""
+    """The command line of a server, and the seconds until it was ready."""
 
     command: Annotated[list[str], msgspec.Meta(min_length=1)]
     ready_s: float
@@ -46,18 +46,18 @@ class MeasuredSystem:
 
     @cached_property
     def spans(self) -> list[Span]:
-        """Its layouts over time; none if they are not known."""
+        """Return the system's layouts over time; none if they are not known."""
         return [] if self.log is None else switchlog.spans(self.log, self.results.run)
 
     @cached_property
     def switches(self) -> list[LoggedSwitch]:
-        """Its switches while the replay ran."""
+        """Return the system's switches while the replay ran."""
         return [] if self.log is None else switchlog.during(self.log, self.results.run)
 
 
 def comparison(path: Path) -> list[MeasuredSystem]:
-    """The systems of a directory that `flying-serving bench` has written, in the order in which
-    they were measured.
+    """Return the systems of a directory that `flying-serving bench` has written, in the order of
+    their measurement.
 
     Raises:
         BenchError: if there are no results, or they cannot be read.
@@ -80,9 +80,7 @@ def comparison(path: Path) -> list[MeasuredSystem]:
 
 
 def save_comparison(systems: Mapping[str, Started | None], path: Path) -> None:
-    """Write how servers were started, None if they were not, in the order in which they were
-    measured.
-    """
+    """Write how servers were started, None if they were not, in the order of their measurement."""
     text = msgspec.json.format(msgspec.json.encode(_Comparison(dict(systems))), indent=1)
     (path / COMPARISON).write_bytes(text + b"\n")
 
@@ -92,5 +90,5 @@ def _system(name: str, path: Path, started: Started | None) -> MeasuredSystem:
     try:
         summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        summary = summarise(results)  # all but the goodput is in the table
+        summary = summarise(results)  # the table has all figures but the goodput
     return MeasuredSystem(name, results, summary, switchlog.load(path / SWITCHES), started)

@@ -23,7 +23,7 @@ from flying_serving.errors import ConfigError
 REPORT = "report.html"
 FORMATS = ("png", "svg", "pdf")
 MOST_SWITCHES = 500
-"""Rows of the table of switches; what is left out is said."""
+"""The most rows of the table of switches. The page gives the number of rows left out."""
 MOST_DRIFT_S = 0.05
 """A clock that was set by more than this puts layouts visibly out of place."""
 
@@ -67,7 +67,9 @@ _COLUMNS: tuple[tuple[str, str, int], ...] = (  # heading, key, which is better:
 
 @styled
 def svg(figure: Figure, name: str) -> str:
-    """A figure as an SVG element; its ids begin with `name`, so that several fit on one page."""
+    """Return a figure as an SVG element; its ids begin with `name`, so that several fit on one
+    page.
+    """
     out = io.StringIO()
     figure.savefig(
         out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
@@ -80,7 +82,7 @@ def svg(figure: Figure, name: str) -> str:
 
 
 def render(systems: Sequence[MeasuredSystem]) -> str:
-    """The page of systems that replayed the same workload."""
+    """Return the page of systems that replayed the same workload."""
     figures = [(draw(systems), name, caption) for name, (draw, caption) in FIGURES.items()]
     columns = [
         column
@@ -102,7 +104,7 @@ def render(systems: Sequence[MeasuredSystem]) -> str:
 
 @cache
 def _template() -> Template:
-    """`page.html`, in which every text is escaped but that of figures."""
+    """Return `page.html` as a template in which every text is escaped except figures."""
     loader = PackageLoader("flying_lab.bench", "report")
     made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     made.filters |= {"number": _number, "groups": _groups}
@@ -115,7 +117,7 @@ def _template() -> Template:
 
 
 def _best(systems: Sequence[MeasuredSystem], key: str, better: int) -> float | None:
-    """The best value that a system has, None if there is nothing to compare."""
+    """Return the best value that a system has, None if there is nothing to compare."""
     known = [one.summary[key] for one in systems if one.summary.get(key) is not None]
     return None if len(systems) == 1 else max(known, key=lambda value: better * value)
 
@@ -155,7 +157,7 @@ def pictures(systems: Sequence[MeasuredSystem], paths: Mapping[str, Path]) -> li
 
 
 def write(systems: Sequence[MeasuredSystem], out: Path) -> Path:
-    """Write the page into a directory; its path."""
+    """Write the page into a directory. Returns its path."""
     path = out / REPORT
     path.write_text(render(systems), encoding="utf-8")
     return path
@@ -174,7 +176,7 @@ def _facts(systems: Sequence[MeasuredSystem]) -> str:
 
 
 def _warnings(systems: Sequence[MeasuredSystem]) -> list[str]:
-    """What a reader has to know before believing the numbers."""
+    """Return the warnings that a reader needs before believing the numbers."""
     found = []
     for one in systems:
         run, lost = one.results.run, {name: one.summary[name] for name in ("failed", "unfinished")}
@@ -224,7 +226,7 @@ def _command(started: Started) -> str:
 
 
 def _number(value: Any) -> str:
-    """A number with as many decimals as say something; a dash for none."""
+    """Return a number with its significant decimals; a dash for none."""
     if value is None:
         return "–"
     return f"{value:,.0f}" if abs(value) >= 100 or float(value).is_integer() else f"{value:.2f}"

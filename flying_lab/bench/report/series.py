@@ -1,4 +1,4 @@
-"""What the figures show, as plain numbers: percentiles over time, distributions, token gaps near
+"""The data of the figures, as plain numbers: percentiles over time, distributions, token gaps near
 switches.
 """
 
@@ -10,24 +10,26 @@ import numpy as np
 from flying_lab.results.results import Floats, Ints, Mask
 
 MOST_POINTS = 1500
-"""A picture has no more columns than this; a page stays small whatever the trace."""
+"""The most columns of a picture, so that a page stays small for any trace."""
 AROUND_S = 1.0
-"""A token gap is near a switch from its order until so long after its cutover."""
+"""A token gap is near a switch from its order until this long after its cutover."""
 _WIDTHS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 _WINDOWS = 60
 _OVERLAP = 4
 
 
 def window_s(duration_s: float) -> float:
-    """A round width of the window for percentiles over time, about a sixtieth of the whole."""
+    """Return a round width of the window for percentiles over time, about a sixtieth of the
+    whole.
+    """
     return next((width for width in _WIDTHS_S if width >= duration_s / _WINDOWS), _WIDTHS_S[-1])
 
 
 def rolling(
     times_s: Floats, values: Floats, width_s: float, duration_s: float, percentile: float
 ) -> tuple[Floats, Floats]:
-    """(points from 0 to `duration_s`, the percentile of the values in the window of `width_s`
-    around each).
+    """Return (points from 0 to `duration_s`, the percentile of the values in the window of
+    `width_s` around each).
 
     NaN where there are no values; values or times that are NaN do not count.
     """
@@ -45,8 +47,8 @@ def rolling(
 
 
 def thinned(times_s: Floats, levels: Ints, most: int = MOST_POINTS) -> tuple[Floats, Ints]:
-    """A step function with a bounded number of steps: where there were more, the highest level of
-    each stretch.
+    """Return a step function with a bounded number of steps: where there were more, the highest
+    level of each stretch.
     """
     if len(times_s) <= most:
         return times_s, levels
@@ -60,8 +62,8 @@ def thinned(times_s: Floats, levels: Ints, most: int = MOST_POINTS) -> tuple[Flo
 
 
 def cumulative(values: Floats, most: int = MOST_POINTS // 4) -> tuple[Floats, Floats]:
-    """The distribution of the values that are no NaN: (values ascending, share of all that is not
-    above, 0 to 1).
+    """Return the distribution of the values that are no NaN: (values ascending, share of all that
+    is not above, 0 to 1).
     """
     known = np.sort(values[~np.isnan(values)])
     if not len(known):
@@ -73,7 +75,7 @@ def cumulative(values: Floats, most: int = MOST_POINTS // 4) -> tuple[Floats, Fl
 
 
 def overlapping(begin_s: Floats, end_s: Floats, windows: Sequence[tuple[float, float]]) -> Mask:
-    """Which of the stretches [begin, end] have a part in any window, ends included."""
+    """Return which of the stretches [begin, end] have a part in any window, ends included."""
     merged: list[tuple[float, float]] = []
     for start, stop in sorted(windows):
         if merged and start <= merged[-1][1]:

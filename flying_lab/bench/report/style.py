@@ -1,4 +1,4 @@
-"""How figures look: few lines, every axis with a unit, colours that hold for colour-blind
+"""The style of figures: few lines, every axis with a unit, colours that hold for colour-blind
 readers.
 """
 
@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter
 
 INK, FAINT, GRID, SHADE = "#222222", "#6b6b6b", "#e4e4e4", "#f3f1ea"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
-"""Okabe and Ito's (jfly.uni-koeln.de/color), those that stand out on white."""
+"""The colours of Okabe and Ito (jfly.uni-koeln.de/color) that stand out on white."""
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (5, 1.5, 1.2, 1.5)), (0, (1.4, 1.2)))
 """Lines differ in more than colour."""
 DEGREES: Mapping[int, str] = {1: "#d3e3f0", 2: "#8dbbdc", 4: "#3f89bd", 8: "#0f528c", 16: "#062a52"}
@@ -56,28 +56,29 @@ _RC = {
 
 
 styled = rc_context(_RC)
-"""Decorator: draw with this style, whatever the caller's is."""
+"""Decorator that draws with this style in place of the caller's."""
 
 
 def line(position: int) -> dict[str, Any]:
-    """Colour and dashes of the system at this place of a comparison."""
+    """Return the colour and dashes of the system at this place of a comparison."""
     return {"color": COLOURS[position % len(COLOURS)], "linestyle": DASHES[position % len(DASHES)]}
 
 
 def degree_colour(degree: int) -> str:
-    """The colour of a group, by its number of devices."""
+    """Return the colour of a group, by its number of devices."""
     return (
         DEGREES.get(degree) or DEGREES[max(known for known in DEGREES if known <= max(1, degree))]
     )
 
 
 def plain(value: float) -> str:
-    """Three digits, or all before the point: never a power of ten."""
+    """Return a number with three digits, or all before the point: never a power of ten."""
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
 
 
 def scale(axis: Any, low: float, high: float) -> None:
-    """A logarithmic axis for values that span a decade or more, a linear one from 0 else.
+    """Set a logarithmic axis for values that span a decade or more, and otherwise a linear one from
+    0.
 
     Ticks are plain numbers: 0.1, 1, 10; 2 and 5 as well where that leaves room.
     """
@@ -97,5 +98,5 @@ def scale(axis: Any, low: float, high: float) -> None:
 
 
 def _leading(value: float) -> int:
-    """The first digit."""
+    """Return the first digit of a number."""
     return round(value / 10 ** math.floor(math.log10(value) + 1e-9)) if value > 0 else 0
