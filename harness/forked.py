@@ -25,6 +25,10 @@ from flying_serving.worker.parent import end_with_parent
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENT = CPU_ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
+OWN = dict(os.environ)
+"""What this process was started with. vLLM reads some variables when it is imported, which all
+commands share, so none that a test sets for its server may be there.
+"""
 IMPORTS = [
     "transformers",
     "vllm.entrypoints.openai.api_server",
@@ -57,7 +61,7 @@ class Forked:
         preamble: str = "",
     ) -> None:
         preloaded = allocator_environment()
-        with patch.dict(os.environ, environment | preloaded):
+        with patch.dict(os.environ, OWN | ENVIRONMENT | preloaded, clear=True):
             forkserver.set_forkserver_preload(IMPORTS)
             forkserver.ensure_running()
         given = {**environment, **preloaded}

@@ -4,6 +4,7 @@ on.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import shutil
@@ -123,12 +124,22 @@ def _server() -> str:
         for path in sorted(package.rglob("*.py"))
         if path.relative_to(package).parts[0] not in _ASIDE
     ]
-    return _key(*(path.read_text(encoding="utf-8") for path in paths))
+    return _key(*(code_of(path.read_text(encoding="utf-8")) for path in paths))
 
 
 @cache
 def _source(*names: str) -> str:
-    return _key(*((Path(__file__).parent / name).read_text(encoding="utf-8") for name in names))
+    paths = (Path(__file__).parent / name for name in names)
+    return _key(*(code_of(path.read_text(encoding="utf-8")) for path in paths))
+
+
+def code_of(source: str) -> str:
+    """What a source file does: its syntax tree without docstrings, comments and layout."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value.value = ...
+    return ast.dump(tree)
 
 
 def _key(*parts: Any) -> str:
