@@ -22,9 +22,9 @@ MODES: tuple[str, ...] = ("weave", "hard", "sequential", "soft", "migrate")
 MIGRATING_MODES = ("soft", "migrate")
 """With these some requests migrate when all engines have answered."""
 LOAN_SHARE = 0.05
-"""Of an engine's time, for pieces of weights that go or come while requests run."""
+"""Share of an engine's time for pieces of weights that go or come while requests run."""
 TOLD_S = 5.0
-"""How long after an engine counts as lost the others may not know it."""
+"""Seconds after an engine counts as lost in which the others may not know it."""
 Steering = Literal["priority", "tp_degree", "split_at", "expected_tokens", "none"]
 """Fields of a request that steer the node: its layout, and which request it serves first."""
 PolicyName = Literal[
@@ -33,7 +33,7 @@ PolicyName = Literal[
 
 
 class FlyingConfig(BaseModel):
-    """What a user may set (`flying-serving serve --help`, or `--additional-config
+    """The settings of a user (`flying-serving serve --help`, or `--additional-config
     '{"flying_serving": {...}}'`).
     """
 
@@ -81,7 +81,7 @@ class FlyingConfig(BaseModel):
     """
     clients_may_set: tuple[Steering, ...] | None = None
     """Fields that clients may set in their requests: priority, tp_degree, split_at,
-    expected_tokens, or none; if not given: all without an API key; with one none, except priority
+    expected_tokens, or none. If not given: all without an API key; with one none, except priority
     where --most-urgent-priority is given.
     """
     cpu_collectives: Literal["shm", "gloo"] = "shm"
@@ -95,9 +95,7 @@ class FlyingConfig(BaseModel):
     engine_timeout_s: float = Field(default=5.0, ge=0.5, le=3600)
     """Seconds without a sign of life after which an engine counts as lost, and is killed."""
     min_engines: int = Field(default=1, ge=1, le=MAX_ENGINES)
-    """The server ends when fewer engines than this are left; those that are lost are started
-    again.
-    """
+    """The server ends when fewer engines than this are left; lost ones are started again."""
     lend_blocks: int = Field(default=16, ge=1, le=1_000_000)
     """Blocks that a group asks its members for at a time, at the least."""
     lend_weights: bool = False
@@ -110,7 +108,7 @@ class FlyingConfig(BaseModel):
     them, not one for each engine.
     """
     trace_out: str | None = None
-    """File for a trace of all steps and switches, for ui.perfetto.dev; what is in it is
+    """File for a trace of all steps and switches, for ui.perfetto.dev; its contents are
     overwritten.
     """
 
@@ -151,7 +149,7 @@ class FlyingConfig(BaseModel):
 
 
 class Deployment(BaseModel):
-    """What a launch adds for its processes to find each other. Not set by users."""
+    """Settings that a launch adds for its processes to find each other. Not set by users."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -161,38 +159,40 @@ class Deployment(BaseModel):
     """Devices per engine (vLLM's --tensor-parallel-size)."""
     group_sizes: tuple[int, ...]
     not_offered: dict[int, str] = {}
-    """Why the model does not admit some group sizes."""
+    """The reasons why the model does not admit some group sizes."""
     survives: bool = False
-    """Whether the server goes on when it loses an engine."""
+    """True if the server goes on when it loses an engine."""
     incarnations: tuple[int | None, ...] = ()
-    """By engine, how often it was started before, as this process knows it at its start; None: it
-    is lost.
+    """Number of earlier starts of each engine, as this process knows it at its start; None: the
+    engine is lost.
     """
     restarts: bool = False
-    """Whether this engine is started again, while others run."""
+    """True if this engine is started again, while others run."""
     placements: tuple[Placement, ...] = ()
-    """Of each device of each engine, those of engine 0 first, on the CPU; none on CUDA."""
+    """Placement of each device of each engine, engine 0's first, on the CPU; none on CUDA."""
     flying: FlyingConfig
 
     def is_there(self, engine: int) -> bool:
-        """Whether an engine was there, as far as this process knew at its start."""
+        """Return whether an engine was there, as far as this process knew at its start."""
         return not self.incarnations or self.incarnations[engine] is not None
 
     def memory_nodes(self, group: Sequence[int]) -> list[int]:
-        """NUMA nodes of the memory of a group's devices; none on CUDA."""
+        """Return the NUMA nodes of the memory of a group's devices; none on CUDA."""
         members = [
             self.placement(engine, device) for engine in group for device in range(self.devices)
         ]
         return sorted({placement.node for placement in members if placement is not None})
 
     def placement(self, engine: int, device: int) -> Placement | None:
-        """Of a device of an engine; None on CUDA."""
+        """Return the placement of a device of an engine; None on CUDA."""
         return self.placements[engine * self.devices + device] if self.placements else None
 
     @property
     def told_in_s(self) -> float:
-        """Seconds in which all engines know that one is lost or back: the API server, which has to
-        find that one is silent, may stand still for a while and go on, as when its machine does.
+        """Seconds in which all engines know that one is lost or back.
+
+        The API server has to find that an engine is silent. It may stand still for a while and go
+        on, as when its machine does.
         """
         return max(self.flying.engine_timeout_s + TOLD_S, self.flying.collective_timeout_s)
 
@@ -203,9 +203,7 @@ class Deployment(BaseModel):
 
     @property
     def lanes(self) -> tuple[int, ...]:
-        """Group sizes beyond 1: those of the lanes that are built beside lane 1, which every engine
-        has.
-        """
+        """Group sizes beyond 1: a lane of each is built beside lane 1, which every engine has."""
         return self.group_sizes[1:]
 
 
@@ -219,5 +217,5 @@ def parse_flying(raw: dict[str, Any]) -> FlyingConfig:
 
 
 def deployment_of(additional_config: dict[str, Any]) -> Deployment:
-    """The deployment that the launcher put into vLLM's `additional_config`."""
+    """Return the deployment that the launcher put into vLLM's `additional_config`."""
     return Deployment.model_validate(additional_config[KEY])

@@ -42,7 +42,7 @@ class WeightError(FlyingError):
 
 
 class LaneError(FlyingError):
-    """A lane that cannot be served from: a made-up step fails in it, or gives something else than
+    """A lane that cannot be served from: a made-up step fails in it, or gives another result than
     in lane 1.
     """
 
@@ -52,7 +52,7 @@ class RequestError(FlyingError, ValueError):
 
 
 class PoolFull(FlyingError):
-    """More requests wait than may."""
+    """More requests would wait than may."""
 
 
 class ServerFailed(FlyingError):
@@ -86,8 +86,8 @@ class HookError(FlyingError):
 
 
 class NoProcessGroup(FlyingError):
-    """What vLLM asked of a group in shared memory, and only torch process groups can do; the
-    message names it.
+    """A call of vLLM that a group in shared memory cannot serve, as only torch process groups can;
+    the message names it.
     """
 
 

@@ -1,4 +1,4 @@
-"""Service level objectives: what a request has to keep to count as good."""
+"""Service level objectives: the limits that a request has to keep to count as good."""
 
 import math
 
@@ -26,7 +26,7 @@ class Slo(BaseModel):
 
 
 def parse_slo(text: str) -> Slo:
-    """An SLO from `ttft:2000,tpot:100,e2el:30000`, any of them.
+    """Parse an SLO from `ttft:2000,tpot:100,e2el:30000`, any of them.
 
     Raises:
         ConfigError: naming the part that is none of this.

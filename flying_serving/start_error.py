@@ -1,5 +1,5 @@
-"""Why an engine could not start, told to the server in one line: vLLM's own says only which process
-failed.
+"""The reason why an engine could not start, told to the server in one line: vLLM's error names only
+the process.
 """
 
 import os
@@ -14,14 +14,14 @@ _NAME = "start-error"
 
 @contextmanager
 def told_to_server(run_dir: str, engine: int) -> Iterator[None]:
-    """Note what the body raises in the run directory, and raise it. The first reason of all engines
+    """Note an error of the body in the run directory, and raise it. The first note of all engines
     stays.
     """
     try:
         yield
     except Exception as error:
         text = " ".join(str(error).split())
-        if not isinstance(error, FlyingError):  # which names what is wrong itself
+        if not isinstance(error, FlyingError):  # a FlyingError names the problem itself
             text = f"engine {engine} could not start: {type(error).__name__}: {text}"
         note = Path(run_dir) / f"{_NAME}-{engine}-{os.getpid()}"
         note.write_text(text, encoding="utf-8")
@@ -31,12 +31,12 @@ def told_to_server(run_dir: str, engine: int) -> Iterator[None]:
 
 
 def forget_start_error(run_dir: str) -> None:
-    """An engine is started again: what went wrong before is no reason any more."""
+    """Remove the note before an engine is started again: an earlier error is no reason any more."""
     (Path(run_dir) / _NAME).unlink(missing_ok=True)
 
 
 def start_error(run_dir: str) -> str | None:
-    """What `told_to_server` noted, None if nothing was."""
+    """Return the note of `told_to_server`, None if there is none."""
     try:
         return (Path(run_dir) / _NAME).read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -13,8 +13,8 @@ _NUMBERS = ("int_", "float_", "finite_", "greater_", "less_")
 
 
 def first_problem(model: type[BaseModel], error: ValidationError) -> tuple[str, object, str]:
-    """The first field of a model that is wrong (`group_sizes[1]`; "" for all of it), its value, and
-    what is allowed.
+    """Return the first wrong field of a model (`group_sizes[1]`; "" for all of it), its value and
+    the allowed values.
     """
     problem = error.errors()[0]
     field = ""
@@ -44,7 +44,7 @@ def _allowed(model: type[BaseModel], problem: Mapping[str, Any]) -> str:
 
 
 def _range(field: FieldInfo, whole: bool) -> str:
-    """`a whole number from 1 up to 1000`, by the bounds that the field was declared with."""
+    """Return `a whole number from 1 up to 1000`, by the bounds that the field was declared with."""
     whole = whole or int in (field.annotation, *get_args(field.annotation))
     pairs = [
         (word, getattr(rule, name, None))

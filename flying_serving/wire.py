@@ -1,5 +1,5 @@
-"""What engines answer to the API server: types of the results of utility calls, in which vLLM
-carries plain values.
+"""Types of engines' answers to the API server's utility calls, in which vLLM carries plain
+values.
 """
 
 from typing import Any
@@ -8,7 +8,7 @@ import msgspec
 
 
 class SwitchAnswer(msgspec.Struct, frozen=True):
-    """How an engine took an order to change the layout.
+    """An engine's answer to an order to change the layout.
 
     `in_flight_ms`: how long the step that was under way kept the order waiting. `overhead_ms`: the
     rest of the time since the order was sent. `work_ms`: processor time of the call.
@@ -41,8 +41,8 @@ class StepRow(msgspec.Struct, frozen=True, array_like=True):
 class CalibrationRow(msgspec.Struct, frozen=True, array_like=True):
     """The fastest step of a batch that was measured at start.
 
-    `tokens`: of one prompt, or decoding requests of one token each. `context_tokens`: before those
-    of the prompt, or of each request.
+    `tokens`: of one prompt, or decoding requests of one token each. `context_tokens`: tokens before
+    them, of the prompt or of each request.
     """
 
     size: int
@@ -53,7 +53,7 @@ class CalibrationRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MigrationRow(msgspec.Struct, frozen=True, array_like=True):
-    """How long it took to migrate the KV of `tokens` tokens in a group of `size` engines, at
+    """Seconds that it took to migrate the KV of `tokens` tokens in a group of `size` engines, at
     start.
     """
 
@@ -63,7 +63,7 @@ class MigrationRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """What an engine measured when the server started, kept for when it is started again alone."""
+    """An engine's measurements when the server started, kept for its next start alone."""
 
     steps: list[CalibrationRow]
     migrations: list[MigrationRow]
@@ -87,8 +87,8 @@ class MigrationCounts(msgspec.Struct, frozen=True):
 
 
 class EngineReport(msgspec.Struct, frozen=True):
-    """An engine in `GET /flying/status`: what its lanes hold, and what they have done. Keys are
-    group sizes.
+    """An engine in `GET /flying/status`: the contents and the work of its lanes. Keys are group
+    sizes.
     """
 
     engine: int
@@ -102,7 +102,7 @@ class EngineReport(msgspec.Struct, frozen=True):
 
 
 class EngineMemory(msgspec.Struct, frozen=True):
-    """What weights and KV cache take on each device of an engine.
+    """Bytes of weights and KV cache on each device of an engine.
 
     `kv_bytes`: without any lent weights. `lent_bytes`: of the weights, where there are extra KV
     blocks now.
@@ -153,12 +153,12 @@ Any: a number, that all is well, or nothing.
 
 
 def encode(answer: object) -> Any:
-    """The answer in plain values, as vLLM's utility calls carry it."""
+    """Return the answer in plain values, as vLLM's utility calls carry it."""
     return msgspec.to_builtins(answer)
 
 
 def decode(method: str, plain: Any) -> Any:
-    """The answer to a utility call, of the type in ANSWERS. Raises msgspec.ValidationError if it is
-    of another.
+    """Return the answer to a utility call, of the type in ANSWERS. Raises msgspec.ValidationError
+    if it is of another.
     """
     return msgspec.convert(plain, ANSWERS[method]) if method in ANSWERS else plain

@@ -1,5 +1,5 @@
-"""What engines let each other see without a message: when each ended its steps in each lane, and
-what groups run.
+"""State that engines show each other without a message: when each ended its steps, and the load of
+their groups.
 """
 
 from collections.abc import Iterable
@@ -10,8 +10,8 @@ _LANES = 4  # group sizes 1, 2, 4, 8
 
 
 class StepBoard(MappedArray):
-    """Times of the last steps of all engines of a server, requests and blocks of their groups, in a
-    file that they map.
+    """Times of the last steps of a server's engines, requests and blocks of their groups, in a file
+    that they map.
 
     Times are CLOCK_MONOTONIC seconds, which all processes of a node share. An entry has one writer,
     and a double that is written whole is read whole, so there is no lock.
@@ -27,8 +27,8 @@ class StepBoard(MappedArray):
         self.numbers[engine * _LANES + size.bit_length() - 1] = now
 
     def together_since(self, engines: Iterable[int], size: int, since: float) -> float:
-        """When the last of `engines` ended what it did in another lane than that of `size`; `since`
-        at the earliest.
+        """Return when the last of `engines` ended a step in another lane than that of `size`; at
+        the earliest `since`.
         """
         own = size.bit_length() - 1
         ends = (
@@ -46,7 +46,7 @@ class StepBoard(MappedArray):
         self.numbers[self._blocks_at + leader * _LANES + size.bit_length() - 1] = blocks
 
     def held(self, leader: int, size: int) -> int:
-        """How many blocks that was when the leader last noted it; 0 before."""
+        """Return how many blocks the leader last noted with `hold`; 0 before."""
         return int(self.numbers[self._blocks_at + leader * _LANES + size.bit_length() - 1])
 
     def run(self, leader: int, size: int, requests: int) -> None:
@@ -54,5 +54,5 @@ class StepBoard(MappedArray):
         self.numbers[self._requests_at + leader * _LANES + size.bit_length() - 1] = requests
 
     def running(self, leader: int, size: int) -> int:
-        """How many requests that was when the leader last noted it; 0 before."""
+        """Return how many requests the leader last noted with `run`; 0 before."""
         return int(self.numbers[self._requests_at + leader * _LANES + size.bit_length() - 1])

@@ -1,4 +1,4 @@
-"""What vLLM's coordinator of a group exchanges through, when that is shared memory."""
+"""The communicator that vLLM's coordinator of a group uses when the group is in shared memory."""
 
 import torch
 
@@ -7,11 +7,10 @@ from flying_serving.errors import EngineLost
 
 
 class ShmCommunicator:
-    """Collectives of a group, over a `ShmGroup` that is another one when members were started
-    again.
+    """Collectives of a group, over a `ShmGroup` that is replaced when members were started again.
 
-    Each takes and returns what it does in `ShmGroup`, and raises what it raises there; and
-    EngineLost while the group has no shared memory. `name`: the group's, for errors.
+    Each method takes, returns and raises as the same method of `ShmGroup`. It raises EngineLost
+    while the group has no shared memory. `name`: the group's, for errors.
     """
 
     def __init__(self, name: str) -> None:
@@ -19,7 +18,7 @@ class ShmCommunicator:
         self._group: ShmGroup | None = None
 
     def use(self, group: ShmGroup | None) -> None:
-        """Exchange through this group from now on, or not at all."""
+        """Use this group from now on; with None exchange nothing."""
         self._group = group
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
@@ -27,11 +26,11 @@ class ShmCommunicator:
         return self._opened("all_reduce").all_reduce(x)
 
     def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
-        """The ranks' tensors, concatenated along `dim`."""
+        """Return the ranks' tensors, concatenated along `dim`."""
         return self._opened("all_gather").all_gather(x, dim)
 
     def gather(self, x: torch.Tensor, dst: int = 0, dim: int = -1) -> torch.Tensor | None:
-        """What `all_gather` returns, on rank `dst` only."""
+        """Return the result of `all_gather` on rank `dst`; None on the others."""
         return self._opened("gather").gather(x, dst, dim)
 
     def broadcast(self, x: torch.Tensor, src: int = 0) -> torch.Tensor:

@@ -1,5 +1,5 @@
-"""Where processes meet: files of groups of engines, and of one engine's devices, for each of their
-incarnations.
+"""Files in which processes meet: of groups of engines, and of one engine's devices, for each of
+their incarnations.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,13 +9,13 @@ from flying_serving.layout.groups import Group, whole_groups
 
 
 def group_file(directory: str, group: Group, incarnations: Iterable[int]) -> str:
-    """The file of a group whose engines, in this order, were started again so often."""
+    """Return the file of a group whose engines, in this order, have these incarnations."""
     return f"{directory}/lane{len(group)}-{group[0]}-{'.'.join(map(str, incarnations))}"
 
 
 def world_file(directory: str, engine: int, incarnation: int) -> str:
-    """The file through which the devices of an engine that was started again so often meet as a
-    torch world.
+    """Return the file through which the devices of an engine with this incarnation meet as a torch
+    world.
     """
     return f"{directory}/world-{engine}-{incarnation}"
 

@@ -1,5 +1,5 @@
-"""Whether another process lives: it holds a byte of an open file locked, which the kernel drops
-when it ends.
+"""A sign that a process lives: it holds a byte of an open file locked, and the kernel drops the
+lock when it ends.
 """
 
 import fcntl
@@ -8,18 +8,19 @@ import struct
 
 
 def hold(file: int, place: int) -> None:
-    """Hold a byte of an open file, which may be behind its end, until the file is closed. Raises
-    OSError if held.
+    """Hold a byte of an open file until the file is closed; the byte may be behind the file's end.
+
+    Raises OSError if the byte is held.
     """
     fcntl.fcntl(file, fcntl.F_OFD_SETLK, _lock_of(place))
 
 
 def is_held(file: int, place: int) -> bool:
-    """Whether a byte is held through another opening of the file."""
+    """Return whether a byte is held through another opening of the file."""
     found: bytes = fcntl.fcntl(file, fcntl.F_OFD_GETLK, _lock_of(place))
     return struct.unpack_from("h", found) != (fcntl.F_UNLCK,)
 
 
 def _lock_of(place: int) -> bytes:
-    """The C `struct flock` for a byte."""
+    """Return the C `struct flock` for a byte."""
     return struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0)

@@ -10,9 +10,10 @@ from flying_serving.errors import SharedMemoryFull
 
 
 def reserve(file: int, path: str, size_bytes: int) -> None:
-    """Give an open file `size_bytes` that exist, zeros at first; one that has them stays as it is.
+    """Give an open file `size_bytes` that exist, zeros at first; a file that has them stays as it
+    is.
 
-    A file that is only given a length gets its pages at the first use, and a process that uses one
+    A file that is only given a length gets its pages at the first use. A process that uses a page
     when there is no room left is killed (SIGBUS).
 
     Raises:

@@ -1,9 +1,9 @@
 """One total order for everything that engines do together.
 
 A leader that wants its group to act takes one number per member, all at once, under a lock of the
-node. A member acts in the order of its own numbers, in whatever order messages came, and from any
-sender. Two groups that share two members therefore meet in the same order at both, so engines never
-wait for each other in a cycle.
+node. A member acts in the order of its own numbers, in any order of arrival and from any sender.
+Two groups that share two members therefore meet in the same order at both, so engines never wait
+for each other in a cycle.
 """
 
 import fcntl
@@ -13,10 +13,10 @@ from flying_serving.comm.life import hold, is_held
 from flying_serving.comm.mapped import MappedArray
 
 _KEPT = 4096
-"""For how many of each member's latest numbers the sender is recorded."""
+"""Number of each member's latest numbers whose sender is recorded."""
 _PLACES = 1 << 40
-"""Where in the file, behind all that is in it, each engine holds a byte locked as long as it
-lives.
+"""First of the bytes, one per engine, that an engine holds locked as long as it lives; behind the
+contents of the file.
 """
 
 
@@ -31,16 +31,16 @@ class SequenceNumbers(MappedArray):
         self._engines = engines
 
     def join(self, engine: int) -> None:
-        """This process is an engine: as long as it lives, others see it."""
+        """Let others see that this process, which is an engine, lives."""
         hold(self.file, _PLACES + engine)
 
     def is_gone(self, engine: int) -> bool:
-        """Whether an engine that has joined does not live any more."""
+        """Return whether an engine that has joined does not live any more."""
         return not is_held(self.file, _PLACES + engine)
 
     def take(self, sender: int, members: Sequence[int]) -> list[int]:
-        """The next number of each member, taken in one step: no other leader's numbers fall between
-        them.
+        """Take the next number of each member, all in one step: no other leader's numbers fall
+        between them.
         """
         fcntl.flock(self.file, fcntl.LOCK_EX)
         try:
@@ -53,13 +53,13 @@ class SequenceNumbers(MappedArray):
         return numbers
 
     def taken(self, member: int) -> int:
-        """How many numbers of a member have been taken: their messages are there or on their
+        """Return how many numbers of a member have been taken: their messages are there or on their
         way.
         """
         return self.numbers[member]
 
     def sender(self, member: int, number: int) -> int:
-        """Who has taken a number, one of the last of a member."""
+        """Return the engine that has taken a number, one of the last of a member."""
         return self.numbers[self._place(member, number)]
 
     def _place(self, member: int, number: int) -> int:

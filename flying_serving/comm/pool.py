@@ -19,18 +19,19 @@ Coordinator = Any  # vllm.distributed.parallel_state.GroupCoordinator
 MakeCoordinators = Callable[[list[list[int]], str], Coordinator]
 Activate = Callable[[Coordinator], AbstractContextManager[None]]
 SpreadOver = Callable[[Sequence[int], mmap], None]
-"""Says for the engines of a group where its memory, which has no pages yet, is to lie."""
+"""A function that says where the memory of a group of engines, which has no pages yet, is to
+lie.
+"""
 START_TIMEOUT_S = 600
-"""How long a worker waits at its start for those of the other engines."""
+"""Seconds that a worker waits at its start for the workers of the other engines."""
 
 
 def _where_it_is_used(group: Sequence[int], memory: mmap) -> None:
-    """As the system does by itself: a page is on the node of the process that needs it first."""
+    """Leave the choice to the system: a page is on the node of the process that needs it first."""
 
 
 class CommunicatorPool:
-    """One coordinator per group size for this worker; `activate` is the only place where the active
-    one changes.
+    """One coordinator per group size for this worker; only `activate` changes the active one.
 
     Args:
         sizes: group sizes to build, 1 among them.
@@ -61,7 +62,7 @@ class CommunicatorPool:
         self._engine, self._device, self._engines, self._devices = engine, device, engines, devices
 
     def coordinator(self, size: int) -> Coordinator:
-        """The coordinator of this worker's group of `size` engines."""
+        """Return the coordinator of this worker's group of `size` engines."""
         return self._coordinators[size]
 
     def use_shared_memory(
@@ -80,8 +81,8 @@ class CommunicatorPool:
         """Attach to the file of the group of `size` engines whose members have these incarnations,
         in their order.
 
-        Every member has to do this, each once, as any
-        incarnations have a file of their own; the one before is left. Raises what `ShmGroup` does.
+        Every member has to do this, each once, as any incarnations have a file of their own. The
+        earlier file is left. Raises what `ShmGroup` does.
         """
         self.broken(size)
         coordinator = self._coordinators[size]
@@ -102,8 +103,8 @@ class CommunicatorPool:
         """Leave the file of the group of `size` engines: a member is lost. Its collectives raise
         EngineLost.
 
-        The file goes too: nobody attaches to it any more, and its memory is free when all have left
-        it.
+        The file is removed too: no process attaches to it any more, and its memory is free when all
+        have left it.
         """
         shm = self._shm.pop(size, None)
         if shm is not None:
@@ -112,7 +113,7 @@ class CommunicatorPool:
             Path(shm.path).unlink(missing_ok=True)
 
     def warm(self) -> None:
-        """One collective in each group, all workers together, as soon as the last one has come this
+        """Run one collective in each group, with all workers, as soon as the last one has come this
         far.
         """
         for shm in self._shm.values():
@@ -123,8 +124,8 @@ class CommunicatorPool:
                     coordinator.all_reduce(torch.ones(1, device=coordinator.device))
 
     def any_of(self, size: int, value: bool) -> bool:
-        """Whether `value` is true on any member of the group of `size` engines. All return at the
-        same time.
+        """Return whether `value` is true on any member of the group of `size` engines. All return
+        at the same time.
         """
         coordinator = self._coordinators[size]
         if coordinator.world_size == 1:
@@ -138,6 +139,6 @@ class CommunicatorPool:
         return self._activate(self._coordinators[size])
 
     def close(self) -> None:
-        """Unmap shared memory."""
+        """Close the groups, and unmap their memory."""
         for shm in self._shm.values():
             shm.close()

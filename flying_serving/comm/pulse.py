@@ -10,17 +10,18 @@ from flying_serving.comm.life import hold, is_held
 from flying_serving.comm.mapped import MappedArray
 
 BEAT_S = 0.1
-"""How often a process raises its counter."""
+"""Seconds between two rises of a process's counter."""
 
 
 class Pulse(MappedArray):
     """Counters of all processes of a server's engines, in one small file that they map. Each has
     one writer.
 
-    An engine of one device is one process; one of several has another one for each device. Beside
-    them each engine says whether it ends because it was told to, and the API server whether an
-    engine is lost: before it tells others, which then use the memory again that they had shared
-    with it. A device's process holds a byte of the file locked.
+    An engine of one device is one process; an engine of several has one more process for each
+    device. Beside the counters, each engine says whether it ends because it was told to, and the
+    API server whether an engine is lost. It says so before it tells others, which then use the
+    memory again that they had shared with the engine. A device's process holds a byte of the file
+    locked.
     """
 
     def __init__(self, run_dir: str, engines: int, devices: int) -> None:
@@ -30,10 +31,11 @@ class Pulse(MappedArray):
         super().__init__(f"{run_dir}/pulse", self._lost + engines, "Q")
 
     def beat(self, engine: int, device: int | None = None) -> None:
-        """Raise a counter from now on, that of a device or the engine's own, as long as this
-        process runs.
+        """Raise a counter from now on, a device's or the engine's own, as long as this process
+        runs.
 
-        Or until the engine has said that it ends, so that one which hangs then is silent.
+        It stops when the engine has said that it ends, so that an engine which hangs then is
+        silent.
         """
         place = self._place(engine, device)
         if device is not None:
@@ -46,8 +48,8 @@ class Pulse(MappedArray):
             self.numbers[place] += 1
 
     def living_devices(self, engine: int) -> list[int]:
-        """Devices of an engine whose processes, which are its children, have not ended; it may have
-        ended before.
+        """Return the devices of an engine whose processes, its children, have not ended; the engine
+        may have ended.
         """
         return [
             device
@@ -59,11 +61,13 @@ class Pulse(MappedArray):
         return engine * self._processes + (0 if device is None else 1 + device)
 
     def leave(self, engine: int, *, leaves: bool = True) -> None:
-        """Say that an engine ends because a signal has told it to, or not, as it has just begun."""
+        """Say that an engine ends because a signal has told it to; without `leaves`, that it has
+        just begun.
+        """
         self.numbers[self._left + engine] = int(leaves)
 
     def has_left(self, engine: int) -> bool:
-        """Whether it has said so."""
+        """Return whether an engine has said that it ends."""
         return bool(self.numbers[self._left + engine])
 
     def lose(self, engine: int, *, lost: bool = True) -> None:
@@ -71,17 +75,17 @@ class Pulse(MappedArray):
         self.numbers[self._lost + engine] = int(lost)
 
     def is_lost(self, engine: int) -> bool:
-        """Whether that was said."""
+        """Return whether the API server has said that an engine is lost."""
         return bool(self.numbers[self._lost + engine])
 
     def of(self, engine: int) -> Iterable[int]:
-        """The counters of an engine's processes."""
+        """Return the counters of an engine's processes."""
         first = engine * self._processes
         return tuple(self.numbers[first : first + self._processes])
 
 
 class Silence:
-    """For how long counters have not changed, by a clock that does not count while its owner did
+    """The seconds for which counters have not changed, by a clock that stops while its owner does
     not look.
 
     A watcher that is stopped itself, as the whole machine may be, must not take others for dead.
@@ -95,10 +99,10 @@ class Silence:
         self._not_begun: set[int] = set()
 
     def look(self, counters: Iterable[int], now_s: float, *, starts: bool = False) -> float:
-        """The longest silence of any counter, in seconds.
+        """Return the longest silence of any counter, in seconds.
 
-        Of an engine that `starts` the first is its own; another counts once it has risen, as its
-        process begins later.
+        Of an engine that `starts` the first counter is its own; another one counts once it has
+        risen, as its process begins later.
         """
         found = tuple(counters)
         passed_s = (

@@ -23,12 +23,12 @@ SLOT_BYTES = (
 )  # measured: through larger slots a large sum leaves the caches and takes twice the time
 SPLIT_BYTES = (
     128 << 10
-)  # measured: from here on, and for more than two ranks, to share the summing out is faster
+)  # measured: from here on, and for more than two ranks, to share the summing is faster
 YIELDS = 500  # sched_yield calls until a wait sleeps between its looks: some 0.3 ms
 MAX_SLEEP_S = 0.001
 
-# What the kernel sums, by a zero of that type. Narrower floats travel as float32 and are rounded
-# once.
+# The types that the kernel sums, each by a zero of it. Narrower floats travel as float32 and are
+# rounded once.
 ZEROS: dict[torch.dtype, np.number[Any]] = {
     torch.float32: np.float32(0),
     torch.float64: np.float64(0),
@@ -42,13 +42,13 @@ class ShmGroup:
     """One rank's end of a group that does collectives through one file in shared memory.
 
     All ranks make the same calls in the same order, with CPU tensors of the same shape and dtype. A
-    file serves one group once: each rank attaches to it one time, and a rank that leaves a
-    collective early for whatever reason (deadline, lost rank, interrupt) aborts the group for all.
-    Calls from several threads take turns.
+    file serves one group once: each rank attaches to it one time. A rank that leaves a collective
+    early for any reason (deadline, lost rank, interrupt) aborts the group for all. Calls from
+    several threads take turns.
 
-    Every collective raises CollectiveTimeout if a rank has not come to it within `deadline_s`, and
-    EngineLost if the group is aborted or a rank that is waited for has exited or closed; both name
-    the ranks and where they are.
+    Every collective raises CollectiveTimeout if a rank has not come to it within `deadline_s`. It
+    raises EngineLost if the group is aborted or a rank that is waited for has exited or closed.
+    Both name the ranks and where they are.
     """
 
     def __init__(
@@ -62,13 +62,16 @@ class ShmGroup:
         names: Sequence[str] | None = None,
         spread: Callable[[mmap.mmap], object] = lambda memory: None,
     ) -> None:
-        """Attach as `rank` of `world` to the file at `path` (under /dev/shm), which the rank that
-        comes first creates.
+        """Attach as `rank` of `world` to the file at `path` (under /dev/shm), which the first rank
+        creates.
 
         Larger tensors go in pieces of `slot_bytes`; the file takes 2 * world * slot_bytes, from the
-        start. `names` are for errors. `spread` is told the memory before it has pages, to say on
-        which NUMA nodes they are to be. Raises ValueError if the file is not for such a group or
-        the rank was taken before, and SharedMemoryFull if there is no room for it.
+        start. `names` are for errors. `spread` gets the memory before it has pages, to say on which
+        NUMA nodes they are to be.
+
+        Raises:
+            ValueError: if the file is not for such a group, or the rank was taken before.
+            SharedMemoryFull: if there is no room for the file.
         """
         if not 0 <= rank < world < HEADER_BYTES // LINE_BYTES:
             raise ValueError(
@@ -144,8 +147,8 @@ class ShmGroup:
         return self._concatenate("all_gather", x, dim, True)
 
     def gather(self, x: torch.Tensor, dst: int, dim: int = -1) -> torch.Tensor | None:
-        """Return what `all_gather` would on rank `dst`; None on the others, which do not wait for
-        it.
+        """Return the result of `all_gather` on rank `dst`; None on the others, which do not wait
+        for it.
         """
         return self._concatenate("gather", x, dim, self._is_me(dst))
 
@@ -167,8 +170,8 @@ class ShmGroup:
         return target
 
     def broadcast(self, x: torch.Tensor, src: int) -> torch.Tensor:
-        """Overwrite `x`, of any dtype, with that of rank `src`; return it. Rank `src` does not wait
-        for the others.
+        """Overwrite `x`, of any dtype, with rank `src`'s tensor; return it. Rank `src` does not
+        wait for the others.
         """
         sends = self._is_me(src)
         ranks = (0, 0) if sends else (src, src + 1)
@@ -180,8 +183,8 @@ class ShmGroup:
         return x if whole is x else x.copy_(whole)
 
     def barrier(self, deadline_s: float | None = None) -> None:
-        """Return once every rank has called this; wait for them `deadline_s`, if given, in place of
-        the group's.
+        """Return once every rank has called this. `deadline_s`: how long to wait, in place of the
+        group's own.
         """
         usual_s = self._ranks.deadline_s
         if deadline_s is not None:
@@ -210,8 +213,8 @@ class ShmGroup:
         kernel: Callable[..., bool],
         *args: object,
     ) -> None:
-        """Run a kernel that takes `steps` sequence numbers and waits for ranks[0] to ranks[1] - 1,
-        until it is done.
+        """Run a kernel until it is done. It takes `steps` sequence numbers, and waits for ranks[0]
+        to ranks[1] - 1.
         """
         with self._lock:
             if self._map.closed:
@@ -231,12 +234,12 @@ class ShmGroup:
             except BaseException:
                 self._ranks.abort(
                     self._rank
-                )  # this rank does not come back to it, so nobody can go on
+                )  # this rank does not come back to it, so no rank can go on
                 raise
 
     def close(self) -> None:
-        """Leave the group, once a collective under way in another thread is over. Again: nothing
-        happens.
+        """Leave the group, once a collective under way in another thread is over. A second call
+        does nothing.
         """
         with self._lock:
             self._opened.close()

@@ -2,24 +2,26 @@
 without the GIL.
 
 Every operation has a sequence number s, the same on all ranks. A rank *publishes* s: it writes its
-data to its slot of buffer s % 2, then stores s in its flag (release). Who needs the data waits for
-that flag (acquire) and reads the slot.
+data to its slot of buffer s % 2, then stores s in its flag (release). A rank that needs the data
+waits for that flag (acquire) and reads the slot.
 
 Why two buffers are enough:
+
 1. A rank publishes s only once every rank has published s - 1: `_publish` waits for that.
 2. A rank publishes s - 1 only when its operation s - 2 is over, reads included: its calls come one
    after the other.
-So a rank writes to buffer s % 2 for s after every rank's last read of what s - 2 left there. A rank
-may be one operation ahead of another, never two. (The split sum is two operations here, s and s +
-1, and needs no other argument.)
+
+So a rank writes to buffer s % 2 for s after every rank's last read of the data of s - 2. A rank may
+be one operation ahead of another, never two. (The split sum is two operations here, s and s + 1,
+and needs no other argument.)
 
 A kernel waits a little and returns whether it is done. If not it is called again with the same
-arguments: what was done stands in the rank's own flag, so it goes on from there. Deadlines, aborts
-and signals are the caller's business.
+arguments: the rank's own flag records its progress, so it goes on from there. The caller handles
+deadlines, aborts and signals.
 
 Layout of the file: HEADER_BYTES of lines, the group's and one per rank, each of int64 words; then
-the slots, shape (2 buffers, world, slot_bytes). A fresh file is all zeros, and nothing else is
-needed to start.
+the slots, shape (2 buffers, world, slot_bytes). A fresh file is all zeros, and needs no other
+preparation.
 """
 
 from typing import Any
@@ -76,7 +78,7 @@ def _copy(_typing: Any, _target: Any, _source: Any, _nbytes: Any) -> Any:
 
 @intrinsic
 def _elements(_typing: Any, _address: Any, zero: Any) -> Any:
-    """Return what is at an address as elements of the type of `zero`, to be indexed without
+    """Return the bytes at an address as elements of the type of `zero`, to be indexed without
     bounds.
     """
 
@@ -130,8 +132,8 @@ def _publish(group: Group, sequence: int, yields: int, source: int, nbytes: int)
 
 @njit
 def _sum(group: Group, buffer: int, target: int, begin: int, end: int, zero: Any) -> None:
-    """Add up elements `begin` to `end - 1` over the ranks at address `target`, where the rank's own
-    are before.
+    """Add up elements `begin` to `end - 1` over the ranks at address `target`, which holds the
+    rank's own.
 
     In the order of the ranks, but that rank 1 adds 0 to 1 instead of 1 to 0, which is the same.
     """
@@ -163,12 +165,12 @@ def gather(
     ranks: tuple[int, int],
     received: tuple[int, int, int, int],
 ) -> bool:
-    """Publish `sent`, an address and bytes; fetch what ranks[0] to ranks[1] - 1 published; return
+    """Publish `sent`, an address and bytes; fetch the data of ranks[0] to ranks[1] - 1; return
     whether it is done.
 
-    `received` is (target, start, nbytes, row_bytes): each rank's `nbytes` are those from `start` on
-    of a whole, shape (rows, row_bytes). They go where the whole has its place at the address
-    `target`, shape (rows, number of ranks, row_bytes): a concatenation along the middle dimension.
+    `received` is (target, start, nbytes, row_bytes). Each rank's `nbytes` begin at `start` of a
+    whole, shape (rows, row_bytes). They go where the whole has its place at the address `target`,
+    shape (rows, number of ranks, row_bytes): a concatenation along the middle dimension.
     """
     if not _publish(group, sequence, yields, sent[0], sent[1]):
         return False
@@ -200,12 +202,12 @@ _SUMMED = (types.float32, types.float64, types.int32, types.int64)
 def sum_all(
     group: Group, sequence: int, yields: int, piece: tuple[int, int, int, int], zero: Any
 ) -> bool:
-    """Sum over the ranks, in place, a `piece`: (address, elements, bytes of one, split), of the
-    type of `zero`.
+    """Sum a `piece` over the ranks, in place: (address, elements, bytes of one, split), of the type
+    of `zero`.
 
-    Every rank sums everything; or, if `split` is not 0, each rank sums a part, publishes it as
-    `sequence + 1` and copies the others': less to read with more than two ranks, but one more wait.
-    Return whether it is done.
+    Without `split` every rank sums everything. With it each rank sums a part, publishes it as
+    `sequence + 1` and copies the others'. That is less to read with more than two ranks, but one
+    more wait. Return whether it is done.
     """
     base, rank, world, slot_bytes = group
     flag = base + (1 + rank) * LINE_BYTES

@@ -34,7 +34,7 @@ class GroupRanks:
     def attach(file: int, rank: int) -> bool:
         """Take a rank's place, with the file locked; False if it was taken before.
 
-        The system drops this lock when the process ends, in whatever way: that is how others see it
+        The system drops this lock when the process ends, in any way: so the others see it
         (`_left`).
         """
         place = WORD_BYTES * word(rank, PID)
@@ -74,7 +74,7 @@ class GroupRanks:
         """Return whether a rank was attached and is no longer."""
         if not self.words[
             word(rank, PID)
-        ]:  # before the lock is looked at: it is taken before this is set
+        ]:  # read before the lock, which is taken before this is set
             return False
         return not is_held(self._file, rank)
 
@@ -88,13 +88,13 @@ class GroupRanks:
         )
 
     def abort(self, reason_rank: int) -> None:
-        """End the group for all its ranks, because of a rank. From any thread, at any time; the
-        first reason stays.
+        """End the group for all its ranks, because of a rank. Any thread may call it at any time;
+        the first reason stays.
         """
         with contextlib.suppress(ValueError):  # closed
             self.words[REASON] = self.words[REASON] or 1 + reason_rank
 
 
 def word(rank: int, field: int) -> int:
-    """Return which word of the header a field of a rank is."""
+    """Return the place of a rank's field among the words of the header."""
     return (1 + rank) * LINE_BYTES // WORD_BYTES + field

@@ -11,11 +11,11 @@
 - `FaultRecovery` takes the requests of lost engines elsewhere.
 - `Admission` refuses requests while too many wait.
 
-The state has what they share: waiting requests (`TaskPool`), groups with their requests (`Loads`),
-requests with two groups (`Splits`), past and present switches (`Switches`), and the weights that
-groups lend to their KV cache (`WeightLending`).
+The parts share the state: waiting requests (`TaskPool`), groups with their requests (`Loads`) and
+requests with two groups (`Splits`). It also has past and present switches (`Switches`), and the
+weights that groups lend to their KV cache (`WeightLending`).
 
-Each event notes what has happened. Then `Controller._settle` advances, in this order:
+Each method of an event notes it. Then `Controller._settle` advances, in this order:
 
 1. The switch under way (`Changeover.advance`). It goes on in another mode if it has waited for too
    long. Weights come back to engines that need them (`WeightLending.fetch`). If the switch waits

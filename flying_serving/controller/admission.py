@@ -1,4 +1,4 @@
-"""Which requests may wait: requests, prompt tokens and waiting time have bounds."""
+"""Bounds of waiting requests, of their prompt tokens and of their waiting time."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,11 +15,13 @@ from flying_serving.layout.groups import Group
 MEMORY_S = 10.0
 """The pace of the pool is a mean over about this long, of times in which requests waited."""
 LEAST_S = 1.0
-"""So long requests must have waited before their pace is known."""
+"""Requests must have waited for this long before their pace is known."""
 
 
 class Pace:
-    """How fast requests leave the pool for their first group, as long as some are left behind."""
+    """The rate at which requests leave the pool for their first group, as long as some are left
+    behind.
+    """
 
     def __init__(self) -> None:
         self._count = 0.0
@@ -28,11 +30,13 @@ class Pace:
         self._at_s: float | None = None
 
     def dispatched(self) -> None:
-        """A request has left the pool that no group had before."""
+        """Note that a request has left the pool that no group had before."""
         self._new += 1
 
     def tick(self, now_s: float, *, waits: bool) -> None:
-        """Time has passed; `waits`: requests wait that could be dispatched, so it counts."""
+        """Note that time has passed. It counts if requests wait that could be dispatched
+        (`waits`).
+        """
         if waits and self._at_s is not None:
             passed_s = now_s - self._at_s
             fading = math.exp(-passed_s / MEMORY_S)
@@ -41,14 +45,16 @@ class Pace:
         self._new, self._at_s = 0, now_s if waits else None
 
     def wait_s(self, ahead: int) -> float:
-        """Seconds until `ahead` requests have left the pool; 0 while the pace is unknown."""
+        """Return the seconds until `ahead` requests have left the pool; 0 while the pace is
+        unknown.
+        """
         if self._passed_s < LEAST_S:
             return 0.0
         return ahead * self._passed_s / self._count if self._count else math.inf
 
 
 class Waiting(NamedTuple):
-    """Requests that wait, and tokens of prompts that do."""
+    """Number of requests that wait, and of tokens of their prompts."""
 
     requests: int
     prompt_tokens: int
@@ -58,9 +64,9 @@ class Admission:
     """Refuses requests while too many wait.
 
     An urgent request counts only urgent ones. So urgent requests are taken in a flood of others,
-    and at most twice the bounds wait. Whatever the pace is, as many requests may wait as a group
-    runs at a time. Where requests are dispatched at once, they wait in engines: the requests of a
-    group beyond that number wait.
+    and at most twice the bounds wait. At any pace, as many requests may wait as a group runs at a
+    time. Where requests are dispatched at once, they wait in engines: the requests of a group
+    beyond that number wait.
 
     A request that was let in is not refused when it arrives, since its answer may have begun: a
     place is held for it meanwhile. Places count as waiting, but for those of requests that would
@@ -82,10 +88,12 @@ class Admission:
         self._least = settings.limits.max_num_seqs
         self.pace = Pace()
         self.refused = 0
-        """Requests that were refused since the start."""
+        """Number of requests that were refused since the start."""
 
     def check(self, *, urgent: bool = False) -> None:
-        """Raise PoolFull if no more requests of this kind may wait; who asks is refused then."""
+        """Raise PoolFull if no more requests of this kind may wait: the request is counted as
+        refused then.
+        """
         self._refuse(self.problem(urgent=urgent))
 
     def _refuse(self, problem: str | None) -> None:
@@ -110,28 +118,27 @@ class Admission:
         self.places.hold(place)
 
     def most_at_once(self, place: Place) -> int:
-        """The number of requests that a call like this one may have if no other request is
-        there.
-        """
+        """Return how many requests a call like this one may have if no other request is there."""
         beyond_tokens = (self._most_waiting_tokens(urgent=place.urgent) - 1) // max(
             1, place.prompt_tokens
         )
         return self._most_running + min(self._settings.most_waiting, beyond_tokens + 1)
 
     def enter(self, origin: Origin, *, urgent: bool) -> None:
-        """A request arrives. Raises PoolFull as `check`, unless it has a place."""
+        """Let a request arrive. Raises PoolFull as `check`, unless it has a place."""
         if not self.places.take(origin.call):
             self.check(urgent=urgent)
 
     def problem(self, *, urgent: bool = False) -> str | None:
-        """Why no more requests of this kind may wait; None if they may."""
+        """Return why no more requests of this kind may wait; None if they may."""
         waiting = self._waiting(urgent=urgent)
         return self._problem(waiting, waiting, Place("", urgent=urgent))
 
     def _problem(self, before: Waiting, now: Waiting, place: Place) -> str | None:
-        """Why the last request of a call may not wait; None if it may.
+        """Return why the last request of a call may not wait; None if it may.
 
-        `before`: what waits without the call. `now`: the same when the other requests have places.
+        `before`: the waiting requests without the call. `now`: the same when the call's other
+        requests have places.
         """
         settings = self._settings
         adds = ""
@@ -160,13 +167,13 @@ class Admission:
 
     @property
     def _most_running(self) -> int:
-        """Requests that all groups run together, in the layout of the most groups."""
+        """Number of requests that all groups run together, in the layout of the most groups."""
         sizes = self._settings.capacity.tokens
         pinned = self._settings.policy.pinned_size
         return self._settings.engines // (pinned or min)(list(sizes)) * self._least
 
     def _waiting(self, *, urgent: bool) -> Waiting:
-        """Requests and prompt tokens that wait ahead of a request of this kind."""
+        """Return the requests and prompt tokens that wait ahead of a request of this kind."""
         settings, pool = self._settings, self._pool
         ahead = pool.urgent if urgent else len(pool) - pool.urgent
         tokens = pool.prompt_tokens
@@ -181,7 +188,7 @@ class Admission:
         return Waiting(ahead, tokens)
 
     def _free(self) -> int:
-        """The number of requests that would begin at once if they came now; 0 while others wait."""
+        """Return how many requests would begin at once if they came now; 0 while others wait."""
         if len(self._pool):
             return 0
         return sum(

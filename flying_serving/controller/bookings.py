@@ -1,4 +1,4 @@
-"""Requests are booked in groups, and taken out again. Each change is a command."""
+"""Bookings of requests in groups, and their ends. Each change is a command."""
 
 from collections.abc import Collection, Mapping
 
@@ -12,7 +12,7 @@ from flying_serving.predict.work import LaneFigures
 
 
 class Bookings:
-    """Books where each request is."""
+    """Books each request in a group."""
 
     def __init__(self, state: ClusterState, choice: GroupChoice) -> None:
         self._state = state
@@ -80,12 +80,12 @@ class Bookings:
         ]
 
     def revoke_offer(self, request: RequestState) -> list[Command]:
-        """A request ends in its group: nothing pulls the KV that the group would offer."""
+        """Revoke the offer of a request that ends in its group: nothing pulls its KV."""
         if request.group is None or request.offer is None:
             return []
         return [Recall(request.request_id, request.group)]
 
     def offer_kv(self, request: RequestState) -> KVOffer | None:
-        """An offer of a request's KV by its group; None if KV cannot migrate."""
+        """Return an offer of a request's KV by its group; None if KV cannot migrate."""
         assert request.group is not None
         return self._state.new_offer(request.group) if self._state.migrates else None

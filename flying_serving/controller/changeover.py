@@ -26,7 +26,7 @@ PATIENCE = 1.5
 
 
 class Phase(Enum):
-    """How far the switch under way is.
+    """The phases of the switch under way.
 
     IDLE: no switch is under way.
     WAITING: no engine knows of it. *Sequential* and *soft* wait until old requests have ended.
@@ -68,11 +68,12 @@ class Change:
 
     @property
     def waits_for_requests(self) -> bool:
-        """Whether old requests must end before engines are told."""
+        """True if old requests must end before engines are told."""
         return self.switch.mode in WAITING_MODES and bool(self.switch.draining)
 
     def is_overdue(self, now_s: float) -> bool:
-        """Whether it has waited for old requests for much longer than its policy expected.
+        """Return whether the switch has waited for old requests for much longer than its policy
+        expected.
 
         A switch that an operator ordered is never overdue.
         """
@@ -92,24 +93,24 @@ class Changeover:
         self.phase = Phase.IDLE
         self._change: Change | None = None
         self._pauses_older = False
-        """Whether engines pause older lanes, as a hard switch was the last."""
+        """True if engines pause older lanes, as a hard switch was the last."""
 
     def _enter(self, phase: Phase) -> None:
-        """Go on to the next phase. Raises RuntimeError if it may not follow the present one."""
+        """Enter the next phase. Raises RuntimeError if it may not follow the present one."""
         if phase not in NEXT[self.phase]:
             raise RuntimeError(f"a switch that is {self.phase.value} cannot be {phase.value} next")
         self.phase = phase
 
-    # ---- what others ask
+    # ---- questions of other parts
 
     @property
     def is_under_way(self) -> bool:
-        """Whether there is a switch."""
+        """True if there is a switch."""
         return self.phase is not Phase.IDLE
 
     @property
     def holds(self) -> bool:
-        """Whether the switch keeps new requests waiting."""
+        """True if the switch keeps new requests waiting."""
         change = self._change
         return change is not None and (self.phase, change.switch.mode) in HOLDING
 
@@ -121,9 +122,9 @@ class Changeover:
         return self._change.switch
 
     def is_changing(self, switch: Switch) -> bool:
-        """Whether this switch is under way.
+        """Return whether this switch is under way.
 
-        Once it has failed it is not, whatever engines answer.
+        It is not once it has failed, even if engines answer later.
         """
         return self._change is not None and self._change.switch is switch
 
@@ -193,14 +194,14 @@ class Changeover:
         return [order, *self._bookings.recall(switch.draining, now_s, streams=False)]
 
     def _end_pause(self) -> list[Command]:
-        """Requests that a hard switch has paused must go on, as this switch waits for their end."""
+        """Resume requests that a hard switch has paused, as this switch waits for their end."""
         if not self._pauses_older:
             return []
         self._pauses_older = False
         return [Weave(frozenset(self._state.layout.engines))]
 
     def regrouped(self, now_s: float) -> list[Command]:
-        """The engines whose groups change have answered: requests that migrate leave now."""
+        """Let requests that migrate leave: the engines whose groups change have answered."""
         change, was_holding = self._change, self.holds
         assert change is not None
         self._enter(Phase.REGROUPED)
@@ -213,7 +214,7 @@ class Changeover:
         return commands
 
     def _widen(self, draining: Collection[str], now_s: float) -> list[Command]:
-        """Requests that idle engines began during a soft switch migrate to their new groups."""
+        """Migrate requests that idle engines began during a soft switch to their new groups."""
         recalls, widened = list[Command](), list[tuple[RequestState, Group]]()
         for request in list(self._state.started.values()):
             assert request.group is not None
@@ -229,7 +230,7 @@ class Changeover:
         return recalls + [self._bookings.start(request, group, lanes) for request, group in widened]
 
     def acknowledged(self, answers: list[SwitchAnswer], now_s: float) -> None:
-        """Every engine has answered."""
+        """End the switch: every engine has answered."""
         change = self._change
         assert change is not None
         change.switch.acknowledged(answers, now_s)
@@ -250,7 +251,7 @@ class Changeover:
         self._end()
 
     def take_in(self, engine: int) -> None:
-        """An engine is back: it is alone in the layout of a switch that no engine knows of."""
+        """Add an engine that is back, alone, to the layout of a switch that no engine knows of."""
         if self.waits_for_idle is not None:
             self.waits_for_idle.new = self.waits_for_idle.new.beside(engine)
 

@@ -1,4 +1,4 @@
-"""What the controller tells its shell to do: the API server's, or the simulator."""
+"""The commands of the controller to its shell: the API server's, or the simulator."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ class Dispatch:
     """Send a request to the leader of a group.
 
     `output_tokens`: how many it has got already, in another group. `limit_tokens`: output tokens
-    that it may have there (what the group holds); then it is `Controller.group_full`.
+    that it may have there (the group holds no more); then `Controller.group_full` is called.
     `migrated_from`: its KV, which the group pulls; if None, its prompt and outputs are prefilled.
     `offer`: the number under which the group offers its KV when it ends there; with `publishes`
     from its first step on.
@@ -29,10 +29,10 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class DispatchPrefix:
-    """Send the first `tokens` of a request's prompt to the leader of a group, which offers their KV
-    under a number.
+    """Send the first `tokens` of a prompt to the leader of a group, which offers their KV under the
+    number `offer`.
 
-    The KV can be pulled from the first step on. Its output is nobody's; its end goes to
+    The KV can be pulled from the first step on. Its output is dropped; its end goes to
     `Controller.prefix_ended`.
     """
 
@@ -58,9 +58,10 @@ class PullAhead:
 
 @dataclass(frozen=True)
 class DropPart:
-    """End what a DispatchPrefix or a PullAhead with the number `offer` has begun in a group.
+    """End the part that a DispatchPrefix or a PullAhead with the number `offer` has begun in a
+    group.
 
-    `keeps`: the request itself goes on, and may still pull what KV its prefix has.
+    `keeps`: the request itself goes on, and may still pull the KV of its prefix.
     """
 
     request_id: str
@@ -73,8 +74,8 @@ class DropPart:
 class Recall:
     """Take a request from the leader of a group; a Dispatch of it follows, unless it is over.
 
-    `offer`: the number under which the group offers its KV from then on; if None, nobody will pull
-    it.
+    `offer`: the number under which the group offers its KV from then on; if None, no group will
+    pull it.
     """
 
     request_id: str
@@ -84,8 +85,8 @@ class Recall:
 
 @dataclass(frozen=True)
 class Reject:
-    """End a request that has waited for too long; `group`: has it in its queue, None if it is in
-    the task pool.
+    """End a request that has waited for too long. `group`: has it in its queue; None: it is in the
+    task pool.
     """
 
     request_id: str
@@ -129,7 +130,7 @@ class LendWeights:
 
 @dataclass(frozen=True)
 class FetchWeights:
-    """Tell the engines of a widest group to have their weights back; the answers go to
+    """Tell the engines of a widest group to take their weights back; the answers go to
     `Controller.weights_back`.
     """
 

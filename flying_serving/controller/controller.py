@@ -1,7 +1,7 @@
 """The controller: events in, commands out, time as an argument.
 
 It owns every decision; engines own safety. The API server's `Shell` and the simulator are shells
-around this class: they call it for each event and carry out the commands that it returns, in order.
+around this class. They call it for each event and carry out the commands that it returns, in order.
 The package's docstring lists the parts of the controller.
 """
 
@@ -32,7 +32,7 @@ MakeChoice = Callable[[ClusterState], GroupChoice]
 class Controller:
     """Decides where the requests of one server run, and which groups its engines form.
 
-    `make_choice`: chooses groups, if not in the controller's own way.
+    `make_choice`: makes the part that chooses groups; the default makes the controller's own.
     """
 
     def __init__(self, settings: Settings, make_choice: MakeChoice = GroupChoice) -> None:
@@ -53,7 +53,7 @@ class Controller:
     def arrived(
         self, request_id: str, spec: RequestSpec, now_s: float, origin: Origin = ALONE
     ) -> list[Command]:
-        """A request has arrived. Raises RequestError or PoolFull if it is refused."""
+        """Take in a request that has arrived. Raises RequestError or PoolFull if it is refused."""
         sizes = self.settings.capacity.sizes(spec)
         self.admission.enter(origin, urgent=spec.urgent)
         self._arrivals += 1
@@ -65,7 +65,7 @@ class Controller:
         return commands + self._change(now_s, decides=self.decider.is_worth_asking(request))
 
     def tokens(self, request_id: str, count: int, now_s: float) -> None:
-        """A running request got tokens."""
+        """Count tokens that a running request got."""
         self.state.deadlines.drop(request_id)
         request = self.state.started.get(request_id)
         if request is not None:
@@ -75,14 +75,16 @@ class Controller:
     def finished(
         self, request_ids: Iterable[str], now_s: float, *, aborted: bool = False
     ) -> list[Command]:
-        """Requests are over, wherever they were."""
+        """End requests that are over, in the pool or in a group."""
         commands: list[Command] = []
         for request_id in request_ids:
             commands += self._dispatcher.end(request_id, now_s, aborted=aborted)
         return commands + self._settle(now_s)
 
     def group_full(self, request_id: str, now_s: float) -> list[Command] | None:
-        """A request has as many tokens as it may have in its group; see `Dispatcher.group_full`."""
+        """Find another group for a request that has filled its group; see
+        `Dispatcher.group_full`.
+        """
         request = self.state.started.get(request_id)
         if request is None:  # another full group has led to its recall
             return []
@@ -92,30 +94,30 @@ class Controller:
         return commands + self._settle(now_s, decides=request_id in self.state.pool)
 
     def given_up(self, request_id: str) -> list[Command]:
-        """A request ends in its group, as `group_full` found no other: its KV is not offered."""
+        """Revoke the offer of a request that ends in its group, as `group_full` found no other."""
         return self.bookings.revoke_offer(self.state.started[request_id])
 
     # ---- parts of split requests
 
     def prefix_ended(self, request_id: str, now_s: float, *, failed: bool) -> list[Command]:
-        """The prefix of a split request is over, or its group `failed` it."""
+        """End the prefix of a split request: it is over, or its group `failed` it."""
         if not self.state.splits.in_prompt(request_id):
             return []
         return self._splitter.prefix_ended(request_id, failed=failed) + self._settle(now_s)
 
     def part_failed(self, request_id: str) -> list[Command]:
-        """The part of a split request cannot be sent: the request goes on as an ordinary one."""
+        """Let a split request go on as an ordinary one: its part cannot be sent."""
         return self._splitter.undo(request_id)
 
     # ---- measurements and time
 
     def stepped(self, steps: Iterable[Step]) -> None:
-        """Steps were measured."""
+        """Learn the costs of measured steps."""
         for step in steps:
             self.state.steps.observe(step)
 
     def tick(self, now_s: float) -> list[Command]:
-        """Some time has passed."""
+        """Advance, as some time has passed: reject expired requests, and ask the policy."""
         commands = self.recovery.give_up(now_s)
         waits = len(self.state.pool) > 0 and not self._changeover.holds
         self.admission.pace.tick(now_s, waits=waits)
@@ -126,7 +128,9 @@ class Controller:
 
     @property
     def changing(self) -> bool:
-        """Whether a switch is under way: it waits for old requests or for the engines' answers."""
+        """True while a switch is under way: it waits for old requests or for the engines'
+        answers.
+        """
         return self._changeover.is_under_way
 
     @property
@@ -135,7 +139,7 @@ class Controller:
         return self._changeover.waits_for_idle
 
     def is_changing(self, switch: Switch) -> bool:
-        """Whether this switch is under way. It is not, once an engine was lost."""
+        """Return whether this switch is under way. It is not, once an engine was lost."""
         return self._changeover.is_changing(switch)
 
     def order(
@@ -151,16 +155,16 @@ class Controller:
         return switch, commands + self._settle(now_s)
 
     def regrouped(self, now_s: float) -> list[Command]:
-        """The engines whose groups change have answered: requests that migrate leave now."""
+        """Let requests that migrate leave: the engines whose groups change have answered."""
         return self._changeover.regrouped(now_s) + self._settle(now_s)
 
     def acknowledged(self, answers: list[SwitchAnswer], now_s: float) -> list[Command]:
-        """Every engine has answered the order; `regrouped` came before."""
+        """End the switch: every engine has answered the order; `regrouped` came before."""
         self._changeover.acknowledged(answers, now_s)
         return self._settle(now_s)
 
     def failed(self, switch: Switch, problem: str, now_s: float) -> None:
-        """Some engine did not answer the order."""
+        """End a switch whose order some engine did not answer."""
         if self.is_changing(switch):
             self._changeover.fail(problem, now_s)
 
@@ -172,13 +176,15 @@ class Controller:
     # ---- weights that are lent
 
     def weights_lent(self, group: Group, now_s: float, *, complete: bool = True) -> list[Command]:
-        """The engines of a group have lent their weights. If not all could, all get them back."""
+        """Note that a group's engines have lent their weights. If not all could, all get them
+        back.
+        """
         self.state.lending.end(group, now_s, complete=complete)
         commands: list[Command] = [] if complete else [FetchWeights(group)]
         return commands + self._settle(now_s)
 
     def weights_back(self, group: Group, now_s: float) -> list[Command]:
-        """The engines of a group have all their weights again."""
+        """Note that the engines of a group have all their weights again."""
         self.state.lending.end(group, now_s)
         return self._settle(now_s)
 
@@ -187,16 +193,18 @@ class Controller:
     def engines_lost(
         self, engines: Iterable[int], now_s: float, *, killed: bool = False
     ) -> list[Command]:
-        """Engines are lost, and others are told; see `FaultRecovery.engines_lost`."""
+        """Take lost engines out of the layout, and requests from them; see
+        `FaultRecovery.engines_lost`.
+        """
         commands = self.recovery.engines_lost(list(engines), now_s, killed=killed)
         return commands + self._settle(now_s, decides=True)
 
     def engine_back(self, engine: int, now_s: float) -> list[Command]:
-        """An engine that was lost works again, alone; the others know it."""
+        """Take back an engine that works again, alone; the others know it."""
         self.recovery.engine_back(engine, now_s)
         return self._settle(now_s, decides=True)
 
-    # ---- what follows from an event
+    # ---- the consequences of an event
 
     def _settle(self, now_s: float, *, decides: bool = False) -> list[Command]:
         """Advance until nothing is left to do, in the order of the package's docstring."""
@@ -215,7 +223,7 @@ class Controller:
         return [*commands, *state.lending.lend(state.layout, state.loads, now_s)]
 
     def _change(self, now_s: float, *, decides: bool) -> list[Command]:
-        """Make a lost layout again, or with `decides` what the policy wants; one at a time."""
+        """Make a lost layout again, or with `decides` the policy's choice; one at a time."""
         if self._changeover.is_under_way:
             return []
         layout = self.recovery.take_restored()

@@ -1,4 +1,4 @@
-"""Deadlines of queues: how long a request may wait until some scheduler has it in a step."""
+"""Deadlines of queues: the longest wait of a request until some scheduler has it in a step."""
 
 import heapq
 
@@ -9,8 +9,8 @@ class Deadlines:
     """Requests with a deadline that have not begun, in the task pool or in the queue of an engine.
 
     A request has begun when a scheduler has it in a step, as soon as the API server hears of that.
-    One that has begun meets its deadline, whatever becomes of it later: it may be preempted,
-    recalled or restored.
+    A request that has begun meets its deadline for good: it may be preempted, recalled or restored
+    later.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class Deadlines:
         return len(self._waiting)
 
     def add(self, request: RequestState) -> None:
-        """A request has arrived."""
+        """Note the deadline of a request that has arrived."""
         if request.spec.deadline_s is not None:
             self._waiting[request.request_id] = request
             heapq.heappush(
@@ -30,13 +30,13 @@ class Deadlines:
             )
 
     def drop(self, request_id: str) -> None:
-        """A request has begun, or is over."""
+        """Drop the deadline of a request that has begun, or is over."""
         if self._waiting.pop(request_id, None) is not None:
             self._gone += 1
             self._forget_gone()
 
     def expired(self, now_s: float) -> list[RequestState]:
-        """Requests whose deadline has passed; they have none from now on."""
+        """Return the requests whose deadline has passed; they have none from now on."""
         expired = []
         while self._heap and self._heap[0][0] <= now_s:
             request = self._waiting.pop(heapq.heappop(self._heap)[1], None)

@@ -1,4 +1,4 @@
-"""The policy is asked for the next layout, and its answers are kept for operators."""
+"""Questions to the policy for the next layout, and its answers, which are kept for operators."""
 
 from collections import deque
 from typing import NamedTuple
@@ -28,7 +28,7 @@ class Decider:
         self.dry_run: deque[Decision] = deque(maxlen=100)
 
     def decide(self, now_s: float) -> Verdict:
-        """The policy's answer.
+        """Ask the policy.
 
         The policy is not asked about a fixed layout, without engines, or before all sizes are
         measured.
@@ -53,7 +53,8 @@ class Decider:
         return Verdict(None, settings.policy.migrates_left_behind(shot, settings.objective))
 
     def is_worth_asking(self, request: RequestState) -> bool:
-        """Whether the policy is asked now that a request has arrived, or only at the next tick.
+        """Return whether the policy is asked now that a request has arrived, or only at the next
+        tick.
 
         It is asked for an urgent request, and for one that waits. It is not asked in a long queue,
         where one request more changes little. Nor is it while a request runs that one engine cannot

@@ -1,4 +1,6 @@
-"""Requests that wait get groups of the layout; one that fills its group waits for another."""
+"""Dispatch of waiting requests to groups of the layout; a request that fills its group waits for
+another.
+"""
 
 from collections.abc import Mapping
 
@@ -14,7 +16,9 @@ from flying_serving.predict.work import LaneFigures
 
 
 class Dispatcher:
-    """Offers groups to the requests of the pool. `pace` counts those that get their first group."""
+    """Offers groups to the requests of the pool. `pace` counts requests that get their first
+    group.
+    """
 
     def __init__(
         self,
@@ -76,7 +80,7 @@ class Dispatcher:
     def _group_for(
         self, request: RequestState, lanes: Mapping[int, LaneFigures], reserved: set[Group]
     ) -> Group | None:
-        """The best group with room that is not reserved for others."""
+        """Return the best group with room that is not reserved for others."""
         free = self._state.layout
         if reserved:
             free = Layout(tuple(group for group in free.groups if group not in reserved))
@@ -87,7 +91,7 @@ class Dispatcher:
         )  # a degree may get a group that the layout lacks
 
     def _to_reserve(self, request: RequestState, now_s: float) -> list[Group]:
-        """Groups that other requests may not have while this one waits for room in them.
+        """Return the groups that other requests may not have while this one waits for room in them.
 
         It may wait for weights instead; then `WeightLending` gets to know. A suspect reserves only
         groups that are short of memory: in the others it waits for other suspects. A request for a
@@ -114,7 +118,7 @@ class Dispatcher:
     # ---- ends
 
     def end(self, request_id: str, now_s: float, *, aborted: bool) -> list[Command]:
-        """A request is over, wherever it was."""
+        """End a request that is over, in the pool or in a group."""
         state = self._state
         commands = self._splitter.end(request_id)
         state.deadlines.drop(request_id)
@@ -142,11 +146,11 @@ class Dispatcher:
     # ---- a full group
 
     def group_full(self, request: RequestState, now_s: float) -> list[Command] | None:
-        """A request has as many tokens as it may have in its group: another group goes on with its
-        KV.
+        """Let another group go on with a request that has as many tokens as it may have in its
+        group.
 
-        At a split that is the second group. Returns None if the request ends, as in vLLM: it is as
-        long as its group holds, and no wider group for it is there or will be formed.
+        At a split that is the second group. Returns None if the request ends, as in vLLM. It ends
+        if it is as long as its group holds, and no wider group for it is there or will be formed.
         """
         if handed_off := self._splitter.hand_off(request, now_s):
             return handed_off
@@ -167,7 +171,9 @@ class Dispatcher:
         return [self._bookings.start(request, group, state.lanes())]
 
     def _has_wider(self, request: RequestState) -> bool:
-        """Whether a group that holds more tokens of a request is there, or will be formed."""
+        """Return whether a group that holds more tokens of a request is there, or will be
+        formed.
+        """
         state = self._state
         sizes = set(request.fitting(state.settings.capacity.most_tokens))
         if not state.settings.forms_groups:

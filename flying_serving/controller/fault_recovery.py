@@ -1,4 +1,4 @@
-"""Engines that are lost and come back: their requests go on elsewhere.
+"""Loss and return of engines: their requests go on elsewhere.
 
 A group that lacks an engine is no more: its other members are alone then. No layout has the engine
 until it is back.
@@ -19,7 +19,7 @@ from flying_serving.controller.suspicion import Suspicion, suspected
 from flying_serving.layout.groups import Group, Layout
 
 MOST_WAIT_S = 60.0
-"""A suspect that may not get the last engine fails if no other engine is back by then."""
+"""Seconds that a suspect which may not get the last engine waits for another one; then it fails."""
 
 
 @dataclass
@@ -48,16 +48,16 @@ class FaultRecovery:
         self._changeover = changeover
         self.orphans = OrphanCounts()
         self._cornered_s: dict[str, float] = {}
-        """The suspects that wait for engines to come back, since when."""
+        """The time since when each suspect waits for engines to come back."""
 
     # ---- engines are lost
 
     def engines_lost(
         self, engines: Collection[int], now_s: float, *, killed: bool
     ) -> list[Command]:
-        """Engines are lost. The requests of their groups wait again, in their old places, or fail.
+        """Take requests from lost engines: they wait again, in their old places, or fail.
 
-        `killed`: it is one engine, whose process was killed from outside.
+        `killed`: True if it is one engine, whose process was killed from outside.
         """
         state = self._state
         state.lost.update(engines)
@@ -102,12 +102,12 @@ class FaultRecovery:
         return not self._state.lost.isdisjoint(group)
 
     def _forget_lost_kv(self, request: RequestState) -> None:
-        """A group that has lost an engine offers nothing any more."""
+        """Forget KV that a group with a lost engine offered."""
         if request.kv is not None and self._has_lost(request.kv.group):
             request.kv = None
 
     def _orphaned(self, request: RequestState, now_s: float) -> Command:
-        """A request has lost its group. It begins anew with the tokens that it has, or fails."""
+        """Begin a request that has lost its group anew, with the tokens that it has, or fail it."""
         if request.suspicion is not None and request.suspicion.is_certain:
             return self._fail(request, _lost_while(request), now_s)
         if request.output_tokens and not request.spec.can_migrate:
@@ -129,7 +129,7 @@ class FaultRecovery:
     # ---- engines are back
 
     def engine_back(self, engine: int, now_s: float) -> None:
-        """An engine works again, alone, also in a layout that is to be formed."""
+        """Add an engine that works again, alone, also to a layout that is to be formed."""
         state = self._state
         state.lost.discard(engine)
         if state.to_restore is not None:
@@ -142,7 +142,7 @@ class FaultRecovery:
         self._note_cornered(now_s)
 
     def take_restored(self) -> Layout | None:
-        """The layout that is to be made again, once all its engines are there. It is returned once.
+        """Return the layout that is to be made again, once all its engines are there; only once.
 
         None as well if it is the present layout.
         """
@@ -152,7 +152,7 @@ class FaultRecovery:
         state.to_restore = None
         return None if layout == state.layout else layout
 
-    # ---- either
+    # ---- at a loss and at a return
 
     def _regroup(self, layout: Layout) -> None:
         """Go on with the engines of `layout` that are there, and choose between their layouts."""
@@ -189,8 +189,8 @@ class FaultRecovery:
     def _suspect(self, engines: Collection[int], *, killed: bool) -> None:
         """Suspect the requests whose prompts the groups of lost engines may have computed.
 
-        If the engine was killed from outside, by the kernel for want of memory or by an operator,
-        requests are suspected only if they have lost an engine before.
+        The engine may have been killed from outside: by the kernel for want of memory, or by an
+        operator. Then requests are suspected only if they have lost an engine before.
         """
         started = self._state.started
         computing = self._computing(engines)
@@ -210,7 +210,8 @@ class FaultRecovery:
             request.suspicion = suspected(request.suspicion, most_beside, members)
 
     def _computing(self, engines: Collection[int]) -> dict[str, set[Group]]:
-        """The groups of `engines` by request whose prompt, or a part of it, they may have computed.
+        """Return the groups of `engines` by request whose prompt, or a part of it, they may have
+        computed.
 
         A prefix counts for its request.
         """
@@ -239,7 +240,7 @@ class FaultRecovery:
 
 
 def _trust(request: RequestState, engine: int) -> None:
-    """An engine is back: a request that was suspected there may have it again."""
+    """Let a request that was suspected on an engine have the engine again, as it is back."""
     if request.suspicion is not None:
         request.suspicion = request.suspicion.without(engine)
 

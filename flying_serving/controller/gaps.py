@@ -1,26 +1,26 @@
-"""The longest times between two tokens of any stream, from any time on until now: what a switch
-cost its streams.
+"""The longest times between two tokens of any stream, from any time on until now: a switch's cost
+for its streams.
 """
 
 import math
 
 MOST_GAPS = 4096
-"""Where there are more, those of about the same length are not told apart: all count as long as the
-longest.
+"""Most gaps that are told apart. Beyond, gaps of about the same length all count as long as the
+longest of them.
 """
 ALIKE = 1.01
-"""Lengths whose logarithms to this base have the same whole part are about the same; no gap is
-below `LEAST_S`.
+"""Base of the logarithm of lengths: about the same are those with the same whole part. `LEAST_S` is
+the shortest.
 """
 LEAST_S = 1e-6
 
 
 class TokenGaps:
-    """When each stream got its last token, and the gaps that can still be the longest one since
+    """The time of each stream's last token, and the gaps that can still be the longest one since
     some time.
 
-    A gap that a later one is as long as says nothing more: what is kept, oldest first, gets shorter
-    and shorter. So a token costs the same however many times are asked for.
+    A gap is dropped when a later one is as long. So the gaps, oldest first, get shorter and
+    shorter, and a token costs the same for any number of questions.
     """
 
     def __init__(self) -> None:
@@ -28,11 +28,11 @@ class TokenGaps:
         self._gaps: list[tuple[float, float]] = []  # (when it ended, how long it was)
 
     def __contains__(self, request_id: str) -> bool:
-        """Whether a stream has got tokens."""
+        """Return whether a stream has got tokens."""
         return request_id in self._token_at
 
     def token(self, request_id: str, now_s: float, *, watched: bool) -> None:
-        """A stream got a token; if nothing is `watched`, nobody will ask for its gap."""
+        """Note that a stream got a token; if nothing is `watched`, its gap is not needed."""
         last_s = self._token_at.get(request_id)
         self._token_at[request_id] = now_s
         if not watched or last_s is None:
@@ -49,12 +49,12 @@ class TokenGaps:
             self._gaps = list(alike.values())
 
     def ended(self, request_id: str) -> None:
-        """A stream is over."""
+        """Forget a stream that is over."""
         self._token_at.pop(request_id, None)
 
     def worst_since(self, start_s: float) -> float:
-        """The longest gap in seconds since a time; of one that had begun before, what lay behind
-        that time.
+        """Return the longest gap in seconds since a time; of a gap that had begun before, the part
+        behind that time.
         """
         return max(
             (min(gap_s, end_s - start_s) for end_s, gap_s in self._gaps if end_s >= start_s),
@@ -62,7 +62,7 @@ class TokenGaps:
         )
 
     def forget_before(self, start_s: float) -> None:
-        """Nobody asks for gaps that ended before a time any more."""
+        """Drop gaps that ended before a time."""
         first = next(
             (i for i, (end_s, _) in enumerate(self._gaps) if end_s >= start_s), len(self._gaps)
         )

@@ -1,4 +1,6 @@
-"""The group for a request: of those with room, the one with the soonest first token."""
+"""The choice of a request's group: of the groups with room, the one with the soonest first
+token.
+"""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -19,7 +21,7 @@ So it never lacks any, and few are stranded by a switch.
 
 
 class Score(NamedTuple):
-    """How well a group suits a request. The least score is the best; earlier fields decide first.
+    """A measure of a group for a request. The least score is the best; earlier fields decide first.
 
     `disturbs_urgent`: an urgent request runs there, and this one is not urgent.
     `batches_ahead`: full batches (`max_num_seqs`) that end there before this request runs.
@@ -53,7 +55,7 @@ class GroupChoice:
         lanes: Mapping[int, LaneFigures],
         expected_tokens: float,
     ) -> Group | None:
-        """The group for a request, or None if none of those that suit it has room.
+        """Return the group for a request, or None if no suitable group has room.
 
         Groups that hold the likely length of the request come first. A degree is met exactly: by a
         group of `layout` if there is one, otherwise by any group of that size. Its steps are then
@@ -76,7 +78,7 @@ class GroupChoice:
     def short_of_memory(
         self, request: RequestState, layout: Layout, expected_tokens: float
     ) -> list[Group]:
-        """The groups of `layout` where memory must become free before a request has room.
+        """Return the groups of `layout` where memory must become free before a request has room.
 
         The request may wait for a group that the layout lacks.
         """
@@ -94,24 +96,26 @@ class GroupChoice:
     def migration(
         self, request: RequestState, group: Group, lanes: Mapping[int, LaneFigures]
     ) -> MigrationCost | None:
-        """The cost of migrating a request's KV to `group`. None: it has none, or KV cannot
+        """Return the cost of migrating a request's KV to `group`. None: it has none, or KV cannot
         migrate.
         """
         lane = lanes.get(len(group))
         return None if request.kv is None or lane is None else lane.migration
 
     def booked_tokens(self, request: RequestState, group: Group, expected_tokens: float) -> float:
-        """Tokens to book for a request in a group: those expected, up to its limit there."""
+        """Return the tokens to book for a request in a group: the expected ones, up to its limit
+        there.
+        """
         return min(expected_tokens, self.state.lending.room(request, group))
 
     def may_exceed(self, request: RequestState, group: Group) -> bool:
-        """Whether other groups hold a request which is as long as `group` holds."""
+        """Return whether other groups hold a request which is as long as `group` holds."""
         most_tokens = self.capacity.most_tokens[len(group)]
         is_narrower = len(group) < request.sizes[-1]
         return is_narrower or self.state.lending.room(request, group) < most_tokens
 
     def is_cornered(self, request: RequestState) -> bool:
-        """Whether a suspect has to wait until engines are back.
+        """Return whether a suspect has to wait until engines are back.
 
         It has to if each group that it might have includes the last engine.
         """
@@ -124,7 +128,7 @@ class GroupChoice:
     # ---- groups that suit a request
 
     def _suitable(self, request: RequestState, layout: Layout) -> list[Group]:
-        """Groups that hold a request, whatever else they have to do."""
+        """Return the groups that hold a request; their other work does not matter."""
         groups = [group for group in layout.groups if len(group) in request.sizes]
         if request.suspicion is not None and request.is_suspect:
             groups = self._for_suspect(request, request.suspicion)
@@ -136,12 +140,12 @@ class GroupChoice:
         ]
 
     def _there(self, size: int) -> list[Group]:
-        """Groups of a size whose engines are there, in the layout or not."""
+        """Return the groups of a size whose engines are there, in the layout or not."""
         every = Layout.uniform(self.state.settings.engines, size).groups
         return [group for group in every if self.state.lost.isdisjoint(group)]
 
     def _for_suspect(self, request: RequestState, suspicion: Suspicion) -> list[Group]:
-        """The groups for a request that may have killed engines: the narrowest that hold it.
+        """Return the groups for a request that may have killed engines: the narrowest that hold it.
 
         Its last group is left out if there are others, as its loss may be noticed one engine after
         the other. A group is left out as well if it has as many suspects as this one, or one of
@@ -166,7 +170,7 @@ class GroupChoice:
         )
 
     def _may_begin(self, request: RequestState, work: GroupWork, *, with_kv: bool) -> bool:
-        """Whether one more request may run there, and its prompt be computed soon."""
+        """Return whether one more request may run there, and its prompt be computed soon."""
         step_tokens = self.limits.max_num_batched_tokens
         if len(work.requests) >= self.limits.max_num_seqs:
             return False
@@ -177,12 +181,14 @@ class GroupChoice:
         return ahead <= STEPS_AHEAD * step_tokens
 
     def _has_memory(self, group: Group, tokens: float) -> bool:
-        """Whether each engine of a group has room for its part of `tokens` beside what runs."""
+        """Return whether each engine of a group has room for its part of `tokens` beside the
+        running requests.
+        """
         share = tokens / self.state.lending.shared(group, self.state.loads)
         return all(self._booked_share(engine) + share <= 1.0 for engine in group)
 
     def _booked_share(self, engine: int) -> float:
-        """Share of an engine's KV memory that is booked."""
+        """Return the share of an engine's KV memory that is booked."""
         loads = self.state.loads
         return sum(
             work.committed_tokens / self.state.lending.shared(group, loads)
@@ -198,7 +204,9 @@ class GroupChoice:
         lanes: Mapping[int, LaneFigures],
         migration: MigrationCost | None,
     ) -> Score:
-        """The score of a group. `migration`: the cost of migrating KV to it, None without KV."""
+        """Return the score of a group. `migration`: the cost of migrating KV to it, None without
+        KV.
+        """
         spec, work = request.spec, self.state.loads[group]
         count = len(work.requests)
 
@@ -226,14 +234,14 @@ class GroupChoice:
         lane: LaneFigures | None,
         migration: MigrationCost | None,
     ) -> float:
-        """Predicted seconds to the first token, migration included.
+        """Predict the seconds to the first token, migration included.
 
-        Without a lane, requests for each engine.
+        Without a lane, return the number of requests for each engine.
         """
         loads = self.state.loads
         work = loads[group]
         count = len(work.requests)
-        # engines that drain requests of an older group step those in between
+        # engines that drain requests of an older group step them in between
         others = sum(
             len(other_work.requests)
             for engine in group
@@ -251,7 +259,9 @@ class GroupChoice:
 
 
 def _admits(work: GroupWork, suspicion: Suspicion) -> bool:
-    """Whether a group may have one more suspect: fewer than each of them may have in its group."""
+    """Return whether a group may have one more suspect: fewer than each of them may have in its
+    group.
+    """
     companies = [
         request.suspicion.company
         for request in work.requests.values()

@@ -1,6 +1,4 @@
-"""How long requests will probably be. Groups are chosen, and their room is booked, by that
-length.
-"""
+"""Probable lengths of requests. By them groups are chosen, and their room is booked."""
 
 from collections.abc import Sequence
 
@@ -17,10 +15,10 @@ class ExpectedLengths:
         self._demand = demand
 
     def tokens(self, request: RequestState) -> float:
-        """Tokens of a request at its end.
+        """Return the tokens of a request at its end.
 
         Its prompt, and as many outputs as its client expects or as requests have had. They are more
-        than it has got already, and at least those that it is sure to have.
+        than it has got already, and at least the tokens that it is sure to have.
         """
         spec = request.spec
         outputs = max(
@@ -29,7 +27,7 @@ class ExpectedLengths:
         return max(spec.tokens, spec.prompt_tokens + min(outputs, spec.max_output_tokens))
 
     def goes_on(self, request: RequestState) -> bool:
-        """Whether another group may go on with a request that has filled its group."""
+        """Return whether another group may go on with a request that has filled its group."""
         return request.spec.may_change_group and not self._settings.loses_groups
 
     def of_new(self, request: RequestState, formable: Sequence[int]) -> RequestState:
@@ -44,11 +42,11 @@ class ExpectedLengths:
     def sizes(
         self, request: RequestState, holding: Sequence[int], formable: Sequence[int]
     ) -> tuple[int, ...]:
-        """The group sizes for a request, of those that hold it.
+        """Return the group sizes for a request, of the sizes `holding` it.
 
-        Where a group is formed for it, the group holds the request's expected tokens, if the
-        engines that are there can form such a group: `formable`. Otherwise it goes on in a wider
-        group when it fills its own, or ends there.
+        Where a group is formed for it, the group holds the request's expected tokens. The exception
+        is a request for which the engines that are there cannot form such a group (`formable`). It
+        goes on in a wider group when it fills its own, or ends there.
         """
         if not self._settings.forms_groups or request.spec.degree is not None:
             return tuple(holding)

@@ -1,4 +1,4 @@
-"""The load of each group: its requests, prompts that are not done, KV tokens that are booked."""
+"""The load of each group: its requests, its unfinished prompts, its booked KV tokens."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
@@ -42,13 +42,13 @@ class Loads:
 
     @property
     def groups(self) -> list[Group]:
-        """Groups with requests."""
+        """Groups that have requests now."""
         return list(self._groups)
 
     def add(
         self, request: RequestState, group: Group, expected_tokens: float, *, with_kv: bool = False
     ) -> None:
-        """A request runs in `group` from now on, with its KV if `with_kv`.
+        """Book a request in `group` from now on, with its KV if `with_kv`.
 
         `expected_tokens`: prompt and output tokens at its end.
         """
@@ -72,7 +72,7 @@ class Loads:
         self.unfinished[request.request_id] = request
 
     def token(self, request: RequestState, count: int) -> None:
-        """A request got tokens, so its prompt is done."""
+        """Count tokens that a request got, which end its prompt."""
         assert request.group is not None
         work = self._groups[request.group]
         request.output_tokens += count
@@ -85,7 +85,7 @@ class Loads:
             del self.unfinished[request.request_id]
 
     def remove(self, request: RequestState) -> None:
-        """A request does not run any more."""
+        """Take a request out of its group: it does not run any more."""
         if request.group is None:
             return
         work = self._groups[request.group]
@@ -127,11 +127,13 @@ class Loads:
             )
 
     def of_engine(self, engine: int) -> Mapping[Group, GroupWork]:
-        """Groups with requests that this engine is a member of."""
+        """Return the groups with requests that this engine is a member of."""
         return self._of_engine[engine]
 
     def as_seen(self, outputs: Outputs) -> dict[Group, GroupLoad]:
-        """The load of each group as a policy sees it; `outputs`: how many tokens requests get."""
+        """Return the load of each group as a policy sees it; `outputs`: how many tokens requests
+        get.
+        """
         loads = {}
         for group, work in self._groups.items():
             count = len(work.requests)
@@ -146,7 +148,7 @@ class Loads:
 
 
 def _by_least_size(wide: Collection[RequestState], outputs: Outputs) -> dict[int, GroupLoad]:
-    """`GroupLoad.by_least_size` of the requests that one engine cannot hold."""
+    """Return `GroupLoad.by_least_size` of the requests that one engine cannot hold."""
     widest = max(request.sizes[0] for request in wide)
     engines = [2**power for power in range(1, widest.bit_length())]
     loads = {}
@@ -157,7 +159,7 @@ def _by_least_size(wide: Collection[RequestState], outputs: Outputs) -> dict[int
 
 
 def _load(requests: Collection[RequestState], outputs: Outputs) -> GroupLoad:
-    """The load of requests, from what each of them has got."""
+    """Return the load of requests, from the tokens that each of them has got."""
     count = len(requests)
     left_tokens = []
     for request in requests:

@@ -1,4 +1,4 @@
-"""Which requests of the old layout go on in the new one."""
+"""The choice of requests of the old layout that go on in the new one."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ class Leaving(NamedTuple):
 def to_migrate(
     old: Iterable[RequestState], layout: Layout, settings: Settings, *, streams: bool
 ) -> list[Leaving]:
-    """Of requests in groups that `layout` lacks, those that leave their group.
+    """Return the requests that leave their groups, of requests in groups that `layout` lacks.
 
     Prompts leave that their group has not begun, and with `streams` all requests that can migrate.
     A request stays if it asks for a degree, may have killed engines, or has no room in any group of

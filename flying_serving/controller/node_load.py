@@ -1,6 +1,4 @@
-"""The load of a node, whole: of all its engines, and of requests that none of them has. What
-routers ask for.
-"""
+"""The load of a whole node, for routers: of all its engines, and of requests that no engine has."""
 
 from typing import Any
 
@@ -11,14 +9,16 @@ from flying_serving.layout.groups import Group
 
 
 class NodeLoad(msgspec.Struct, frozen=True):
-    """How busy a node is.
+    """The load of a node.
 
-    `requests_waiting`: in the task pool, and in groups those beyond what a group runs at a time
-    (`max_num_seqs`). `kv_tokens_used`: prompt and output tokens that running requests have in the
-    KV cache; a prefix that they share counts for each. `kv_tokens_free`: that the groups of the
-    layout have room for beside them. `kv_usage`: the share of the KV memory that is used, 0 to 1.
+    `requests_waiting`: in the task pool, and in groups beyond the requests that a group runs at a
+    time (`max_num_seqs`). `kv_tokens_used`: prompt and output tokens that running requests have in
+    the KV cache; a prefix that they share counts for each. `kv_tokens_free`: tokens that the groups
+    of the layout have room for beside them. `kv_usage`: the share of the KV memory that is used, 0
+    to 1.
+
     `longest_request_tokens`: prompt and output of the longest request that a group of the layout
-    holds; `longest_request_tokens_any_layout`: that any group holds which the engines that are
+    holds. `longest_request_tokens_any_layout`: the same for any group that the engines which are
     there can form.
     """
 
@@ -35,20 +35,20 @@ class NodeLoad(msgspec.Struct, frozen=True):
 
     @property
     def requests(self) -> int:
-        """All that are under way."""
+        """Number of all requests under way."""
         return self.requests_running + self.requests_waiting
 
     def to_json(self) -> dict[str, Any]:
-        """What `GET /load` shows. `server_load` is vLLM's name for `requests`, `load` that of
-        vllm-router.
+        """Return the answer of `GET /load`. `server_load` is vLLM's name for `requests`, `load` is
+        vllm-router's.
         """
         under_way = {"server_load": self.requests, "load": self.requests}
         return under_way | msgspec.structs.asdict(self) | {"degraded": bool(self.lost_engines)}
 
 
 def node_load(state: ClusterState, max_model_len: int) -> NodeLoad:
-    """The load at this moment. `max_model_len`: tokens of prompt and output that vLLM allows a
-    request.
+    """Return the load at this moment. `max_model_len`: tokens of prompt and output that vLLM allows
+    a request.
     """
     layout, loads, lending = state.layout, state.loads, state.lending
     most_seqs = state.settings.limits.max_num_seqs
@@ -83,7 +83,7 @@ def _held_tokens(state: ClusterState, group: Group) -> int:
 
 
 def _share(state: ClusterState, engine: int) -> float:
-    """Of an engine's KV memory, what requests of all its groups have."""
+    """Return the share of an engine's KV memory that requests of all its groups have."""
     groups = state.loads.of_engine(engine)
     return min(
         1.0, sum(_held_tokens(state, group) / state.lending.holds(group) for group in groups)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a request comes from.
+    """The call and the event of a request.
 
-    `call`: the call of a client that it belongs to, by which a place was held; its `n` outputs are
-    of one call. `event`: what it comes together with, as all prompts of one HTTP request. None:
-    nobody held a place; it is alone.
+    `call`: the client's call that it belongs to, by which a place was held; its `n` outputs are of
+    one call. None: no place was held. `event`: names the requests that it comes together with, as
+    all prompts of one HTTP request. None: it is alone.
     """
 
     call: str | None = None
@@ -22,8 +22,7 @@ ALONE = Origin()
 
 @dataclass(eq=False)
 class Place:
-    """Room in the queue for the requests of one call: `left` of them, each with a prompt of
-    `prompt_tokens`.
+    """Room in the queue for `left` requests of one call, each with a prompt of `prompt_tokens`.
 
     `ahead`: the call itself is yet to be made.
     """
@@ -36,11 +35,11 @@ class Place:
 
 
 class Places:
-    """The places that are held. What holds one gives it back, or its requests arrive."""
+    """The places that are held. The holder of a place gives it back, or its requests arrive."""
 
     def __init__(self) -> None:
         self.requests = {False: 0, True: 0}
-        """How many requests have one, by whether they are urgent."""
+        """Number of requests that have a place, by urgency."""
         self._prompt_tokens = 0
         self._of_call: defaultdict[str, list[Place]] = defaultdict(list)
 
@@ -48,7 +47,7 @@ class Places:
         return bool(self._of_call)
 
     def tokens_beyond(self, requests: int) -> int:
-        """Prompt tokens of those that are left when so many have begun, if all prompts are of the
+        """Return the prompt tokens in places beyond the first `requests`, if all prompts are of the
         mean length.
         """
         count = sum(self.requests.values())
@@ -60,8 +59,9 @@ class Places:
         self._count(place, place.left)
 
     def claim(self, call: str) -> bool:
-        """A call is made. Whether a place was held ahead for it; there is none for another call of
-        this name then.
+        """Note that a call is made. Return whether a place was held ahead for it.
+
+        Another call of this name has no place then.
         """
         held = next((place for place in self._of_call.get(call, ()) if place.ahead), None)
         if held is not None:
@@ -69,12 +69,12 @@ class Places:
         return held is not None
 
     def holds(self, call: str | None) -> bool:
-        """Whether a request of this call has a place."""
+        """Return whether a request of this call has a place."""
         return call in self._of_call
 
     def take(self, call: str | None) -> bool:
-        """A request of this call arrives. Whether a place was held for it, which it has had
-        then.
+        """Note that a request of this call arrives. Return whether a place was held for it, which
+        is used up then.
         """
         if call is None or not self.holds(call):
             return False
@@ -86,7 +86,7 @@ class Places:
         return True
 
     def give_back(self, place: Place) -> None:
-        """No more requests of this place arrive."""
+        """Give a place back: no more requests of it arrive."""
         if place.left:
             self._forget(place)
             self._count(place, -place.left)

@@ -22,14 +22,15 @@ becomes free.
 
 
 class TaskPool:
-    """Requests in the order (priority, arrival) among those that the same groups suit.
+    """Waiting requests. Among requests that the same groups suit, the order is (priority, arrival).
 
-    None waits for ever. A request that arrived `aging_s` ago is *overdue*. Every second place that
-    groups have is offered to the oldest overdue request first, whatever the priorities: with k
-    older requests ahead of it, a request gets one of the next 2k + 2 places.
+    No request waits for ever. A request that arrived `aging_s` ago is *overdue*. Every second place
+    of a group is offered to the oldest overdue request first, at any priority. With k older
+    requests ahead of it, a request gets one of the next 2k + 2 places.
 
     `needs_loan`: whether a group must lend its weights for a request. Others that need a group of
     the same size do not wait for that, nor for a request that may have killed engines.
+
     `is_wider`: whether a request asks for more engines than any group of the layout has. It is
     overdue after a SOONER-th of `aging_s`.
     """
@@ -49,7 +50,7 @@ class TaskPool:
         self._ages: dict[Kind, list[tuple[int, str]]] = {}
         self._oldest_next = False
         self.urgent = 0
-        """How many urgent requests wait."""
+        """Number of urgent requests that wait."""
         self._gone = 0
 
     def __len__(self) -> int:
@@ -62,28 +63,32 @@ class TaskPool:
         return request_id in self._waiting
 
     def keeper(self, request_id: str) -> Group | None:
-        """The group with the KV of a request that waits; None if it does not wait, or has none."""
+        """Return the group with the KV of a request that waits; None if it does not wait, or has
+        none.
+        """
         request = self._waiting.get(request_id)
         return request.kv.group if request is not None and request.kv is not None else None
 
     def first(self, now_s: float) -> RequestState | None:
-        """The request that is offered a place next."""
+        """Return the request that is offered a place next."""
         return self._next(now_s, frozenset())[0]
 
     @property
     def oldest_s(self) -> float | None:
-        """When the request that is here longest has arrived at the server.
+        """Time at which the request that is here longest has arrived at the server.
 
         A request that was recalled has run since.
         """
         return next((request.arrived_s for request in self._waiting.values()), None)
 
     def retry_after_s(self, now_s: float) -> int:
-        """Whole seconds until about half of the waiting requests will have been dispatched."""
+        """Return the whole seconds until about half of the waiting requests will have been
+        dispatched.
+        """
         return max(1, round((now_s - self.oldest_s) / 2)) if self.oldest_s is not None else 1
 
     def add(self, request: RequestState) -> None:
-        """Let a request wait."""
+        """Let a request wait in the pool."""
         spec = request.spec
         self._waiting[request.request_id] = request
         self.prompt_tokens += spec.prompt_tokens
@@ -136,7 +141,7 @@ class TaskPool:
         self._ages = self._of_waiting(self._ages)
 
     def _of_waiting(self, queues: dict[Kind, list[Any]]) -> dict[Kind, list[Any]]:
-        """The queues without entries of others; a sorted list is a heap."""
+        """Return the queues without entries of requests that have gone; a sorted list is a heap."""
         left = {
             kind: sorted({entry for entry in queue if self._waits(entry, kind)})
             for kind, queue in queues.items()
@@ -161,7 +166,7 @@ class TaskPool:
         self._forget_gone()
 
     def _next(self, now_s: float, refused: Collection[Kind]) -> tuple[RequestState | None, bool]:
-        """The request that is offered a place next, and whether because it is overdue."""
+        """Return the request that is offered a place next, and whether because it is overdue."""
         if self._oldest_next:
             oldest = self._heads(self._ages, refused)
             overdue = [head for head in oldest if self.is_overdue(self._waiting[head[-1]], now_s)]
@@ -171,14 +176,14 @@ class TaskPool:
         return self._waiting[min(heads)[-1]] if heads else None, False
 
     def is_overdue(self, request: RequestState, now_s: float) -> bool:
-        """Whether a request has waited so long that it gets every second place."""
+        """Return whether a request has waited long enough to get every second place."""
         aging_s = self.aging_s / SOONER if self._is_wider(request) else self.aging_s
         return now_s - request.arrived_s >= aging_s
 
     def _heads(
         self, queues: Mapping[Kind, list[Any]], refused: Collection[Kind]
     ) -> list[tuple[Any, ...]]:
-        """The first entry of each kind that waits and is not refused."""
+        """Return the first entry of each kind that waits and is not refused."""
         heads = []
         for kind, queue in queues.items():
             while queue and not self._waits(queue[0], kind):
@@ -188,7 +193,7 @@ class TaskPool:
         return heads
 
     def _waits(self, entry: tuple[Any, ...], kind: Kind) -> bool:
-        """Whether an entry of a queue is of a request that waits and is of this kind.
+        """Return whether an entry of a queue is of a request that waits and is of this kind.
 
         A request that has returned may be of another kind.
         """

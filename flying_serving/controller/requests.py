@@ -1,4 +1,4 @@
-"""What the controller knows of a request, waiting or running."""
+"""The controller's knowledge of a request, waiting or running."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from flying_serving.layout.groups import Group, Layout
 
 @dataclass(frozen=True)
 class RequestSpec:
-    """What a client asks for.
+    """The request of a client.
 
-    `tokens`: that it is sure to have: its prompt and one token, or the least output that was asked
-    for (`min_tokens`, `ignore_eos`). `max_output_tokens`: upper bound of its output. `degree`: the
-    TP degree that it asks for (`tp_degree`). `priority`: as in vLLM, lower is more urgent; below 0
-    is urgent, it gets a group at once. `deadline_s`: longest wait until a scheduler has it in a
-    step: see `Deadlines`. `can_migrate`: whether another group can go on with it, with its KV or
-    after prefilling prompt and outputs again. `expected_tokens`: output tokens that its client
-    expects, `split_at`: the token of prompt and output at which it asks to be split over two
-    groups. `prompt_splits`: whether that may be inside the prompt. `most_tokens`: prompt and
-    max_tokens together, which some group has to hold; None of a request without max_tokens, which
-    may be as long as its group holds.
+    `tokens`: number that it is sure to have: its prompt and one token, or the requested least
+    output (`min_tokens`, `ignore_eos`). `max_output_tokens`: upper bound of its output. `degree`:
+    the TP degree that it asks for (`tp_degree`). `priority`: as in vLLM, lower is more urgent;
+    below 0 is urgent, it gets a group at once. `deadline_s`: longest wait until a scheduler has it
+    in a step: see `Deadlines`.
+
+    `can_migrate`: whether another group can go on with it, with its KV or after prefilling prompt
+    and outputs again. `expected_tokens`: output tokens that its client expects. `split_at`: the
+    token of prompt and output at which it asks to be split over two groups. `prompt_splits`:
+    whether that may be inside the prompt. `most_tokens`: prompt and max_tokens together, which some
+    group has to hold. It is None for a request without max_tokens, which may be as long as its
+    group holds.
     """
 
     prompt_tokens: int
@@ -44,12 +46,12 @@ class RequestSpec:
 
     @property
     def urgent(self) -> bool:
-        """Whether it asks for a group at once."""
+        """True if it asks for a group at once."""
         return self.priority < 0
 
     @property
     def may_change_group(self) -> bool:
-        """Whether any group may go on with it: it can migrate, and asks for no degree."""
+        """True if any group may go on with it: it can migrate, and asks for no degree."""
         return self.can_migrate and self.degree is None
 
     @property
@@ -73,12 +75,13 @@ class RequestState:
     """A request from its arrival to its end.
 
     `sizes`: group sizes that it may have. `order`: number of its arrival. `likely_tokens`: at its
-    end; of the groups with room those that hold them come first. `prefill_tokens`: prompt tokens
-    that its group has not finished yet, 0 after the first token. `admitted`: some group had it.
+    end; groups that have room and hold them come first. `prefill_tokens`: prompt tokens that its
+    group has not finished yet, 0 after the first token. `admitted`: some group had it.
+
     `kv`: where it waits, the offer of its KV; where it runs, the one that it came with; None if
     there is none. `offer`: the number under which its group offers its KV when it ends there, if it
-    may go on elsewhere then. `suspicion`: None unless its group has lost an engine before it gave a
-    token to it, since the last token.
+    may go on elsewhere then. `suspicion`: since its last token; None unless its group has lost an
+    engine before it gave it a token.
     """
 
     request_id: str
@@ -98,24 +101,24 @@ class RequestState:
 
     @property
     def context_tokens(self) -> int:
-        """Tokens that it has."""
+        """Tokens that it has: its prompt and its outputs so far."""
         return self.spec.prompt_tokens + self.output_tokens
 
     @property
     def is_new(self) -> bool:
-        """Whether nothing of it was computed, as far as is known."""
+        """True if nothing of it was computed, as far as is known."""
         return self.kv is None and not self.output_tokens and not self.losses
 
     @property
     def losses(self) -> int:
-        """How often its group has lost an engine that may have computed its prompt, since the last
-        token.
+        """Number of times that its group lost an engine that may have computed its prompt, since
+        the last token.
         """
         return 0 if self.suspicion is None else self.suspicion.losses
 
     @property
     def is_suspect(self) -> bool:
-        """Whether it may be what kills engines."""
+        """True if it may be the cause of lost engines."""
         return self.suspicion is not None and self.suspicion.company is not None
 
     @property
@@ -125,25 +128,25 @@ class RequestState:
         return max(needed, self.context_tokens + 1) if self.output_tokens else needed
 
     def lacks_group(self, layout: Layout) -> bool:
-        """Whether it asks for a degree that no group of `layout` has."""
+        """Return whether it asks for a degree that no group of `layout` has."""
         return self.spec.degree is not None and all(
             len(group) not in self.sizes for group in layout.groups
         )
 
     def is_wider_than(self, layout: Layout) -> bool:
-        """Whether it asks for a higher degree than any group of `layout` has."""
+        """Return whether it asks for a higher degree than any group of `layout` has."""
         widest = max(map(len, layout.groups), default=0)
         return self.lacks_group(layout) and self.sizes[0] > widest
 
     def to_prefill(self, *, with_kv: bool) -> int:
-        """Prompt tokens that a group has to compute: all, or with its KV what the group before it
-        had left of them.
+        """Return the prompt tokens that a group has to compute: all, or with its KV the rest of the
+        group before it.
         """
         return max(1, self.prefill_tokens) if with_kv else self.context_tokens
 
     def fitting(self, tokens: Mapping[int, int]) -> tuple[int, ...]:
-        """Those of its sizes that still hold it, with what it has got, and one token more; `tokens`
-        by group size.
+        """Return its sizes that still hold its present tokens and one token more; `tokens` by group
+        size.
         """
         context = self.context_tokens
         return tuple([size for size in self.sizes if tokens[size] > context])

@@ -13,7 +13,7 @@ def required_groups(
     engines: int,
     needs_loan: Callable[[RequestState], bool],
 ) -> list[Need]:
-    """The groups that a layout must have.
+    """Return the groups that a layout must have.
 
     A long request needs its group from when it is its turn until its prompt is done. Then the group
     may drain, or it is kept until the request ends (`snapshot.LATER`). While requests wait that
@@ -21,7 +21,7 @@ def required_groups(
     widest that leaves engines to others, or the widest there is.
 
     Args:
-        begins: the request whose turn it is, and those whose prompts are not done.
+        begins: the request whose turn it is, and requests whose prompts are not done.
         urgent: the number of urgent requests.
         sizes: of groups that can be formed now, narrow first; no other group can be required.
         engines: of the server.

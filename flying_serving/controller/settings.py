@@ -1,4 +1,4 @@
-"""What a controller is started with."""
+"""Settings with which a controller is started."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from flying_serving.predict.work import Objective
 
 @dataclass(frozen=True)
 class Capacity:
-    """KV `tokens` that a group of each size holds, and in one of its blocks, and `devices` per
-    engine, to speak in degrees. `lent_tokens`: what a widest group holds while it lends its weights
-    to its KV cache; 0 if none does. `spare`: sizes that there are only while an engine is lost;
-    nobody may ask for them.
+    """KV `tokens` that a group of each size holds.
+
+    `devices`: per engine, for TP degrees. `block_tokens`: in one block of a group of each size.
+    `lent_tokens`: of a widest group while it lends its weights to its KV cache; 0 if none does.
+    `spare`: sizes that there are only while an engine is lost; no client may ask for them.
     """
 
     tokens: Mapping[int, int]
@@ -38,8 +39,8 @@ class Capacity:
         *,
         extra: int = 0,
     ) -> Capacity:
-        """From the blocks of the engine that has fewest, and the extra ones that lent weights make
-        room for.
+        """Compute the capacity from the blocks of the engine that has fewest, and the `extra` ones
+        in lent weights.
 
         One block of each engine is vLLM's null block.
         """
@@ -52,23 +53,23 @@ class Capacity:
 
     @property
     def most_tokens(self) -> dict[int, int]:
-        """What a group of each size ever holds."""
+        """Most tokens that a group of each size ever holds."""
         widest = max(self.tokens)
         return {**self.tokens, widest: max(self.tokens[widest], self.lent_tokens)}
 
     def fitting_sizes(self, needed_tokens: int) -> list[int]:
-        """Group sizes that can ever hold a number of tokens, narrow first."""
+        """Return the group sizes that can ever hold a number of tokens, narrow first."""
         most = self.most_tokens
         return [size for size in sorted(most) if most[size] >= needed_tokens]
 
     def sizes(self, spec: RequestSpec) -> tuple[int, ...]:
-        """Group sizes that a request may have. Raises RequestError as `check`."""
+        """Return the group sizes that a request may have. Raises RequestError as `check`."""
         self.check(spec.longest_tokens, spec.degree)
         return self.check(spec.needed_tokens, spec.degree)
 
     def check(self, tokens: int, degree: int | None) -> tuple[int, ...]:
-        """Group sizes that hold `tokens` of prompt and output, for a request that may ask for a
-        degree.
+        """Return the group sizes that hold `tokens` of prompt and output, for a request that may
+        ask for a degree.
 
         Raises:
             RequestError: if no layout of this server can ever run it; the message says what would
@@ -86,7 +87,7 @@ class Capacity:
         return sizes
 
     def _check_degree(self, tokens: int, degree: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        """The size of a degree. Raises RequestError unless it is among `sizes`."""
+        """Return the size of a degree. Raises RequestError unless it is among `sizes`."""
         if degree not in self.degrees:
             raise RequestError(f"tp_degree={degree}: must be one of {self.degrees}")
         size = degree // self.devices
@@ -103,12 +104,12 @@ class Capacity:
         return (size,)
 
     def degree(self, size: int) -> int:
-        """TP degree of a group of `size` engines."""
+        """Return the TP degree of a group of `size` engines."""
         return size * self.devices
 
     @property
     def degrees(self) -> list[int]:
-        """Every degree that may be asked for."""
+        """Every degree that a client may ask for."""
         return [self.degree(size) for size in sorted(self.tokens) if size not in self.spare]
 
 
@@ -117,7 +118,7 @@ class Limits:
     """vLLM's settings of the same names: requests per group, and tokens per step, at least one for
     each request.
 
-    `capped`: no more is dispatched ahead of what engines have done; a server whose layout never
+    `capped`: nothing is dispatched ahead of the engines' progress. A server whose layout never
     changes gains nothing by holding back, unless its queue is bounded in time.
     """
 
@@ -152,12 +153,12 @@ class Settings:
 
     @property
     def forms_groups(self) -> bool:
-        """Whether a request that no group of the present layout holds gets one."""
+        """True if a request that no group of the present layout holds gets one."""
         return self.policy.by_context and not self.dry_run
 
     @property
     def loses_groups(self) -> bool:
-        """Whether a group may be split while a request waits that only it could hold, and no other
+        """True if a group may be split while a request waits that only it could hold, and no other
         will be formed.
         """
         return (

@@ -1,4 +1,4 @@
-"""What a policy sees of the state."""
+"""The policy's view of the state."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from flying_serving.predict.work import LaneFigures
 
 
 def snapshot(state: ClusterState, lanes: Mapping[int, LaneFigures], now_s: float) -> Snapshot:
-    """The state at `now_s`; `lanes`: what a group of each size can do."""
+    """Return the state at `now_s`; `lanes`: the abilities of a group of each size."""
     loads, lending, pool = state.loads, state.lending, state.pool
     unfinished = loads.unfinished.values()
 

@@ -1,15 +1,16 @@
-"""Requests that two groups compute: DynaServe's micro-requests (its section 3). The first group
-computes the tokens before a split and offers their KV while it does; the second pulls it behind the
-computation and computes the rest.
+"""Requests that two groups compute: DynaServe's micro-requests (its section 3).
 
-- A split inside the prompt: the first group gets a *prefix*, a request of its own of the tokens
-  before the split, whose output nobody sees; the second gets the request itself, with the prefix's
+The first group computes the tokens before a split and offers their KV while it does. The second
+pulls it behind the computation and computes the rest.
+
+- A split inside the prompt. The first group gets a *prefix*, a request of its own of the tokens
+  before the split; its output is dropped. The second gets the request itself, with the prefix's
   KV.
-- A split at the prompt's end or behind it: the first group gets the request itself, which ends
-  there at the split, and the second pulls ahead what it will go on with.
+- A split at the prompt's end or behind it. The first group gets the request itself, which ends
+  there at the split. The second pulls ahead the KV with which it will go on.
 
-Beside the request itself, its *part* is booked: the prefix in the first group, or in the second
-group what it pulls. So each group has its share of the work, and room for the KV.
+Beside the request itself, its *part* is booked: the prefix in the first group, or the pulled KV in
+the second. So each group has its share of the work, and room for the KV.
 """
 
 from collections.abc import Mapping
@@ -25,9 +26,9 @@ from flying_serving.policy.split import VirtualBatch
 class Split:
     """A request on two groups.
 
-    `at`: the first token of the second group, of prompt and output. `kv`: under which the first
-    group offers the KV of the tokens before. `in_prompt`: whether the first group has a prefix,
-    else it has the request itself. `part`: as booked.
+    `at`: the first token of the second group, of prompt and output. `kv`: the offer under which the
+    first group offers the KV of the tokens before. `in_prompt`: True if the first group has a
+    prefix, False if it has the request itself. `part`: as booked.
     """
 
     at: int
@@ -38,11 +39,11 @@ class Split:
 
     @property
     def part_group(self) -> Group:
-        """Where its part is."""
+        """The group that has its part."""
         return self.kv.group if self.in_prompt else self.second
 
     def within(self, layout: Layout) -> bool:
-        """Whether a layout has both groups."""
+        """Return whether a layout has both groups."""
         return self.kv.group in layout.groups and self.second in layout.groups
 
 
@@ -50,7 +51,7 @@ class Split:
 class SplitCounts:
     """Splits since the start: inside prompts, and in outputs or at the prompt's end.
 
-    `undone`: those of them that were undone because a group went away or a part failed.
+    `undone`: splits that were undone because a group went away or a part failed.
     """
 
     prompt: int = 0
@@ -94,7 +95,9 @@ class Splits:
         return split
 
     def end(self, request_id: str, *, undone: bool = False) -> Split | None:
-        """End the part of a request: it is an ordinary one, or over. None if it was not split."""
+        """End the part of a request, which is an ordinary one from then on, or over. None if it was
+        not split.
+        """
         split = self._open.pop(request_id, None)
         if split is not None:
             self.loads.remove(split.part)
@@ -103,27 +106,27 @@ class Splits:
         return split
 
     def without(self, layout: Layout) -> list[str]:
-        """Split requests of which `layout` lacks a group."""
+        """Return the split requests of which `layout` lacks a group."""
         return [request_id for request_id, split in self._open.items() if not split.within(layout)]
 
     @property
     def open(self) -> Mapping[str, Split]:
-        """Those that are split now, the oldest first."""
+        """The requests that are split now, the oldest first."""
         return self._open
 
     @property
     def request_ids(self) -> list[str]:
-        """All that are split."""
+        """Ids of the requests that are split now."""
         return list(self._open)
 
     def in_prompt(self, request_id: str) -> bool:
-        """Whether a request has a prefix somewhere."""
+        """Return whether a request has a prefix somewhere."""
         split = self._open.get(request_id)
         return split is not None and split.in_prompt
 
 
 def virtual_batch(work: GroupWork) -> VirtualBatch:
-    """The load of a group as a planner sees it. Prefixes are prompts only."""
+    """Return the load of a group as a planner sees it. Prefixes are prompts only."""
     requests = work.requests.values()
     pairs = sum(
         request.prefill_tokens * (request.context_tokens - request.prefill_tokens / 2)
@@ -139,5 +142,5 @@ def virtual_batch(work: GroupWork) -> VirtualBatch:
 
 
 def _left(request: RequestState) -> float:
-    """Tokens that a request is expected to get yet."""
+    """Return the tokens that a request is expected to get yet."""
     return request.committed_tokens - request.context_tokens

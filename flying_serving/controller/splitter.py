@@ -1,4 +1,4 @@
-"""Requests that two groups share: where they are split, and how that ends."""
+"""Requests that two groups share: the place of the split, and its end."""
 
 from collections.abc import Collection, Mapping
 
@@ -55,24 +55,26 @@ class Splitter:
         return [start(request, second if belongs_to_second else group, lanes)]
 
     def undo(self, request_id: str) -> list[Command]:
-        """Let a split request go on as an ordinary one. Nothing if it is not split."""
+        """Let a split request go on as an ordinary one. Do nothing if it is not split."""
         return self._drop_part(request_id, undone=True)
 
     def end(self, request_id: str) -> list[Command]:
-        """A request is over: its part is dropped, if it has one."""
+        """Drop the part, if there is one, of a request that is over."""
         return self._drop_part(request_id, undone=False)
 
     def prefix_ended(self, request_id: str, *, failed: bool) -> list[Command]:
-        """The second group has the whole request from now on, also if its prefix has failed."""
+        """Leave the whole request to the second group from now on, also if its prefix has
+        failed.
+        """
         if failed:
             return self.undo(request_id)
         self._state.splits.end(request_id)
         return []
 
     def hand_off(self, request: RequestState, now_s: float) -> list[Command]:
-        """A request has reached its split: the group that has pulled its KV goes on.
+        """Let the group that has pulled the KV go on with a request that has reached its split.
 
-        Nothing if it is not split, or inside its prompt.
+        Do nothing if it is not split, or inside its prompt.
         """
         splits = self._state.splits
         if request.request_id not in splits or splits.in_prompt(request.request_id):
@@ -89,10 +91,10 @@ class Splitter:
         keeps = undone and split.in_prompt
         return [DropPart(request_id, split.part_group, split.kv.number, keeps=keeps)]
 
-    # ---- where to split
+    # ---- the place of a split
 
     def _may_split(self, request: RequestState) -> bool:
-        """Whether a request may have two groups: one that can migrate and has not begun."""
+        """Return whether a request may have two groups: it can migrate and has not begun."""
         spec, settings = request.spec, self._state.settings
         plans = settings.policy.splits and not settings.dry_run
         migrates = bool(self._state.migrates) and spec.may_change_group
@@ -105,7 +107,7 @@ class Splitter:
         lanes: Mapping[int, LaneFigures],
         reserved: Collection[Group],
     ) -> Group | None:
-        """The best other group with room, of the same size unless the request says where to
+        """Return the best other group with room, of the same size unless the request says where to
         split.
         """
         any_size = request.spec.split_at is not None
@@ -122,7 +124,7 @@ class Splitter:
     def _plan(
         self, request: RequestState, first: Group, second: Group, lanes: Mapping[int, LaneFigures]
     ) -> int:
-        """The token at which to split a request.
+        """Return the token at which to split a request.
 
         It is 0 if the second group should have the whole request, and its length if the first
         should.
@@ -144,7 +146,9 @@ class Splitter:
         return at if is_inside else spec.prompt_tokens + spec.max_output_tokens
 
     def _can_split(self, request: RequestState, at: int, first: Group, second: Group) -> bool:
-        """Whether both groups have something to do, and room for a further token at the split."""
+        """Return whether both groups have something to do, and room for a further token at the
+        split.
+        """
         spec, tokens = request.spec, self._state.settings.capacity.tokens
         if at < spec.prompt_tokens:
             return at > 0 and spec.prompt_splits

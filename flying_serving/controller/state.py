@@ -23,7 +23,7 @@ from flying_serving.predict.work import LaneFigures
 
 
 class ClusterState:
-    """Where the requests of a server are, and what its engines are and can do.
+    """The requests and the engines of a server, and the abilities of its groups.
 
     `layout`: the groups of the engines that are there. `layouts`, `formable`: the layouts that
     these engines can form, and the sizes of their groups.
@@ -64,20 +64,20 @@ class ClusterState:
 
     @property
     def running(self) -> int:
-        """How many requests have a group."""
+        """Number of requests that have a group."""
         return len(self.started)
 
     @property
     def open_requests(self) -> list[str]:
-        """Ids of the requests that wait, then of those that have a group."""
+        """Ids of the requests that wait, then of the requests that have a group."""
         return [*(request.request_id for request in self.pool), *self.started]
 
     def group_of(self, request_id: str) -> Group | None:
-        """The group of a request; None if it waits or is over."""
+        """Return the group of a request; None if it waits or is over."""
         return self.started[request_id].group if request_id in self.started else None
 
     def outside(self, layout: Layout) -> set[str]:
-        """Requests that run in groups which `layout` lacks."""
+        """Return the requests that run in groups which `layout` lacks."""
         return {
             request_id
             for request_id, request in self.started.items()
@@ -85,7 +85,7 @@ class ClusterState:
         }
 
     def new_offer(self, group: Group) -> KVOffer:
-        """An offer of `group` under a number that no offer had before."""
+        """Return an offer of `group` under a number that no offer had before."""
         return KVOffer(group, next(self._offers))
 
     def _is_wider(self, request: RequestState) -> bool:
@@ -94,7 +94,7 @@ class ClusterState:
     # ---- engines
 
     def groups(self) -> Sequence[Group]:
-        """The groups of the layout."""
+        """Return the groups of the layout."""
         return self.layout.groups
 
     @property
@@ -104,7 +104,9 @@ class ClusterState:
         return {len(group) for group in (*self.layout.groups, *restored)}
 
     def lanes(self) -> dict[int, LaneFigures]:
-        """What a group of each size can do; sizes that were not measured are left out."""
+        """Return the abilities of a group of each size; sizes that were not measured are left
+        out.
+        """
         limits = self.settings.limits
         return {
             size: LaneFigures(

@@ -1,4 +1,4 @@
-"""Changes of layout: the one under way, and what each did, kept for `GET /flying/switches`."""
+"""Changes of layout: the one under way, and the record of each, kept for `GET /flying/switches`."""
 
 import math
 from collections import deque
@@ -22,26 +22,28 @@ PREDICTIONS = (
     "least_gain_request_s",
     "considered_request_s",
 )
-"""What `predictions` says of a decision, besides its reason."""
+"""Keys of the figures that `predictions` gives for a decision, besides its reason."""
 MOST_OPEN = 64
-"""Where more are open, the end of the oldest is not waited for."""
+"""Most switches that are open. Beyond, the end of the oldest is not waited for."""
 
 
 @dataclass
 class Switch:
     """One change of layout.
 
-    `requests_in_flight`: at the decision. `draining`: those of them in groups which the new layout
-    lacks. With None as `decision` an operator ordered it. `number` is given by `Switches.begin`.
+    `requests_in_flight`: at the decision. `draining`: of these, the requests in groups which the
+    new layout lacks. With None as `decision` an operator ordered it. `number` is given by
+    `Switches.begin`.
 
-    `cutover_ms`: from the order until the last engine works in the new layout; of that,
+    `cutover_ms`: from the order until the last engine works in the new layout. Of that,
     `in_flight_ms` is the step that was under way there, and `overhead_ms` the rest (messages, and
     waiting for a processor). `work_ms`: processor time that the switch itself took: the API
     server's and the busiest engine's. `drain_ms`: until the last old request ended or migrated; it
-    stays None if too many later switches began before that. `worst_token_gap_ms`: the longest time
-    between two tokens of any stream from the order until then, and until the next token of each
-    stream that migrated. `promises_from_s`: from when on its promise gets less
-    (`Switches.promised`).
+    stays None if too many later switches began before that.
+
+    `worst_token_gap_ms`: the longest time between two tokens of any stream. It counts from the
+    order until then, and until the next token of each stream that migrated. `promises_from_s`: from
+    when on its promise gets less (`Switches.promised`).
     """
 
     old: Layout
@@ -70,23 +72,25 @@ class Switch:
 
     @property
     def regrouped(self) -> list[int]:
-        """Engines whose groups change."""
+        """Engines whose groups change in the switch."""
         return [
             engine for group in self.new.groups if group not in self.old.groups for engine in group
         ]
 
     @property
     def awaiting(self) -> list[int]:
-        """Engines that hold older lanes, once they have answered, until they hear what migrates."""
+        """Engines that hold older lanes, once they have answered, until they hear which requests
+        migrate.
+        """
         return self.regrouped if self.mode in MIGRATING_MODES else []
 
     def ordered(self, now_s: float) -> None:
-        """The engines are told."""
+        """Note that the engines are told."""
         self.ordered_s = now_s
         self.waited_for_idle_ms = (now_s - self.decided_s) * 1e3
 
     def acknowledged(self, answers: list[SwitchAnswer], now_s: float) -> None:
-        """All engines have answered."""
+        """Note that all engines have answered."""
         slowest = max(answers, key=lambda answer: answer.in_flight_ms + answer.overhead_ms)
         self.in_flight_ms, self.overhead_ms = slowest.in_flight_ms, slowest.overhead_ms
         self.cutover_ms = self.in_flight_ms + self.overhead_ms
@@ -95,18 +99,18 @@ class Switch:
             self._drained(now_s)
 
     def failed(self, problem: str, now_s: float) -> None:
-        """Some engine did not answer."""
+        """Note that some engine did not answer."""
         self.problem = problem
         self.migrating.clear()
         self._drained(now_s)
 
     def dropped(self, reason: str, now_s: float) -> None:
-        """It is not made: no engine was told."""
+        """Note that the switch is not made: no engine was told."""
         self.failed(reason, now_s)
         self.was_dropped = True
 
     def ended(self, request_id: str, now_s: float) -> None:
-        """A request is over; the last of the old layout ends the drain."""
+        """Note that a request is over; the last of the old layout ends the drain."""
         self.migrating.discard(request_id)
         self._left(request_id, now_s)
 
@@ -117,7 +121,7 @@ class Switch:
                 self._drained(now_s)
 
     def migrated(self, request_id: str, now_s: float, *, streams: bool) -> bool:
-        """A request has left its group and goes on in another; `streams`: it has tokens.
+        """Note that a request has left its group and goes on in another. `streams`: it has tokens.
 
         Returns whether its next token belongs to this switch.
         """
@@ -129,7 +133,7 @@ class Switch:
 
     @property
     def worst_token_gap_ms(self) -> float:
-        """The longest gap so far."""
+        """The longest gap so far, in ms."""
         return (
             self._worst_token_gap_ms
             if self.gaps is None
@@ -137,21 +141,23 @@ class Switch:
         )
 
     def close(self) -> None:
-        """The switch is over, or its end is not waited for any longer: no later gap counts."""
+        """Close the switch: it is over, or its end is not waited for any longer. No later gap
+        counts.
+        """
         self._worst_token_gap_ms, self.gaps = self.worst_token_gap_ms, None
         self._forgotten = self.open
         self.draining, self.migrating = set(), set()
 
     @property
     def open(self) -> bool:
-        """Whether old requests run or migrate, or engines have not answered."""
+        """True if old requests run or migrate, or engines have not answered."""
         return not self._forgotten and (self.drain_ms is None or bool(self.migrating))
 
     def _drained(self, now_s: float) -> None:
         self.drain_ms = (now_s - self.ordered_s) * 1e3
 
     def to_json(self) -> dict[str, Any]:
-        """What `GET /flying/switches` shows."""
+        """Return the entry of the switch in `GET /flying/switches`."""
         return {
             "number": self.number,
             "time": self.wall_time_s,
@@ -172,7 +178,7 @@ class Switch:
 
 
 def predictions(decision: Decision | None) -> dict[str, Any]:
-    """Why the layout changes or stays, in request-seconds.
+    """Return why the layout changes or stays, in request-seconds.
 
     Null: an operator ordered it, or the gain has no limit.
     """
@@ -214,7 +220,7 @@ class Switches:
         return switch
 
     def token(self, request_id: str, now_s: float) -> None:
-        """A stream got a token."""
+        """Note that a stream got a token."""
         self._gaps.token(request_id, now_s, watched=bool(self._open))
         if request_id in self._migrating:
             for switch in self._migrating.pop(request_id):
@@ -222,7 +228,7 @@ class Switches:
             self.prune()
 
     def ended(self, request_id: str, now_s: float) -> None:
-        """A request is over."""
+        """Note that a request is over."""
         self._gaps.ended(request_id)
         self._migrating.pop(request_id, None)
         for switch in self._open:
@@ -230,7 +236,7 @@ class Switches:
         self.prune()
 
     def migrated(self, request_id: str, now_s: float) -> None:
-        """A request has left its group and goes on in another."""
+        """Note that a request has left its group and goes on in another."""
         streams = request_id in self._gaps
         for switch in self._open:
             if switch.migrated(request_id, now_s, streams=streams):
@@ -238,7 +244,7 @@ class Switches:
         self.prune()
 
     def prune(self) -> None:
-        """Close those that are over."""
+        """Close the switches that are over."""
         if not self._open:
             return
         for switch in self._open:
@@ -248,7 +254,8 @@ class Switches:
         self._gaps.forget_before(self._open[0].ordered_s if self._open else math.inf)
 
     def promised(self, horizon_s: float, now_s: float) -> float:
-        """Request-seconds that recent switches promised (`Decision.promise`) and have yet to gain.
+        """Return the request-seconds that recent switches promised (`Decision.promise`) and have
+        yet to gain.
 
         A switch that was dropped or has failed gains nothing.
         """
@@ -267,7 +274,7 @@ class Switches:
             self.needed_again(now_s)
 
     def needed_again(self, now_s: float) -> None:
-        """A long request needs a group.
+        """Note that a long request needs a group.
 
         If the last switch was made for one, its promise counts from now on.
         """
@@ -276,5 +283,7 @@ class Switches:
             self.kept[-1].promises_from_s = now_s
 
     def void_promises(self) -> None:
-        """The layout of past switches is no more: none of them gains anything from now on."""
+        """Void the promises of past switches: their layout is no more, and none of them gains
+        anything from now on.
+        """
         self._void = self.count

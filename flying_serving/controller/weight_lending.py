@@ -1,8 +1,8 @@
-"""Which groups lend their weights to their KV cache (Gyges): decided here, done by engines.
+"""The groups that lend their weights to their KV cache (Gyges): decided here, done by engines.
 
-`engine/residency.py` does it. Only a widest group lends, and only while its engines have nothing to
-do in narrower groups, whose weights are gone then. It holds `Capacity.lent_tokens` instead of
-`Capacity.tokens` until something needs narrower groups again.
+`engine/residency.py` does it. Only a widest group lends. It lends only while its engines have
+nothing to do in narrower groups, whose weights are gone then. It holds `Capacity.lent_tokens`
+instead of `Capacity.tokens` until something needs narrower groups again.
 """
 
 from collections.abc import Collection
@@ -16,7 +16,7 @@ from flying_serving.layout.groups import Group, Layout
 
 
 class Stage(Enum):
-    """Where the weights of a widest group are.
+    """The state of the weights of a widest group.
 
     WHOLE: in their place.
     LENDING: engines drop them.
@@ -33,34 +33,34 @@ class Stage(Enum):
 
 
 class WeightLending:
-    """The stage of each widest group, and what groups hold in it."""
+    """The stage of each widest group, and the tokens that groups hold in it."""
 
     def __init__(self, capacity: Capacity, engines: int) -> None:
         self._capacity = capacity
         self._widest = max(capacity.tokens)
         self.stages = dict.fromkeys(Layout.uniform(engines, self._widest).groups, Stage.WHOLE)
         self.awaited: set[Group] = set()
-        """Widest groups that a request waits for to lend.
+        """Widest groups of which a request waits until one lends.
 
         A request after it gets no narrower group of their engines.
         """
         self.narrow_waits: set[Group] = set()
-        """Widest groups whose engines a request waits for that asks for a lower degree."""
+        """Widest groups whose engines a request for a lower degree waits for."""
         self._began_s: dict[Group, float] = {}
         self._took_s: dict[Stage, float] = {}
 
     @property
     def lends(self) -> bool:
-        """Whether any group ever does."""
+        """True if any group ever lends its weights."""
         return self._capacity.lent_tokens > self._capacity.tokens[self._widest]
 
     def begin(self, group: Group, stage: Stage, now_s: float) -> None:
-        """Weights of a group begin to go (LENDING) or to come (FETCHING)."""
+        """Note that weights of a group begin to go (LENDING) or to come (FETCHING)."""
         self.stages[group], self._began_s[group] = stage, now_s
 
     def end(self, group: Group, now_s: float, *, complete: bool = True) -> None:
-        """Weights have gone, or are back. If not all engines could drop theirs, all have them
-        back.
+        """Note that weights have gone, or are back. If not all engines could drop theirs, fetch
+        them all back.
         """
         stage = self.stages[group]
         if complete:
@@ -70,11 +70,11 @@ class WeightLending:
             self.begin(group, Stage.FETCHING, now_s)
 
     def opens_in_s(self, now_s: float) -> dict[Group, float]:
-        """Seconds until narrower groups could have their weights, by widest group that lends them.
+        """Return the seconds until narrower groups could have their weights, by widest group that
+        lends them.
 
-        It is as long as it took the last time, whatever ran beside it. Before the first time it is
-        as long as it took to lend them: that is less than it takes to have them back, but not
-        nothing.
+        The estimate is the time that it took last. Before the first time it is the time that it
+        took to lend them. That is less than it takes to have them back, but not nothing.
         """
         lend_s = self._took_s.get(Stage.LENDING, 0.0)
         fetch_s = self._took_s.get(Stage.FETCHING, lend_s)
@@ -90,7 +90,7 @@ class WeightLending:
         return opens_in_s
 
     def room_of(self, size: int, loads: Loads) -> float:
-        """Tokens that a group of a size has for requests that need no loan.
+        """Return the tokens that a group of a size has for requests that need no loan.
 
         It is the least of all widest groups.
         """
@@ -104,7 +104,7 @@ class WeightLending:
         )
 
     def _on_loan(self, group: Group, loads: Loads) -> float:
-        """Tokens of requests that need the room of its weights."""
+        """Return the tokens of requests that need the room of its weights."""
         return sum(
             request.committed_tokens
             for request in loads[group].requests.values()
@@ -112,12 +112,12 @@ class WeightLending:
         )
 
     def holds(self, group: Group) -> int:
-        """Tokens that a group has room for now."""
+        """Return the tokens that a group has room for now."""
         is_lent = self.stages.get(group) is Stage.LENT
         return self._capacity.lent_tokens if is_lent else self._capacity.tokens[len(group)]
 
     def shared(self, group: Group, loads: Loads) -> float:
-        """Tokens that the requests of a group may need together.
+        """Return the tokens that the requests of a group may need together.
 
         Until weights that are called back can go, requests that need the room have it. The others
         have the tokens of a whole group.
@@ -127,7 +127,7 @@ class WeightLending:
         return min(self._capacity.lent_tokens, self.holds(group) + self._on_loan(group, loads))
 
     def room(self, request: RequestState, group: Group) -> int:
-        """Tokens that a request may have in a group.
+        """Return the tokens that a request may have in a group.
 
         They are more than a whole group holds only if it needs them now. Otherwise weights that
         come back could leave it without room for its next token.
@@ -135,36 +135,38 @@ class WeightLending:
         return self.holds(group) if self.needs_loan(request) else self._capacity.tokens[len(group)]
 
     def outer(self, group: Group) -> Group:
-        """The widest group with these engines."""
+        """Return the widest group with these engines."""
         first = group[0] - group[0] % self._widest
         return tuple(range(first, first + self._widest))
 
     def lends_now(self, engine: int) -> bool:
-        """Whether an engine is without some of its weights."""
+        """Return whether an engine is without some of its weights."""
         return any(
             engine in group and stage is not Stage.WHOLE for group, stage in self.stages.items()
         )
 
     def is_called_back(self, group: Group) -> bool:
-        """Whether the weights of a group come back, or will."""
+        """Return whether the weights of a group come back, or will."""
         return self.stages.get(group) in (Stage.CLOSING, Stage.FETCHING)
 
     def has_weights(self, group: Group) -> bool:
-        """Whether its engines have the weights that a group needs."""
+        """Return whether its engines have the weights that a group needs."""
         return len(group) == self._widest or self.stages[self.outer(group)] is Stage.WHOLE
 
     def is_open(self, group: Group) -> bool:
-        """Whether it may begin requests: its engines have the weights, and need not become idle."""
+        """Return whether it may begin requests: its engines have the weights, and need not become
+        idle.
+        """
         return self.has_weights(group) and (
             len(group) == self._widest or self.outer(group) not in self.awaited
         )
 
     def needs_loan(self, request: RequestState) -> bool:
-        """Whether a request needs more than any group holds that lends nothing."""
+        """Return whether a request needs more than any group holds that lends nothing."""
         return self.lends and request.needed_tokens > self._capacity.tokens[self._widest]
 
     def pinned(self, loads: Loads) -> set[Group]:
-        """Groups with requests that no layout without them could go on with."""
+        """Return the groups with requests that no layout without them could go on with."""
         return {
             group
             for group, stage in self.stages.items()
@@ -172,10 +174,10 @@ class WeightLending:
             and any(map(self.needs_loan, loads[group].requests.values()))
         }
 
-    # ---- when weights go and come
+    # ---- the times when weights go and come
 
     def lend(self, layout: Layout, loads: Loads, now_s: float) -> list[LendWeights]:
-        """If a request waits for it, let a group of `layout` lend whose engines do nothing else.
+        """Let a group of `layout` whose engines are otherwise idle lend, if a request waits for it.
 
         One group begins at a time.
         """
@@ -201,8 +203,8 @@ class WeightLending:
         return [FetchWeights(group) for group in groups]
 
     def _may_lend(self, group: Group, loads: Loads) -> bool:
-        """Whether a group could begin to: it is a widest one, and its engines are otherwise
-        idle.
+        """Return whether a group could begin to lend: it is a widest one, and its engines are
+        otherwise idle.
         """
         others = {other for engine in group for other in loads.of_engine(engine)} - {group}
         return self.stages.get(group) is Stage.WHOLE and not others
@@ -216,7 +218,9 @@ class WeightLending:
                 self.stages[group] = Stage.LENT
 
     def _to_fetch(self, loads: Loads) -> list[Group]:
-        """Groups whose weights are called back and that have no request which needs their room."""
+        """Return the groups whose weights are called back and that have no request which needs
+        their room.
+        """
         room = self._capacity.tokens[self._widest]
         closing = [group for group, stage in self.stages.items() if stage is Stage.CLOSING]
         pinned = self.pinned(loads)

@@ -1,5 +1,5 @@
-"""Requests age in an engine too: more urgent ones that come later do not hold one back, or preempt
-it, for ever.
+"""Aging of requests in an engine: later arrivals that are more urgent do not hold a request back,
+or preempt it, for ever.
 """
 
 from collections import defaultdict, deque
@@ -9,13 +9,13 @@ from flying_serving.vllm_adapter.priorities import by_priority, promote
 
 
 class Aging:
-    """The requests of an engine's schedulers that have not aged yet, in the order in which they
-    came there.
+    """The requests of an engine's schedulers that have not aged yet, in order of arrival.
 
-    Only those that come can starve others, so each arrival promotes those that came `aging_s`
-    before it: they go before all that came later. Costs are amortised: one entry per request, which
-    is promoted once. At most as many entries are of requests that are over as of others. A
-    scheduler that does not order by priority starves no request, so none of its requests are noted.
+    Only later arrivals can starve a request, so each arrival promotes the requests that came
+    `aging_s` before it: they go before all later arrivals. Costs are amortised: one entry per
+    request, which is promoted once. Entries of ended requests are dropped when the entries
+    outnumber the scheduler's requests two to one. A scheduler that does not order by priority
+    starves no request, so none of its requests are noted.
     """
 
     def __init__(self, aging_s: float) -> None:
@@ -23,8 +23,8 @@ class Aging:
         self._arrivals: defaultdict[Any, deque[tuple[float, str]]] = defaultdict(deque)
 
     def arrived(self, scheduler: Any, request_id: str, now_s: float) -> None:
-        """A request, or more of the prompt of one that is there, comes to a scheduler: call this
-        before it has it.
+        """Note that a request, or more of its prompt, comes to a scheduler; call this before the
+        scheduler has it.
         """
         if not by_priority(scheduler):
             return

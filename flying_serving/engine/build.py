@@ -1,4 +1,4 @@
-"""What an engine is built of, over vLLM's scheduler and executor."""
+"""The parts of an engine, built over vLLM's scheduler and executor."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -37,17 +37,17 @@ from flying_serving.worker.lanes import WorkerLanes
 
 
 def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
-    """The loop and the utilities of an engine; the host is `core`, vLLM's EngineCoreProc."""
+    """Build the loop and the utilities of an engine; the host is `core`, vLLM's EngineCoreProc."""
     site = Site.of(core)
     channel = site.channel()
     table = site.offer_table()
     own = EnginePool(core.scheduler)
 
-    # what steps
+    # the lanes, which step
     board = StepBoard(f"{site.run_dir}/steps", site.deployment.engines)
     lanes = Lanes(_make_lanes(site, own, channel, table), board)
 
-    # what observes the steps
+    # the instruments, which observe the steps
     instruments = _make_instruments(site, lanes, board)
 
     # the loop over both
@@ -55,7 +55,7 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
     offers = site.peer_offers()
     loop = EngineLoop(site.engine, lanes, channel, core, flying, (table, offers), instruments)
 
-    # what steps and copies of KV take on this machine
+    # durations of steps and of copies of KV on this machine
     steps, copies = measured(core, site.deployment, site.engine)
     _fit_chunks(site, loop, copies)
 
@@ -64,14 +64,14 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
     if flying.tbt_slo_ms is not None:
         limit_batches(flying.tbt_slo_ms / 1000, lanes, instruments.steps, steps)
 
-    # what only some servers have
+    # parts that only some servers have
     if flying.lend_weights and site.deployment.lanes:
         loop.residency = _make_residency(core, own, loop)
         announce_blocks(site.run_dir, site.engine, loop.residency.blocks)
     if site.deployment.survives:
         loop.membership = _make_membership(site, loop, offers)
 
-    # what the API server may ask
+    # the utilities, which the API server calls
     weight_bytes = core.call_workers(WorkerLanes.get_weight_bytes)
     memory = EngineMemory(weight_bytes, own.total * site.block_bytes)
     utilities = EngineUtilities(loop, site.block_bytes, memory, steps, copies)
@@ -80,9 +80,7 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
 
 @dataclass(frozen=True)
 class Site:
-    """Where an engine is built: vLLM's core, with its scheduler and executor, and the
-    deployment.
-    """
+    """The site of an engine: vLLM's core, with its scheduler and executor, and the deployment."""
 
     core: Any
     deployment: Deployment
@@ -110,13 +108,13 @@ class Site:
         return int(all_bytes // kv_config.num_blocks)
 
     def channel(self) -> Channel:
-        """The engine's end of the channel."""
+        """Open the engine's end of the channel."""
         timeout_s = self.deployment.flying.collective_timeout_s
         engines, wake = self.deployment.engines, self.core.wake
         return Channel(self.run_dir, self.engine, engines, wake, timeout_s)
 
     def offer_table(self) -> OfferTable:
-        """The table in which the engine offers KV.
+        """Make the table in which the engine offers KV.
 
         An offer has room for the longest request in lane 1, whose blocks hold the fewest tokens.
         """
@@ -125,7 +123,7 @@ class Site:
         return make_table(self.run_dir, self.engine, offer_blocks, self.core.kv_config.num_blocks)
 
     def peer_offers(self) -> PeerOffers:
-        """The tables of all engines that are there."""
+        """Map the tables of all engines that are there."""
         pulse = Pulse(self.run_dir, self.deployment.engines, self.deployment.devices)
         offers = PeerOffers(self.run_dir, pulse.is_lost)
         offers.map(filter(self.deployment.is_there, range(self.deployment.engines)))
@@ -133,7 +131,7 @@ class Site:
 
 
 def _make_lanes(site: Site, own: EnginePool, channel: Channel, table: OfferTable) -> list[Lane]:
-    """Lane 1, over vLLM's scheduler, and a lane for each wider group.
+    """Make lane 1, over vLLM's scheduler, and a lane for each wider group.
 
     Where the engine leads the group, the lane gets a scheduler.
     """
@@ -176,7 +174,7 @@ def _connect(site: Site, loop: EngineLoop) -> None:
 def _fit_chunks(site: Site, loop: EngineLoop, copies: list[MigrationRow]) -> None:
     """Bound the chunks in which KV is pulled: in all engines together at most EXTRA_BYTES.
 
-    `copies`: how long copying took at the start.
+    `copies`: durations of copies, measured at the start.
     """
     chunks = loop.migrations.target.chunks
     chunks.blocks = max(1, EXTRA_BYTES // site.deployment.engines // site.block_bytes)
@@ -200,8 +198,9 @@ def _make_membership(site: Site, loop: EngineLoop, offers: PeerOffers) -> Member
 def measured(
     core: Any, deployment: Deployment, engine: int
 ) -> tuple[list[CalibrationRow], list[MigrationRow]]:
-    """What steps and copies of KV take, as measured when the server started; an engine keeps it for
-    its next start.
+    """Return the durations of steps and of copies of KV, as measured when the server started.
+
+    An engine keeps them for its next start.
     """
     path = f"{deployment.run_dir}/measured-{engine}"
     if not deployment.restarts:
@@ -215,8 +214,8 @@ def measured(
 
 
 def _make_residency(core: Any, own: EnginePool, loop: EngineLoop) -> Residency:
-    """What the engine has of its weights: all, at first; and its extra blocks, whose pages go back
-    to the system.
+    """Make the residency of an engine that has all its weights, and return the pages of its extra
+    blocks to the system.
     """
     pieces, own_blocks = core.call_workers(lent.lendable)
     extra = range(own_blocks, core.kv_config.num_blocks)

@@ -6,13 +6,14 @@ from flying_serving.engine.loop import EngineLoop
 def reset_prefix_caches(
     loop: EngineLoop, *, reset_running_requests: bool, reset_connector: bool
 ) -> bool:
-    """vLLM's utility, in every lane; lent blocks stay lent. False while requests hold blocks.
+    """Reset the prefix cache of every lane, as vLLM's utility does. Return False while requests
+    hold blocks.
 
-    Running requests are reset with their KV, so KV that is retained for a migration or was pulled
-    goes too: such requests are prefilled.
+    Lent blocks stay lent. Running requests are reset with their KV. KV that is retained for a
+    migration or was pulled goes too, and such requests are prefilled.
 
-    Steps that are ordered run first: vLLM drops what they would give requests that are reset
-    meanwhile, and in its own engine no step is under way here.
+    Ordered steps run first: vLLM drops the output of requests that are reset meanwhile. In vLLM's
+    own engine no step is under way here.
     """
     leaders, migrations = loop.lanes.leaders.values(), loop.migrations
     if reset_running_requests:

@@ -14,8 +14,8 @@ from flying_serving.engine.messages import Message
 from flying_serving.errors import EngineLost
 
 LOOK_S = 0.05
-"""How long what an engine has sent may be on its way when it is gone; and how often it is looked
-whether it is.
+"""Seconds between two checks of a silent sender. A message of a sender that is gone arrives within
+this time, or never.
 """
 
 
@@ -27,11 +27,11 @@ class Sender(Protocol):
 
 
 class Channel:
-    """An engine's end of the channel: messages go out to members in one total order and arrive by
+    """An engine's end of the channel. Messages go out to members in one total order and arrive by
     number.
 
-    Its sockets and the order file are in `run_dir`. `wake` is called from the listening thread when
-    a message has arrived, which may be on its way for `deadline_s`.
+    Its sockets and the order file are in `run_dir`. The listening thread calls `wake` when a
+    message has arrived. A message may be on its way for `deadline_s`.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Channel:
         inbox.bind(f"ipc://{run_dir}/inbox-{engine}")
         self._next = self._order.taken(
             engine
-        )  # what it was sent before it was started again is nobody's
+        )  # skip messages to this engine from before its restart
         self._early: dict[int, bytes | Message | None] = {}
         self._arrived: queue.SimpleQueue[tuple[int, bytes | Message]] = queue.SimpleQueue()
         self._wake = wake
@@ -83,20 +83,20 @@ class Channel:
                     raise EngineLost(f"engine {member} does not take messages any more") from None
 
     def pending(self) -> bool:
-        """Whether the next message in order is here, or on its way: its number is taken before it
-        is sent.
+        """Return whether the next message in order is here or on its way: its number is taken
+        before it is sent.
         """
         return self.waiting() > 0
 
     def waiting(self) -> int:
-        """How many messages are here or on their way."""
+        """Return the number of messages that are here or on their way."""
         return self._order.taken(self._engine) - self._next
 
     def receive(self) -> Message | None:
-        """The next message in order; only when `pending()`. None if its sender has died before it
-        sent it.
+        """Return the next message in order, or None if its sender died before it sent it; only when
+        `pending()`.
 
-        Raises EngineLost if it does not come.
+        Raises EngineLost if the message does not come in time.
         """
         until_s = time.monotonic() + self._deadline_s
         is_gone = False

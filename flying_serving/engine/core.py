@@ -32,16 +32,16 @@ from flying_serving.wire import ANSWERS
 from flying_serving.worker.parent import end_with_parent, forget_port, forget_signals
 
 IDLE_S = 1.0
-"""How long an idle engine waits at most before it looks again whether it is to end.
+"""Seconds that an idle engine waits at most before it checks again whether it is to end.
 
-Python runs a signal's handler in the main thread, which does not wake up for it if the signal has
-come just before it began to wait.
+Python runs a signal's handler in the main thread. That thread does not wake up for a signal that
+came just before it began to wait.
 """
 
 
 class CoreWithLanes(EngineCore):
-    """vLLM's core, and what is built over it: in the engine's main thread, before a request can
-    come.
+    """vLLM's core with the loop and the utilities, which are built in the engine's main thread
+    before a request can come.
     """
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
@@ -88,7 +88,7 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
         with told_to_server(deployment.run_dir, engine_index):
             super().__init__(vllm_config, *args, engine_index=engine_index, **kwargs)
 
-    # ---- what the loop asks of vLLM's engine: `Host`
+    # ---- the methods of `Host`, which the loop calls
 
     def serves_on(self) -> bool:
         return bool(self._handle_shutdown())
@@ -133,10 +133,10 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
         """End a wait for the API server's messages. Any thread may call it."""
         self.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
 
-    # ---- what vLLM asks of its engine
+    # ---- methods that vLLM calls
 
     def run_busy_loop(self) -> None:
-        """The loop, until the engine is shut down."""
+        """Run the loop until the engine is shut down."""
         with self.leave_guard.quietly(self):
             self.loop.run()
         deployment = deployment_of(self.vllm_config.additional_config)
@@ -144,8 +144,8 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
         raise SystemExit
 
     def preprocess_add_request(self, request: EngineCoreRequest) -> tuple[Request, int]:
-        """vLLM's, with the block hashes of the request's lane, and its history. Runs in the input
-        thread.
+        """Make the request as vLLM does, with the block hashes of its lane and its history. Runs in
+        the input thread.
         """
         self.request_block_hasher = self.loop.requests.hash_blocks(request)
         made, wave = super().preprocess_add_request(request)
@@ -153,21 +153,23 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
         return made, wave
 
     def add_request(self, request: Request, request_wave: int = 0) -> None:
-        """To the lane that the API server chose, at once or when its KV has arrived."""
+        """Give the request to the lane that the API server chose, at once or when its KV has
+        arrived.
+        """
         self.loop.add(request, request_wave)
 
     def abort_requests(self, request_ids: list[str]) -> None:
-        """In whichever lane they are."""
+        """Abort requests in any lane."""
         self.loop.abort(list(request_ids))
 
     def has_work(self) -> bool:
-        """Whether any lane has requests, or a message waits."""
+        """Return whether any lane has requests, or a message waits."""
         return super().has_work() or self.loop.has_work()
 
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
-        """vLLM's utility, in every lane."""
+        """Reset the prefix cache of every lane: vLLM's utility."""
         options = {
             "reset_running_requests": reset_running_requests,
             "reset_connector": reset_connector,
@@ -175,8 +177,8 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
         return reset_prefix_caches(self.loop, **options)
 
     def pause_scheduler(self, mode: PauseMode = "abort", clear_cache: bool = True) -> Any:
-        """vLLM's utility (`/pause` in dev mode); it is over when no lane that this engine leads has
-        anything to do.
+        """Pause every lane: vLLM's utility (`/pause` in dev mode). It is over when no lane that
+        this engine leads has anything to do.
 
         Raises:
             ValueError: for a mode that vLLM does not have.
@@ -194,7 +196,7 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
         return super().pause_scheduler(mode, clear_cache)
 
     def resume_scheduler(self) -> None:
-        """vLLM's utility, in every lane."""
+        """Resume every lane: vLLM's utility."""
         for leader in self.loop.lanes.leaders.values():
             leader.scheduler.set_pause_state(PauseState.UNPAUSED)
         super().resume_scheduler()
@@ -210,15 +212,15 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
         return not (guard.waits or guard.ends_at_once) and super()._reject_add_in_shutdown(request)
 
     def _reject_utility_in_shutdown(self, client_idx: int, call_id: int, method_name: str) -> bool:
-        return False  # as long as it is here it may answer: that it ends is no failure of the call
+        return False  # the engine may answer while it is here: its end is no failure of the call
 
     def flying_leave(self) -> None:
-        """Utility: no request is left in the whole server."""
+        """Let the engine end, as no request is left in the whole server. A utility."""
         self.leave_guard.may_leave = True
 
     def _send_engine_dead(self) -> None:
-        """vLLM's, at an error that ends the engine; where the others go on without it, its process
-        ends at once.
+        """Handle an error that ends the engine as vLLM does; where the other engines go on, end the
+        process at once.
         """
         if not deployment_of(self.vllm_config.additional_config).survives:
             super()._send_engine_dead()
@@ -229,13 +231,15 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
         os._exit(1)
 
     def __getattr__(self, name: str) -> Any:
-        """The utilities that `wire.ANSWERS` lists: vLLM looks them up by name in its engine."""
+        """Return a utility that `wire.ANSWERS` lists: vLLM looks utilities up by name in its
+        engine.
+        """
         if name in ANSWERS:
             return getattr(self.utilities, name)
         raise AttributeError(name)
 
     def shutdown(self) -> None:
-        """vLLM's, once the trace is written."""
+        """Write the rest of the trace, then shut down as vLLM does."""
         if "loop" in vars(self) and self.loop.instruments.trace is not None:
             self.loop.instruments.trace.close()
         super().shutdown()

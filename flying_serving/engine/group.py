@@ -1,5 +1,5 @@
-"""A group as one of its engines sees it: the leader's scheduler and borrowed blocks, every member's
-lent blocks.
+"""An engine's part in a group: the leader's scheduler and borrowed blocks, and every member's lent
+blocks.
 """
 
 from collections.abc import Callable
@@ -24,15 +24,18 @@ from flying_serving.memory.lending import BorrowedBlocks, LentBlocks
 from flying_serving.vllm_adapter.blocks import SchedulerPool
 
 ASK_AGAIN_S = 0.02
-"""How long a leader of two waits before it asks members again that had nothing to lend. One of more
-waits longer: two that ask at the same times could take each other's blocks for ever.
+"""Seconds that the leader of a group of two waits before it asks members again that had nothing to
+lend.
+
+The leader of a wider group waits longer: two leaders that ask at the same times could take each
+other's blocks for ever.
 """
 _GRANTED = float("inf")
-"""In place of a time: when the members have answered."""
+"""In place of a time: the leader waits until the members have answered."""
 
 
 def in_physical_blocks(plan: Any, lent: LentBlocks) -> Any:
-    """A SchedulerOutput with this member's own block ids. The plan itself stays as it is."""
+    """Return a SchedulerOutput with this member's own block ids. The plan itself stays as it is."""
     new = [replace(r, block_ids=_each(r.block_ids, lent)) for r in plan.scheduled_new_reqs]
     cached = replace(
         plan.scheduled_cached_reqs,
@@ -76,10 +79,10 @@ class Member:
         self._needed_at = 0.0
 
     def spare(self, ask: ReserveBlocks) -> int:
-        """How many of its free blocks the group may have.
+        """Return how many of its free blocks the group may have.
 
-        What runs here keeps what it needs for the tokens it has; from what the group asks for
-        ahead, all that runs and waits here keeps what it may still need.
+        The engine keeps the blocks that its running requests need for the tokens they have. Blocks
+        that the group asks for ahead come after the reserve of all requests that run or wait here.
         """
         free = self._own.free_count()
         keep = max(self._own.needed_by_running(), free - ask.needed)
@@ -94,7 +97,7 @@ class Member:
         return ask.count - count
 
     def dissolve(self) -> None:
-        """A member is lost: all blocks are this engine's own again."""
+        """Take all blocks back as this engine's own: a member is lost."""
         self.lent.take_all_back()
         self._needed_at = 0.0
 
@@ -122,42 +125,45 @@ class Leader:
         self._channel = channel
         self._lend_blocks = lend_blocks
         self.outstanding = False
-        """Whether a step is ordered that has not run yet."""
+        """True while an ordered step has not run yet."""
         self.is_whole = True
-        """Whether all members are there."""
+        """True while all members are there."""
         self._grants: dict[int, int] | None = None
         self._ask_at = 0.0
         self._retry_at = 0.0
 
     @property
     def has_requests(self) -> bool:
-        """Whether the scheduler has any, or something to tell the members of one.
+        """True if the scheduler has requests, or something to tell the members of one.
 
-        Without a member there is none, but vLLM's scheduler still counts those that were dropped,
-        until its next step.
+        A group that lacks a member has none, but vLLM's scheduler counts dropped requests until its
+        next step.
         """
         return self.is_whole and bool(self.scheduler.has_requests())
 
     def ready(self, now: float) -> bool:
-        """Whether a step can be ordered: there are requests, none is under way, and it does not
-        wait for blocks.
+        """Return whether a step can be ordered: there are requests, no step is under way, and it
+        does not wait for blocks.
         """
         return not self.outstanding and now >= self._retry_at and self.has_requests
 
     def retry_in_s(self, now: float) -> float | None:
-        """Seconds until `ready` may turn true by itself; None if only a message can change it."""
+        """Return the seconds until `ready` may turn true by itself; None if only a message can
+        change it.
+        """
         if self.outstanding or self._retry_at == _GRANTED or not self.has_requests:
             return None
         return max(0.0, self._retry_at - now)
 
     def order(self, now: float, *, goes_on: bool = True) -> Any:
-        """Order the next step, and blocks if they are short. Returns outputs if nothing can run, so
+        """Order the next step, and blocks if they are short. Return outputs if nothing can run, so
         no model is needed.
 
-        `goes_on`: whether this lane goes on at once, so that the members hold for it.
+        `goes_on`: True if this lane goes on at once, so that the members hold for it.
 
-        What can run with the blocks that there are does not wait for more: it would keep its own
-        meanwhile, and lanes that are all short of blocks could go on taking each other's for ever.
+        A step that can run with the present blocks does not wait for more. If it waited it would
+        keep its own blocks meanwhile, and lanes that are all short could take each other's blocks
+        for ever.
         """
         asked = self._grants is not None or (now >= self._ask_at and self._ask(now))
         if asked and self._must_wait():
@@ -170,7 +176,7 @@ class Leader:
         grammar = self.scheduler.get_grammar_bitmask(plan)
         if (
             grammar is not None
-        ):  # vLLM's buffer serves all lanes here; another may step before this message is served
+        ):  # vLLM's buffer serves all lanes; another lane may step before this message is served
             grammar = replace(grammar, grammar_bitmask=grammar.grammar_bitmask.copy())
         more = goes_on and self.scheduler.get_num_unfinished_requests() > 0
         self.outstanding = True
@@ -178,13 +184,13 @@ class Leader:
         return None
 
     def finish(self, plan: Any, output: Any) -> Any:
-        """The step is done: what vLLM's scheduler makes of its output, by client."""
+        """End the step; return the outputs that vLLM's scheduler makes of it, by client."""
         self.outstanding = False
         return self.scheduler.update_from_output(plan, output)
 
     def lacks(self, missing: int, now: float) -> None:
-        """Blocks are missing for KV that is to come: ask the members for them, unless they have
-        just been asked.
+        """Ask the members for blocks that are missing for KV to come, unless they have just been
+        asked.
         """
         if self.is_whole and self._grants is None and now >= self._ask_at:
             self._ask(now, missing)
@@ -203,7 +209,7 @@ class Leader:
         return True
 
     def _must_wait(self) -> bool:
-        """Whether a step, before the members have answered, would run nothing or preempt a
+        """Return whether a step, before the members have answered, would run nothing or preempt a
         request.
         """
         if self.scheduler.running:
@@ -211,8 +217,10 @@ class Leader:
         return self.borrowed.free_count() == 0
 
     def granted(self, grant: BlocksReserved, now: float) -> bool:
-        """A member's answer; the last one closes the round with what all of them offer. Whether
-        that is nothing.
+        """Take a member's answer; the last answer closes the round with the blocks that all members
+        offer.
+
+        Returns True if the round has closed without a block.
         """
         assert self._grants is not None
         self._grants[grant.engine] = grant.count
@@ -228,11 +236,11 @@ class Leader:
         return not blocks
 
     def unused(self) -> int:
-        """Blocks that members may have back: all that are free, but what running requests need for
-        their tokens.
+        """Return how many blocks members may have back: the free blocks, less the need of running
+        requests for their tokens.
 
-        Else lanes could take each other's for ever, each time before the other has enough, and
-        begin again and again.
+        Without this reserve lanes could take each other's blocks for ever, each time before the
+        other has enough, and begin again and again.
         """
         return max(0, self.pool.free_count() - self.pool.needed_by_running())
 
@@ -243,7 +251,10 @@ class Leader:
             self._channel.send(self.group, ReturnBlocks(self.group, blocks))
 
     def dissolve(self) -> None:
-        """A member is lost: no request is left, nor a block of any member's."""
+        """Release all requests and all blocks of the members: a member is lost.
+
+        Raises IntegrityError if a block is held without a request.
+        """
         self.scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
         self.borrowed.give_up(self.borrowed.free_count())
         if self.borrowed.held:

@@ -1,4 +1,4 @@
-"""What an engine's loop needs around it: its end of the channel, and vLLM's engine."""
+"""The surroundings of an engine's loop: its end of the channel, and vLLM's engine."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -20,27 +20,27 @@ class Host(Protocol):
     """vLLM's engine, which owns the loop: lane 1, the API server's messages, and the workers."""
 
     def serves_on(self) -> bool:
-        """Whether the loop goes on; called before each round."""
+        """Return whether the loop goes on; called before each round."""
 
     def take_messages(self, wait: Wait | None) -> bool:
-        """Handle what clients sent; with `wait`, wait for the first message, for a while. Whether
-        there was any.
+        """Handle the messages of clients; with `wait`, wait for the first one for a while. Return
+        whether there was any.
         """
 
     def has_own_steps(self) -> bool:
-        """Whether lane 1 has something to step."""
+        """Return whether lane 1 has something to step."""
 
     def step_own(self) -> bool:
-        """Step lane 1 as vLLM does. Whether anything was computed, or is being computed."""
+        """Step lane 1 as vLLM does. Return whether anything was computed, or is being computed."""
 
     def add_own(self, request: Any, wave: int) -> None:
         """Give a request to lane 1's scheduler as vLLM does."""
 
     def call_workers(self, function: Callable[..., Any], *args: Any) -> Any:
-        """What a function of `WorkerLanes` returns on the first worker; it is called on all."""
+        """Call a function of `WorkerLanes` on all workers; return the first worker's result."""
 
     def process_aborts(self) -> None:
         """Handle the API server's aborts, which may come while a step is made."""
 
     def emit(self, outputs: dict[int, Any] | None) -> None:
-        """Send outputs to clients, by client."""
+        """Send outputs, which are by client, to the clients."""

@@ -1,4 +1,4 @@
-"""A lane of an engine: what it has for the groups of one size."""
+"""A lane of an engine: its part in the group of one size."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from flying_serving.migration.offers import OfferTable
 from flying_serving.vllm_adapter.blocks import SchedulerPool
 
 HashBlocks = Callable[[Any], Any]
-"""Block hashes of a vLLM request."""
+"""A function that returns the block hashes of a vLLM request."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Lane:
     by the same size.
 
     `hash_blocks`: of requests of this lane; None without prefix caching. `pool`: of the lane's
-    scheduler, on the group's leader. `member`: what the engine lends to the group; None in lane 1,
-    which owns all blocks. `leader`: what only the leader of a group of several has.
+    scheduler, on the group's leader. `member`: the engine's loans to the group; None in lane 1,
+    which owns all blocks. `leader`: set on the leader of a group of several.
     """
 
     group: Group
@@ -34,7 +34,7 @@ class Lane:
     leader: Leader | None = None
 
     def physical(self, blocks: list[int]) -> list[int]:
-        """The engine's own blocks behind blocks of the lane."""
+        """Return the engine's own blocks behind blocks of the lane."""
         return blocks if self.member is None else self.member.lent.translate(blocks)
 
 
@@ -42,7 +42,7 @@ class Lane:
 class LaneFactory:
     """Makes the lanes of one engine.
 
-    `own`: lane 1's pool, which lends blocks to the groups. `table`: where peers see which blocks.
+    `own`: lane 1's pool, which lends blocks to the groups. `table`: shows peers which blocks.
     `lend_blocks`: how many a leader asks for at a time.
     """
 
@@ -53,7 +53,7 @@ class LaneFactory:
     lend_blocks: int
 
     def own_lane(self, block_tokens: int, hash_blocks: HashBlocks | None) -> Lane:
-        """Lane 1."""
+        """Make lane 1, over the engine's own pool."""
         return Lane((self.engine,), block_tokens, hash_blocks, self.own)
 
     def group_lane(
@@ -63,7 +63,9 @@ class LaneFactory:
         hash_blocks: HashBlocks | None,
         make_pool: Callable[[], SchedulerPool],
     ) -> Lane:
-        """The engine's part in a group of several; `make_pool` is called on the group's leader."""
+        """Make the engine's part in a group of several; `make_pool` is called on the group's
+        leader.
+        """
         show = partial(self.table.lend, len(group))
         member = Member(group, self.engine, self.own, self.channel, show)
         if group[0] != self.engine:
@@ -74,10 +76,9 @@ class LaneFactory:
 
 
 class Lanes:
-    """The lanes of an engine, lane 1 first: all of them by group size, and those that have certain
-    parts.
+    """The lanes of an engine by group size, lane 1 first, and the parts that only some lanes have.
 
-    `board`: where the leader of a group notes what the group runs, for its members.
+    `board`: there the leader of a group notes for its members what the group runs.
     """
 
     def __init__(self, lanes: Sequence[Lane], board: StepBoard) -> None:
@@ -88,15 +89,15 @@ class Lanes:
             for size, lane in self.by_size.items()
             if lane.pool is not None
         }
-        """vLLM's, of the groups that this engine leads."""
+        """vLLM's schedulers, of the groups that this engine leads, by group size."""
         self.members = {
             size: lane.member for size, lane in self.by_size.items() if lane.member is not None
         }
-        """The engine's part in groups of several."""
+        """The engine's part in groups of several, by group size."""
         self.leaders = {
             size: lane.leader for size, lane in self.by_size.items() if lane.leader is not None
         }
-        """What it has as the leader of groups of several."""
+        """The engine's part as the leader of groups of several, by group size."""
 
     @property
     def own(self) -> SchedulerPool:
@@ -106,7 +107,7 @@ class Lanes:
         return pool
 
     def active(self) -> int:
-        """How many lanes have requests that this engine steps."""
+        """Return how many lanes have requests that this engine steps."""
         own = sum(bool(scheduler.running) for scheduler in self.schedulers.values())
         return own + sum(
             self._runs(member)
@@ -115,8 +116,8 @@ class Lanes:
         )
 
     def _runs(self, member: Member) -> bool:
-        """Whether requests run in a group that another engine leads; a lost leader cannot say that
-        they have left.
+        """Return whether requests run in a group that another engine leads; a lost leader cannot
+        say that they have left.
         """
         return (
             member.lent.lent_count > 0
@@ -124,8 +125,8 @@ class Lanes:
         )
 
     def note(self) -> None:
-        """Let members of the groups that this engine leads see how many requests run, and the
-        blocks that they hold.
+        """Show the members of groups that this engine leads how many requests run, and the blocks
+        that they hold.
 
         Requests leave a group without a step, so no message of the group would say so.
         """

@@ -1,4 +1,4 @@
-"""What an engine does at each event of a lane's scheduler: see `vllm_adapter/scheduler.py`."""
+"""The engine's actions at each event of a lane's scheduler: see `vllm_adapter/scheduler.py`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -42,7 +42,7 @@ class LaneEvents:
             self._emit(beginnings)
 
     def output_received(self, plan: Any) -> None:
-        """Log the step."""
+        """Log the step, and note its plan for the trace."""
         if self._trace is not None:
             self._trace.received(plan)
         self._steps.received(self._group, plan)
@@ -52,5 +52,5 @@ class LaneEvents:
         self._source.blocks_freed(len(self._group), request)
 
     def stats_made(self, stats: Any) -> None:
-        """Make the statistics of the lane those of the engine."""
+        """Give the statistics of the lane the counts of the engine."""
         self._report.complete(len(self._group), stats)

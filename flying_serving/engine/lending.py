@@ -1,5 +1,5 @@
-"""What an engine does about blocks that its lanes lend each other: it asks for them, lends them,
-has them back.
+"""Lending of blocks between the lanes of an engine: it asks for blocks, lends them and has them
+back.
 """
 
 from collections.abc import Callable
@@ -20,9 +20,9 @@ LendingMessage = ReserveBlocks | LendBlocks | ReturnBlocks | BlocksReserved | Re
 class BlockLending:
     """The blocks of one engine in all its lanes.
 
-    `keeps` says of a lane, by its size, whether it keeps blocks of requests that have left it.
-    `yield_blocks` is told the size of a lane that has no block for a request that needs one: it
-    frees some of these.
+    `keeps(size)` says whether a lane keeps blocks of requests that have left it.
+    `yield_blocks(size)` frees some of these: it is called when the lane has no block for a request
+    that needs one.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class BlockLending:
         self._clock = clock
 
     def handle(self, message: LendingMessage) -> None:
-        """Do what a message of a group's leader, or to one, says."""
+        """Carry out a message of a group's leader, or to a leader."""
         size = len(message.group)
         match message:
             case ReserveBlocks():
@@ -66,7 +66,7 @@ class BlockLending:
         leader.give_back(count)
 
     def recall_if_short(self) -> None:
-        """Before lane 1 steps: ask for blocks that it has lent, if it has too few."""
+        """Ask for blocks that lane 1 has lent, if it has too few; call this before it steps."""
         own = self._lanes.own
         if any(member.lent.lent_count for member in self._lanes.members.values()):
             waiting = own.scheduler.waiting or own.scheduler.kv_holding_waiting
@@ -74,7 +74,7 @@ class BlockLending:
                 self._recall(own.missing_for_next(), but=1)
 
     def ask(self, size: int, missing: int) -> None:
-        """Blocks are missing in the lane of this size for KV that is to arrive."""
+        """Ask for blocks that the lane of this size lacks for KV that is to arrive."""
         if size == 1:
             self._recall(missing, but=1)
         elif self._lanes.leaders[size].borrowed.room():
@@ -83,11 +83,11 @@ class BlockLending:
             self._yield_blocks(size)
 
     def yield_if_all_are_lent(self, size: int) -> None:
-        """Before a group steps: its requests may lack blocks, and the members have lent all that
+        """Free kept blocks if a group's requests may lack blocks and the members have lent all that
         the group can have.
 
-        What is missing is counted only where something is kept that could yield: the count looks at
-        each request.
+        Call this before the group steps. Missing blocks are counted only where the lane keeps
+        blocks that it could free: the count looks at each request.
         """
         leader = self._lanes.leaders[size]
         if leader.borrowed.room() or not self._keeps(size):
@@ -96,7 +96,7 @@ class BlockLending:
             self._yield_blocks(size)
 
     def _recall(self, missing: int, *, but: int) -> None:
-        """The lane of groups of size `but` lacks blocks: recall those that other lanes have."""
+        """Recall blocks from other lanes for the lane of groups of size `but`, which lacks them."""
         if not missing:
             return
         for size, member in self._lanes.members.items():

@@ -1,5 +1,5 @@
-"""What an engine does, step by step: it observes, decides and acts (`run`), and handles what other
-engines send.
+"""The loop of an engine: it observes, decides and acts (`run`), and handles messages of other
+engines.
 """
 
 import time
@@ -33,12 +33,12 @@ from flying_serving.scheduling.arbiter import Action, LaneArbiter, ServeMessage,
 from flying_serving.worker.lanes import StepLost, WorkerLanes
 
 RETRY_S = 0.005
-"""How long lane 1 leaves the engine to other lanes when nothing of it could run."""
+"""Seconds that lane 1 leaves the engine to other lanes when nothing of it could run."""
 
 
 @dataclass
 class Instruments:
-    """What only observes an engine."""
+    """The parts that only observe an engine."""
 
     board: StepBoard
     report: Report
@@ -49,7 +49,7 @@ class Instruments:
 class EngineLoop:
     """One engine: its own lane, its part in each group, and the groups that it leads.
 
-    `kv`: what it shows peers of its KV, and what it sees of theirs. `clock`: CLOCK_MONOTONIC.
+    `kv`: the table of its offers to peers, and its view of theirs. `clock`: CLOCK_MONOTONIC.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class EngineLoop:
         self.membership: Membership | None = None  # where the server survives the loss of an engine
         self.residency: Residency | None = None  # where weights may be lent
         self.last_step_s = (0.0, 0.0)
-        """When the last step that this engine took part in began and ended."""
+        """Begin and end of the last step that this engine took part in, by `clock`."""
         self._channel = channel
         self._host = host
         self.clock = clock
@@ -108,7 +108,7 @@ class EngineLoop:
             self._own_at_s = 0.0
 
     def _advance_migrations(self) -> None:
-        """While requests run here, KV is pulled for as long as the last step took."""
+        """Pull KV for as long as the last step took; without a limit while no lane has requests."""
         began_s, ended_s = self.last_step_s
         hurries = bool(self.migrations.incoming) and self.lanes.active() == 0
         self.migrations.advance(self.clock(), None if hurries else ended_s - began_s)
@@ -131,7 +131,7 @@ class EngineLoop:
         return Wait(min((retry_s for retry_s in retries_s if retry_s is not None), default=None))
 
     def serve(self) -> None:
-        """Handle the next message; but of an engine, or a group, that is no more there is none."""
+        """Handle the next message, unless its engine or its group is no more."""
         message = self._channel.receive()
         if message is not None and not (
             self.membership and len(message.group) in self.membership.broken
@@ -139,7 +139,7 @@ class EngineLoop:
             self.handle(message)
 
     def handle(self, message: Message) -> None:
-        """Do what a message of another engine, or of this one's leader, says."""
+        """Carry out a message of another engine, or of this one's leader."""
         size = len(message.group)
         match message:
             case RunStep():
@@ -185,7 +185,7 @@ class EngineLoop:
         self._stepped(size, began_s, more=message.more, leads=leader is not None, plan=message.plan)
 
     def _emit_stats(self, stats: Any) -> None:
-        """Statistics that no outputs carry, if there are any."""
+        """Send statistics that no outputs carry, if there are any."""
         if stats is not None:
             self._host.emit({0: EngineCoreOutputs(scheduler_stats=stats)})
 
@@ -198,7 +198,7 @@ class EngineLoop:
     def _stepped(
         self, size: int, began_s: float, *, more: bool, leads: bool, plan: Any = None
     ) -> None:
-        """A step is made: `began_s` is when this engine came to it, maybe before the other
+        """Note a step that was made. `began_s`: when this engine came to it, maybe before the other
         members.
         """
         ended_s = self.clock()
@@ -214,8 +214,8 @@ class EngineLoop:
             trace.stepped(size, plan, began_s, ended_s, waited_s)
 
     def set_peers(self, incarnations: Incarnations) -> None:
-        """The API server says which engines are there: see `Membership`. What others have sent
-        before comes first.
+        """Take the engines that are there, as the API server says: see `Membership`. Earlier
+        messages of others come first.
         """
         assert self.membership is not None
         for _ in range(self._channel.waiting()):
@@ -238,13 +238,13 @@ class EngineLoop:
             )
 
     def abort(self, request_ids: list[str]) -> None:
-        """End requests, in whichever lane they are or will be."""
+        """End requests in any lane that has them or will have them."""
         self.requests.abort(request_ids)
         self.migrations.abort(request_ids)
 
     def has_work(self) -> bool:
-        """Whether a group that this engine leads has requests, or a message waits, or a request is
-        on its way.
+        """Return whether a group that this engine leads has requests, a message waits, or a request
+        is on its way.
         """
         scheduled = any(leader.has_requests for leader in self.lanes.leaders.values())
         return scheduled or self._channel.pending() or bool(self.migrations.incoming)

@@ -1,10 +1,11 @@
-"""Which engines of a server are there, and so which groups of this one are whole (docs/faults.md).
+"""The engines of a server that are there, and the groups of this engine that are whole
+(docs/faults.md).
 
 The API server says of each engine its *incarnation*, the number of its starts before, or that it is
-lost. Members of a group that has lost an engine leave it: nothing of the group is left, so that
-nobody waits for the engine. When it is there again, in another incarnation, they meet in new shared
-memory. What an engine maps of one that is lost it unmaps before it answers: the lost one's memory
-is free then, which the next one needs.
+lost. Members of a group that has lost an engine leave it: nothing of the group is left, so no
+engine waits for the lost one. When the lost engine is there again, in another incarnation, they
+share new memory. An engine unmaps a lost engine's memory before it answers: the memory is free
+then, and the next incarnation needs it.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,14 +20,14 @@ from flying_serving.scheduling.arbiter import LaneArbiter
 from flying_serving.worker.lanes import WorkerLanes
 
 Incarnations = Sequence[int | None]
-"""By engine; None: it is lost."""
+"""The incarnation of each engine; None: it is lost."""
 
 
 class Membership:
-    """What one engine knows of the others.
+    """One engine's knowledge of the others.
 
-    `call_workers`: as of `Host`. `told_in_s`: how long after a step in which a member was lost the
-    API server may take to say so.
+    `call_workers`: as of `Host`. `told_in_s`: how long the API server may take to report a loss,
+    from the step in which a member was lost.
     """
 
     def __init__(
@@ -47,8 +48,8 @@ class Membership:
         self._told_in_s = told_in_s
         self._incarnations = list(incarnations)
         self._failed: dict[int, tuple[float, str]] = {}
-        """By group size: until when it must be said who was lost in its last step, and what that
-        step said.
+        """By group size: the time until which the API server must report the loss in its last step,
+        and the error of that step.
         """
         self.broken = {size for size in lanes.members if not self._is_whole(size)}
         """Sizes of groups of this engine that lack a member."""
@@ -67,14 +68,14 @@ class Membership:
             leader.is_whole = size not in self.broken
 
     def failed(self, size: int, why: str, now_s: float) -> None:
-        """A step of a group was not finished, because a member is lost."""
+        """Note that a step of a group was not finished, because a member is lost."""
         self.broken.add(size)
         self._failed.setdefault(size, (now_s + self._told_in_s, why))
         self._note()
 
     def retry_in_s(self, now_s: float) -> float | None:
-        """Seconds until it must have been said who is lost, or None. Raises EngineLost if it was
-        not.
+        """Return the seconds until the API server must have reported a loss, or None. Raises
+        EngineLost if it is overdue.
         """
         if not self._failed:
             return None
@@ -86,8 +87,8 @@ class Membership:
         return until_s - now_s
 
     def update(self, incarnations: Incarnations, now_s: float) -> None:
-        """The engines are these from now on. Messages of groups that are broken by that are
-        nobody's any more.
+        """Take the engines' incarnations from now on. Messages of groups that this breaks are
+        dropped.
         """
         changed = {
             engine
@@ -122,7 +123,7 @@ class Membership:
             self._arbiter.switch(1, hard=False, weave_steps=self._arbiter.weave_steps, now=now_s)
 
     def _dissolve(self, size: int) -> None:
-        """Nothing of a group is left here: no request, no block, no KV on its way."""
+        """Remove a group from this engine: its requests, its blocks, its KV on the way."""
         self.broken.add(size)
         self._failed.pop(size, None)
         self._migrations.dissolve(size)

@@ -1,6 +1,6 @@
 """Messages between engines: steps of a group, and blocks that its members lend to it.
 
-Those of migrations are in `migration/messages.py`.
+Messages of migrations are in `migration/messages.py`.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What an engine reports of all its lanes together: vLLM's statistics, and those of the admin
+"""An engine's report on all its lanes together: vLLM's statistics, and the figures of the admin
 route.
 """
 
@@ -9,8 +9,8 @@ from flying_serving.engine.lane import Lanes
 from flying_serving.wire import LaneCounts
 
 REPORT_S = 1.0
-"""How often an engine reports what no outputs of its steps can carry, while requests hold blocks of
-it.
+"""Seconds between reports of changes that no outputs of its steps can carry, while requests hold
+blocks of the engine.
 """
 
 
@@ -32,7 +32,7 @@ class Report:
         """
 
     def complete(self, size: int, stats: Any) -> None:
-        """Make the SchedulerStats of one lane those of the engine."""
+        """Give the SchedulerStats of one lane the counts of the engine."""
         queries, hits = self.prefix_cache[size]
         looked_up = stats.prefix_cache_stats
         self.prefix_cache[size] = (queries + looked_up.queries, hits + looked_up.hits)
@@ -40,7 +40,9 @@ class Report:
         stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage = self._reported
 
     def _look(self) -> tuple[int, int, float]:
-        """Requests that run, those that wait, and the share of the KV blocks in use."""
+        """Return the number of running and of waiting requests, and the share of the KV blocks in
+        use.
+        """
         counts = self.counts().values()
         running, waiting = (
             sum(running for running, _ in counts),
@@ -49,10 +51,11 @@ class Report:
         return running, waiting, self.blocks_in_use() / self._lanes.own.total
 
     def blocks_in_use(self) -> int:
-        """Physical blocks that requests hold, in whatever lane. Those that are lent but free or
+        """Return how many physical blocks requests hold in any lane. Lent blocks that are free or
         cached do not count.
 
-        Members of the groups that this engine leads see from then on what theirs hold.
+        From then on members of the groups that this engine leads see how many blocks the groups'
+        requests hold.
         """
         self._lanes.note()
         own, members = self._lanes.own, self._lanes.members.values()
@@ -66,11 +69,11 @@ class Report:
         return own.total - free + in_use
 
     def news(self, now_s: float) -> Any:
-        """SchedulerStats before the engine waits, if they are others than it has reported; else
-        None.
+        """Return SchedulerStats before the engine waits, if they differ from its last report; None
+        if they do not.
 
-        Blocks become free without a step, and so do requests leave: no output of a step would say
-        so. While requests hold blocks, which may go on, this is at most every REPORT_S.
+        Blocks become free, and requests leave, without a step: no output of a step would say so.
+        While requests hold blocks and may go on, this is at most every REPORT_S.
         """
         found = self._look()
         if found == self._reported or (any(found) and now_s - self._reported_at_s < REPORT_S):
@@ -78,25 +81,29 @@ class Report:
         return self.due(now_s, idle=True)
 
     def due(self, now: float, *, idle: bool) -> Any:
-        """A member's SchedulerStats now and then, and when its group has become idle; else None."""
+        """Return a member's SchedulerStats every REPORT_S, and when its group has become idle;
+        otherwise None.
+        """
         if not idle and now - self._reported_at_s < REPORT_S:
             return None
         self._reported_at_s = now
         return self._lanes.schedulers[1].make_stats()
 
     def counts(self) -> dict[int, tuple[int, int]]:
-        """Requests (running, waiting) of the lanes that this engine leads."""
+        """Return the requests (running, waiting) of the lanes that this engine leads, by group
+        size.
+        """
         return {
             size: scheduler.get_request_counts()
             for size, scheduler in self._lanes.schedulers.items()
         }
 
     def lent_blocks(self) -> dict[int, int]:
-        """Blocks that this engine's groups have of it."""
+        """Return how many blocks this engine has lent to its groups, by group size."""
         return {size: member.lent.lent_count for size, member in self._lanes.members.items()}
 
     def status(self) -> dict[str, Any]:
-        """What each lane holds: fields of an `EngineReport`."""
+        """Return the contents of each lane: fields of an `EngineReport`."""
         lanes = {
             size: LaneCounts(running, waiting) for size, (running, waiting) in self.counts().items()
         }

@@ -17,11 +17,11 @@ from flying_serving.vllm_adapter.keys import AHEAD_KEY, LANE_KEY, MIGRATED_FROM_
 
 @dataclass(frozen=True)
 class Route:
-    """Where the API server sends a request.
+    """The lane to which the API server sends a request, and its KV.
 
-    `size`: of its lane's groups. `source`: what offers its KV; None: it begins here.
-    `prefetch_tokens`: it still runs elsewhere, and the KV of this number of its tokens is pulled.
-    `offer`: number of the offer of its KV here, and whether it is made while it runs.
+    `size`: of the lane's groups. `source`: the offer of its KV; None: the request begins here.
+    `prefetch_tokens`: the request runs elsewhere, and the KV of this number of its tokens is
+    pulled. `offer`: number of the offer of its KV here, and whether it is made while it runs.
     """
 
     size: int = 1
@@ -31,12 +31,12 @@ class Route:
 
 
 def _notes(params: SamplingParams | None) -> dict[str, Any]:
-    """What the API server notes with a request."""
+    """Return the API server's notes with a request."""
     return (params.extra_args or {}) if params is not None else {}
 
 
 def route_of(request: Request) -> Route:
-    """Where the API server sends a request; its notes of that are gone then."""
+    """Return the route of a request, and remove the API server's notes of it."""
     notes = _notes(request.sampling_params)
     size, source, offer = (
         notes.pop(LANE_KEY, 1),
@@ -52,8 +52,8 @@ def route_of(request: Request) -> Route:
 
 
 class LaneRequests:
-    """The requests of all lanes of an engine. `add_own` gives one to lane 1's scheduler, as vLLM
-    does.
+    """The requests of all lanes of an engine. `add_own` gives a request to lane 1's scheduler, as
+    vLLM does.
     """
 
     def __init__(
@@ -69,7 +69,9 @@ class LaneRequests:
         self._clock = clock
 
     def hash_blocks(self, request: EngineCoreRequest) -> HashBlocks | None:
-        """How the blocks of a request are hashed in its lane. Runs in the input thread."""
+        """Return the function that hashes a request's blocks in its lane. Runs in the input
+        thread.
+        """
         return self._lanes.by_size[_notes(request.sampling_params).get(LANE_KEY, 1)].hash_blocks
 
     def admit(self, request: Request, size: int, wave: int = 0) -> None:
@@ -81,11 +83,11 @@ class LaneRequests:
         else:
             scheduler.add_request(request)
         if request.num_output_tokens:
-            # it began elsewhere: that it is queued is no news to vLLM's metrics
+            # the request began elsewhere: that it is queued is no news to vLLM's metrics
             request.take_events()
 
     def abort(self, request_ids: list[str]) -> None:
-        """End requests, in whichever lane they are."""
+        """End requests in any lane."""
         for scheduler in self._lanes.schedulers.values():
             here = [i for i in request_ids if i in scheduler.requests]
             scheduler.finish_requests(here, RequestStatus.FINISHED_ABORTED)

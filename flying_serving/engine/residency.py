@@ -2,7 +2,7 @@
 (Gyges, section 4).
 
 Between two steps one piece of the weights goes, or comes back. An engine whose weights are not all
-there steps no lane but the widest.
+there steps only the widest lane.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,12 +19,12 @@ from flying_serving.vllm_adapter.engine_pool import EnginePool
 from flying_serving.worker import lent
 
 RETRY_S = 0.005
-"""How often it is looked whether blocks have become free."""
+"""Seconds between two checks whether blocks have become free."""
 
 
 class Residency:
-    """What of its weights an engine has, and its `extra` KV blocks: `own` is lane 1's pool, which
-    has all blocks.
+    """The weights that an engine has, and its `extra` KV blocks. `own`: lane 1's pool, which has
+    all blocks.
 
     `call_workers` calls a function of `worker/lent.py` on the engine's workers. `revoke` ends all
     offers of KV.
@@ -58,27 +58,27 @@ class Residency:
 
     @property
     def blocks(self) -> KVBlocks:
-        """Blocks of the engine, the null block among them, and those that there are when all that
-        may go is gone.
+        """Blocks of the engine, the null block among them, and extra blocks once all weights that
+        may go are gone.
         """
         return KVBlocks(self._extra.start, self.ledger.most_blocks)
 
     def __bool__(self) -> bool:
-        """Whether pieces are to go or to come back."""
+        """Return whether pieces are to go or to come back."""
         return self._answer is not None
 
     def prepare(self) -> Future[int]:
         """Be ready to lend: the result, 0, is there when no narrower lane that this engine leads
         has anything to do.
 
-        When all engines of the group are ready no step of a narrower lane is left for any of them.
+        When all engines of the group are ready, none of them has a step of a narrower lane left.
         Raises IntegrityError if something is under way already.
         """
         return self._begin(lambda now_s: not self._busy())
 
     def lend(self) -> Future[int]:
-        """Give the room of all weights that the widest lane does not need to KV. The result is how
-        many blocks that is.
+        """Give KV the room of all weights that the widest lane does not need. The result is the
+        number of extra blocks.
 
         Raises IntegrityError if a narrower lane has something to do, or pieces are under way
         already.
@@ -88,15 +88,15 @@ class Residency:
         return self._begin(lambda now_s: self._lend_piece())
 
     def take_back(self) -> Future[int]:
-        """Have all weights back, as fast as extra blocks can be emptied. The result is 0, blocks
-        that are left.
+        """Take all weights back, as fast as extra blocks can be emptied. The result is 0, the
+        number of extra blocks left.
 
         Raises IntegrityError if pieces are under way already.
         """
         return self._begin(self._fetch_piece)
 
     def _busy(self) -> list[int]:
-        """Narrower lanes that this engine leads with requests, or a step under way."""
+        """Return the narrower lanes, led by this engine, that have requests or a step under way."""
         lanes = self._lanes
         stepping = {size for size, leader in lanes.leaders.items() if leader.outstanding}
         running = {
@@ -111,7 +111,7 @@ class Residency:
         return self._answer
 
     def advance(self, now_s: float, clock: Callable[[], float]) -> None:
-        """Between two steps: one piece, if it is time for it."""
+        """Do one piece of the work, if it is time for it; call this between two steps."""
         if self._answer is None or now_s < self._next_s:
             return
         done = self._work(now_s)
@@ -126,11 +126,11 @@ class Residency:
             answer.set_result(self.ledger.blocks)
 
     def retry_in_s(self, now_s: float) -> float | None:
-        """Seconds until `advance` has something to do; None if it has not."""
+        """Return the seconds until `advance` has something to do; None if nothing is under way."""
         return max(RETRY_S, self._next_s - now_s) if self else None
 
     def _lend_piece(self) -> bool:
-        """One piece goes, and KV gets its room. Whether it was the last one."""
+        """Give the room of one piece to KV. Return whether it was the last piece."""
         ledger = self.ledger
         if ledger.dropped < ledger.pieces:
             ledger.drop()
@@ -141,8 +141,8 @@ class Residency:
         return ledger.dropped == ledger.pieces
 
     def _fetch_piece(self, now_s: float) -> bool:
-        """One piece comes back, once the extra blocks in its place are empty. Whether it was the
-        last one.
+        """Fetch one piece back, once the extra blocks in its place are empty. Return whether it was
+        the last piece.
         """
         ledger = self.ledger
         if ledger.dropped:
@@ -150,16 +150,16 @@ class Residency:
             if not self._empty(self._extra[room : ledger.blocks], now_s):
                 return False
             gone = ledger.release(room)
-            # up to the end: the page in which these blocks end and those that went before begin is
-            # in neither range
+            # up to the end: the page in which these blocks end and earlier ones begin is in neither
+            # range
             self._call_workers(lent.release_blocks, self._extra[gone.start :])
             ledger.fetch()
             self._call_workers(lent.fetch_next)
         return not ledger.dropped
 
     def _empty(self, blocks: range, now_s: float) -> bool:
-        """Let no lane have these blocks: what is in them is copied to others. False as long as
-        there are too few.
+        """Let no lane have these blocks, and copy their contents to others. Return False while
+        there are too few others.
         """
         own, members = self._own, self._lanes.members.values()
         own.withhold(own.free_of(blocks))
@@ -176,8 +176,10 @@ class Residency:
         return own.withheld.issuperset(blocks)
 
     def _copy(self, copies: dict[int, int], members: Iterable[Member]) -> None:
-        """Nobody may read a block that others are about to have; what is offered is prefilled
-        again.
+        """Copy blocks and revoke all offers, so that no peer reads a block that others are about to
+        have.
+
+        Requests whose KV was offered are prefilled again.
         """
         self._revoke()
         self._own.swap(copies)

@@ -1,5 +1,5 @@
-"""How long the steps that an engine led took, and what was in them: what a cost model of the lanes
-is fitted to.
+"""Duration and contents of the steps that an engine led: a cost model of the lanes is fitted to
+them.
 """
 
 import time
@@ -22,15 +22,17 @@ class StepLog:
     """The last steps that an engine led, in its lane 1 and in groups.
 
     A step lasts from when its plan is made until its output is there. It begins at the end of the
-    lane's step before it if that was still under way (async scheduling), and if requests go on in
-    it: what lies between two steps is the time of a token as well. It begins with its plan if that
-    time is longer than the step, or if another lane stepped in it: then the lane waited. All
-    engines note on `board` when they end a step. `clock`: CLOCK_MONOTONIC, in seconds.
+    lane's previous step if that was still under way (async scheduling). It also begins there if
+    requests go on in it: the gap between two steps is part of a token's time. It begins with its
+    plan if the gap is longer than the step, or if another lane stepped in the gap: then the lane
+    waited.
+
+    All engines note on `board` when they end a step. `clock`: CLOCK_MONOTONIC, in seconds.
     """
 
     def __init__(self, board: StepBoard, clock: Callable[[], float] = time.monotonic) -> None:
         self.listeners: list[Callable[[StepRow], None]] = []
-        """Each is called with every step."""
+        """Functions that are called with every step."""
         self.durations: dict[int, Histogram] = {}
         """Seconds of the steps led since the start, by group size."""
         self._board = board
@@ -47,16 +49,16 @@ class StepLog:
         self._ended[size] = 0.0
 
     def planned(self, group: Group, plan: Any) -> None:
-        """A step of a group that is followed begins now: its SchedulerOutput."""
+        """Note that a step of a followed group begins now. `plan`: its SchedulerOutput."""
         if plan.total_num_scheduled_tokens:
             self._under_way[len(group)].append((plan, self._clock()))
 
     def received(self, group: Group, plan: Any) -> None:
-        """The output of this step has come."""
+        """Note that the output of this step has come."""
         size = len(group)
         under_way = self._under_way[size]
         if not under_way or under_way[0][0] is not plan:
-            return  # it computed nothing
+            return  # the step computed nothing
         planned, last, now = under_way.popleft()[1], self._ended[size], self._clock()
         self._ended[size] = now
         goes_on = bool(plan.scheduled_cached_reqs.req_ids) and 0.0 < planned - last <= now - planned
@@ -71,7 +73,7 @@ class StepLog:
             listener(row)
 
     def take(self) -> list[StepRow]:
-        """The steps since the last call, oldest first, at most KEPT_STEPS."""
+        """Return the steps since the last call, oldest first, at most KEPT_STEPS."""
         taken = list(self._steps)
         self._steps.clear()
         return taken

@@ -1,5 +1,5 @@
-"""What an engine traces: every step that it makes, alone or as a member of a group, and the orders
-it takes.
+"""The trace of an engine: every step that it makes, alone or as a member of a group, and every
+order it takes.
 """
 
 import os
@@ -37,16 +37,17 @@ class EngineTrace:
         self._received: Any = None
 
     def received(self, plan: Any) -> None:
-        """The output of a step of lane 1 has come: its SchedulerOutput."""
+        """Note that the output of a step of lane 1 has come. `plan`: its SchedulerOutput."""
         self._received = plan
 
     def stepped(
         self, size: int, plan: Any, began_s: float, ended_s: float, waited_s: float
     ) -> None:
-        """A turn of the loop, by CLOCK_MONOTONIC, was a step of the lane for groups of `size`.
+        """Record a turn of the loop, by CLOCK_MONOTONIC, that was a step of the lane for groups of
+        `size`.
 
-        `plan`: its SchedulerOutput; None in lane 1: that of which the output has come in this turn,
-        if any has. For `waited_s` other members did something else.
+        `plan`: its SchedulerOutput; None in lane 1: the plan whose output has come in this turn, if
+        any. `waited_s`: the time in which other members did other work.
         """
         if plan is None:
             plan, self._received = self._received, None
@@ -61,7 +62,7 @@ class EngineTrace:
 
     @contextmanager
     def pulling(self, blocks_in_use: Callable[[], int], message: PullKV) -> Iterator[None]:
-        """While the body runs, the engine pulls KV."""
+        """Record a pull of KV that lasts as long as the body."""
         of = TracedPull(
             list(message.source.group), message.tokens.start, len(message.tokens), blocks_in_use()
         )
@@ -70,9 +71,9 @@ class EngineTrace:
         self._writer.add(pull(self._row, of, began_s, time.monotonic()))
 
     def ordered(self, group: Sequence[int], mode: str, at_s: float) -> None:
-        """An order of the layout was taken."""
+        """Record an order of the layout."""
         self._writer.add(order(self._row, tuple(group), mode, at_s))
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the rest of the trace."""
         self._writer.close()

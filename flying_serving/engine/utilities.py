@@ -1,4 +1,4 @@
-"""What the API server asks of an engine beside requests: vLLM utilities by these names, handled
+"""The API server's calls of an engine beside requests: vLLM utilities by these names, handled
 between two steps.
 """
 
@@ -24,10 +24,10 @@ from flying_serving.wire import (
 
 @dataclass(frozen=True)
 class EngineUtilities:
-    """Answers of one engine, also from what its workers measured at start: steps of all lanes, and
+    """Answers of one engine, also from its workers' measurements at start: steps of all lanes, and
     copies of KV.
 
-    `memory`: as it was then.
+    `memory`: as it was at start.
     """
 
     loop: EngineLoop
@@ -37,7 +37,7 @@ class EngineUtilities:
     migration_costs: list[MigrationRow]
 
     def flying_switch(self, group: list[int], mode: str, weave_steps: int, sent_s: float) -> Any:
-        """From now on this engine's present group is `group`: a `SwitchAnswer`.
+        """Make `group` this engine's present group from now on. Return a `SwitchAnswer`.
 
         `mode`: a sequential or soft switch is ordered when no request of the old layout is left.
         `weave_steps`: steps of the new layout for each step of an older one. `sent_s`: when the API
@@ -57,18 +57,18 @@ class EngineUtilities:
         return encode(SwitchAnswer(in_flight_s * 1e3, overhead_s * 1e3, work_s * 1e3))
 
     def flying_weave(self) -> None:
-        """The server waits until requests of older lanes have ended: a hard switch pauses them no
-        longer.
+        """Let a hard switch pause older lanes no longer: the server waits until their requests have
+        ended.
         """
         self.loop.arbiter.weave()
 
     def flying_peers(self, incarnations: list[int | None]) -> bool:
-        """The engines of the server are these from now on: see `Membership`."""
+        """Take the engines of the server from now on: see `Membership`."""
         self.loop.set_peers(incarnations)
         return True
 
     def flying_report(self) -> Any:
-        """What each lane of this engine holds and has done: an `EngineReport`."""
+        """Return an `EngineReport`: the contents and the work of each lane of this engine."""
         status, migrations = self.loop.instruments.report.status(), self.loop.migrations.counts()
         durations = self.loop.instruments.steps.durations
         steps = {size: seconds.count for size, seconds in durations.items()}
@@ -83,8 +83,8 @@ class EngineUtilities:
         )
 
     def flying_metrics(self) -> Any:
-        """What only this engine knows of itself, for `/metrics` and the live view: an
-        `EngineFigures`.
+        """Return an `EngineFigures`: figures that only this engine knows, for `/metrics` and the
+        live view.
         """
         durations = self.loop.instruments.steps.durations
         steps = {size: seconds.row for size, seconds in durations.items()}
@@ -97,8 +97,8 @@ class EngineUtilities:
         )
 
     def flying_check(self) -> bool:
-        """Check the block bookkeeping of all lanes. Raises IntegrityError with both sides of what
-        does not add up.
+        """Check the block bookkeeping of all lanes. Raises IntegrityError with both sides of a sum
+        that does not add up.
         """
         self.loop.lanes.check()
         if self.loop.residency is not None:
@@ -106,46 +106,48 @@ class EngineUtilities:
         return True
 
     def flying_prepare_to_lend(self) -> Any:
-        """A future that is done when no narrower lane that this engine leads has anything to do."""
+        """Return a future that is done when no narrower lane that this engine leads has anything to
+        do.
+        """
         assert self.loop.residency is not None
         return self.loop.residency.prepare()
 
     def flying_lend_weights(self) -> Any:
-        """Weights that only narrower lanes need make room for KV: a future of the extra blocks that
-        there are then.
+        """Make room for KV in weights that only narrower lanes need. Return a future of the number
+        of extra blocks.
         """
         assert self.loop.residency is not None
         return self.loop.residency.lend()
 
     def flying_fetch_weights(self) -> Any:
-        """All weights come back: a future of the extra blocks that are left, none."""
+        """Take all weights back. Return a future of the number of extra blocks left, which is 0."""
         assert self.loop.residency is not None
         return self.loop.residency.take_back()
 
     def flying_block_bytes(self) -> int:
-        """Bytes of one KV block, all layers, on one device."""
+        """Return the bytes of one KV block, all layers, on one device."""
         return self.block_bytes
 
     def flying_retain(self, leaving: list[tuple[str, int]]) -> None:
-        """Requests leave this engine for another group, which may pull their KV: their ids, and
-        numbers of offers.
+        """Let requests leave this engine for another group, which may pull their KV. `leaving`:
+        ids, and numbers of offers.
         """
         self.loop.arbiter.resume_older()
         for request_id, number in leaving:
             self.loop.migrations.retain(request_id, number)
 
     def flying_migration_costs(self) -> Any:
-        """What copying KV takes, as measured at start: a `MigrationRow` each. Empty if it cannot be
-        copied.
+        """Return the durations of copies of KV, measured at start: a `MigrationRow` each. Empty if
+        KV cannot be copied.
         """
         return encode(self.migration_costs)
 
     def flying_steps(self) -> Any:
-        """The steps that this engine has led since the last call: a `StepRow` each."""
+        """Return the steps that this engine has led since the last call: a `StepRow` each."""
         return encode(self.loop.instruments.steps.take())
 
     def flying_calibration(self) -> Any:
-        """The steps that were measured at start, in all lanes of this engine: a `CalibrationRow`
+        """Return the steps measured at start, in all lanes of this engine: a `CalibrationRow`
         each.
         """
         return encode(self.calibration)

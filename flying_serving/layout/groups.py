@@ -12,12 +12,12 @@ Group = tuple[int, ...]
 
 
 def is_power_of_two(value: int) -> bool:
-    """Whether value is 1, 2, 4, ..."""
+    """Return whether value is 1, 2, 4, ..."""
     return value > 0 and value & (value - 1) == 0
 
 
 def aligned_group(engine: int, size: int) -> Group:
-    """The only group of `size` engines that holds `engine`."""
+    """Return the only group of `size` engines that holds `engine`."""
     first = engine - engine % size
     return tuple(range(first, first + size))
 
@@ -25,8 +25,8 @@ def aligned_group(engine: int, size: int) -> Group:
 def whole_groups(
     engine: int, sizes: Iterable[int], incarnations: Sequence[int | None]
 ) -> Iterator[tuple[Group, list[int]]]:
-    """An engine's groups of these sizes that lack no member, each with the incarnations of its
-    members.
+    """Yield an engine's groups of these sizes that lack no member, each with the incarnations of
+    its members.
 
     `incarnations`: by engine; None: it is lost.
     """
@@ -38,35 +38,37 @@ def whole_groups(
 
 
 def world_rank(engine: int, device: int, engines: int) -> int:
-    """Rank of an engine's device in the torch world of all engines.
+    """Return the rank of an engine's device in the torch world of all engines.
 
-    Devices first, engines second, so that a group's ranks in increasing order are ordered by
-    (device, engine): rank device*p + e of a group of p engines then takes part e of p of the shard
-    that its own device holds.
+    Devices come first, engines second: a group's ranks in increasing order are ordered by (device,
+    engine). Rank device*p + e of a group of p engines then takes part e of p of its own device's
+    shard.
     """
     return device * engines + engine
 
 
 def group_world_ranks(group: Group, devices: int, engines: int) -> list[int]:
-    """World ranks of a group in the order of its tensor-parallel ranks, increasing."""
+    """Return the world ranks of a group in the order of its tensor-parallel ranks, increasing."""
     return [world_rank(e, d, engines) for d in range(devices) for e in group]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A partition of engines, all of 0..n-1 or those that are not lost, into aligned groups, by
-    first engine.
+    """A partition of engines into aligned groups, by first engine. The engines are 0..n-1 without
+    the lost ones.
     """
 
     groups: tuple[Group, ...]
 
     @cached_property
     def engines(self) -> frozenset[int]:
-        """Those that are in a group."""
+        """The engines that are in a group."""
         return frozenset(engine for group in self.groups for engine in group)
 
     def without(self, lost: Collection[int]) -> Layout:
-        """The layout of those that are not lost: members of a group that lacks one are alone."""
+        """Return the layout without the `lost` engines; the other members of their groups are
+        alone.
+        """
         groups: list[Group] = []
         for group in self.groups:
             left = [engine for engine in group if engine not in lost]
@@ -74,11 +76,11 @@ class Layout:
         return Layout(tuple(groups))
 
     def beside(self, engine: int) -> Layout:
-        """With an engine alone beside the groups, if it is in none of them."""
+        """Return the layout with an engine alone beside the groups, if it is in none of them."""
         return self if engine in self.engines else Layout(tuple(sorted((*self.groups, (engine,)))))
 
     def apart(self) -> Layout:
-        """The same engines, each alone."""
+        """Return the layout of the same engines, each alone."""
         return Layout(tuple((engine,) for engine in sorted(self.engines)))
 
     @cached_property
@@ -88,17 +90,17 @@ class Layout:
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all groups are of one size."""
+        """True if all groups are of one size."""
         return self.shape[0] == self.shape[-1]
 
     @classmethod
     def uniform(cls, engines: int, size: int) -> Layout:
-        """All engines in groups of `size`."""
+        """Return the layout of all engines in groups of `size`."""
         return cls(tuple(aligned_group(e, size) for e in range(0, engines, size)))
 
     @classmethod
     def all(cls, engines: int, sizes: Sequence[int]) -> list[Layout]:
-        """Every partition into aligned groups of these sizes, narrow ones first."""
+        """Return every partition into aligned groups of these sizes, narrow ones first."""
 
         def partitions(first: int, size: int) -> list[tuple[Group, ...]]:
             halves: list[tuple[Group, ...]] = []
@@ -115,8 +117,7 @@ class Layout:
     def parse(
         cls, groups: object, engines: int, sizes: Sequence[int], lost: Collection[int] = ()
     ) -> Layout:
-        """Check what a client sent as `groups`: it names every engine that is not lost, and no
-        other.
+        """Parse the `groups` that a client sent: every engine that is not lost, and no other.
 
         Raises LayoutError, naming the field, the value and what is allowed.
         """
@@ -129,7 +130,7 @@ class Layout:
         return cls(tuple(sorted(parsed)))
 
     def group_of(self, engine: int) -> Group:
-        """The group that holds `engine`."""
+        """Return the group that holds `engine`."""
         return next(group for group in self.groups if engine in group)
 
     @property
@@ -138,7 +139,7 @@ class Layout:
         return max(self.shape, default=0)
 
     def to_lists(self) -> list[list[int]]:
-        """JSON form."""
+        """Return the layout in JSON form, a list of lists of engines."""
         return [list(group) for group in self.groups]
 
     def __str__(self) -> str:

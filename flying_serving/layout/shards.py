@@ -1,4 +1,4 @@
-"""Which part of a weight or of the KV cache a rank works on: arithmetic only.
+"""The part of a weight or of the KV cache that a rank works on: arithmetic only.
 
 A fused weight consists of *segments* (q, k, v; gate, up; or a single one). Each segment has a
 number of *units*, the finest shards that any lane asks for. In a lane of degree p, rank r works on
@@ -28,8 +28,8 @@ class Segment:
         return self.size // self.units
 
     def units_of(self, rank: int, degree: int) -> range:
-        """Units that `rank` of `degree` works on; ranks beyond the number of units share one
-        (replicated KV heads).
+        """Return the units that `rank` of `degree` works on. Ranks beyond the number of units share
+        one (replicated KV heads).
         """
         if self.units >= degree:
             per_rank = self.units // degree
@@ -41,7 +41,8 @@ class Segment:
 def segments_of(
     sizes: Sequence[int], widest: int, heads: Sequence[int] | None = None
 ) -> tuple[Segment, ...]:
-    """Segments of a fused weight, whose parts have `sizes` rows, for lanes up to degree `widest`.
+    """Return the segments of a fused weight, whose parts have `sizes` rows, for lanes up to degree
+    `widest`.
 
     `heads`: how many each part has, if it may not be cut inside a head; fewer heads than `widest`
     replicate.
@@ -54,11 +55,11 @@ def segments_of(
 
 
 def lane_block_tokens(block_tokens: int, group_size: int, devices: int, kv_heads: int) -> int:
-    """Tokens that a block of constant bytes, `block_tokens` in lane 1, holds in a lane (the paper's
-    KV Cache Adaptor).
+    """Return the tokens that a block of constant bytes holds in a lane (the paper's KV Cache
+    Adaptor).
 
-    Of the model's `kv_heads` those that cannot be cut any further replicate, and the block stays as
-    it is.
+    `block_tokens`: its tokens in lane 1. A lane that cannot cut the model's `kv_heads` any further
+    replicates them, and the block stays as it is.
     """
     heads_before = max(1, kv_heads // devices)
     heads_in_lane = max(1, kv_heads // (devices * group_size))
@@ -66,7 +67,7 @@ def lane_block_tokens(block_tokens: int, group_size: int, devices: int, kv_heads
 
 
 def degree_obstacle(degree: int, attention_heads: int, kv_heads: int) -> str | None:
-    """Why a model with these heads cannot be split `degree` ways, or None."""
+    """Return why a model with these heads cannot be split `degree` ways, or None."""
     if attention_heads % degree:
         return f"{attention_heads} attention heads do not divide by {degree}"
     if kv_heads >= degree and kv_heads % degree:

@@ -14,12 +14,12 @@ import msgspec
 from flying_serving.errors import PeerMemory
 
 ANNOUNCED_S = 60.0
-"""How long it is waited for what a peer announces."""
+"""Seconds to wait for a file that a peer announces."""
 T = TypeVar("T")
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where memory can be opened: a file descriptor of a process, and its size."""
+    """The place where memory can be opened: a file descriptor of a process, and its size."""
 
     pid: int
     descriptor: int
@@ -30,14 +30,14 @@ class PagedMemory(Protocol):
     """Memory whose addresses stay while its pages come and go."""
 
     def back(self, first_byte: int, size_bytes: int) -> None:
-        """Let there be pages for a range, which may then be used; what is in new ones is not
-        said.
+        """Let there be pages for a range, which may then be used; the contents of new pages are
+        undefined.
         """
 
     def release(self, first_byte: int, size_bytes: int) -> int:
         """Give pages that lie in a range back. Returns their bytes.
 
-        What shares a page with bytes outside the range stays.
+        A page that is shared with bytes outside the range stays.
         """
 
 
@@ -57,11 +57,11 @@ class Arena:
         self.address = Address(os.getpid(), self._file, size_bytes)
 
     def back(self, first_byte: int, size_bytes: int) -> None:
-        """See `PagedMemory`: nothing to do, as the system backs a page when it is first used."""
+        """Do nothing: the system backs a page when it is first used. See `PagedMemory`."""
 
     def release(self, first_byte: int, size_bytes: int) -> int:
-        """See `PagedMemory`: pages go back to the system, for all who map them, and are zeros
-        then.
+        """Give pages back to the system, for all who map them; they read as zeros then. See
+        `PagedMemory`.
         """
         pages = pages_inside(first_byte, size_bytes, mmap.PAGESIZE)
         released_bytes = len(pages) * mmap.PAGESIZE
@@ -71,7 +71,7 @@ class Arena:
 
 
 def pages_inside(first_byte: int, size_bytes: int, page_bytes: int) -> range:
-    """Numbers of the whole pages in a range of bytes."""
+    """Return the numbers of the whole pages in a range of bytes."""
     return range(-(-first_byte // page_bytes), (first_byte + size_bytes) // page_bytes)
 
 
@@ -97,7 +97,8 @@ def map_peer(address: Address, whose: str) -> mmap.mmap:
 
 
 def announced(path: str, kind: type[T], whose: str) -> T:
-    """What a peer has announced in a file. Waits for one that comes later to the end of its start.
+    """Return the contents of a file that a peer announces. Waits for a peer that has not come to
+    the end of its start.
 
     Raises:
         PeerMemory: if it has not come in ANNOUNCED_S.
@@ -111,7 +112,7 @@ def announced(path: str, kind: type[T], whose: str) -> T:
 
 
 def announce(path: str, what: msgspec.Struct) -> None:
-    """Write a file that peers find whole or not at all."""
+    """Write a file so that peers find it whole or not at all."""
     hidden = Path(f"{path}.new")
     hidden.write_bytes(msgspec.json.encode(what))
     hidden.rename(path)

@@ -19,7 +19,9 @@ from flying_serving.memory.arena import Address, map_peer
 
 
 def heads_of(rank: int, degree: int, kv_heads: int) -> range:
-    """The model's KV heads that a rank of a lane has; ranks beyond their number share one."""
+    """Return the model's KV heads that a rank of a lane has; ranks beyond their number share
+    one.
+    """
     return Segment(kv_heads, kv_heads).units_of(rank, degree)
 
 
@@ -33,7 +35,7 @@ class PartShape(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LaneShape(msgspec.Struct, frozen=True):
-    """A `KVView` without its memory: the parts, the first of its heads and the one after the
+    """A `KVView` without its memory: the parts, and the first of its heads and the one after the
     last.
     """
 
@@ -43,8 +45,8 @@ class LaneShape(msgspec.Struct, frozen=True):
 
 
 class KVAddress(msgspec.Struct, frozen=True):
-    """The KV memory of a device, and its lanes by group size; on CUDA `memory` is what `share_cuda`
-    gives.
+    """The KV memory of a device, and its lanes by group size; on CUDA `memory` is the result of
+    `share_cuda`.
     """
 
     memory: Address | bytes
@@ -57,7 +59,7 @@ class KVView:
 
     `parts`: for each layer one tensor or more `[blocks, heads, tokens in a block, size]`, views of
     the KV memory. Where kernels see smaller blocks, each block is several in a row there. `heads`:
-    which of the model's KV heads those are.
+    the range of the model's KV heads in them.
     """
 
     parts: Sequence[torch.Tensor]
@@ -65,7 +67,7 @@ class KVView:
     block_tokens: int
 
     def shape(self) -> LaneShape:
-        """What a peer needs to read it."""
+        """Return the view without its memory, which a peer needs to read it."""
         parts = [
             PartShape(
                 str(part.dtype).removeprefix("torch."),
@@ -79,7 +81,7 @@ class KVView:
 
     @classmethod
     def over(cls, memory: torch.Tensor, shape: LaneShape) -> "KVView":
-        """A view of a peer's memory (int8)."""
+        """Return a view of a peer's memory (int8)."""
         parts = [
             memory.view(getattr(torch, part.dtype)).as_strided(part.shape, part.stride, part.offset)
             for part in shape.parts
@@ -88,14 +90,16 @@ class KVView:
 
     @cached_property
     def stacks(self) -> list[torch.Tensor]:
-        """The parts `[layers, blocks, heads, tokens in a block, size]`; of all layers one tensor if
+        """The parts `[layers, blocks, heads, tokens in a block, size]`; one tensor of all layers if
         possible.
         """
         kinds = 1 if len({part.stride() for part in self.parts[:2]}) == 1 else 2
         return [stack for kind in range(kinds) for stack in _stacked(self.parts[kind::kinds])]
 
     def place(self, blocks: Sequence[int], token: int) -> int:
-        """Which of all tokens of the memory a request's token is, in vLLM's slot mapping."""
+        """Return the number of a request's token among all tokens of the memory, as vLLM's slot
+        mapping.
+        """
         return blocks[token // self.block_tokens] * self.block_tokens + token % self.block_tokens
 
     def copy(
@@ -105,11 +109,11 @@ class KVView:
         blocks: tuple[Sequence[int], Sequence[int]],
         tokens: range,
     ) -> None:
-        """Take over some of the model's heads of tokens of one request from another lane.
+        """Copy some of the model's heads of tokens of one request from another lane.
 
-        `blocks`: those of the request from its first token on, in the source and here. Whole tiles
-        are copied, what a block of either lane (of its kernels) is made of: so behind the last
-        token some that say nothing are overwritten here.
+        `blocks`: the request's blocks from its first token on, in the source and here. Whole tiles
+        are copied, of which a block of either lane (of its kernels) is made. So some tokens behind
+        the last one, which say nothing, are overwritten here.
         """
         tile = math.gcd(source.parts[0].shape[2], self.parts[0].shape[2])
         if not tokens:
@@ -136,15 +140,17 @@ class KVView:
 
 
 def _tiles(stack: torch.Tensor, heads: range, view: KVView, tile: int) -> Iterator[torch.Tensor]:
-    """The tiles of all blocks, first to last within a block: `[layers, blocks, heads, tile, size]`
-    each.
+    """Yield the tiles of all blocks, first to last within a block: `[layers, blocks, heads, tile,
+    size]` each.
     """
     mine = stack[:, :, heads.start - view.heads.start : heads.stop - view.heads.start]
     yield from mine.split(tile, dim=3)
 
 
 def _stacked(parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Parts that lie at equal distances in one memory as one tensor, others each by itself."""
+    """Return parts that lie at equal distances in one memory as one tensor, others each by
+    itself.
+    """
     first, offsets = parts[0], [part.storage_offset() for part in parts]
     distances = {after - before for before, after in pairwise(offsets)}
     alike = {
@@ -161,7 +167,8 @@ def _stacked(parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def share_cuda(memory: torch.Tensor) -> bytes:
-    """What another process of this node needs to map memory of a CUDA device: a CUDA IPC handle.
+    """Return a CUDA IPC handle, with which another process of this node maps memory of a CUDA
+    device.
 
     This process cannot open it itself. Run once on CUDA (docs/cuda.md).
     """
@@ -169,7 +176,7 @@ def share_cuda(memory: torch.Tensor) -> bytes:
 
 
 def map_memory(memory: Address | bytes, whose: str) -> torch.Tensor:
-    """A peer's memory as int8. Raises PeerMemory if it cannot be mapped."""
+    """Map a peer's memory as int8. Raises PeerMemory if it cannot be mapped."""
     if isinstance(memory, Address):
         return bytes_of(map_peer(memory, whose))
     rebuild, args = pickle.loads(memory)
@@ -181,7 +188,7 @@ def map_memory(memory: Address | bytes, whose: str) -> torch.Tensor:
 
 
 def bytes_of(mapped: mmap) -> torch.Tensor:
-    """Mapped memory as int8."""
+    """Return mapped memory as an int8 tensor."""
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore", UserWarning

@@ -1,9 +1,8 @@
-"""Who owns the pages of a device that its weights can do without while it is in a group: weights,
-KV, or nobody. Pure.
+"""Owners of the pages that a device's weights can do without while it is in a group: weights, KV,
+or none. Pure.
 
-Weights go in *pieces*, one after another, and come back in the opposite order. KV gets the room
-that they leave as whole blocks, the *extra* ones, from the first on; each layer has a region of its
-own for them.
+Weights go in *pieces*, one after another, and come back in the opposite order. KV gets their room
+as whole blocks, the *extra* ones, from the first on. Each layer has a region of its own for them.
 """
 
 import mmap
@@ -16,8 +15,8 @@ from flying_serving.errors import IntegrityError
 
 @dataclass(frozen=True)
 class ExtraKV:
-    """Extra blocks: `most_blocks` of them, in each of `regions` regions so many bytes of a
-    block.
+    """Extra blocks: at most `most_blocks`, each with `block_bytes` bytes in each of `regions`
+    regions.
     """
 
     most_blocks: int
@@ -25,8 +24,8 @@ class ExtraKV:
     block_bytes: int
 
     def pages(self, blocks: int, page_bytes: int) -> int:
-        """Pages that so many blocks take at most: in each region they may begin and end within a
-        page.
+        """Return the pages that `blocks` blocks take at most: in each region they may begin and end
+        within a page.
         """
         return self.regions * (-(-blocks * self.block_bytes // page_bytes) + 1) if blocks else 0
 
@@ -34,9 +33,8 @@ class ExtraKV:
 class PageLedger:
     """The pages of one device that change owner; every device of an engine has the same.
 
-    `piece_bytes`: what each piece of weights frees, in the order in which pieces go.
-
-    `dropped`: so many pieces are gone. `blocks`: so many extra blocks are there.
+    `piece_bytes`: bytes that each piece of weights frees, in the order in which pieces go.
+    `dropped`: number of pieces that are gone. `blocks`: number of extra blocks that are there.
     """
 
     def __init__(
@@ -50,49 +48,49 @@ class PageLedger:
 
     @property
     def pieces(self) -> int:
-        """Pieces of weights that can go."""
+        """Number of pieces of weights that can go."""
         return len(self._freed_pages) - 1
 
     @property
     def most_blocks(self) -> int:
-        """Extra blocks that there are when all pieces are gone."""
+        """Number of extra blocks when all pieces are gone."""
         return self.room(self.pieces)
 
     @property
     def weight_pages(self) -> int:
-        """Pages of pieces that are there."""
+        """Number of pages of the pieces that are there."""
         return self._freed_pages[-1] - self._freed_pages[self.dropped]
 
     @property
     def lent_bytes(self) -> int:
-        """Bytes of the pages that pieces have left."""
+        """Bytes of the pages of pieces that are gone."""
         return self._freed_pages[self.dropped] * self._page_bytes
 
     @property
     def kv_pages(self) -> int:
-        """Pages of extra blocks."""
+        """Number of pages that extra blocks take at most."""
         return self._kv.pages(self.blocks, self._page_bytes)
 
     @property
     def free_pages(self) -> int:
-        """Pages that nobody owns."""
+        """Number of pages that pieces have left and extra blocks do not take."""
         return self._freed_pages[self.dropped] - self.kv_pages
 
     def room(self, dropped: int) -> int:
-        """Extra blocks that there may be when so many pieces are gone."""
+        """Return the number of extra blocks that there may be when `dropped` pieces are gone."""
         pages, kv = self._freed_pages[dropped], self._kv
         blocks = max(0, pages // kv.regions - 1) * self._page_bytes // kv.block_bytes
         return min(blocks, kv.most_blocks)
 
     def drop(self) -> int:
-        """The next piece is gone. Returns which. Raises IntegrityError if all are."""
+        """Drop the next piece, and return its number. Raises IntegrityError if all are gone."""
         if self.dropped == self.pieces:
             raise IntegrityError(f"all {self.pieces} pieces of weights are gone")
         self.dropped += 1
         return self.dropped - 1
 
     def fetch(self) -> int:
-        """The piece that went last is to come back. Returns which. Raises IntegrityError if KV owns
+        """Fetch the piece that went last, and return its number. Raises IntegrityError if KV owns
         its pages.
         """
         if not self.dropped or self.blocks > self.room(self.dropped - 1):
@@ -103,14 +101,16 @@ class PageLedger:
         return self.dropped
 
     def back(self) -> range:
-        """Extra blocks that are there from now on, as many as there is room for. Returns them, 0 is
-        the first extra.
+        """Add as many extra blocks as there is room for. Returns the new ones; 0 is the first extra
+        block.
         """
         before, self.blocks = self.blocks, max(self.blocks, self.room(self.dropped))
         return range(before, self.blocks)
 
     def release(self, blocks: int) -> range:
-        """All but the first `blocks` extra ones go. Returns those; they must be empty."""
+        """Remove all but the first `blocks` extra blocks, which must be empty. Returns the removed
+        ones.
+        """
         before, self.blocks = self.blocks, min(self.blocks, blocks)
         return range(self.blocks, before)
 

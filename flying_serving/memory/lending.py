@@ -1,14 +1,12 @@
 """Owners of physical blocks, and how a group's blocks map to them. Pure bookkeeping, no torch, no
 vLLM.
 
-| a physical block is     | known to                         | freed by
-|
-|-------------------------|----------------------------------|-------------------------------------------|
-| free or cached locally  | the engine's own block pool      | -
-| | owned by a local request| the engine's own scheduler       | that scheduler
-| | offered to group g      | `LentBlocks.offered`             | commit of fewer, or it becomes lent
-| | lent to g as block v    | `LentBlocks.table[v]`            | `take_back`, when the leader
-returned v   |
+| a physical block is      | known to                    | freed by                                |
+|--------------------------|-----------------------------|-----------------------------------------|
+| free or cached locally   | the engine's own block pool | -                                       |
+| owned by a local request | the engine's own scheduler  | that scheduler                          |
+| offered to group g       | `LentBlocks.offered`        | commit of fewer, or it becomes lent     |
+| lent to g as block v     | `LentBlocks.table[v]`       | `take_back`, when the leader returned v |
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -26,17 +24,18 @@ class Pool(Protocol):
     """
 
     def free_count(self) -> int:
-        """How many blocks `take` can give."""
+        """Return how many blocks `take` can give."""
 
     def take(self, count: int) -> list[int]:
-        """Take blocks out, least recently used first; what they cached is forgotten."""
+        """Take blocks out, least recently used first; their cached contents are forgotten."""
 
     def give(self, blocks: list[int]) -> None:
-        """Put blocks back."""
+        """Put blocks back into the pool."""
 
 
 class LentBlocks:
-    """A member's side: which of its physical blocks it has lent to one group, and as what.
+    """A member's side: the physical blocks that it has lent to one group, and the group blocks that
+    they are.
 
     `shown` is told every block that is lent: the group's and the physical one.
     """
@@ -49,7 +48,7 @@ class LentBlocks:
 
     @property
     def lent_count(self) -> int:
-        """Blocks in the group's hands."""
+        """Number of blocks that the group has."""
         return len(self.table) - 1
 
     def offer(self, count: int, keep_free: int) -> int:
@@ -79,35 +78,33 @@ class LentBlocks:
         self._pool.give(rest)
 
     def take_back(self, group_blocks: list[int]) -> None:
-        """The leader returned these: they are this engine's own again."""
+        """Take back blocks that the leader returned, as this engine's own."""
         missing = [v for v in group_blocks if v == NULL_BLOCK or v not in self.table]
         if missing:
             raise IntegrityError(f"group blocks {missing} returned but not lent")
         self._pool.give([self.table.pop(v) for v in group_blocks])
 
     def take_all_back(self) -> None:
-        """The group is no more: all that it had is this engine's own again."""
+        """Take back all blocks as this engine's own: the group is no more."""
         self._pool.give(
             [*self.offered, *(block for block in self.table.values() if block != NULL_BLOCK)]
         )
         self.offered, self.table = [], {NULL_BLOCK: NULL_BLOCK}
 
     def translate(self, group_blocks: Iterable[int]) -> list[int]:
-        """Physical blocks of group blocks."""
+        """Return the physical blocks of group blocks."""
         table = self.table
         return [table[v] for v in group_blocks]
 
     def replace(self, copies: Mapping[int, int]) -> None:
-        """Lend other physical blocks in place of some, to which they were copied: the new ones by
-        the old.
-        """
+        """Lend copies in place of some physical blocks. `copies`: the new blocks by the old."""
         for group_block, physical in self.table.items():
             if physical in copies:
                 self.table[group_block] = copies[physical]
                 self._shown(group_block, copies[physical])
 
     def physical(self) -> set[int]:
-        """Every physical block that is out: lent or offered."""
+        """Return every physical block that is out: lent or offered."""
         out = set(self.table.values()) - {NULL_BLOCK}
         if len(out) != self.lent_count or out & set(self.offered):
             raise IntegrityError(
@@ -117,8 +114,8 @@ class LentBlocks:
 
 
 class BorrowedBlocks:
-    """A leader's side: which group blocks its scheduler may use. All others are withheld from the
-    group's full pool.
+    """A leader's side: the group blocks that its scheduler may use. All others are withheld from
+    the group's full pool.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -129,24 +126,24 @@ class BorrowedBlocks:
         self.held: set[int] = set()
 
     def free_count(self) -> int:
-        """Group blocks that are lent and not in use."""
+        """Return how many group blocks are lent and not in use."""
         return self._pool.free_count()
 
     @property
     def in_use(self) -> int:
-        """Group blocks that requests hold."""
+        """Number of group blocks that requests hold."""
         return len(self.held) - self._pool.free_count()
 
     def room(self) -> int:
-        """How many more blocks could be lent."""
+        """Return how many more blocks could be lent."""
         return len(self._withheld)
 
     def choose(self, count: int) -> list[int]:
-        """Names (group block numbers) for blocks that the members are about to lend."""
+        """Return names (group block numbers) for blocks that the members are about to lend."""
         return [self._withheld.pop() for _ in range(min(count, len(self._withheld)))]
 
     def add(self, group_blocks: list[int]) -> None:
-        """Blocks that every member lends now: the group's scheduler may use them."""
+        """Let the group's scheduler use blocks that every member lends now."""
         self.held.update(group_blocks)
         self._pool.give(group_blocks)
 

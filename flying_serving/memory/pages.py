@@ -15,7 +15,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class Extent:
-    """Bytes of a weight: their address in memory, and where the weight file has the same bytes."""
+    """Bytes of a weight: their address in memory, and their place in the weight file."""
 
     address: int
     offset_bytes: int
@@ -28,11 +28,11 @@ class Extent:
 
 
 def whole_pages(extents: Iterable[Extent]) -> list[Extent]:
-    """The whole pages inside of extents, those joined that follow each other in memory and in the
-    file.
+    """Return the whole pages inside extents; extents that follow each other in memory and in the
+    file are joined.
 
-    The pages at the ends of a run stay, as they are shared with what is kept, or with other memory
-    of the process.
+    The pages at the ends of a run stay, as they are shared with kept units, or with other memory of
+    the process.
     """
     pages = []
     for run in _joined(extents):

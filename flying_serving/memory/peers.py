@@ -25,8 +25,8 @@ def announce_kv(
 
 
 class KVBlocks(msgspec.Struct, frozen=True):
-    """KV blocks of an engine: its own, and extra ones that there are only while it lends its
-    weights.
+    """Numbers of KV blocks of an engine: its own, and extra ones that it has only while it lends
+    its weights.
     """
 
     own: int
@@ -34,12 +34,12 @@ class KVBlocks(msgspec.Struct, frozen=True):
 
 
 def announce_blocks(run_dir: str, engine: int, blocks: KVBlocks) -> None:
-    """Let the API server know what an engine that may lend its weights has."""
+    """Tell the API server the blocks of an engine that may lend its weights."""
     announce(f"{run_dir}/blocks-{engine}", blocks)
 
 
 def fewest_blocks(run_dir: str, engines: int) -> KVBlocks:
-    """What every engine has at least."""
+    """Return the numbers of blocks that every engine has at least."""
     found = [
         announced(f"{run_dir}/blocks-{e}", KVBlocks, f"KV blocks of engine {e}")
         for e in range(engines)
@@ -68,8 +68,8 @@ class PeerKV:
         announce_kv(self._run_dir, engine, device, memory, views)
 
     def map(self, engines: Sequence[int], devices: int) -> None:
-        """Map those of some engines, when all are announced or about to be. Raises PeerMemory if
-        one cannot be.
+        """Map the memory of some engines, when all is announced or about to be. Raises PeerMemory
+        if it cannot be mapped.
         """
         self.forget(engines)
         self._lost.difference_update(engines)
@@ -77,7 +77,7 @@ class PeerKV:
             self.view(engine, device, 1)
 
     def forget(self, engines: Iterable[int]) -> None:
-        """Unmap those of lost engines: memory of a process that has ended is free once no other
+        """Unmap the memory of lost engines: memory of an ended process is free once no other
         process maps it.
         """
         self._lost.update(engines)
@@ -86,8 +86,8 @@ class PeerKV:
         }
 
     def view(self, engine: int, device: int, size: int) -> KVView:
-        """The lane for groups of `size` engines of a device. Raises PeerMemory if it cannot be
-        mapped, or is lost.
+        """Return the lane of a device for groups of `size` engines. Raises PeerMemory if it cannot
+        be mapped, or is lost.
         """
         found = self._own.get((engine, device)) or self._views.get((engine, device))
         if found is None:

@@ -1,13 +1,13 @@
-"""How the bytes of one linear layer are kept so that a lane of any degree can multiply with its
-part of them.
+"""Storage of the bytes of one linear layer, so that a lane of any degree can multiply with its part
+of them.
 
 Two ways behind one interface. `Strided` keeps the weight as it was loaded and hands out views
 (GPUs: a leading dimension costs nothing). `Packed` keeps each unit in the library's blocked format
-(CPUs: oneDNN is up to twice as fast on packed weights at small batches, and a packed matrix cannot
-be cut afterwards). Either way there is one copy.
+(CPUs). There oneDNN is up to twice as fast on packed weights at small batches, and a packed matrix
+cannot be cut afterwards. Either way there is one copy.
 
-Packed ones have `units`: what a lane can do without while its weights are lent (see
-`memory/units.py`).
+Packed weights have `units`: a lane can do without some while its weights are lent
+(`memory/units.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -30,11 +30,11 @@ class SharedLinear(Protocol):
     """The storage of one layer's weight, for all lanes."""
 
     def part(self, rank: int, degree: int) -> Matmul:
-        """The product with the part that `rank` of `degree` works on."""
+        """Return the product with the part that `rank` of `degree` works on."""
 
 
 def rows_of(segments: Sequence[Segment], rank: int, degree: int) -> list[slice]:
-    """Rows of the fused weight that `rank` of `degree` works on, of each segment."""
+    """Return the rows of the fused weight that `rank` of `degree` works on, of each segment."""
     rows, start = [], 0
     for segment in segments:
         units = segment.units_of(rank, degree)
@@ -49,7 +49,7 @@ class PackedColumns:
     """Column-parallel: outputs are cut. Segments with equally many units are packed together, unit
     by unit.
 
-    `file`: where units are kept that may be dropped; None: none may.
+    `file`: keeps units that may be dropped; None: no unit may be dropped.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class PackedColumns:
 def _family_part(
     segments: list[Segment], packed: list[PackedUnit], rank: int, degree: int
 ) -> Matmul:
-    """The part in consecutive segments with the same number of units: a packed matrix holds one
-    unit of each.
+    """Return the product with consecutive segments of the same number of units; a packed matrix
+    holds one unit of each.
     """
     chosen = [packed[u] for u in segments[0].units_of(rank, degree)]
     sizes = [segment.unit_size for segment in segments]
@@ -105,10 +105,11 @@ def _family_part(
 
 
 def _by_segment(by_unit: torch.Tensor, runs: Sequence[tuple[int, int]]) -> torch.Tensor:
-    """(units, tokens, segments of a unit) -> (tokens, units of a segment, one segment after the
-    other), in one copy.
+    """Reorder products by segment, in one copy.
 
-    `runs`: (size, number) of consecutive segments that are equally large in a unit.
+    Takes (units, tokens, segments of a unit), returns (tokens, units of a segment, one segment
+    after the other). `runs`: (size, number) of consecutive segments that are equally large in a
+    unit.
     """
     units, tokens, width = by_unit.shape
     if len(runs) == 1:
@@ -164,7 +165,7 @@ class PackedRows:
 
 
 def _products(units: Sequence[PackedUnit], xs: Sequence[torch.Tensor], width: int) -> torch.Tensor:
-    """(units, tokens, width): each unit's product with its own `x`, written where it is to be, so
+    """Return (units, tokens, width): each unit's product with its own `x`, written in its place, so
     copied once less.
     """
     outs = xs[0].new_empty(len(units), xs[0].shape[0], width)
@@ -174,10 +175,10 @@ def _products(units: Sequence[PackedUnit], xs: Sequence[torch.Tensor], width: in
 
 
 def sum_of_units(parts: list[torch.Tensor]) -> torch.Tensor:
-    """The sum of the partial products of a lane's units; may overwrite them.
+    """Return the sum of the partial products of a lane's units; may overwrite them.
 
     Narrow floats are summed in float32 and rounded once, as between the ranks
-    (`ShmGroup.all_reduce`): rounded at each addition, eight units have 2.1 times the error of one
+    (`ShmGroup.all_reduce`). Rounded at each addition, eight units have 2.1 times the error of one
     product over all of them in place of 1.4 times.
     """
     dtype = parts[0].dtype
@@ -190,7 +191,7 @@ def sum_of_units(parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 def sum_in_pairs(parts: list[torch.Tensor]) -> torch.Tensor:
-    """The sum of a power of two of tensors, neighbours first, in place.
+    """Return the sum of a power of two of tensors, neighbours first, in place.
 
     A group of two sums over its ranks in the same order, so degrees 1 and 2 of two engines agree
     bit for bit.
@@ -203,7 +204,7 @@ def sum_in_pairs(parts: list[torch.Tensor]) -> torch.Tensor:
 def bias_part(
     bias: torch.Tensor, segments: Sequence[Segment], rank: int, degree: int
 ) -> torch.Tensor:
-    """What of a fused bias belongs to the part of `rank` of `degree`: a view, or a copy for several
+    """Return the part of a fused bias for `rank` of `degree`: a view, or a copy for several
     segments.
     """
     pieces = [bias[rows] for rows in rows_of(segments, rank, degree)]

@@ -1,7 +1,7 @@
 """Units of a weight that a lane can do without for a while: dropped, and fetched back with the same
 bits.
 
-A product that is asked for while a unit of it is dropped raises, whatever kind of unit it is.
+A product that is asked for while a unit of it is dropped raises, for every kind of unit.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,28 +21,30 @@ Pack = Callable[[torch.Tensor, torch.Tensor | None], Product]
 more.
 """
 UnitId = tuple[int, int]
-"""Segment and unit of it."""
+"""The number of a segment, and of a unit of it."""
 
 
 class Units(Protocol):
-    """The units of one weight, as far as bytes go. `rank` of `degree`: whose units are kept."""
+    """The units of one weight, as far as bytes go. `rank` of `degree`: the rank whose units are
+    kept.
+    """
 
     def lendable(self, rank: int, degree: int) -> int:
-        """Bytes that `drop` frees if nothing is dropped yet."""
+        """Return the bytes that `drop` frees if nothing is dropped yet."""
 
     def drop(self, rank: int, degree: int) -> int:
-        """Free what the rank does not need, and return how many bytes. Raises IntegrityError if
-        none may be.
+        """Free the units that the rank does not need; return their bytes. Raises IntegrityError if
+        no unit may be dropped.
         """
 
     def fetch(self) -> int:
-        """Have every unit back, and return how many bytes were read. Raises WeightFileError if they
-        cannot be.
+        """Fetch every dropped unit back; return the bytes that were read. Raises WeightFileError if
+        that fails.
         """
 
 
 def units_of(segments: Sequence[Segment], rank: int, degree: int) -> set[UnitId]:
-    """The units that a rank works on."""
+    """Return the units that a rank works on."""
     return {
         (place, unit)
         for place, segment in enumerate(segments)
@@ -51,7 +53,7 @@ def units_of(segments: Sequence[Segment], rank: int, degree: int) -> set[UnitId]
 
 
 def rows_of_units(segments: Sequence[Segment]) -> dict[UnitId, slice]:
-    """The rows of each unit in the fused weight."""
+    """Return the rows of each unit in the fused weight."""
     rows, start = {}, 0
     for place, segment in enumerate(segments):
         for unit in range(segment.units):
@@ -75,10 +77,10 @@ def _require_file(file: WeightFile | None) -> WeightFile:
 
 
 class PackedUnit:
-    """One unit in the library's format, which cannot be read back: `multiply`, or while it is
-    dropped only an error.
+    """One unit in the library's format, which cannot be read back: `multiply`, which only raises
+    while it is dropped.
 
-    `file`: where the weight is kept; None: it is never dropped.
+    `file`: keeps the weight; None: the unit is never dropped.
     """
 
     __slots__ = ("_bias", "_dtype", "_extent", "_file", "_pack", "_shape", "multiply", "size_bytes")
@@ -94,11 +96,11 @@ class PackedUnit:
 
     @property
     def is_dropped(self) -> bool:
-        """Whether there is nothing to multiply with."""
+        """True if there is nothing to multiply with."""
         return self.multiply is _lent
 
     def drop(self) -> None:
-        """Release what the library has packed: nothing else refers to it."""
+        """Release the unit in the library's format: there is no other reference to it."""
         _require_file(self._file)
         self.multiply = _lent
 
@@ -121,7 +123,7 @@ class PackedUnits:
         self._families = tuple(families)
 
     def _others(self, rank: int, degree: int) -> list[PackedUnit]:
-        """The units that a rank does not need."""
+        """Return the units that a rank does not need."""
         return [
             unit
             for segment, units in self._families
@@ -130,12 +132,12 @@ class PackedUnits:
         ]
 
     def lendable(self, rank: int, degree: int) -> int:
-        """See `Units`."""
+        """Return the bytes of the weight that `drop` frees: see `Units`."""
         return sum(unit.size_bytes for unit in self._others(rank, degree))
 
     def drop(self, rank: int, degree: int) -> int:
-        """See `Units`. How many bytes the library's format takes is not known: those of the weight
-        are counted.
+        """Drop units, and return the bytes of the weight: those in the library's format are
+        unknown. See `Units`.
         """
         there = [unit for unit in self._others(rank, degree) if not unit.is_dropped]
         for unit in there:
@@ -143,7 +145,7 @@ class PackedUnits:
         return sum(unit.size_bytes for unit in there)
 
     def fetch(self) -> int:
-        """See `Units`."""
+        """Read the dropped units and pack them again: see `Units`."""
         dropped = [unit for _, units in self._families for unit in units if unit.is_dropped]
         for unit in dropped:
             unit.fetch()
@@ -154,8 +156,8 @@ class RawUnits:
     """`Units` of tensors that are used as they are, in private memory, of which whole pages are
     dropped.
 
-    `tensors`: those of each unit, each in one piece; they are written back in place, so views of
-    them stay valid. `file`: where they are kept; None: they are never dropped.
+    `tensors`: of each unit, each in one piece. They are written back in place, so views of them
+    stay valid. `file`: keeps them; None: they are never dropped.
     """
 
     def __init__(
@@ -178,13 +180,13 @@ class RawUnits:
     def of_rows(
         cls, weight: torch.Tensor, segments: Sequence[Segment], file: WeightFile | None
     ) -> "RawUnits":
-        """Rows of one weight."""
+        """Return the units of one weight, each of which is a run of rows."""
         rows = {} if file is None else rows_of_units(segments)
         return cls(segments, {unit: [weight[place]] for unit, place in rows.items()}, file)
 
     def guard(self, rank: int, degree: int) -> Callable[[], None]:
-        """What raises IntegrityError while a unit that a rank works on is dropped: to be called
-        before it is read.
+        """Return a check that raises IntegrityError while a unit that a rank works on is dropped;
+        call it before a read.
         """
         missing, mine = self._missing, units_of(self._segments, rank, degree)
 
@@ -198,15 +200,15 @@ class RawUnits:
         return whole_pages(extent for unit in units for extent in self._extents[unit])
 
     def lendable(self, rank: int, degree: int) -> int:
-        """See `Units`."""
+        """Return the bytes of whole pages that `drop` frees: see `Units`."""
         return sum(pages.size_bytes for pages in self._pages(self._others(rank, degree)))
 
     def _others(self, rank: int, degree: int) -> set[UnitId]:
         return self._extents.keys() - units_of(self._segments, rank, degree)
 
     def drop(self, rank: int, degree: int) -> int:
-        """See `Units`. The pages at the ends of what is dropped stay (Gyges pads units to whole
-        pages, its Eq. 2).
+        """Drop whole pages; the pages at the ends stay (Gyges pads units to whole pages, its Eq.
+        2). See `Units`.
         """
         _require_file(self._file)
         before_bytes = sum(pages.size_bytes for pages in self._dropped)
@@ -217,7 +219,7 @@ class RawUnits:
         return sum(pages.size_bytes for pages in self._dropped) - before_bytes
 
     def fetch(self) -> int:
-        """See `Units`."""
+        """Read the dropped pages back in place: see `Units`."""
         for pages in self._dropped:
             _require_file(self._file).read(pages)
         size_bytes = sum(pages.size_bytes for pages in self._dropped)

@@ -95,7 +95,7 @@ class WeightFile:
             raise PeerMemory(f"{self._whose}: {path} cannot be opened ({error.strerror})") from None
 
     def read(self, extent: Extent) -> None:
-        """Write into memory what the file has of it.
+        """Write the file's bytes of an extent into memory.
 
         Raises:
             WeightFileError: if the file does not have all of it, or was not opened.
@@ -113,7 +113,7 @@ class WeightFile:
             left, offset = left[count:], offset + count
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, if it is open."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

@@ -1,7 +1,7 @@
 """Requests that continue in another group with their KV cache, between engines.
 
-The walk of a migrating request. Its *owner* leads the group that has the KV; its *target* leads
-the group where the request continues. docs/protocol.md has the rules.
+The walk of a migrating request. Its *owner* leads the group that has the KV; its *target* leads the
+group where the request continues. docs/protocol.md has the rules.
 
 1. Offer. The API server tells the owner that the request leaves (`Migrations.retain`). The owner
    takes it out of its scheduler, keeps its blocks, and publishes them as an offer (`source.py`) in
@@ -16,8 +16,8 @@ the group where the request continues. docs/protocol.md has the rules.
 5. Fallback. If the offer is late or revoked, the request is admitted with the KV that is here
    (`give_up`). If blocks are missing for too long, it is admitted with none. Its scheduler prefills
    the other tokens.
-6. Forward. A request that leaves the target before it is admitted is retained there, with the KV
-   that is here, and offered to a third group (`IncomingRequests.forward`).
+6. Forward. A request may leave the target before it is admitted. The target retains it, with the
+   KV that is here, and offers it to a third group (`IncomingRequests.forward`).
 
 A request that still runs elsewhere may be *prefetched*: its KV is pulled while it is computed, and
 the request itself is added later.

@@ -23,7 +23,7 @@ Way = tuple[Group, int]
 
 
 class Phase(Enum):
-    """Where an arriving request is.
+    """The state of an arriving request.
 
     EXPECTED: its owner offers nothing yet. OFFERED: KV can be pulled, and the request has no blocks
     here. RESERVED: it has blocks, and no member copies. PULLING: members copy the next chunk.
@@ -47,7 +47,7 @@ TRANSITIONS: Mapping[Phase, frozenset[Phase]] = {
     Phase.EXPECTED: frozenset({Phase.OFFERED, *_ENDS}),
     Phase.OFFERED: frozenset({Phase.RESERVED, *_ENDS}),
     Phase.RESERVED: frozenset({Phase.PULLING, *_ENDS}),
-    # while members write, nothing else may have the blocks
+    # while members write, no other request may have the blocks
     Phase.PULLING: frozenset({Phase.RESERVED, Phase.FORWARDED, Phase.ABORTED}),
     # until the last member has answered, a client may still end the request
     Phase.FORWARDED: frozenset({Phase.ABORTED}),
@@ -64,7 +64,7 @@ class Arrival:
 
     Args:
         request: as vLLM made it.
-        source: what offers its KV.
+        source: the offer of its KV.
         last_progress_s: when it was expected, its KV was first offered, more of it was pulled, it
             got blocks, or it was not its turn. Its patience runs from then on.
         prefetch_tokens: it still runs elsewhere, until this number of its tokens have KV; None: it
@@ -100,7 +100,9 @@ class Arrival:
         self.phase = phase
 
     def run_here(self, request: Request, now_s: float) -> None:
-        """The request itself arrives after its prefetch. Raises IntegrityError if it has ended."""
+        """Take the request itself, which arrives after its prefetch. Raises IntegrityError if it
+        has ended.
+        """
         if self.has_ended:
             raise IntegrityError(f"request {self.request_id} arrives, and is {self.phase.value}")
         self.request = request
@@ -109,27 +111,27 @@ class Arrival:
 
     @property
     def request_id(self) -> str:
-        """The id that vLLM has for it in this engine."""
+        """The id that vLLM has for the request in this engine."""
         return str(self.request.request_id)
 
     @property
     def way(self) -> Way:
-        """From which group it comes to which lane."""
+        """The group that its KV comes from, and the lane where it arrives."""
         return self.source.group, self.size
 
     @property
     def has_ended(self) -> bool:
-        """Whether its phase is final."""
+        """True if its phase is final."""
         return self.phase in _ENDS
 
     @property
     def has_blocks(self) -> bool:
-        """Whether blocks are set aside for it, and more of its KV may come."""
+        """True if blocks are set aside for it, and more of its KV may come."""
         return self.phase in (Phase.RESERVED, Phase.PULLING)
 
     @property
     def runs_here(self) -> bool:
-        """Whether it is to run here, and not only prefetched."""
+        """True if it is to run here, and not only prefetched."""
         return self.prefetch_tokens is None
 
     @property
@@ -141,17 +143,19 @@ class Arrival:
 
     @property
     def is_partial(self) -> bool:
-        """Whether blocks are set aside for a part of the tokens that it can use."""
+        """True if blocks are set aside for a part of the tokens that it can use."""
         return 0 < self.reserved_tokens < self.usable_tokens
 
     def waited_s(self, now_s: float) -> float:
-        """Seconds since its last progress."""
+        """Return the seconds since its last progress."""
         return now_s - self.last_progress_s
 
     def offered_tokens(self, offer: Offer) -> int:
-        """Tokens that are offered and that it can use."""
+        """Return the number of tokens that are offered and that it can use."""
         return min(offer.tokens, self.usable_tokens)
 
     def is_chunked(self, offer: Offer) -> bool:
-        """Whether the owner frees its blocks chunk by chunk: the request has left it for good."""
+        """Return whether the owner frees its blocks chunk by chunk: the request has left it for
+        good.
+        """
         return offer.is_final and self.runs_here

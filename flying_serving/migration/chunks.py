@@ -1,4 +1,4 @@
-"""How much of an arrival is pulled at a time, and into how many blocks (Gyges, section 4.2).
+"""The size of the chunks of an arrival, and the blocks for them (Gyges, section 4.2).
 
 The owner frees a chunk when it is here, so a request never holds all of its blocks twice.
 """
@@ -14,7 +14,7 @@ EXTRA_BYTES = 32 * 2**20
 
 
 class Chunks:
-    """The chunks of all arrivals of an engine; `pools` are those of its lanes, by group size.
+    """The chunks of all arrivals of an engine. `pools`: of its lanes, by group size.
 
     `blocks`: KV blocks that may be copied at a time from one group to one lane.
     """
@@ -29,10 +29,10 @@ class Chunks:
         self._pools = pools
         self.blocks = blocks
         self.token_s: dict[int, float] = {}
-        """By group size, how long pulling a token takes, where it was measured."""
+        """Seconds that pulling a token takes, by group size, where it was measured."""
 
     def in_order(self) -> list[Arrival]:
-        """All arrivals, in the order in which they are pulled.
+        """Return all arrivals, in the order in which they are pulled.
 
         First the way whose first request has the fewest tokens here, so all ways make the same
         progress. On each way a request that has come in part is the first.
@@ -44,7 +44,7 @@ class Chunks:
         return sorted(partial_first, key=lambda arrival: progress_tokens[arrival.way])
 
     def next_stop(self, arrival: Arrival, offer: Offer, now_s: float) -> int | None:
-        """The token before which the next pull ends, with blocks set aside for it.
+        """Return the token before which the next pull ends, with blocks set aside for it.
 
         It is `pulled_tokens` while other chunks fill the way, and None if there are too few blocks.
         """
@@ -71,7 +71,7 @@ class Chunks:
                 return stop
 
     def reserve(self, arrival: Arrival, tokens: int, now_s: float) -> bool:
-        """Set blocks aside for the first tokens of a request. False if there are too few."""
+        """Set blocks aside for the first tokens of a request. Return False if there are too few."""
         pool = self._pools[arrival.size]
         needs_next = tokens == arrival.usable_tokens
 
@@ -95,13 +95,17 @@ class Chunks:
         return True
 
     def _renew_patience(self, size: int, now_s: float) -> None:
-        """A request of the lane made progress: when it is here, more blocks are free."""
+        """Renew the patience of all requests of a lane, as one made progress: when it is here, more
+        blocks are free.
+        """
         for arrival in self._arrivals.values():
             if arrival.size == size and arrival.runs_here and arrival.phase is not Phase.EXPECTED:
                 arrival.last_progress_s = now_s
 
     def in_time(self, arrival: Arrival, stop: int, limit_s: float | None) -> tuple[int, float]:
-        """How far a request can be pulled in `limit_s`, at least by a block, and the seconds."""
+        """Return how far a request can be pulled in `limit_s`, at least by a block, and the
+        seconds.
+        """
         first, token_s = arrival.pulled_tokens, self.token_s.get(arrival.size, 0.0)
         if limit_s is not None and token_s:
             block_tokens = self._pools[arrival.size].scheduler.block_size
@@ -109,35 +113,39 @@ class Chunks:
         return stop, (stop - first) * token_s
 
     def roll_back(self, arrival: Arrival) -> None:
-        """The last copy does not count, nor the block in which it began; cached blocks do."""
+        """Discount the last copy, and the block in which it began; cached blocks count."""
         block_tokens = self._pools[arrival.size].scheduler.block_size
         whole_tokens = arrival.pulled_tokens // block_tokens * block_tokens
         arrival.pulled_tokens = max(arrival.cached_tokens, whole_tokens)
 
     def missing_blocks(self, arrival: Arrival) -> int:
-        """Blocks that are missing for all tokens that a request can use and the next one."""
+        """Return how many blocks are missing for all tokens that a request can use and the next
+        one.
+        """
         pool = self._pools[arrival.size]
         return pool.missing_for(arrival.usable_tokens, len(arrival.blocks))
 
     def is_copying(self, size: int) -> bool:
-        """Whether members copy a chunk into a lane. The owner has blocks to lend after that.
+        """Return whether members copy a chunk into a lane. The owner has blocks to lend after that.
 
         Asked now it would answer that it has none, and be asked again only after a while.
         """
         return any(arrival.writers for arrival in self._arrivals.values() if arrival.size == size)
 
     def _chunk_stop(self, arrival: Arrival, offered_tokens: int) -> int | None:
-        """Where the next chunk ends: with a block, or with the offer; None without a free block."""
+        """Return where the next chunk ends: with a block, or with the offer; None without a free
+        block.
+        """
         pool, pulled_tokens = self._pools[arrival.size], arrival.pulled_tokens
         block_tokens, free_blocks = pool.scheduler.block_size, pool.free_count()
 
-        # what may be copied beside the chunks that are under way
+        # blocks that may be copied beside the chunks that are under way
         chunk_blocks = self.blocks - self._under_way_tokens(arrival) // block_tokens
         if chunk_blocks <= 0:
             return pulled_tokens
 
-        # Each group from which requests come gets its share of the free blocks, and so blocks back
-        # on its engines: a block of a group that has no other free block is of use to no lane.
+        # Each source group gets its share of the free blocks, and so blocks back on its engines. A
+        # block of a group that has no other free block is of use to no lane.
         groups = {other.source.group for other in self._of_lane(arrival.size)}
         share_blocks = max(min(free_blocks, 1), free_blocks // len(groups))
         room_tokens = (len(arrival.blocks) + share_blocks) * block_tokens
@@ -149,7 +157,7 @@ class Chunks:
         return [arrival for arrival in self._arrivals.values() if arrival.size == size]
 
     def _under_way_tokens(self, arrival: Arrival) -> int:
-        """Tokens that members copy on the same way."""
+        """Return the number of tokens that members copy on the same way."""
         return sum(
             other.pulling_tokens - other.pulled_tokens
             for other in self._arrivals.values()

@@ -1,4 +1,4 @@
-"""What migrations need around them: in an engine, and in tests the seam for doubles."""
+"""The surroundings of migrations: an engine, and in tests the seam for doubles."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -13,10 +13,12 @@ class MigrationHost(Protocol):
     """The engine around `Migrations`: its channel, its workers and its lanes."""
 
     def send(self, group: Group, message: Any) -> None:
-        """Send a message to engines."""
+        """Send a message to the engines of a group."""
 
     def call_workers(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function of `transfer.py` on this engine's workers. Returns the first's result."""
+        """Call a function of `transfer.py` on this engine's workers. Returns the first worker's
+        result.
+        """
 
     def admit(self, request: Request, size: int) -> None:
         """Give a request to the scheduler of the lane of groups of `size` engines."""
@@ -26,16 +28,16 @@ class MigrationHost(Protocol):
 
 
 class TargetHost(Protocol):
-    """What the target's side needs: `Migrations`, which has both sides and the engine's host."""
+    """The needs of the target's side: `Migrations`, which has both sides and the engine's host."""
 
     def send(self, group: Group, message: Any) -> None:
-        """As in `MigrationHost`."""
+        """Send a message to engines, as `MigrationHost`."""
 
     def admit(self, request: Request, size: int) -> None:
-        """As in `MigrationHost`."""
+        """Give a request to its scheduler, as `MigrationHost`."""
 
     def ask_blocks(self, size: int, missing: int) -> None:
-        """As in `MigrationHost`."""
+        """Ask for missing blocks, as `MigrationHost`."""
 
     def pull(self, message: PullKV) -> None:
         """Copy the KV that a message names to this engine's devices."""

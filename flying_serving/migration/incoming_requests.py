@@ -1,4 +1,4 @@
-"""All requests that arrive in lanes of an engine: how they come in, and how each of them ends.
+"""All requests that arrive in lanes of an engine: their beginning and their end.
 
 `target.py` pulls their KV in between.
 """
@@ -19,40 +19,42 @@ class IncomingRequests:
         self._pools = pools
         self._host = host
         self.by_id: dict[str, Arrival] = {}
-        """Those that have not ended, or whose blocks members still write."""
+        """Requests that have not ended, or whose blocks members still write."""
         self._migrated = 0
         self._migrated_tokens = 0
         self._prefilled_again = 0
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """Return whether any request arrives."""
         return bool(self.by_id)
 
     def of_lane(self, size: int) -> list[Arrival]:
-        """Requests that arrive in one lane."""
+        """Return the requests that arrive in one lane."""
         return [arrival for arrival in self.by_id.values() if arrival.size == size]
 
     def counts(self) -> MigrationCounts:
-        """What was admitted since the start."""
+        """Return the counts of admitted requests since the start."""
         return MigrationCounts(self._migrated, self._migrated_tokens, self._prefilled_again)
 
-    # ---- what the API server says
+    # ---- calls of the API server
 
     def expect(self, arrival: Arrival) -> None:
-        """A request arrives. One that was prefetched keeps what is pulled."""
+        """Take in a request that arrives. A prefetched request keeps the KV that is pulled."""
         prefetch = self.by_id.setdefault(arrival.request_id, arrival)
         if prefetch is not arrival:
             prefetch.run_here(arrival.request, arrival.last_progress_s)
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Requests have ended, here and elsewhere."""
+        """End requests, which have ended elsewhere too."""
         for request_id in request_ids:
             arrival = self.by_id.get(request_id)
             if arrival is not None and arrival.phase is not Phase.ABORTED:
                 self._end(arrival, Phase.ABORTED)
 
     def forward(self, request_id: str, number: int) -> bool:
-        """A request continues elsewhere before it is admitted. False if it does not arrive here."""
+        """End a request here that continues elsewhere before it is admitted. Return False if it
+        does not arrive here.
+        """
         arrival = self.by_id.get(request_id)
         if arrival is None:
             return False
@@ -62,7 +64,9 @@ class IncomingRequests:
         return True
 
     def dissolve(self, size: int) -> None:
-        """A group has lost a member: no request arrives in its lane, and no member answers."""
+        """End all arrivals in the lane of a group that has lost a member: no member answers any
+        more.
+        """
         arriving = self.of_lane(size)
         for arrival in arriving:
             arrival.writers.clear()
@@ -71,12 +75,12 @@ class IncomingRequests:
             self.free(arrival)
 
     def forget_kv(self) -> None:
-        """Let go of what was pulled: requests that are to run here are admitted without it."""
+        """Discard pulled KV: requests that are to run here are admitted without it."""
         for arrival in list(self.by_id.values()):
             arrival.pulled_tokens = 0
             self.give_up(arrival)
 
-    # ---- how they end
+    # ---- the ends of arrivals
 
     def admit(self, arrival: Arrival, tokens: int) -> None:
         """Give a request to its scheduler, with the KV of its first `tokens` tokens."""
@@ -94,14 +98,16 @@ class IncomingRequests:
         self._host.admit(request, arrival.size)
 
     def give_up(self, arrival: Arrival) -> None:
-        """No more KV comes: admit a request with what is here; drop a prefetch."""
+        """Admit a request with the KV that is here, as no more comes; drop a prefetch."""
         if arrival.runs_here:
             self.admit(arrival, arrival.pulled_tokens)
         else:  # it may be pulled at once when the request itself arrives
             self._end(arrival, Phase.DROPPED)
 
     def _end(self, arrival: Arrival, phase: Phase) -> None:
-        """A request does not run here. Its blocks are freed when no member writes into them."""
+        """End a request that does not run here. Its blocks are freed when no member writes into
+        them.
+        """
         arrival.enter(phase)
         if not arrival.writers:
             self.free(arrival)
@@ -118,7 +124,9 @@ class IncomingRequests:
         self._pools[arrival.size].release(arrival.request)
 
     def _forget(self, arrival: Arrival) -> None:
-        """Its owner may free its KV, but not that of a prefetch: a third group may pull it."""
+        """Forget an arrival, and let its owner free its KV; a third group may pull the KV of a
+        prefetch.
+        """
         del self.by_id[arrival.request_id]
         if arrival.runs_here:
             self.release(arrival)

@@ -1,4 +1,4 @@
-"""Messages between engines about KV that is pulled."""
+"""Messages between engines about pulled KV."""
 
 from dataclasses import dataclass
 
@@ -35,8 +35,8 @@ class KVPulled:
 class ReleaseKV:
     """A target to the owner of an offer, the only member of `group`: the KV may be freed.
 
-    `tokens`: only that of the first tokens, which are pulled; the request has left the owner, so no
-    other engine reads them there. None: all of it, and the offer ends.
+    `tokens`: free the KV of the first tokens only, which are pulled. The request has left the
+    owner, so no other engine reads them there. None: free all of it, and the offer ends.
     """
 
     group: Group

@@ -19,22 +19,24 @@ from flying_serving.vllm_adapter.blocks import SchedulerPool
 from flying_serving.wire import MigrationCounts
 
 RETRY_S = 0.005
-"""How often a target looks whether more is offered."""
+"""Seconds between two looks of a target for more offered KV."""
 
 
 class KVLane(Protocol):
-    """What migrations need of an engine's lane; `pool` is that of its scheduler, on the leader."""
+    """The part of an engine's lane that migrations need. `pool`: of its scheduler, on the
+    leader.
+    """
 
     @property
     def pool(self) -> SchedulerPool | None: ...
     def physical(self, blocks: list[int]) -> list[int]:
-        """The engine's own blocks behind blocks of the lane."""
+        """Return the engine's own blocks behind blocks of the lane."""
 
 
 class Migrations:
     """All requests that leave an engine or arrive in it. It is the `TargetHost` of its target.
 
-    `lanes`: the engine's, by group size. `table`: what it shows of its KV. `offers`: what it sees
+    `lanes`: the engine's, by group size. `table`: shows its KV to peers. `offers`: show it the KV
     of all engines.
     """
 
@@ -51,32 +53,33 @@ class Migrations:
         self._offers = offers
         self._host = host
         self.observers: list[Callable[[PullKV], AbstractContextManager[None]]] = []
-        """Each is entered while this engine pulls."""
+        """Context managers that are entered while this engine pulls."""
         pools = {size: lane.pool for size, lane in lanes.items() if lane.pool is not None}
         self.source = Source(pools, table)
         self.incoming = IncomingRequests(pools, self)
         self.target = Target(engine, pools, offers, self.incoming, self)
 
-    # ---- what the engine asks
+    # ---- calls of the engine
 
     def expect(self, arrival: Arrival) -> None:
-        """A request arrives with its KV."""
+        """Take in a request that arrives with its KV."""
         self.incoming.expect(arrival)
 
     def retain(self, request_id: str, number: int) -> None:
-        """A request leaves for another group, which may pull its KV under this number."""
+        """Let a request leave for another group, which may pull its KV under this number."""
         if self.incoming.forward(request_id, number):
             self.source.forget([request_id])
         else:
             self.source.retain(request_id, number)
 
     def abort(self, request_ids: list[str]) -> None:
-        """Requests have ended."""
+        """End requests, on both sides."""
         self.incoming.abort(request_ids)
         self.source.abort(request_ids)
 
     def advance(self, now_s: float, limit_s: float | None) -> None:
-        """Between two steps: free KV that is overdue or needed; pull for about `limit_s`.
+        """Free KV that is overdue or needed, and pull for about `limit_s`; call this between two
+        steps.
 
         With None it pulls all that is offered.
         """
@@ -86,13 +89,15 @@ class Migrations:
             self.target.advance(now_s, limit_s)
 
     def retry_in_s(self, now_s: float) -> float | None:
-        """Seconds until `advance` has something to do by itself; None if it has not."""
+        """Return the seconds until `advance` has something to do by itself; None if it has nothing
+        to do.
+        """
         if self.incoming:
             return 0.0 if self.target.has_more else RETRY_S
         return self.source.retry_in_s(now_s)
 
     def handle(self, message: PullKV | KVPulled | ReleaseKV) -> None:
-        """Handle a message of another engine, or of this one's leader."""
+        """Carry out a message of another engine, or of this one's leader."""
         match message:
             case PullKV(group, request_id):
                 self.pull(message)
@@ -103,24 +108,26 @@ class Migrations:
                 self.source.release(message.number, message.tokens)
 
     def counts(self) -> MigrationCounts:
-        """What has arrived since the start."""
+        """Return the counts of arrivals since the start."""
         return self.incoming.counts()
 
     def is_pulling(self) -> bool:
-        """Whether members are about to write into blocks."""
+        """Return whether members are about to write into blocks."""
         return any(arrival.writers for arrival in self.incoming.by_id.values())
 
     def forget_kv(self) -> None:
-        """Let all KV go: what is retained, and what was pulled. Only while no member pulls."""
+        """Release retained KV and discard pulled KV. Only while no member pulls."""
         self.source.release_all()
         self.incoming.forget_kv()
 
     def dissolve(self, size: int) -> None:
-        """The group of `size` engines lost a member: no request leaves its lane or arrives."""
+        """End all migrations of the lane of `size`, whose group lost a member: no request leaves it
+        or arrives.
+        """
         self.source.dissolve(size)
         self.incoming.dissolve(size)
 
-    # ---- what the target asks: `TargetHost`
+    # ---- calls of the target: `TargetHost`
 
     def send(self, group: Group, message: Any) -> None:
         self._host.send(group, message)
@@ -137,7 +144,7 @@ class Migrations:
     def pull(self, message: PullKV) -> None:
         """Copy the heads of this engine's devices, again if the source's blocks have moved.
 
-        A member moves its own blocks (`engine/residency.py`), and cannot revoke what its leader
+        A member moves its own blocks (`engine/residency.py`), and cannot revoke its leader's
         offers. Nothing is copied from a group that has lost an engine: its offers are void, so the
         leader does not count the pull.
         """
@@ -156,6 +163,6 @@ class Migrations:
                 source_blocks = self._source_blocks(message)
 
     def _source_blocks(self, message: PullKV) -> dict[int, list[int]]:
-        """By engine of the source: its own blocks behind those of the group."""
+        """Return the own blocks of each engine of the source behind those of the group."""
         source, blocks = message.source.group, message.source_blocks
         return {engine: self._offers.physical(engine, len(source), blocks) for engine in source}

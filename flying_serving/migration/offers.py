@@ -1,10 +1,11 @@
-"""What an engine shows its peers of its KV, in memory that they map: offers, and lent blocks.
+"""An engine's KV as its peers see it, in memory that they map: offers, and lent blocks.
 
 An offer says how many of a request's first tokens have valid KV, and in which blocks of the owner's
 group. KV is append-only, so it stays valid until a block is used again. Before that the owner
-revokes the offer, which has no tokens from then on. A reader copies and then reads the offer again:
-the copy counts if at least its tokens are still offered. A number is never offered twice, so no
-reader takes another offer for the one that was revoked.
+revokes the offer, which has no tokens from then on.
+
+A reader copies and then reads the offer again: the copy counts if at least its tokens are still
+offered. A number is never offered twice, so no reader takes another offer for the revoked one.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +26,7 @@ _NUMBER, _TOKENS, _FINAL, _BLOCKS = range(4)
 
 @dataclass(frozen=True)
 class KVSource:
-    """Where a request's KV is: in a group, whose leader offers it under this number.
+    """The source of a request's KV: a group, whose leader offers it under this number.
 
     The number is unique in the life of the server.
     """
@@ -38,7 +39,7 @@ class KVSource:
 class Offer:
     """The first `tokens` tokens have KV, in `blocks` of the owner's group.
 
-    `is_final`: there will be no more.
+    `is_final`: True if there will be no more.
     """
 
     tokens: int
@@ -47,16 +48,18 @@ class Offer:
 
 
 class Offers(Protocol):
-    """What a target needs to see of its peers."""
+    """A target's view of its peers."""
 
     def read(self, source: KVSource) -> Offer | None:
-        """The offer as it is now, without tokens if it was revoked; None if it is not open yet."""
+        """Return the offer as it is now, without tokens if it was revoked; None if it is not open
+        yet.
+        """
 
     def physical(self, engine: int, size: int, blocks: Sequence[int]) -> list[int]:
-        """An engine's own blocks behind blocks of its group of this size."""
+        """Return an engine's own blocks behind blocks of its group of this size."""
 
     def is_mapped(self, group: Group) -> bool:
-        """Whether this engine maps a group's memory: it knows of no lost engine in it."""
+        """Return whether this engine maps a group's memory: it knows of no lost engine in it."""
 
 
 class TableShape(msgspec.Struct, frozen=True):
@@ -71,7 +74,8 @@ class OfferTable:
     """An engine's offers, and the own blocks behind the blocks of its groups, over mapped memory.
 
     One process writes. Numbers of 8 bytes are written and read as a whole, in the order of the
-    program (x86-64; elsewhere a reader's copy takes longer than a store needs to be seen).
+    program (x86-64). On other processors a reader's copy takes longer than a store needs to be
+    seen.
     """
 
     def __init__(self, memory: memoryview, offer_blocks: int, engine_blocks: int) -> None:
@@ -86,7 +90,7 @@ class OfferTable:
 
     @staticmethod
     def size_bytes(offer_blocks: int, engine_blocks: int) -> int:
-        """Memory that a table needs. Only what is used of it exists."""
+        """Return the bytes of memory that a table needs. Only used pages of it exist."""
         return 8 * ENTRIES * 4 + 4 * ENTRIES * offer_blocks + 4 * 3 * engine_blocks
 
     def publish(self, number: int, tokens: int, blocks: Sequence[int], *, final: bool) -> None:
@@ -102,14 +106,16 @@ class OfferTable:
         head[_BLOCKS], head[_TOKENS], head[_FINAL] = count, tokens, final
 
     def revoke(self, number: int) -> None:
-        """Offer nothing under a number any more, before a block of the offer is used again."""
+        """Withdraw the offer under a number, before a block of the offer is used again."""
         head = self._heads[number % ENTRIES]
         if head[_NUMBER] == number:
             head[_TOKENS] = 0
         self.publish(number, 0, [], final=True)
 
     def read(self, number: int) -> Offer | None:
-        """The offer as it is now, without tokens if it was revoked; None if it is not open yet."""
+        """Return the offer as it is now, without tokens if it was revoked; None if it is not open
+        yet.
+        """
         head = self._heads[number % ENTRIES]
         if head[_NUMBER] < number:
             return None
@@ -119,11 +125,11 @@ class OfferTable:
         return Offer(tokens, final, blocks) if stands else Offer(0, is_final=True, blocks=[])
 
     def lend(self, size: int, group_block: int, block: int) -> None:
-        """A block of this engine is from now on a block of its group of `size` engines."""
+        """Make a block of this engine a block of its group of `size` engines from now on."""
         self._lent[size.bit_length() - 2, group_block] = block
 
     def physical(self, size: int, blocks: Sequence[int]) -> list[int]:
-        """This engine's own blocks behind blocks of its group of `size` engines."""
+        """Return this engine's own blocks behind blocks of its group of `size` engines."""
         if size == 1:
             return list(blocks)
         own_of = self._lent[size.bit_length() - 2]
@@ -136,7 +142,7 @@ def _path(run_dir: str, engine: int) -> str:
 
 
 def make_table(run_dir: str, engine: int, offer_blocks: int, engine_blocks: int) -> OfferTable:
-    """An engine's own table, which its peers find in the run directory."""
+    """Make an engine's own table, which its peers find in the run directory."""
     arena = Arena(f"flying-offers-{engine}", OfferTable.size_bytes(offer_blocks, engine_blocks))
     announce(_path(run_dir, engine), TableShape(arena.address, offer_blocks, engine_blocks))
     return OfferTable(memoryview(arena.bytes), offer_blocks, engine_blocks)
@@ -145,8 +151,9 @@ def make_table(run_dir: str, engine: int, offer_blocks: int, engine_blocks: int)
 class PeerOffers:
     """The tables of all engines of a server. Each is mapped when it is first read.
 
-    `is_lost`: whether the API server has lost an engine. It says so before other members of the
-    engine's groups hear of it, as they then use blocks again that the groups have offered.
+    `is_lost`: tells whether the API server has lost an engine. The API server says so before other
+    members of the engine's groups hear of it. They then use blocks again that the groups have
+    offered.
     """
 
     def __init__(self, run_dir: str, is_lost: Callable[[int], bool]) -> None:
@@ -168,7 +175,7 @@ class PeerOffers:
             self._tables.pop(engine, None)
 
     def is_mapped(self, group: Group) -> bool:
-        """See `Offers`."""
+        """Return whether no engine of a group is lost: see `Offers`."""
         return self.lost.isdisjoint(group)
 
     def read(self, source: KVSource) -> Offer | None:

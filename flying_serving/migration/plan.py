@@ -1,4 +1,4 @@
-"""Which rank reads which heads from which rank, for any pair of groups: pure."""
+"""The ranks from which each rank reads its heads, for any pair of groups: pure."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ Place = tuple[int, int]
 
 
 def rank_of(group: Group, place: Place) -> int:
-    """The rank of a device in a group."""
+    """Return the rank of a device in a group."""
     engine, device = place
     return device * len(group) + engine - group[0]
 
@@ -18,7 +18,7 @@ def rank_of(group: Group, place: Place) -> int:
 def copies(
     source: Group, target: Group, reader: Place, devices: int, kv_heads: int
 ) -> Iterator[tuple[Place, range]]:
-    """From where a device of `target` reads the heads that it works with.
+    """Yield the places from which a device of `target` reads the heads that it works with.
 
     Each head comes from the nearest device that has it. `devices`: of each engine. Yields places in
     `source`, and runs of the model's heads.

@@ -1,8 +1,8 @@
 """The owner's side: it offers the KV of requests that leave an engine, or will leave it.
 
 An offer is of a request that runs (`Source.offer`, `publish`) or has left (`retain`, `keep`). It
-ends when its target has the KV (`release`), when its blocks are needed (`yield_blocks`), when no
-target pulls (`advance`), or when the request is aborted or preempted.
+ends when its target has the KV (`release`) or when its blocks are needed (`yield_blocks`). It also
+ends when no target pulls (`advance`), or when the request is aborted or preempted.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -15,9 +15,9 @@ from flying_serving.migration.offers import OfferTable
 from flying_serving.vllm_adapter.blocks import SchedulerPool, may_start
 
 RETAIN_S = 5.0
-"""How long retained KV is kept while no target pulls any, and no request needs its blocks."""
+"""Seconds that retained KV is kept while no target pulls any, and no request needs its blocks."""
 YIELD_S = 0.1
-"""How long KV of which a part was pulled is kept from a request that needs its blocks."""
+"""Seconds that KV of which a part was pulled is kept from a request that needs its blocks."""
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Retained:
     """KV of a request that has left its lane, where it had this id: the blocks that hold it.
 
     `freed_blocks`: the number of blocks before them, which are free by now. `idle_since_s`: when a
-    target last pulled; None until the next `Source.advance`, which says when that is.
+    target last pulled; None until the next `Source.advance`, which sets it.
     """
 
     request_id: str
@@ -55,16 +55,18 @@ class Source:
         self._table = table
         self.running: dict[str, RunningOffer] = {}
         self.retained: dict[int, Retained] = {}
-        """By number."""
+        """Retained KV by the number of its offer."""
 
     def offer(self, request_id: str, size: int, number: int, *, early: bool) -> None:
-        """A request comes to a lane whose KV will be asked for under `number`."""
+        """Expect a request in a lane whose KV will be asked for under `number`."""
         self.running[request_id] = RunningOffer(number, size, early)
         if early:  # its target waits for the first tokens, and not for the offer
             self._table.publish(number, 0, [], final=False)
 
     def publish(self) -> None:
-        """After a step: publish how many tokens have KV of requests that are offered early."""
+        """Publish how many tokens have KV of requests that are offered early; call this after a
+        step.
+        """
         for request_id, offer in self.running.items():
             pool = self._pools[offer.size]
             request = pool.scheduler.requests.get(request_id)
@@ -75,7 +77,9 @@ class Source:
                 self._table.publish(offer.number, tokens, pool.blocks_of(request_id), final=False)
 
     def retain(self, request_id: str, number: int) -> None:
-        """A request continues elsewhere: take it out of its scheduler, and offer its KV, if any."""
+        """Take a request that continues elsewhere out of its scheduler, and offer its KV, if
+        any.
+        """
         offered = self.running.pop(request_id, None)
         if offered is not None and offered.number != number:
             self._table.revoke(offered.number)
@@ -85,11 +89,13 @@ class Source:
                 self.keep(number, size, request_id, pool.valid_tokens(request))
                 pool.scheduler.finish_requests([request_id], RequestStatus.FINISHED_ABORTED)
                 return
-        if number not in self.retained:  # else it has ended by now, and all of it is offered
+        if number not in self.retained:  # otherwise it has ended by now, and all of it is offered
             self._table.revoke(number)
 
     def keep(self, number: int, size: int, request_id: str, tokens: int) -> None:
-        """Keep a request's blocks, whatever becomes of it, and offer its first `tokens` tokens."""
+        """Keep a request's blocks, even if the request ends, and offer its first `tokens`
+        tokens.
+        """
         earlier = self._table.read(number)
         # after a final offer its target does not wait any more
         if not tokens or (earlier is not None and earlier.is_final):
@@ -100,7 +106,9 @@ class Source:
         self._table.publish(number, tokens, blocks, final=True)
 
     def blocks_freed(self, size: int, request: Any) -> None:
-        """The lane of `size` frees the blocks of a request now: it has ended, or is preempted."""
+        """Offer or revoke KV of a request whose blocks the lane of `size` frees now: it has ended,
+        or is preempted.
+        """
         offered = self.running.get(request.request_id)
         if offered is None or offered.size != size:
             return
@@ -113,21 +121,25 @@ class Source:
             self.keep(offered.number, size, request.request_id, tokens)
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """Requests have ended or leave, which may not have been given to a scheduler."""
+        """Revoke offers of requests that have ended or leave, which no scheduler may have had."""
         for request_id in request_ids:
             offered = self.running.pop(request_id, None)
             if offered is not None:
                 self._table.revoke(offered.number)
 
     def abort(self, request_ids: Collection[str]) -> None:
-        """Requests have ended, here and elsewhere: no target pulls their retained KV either."""
+        """Revoke all offers of requests that have ended, here and elsewhere: no target pulls their
+        retained KV either.
+        """
         self.forget(request_ids)
         for number, retained in list(self.retained.items()):
             if retained.request_id in request_ids:
                 self.release(number)
 
     def release(self, number: int, tokens: int | None = None) -> None:
-        """Revoke an offer and free its retained blocks; with `tokens`, free those of these only."""
+        """Revoke an offer and free its retained blocks; with `tokens`, free only the blocks of the
+        first tokens.
+        """
         if tokens is not None:
             self._release_first(number, tokens)
             return
@@ -150,12 +162,12 @@ class Source:
                 offer.idle_since_s = None
 
     def release_all(self) -> None:
-        """Free all that is retained."""
+        """Free all retained KV."""
         for number in list(self.retained):
             self.release(number)
 
     def dissolve(self, size: int) -> None:
-        """No engine may read any KV of the lane of `size` from now on."""
+        """Revoke all offers of the lane of `size`: no engine may read any KV of it from now on."""
         self._release_lane(size)
         self.forget([name for name, offer in self.running.items() if offer.size == size])
 
@@ -165,7 +177,7 @@ class Source:
                 self.release(number)
 
     def revoke_all(self) -> None:
-        """No engine may read any KV from now on."""
+        """Revoke all offers: no engine may read any KV from now on."""
         for offer in self.running.values():
             if offer.early:
                 self._table.revoke(offer.number)
@@ -173,11 +185,12 @@ class Source:
         self.release_all()
 
     def keeps(self, size: int) -> bool:
-        """Whether KV of a request that has left the lane of `size` is retained."""
+        """Return whether KV of a request that has left the lane of `size` is retained."""
         return any(retained.size == size for retained in self.retained.values())
 
     def yield_blocks(self, size: int, now_s: float) -> bool:
-        """A request needs blocks of this lane: free those of one offer. False if none can yield.
+        """Free the blocks of one offer, as a request needs blocks of this lane. Return False if
+        none can yield.
 
         Offers of which no part was pulled yield first, the latest of them before the others: it is
         pulled last. An offer of which a part was pulled yields when no more was pulled for YIELD_S.
@@ -222,7 +235,7 @@ class Source:
                 self._release_lane(size)
 
     def _lacks_own_blocks(self) -> bool:
-        """Whether a request waits in lane 1 for blocks, and not because `max_num_seqs` run.
+        """Return whether a request waits in lane 1 for blocks, and not because `max_num_seqs` run.
 
         The missing blocks are counted last, as the count looks at each request.
         """
@@ -234,12 +247,12 @@ class Source:
         return self._pools[1].missing_for_next(most) > 0
 
     def retry_in_s(self, now_s: float) -> float | None:
-        """Seconds until something is overdue; None if nothing is retained."""
+        """Return the seconds until something is overdue; None if nothing is retained."""
         retained = self.retained.values()
         idle_s = max((self._idle_s(offer, now_s) for offer in retained), default=None)
         return None if idle_s is None else max(0.0, RETAIN_S - idle_s)
 
     @staticmethod
     def _idle_s(retained: Retained, now_s: float) -> float:
-        """Seconds since a target last pulled."""
+        """Return the seconds since a target last pulled."""
         return 0.0 if retained.idle_since_s is None else now_s - retained.idle_since_s

@@ -1,7 +1,7 @@
 """The target's side: it pulls the KV of requests that arrive in a lane.
 
 `Target.advance` is called between two steps. The methods below it stand in the order in which a
-request passes through them; `incoming_requests.py` has how it came in, and how it ends.
+request passes through them. `incoming_requests.py` has the beginning and the end of an arrival.
 """
 
 from collections.abc import Mapping
@@ -16,11 +16,13 @@ from flying_serving.migration.offers import Offer, Offers
 from flying_serving.vllm_adapter.blocks import SchedulerPool
 
 PATIENCE_S = 1.0
-"""How long a request waits for blocks for its KV, before it is prefilled instead."""
+"""Seconds that a request waits for blocks for its KV, before it is prefilled instead."""
 OPENING_S = 5.0
-"""How long it waits for the offer: its owner may be in a long step."""
+"""Seconds that a request waits for the offer: its owner may be in a long step."""
 STALLED_S = 30.0
-"""How long it waits for the first KV, or for more: its owner may have much else to compute."""
+"""Seconds that a request waits for the first KV, or for more: its owner may have much other
+work.
+"""
 
 
 class Target:
@@ -44,7 +46,7 @@ class Target:
         self._host = host
         self.chunks = Chunks(incoming.by_id, pools)
         self.has_more = False
-        """Whether the last `advance` left something that it could have pulled with more time."""
+        """True if the last `advance` left something that it could have pulled with more time."""
 
     def advance(self, now_s: float, limit_s: float | None) -> None:
         """Pull chunks for about `limit_s`, None: without limit, and admit requests that are here.
@@ -70,7 +72,7 @@ class Target:
                 blocked.add(arrival.way)
 
     def _read_offer(self, arrival: Arrival, now_s: float) -> Offer | None:
-        """What is offered to a request; None as long as it cannot be pulled, or members copy.
+        """Return the offer for a request; None as long as it cannot be pulled, or members copy.
 
         The request gets no blocks before: its owner may wait for a request that waits for them.
         """
@@ -117,14 +119,14 @@ class Target:
         return 0.0
 
     def _wait_for_blocks(self, arrival: Arrival, now_s: float) -> None:
-        """Ask for missing blocks; after PATIENCE_S a request is admitted without its KV."""
+        """Ask for missing blocks; after PATIENCE_S admit the request without its KV."""
         if arrival.runs_here and arrival.waited_s(now_s) > PATIENCE_S:
             self._incoming.admit(arrival, 0)
         elif not self.chunks.is_copying(arrival.size):
             self._host.ask_blocks(arrival.size, self.chunks.missing_blocks(arrival))
 
     def _end_or_wait(self, arrival: Arrival, offer: Offer, now_s: float) -> None:
-        """All that is offered is here: admit the request, unless more is to come soon."""
+        """Admit the request, as all offered KV is here, unless more is to come soon."""
         is_complete = offer.is_final or arrival.pulled_tokens == arrival.usable_tokens
         if arrival.runs_here and is_complete:
             self._incoming.admit(arrival, arrival.pulled_tokens)
@@ -139,7 +141,7 @@ class Target:
         stop: int,
         limit_s: float | None,
     ) -> float:
-        """Have the next tokens copied, up to `stop`, or to where time ends. Returns the seconds."""
+        """Have the next tokens copied, up to `stop`, or to where time ends. Return the seconds."""
         stop, took_s = self.chunks.in_time(arrival, stop, limit_s)
         group = aligned_group(self._engine, arrival.size)
         message = PullKV(
@@ -163,14 +165,16 @@ class Target:
         return took_s
 
     def pulled(self, message: KVPulled) -> None:
-        """A member has its part."""
+        """Note that a member has its part."""
         arrival = self._incoming.by_id[message.request_id]
         arrival.writers.discard(message.engine)
         if not arrival.writers:
             self._end_pull(arrival)
 
     def _end_pull(self, arrival: Arrival) -> None:
-        """All members have their parts. They count if what was copied is still offered."""
+        """End a pull of which all members have their parts. They count if the copied KV is still
+        offered.
+        """
         offer = self._offers.read(arrival.source)
         if offer is not None and offer.tokens >= arrival.pulling_tokens:
             arrival.pulled_tokens = arrival.pulling_tokens

@@ -24,7 +24,8 @@ PROBE_TOKENS = (64, 1024)
 
 
 class KVWorker(Protocol):
-    """What a pull needs of a worker, which is `device` of `devices` in `engine` of `engines`.
+    """The part of a worker that a pull needs. The worker is `device` of `devices` in `engine` of
+    `engines`.
 
     `kv_views`: its KV, by group size; empty if blocks of the attention backend cannot be read, or
     not by peers. `blocks`: KV blocks of the engine. `peers`: the KV of all workers.
@@ -98,7 +99,9 @@ def _timed_pulls(
     tokens: int,
     clock: Callable[[], float],
 ) -> Iterator[float]:
-    """Seconds of pulls from lane 1 of the first engine; the first pulls from the second."""
+    """Yield the seconds of pulls from lane 1 of the first engine; the first engine pulls from the
+    second.
+    """
     views, blocks = worker.kv_views, worker.blocks
     target = aligned_group(worker.engine, size)
     source = (1,) if worker.engine == 0 else (0,)

@@ -1,1 +1,1 @@
-"""Which cores, how many threads and which memory each device of an engine has on the CPU."""
+"""The cores, the number of threads and the memory of each device of an engine on the CPU."""

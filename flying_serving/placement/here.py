@@ -11,7 +11,7 @@ from flying_serving.placement.wishes import read_wishes
 def placements_here(
     engines: int, devices: int, variables: Mapping[str, str] = os.environ
 ) -> tuple[Placement, ...]:
-    """The placement of each device of each engine, those of engine 0 first; `devices`: of each
+    """Return the placement of each device of each engine, engine 0's first; `devices`: of each
     engine.
 
     Raises:

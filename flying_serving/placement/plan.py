@@ -1,4 +1,4 @@
-"""Which cores, how many threads and which memory each device of each engine gets: pure.
+"""The choice of cores, number of threads and memory for each device of each engine: pure.
 
 A NUMA node is what vLLM's CPU users treat as a card: a device uses the cores and the memory of one
 node.
@@ -23,20 +23,21 @@ from flying_serving.placement.wishes import (
 
 SPARES_CORE_CORES = 16
 """A device with at least this many cores leaves one, as vLLM's do, to the API server and to threads
-beside OpenMP's: it costs 1/16 of the speed at most, where a core that two threads need delays all
-threads of a step.
+beside OpenMP's.
+
+It costs 1/16 of the speed at most, where a core that two threads need delays all threads of a step.
 """
 
 
 class Placement(BaseModel):
-    """Where a device of an engine runs."""
+    """The cores, threads and NUMA node of a device of an engine."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     cpus: tuple[int, ...]
     """CPUs that its threads may run on; none: they are not bound."""
     threads: int
-    """OpenMP threads."""
+    """Number of OpenMP threads."""
     node: int
     """NUMA node to whose memory vLLM binds its weights and its KV."""
 
@@ -44,7 +45,7 @@ class Placement(BaseModel):
         return self.with_memory(f"bound to node {self.node}")
 
     def with_memory(self, policy: str) -> str:
-        """The placement in words, with what is said of its memory."""
+        """Return the placement in words, with `policy` as the words for its memory."""
         cores = (
             f"{'core' if len(self.cpus) == 1 else 'cores'} {format_cpus(self.cpus)}"
             if self.cpus
@@ -55,20 +56,24 @@ class Placement(BaseModel):
 
 
 def device_name(index: int, devices: int) -> str:
-    """The device with an index among those of all engines, of which each has some `devices`."""
+    """Return the name of the device with an index among those of all engines, each of which has
+    `devices`.
+    """
     engine, device = divmod(index, devices)
     return f"engine {engine}" if devices == 1 else f"engine {engine} device {device}"
 
 
 def bind_string(placements: Sequence[Placement]) -> str:
-    """What gives another server of these devices, by the variable `BIND`, the same cores."""
+    """Return the value of the variable `BIND` that gives another server of these devices the same
+    cores.
+    """
     if not all(placement.cpus for placement in placements):
         return NOBIND
     return "|".join(format_cpus(placement.cpus) for placement in placements)
 
 
 def plan(topology: Topology, wishes: Wishes, engines: int, devices: int) -> tuple[Placement, ...]:
-    """The placement of each device of each engine, those of engine 0 first; `devices`: of each
+    """Return the placement of each device of each engine, engine 0's first; `devices`: of each
     engine.
 
     Raises:
@@ -103,7 +108,7 @@ def plan(topology: Topology, wishes: Wishes, engines: int, devices: int) -> tupl
 
 
 def _visible(topology: Topology, wishes: Wishes) -> Topology:
-    """The topology with those memory nodes alone that a user lets vLLM use."""
+    """Return the topology with only the memory nodes that a user lets vLLM use."""
     if wishes.memory_nodes is None:
         return topology
     given = f"{MEMORY_NODES}={','.join(map(str, wishes.memory_nodes))}"
@@ -117,8 +122,8 @@ def _visible(topology: Topology, wishes: Wishes) -> Topology:
 
 
 def _shares(topology: Topology, wishes: Wishes, count: int) -> list[Sequence[Cpu]]:
-    """The cores of each device: an even share of its node's, or all of them if devices of a node
-    have to share cores.
+    """Return the cores of each device: an even share of its node's, or all of them if a node's
+    devices have to share cores.
 
     Neighbours share a node, so that small groups exchange data within one.
     """
@@ -133,7 +138,7 @@ def _shares(topology: Topology, wishes: Wishes, count: int) -> list[Sequence[Cpu
 
 
 def _guests(cores: Sequence[int], count: int) -> list[int]:
-    """How many of `count` devices each node hosts; `cores`: of each node.
+    """Return how many of `count` devices each node hosts; `cores`: of each node.
 
     A group runs at the pace of its slowest device: so the smallest share of a device is as large as
     possible. Nodes that have room for one share more get a device each, again and again, as each
@@ -153,8 +158,8 @@ def _guests(cores: Sequence[int], count: int) -> list[int]:
 
 
 def _room(cores: Sequence[int], count: int) -> list[int]:
-    """How many devices each node has room for, if each of `count` devices has as many threads as
-    possible.
+    """Return how many devices each node has room for, if each of `count` devices has as many
+    threads as possible.
     """
     sizes = [
         size for size in range(1, max(cores) + 1) if sum(node // size for node in cores) >= count
@@ -162,17 +167,19 @@ def _room(cores: Sequence[int], count: int) -> list[int]:
     if not sizes:
         each = -(-count // sum(cores))
         return [node * each for node in cores]
-    share = max(sizes, key=_unspared)  # the smallest one of those with equally many threads
+    share = max(sizes, key=_unspared)  # the smallest of the shares with equally many threads
     return [node // share for node in cores]
 
 
 def _unspared(cores: int) -> int:
-    """How many of a device's cores its threads use, unless a user reserves some."""
+    """Return how many of a device's cores its threads use, unless a user reserves some."""
     return cores - 1 if cores >= SPARES_CORE_CORES else cores
 
 
 def _nodes(topology: Topology) -> list[Sequence[Cpu]]:
-    """The cores of each NUMA node that has memory for this process; of all nodes if none has."""
+    """Return the cores of each NUMA node that has memory for this process; of all nodes if none
+    has.
+    """
     found: dict[int, list[Cpu]] = {}
     for cpu in topology.cores:
         found.setdefault(cpu.node, []).append(cpu)
@@ -182,7 +189,9 @@ def _nodes(topology: Topology) -> list[Sequence[Cpu]]:
 
 
 def _simulated(topology: Topology, count: int) -> list[Sequence[Cpu]]:
-    """As many nodes as there are devices, for tests of several nodes on a machine that has one."""
+    """Return as many nodes as there are devices, for tests of several nodes on a machine that has
+    one.
+    """
     cores = sorted(topology.cores, key=lambda cpu: (cpu.node, cpu.number))
     size = len(cores) // count
     if not size:
@@ -196,11 +205,11 @@ def _simulated(topology: Topology, count: int) -> list[Sequence[Cpu]]:
 def _without_reserved(
     shares: list[Sequence[Cpu]], wishes: Wishes, devices: int
 ) -> list[Sequence[Cpu]]:
-    """The shares without the cores that OpenMP threads leave to others: the last ones of each
-    device.
+    """Return the shares without the cores that OpenMP threads leave to others: the last ones of
+    each device.
 
-    Those of an engine are taken from its devices evenly, and from its last ones first, as vLLM
-    does.
+    Reserved cores of an engine are taken from its devices evenly, and from its last devices first,
+    as vLLM does.
     """
     if wishes.reserved_cores is None:
         return [share[: _unspared(len(share))] for share in shares]

@@ -45,31 +45,33 @@ class Topology:
 
     @property
     def usable_cores(self) -> int:
-        """How many cores' worth of threads can run at once: cores, as far as the quota reaches."""
+        """The number of cores' worth of threads that can run at once: cores, as far as the quota
+        reaches.
+        """
         return max(1, self.within_quota(len(self.cores)))
 
     @property
     def usable_cpus(self) -> float:
-        """How many CPUs' worth of time there is: the logical CPUs, as far as the quota reaches."""
+        """The number of CPUs' worth of time: the logical CPUs, as far as the quota reaches."""
         return min(len(self.cpus), self.quota_cpus or len(self.cpus))
 
     def within_quota(self, cores: int, devices: int = 1) -> int:
-        """As many of a device's cores as its share of the quota has time for; `devices`: how many
-        share it.
+        """Return how many of a device's cores its share of the quota has time for; `devices`: how
+        many share the quota.
         """
         return cores if self.quota_cpus is None else min(cores, int(self.quota_cpus / devices))
 
     def memory_node(self, cpus: Collection[int]) -> int:
-        """The node to whose memory vLLM binds a worker that may use these CPUs: that of the first
-        one, if allowed.
+        """Return the node to whose memory vLLM binds a worker that may use these CPUs: the first
+        one's, if allowed.
         """
         node = next(cpu.node for cpu in self.cpus if cpu.number in cpus)
         return node if node in self.memory_nodes else self.memory_nodes[0]
 
 
 def read_topology(root: Path = ROOT, allowed: Iterable[int] | None = None) -> Topology:
-    """The topology of this machine as far as this process may use it; `allowed`: CPUs, its affinity
-    by default.
+    """Read the topology of this machine as far as this process may use it; `allowed`: CPUs, its
+    affinity by default.
     """
     numbers = sorted(_affinity() if allowed is None else allowed)
     nodes = {cpu: node for node, cpus in _nodes(root) for cpu in cpus}
@@ -78,7 +80,7 @@ def read_topology(root: Path = ROOT, allowed: Iterable[int] | None = None) -> To
 
 
 def parse_cpus(text: str) -> tuple[int, ...]:
-    """The numbers in a list like 0-2,4, in their order, each once.
+    """Return the numbers in a list like 0-2,4, ascending, each once.
 
     Raises:
         ValueError: if it is no such list.
@@ -96,7 +98,7 @@ def parse_cpus(text: str) -> tuple[int, ...]:
 
 
 def format_cpus(numbers: Iterable[int]) -> str:
-    """A list like 0-2,4 of numbers: `parse_cpus` reads it."""
+    """Return numbers as a list like 0-2,4, which `parse_cpus` reads."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and runs[-1][1] == number - 1:
@@ -115,7 +117,7 @@ def _affinity() -> set[int]:
 
 
 def _nodes(root: Path) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """NUMA nodes with their CPUs; none where the kernel has no NUMA."""
+    """Yield NUMA nodes with their CPUs; none where the kernel has no NUMA."""
     for path in (root / "sys/devices/system/node").glob("node[0-9]*/cpulist"):
         if text := _text(path):  # a node may have memory alone
             yield int(path.parent.name.removeprefix("node")), parse_cpus(text)
@@ -135,16 +137,16 @@ def _memory_nodes(root: Path) -> tuple[int, ...]:
 
 
 def _quota_cpus(root: Path) -> float | None:
-    """The tightest limit of this process's cgroup and those above it, of version 1 and 2."""
+    """Return the tightest limit of this process's cgroup and those above it, of version 1 and 2."""
     limits = [limit for folder in _cgroups(root) if (limit := _limit_cpus(folder)) is not None]
     return min(limits, default=None)
 
 
 def _cgroups(root: Path) -> Iterator[Path]:
-    """Folders of the cgroups that limit CPU time.
+    """Yield folders of the cgroups that limit CPU time.
 
-    In a container the path may be the one outside, while what is mounted begins at the container's
-    own cgroup: so the mount itself is among them.
+    In a container the path may be the outer one, while the mount begins at the container's own
+    cgroup. So the mount itself is among them.
     """
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -157,7 +159,7 @@ def _cgroups(root: Path) -> Iterator[Path]:
 
 
 def _limit_cpus(folder: Path) -> float | None:
-    """The limit that a cgroup sets itself, as files of either version say it."""
+    """Return the limit that a cgroup sets itself, as files of either version say it."""
     quota, _, period = _text(folder / "cpu.max").partition(" ")
     if not quota:
         quota, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
@@ -167,7 +169,7 @@ def _limit_cpus(folder: Path) -> float | None:
 
 
 def _text(path: Path) -> str:
-    """What a small file says; nothing if it is not there."""
+    """Return the text of a small file; nothing if it is not there."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""What a user's environment variables ask of the placement, as vLLM names and means them."""
+"""A user's wishes for the placement, from environment variables with vLLM's names and meanings."""
 
 import re
 from collections.abc import Mapping
@@ -34,9 +34,11 @@ _NESTED = re.compile(r"(\d+)(,\d+)*")
 
 @dataclass(frozen=True)
 class Wishes:
-    """`bind`: auto, nobind, or lists of CPUs with | between. `threads`: of each device.
+    """A user's wishes for the placement.
+
+    `bind`: auto, nobind, or lists of CPUs with | between. `threads`: of each device.
     `reserved_cores`: of each engine, that its OpenMP threads do not use. `simulated`: one simulated
-    NUMA node for each device. `memory_nodes`: those that may be used.
+    NUMA node for each device. `memory_nodes`: the nodes that may be used.
     """
 
     bind: str = AUTO
@@ -47,7 +49,7 @@ class Wishes:
 
 
 def read_wishes(variables: Mapping[str, str]) -> Wishes:
-    """What environment variables ask for.
+    """Read a user's wishes from environment variables.
 
     Raises:
         ConfigError: naming the variable, its value and what is allowed.
@@ -68,7 +70,7 @@ def read_wishes(variables: Mapping[str, str]) -> Wishes:
 
 
 def cpus_by_device(wishes: Wishes, devices: int, allowed: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """The CPUs of each device that a user's `bind` lists.
+    """Return the CPUs of each device that a user's `bind` lists.
 
     Raises:
         ConfigError: if it is not a list of CPUs for each device, all of them among the `allowed`
@@ -93,7 +95,7 @@ def _refuse_binding_by_openmp(variables: Mapping[str, str]) -> None:
     """Raise ConfigError if OpenMP's library would bind the main thread to one place as it is
     loaded, with torch.
 
-    The affinity that the plan then reads, and that engines are forked with, is that place alone.
+    The affinity that the plan then reads, and with which engines are forked, is that place alone.
     """
     given = {name: variables[name].strip().lower() for name in _HARMLESS if name in variables}
     binding = [name for name, value in given.items() if value not in _HARMLESS[name]]
@@ -117,8 +119,9 @@ def _wrong(bind: str, problem: str, devices: int) -> ConfigError:
 
 
 def _number(name: str, text: str, least: int, form: re.Pattern[str] = _WHOLE) -> int | None:
-    """The first number. Raises ConfigError unless the text is empty, or of this form and at least
-    `least`.
+    """Return the first number of the text, None if the text is empty.
+
+    Raises ConfigError unless the text has this form and the number is at least `least`.
     """
     if not text.strip():
         return None
@@ -129,7 +132,9 @@ def _number(name: str, text: str, least: int, form: re.Pattern[str] = _WHOLE) ->
 
 
 def _nodes(text: str) -> tuple[int, ...] | None:
-    """As vLLM reads them: numbers with commas between."""
+    """Return the numbers in a list with commas between, as vLLM reads nodes; None if the text is
+    empty.
+    """
     if not text.strip():
         return None
     try:

@@ -1,1 +1,1 @@
-"""Which layout to be in: policies over a snapshot. Pure."""
+"""The choice of the layout: policies over a snapshot. Pure."""

@@ -13,17 +13,19 @@ from flying_serving.predict.forecast import evaluate
 from flying_serving.predict.work import Objective
 
 FORECAST_ERROR = 0.1
-"""A switch for load must gain this share of what staying costs: less may be an error of the
-forecasts, of which each may be off by 20 % (tests/predict/test_rollout.py). It was 0.05 before
-three seeds of experiments/ablation.py.
+"""A switch for load must gain this share of the cost of staying: less may be an error of the
+forecasts.
+
+Each forecast may be off by 20 % (tests/predict/test_rollout.py). The share was 0.05 before three
+seeds of experiments/ablation.py.
 """
 
 
 @dataclass(frozen=True)
 class Policy:
-    """The reasons for which a server switches; `name` is that of `--policy`.
+    """The reasons for which a server switches; `name`: the value of `--policy`.
 
-    `splits`: whether requests are split over two groups where `policy.split` predicts a gain.
+    `splits`: True if requests are split over two groups where `policy.split` predicts a gain.
     `pinned_size`: group size of a fixed layout, as a function of the available sizes; None if the
     layout may change.
     """
@@ -37,11 +39,11 @@ class Policy:
 
     @property
     def decides(self) -> bool:
-        """Whether it ever changes the layout by itself."""
+        """True if the policy ever changes the layout by itself."""
         return self.by_load or self.by_priority or self.by_context
 
     def decide(self, snapshot: Snapshot, objective: Objective) -> Decision | None:
-        """The best change, made or not: see `Decision.is_made`. None if there is nothing to
+        """Return the best change, made or not: see `Decision.is_made`. None if there is nothing to
         compare.
         """
         needs = [
@@ -58,11 +60,11 @@ class Policy:
         return None
 
     def migrates_left_behind(self, snapshot: Snapshot, objective: Objective) -> bool:
-        """Whether requests in groups of an older layout should migrate to the present one instead
-        of being woven in.
+        """Return whether requests in groups of an older layout should migrate to the present one
+        instead of being woven in.
 
-        A switch may leave a request behind because its group has begun its prompt; once that is
-        done, it migrates cheaply. None migrates while a request is urgent.
+        A switch may leave a request behind because its group has begun its prompt. Once the prompt
+        is done, the request migrates cheaply. None migrates while a request is urgent.
         """
         if not self.decides or (self.by_priority and any(need.urgent for need in snapshot.needs)):
             return False
@@ -85,13 +87,13 @@ POLICIES = {
 
 
 def satisfies(layout: Layout, needs: Sequence[Need]) -> bool:
-    """Whether the layout has a group for each need; one group may satisfy several."""
+    """Return whether the layout has a group for each need; one group may satisfy several."""
     return all(need.least_size <= layout.widest for need in needs)
 
 
 def _shapes(snapshot: Snapshot, needs: Sequence[Need]) -> list[Layout]:
-    """By shape, the layout that satisfies the needs and ends the groups with the fewest
-    requests.
+    """Return, for each shape, the layout that satisfies the needs and ends the groups with the
+    fewest requests.
     """
     best: dict[tuple[int, ...], tuple[int, Layout]] = {}
     for layout in snapshot.layouts:
@@ -142,14 +144,16 @@ def _provide(snapshot: Snapshot, needs: Sequence[Need], objective: Objective) ->
 def _decision(
     snapshot: Snapshot, layout: Layout, reason: str, gain: float, considered: dict[str, float]
 ) -> Decision:
-    """Switch in the cheapest mode."""
+    """Return a decision to switch to `layout` in the cheapest mode."""
     mode = min(considered, key=considered.__getitem__)
     drain_s = switching.drain_s(snapshot, layout)
     return Decision(layout, mode, reason, gain, considered[mode], considered, drain_s=drain_s)
 
 
 def _improve(snapshot: Snapshot, needs: Sequence[Need], objective: Objective) -> Decision:
-    """The layout that is predicted to be best; the switch to it is made if it gains enough."""
+    """Return the layout that is predicted to be best; the switch to it is made if it gains
+    enough.
+    """
     lanes, work, present = snapshot.lanes, snapshot.work, snapshot.layout
     stay = evaluate(present, lanes, work, objective)
     layouts = [one for one in _shapes(snapshot, needs) if one.shape != present.shape]
@@ -179,19 +183,19 @@ def _improve(snapshot: Snapshot, needs: Sequence[Need], objective: Objective) ->
 
 
 def least_gain(stay: float, cost: float, snapshot: Snapshot) -> float:
-    """Request-seconds that a switch for load must gain if staying costs `stay` and the switch
-    `cost`.
+    """Return the request-seconds that a switch for load must gain if staying costs `stay` and the
+    switch `cost`.
 
-    The cost counts twice: the switch may have to be reversed. If another switch seems right before
-    the last one has earned its predicted gain, one of the two forecasts was wrong by about that
-    gain: the new one has to outweigh what was promised.
+    The cost counts twice: the switch may have to be reversed. Another switch may seem right before
+    the last one has earned its predicted gain. Then one of the two forecasts was wrong by about
+    that gain: the new switch has to outweigh the promise of the last one.
     """
     return FORECAST_ERROR * stay + 2 * cost + snapshot.promised
 
 
 def _return_to(snapshot: Snapshot, layout: Layout, objective: Objective) -> Decision | None:
-    """Switch back to single engines when no request needs a group: at once only if that gains what
-    is promised.
+    """Switch back to single engines when no request needs a group: at once only if that outweighs
+    earlier promises.
     """
     if layout == snapshot.layout or layout not in snapshot.layouts:
         return None

@@ -1,4 +1,4 @@
-"""What a policy sees: the state of the cluster at one moment, and what it answers."""
+"""A policy's input, the state of the cluster at one moment, and its answer."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from flying_serving.layout.groups import Group, Layout
 from flying_serving.predict.work import LaneFigures, Work
 
 LATER = "later"
-"""As the mode of a switch: not before the requests that only the present groups hold have ended."""
+"""As the mode of a switch: wait until the requests that only the present groups hold have ended."""
 
 
 @dataclass(frozen=True)
 class GroupLoad:
     """The requests that run in one group.
 
-    `tokens_left`: mean output tokens to go; `longest_left`: those of the request that ends last.
+    `tokens_left`: mean output tokens to go; `longest_left`: of the request that ends last.
     `context_tokens`: mean. `prefill_tokens`: to compute, of all requests; `prompts`: requests with
     any. `by_least_size`: by number of engines, the load of the requests that fewer engines cannot
     hold.
@@ -32,8 +32,8 @@ class GroupLoad:
     by_least_size: Mapping[int, GroupLoad] = field(default_factory=dict)
 
     def stragglers(self, layout: Layout) -> GroupLoad | None:
-        """The requests that no group of `layout` can hold: they stay in their own group until they
-        end.
+        """Return the requests that no group of `layout` can hold: they stay in their own group
+        until they end.
         """
         return self.by_least_size.get(2 * layout.widest)
 
@@ -42,9 +42,9 @@ class GroupLoad:
 class Need:
     """A group of `least_size` engines or more that some request needs; `reason`: for the log.
 
-    `urgent`: whether the reason is the request's priority; else it is its length. `lends`: the
-    group has to lend its weights for it, so that it waits until narrower groups of its engines have
-    nothing to do.
+    `urgent`: True if the reason is the request's priority, False if it is its length. `lends`: the
+    group has to lend its weights for the request, which waits until narrower groups of the engines
+    have nothing to do.
     """
 
     least_size: int
@@ -57,7 +57,7 @@ class Need:
 class Snapshot:
     """The cluster at `now_s`.
 
-    `layouts`: every layout that may be chosen. `lanes`: by group size, what a group can do.
+    `layouts`: every layout that may be chosen. `lanes`: by group size, the abilities of a group.
     `loads`: requests by group, in the present layout and in older ones that drain. `work`: requests
     that wait or are expected. `needs`: groups that a layout must have. `promised`: request-seconds
     that recent switches for load were to gain, and have not had the time to. `opens_in_s`: of
@@ -75,7 +75,7 @@ class Snapshot:
     opens_in_s: Mapping[Group, float] = field(default_factory=dict)
 
     def closed_s(self, layout: Layout) -> float:
-        """Seconds until all groups of a layout could have their weights."""
+        """Return the seconds until all groups of a layout could have their weights."""
         return max(
             (time_s for group, time_s in self.opens_in_s.items() if group not in layout.groups),
             default=0.0,
@@ -84,16 +84,20 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Decision:
-    """The best change of the layout, and whether it is made.
+    """The best change of the layout, and whether it is made. Its figures are predicted
+    request-seconds.
 
-    `gain`: predicted request-seconds saved over the horizon; infinite if a request cannot run
-    otherwise. `cost`: those of the switch, `considered`: by mode; if `gain` is too small at any
-    cost, `mode` and `considered` are empty. `stay`: those if the layout stays, `least_gain`: what
-    `gain` has to exceed, `promised`: what earlier switches add to that; `stay` and `promised` are
-    None if the switch is not for load. `predicted`: those of each layout that was compared.
-    `drain_s`: predicted seconds until the last request of the old layout has ended, if nothing else
-    runs. `at_stake`: of a switch for a long request, those by which the predictions for the two
-    layouts differ.
+    `gain`: saved over the horizon; infinite if a request cannot run otherwise. `cost`: of the
+    switch; `considered`: of it by mode. If `gain` is too small at any cost, `mode` and `considered`
+    are empty.
+
+    `stay`: if the layout stays. `least_gain`: the bound that `gain` has to exceed. `promised`: the
+    part of that bound from earlier switches. `stay` and `promised` are None if the switch is not
+    for load.
+
+    `predicted`: of each layout that was compared. `drain_s`: predicted seconds until the last
+    request of the old layout has ended, if no other requests run. `at_stake`: the difference of the
+    predictions for the two layouts, in a switch for a long request.
     """
 
     layout: Layout
@@ -111,18 +115,18 @@ class Decision:
 
     @property
     def promise(self) -> float:
-        """Request-seconds by which a switch back must gain more at first, so that two do not follow
-        each other at once.
+        """Request-seconds by which a switch back must gain more at first, so that two switches do
+        not follow at once.
 
-        Of a switch for load its gain: if it seems wrong so soon, one of the two forecasts was wrong
-        by about that. Of one for a long request what there is to gain by going back at once, since
-        the next such request may be near.
+        For a switch for load it is its gain. If the switch seems wrong so soon, one of the two
+        forecasts was wrong by about that. For a switch for a long request it is the gain of going
+        back at once, since the next such request may be near.
         """
         return self.at_stake if self.stay is None else self.gain
 
     @property
     def is_made(self) -> bool:
-        """Whether it gains enough, and does not have to wait for the requests that only the present
-        groups hold.
+        """True if the change gains enough, and does not have to wait for requests that only the
+        present groups hold.
         """
         return self.mode != LATER and (self.least_gain is None or self.gain > self.least_gain)

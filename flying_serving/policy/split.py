@@ -1,16 +1,22 @@
-"""Where to split a request over two groups of one size: DynaServe's global planner (its section
-4.1, algorithm 1).
+"""The split of a request over two groups of one size: DynaServe's global planner (its section 4.1,
+algorithm 1).
 
-A request of P prompt tokens and D expected output tokens may be split at any token s of P + D:
-group A computes the first s tokens, group B the rest. s = 0 leaves all of it to B, s = P is
-disaggregated serving, s = P + D leaves all of it to A. The planner looks for the s at which both
-groups are predicted to finish what they have to do at the same time.
+A request of P prompt tokens and D expected output tokens may be split at any token s of P + D.
+Group A computes the first s tokens, group B the rest.
 
-The paper simulates virtual batches pass by pass. Here they have a closed form: the work of a batch
-does not depend on the order in which it is done, and each of its passes costs a fixed time as well.
-Of requests that decode it has one block of tokens: an output takes its time however much else there
-is to do, so when the last one ends says how long outputs are and not which group has more to do,
-and prompts would wait for as long.
+- At s = 0 all of it is left to B.
+- At s = P it is disaggregated serving.
+- At s = P + D all of it is left to A.
+
+The planner looks for the s at which both groups are predicted to finish their work at the same
+time.
+
+The paper simulates virtual batches pass by pass. Here they have a closed form. The work of a batch
+does not depend on its order, and each of its passes costs a fixed time as well.
+
+A batch has one block of tokens of each request that decodes. An output takes its time beside any
+other work, so the end of the last one says how long outputs are. It does not say which group has
+more to do, and prompts would wait for as long.
 """
 
 import math
@@ -20,22 +26,23 @@ from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.work import LaneFigures
 
 MOST_PROBES = 6
-"""Splits that are tried for a request, as in the paper."""
+"""Number of splits that are tried for a request, as in the paper."""
 TOLERANCE = 0.02
 """Finish times that differ by this share of the later one are equal."""
 SHORTEST_SHARE = 0.1
-"""Of a pass's fixed time: what passes have for their contents at least, where the target is shorter
-than that time.
+"""Share of a pass's fixed time that passes have for their contents at least, where the target is
+shorter.
 """
 
 
 @dataclass(frozen=True)
 class VirtualBatch:
-    """What a group has to do now.
+    """The work that a group has to do now.
 
     `prefill_tokens`: prompt tokens to compute, `prefill_pairs`: these times the tokens of their
-    requests before them. `sequences`: requests that decode here, or will once their KV is here;
-    `context_tokens`, `tokens_left`: of these, mean tokens so far and mean expected tokens to go.
+    requests before them. `sequences`: requests that decode here, or will once their KV is here.
+    `context_tokens`, `tokens_left`: of these requests, mean tokens so far and mean expected tokens
+    to go.
     """
 
     prefill_tokens: float = 0.0
@@ -45,7 +52,9 @@ class VirtualBatch:
     prefill_pairs: float = 0.0
 
     def with_prompt(self, tokens: float, before: float) -> "VirtualBatch":
-        """With `tokens` of one more prompt, after `before` ones that another group computes."""
+        """Return the batch with `tokens` of one more prompt, after `before` ones that another group
+        computes.
+        """
         pairs = self.prefill_pairs + tokens * (before + tokens / 2)
         return VirtualBatch(
             self.prefill_tokens + tokens,
@@ -58,7 +67,9 @@ class VirtualBatch:
     def with_sequence(
         self, context_tokens: float, tokens_left: float, share: float = 1.0
     ) -> "VirtualBatch":
-        """With one more request that decodes, which is here for a share of its life."""
+        """Return the batch with one more request that decodes, which is here for a share of its
+        life.
+        """
         if tokens_left <= 0 or share <= 0:
             return self
         count = self.sequences + share
@@ -69,11 +80,11 @@ class VirtualBatch:
 
 @dataclass(frozen=True)
 class Terms:
-    """What is the same for all requests: both groups' lane, and what a handoff costs.
+    """The figures that are the same for all requests: both groups' lane, and the cost of a handoff.
 
-    `handoff`: of KV that is pulled behind the computation, so that only the last chunk is waited
-    for. `block_tokens`: in one KV block. `target_s`: for the time between two tokens, which bounds
-    the steps of a group that decodes; infinite without one.
+    `handoff`: of KV that is pulled behind the computation, so that a request waits only for the
+    last chunk. `block_tokens`: in one KV block. `target_s`: for the time between two tokens, which
+    bounds the steps of a group that decodes; infinite without one.
     """
 
     lane: LaneFigures
@@ -82,8 +93,8 @@ class Terms:
     target_s: float = math.inf
 
     def finish_s(self, batch: VirtualBatch) -> float:
-        """Seconds until a virtual batch is worked off: all prompts, and one block of tokens of each
-        that decodes.
+        """Return the seconds until a virtual batch is done: all prompts, and one block of tokens of
+        each request that decodes.
         """
         lane, cost, each = (
             self.lane,
@@ -110,8 +121,8 @@ class Terms:
         return work_s + passes * (cost.fixed_s + few_s)
 
     def handoff_s(self, split: int, prompt_tokens: int) -> float:
-        """Seconds that a request waits for its KV at a split: the last chunk is one token while it
-        decodes.
+        """Return the seconds that a request waits for its KV at a split: the last chunk is one
+        token while it decodes.
         """
         chunk = min(split, self.lane.max_num_batched_tokens) if split <= prompt_tokens else 1
         return self.handoff.seconds(chunk)
@@ -119,7 +130,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Plan:
-    """Where a request is split.
+    """The place where a request is split.
 
     `split`: its token, 0 if all of it goes to B, its whole length if all goes to A. `finish_s`:
     predicted seconds until both groups have finished, `whole_s`: if it is not split. `probes`:
@@ -135,16 +146,16 @@ class Plan:
 def plan(
     prompt_tokens: int, output_tokens: int, a: VirtualBatch, b: VirtualBatch, terms: Terms
 ) -> Plan:
-    """The split of a request, to be sent to A and B now.
+    """Plan the split of a request, to be sent to A and B now.
 
     Starts at the prompt's end, then closes in on equal finish times from both sides. A split has to
-    gain more than its handoff costs and more than TOLERANCE. None makes a request come sooner than
-    on an idle group: below that load requests stay whole.
+    gain more than its handoff costs and more than TOLERANCE. No split makes a request come sooner
+    than on an idle group: below that load requests stay whole.
 
     Args:
         prompt_tokens, output_tokens: of the request, the latter as expected; both at least 1.
-        a, b: what the two groups have to do.
-        terms: what steps and handoffs cost.
+        a, b: the work of the two groups.
+        terms: the costs of steps and handoffs.
     """
     search = _Search(prompt_tokens, output_tokens, a, b, terms)
     total = prompt_tokens + output_tokens
@@ -193,7 +204,7 @@ class _Probe:
 
 
 class _Search:
-    """Splits of one request; `probes` counts those that were tried."""
+    """The splits of one request that are tried; `probes` counts them."""
 
     def __init__(
         self, prompt_tokens: int, output_tokens: int, a: VirtualBatch, b: VirtualBatch, terms: Terms
@@ -204,7 +215,9 @@ class _Search:
         self.probes = 0
 
     def snap(self, split: float) -> int:
-        """A token of the request; inside the prompt the nearest edge of a block."""
+        """Return a token of the request near `split`: inside the prompt the nearest edge of a
+        block.
+        """
         block = self._terms.block_tokens
         if split < self._prompt_tokens:
             return min(self._prompt_tokens, block * round(split / block))
@@ -226,7 +239,7 @@ class _Search:
 
     @property
     def alone_s(self) -> float:
-        """Seconds of the request on an idle group."""
+        """Seconds that the request takes on an idle group."""
         alone = VirtualBatch().with_prompt(self._prompt_tokens, 0)
         prompt_s = self._terms.finish_s(alone)
         return prompt_s + self._terms.finish_s(

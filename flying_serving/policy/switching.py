@@ -16,28 +16,28 @@ from flying_serving.predict.forecast import Forecast, capacity, evaluate, first_
 from flying_serving.predict.work import FREE, Interference, Objective, Work
 
 URGENCY = 100.0
-"""Seconds of other requests that one second of an urgent request is worth before its first
-token.
-"""
+"""Seconds of other requests that equal one second of an urgent request before its first token."""
 NO_LOAD = GroupLoad(0, 0.0, 0.0, 0.0)
 
 
 def leaving(snapshot: Snapshot, layout: Layout) -> dict[Group, GroupLoad]:
-    """Groups with requests that `layout` does not have."""
+    """Return the groups with requests that `layout` does not have."""
     return {
         g: load for g, load in snapshot.loads.items() if load.requests and g not in layout.groups
     }
 
 
 def stragglers_of(leave: Mapping[Group, GroupLoad], layout: Layout) -> dict[Group, GroupLoad]:
-    """Of the requests in groups that go away, those that no group of `layout` can hold."""
+    """Return, by group that goes away, the load of its requests that no group of `layout` can
+    hold.
+    """
     found = {group: load.stragglers(layout) for group, load in leave.items()}
     return {group: load for group, load in found.items() if load is not None}
 
 
 def drain_s(snapshot: Snapshot, layout: Layout) -> float:
-    """Seconds until the last request has ended that `layout` has no group for, if nothing else runs
-    meanwhile.
+    """Return the seconds until the last request in groups that `layout` lacks has ended, if no
+    other requests run.
     """
     groups = leaving(snapshot, layout).items()
     return max((_Old.of(snapshot, group, load).alone_s for group, load in groups), default=0.0)
@@ -45,14 +45,14 @@ def drain_s(snapshot: Snapshot, layout: Layout) -> float:
 
 @dataclass(frozen=True)
 class _Case:
-    """A switch that is considered: the old requests, and what the new layout makes of the rest of
-    the work.
+    """A switch that is considered: the old requests, and a forecast of the other work in the new
+    layout.
 
     `stragglers`: load of the old requests that no new group holds. `last_s`: until the last old
-    request has ended, if nothing else runs; `streaming_s`: request-seconds of old requests until
-    then. `groups`: that share the work in the new layout; `size`: engines in the widest of those
-    that are new. `aside`: the work without the old requests; `ahead`: what the new groups would do
-    with that; `used`: share of time in which they have work.
+    request has ended, if no others run. `streaming_s`: request-seconds of old requests until then.
+    `groups`: number that share the work in the new layout. `size`: engines in the widest new group.
+    `aside`: the work without the old requests. `ahead`: forecast of the new groups with that work.
+    `used`: share of time in which they have work.
     """
 
     snapshot: Snapshot
@@ -72,7 +72,7 @@ class _Case:
 
     @property
     def in_flight(self) -> float:
-        """Requests that wait or run, all of which stand still while KV migrates."""
+        """Number of requests that wait or run, all of which stand still while KV migrates."""
         return self.snapshot.work.waiting + sum(
             load.requests for load in self.snapshot.loads.values()
         )
@@ -81,13 +81,13 @@ class _Case:
     def of(
         cls, snapshot: Snapshot, layout: Layout, leave: dict[Group, GroupLoad], objective: Objective
     ) -> _Case:
-        """What `layout` makes of it, when requests of `leave` have to go."""
+        """Return the case of a switch to `layout`, when requests of `leave` have to go."""
         old = [_Old.of(snapshot, group, load) for group, load in leave.items()]
         requests = sum(one.load.requests for one in old)
         new = [group for group in layout.groups if group not in snapshot.layout.groups]
         size = max(
             map(len, new or layout.groups)
-        )  # none is new for those that an earlier switch has left
+        )  # no group is new for requests that an earlier switch left behind
         work = snapshot.work
         old_prompts = sum(one.load.prompts for one in old)
         old_begun = sum(one.load.prefill_tokens for one in old) / work.prompt_tokens
@@ -116,12 +116,12 @@ class _Case:
         )
 
     def with_old(self, interference: Interference) -> float:
-        """Request-seconds if requests of the old layout are not in the new one, but in its way."""
+        """Return the request-seconds if old requests are not in the new layout, but in its way."""
         return evaluate(self.layout, self.snapshot.lanes, self.aside, self.objective, interference)
 
     def weave(self, blocked_s: float = 0.0) -> float:
-        """Both sides get half of the time while both have work, until the last old request has
-        ended.
+        """Return the cost if both sides get half of the time while both have work, until the last
+        old request has ended.
 
         Before that both do nothing for `blocked_s`.
         """
@@ -139,8 +139,9 @@ class _Case:
         return stretch * self.streaming_s + self.with_old(interference) + loan_s
 
     def hard(self) -> float:
-        """Old requests pause while there is new work: for long if it arrives nearly as fast as it
-        can be done.
+        """Return the cost if old requests pause while there is new work.
+
+        They pause for long if work arrives nearly as fast as it can be done.
         """
         work, ahead, horizon_s = self.aside, self.ahead, self.objective.horizon_s
         arriving = work.rate * 2 * self.last_s
@@ -154,8 +155,8 @@ class _Case:
         return self.requests * paused_s + self.streaming_s + self.with_old(FREE)
 
     def later(self) -> float:
-        """The present layout stays until the stragglers have ended, and all requests share its
-        steps.
+        """Return the cost if the present layout stays until the stragglers have ended, and all
+        requests share its steps.
 
         Until then a step of the new layout counts as longer by `slower`, so that it has the present
         one's capacity.
@@ -173,12 +174,13 @@ class _Case:
         return evaluate(self.layout, lanes, work, self.objective, held)
 
     def sequential(self) -> float:
-        """New requests wait until the last old one has ended."""
+        """Return the cost if new requests wait until the last old one has ended."""
         return self.streaming_s + self.with_old(Interference(blocked_s=self.last_s))
 
     def migrate(self) -> float:
-        """Old requests go on in the new groups once their KV is there; new ones wait behind;
-        stragglers are woven.
+        """Return the cost if old requests go on in the new groups once their KV is there.
+
+        New requests wait behind them; stragglers are woven.
         """
         pause_s = self.pause_s()
         migrating = self.requests - sum(load.requests for load in self.stragglers.values())
@@ -192,8 +194,9 @@ class _Case:
         return migrating * pause_s / 2 + there
 
     def pause_s(self) -> float:
-        """Until old requests go on: enclosing groups migrate KV side by side; other KV is prefilled
-        again.
+        """Return the seconds until old requests go on.
+
+        Enclosing groups migrate KV side by side; other KV is prefilled again.
         """
         lanes = self.snapshot.lanes
         again_tokens = 0.0
@@ -218,18 +221,19 @@ class _Case:
 
 
 def _slower(snapshot: Snapshot, layout: Layout) -> float:
-    """By what share of a step of `layout` each has to be longer for it to have the present layout's
-    capacity.
+    """Return the share by which a step of `layout` has to be longer for it to have the present
+    layout's capacity.
     """
     lanes, work = snapshot.lanes, snapshot.work
     return capacity(layout, lanes, work) / capacity(snapshot.layout, lanes, work) - 1
 
 
 def _closed(snapshot: Snapshot, layout: Layout, objective: Objective, there: float) -> float:
-    """Request-seconds of waiting for weights that are lent, during which the present layout stays.
+    """Return the request-seconds of waiting for weights that are lent, during which the present
+    layout stays.
 
     Until they are back a step of the new layout counts as longer, so that it has the present one's
-    capacity. `there`: what `evaluate` says of `layout`.
+    capacity. `there`: the result of `evaluate` for `layout`.
     """
     closed_s = snapshot.closed_s(layout)
     if closed_s <= 0.0:
@@ -242,8 +246,8 @@ def _closed(snapshot: Snapshot, layout: Layout, objective: Objective, there: flo
 class _Old:
     """A group that ends, with its requests.
 
-    If nothing else runs, `prefill_s`: until its prompts are done; `alone_s`: until its last request
-    has ended; `mean_s`: until one of them has, on average.
+    `step_s`: of its requests together. If no others run, `prefill_s`: until its prompts are done;
+    `alone_s`: until its last request has ended; `mean_s`: until a request has ended, on average.
     """
 
     group: Group
@@ -265,12 +269,12 @@ class _Old:
 
     @property
     def engines(self) -> int:
-        """How many it has."""
+        """Number of engines of the group."""
         return len(self.group)
 
     @property
     def tokens(self) -> float:
-        """Context of all of its requests."""
+        """Context tokens of all of its requests."""
         return self.load.requests * self.load.context_tokens
 
 
@@ -282,11 +286,11 @@ def costs(
     urgent: bool,
     there: float | None = None,
 ) -> dict[str, float]:
-    """Predicted request-seconds of a switch to `layout` by mode: more than if all requests were
-    there already.
+    """Predict the request-seconds of a switch to `layout` by mode, beyond those if all requests
+    were there already.
 
     One of the modes is LATER if `layout` has stragglers and the switch is not for `urgent`
-    requests: see URGENCY. `there`: what `evaluate` says of `layout`, if that is known and no
+    requests: see URGENCY. `there`: the result of `evaluate` for `layout`, if it is known and no
     request is urgent.
     """
     leave = leaving(snapshot, layout)
@@ -302,15 +306,15 @@ def costs(
         "weave": case.weave(),
         "migrate": max(case.migrate(), there + case.pause_s() * case.in_flight),
     }
-    # the floor of `migrate`: all requests in flight stand still for the pause, whatever the fluid
+    # the floor of `migrate`: all requests in flight stand still for the pause, even if the fluid
     # model gains later
     if (
         urgent or not case.stragglers
-    ):  # until those have ended it is better to stay than to do nothing
+    ):  # until stragglers have ended it is better to stay than to do nothing
         modes["sequential"] = case.sequential()
     elif case.stragglers.keys() & set(snapshot.layout.groups):
         modes[LATER] = case.later()
-    if urgent:  # no other request may pause those that run
+    if urgent:  # no other request may pause running ones
         modes["hard"] = case.hard()
     result = {mode: max(0.0, total - there) for mode, total in modes.items()}
     if case.size > 1 and _has_idle_member(snapshot, layout):
@@ -319,7 +323,7 @@ def costs(
 
 
 def at_once(snapshot: Snapshot, layout: Layout, objective: Objective) -> str:
-    """The cheapest of the modes that do not wait for old requests to end."""
+    """Return the cheapest of the modes that do not wait for old requests to end."""
     considered = costs(snapshot, layout, objective, urgent=False)
     # not a set: of modes that cost the same it has to be the same one in every run
     return min(
@@ -336,8 +340,9 @@ def _has_idle_member(snapshot: Snapshot, layout: Layout) -> bool:
 
 
 def _soft(snapshot: Snapshot, size: int, drain_s: float, urgency: float) -> float:
-    """An idle member runs new requests until the group is free; then they migrate to it or are
-    prefilled again.
+    """Return the cost if an idle member runs new requests until the group is free.
+
+    Then they migrate to the group or are prefilled again.
     """
     work = snapshot.work
     narrow, wide, cost = snapshot.lanes[1], snapshot.lanes[size], snapshot.lanes[size].migration

@@ -1,1 +1,1 @@
-"""What steps cost, what arrives, and what follows from both. Pure."""
+"""Costs of steps, arrivals, and forecasts from both. Pure."""

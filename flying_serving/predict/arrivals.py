@@ -2,13 +2,13 @@
 detection.
 
 After Adams and MacKay ("Bayesian online changepoint detection", 2007), for a Poisson rate with a
-gamma prior: each time at which the present rate may have begun has a weight and the arrivals since
+gamma prior. Each time at which the present rate may have begun has a weight and the arrivals since
 then. A cluster of arrivals counts as a burst as soon as chance explains it less well than a change,
 and not before.
 
-What arrives is an *event*: the requests that one client sends together, which are no evidence of a
-burst (a compound Poisson process). The rate of requests is the rate of events times the mean number
-of requests in one.
+The unit of arrival is an *event*: the requests that one client sends together, which are no
+evidence of a burst (a compound Poisson process). The rate of requests is the rate of events times
+the mean number of requests in one.
 """
 
 import math
@@ -20,7 +20,7 @@ from scipy.special import gammaln
 from flying_serving.predict.events import Events
 
 BIN_S = 0.25
-"""Arrivals are counted in spans of this length; a rate can begin only at the start of one."""
+"""Seconds of the spans in which arrivals are counted; a rate can begin only at the start of one."""
 CHANGE_S = 300.0
 """Mean duration of a rate before anything is known, and time constant of the long-run mean."""
 AHEAD = 4.0
@@ -34,15 +34,15 @@ request.
 _RUNS = 200
 _NEGLIGIBLE = 1e-6
 _IDLE_BINS = 40
-"""More empty bins than this are closed as one long bin."""
+"""Number of empty bins above which they are closed as one long bin."""
 
 
 class Arrivals:
     """Arrivals so far, and the rate that follows from them.
 
-    `_weight`: probability that the present rate began at each of the times that are kept, the
-    latest last; `_count`, `_span_s`: events and seconds since then. `_all`, `_all_s`: events and
-    seconds in the long run, fading.
+    `_weight`: probability that the present rate began at each of the recorded times, the latest
+    last. `_count`, `_span_s`: events and seconds since then. `_all`, `_all_s`: events and seconds
+    in the long run, fading.
     """
 
     def __init__(self) -> None:
@@ -56,12 +56,14 @@ class Arrivals:
         self._bin_count = 0
 
     def add(self, now_s: float, event: str | None = None) -> None:
-        """A request has arrived; `event` names what it arrived with, None for a request alone."""
+        """Note that a request has arrived; `event` names the requests that it arrived with, None
+        for a request alone.
+        """
         self._close_until(now_s)
         self._bin_count += self._events.begins(event, now_s)
 
     def rate(self, now_s: float) -> float:
-        """Requests per second, at least LEAST_RATE."""
+        """Return the requests per second, at least LEAST_RATE."""
         if self._bin_from is None:
             return LEAST_RATE
         bin_from = self._close_until(now_s)
@@ -82,8 +84,8 @@ class Arrivals:
         return self._events.mean_size / (AHEAD * self.usual_rate)
 
     def _after(self, count: int, span_s: float) -> tuple[Any, Any, Any]:
-        """Weights, events and times after `count` events in `span_s` more, also of a rate that
-        begins only then.
+        """Return weights, events and times after `count` events in `span_s` more, also of a rate
+        that begins only then.
         """
         counts, spans_s = np.append(self._count, 0.0), np.append(self._span_s, 0.0)
         shape, known_s = 1.0 + counts, self._prior_s + spans_s

@@ -1,4 +1,4 @@
-"""The demand of late: arrivals per second, and the lengths of prompts and outputs."""
+"""The recent demand: arrivals per second, and the lengths of prompts and outputs."""
 
 import math
 from dataclasses import dataclass
@@ -18,15 +18,15 @@ _EULER = 0.5772
 
 
 def expected_outputs(mean: float, most: int, hint: int | None = None) -> int:
-    """Output tokens that a split is planned for: those that its client expects, else the learned
-    mean, and a margin.
+    """Return the output tokens that a split is planned for: the client's hint, or the learned mean,
+    and a margin.
 
-    A wrong one costs balance between two groups and nothing else.
+    A wrong number costs balance between two groups and nothing more.
 
     Args:
-        mean: length of outputs of late (`Demand.output_tokens`).
+        mean: recent length of outputs (`Demand.output_tokens`).
         most: upper bound of this output.
-        hint: what the client says (`vllm_xargs: {"expected_tokens": n}`).
+        hint: the client's expectation (`vllm_xargs: {"expected_tokens": n}`).
     """
     expected = mean if hint is None else hint
     return max(1, min(most, round(expected) + MARGIN_TOKENS))
@@ -34,23 +34,24 @@ def expected_outputs(mean: float, most: int, hint: int | None = None) -> int:
 
 @dataclass(frozen=True)
 class Outputs:
-    """How long outputs are: their mean, and the mean of their squares."""
+    """Lengths of outputs: their mean, and the mean of their squares."""
 
     mean: float
     square: float
 
     def left(self, had: float) -> float:
-        """Tokens that running requests still get on average, if they have had `had` on average.
+        """Return the tokens that running requests still get on average, if they have had `had` on
+        average.
 
-        Renewal theory: requests that have just begun get the mean; those that one meets at random
-        still get as much as they have had, square / (2 mean). A line through both is exact for
-        equal, evenly spread and exponential lengths.
+        Renewal theory: requests that have just begun get the mean. Requests met at random still get
+        as much as they have had, square / (2 mean). A line through both is exact for equal, evenly
+        spread and exponential lengths.
         """
         of_running = self.square / (2 * self.mean)
         return max(1.0, self.mean + (of_running - self.mean) * min(1.0, had / of_running))
 
     def longest(self, had: float, count: int) -> float:
-        """Tokens that the one of `count` running requests still gets that gets most."""
+        """Return the tokens that the last of `count` running requests to end still gets."""
         if count == 1:
             return self.left(had)
         heavy = min(1.0, max(0.0, self.square / self.mean**2 - 1))
@@ -59,7 +60,7 @@ class Outputs:
 
 
 class Demand:
-    """Arrival rate, and mean lengths of the last MEMORY_REQUESTS."""
+    """Arrival rate, and mean lengths of the last MEMORY_REQUESTS requests."""
 
     def __init__(self, first_tokens: tuple[float, float] | None = None) -> None:
         prompt_tokens, output_tokens = first_tokens or FIRST_TOKENS
@@ -74,37 +75,37 @@ class Demand:
     def arrived(
         self, prompt_tokens: int, most_tokens: int, now_s: float, event: str | None = None
     ) -> None:
-        """A request has arrived that will get `most_tokens` at most, with all others of this
-        `event` (see `Events`).
+        """Note that a request has arrived that will get at most `most_tokens`, with all others of
+        this `event` (see `Events`).
         """
         self._caps.add(most_tokens)
         self._arrivals.add(now_s, event)
         self._prompts.add(prompt_tokens)
 
     def finished(self, output_tokens: int) -> None:
-        """A request has ended by itself."""
+        """Note that a request has ended by itself."""
         self._outputs.add(max(1, output_tokens))
         self._squares.add(max(1, output_tokens) ** 2)
 
     @property
     def prompt_tokens(self) -> float:
-        """Mean length of prompts."""
+        """Mean length of prompts, in tokens."""
         return self._prompts.value
 
     @property
     def output_tokens(self) -> float:
-        """Mean length of outputs."""
+        """Mean length of outputs, in tokens."""
         return min(self._outputs.value, self._caps.value)
 
     @property
     def outputs(self) -> Outputs:
-        """Lengths of outputs."""
+        """Lengths of outputs, in tokens."""
         mean, known = self.output_tokens, self._outputs.value
         return Outputs(mean, self._squares.value * (mean / known) ** 2)
 
     def work(self, waiting: int, unfinished_tokens: int, running: int, now_s: float) -> Work:
-        """The work at hand: `waiting` and `running` requests, the rest of begun prompts, and the
-        expected arrivals.
+        """Return the work at hand: `waiting` and `running` requests, the rest of begun prompts, and
+        the expected arrivals.
         """
         begun = unfinished_tokens / max(1.0, self.prompt_tokens)
         lengths, usual = (self.prompt_tokens, self.output_tokens), self._arrivals.usual_rate
@@ -113,7 +114,7 @@ class Demand:
 
 class _Mean:
     """A plain mean at first, in which `first` counts as one value; a fading one after
-    MEMORY_REQUESTS.
+    MEMORY_REQUESTS values.
     """
 
     def __init__(self, first: float) -> None:

@@ -11,10 +11,10 @@ MEMORY_EVENTS = 50
 
 
 class Events:
-    """Which requests begin an event, and how many requests an event has on average.
+    """Finds requests that begin an event, and how many requests an event has on average.
 
     `_events`, `_requests`: fading counts, in which one event of a single request counts at first.
-    `_open`: when the last request of each event came that may have more, in this order.
+    `_open`: the time of the last request of each event that may have more, in this order.
     """
 
     def __init__(self) -> None:
@@ -23,8 +23,8 @@ class Events:
         self._open: dict[str, float] = {}
 
     def begins(self, event: str | None, now_s: float) -> bool:
-        """Whether a request that comes now is the first of its event; None is an event of its
-        own.
+        """Return whether a request that comes now is the first of its event; None is an event of
+        its own.
         """
         self._close_before(now_s - TOGETHER_S)
         goes_on = event is not None and self._open.pop(event, None) is not None
@@ -39,7 +39,7 @@ class Events:
 
     @property
     def mean_size(self) -> float:
-        """Requests in one event, at least 1."""
+        """Mean number of requests in one event, at least 1."""
         return self._requests / self._events
 
     def _close_before(self, time_s: float) -> None:

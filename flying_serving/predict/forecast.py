@@ -1,8 +1,8 @@
-"""What a layout would make of the work at hand, in request-seconds.
+"""Forecast of a layout with the work at hand, in request-seconds.
 
-The unit is the number of requests in the system integrated over time: divided by the requests it is
-the mean end-to-end latency (Little's law). Requests arrive until the horizon; what is left then is
-worked off, so that a layout that is slow to do it does not look cheap. Equal groups share the work
+The unit is the number of requests in the system integrated over time. Divided by the requests it is
+the mean end-to-end latency (Little's law). Requests arrive until the horizon. The rest is worked
+off then, so that a layout that is slow to do it does not look cheap. Equal groups share the work
 evenly, so one of them stands for all.
 """
 
@@ -19,14 +19,14 @@ from flying_serving.predict.work import FREE, Interference, LaneFigures, Objecti
 _GRID = tuple(part / 32 for part in (1, 2, 4, 8, 16, 24, 32))
 """Ends of spans of time, as shares of the horizon: short at first, while a queue is worked off."""
 _AFTER = (0.5, 1.0)
-"""And those after it, while nothing arrives any more."""
+"""Ends of the spans after the horizon, while nothing arrives any more."""
 _LEAST_RATE = 1e-6
-"""Some request arrives, so that there are means over requests."""
+"""Requests per second that arrive at least, so that there are means over requests."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What `groups` equal groups would do with some work: mean times in seconds, and the cost of
+    """Forecast of `groups` equal groups with some work: mean times in seconds, and the cost of
     `Objective`.
     """
 
@@ -42,7 +42,7 @@ def forecast(
     objective: Objective,
     interference: Interference = FREE,
 ) -> Forecast:
-    """The figures of `groups` groups of one size that share `work` evenly."""
+    """Forecast `groups` groups of one size that share `work` evenly."""
     model = FluidModel.of(lane, groups, work, objective, interference)
     horizon_s, blocked_s = objective.horizon_s, interference.blocked_s
     running = min(model.max_running, work.running / groups)
@@ -69,7 +69,7 @@ def forecast(
 
 
 def first_per_s(lane: LaneFigures, groups: int, work: Work) -> float:
-    """First tokens per second of `groups` groups of one size while there is a queue."""
+    """Return the first tokens per second of `groups` groups of one size while there is a queue."""
     model = FluidModel.of(lane, groups, work, Objective(math.inf), FREE)
     running = min(model.max_running, max(1.0, (work.running + work.prompts) / groups))
     return groups * lane.max_num_batched_tokens / (work.prompt_tokens * model.times(running).full_s)
@@ -82,7 +82,8 @@ def evaluate(
     objective: Objective,
     interference: Interference = FREE,
 ) -> float:
-    """Request-seconds if new work goes to this layout from now on, beside what runs there already.
+    """Return the request-seconds if new work goes to this layout from now on, beside its running
+    requests.
 
     The groups of a mixed layout share the work in proportion to their capacity, or the widest ones
     get all of it.
@@ -106,7 +107,7 @@ def evaluate(
 
 
 def capacity(layout: Layout, lanes: Mapping[int, LaneFigures], work: Work) -> float:
-    """First tokens per second of a layout while requests queue."""
+    """Return the first tokens per second of a layout while requests queue."""
     return sum(
         first_per_s(lanes[size], count, work)
         for size, count in Counter(map(len, layout.groups)).items()

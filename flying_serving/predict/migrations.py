@@ -1,5 +1,5 @@
-"""What it takes to migrate the KV of requests from one group to another, from what engines have
-measured.
+"""The cost of migrating the KV of requests from one group to another, from engines'
+measurements.
 """
 
 from collections import defaultdict
@@ -21,22 +21,22 @@ class MigrationCost:
     token_s: float
 
     def seconds(self, tokens: float) -> float:
-        """Seconds of one migration of `tokens` tokens."""
+        """Return the seconds of one migration of `tokens` tokens."""
         return self.fixed_s + self.token_s * tokens
 
 
 def cost_within(costs: Mapping[int, MigrationCost], size: int) -> MigrationCost | None:
-    """The cost between two groups within `size` engines: of the fewest engines that hold as many
-    and were measured.
+    """Return the cost between two groups within `size` engines: of the fewest engines that hold as
+    many and were measured.
 
-    If no such number was measured, that of most engines; None if nothing was measured.
+    If no such number was measured, the cost of most engines; None if nothing was measured.
     """
     known = min((one for one in costs if one >= size), default=max(costs, default=None))
     return None if known is None else costs[known]
 
 
 def fit_migrations(rows: Iterable[Sequence[float]]) -> dict[int, MigrationCost]:
-    """Costs by size of the group that pulls; a size that no engine has measured is missing.
+    """Fit costs by size of the group that pulls; a size that no engine has measured is missing.
 
     `rows`: `[engines in that group, seconds, tokens]`; of each size several token counts, by any of
     its engines.
@@ -48,8 +48,8 @@ def fit_migrations(rows: Iterable[Sequence[float]]) -> dict[int, MigrationCost]:
 
 
 def _fit(measured: Sequence[tuple[float, float]]) -> MigrationCost:
-    """Non-negative least squares of relative errors, so that a short migration counts as much as a
-    long one.
+    """Fit by non-negative least squares of relative errors, so that a short migration counts as
+    much as a long one.
     """
     seconds, tokens = np.array(measured).T
     scale = max(1.0, tokens.max())

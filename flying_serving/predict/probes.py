@@ -1,16 +1,16 @@
-"""The steps that a server measures at its start, so that policies know what it can do before
-traffic shows it.
+"""The steps that a server measures at its start, so that policies know its speed before traffic
+shows it.
 
-They reach from what is bound by reading weights to what is bound by arithmetic: a line through
-small steps alone says nothing of what a device with much arithmetic does with large ones. Decoding
-is measured with little context and with much, prompts also with much before them: else lanes that
-have not served yet would seem not to mind it.
+They reach from steps bound by reading weights to steps bound by arithmetic. A line through small
+steps alone says nothing of large steps on a device with much arithmetic. Decoding is measured with
+little context and with much, prompts also with much before them. Otherwise lanes that have not
+served yet would seem not to mind context.
 """
 
 from dataclasses import dataclass
 
 ENOUGH_S = 0.5
-"""No larger probe of its kind follows one that took so long."""
+"""Seconds of a probe after which no larger one of its kind follows."""
 SHORT_TOKENS, LONG_TOKENS = 16, 1024
 _SEQUENCES = (1, 8, 64, 256)
 _PROMPTS = (64, 256, 1024, 4096)
@@ -30,13 +30,13 @@ class Probe:
 
     @property
     def kind(self) -> tuple[bool, int]:
-        """What it has in common with smaller and larger ones."""
+        """The part that the probe has in common with smaller and larger ones."""
         return self.is_prefill, self.context_tokens
 
 
 def probes(sequences: int, step_tokens: int, prompt_tokens: int) -> list[Probe]:
-    """What to measure, the smallest of each kind first; the most that a step allows in place of
-    what it does not.
+    """Return the probes to measure, the smallest of each kind first; larger ones are cut to the
+    limits.
 
     A step has at most `sequences` requests and `step_tokens` tokens, a prompt at most
     `prompt_tokens`.

@@ -1,5 +1,5 @@
-"""One of several equal groups as a fluid model: how its requests queue, stream and end within
-coarse spans of time.
+"""One of several equal groups as a fluid model: its requests queue, stream and end within coarse
+spans of time.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ class GroupState:
 
 @dataclass(slots=True)
 class FluidModel:
-    """What does not change during a rollout: the group's lane, and the shape of its requests.
+    """The constants of a rollout: the group's lane, and the shape of its requests.
 
     `max_running`: requests that the group can run, `max_running_woven` while an older group holds
     memory. `request_s`: seconds that a decoding request adds to a step. `parts`: (prompt tokens,
-    seconds) of the three steps of `StepTimes` without decoding requests and without what the first
-    tokens cost more.
+    seconds) of the three steps of `StepTimes`, without decoding requests and without the extra cost
+    of first tokens.
     """
 
     lane: LaneFigures
@@ -91,7 +91,7 @@ class FluidModel:
         objective: Objective,
         interference: Interference,
     ) -> FluidModel:
-        """One of `groups` groups that share the work evenly."""
+        """Return the model of one of `groups` groups that share the work evenly."""
         cost, prompt, outputs = lane.cost, work.prompt_tokens, max(1.0, work.output_tokens)
         budget, tokens, held = (
             lane.max_num_batched_tokens,
@@ -102,8 +102,8 @@ class FluidModel:
         woven = max(1.0, min(lane.max_num_seqs, (lane.kv_tokens - held) / tokens)) if held else most
         request_s = cost.sequence_s + cost.context_token_s * (prompt + outputs / 2)
         before, chunk = lane.tokens_before(prompt), min(prompt, budget)
-        # a prompt's token reads those computed before its step, a step's start all that its prompts
-        # have
+        # a prompt's token reads earlier steps' tokens; a step's start reads all tokens of its
+        # prompts
         token_s = cost.prefill_token_s + before * (
             cost.prefill_pair_s + cost.context_token_s / chunk
         )
@@ -129,11 +129,11 @@ class FluidModel:
         )
 
     def limit(self, now_s: float) -> float:
-        """Requests that it can run at a time."""
+        """Return how many requests the group can run at a time."""
         return self.max_running if now_s >= self.interference.woven_s else self.max_running_woven
 
     def times(self, running: float) -> StepTimes:
-        """Steps with this many decoding requests."""
+        """Return the times of steps with this many decoding requests."""
         (none, base_s), (chunk, single_s), (most, full_s) = self.parts
         first_s, decode_s = self.lane.cost.first_tokens_s, running * self.request_s
         return StepTimes(
@@ -145,18 +145,22 @@ class FluidModel:
     def step(self, state: GroupState, span_s: float, rate: float, crowding: float) -> None:
         """Advance `state` by a span of T = `span_s` seconds in which requests arrive at `rate`.
 
-        With r = early + late requests that run (`first_half`, `second_half`), s the seconds of a
-        step and F the most prompts in the span (`pace`), n = `outputs` tokens, and c = n s / 2 the
-        seconds of half an output:
+        Of the running requests, r = early + late (`first_half`, `second_half`). s is the seconds of
+        a step and F the most prompts in the span (`pace`). With n = `outputs` tokens, c = n s / 2
+        is the seconds of half an output.
 
-            remaining    e = exp(-T / c)                                of those in a stage at its
-            start admitted     a = min(queue + rate T, F, free + r (1 - e) / 2) queue'         =
-            queue + rate T - a,                        queued_s += T (queue + queue') / 2 early'
-            = e early + a m,   m = (1 - e) c / T         m: the share of newcomers that remain h
-            = early + a - early'                         requests that pass the middle late'
-            = e late + h m ended          = late + h - late',                          streamed_s +=
-            c (h + ended) first_s       += a (min(1, r) s / 2 + p's steps) crowding   the step under
-            way, then their own
+            remaining    e = exp(-T / c)                        of requests in a stage at its start
+            admitted     a = min(queue + rate T, F, free + r (1 - e) / 2)
+            queue'         = queue + rate T - a
+            queued_s      += T (queue + queue') / 2
+            newcomers    m = (1 - e) c / T                      their share in the stage at the end
+            early'         = e early + a m
+            halfway      h = early + a - early'                 requests that pass the middle
+            late'          = e late + h m
+            ended          = late + h - late'
+            streamed_s    += c (h + ended)
+            first_s       += a (min(1, r) s / 2 + p's steps) crowding
+                                                                the step under way, then their own
 
         Two stages, so that requests that have just begun do not end at once.
         """
@@ -196,17 +200,16 @@ class FluidModel:
     def pace(
         self, state: GroupState, span_s: float, demand: float, free: float
     ) -> tuple[float, float, float]:
-        """Seconds of a step, seconds of a step with a chunk of one prompt, and the most prompts in
-        the span.
+        """Return the seconds of a step, the seconds of a step with a chunk of one prompt, and the
+        most prompts in the span.
 
-        With d and f the seconds of a decoding and of a full step (`StepTimes`; in a weave with the
-        older group's time slice), p the seconds that a prompt adds to steps, and w = `demand`
-        prompts per second:
+        The seconds of a decoding and of a full step are d and f (`StepTimes`; in a weave with the
+        older group's time slice). A prompt adds p seconds to steps, and w = `demand` prompts arrive
+        per second.
 
-            step         s = d / (1 - p w)       steps without prompts d, and the share p w of time
-            for prompts,
-                             at most f, and at most (d + p r / n) / (1 - p free / T): places that
-                             get free
+            step      s = d / (1 - p w)      no prompts, and the share p w of time for them
+            at most   f
+            at most   (d + p r / n) / (1 - p free / T)          places that get free
         """
         interference, running = self.interference, state.first_half + state.second_half
         times, woven = (
@@ -222,9 +225,7 @@ class FluidModel:
         return step_s, chunk_s, span_s / full_s * self.lane.max_num_batched_tokens / self.prompt
 
     def finish(self, state: GroupState) -> None:
-        """Add to the sums what is left at the end of the spans, worked off while nothing
-        arrives.
-        """
+        """Add the rest at the end of the spans to the sums, worked off while nothing arrives."""
         limit, left = self.limit(state.now_s), state.first_half + state.second_half + state.queue
         decode_s, chunk_s, full_s = self.times(max(1.0, min(limit, left)))
         per_s = min(
@@ -242,8 +243,8 @@ class FluidModel:
         state.streamed_s += lives * self.outputs * decode_s
 
     def missed(self, admitted: float, lives: float, ttft_s: float, tpot_s: float) -> float:
-        """Requests that miss the service-level objective, of those with a first token and of those
-        that stream.
+        """Return how many requests with a first token, or that stream, miss the service-level
+        objective.
 
         A request counts once: by its TTFT when it gets its first token, and if that met the target,
         by its TPOT.
@@ -252,12 +253,12 @@ class FluidModel:
         return admitted * exceeded + lives * (1 - exceeded) * miss(tpot_s, self.objective.tpot_s)
 
     def crowding(self, rate: float) -> float:
-        """Factor by which prompts that arrive at random delay each other, in the group that has
-        least to do.
+        """Return the factor by which prompts that arrive at random delay each other, in the group
+        that has least to do.
 
-        The mean wait of a queue with several servers, as Sakasegawa approximates it ("An
-        approximation formula L_q = alpha * rho^beta / (1 - rho)", 1977), for service times with the
-        coefficient of variation LENGTHS_CV.
+        It is the mean wait of a queue with several servers, for service times with the coefficient
+        of variation LENGTHS_CV. The approximation is Sakasegawa's ("An approximation formula L_q =
+        alpha * rho^beta / (1 - rho)", 1977).
         """
         decode_s, _, full_s = self.times(1.0)
         used = rate * (full_s - decode_s) / self.lane.max_num_batched_tokens * self.prompt
@@ -267,8 +268,8 @@ class FluidModel:
 
 
 def miss(predicted_s: float, target_s: float) -> float:
-    """Probability that a time exceeds its target, if its median is predicted: a log-logistic
-    distribution.
+    """Return the probability that a time exceeds its target, if its median is predicted: a
+    log-logistic distribution.
     """
     if target_s == math.inf:
         return 0.0

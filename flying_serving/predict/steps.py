@@ -1,4 +1,4 @@
-"""How long a step takes in each lane, learned while serving: non-negative least squares with fading
+"""The time of a step in each lane, learned while serving: non-negative least squares with fading
 memory.
 """
 
@@ -24,17 +24,16 @@ PRIOR_STEPS = 5.0
 _SCALE = np.array([1.0, 256.0, 8.0, 4096.0, FEW, SOME, 1e6, 256.0, 8.0])
 """Typical size of each feature, so that the equations are well conditioned."""
 _START, _ADDED = [1, 2], [7, 8]
-"""Features: prompt tokens and decoding requests, of all steps, and once more of those that were
-served.
-"""
+"""Features: prompt tokens and decoding requests, of all steps, and once more of served steps."""
 _MOST_ADDED = [0.25, 1.5]
 """Share of the start's cost that serving in one lane adds to others at most: a lane with more is
 slow itself.
 """
 _HELD = [0.05, 0.01]
-"""Weight of a pull towards the other lanes' share, per weight of the start's rows. With 20 rows of
-decoding requests it is 20 x PRIOR_STEPS x 0.01, that of 1 served step of such requests: some ten
-outweigh it.
+"""Weight of a pull towards the other lanes' share, per weight of the start's rows.
+
+With 20 rows of decoding requests it is 20 x PRIOR_STEPS x 0.01. That is the weight of 1 served step
+of such requests: some ten outweigh it.
 """
 _REFIT_STEPS = 20
 _RIDGE = 1e-6
@@ -58,12 +57,12 @@ class Step:
 
     @classmethod
     def measured(cls, rows: Iterable[CalibrationRow]) -> Iterator[Step]:
-        """Steps that an engine measured at its start."""
+        """Return the steps that an engine measured at its start."""
         return (cls.of_probe(*astuple(row)) for row in rows)
 
     @classmethod
     def served(cls, rows: Iterable[StepRow]) -> Iterator[Step]:
-        """Steps that an engine led while serving, without those that another lane's step
+        """Return the steps that an engine led while serving, without steps that another lane's step
         disturbed.
         """
         return (cls(*astuple(row)[:-1]) for row in rows if not row.disturbed and row.seconds > 0)
@@ -72,15 +71,15 @@ class Step:
     def of_probe(
         cls, size: int, duration_s: float, tokens: int, is_prefill: bool, context_tokens: int
     ) -> Step:
-        """A step with tokens of one prompt, or one of each decoding request; each has that much
-        context.
+        """Return a step with `tokens` of one prompt, or one of each decoding request; each has
+        `context_tokens` before.
         """
         if is_prefill:
             return cls(size, duration_s, tokens, 0, context_tokens, tokens * context_tokens)
         return cls(size, duration_s, 0, tokens, tokens * context_tokens)
 
     def to_row(self) -> CalibrationRow:
-        """What `of_probe` made this of."""
+        """Return the row of which `of_probe` made this step."""
         if self.prefill_tokens:
             return CalibrationRow(
                 self.size, self.duration_s, self.prefill_tokens, True, self.context_tokens
@@ -91,13 +90,13 @@ class Step:
 
 @dataclass(frozen=True)
 class StepCost:
-    """Seconds of a step in one lane: `fixed_s`, those for each token or request in it, and more for
-    its first tokens.
+    """Seconds of a step in one lane: `fixed_s`, more for each token or request, and more for its
+    first tokens.
 
     `few_token_s`, `some_token_s`: more for each of the first FEW and of the first SOME tokens, of
-    prompts or decoding: the weights of experts are read for the first token that needs them, and
-    small batches fill no kernel. `prefill_pair_s`: for each prompt token and each token before it,
-    of earlier steps: what long prompts are made of.
+    prompts or decoding. The weights of experts are read for the first token that needs them, and
+    small batches fill no kernel. `prefill_pair_s`: for each prompt token and each token of earlier
+    steps before it: most of the cost of long prompts.
     """
 
     fixed_s: float
@@ -115,7 +114,7 @@ class StepCost:
         context_tokens: float,
         prefill_pairs: float = 0.0,
     ) -> float:
-        """Seconds of a step with these contents."""
+        """Return the seconds of a step with these contents."""
         return (
             self.fixed_s
             + self.prefill_token_s * prefill_tokens
@@ -126,7 +125,7 @@ class StepCost:
         )
 
     def first_tokens_s(self, tokens: float) -> float:
-        """Seconds that the first tokens of a step cost more."""
+        """Return the seconds that the first tokens of a step cost more."""
         # the builtin min takes twice as long
         few, some = tokens if tokens < FEW else FEW, tokens if tokens < SOME else SOME
         return self.few_token_s * few + self.some_token_s * some
@@ -136,15 +135,17 @@ class StepModel:
     """Step costs by group size.
 
     Each lane keeps the weighted sums that least squares needs, so a step costs one small outer
-    product and no history is stored. Errors are relative (a step that a neighbour on the machine
-    has delayed weighs little), old steps fade, and what was measured at the start stays as a weak
-    prior for what the traffic does not show.
+    product and no history is stored. Errors are relative: a step that a neighbour on the machine
+    has delayed weighs little. Old steps fade. The start's measurements stay as a weak prior for
+    steps that the traffic does not show.
 
-    Requests cost more while serving than in a step of the start: their tokens are sampled, sent and
-    made text, on cores that the engine may share. What a prompt token and a decoding request cost
-    more is fitted apart, else the start's steps with many of them would hide what small served ones
-    say of it. Until a lane has served some it is held near what it is elsewhere, as a share of what
-    they cost at the start: else lanes that have not served yet would seem cheap, and the first few
+    Requests cost more while serving than in a step of the start. Their tokens are sampled, sent and
+    made text, on cores that the engine may share. The extra cost of a prompt token and of a
+    decoding request is fitted apart. Otherwise the start's steps with many of them would hide the
+    evidence of small served ones.
+
+    Until a lane has served some, its extra cost is held near that of other lanes, as a share of the
+    cost at the start. Otherwise lanes that have not served yet would seem cheap, and the first few
     prompts say little.
     """
 
@@ -156,7 +157,7 @@ class StepModel:
         self._steps: Counter[int] = Counter()
 
     def calibrate(self, steps: Iterable[Step]) -> None:
-        """Take measurements from the start of the server; they never fade."""
+        """Take measurements from the start of the server, which never fade."""
         for step in steps:
             self._prior.setdefault(step.size, _Sums()).add(step, PRIOR_STEPS, served=False)
         self._costs.clear()
@@ -174,16 +175,16 @@ class StepModel:
         self._costs.pop(step.size, None)
         if (
             fits & (fits - 1) == 0
-        ):  # others are told what serving adds here each time that twice as much is known
+        ):  # other lanes learn what serving adds here each time that twice as much is known
             self._costs.clear()
             self._added.pop(step.size, None)
 
     def known(self, size: int) -> bool:
-        """Whether a step of this lane was ever measured."""
+        """Return whether a step of this lane was ever measured."""
         return size in self._prior or size in self._seen
 
     def cost(self, size: int) -> StepCost:
-        """The lane's present costs. Raises KeyError if no step of it was measured."""
+        """Return the lane's present costs. Raises KeyError if no step of it was measured."""
         cost = self._costs.get(size)
         if cost is None:
             if not self.known(size):
@@ -194,8 +195,8 @@ class StepModel:
         return cost
 
     def _values(self, size: int, added: Any) -> Any:
-        """The coefficients, each times its scale; `added`: the shares near which what serving adds
-        is held.
+        """Return the coefficients, each times its scale. `added`: the shares near which the extra
+        cost of serving is held.
         """
         sums = [table[size] for table in (self._prior, self._seen) if size in table]
         gram, right = sum(s.gram for s in sums), sum(s.right for s in sums)
@@ -207,8 +208,8 @@ class StepModel:
         return _solve(gram, right)
 
     def _added_elsewhere(self, size: int) -> Any:
-        """What serving adds in other lanes, as shares of what the start says; 0 where none has
-        served.
+        """Return the extra cost of serving in other lanes, as shares of the cost at the start; 0
+        where none has served.
         """
         total, weight = np.zeros(len(_ADDED)), np.full(len(_ADDED), 1e-9)
         for other in self._seen.keys() & self._prior.keys() - {size}:
@@ -255,7 +256,7 @@ class _Sums:
 
 
 def _solve(gram: Any, right: Any) -> Any:
-    # to each feature's own scale: prompts make long steps, so their rows are small beside those of
+    # each feature to its own scale: prompts make long steps, so their rows are small beside rows of
     # decodes
     own = np.diag(gram)
     gram = gram + _RIDGE * np.diag(np.maximum(own, _RIDGE * own.max()))

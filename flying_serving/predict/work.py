@@ -1,4 +1,4 @@
-"""Inputs of a forecast: what groups can do, the work to be done, and the objective."""
+"""Inputs of a forecast: the abilities of groups, the work to be done, and the objective."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.steps import StepCost
 
 BURST_S = 20.0
-"""Mean time that a rate above the usual one is expected to go on."""
+"""Mean seconds that a rate above the usual one is expected to last."""
 
 
 @dataclass(frozen=True)
 class LaneFigures:
-    """What one group of a size can do.
+    """The abilities of one group of a size.
 
-    `kv_tokens`: tokens that its pooled KV cache holds. `migration`: cost of migrating KV from one
-    group to another within its engines; None if KV cannot migrate.
+    `cost`: of its steps. `kv_tokens`: tokens that its pooled KV cache holds. `migration`: cost of
+    migrating KV from one group to another within its engines; None if KV cannot migrate.
     """
 
     cost: StepCost
@@ -27,13 +27,13 @@ class LaneFigures:
     migration: MigrationCost | None = None
 
     def tokens_before(self, prompt_tokens: float) -> float:
-        """Tokens of a prompt that are computed before a step that takes more of it, on average of
-        these steps.
+        """Return the tokens of a prompt that are computed before a step that takes more of it, on
+        average of these steps.
         """
         return max(0.0, prompt_tokens - self.max_num_batched_tokens) / 2
 
     def prompts_s(self, tokens: float, prompts: float) -> float:
-        """Seconds by which prompts, of `tokens` in all, make steps longer."""
+        """Return the seconds by which prompts, of `tokens` in all, make steps longer."""
         pairs = tokens * self.tokens_before(tokens / max(1.0, prompts))
         return self.cost.prefill_token_s * tokens + self.cost.prefill_pair_s * pairs
 
@@ -56,8 +56,9 @@ class Work:
     usual_rate: float = math.inf
 
     def rate_between(self, from_s: float, to_s: float) -> float:
-        """Mean arrivals per second between two times from now: a rate above the usual one decays
-        over BURST_S.
+        """Return the mean arrivals per second between two times from now.
+
+        A rate above the usual one decays over BURST_S.
         """
         if self.rate <= self.usual_rate:
             return self.rate
@@ -70,7 +71,7 @@ class Work:
         return self.waiting + self.begun
 
     def part(self, share: float) -> Work:
-        """A share of it."""
+        """Return a share of the work."""
         return replace(
             self,
             rate=self.rate * share,
@@ -83,13 +84,13 @@ class Work:
 
 @dataclass(frozen=True)
 class Objective:
-    """What a layout is chosen for: the least request-seconds, which is the least mean end-to-end
+    """The objective of a layout: the least request-seconds, which is the least mean end-to-end
     latency.
 
-    With a service-level objective (`ttft_s`, `tpot_s`; infinite without one), each request that is
-    predicted to miss it counts `horizon_s` more, as if it had to wait for the whole horizon: the
-    share of requests that meet it comes first, and latency decides between layouts in which equally
-    many do. `urgency`: factor of seconds before a first token, above 1 if the switch is for an
+    A service-level objective has targets (`ttft_s`, `tpot_s`; infinite without one). A request that
+    is predicted to miss it counts `horizon_s` more, as if it had to wait for the whole horizon. So
+    the share of requests that meet it comes first, and latency decides between layouts with equal
+    shares. `urgency`: factor of seconds before a first token, above 1 if the switch is for an
     urgent request.
     """
 
@@ -100,19 +101,19 @@ class Objective:
 
     @property
     def has_slo(self) -> bool:
-        """Whether there is a service-level objective."""
+        """True if there is a service-level objective."""
         return self.ttft_s < math.inf or self.tpot_s < math.inf
 
 
 @dataclass(frozen=True)
 class Interference:
-    """What keeps the groups of a layout from new work at first: requests of an older layout.
+    """Requests of an older layout, which keep the groups of a layout from new work at first.
 
     `blocked_s`: the groups do no new work for this long. `woven_s`: until then, each step is
-    followed by a time slice of an older group: as long as the step, and at least one of its steps
-    of `slice_s`, `overlap`: on this share of the engines. `synced`: groups that share an older
-    group, and so also wait for each other's prompts. `held_tokens`: KV tokens, of all groups, that
-    are not free meanwhile.
+    followed by a time slice of an older group. The slice is as long as the step, and at least one
+    of the older group's steps of `slice_s`. `overlap`: share of the engines with such slices.
+    `synced`: number of groups that share an older group, and so also wait for each other's prompts.
+    `held_tokens`: KV tokens, of all groups, that are not free meanwhile.
     """
 
     blocked_s: float = 0.0
@@ -123,7 +124,7 @@ class Interference:
     held_tokens: float = 0.0
 
     def cycle_s(self, step_s: float) -> float:
-        """Seconds of a step and of the older group's time slice after it."""
+        """Return the seconds of a step and of the older group's time slice after it."""
         return step_s + self.overlap * max(self.slice_s, step_s)
 
 

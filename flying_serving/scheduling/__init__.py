@@ -1,1 +1,1 @@
-"""What an engine does next: which lane steps, and how many prompt tokens a step takes. Pure."""
+"""The choice of an engine's next step: its lane, and its number of prompt tokens. Pure."""

@@ -1,27 +1,30 @@
-"""Which lane of an engine steps next: the weave, pure. Time is an argument.
+"""The choice of the lane that an engine steps next: the weave, pure. Time is an argument.
 
-An engine may have work in several lanes at once: its *present* lane, whose group the layout names,
-and lanes of older layouts that still drain. It also has messages, steps that other leaders ordered.
+An engine may have work in several lanes at once. Its *present* lane is the one whose group the
+layout names. Lanes of older layouts still drain. It also has messages: steps that other leaders
+ordered.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 HOLD_S = 0.05
-"""How long a member holds for the next step of its present group after the leader said that there
-is more.
+"""Seconds that a member holds for the next step of its present group after the leader announced
+more.
 """
 RECALL_S = 0.5
-"""How long older lanes pause after an order with which requests migrate, until it is said which."""
+"""Seconds that older lanes pause after an order with which requests migrate, until the API server
+says which.
+"""
 HOLD_OLDER_S = 0.005
-"""The same for an older group within its time slice: short, as the last of its requests may just
-have ended.
+"""Seconds that a member holds for an older group within its time slice: short, as the last request
+may just have ended.
 """
 
 
 @dataclass(frozen=True)
 class ServeMessage:
-    """Handle the next message."""
+    """Handle the next message of the channel."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class StepLane:
 
 @dataclass(frozen=True)
 class Wait:
-    """Nothing to do until a message comes, or for at most `timeout_s`."""
+    """Wait until a message comes, or for at most `timeout_s`: there is nothing to do."""
 
     timeout_s: float | None
 
@@ -51,63 +54,66 @@ class Slice:
     def __init__(self) -> None:
         self.left_s = 0.0
         self.step_s: dict[int, float] = {}
-        """By group size, how long the last step of the lane took."""
+        """Seconds of the last step of each lane, by group size."""
         self._stepped: set[int] = set()
         """Older lanes that have stepped in this slice."""
         self._announced: set[int] = set()
         """Lanes whose members hold for the next step."""
 
     def begin(self, present: int, took_s: float) -> None:
-        """The present lane has made a step: the next slice is as long."""
+        """Begin a slice as long as the step that the present lane has made."""
         self.step_s[present] = took_s
         self.left_s = took_s
         self._stepped.clear()
 
     def spend(self, size: int, took_s: float, waited_s: float) -> None:
-        """An older lane has made a step in this slice.
+        """Take the time of an older lane's step from the slice.
 
         The first wait for members is free. Within the slice they hold for the lane: where a later
-        step has waited, they did something else, and the slice pays.
+        step has waited, members did other work, and the slice pays.
         """
         self.step_s[size] = took_s + waited_s if size in self._stepped else took_s
         self.left_s -= self.step_s[size]
         self._stepped.add(size)
 
     def end(self) -> None:
-        """No older lane goes on in it."""
+        """End the slice: no older lane goes on in it."""
         self.left_s = 0.0
         self._stepped.clear()
 
     def fits_two(self, size: int) -> bool:
-        """Whether most of a second step fits, if a lane steps now."""
+        """Return whether most of a second step fits, if a lane steps now."""
         step_s = self.step_s.get(size, 0.0)
         return self.left_s - step_s > step_s / 2
 
     def announce(self, size: int, *, goes_on: bool) -> None:
-        """Members of a lane's group are told whether it steps again at once after this step."""
+        """Note whether the lane steps again at once after this step, as the members of its group
+        are told.
+        """
         if goes_on:
             self._announced.add(size)
         else:
             self._announced.discard(size)
 
     def continues(self, size: int) -> bool:
-        """Whether an older lane steps again now: it began, most of a step fits, members hold."""
+        """Return whether an older lane steps again now: it began, most of a step fits, members
+        hold.
+        """
         if size not in self._stepped or self.left_s <= self.step_s[size] / 2:
             return False
         return size == 1 or size in self._announced
 
 
 class LaneArbiter:
-    """Chooses what an engine does next.
+    """Chooses the next action of an engine.
 
-    A weave shares time, not steps: every change from one lane to another may have to wait for the
-    engines that still do something else, so when a step of the present lane is long (a chunk of
-    prompts), an older lane makes several short ones (decodes) before the present lane goes on;
-    members hold for them, too. The wait for other members counts for neither lane; where members do
-    not hold, it counts for the older lane.
+    A weave shares time, not steps: a change from one lane to another may have to wait for engines
+    that do other work. So after a long step of the present lane (a chunk of prompts) an older lane
+    makes several short ones (decodes). Members hold for them, too. The wait for other members
+    counts for neither lane; where members do not hold, it counts for the older lane.
 
     After `weave_steps` steps of the present lane an older one gets as much time as one of them
-    took; it gets a step at least every `max_pause_s`, under a hard switch only that often.
+    took. It gets a step at least every `max_pause_s`, and under a hard switch only that often.
     """
 
     def __init__(self, weave_steps: int, max_pause_s: float) -> None:
@@ -123,7 +129,7 @@ class LaneArbiter:
         self._older_paused_until_s = 0.0
 
     def switch(self, present: int, *, hard: bool, weave_steps: int, now: float) -> None:
-        """The layout changed: `present` is the size of this engine's group from now on."""
+        """Change the layout: `present` is the size of this engine's group from now on."""
         if present != self.present:
             self._hold_until_s = 0.0
             self._stepped_at_s.setdefault(self.present, now)
@@ -132,17 +138,17 @@ class LaneArbiter:
         self._slice.end()
 
     def weave(self) -> None:
-        """A hard switch pauses older lanes no longer."""
+        """Let a hard switch pause older lanes no longer."""
         self.hard = False
 
     def pause_older(self, now: float) -> None:
-        """Requests of older lanes are about to leave: a step of theirs would be made for
-        nothing.
+        """Pause older lanes: their requests are about to leave, and a step would be wasted on
+        them.
         """
         self._older_paused_until_s = now + RECALL_S
 
     def resume_older(self) -> None:
-        """It is known which leave."""
+        """Resume older lanes: the API server has said which requests leave."""
         self._older_paused_until_s = 0.0
 
     def ran(
@@ -155,7 +161,8 @@ class LaneArbiter:
         took_s: float = 0.0,
         waited_s: float = 0.0,
     ) -> None:
-        """A step of the lane `size` has run here; with `more`, its leader goes on at once.
+        """Note that a step of the lane `size` has run here; with `more`, its leader goes on at
+        once.
 
         It took `took_s` without the wait for other members, which was `waited_s`.
         """
@@ -174,7 +181,7 @@ class LaneArbiter:
             self._slice.spend(size, took_s, waited_s)
 
     def announce(self, size: int) -> bool:
-        """Whether the lane `size`, if it steps now, may step again at once after that.
+        """Return whether the lane `size`, if it steps now, may step again at once after that.
 
         Its members hold for it only then, so an older group goes on only if this said so.
         """
@@ -183,16 +190,17 @@ class LaneArbiter:
         return goes_on
 
     def choose(self, now: float, ready: Mapping[int, bool], *, message: bool) -> Action:
-        """What to do at `now`.
+        """Choose the next action at `now`.
 
-        `ready`: by size, whether a lane that is led here has a step to make. `message`: one waits.
+        `ready`: by size, whether a lane that is led here has a step to make. `message`: True if one
+        waits.
         """
         present_ready = ready.get(self.present, False)
         older = [size for size, is_ready in ready.items() if is_ready and size != self.present]
         paused_s = self._older_paused_until_s - now
         steppable = older if paused_s <= 0 else []
 
-        # an older lane steps when it is due, or when there is nothing else to do
+        # an older lane steps when it is due, or when nothing but older lanes has work
         present_busy = message or present_ready or now < self._hold_until_s
         due = steppable
         if present_busy:
@@ -207,18 +215,18 @@ class LaneArbiter:
             return StepLane(self.present)
 
         patience_s = self._patience_s(steppable, now, present_ready)
-        if older and not steppable:  # what older lanes are paused for may never come
+        if older and not steppable:  # the order for which older lanes pause may never come
             patience_s = paused_s if patience_s is None else min(patience_s, paused_s)
         return Wait(patience_s)
 
     def holds(self, now: float) -> bool:
-        """Whether the present lane waits for the next step of an older group, of which this engine
-        is a member.
+        """Return whether the present lane waits for the next step of an older group, of which this
+        engine is a member.
         """
         return self._holds_for_older and now < self._hold_until_s
 
     def _is_due(self, size: int, now: float, present_ready: bool) -> bool:
-        """Whether an older lane steps before the present one."""
+        """Return whether an older lane steps before the present one."""
         # Time bounds the weave too: other leaders' steps in a third lane start the count of present
         # steps anew. But a pause may be shorter than a step: between two steps of older lanes the
         # present lane gets one.
@@ -229,15 +237,17 @@ class LaneArbiter:
         return not self.hard and (is_woven or self._slice.continues(size))
 
     def _precedence(self, size: int) -> tuple[bool, float]:
-        """The least of due lanes steps: one that continues its slice, then the longest paused."""
+        """Return a key for due lanes, of which the least steps: one that continues its slice, then
+        the longest paused.
+        """
         continues = not self.hard and self._slice.continues(size)
         return not continues, self._stepped_at_s.get(size, 0.0)
 
     def _patience_s(self, older: list[int], now: float, present_ready: bool) -> float | None:
-        """Seconds until a lane may be due; None if no lane has a step to make."""
+        """Return the seconds until a lane may be due; None if no lane has a step to make."""
         if not older and not present_ready:
             return None
         ends_s = [self._hold_until_s]
-        if self._present_steps or not present_ready:  # else the present lane steps first
+        if self._present_steps or not present_ready:  # otherwise the present lane steps first
             ends_s += [self._stepped_at_s.get(size, now) + self.max_pause_s for size in older]
         return max(0.0, min(ends_s) - now)

@@ -1,8 +1,8 @@
-"""Batches to a target: each step takes as many prompt tokens as its predicted time allows
+"""Batches to a target: a step takes as many prompt tokens as its predicted time allows
 (`--tbt-slo-ms`).
 
-DynaServe fills batches likewise: requests that decode first, then prompts as long as the time
-between two tokens stays under its target (section 4.2 of the paper).
+DynaServe fills batches likewise (section 4.2 of the paper). Decoding requests come first, then
+prompts as long as the time between two tokens stays under its target.
 """
 
 from bisect import bisect_right
@@ -13,15 +13,17 @@ from flying_serving.predict.steps import Step, StepModel
 from flying_serving.wire import CalibrationRow, StepRow
 
 OVERRUN = 0.9
-"""Factor of the time that is planned with, after a step that has taken longer than the target."""
+"""Factor of the planned time after a step that has taken longer than the target."""
 WITHIN = 1.001
-"""And after one that has not, up to 1: so about one step with prompts in a hundred takes longer."""
+"""Factor of the planned time, up to 1, after a step within the target: about one step with prompts
+in a hundred takes longer.
+"""
 
 
 @dataclass(frozen=True)
 class Running:
-    """What requests with KV ask of a scheduler's next step: those that run, and those that arrived
-    with their KV.
+    """The demand of requests with KV on a scheduler's next step: running requests, and requests
+    that arrived with KV.
 
     `decoding`: requests with one token to compute, `context_tokens`: the tokens before it.
     `prefilling`: the other running requests, `computed_tokens`: the tokens that the first of them
@@ -35,12 +37,11 @@ class Running:
 
 
 class Batches:
-    """How many prompt tokens steps may take beside requests that decode.
+    """Computes how many prompt tokens steps may take beside requests that decode.
 
     Args:
         target_s: the longest time between two tokens of a request.
-        most_tokens, least_tokens: in a step. A prompt gets the least in any step, else it would
-            never end.
+        most_tokens, least_tokens: in a step. A prompt gets the least in any step, so that it ends.
         active_lanes: lanes of this engine that have requests now; they take turns, and share the
             time.
     """
@@ -53,14 +54,14 @@ class Batches:
         self._active_lanes = active_lanes
         self._costs = StepModel()
         self._planned: dict[int, float] = {}
-        """By group size, the share of the target that steps are planned with."""
+        """The planned share of the target in a step, by group size."""
 
     def calibrate(self, rows: Iterable[CalibrationRow]) -> None:
         """Take the steps that were measured at start."""
         self._costs.calibrate(Step.measured(rows))
 
     def stepped(self, row: StepRow) -> None:
-        """A step of a lane that this engine leads has ended."""
+        """Learn from a step of a lane that this engine leads, which has ended."""
         for step in Step.served([row]):
             self._costs.observe(step)
             if step.prefill_tokens and step.sequences:
@@ -68,8 +69,10 @@ class Batches:
                 self._planned[step.size] = min(1.0, self._planned.get(step.size, 1.0) * factor)
 
     def prompt_tokens(self, size: int, running: Running) -> int | None:
-        """For the next step of the lane of this size; None, no limit, while the engine has no
-        request that decodes.
+        """Return the limit of prompt tokens for the next step of the lane of this size.
+
+        None, no limit, while the engine has no request that decodes and one lane, or the lane has
+        no measured costs.
         """
         lanes = self._lanes()
         if (not running.decoding and lanes == 1) or not self._costs.known(size):
