@@ -1,8 +1,10 @@
-"""One word for each thing, the field's where it has one: what the code once called otherwise has
-not come back.
+"""One word for each thing in names, the field's where it has one; plain sentences in docstrings.
+
+Earlier words for a thing, and clauses that a reader has to read twice, do not come back.
 """
 
 import ast
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,6 +59,34 @@ EXEMPT = {
 }
 """Names that stay, and why."""
 FLAG_OR_METRIC = re.compile(r"--[a-z][a-z-]*=?|flying:[a-z_]+")
+PROSE = (
+    "flying_serving/*.py",
+    "flying_serving/comm/**/*.py",
+    "flying_serving/controller/**/*.py",
+    "flying_serving/engine/**/*.py",
+    "flying_serving/layout/**/*.py",
+    "flying_serving/memory/**/*.py",
+    "flying_serving/migration/**/*.py",
+    "flying_serving/placement/**/*.py",
+    "flying_serving/policy/**/*.py",
+    "flying_serving/predict/**/*.py",
+    "flying_serving/scheduling/**/*.py",
+)
+"""Files whose docstrings follow the rule of prose, as patterns below the root."""
+MOST_WORDS = 25
+"""Words of a sentence. Code in backticks is one word."""
+SAY: dict[str, str] = {
+    r"^Whether\b": "Return whether, or True if",
+    r"(^|[;:,] )[Ww]hat\b(?! (an?|the)\b)": "the thing by its name, not a clause with what",
+    r"\b([Tt]hose|[Tt]hey|[Tt]hem) (that|who|whom|whose|which)\b": "the things by their name",
+    r"\b[Ee]lse\b": "otherwise, other, or no other",
+    r"\b[Ss]o (many|much|long)\b(?! that\b)": "the number or the duration by its name",
+    r"\b[Nn]obody\b": "no request, no engine, no client",
+    r"\b([Ww]hoever|[Ww]homever|[Ww]hom)\b": "the thing by its name",
+}
+"""Words that no sentence of a docstring may have, and what is said instead."""
+EXEMPT_SENTENCES: dict[str, str] = {}
+"""Sentences that stay, by their first words, and why."""
 BANNED = {
     tuple(word.split("_")): instead for words, instead in USE.items() for word in words.split()
 }
@@ -113,3 +143,69 @@ def test_no_name_has_a_banned_word(folder: str) -> None:
         hit for path in sorted((ROOT / folder).rglob("*.py")) if path != LIST for hit in hits(path)
     ]
     assert not found, "\n".join(found)
+
+
+def _docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield (line, text) of the docstrings of a file, those of attributes as well."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and _is_text(node.value):
+            yield node.lineno, inspect.cleandoc(node.value.value)
+
+
+def _sentences(text: str) -> Iterator[str]:
+    """Yield the sentences of a docstring.
+
+    An item of a list, a row of a table and a line that is indented by four begin another sentence.
+    """
+    text = re.sub(r"`[^`]*`", "`code`", text)
+    for part in re.split(r"\n(?=\n|- |\d+\. |\|| {4}\S)", text):
+        flat = " ".join(part.split())
+        yield from re.split(r"(?<=[.!?:]) (?=[A-Z])|(?<=[.!?]) (?=[`*(\d])", flat)
+
+
+def problems(text: str) -> Iterator[str]:
+    """Yield what the sentences of a docstring break of the rule of prose."""
+    for sentence in _sentences(text):
+        if any(sentence.startswith(first) for first in EXEMPT_SENTENCES):
+            continue
+        words = len([word for word in sentence.split() if re.search(r"\w", word)])
+        if words > MOST_WORDS:
+            yield f"{words} words, {MOST_WORDS} at most: {sentence}"
+        for banned, instead in SAY.items():
+            if re.search(banned, sentence):
+                yield f"say {instead}: {sentence}"
+
+
+@pytest.mark.parametrize("pattern", PROSE)
+def test_docstrings_are_plain(pattern: str) -> None:
+    files = sorted(ROOT.glob(pattern))
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {problem}"
+        for path in files
+        for line, text in _docstrings(ast.parse(path.read_text(encoding="utf-8"), str(path)))
+        for problem in problems(text)
+    ]
+    assert files
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Whether it runs.",
+        "True if it runs. What is left stays.",
+        "The requests: those that run.",
+        "Wait, or else run.",
+        "So many requests wait.",
+        "Nobody reads it.",
+        "The engine to whom it goes.",
+        f"Return{' one' * MOST_WORDS}.",
+        f"Args:\n    count:{' one' * MOST_WORDS}.",
+    ],
+)
+def test_a_docstring_that_is_not_plain_is_found(text: str) -> None:
+    assert list(problems(text))
+
+
+def test_short_sentences_pass_together() -> None:
+    assert not list(problems(f"One{' more' * (MOST_WORDS - 1)}. Two, so that `a else b` is one."))
