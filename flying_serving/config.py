@@ -191,8 +191,8 @@ class Deployment(BaseModel):
     def told_in_s(self) -> float:
         """Seconds in which all engines know that one is lost or back.
 
-        The API server has to find that an engine is silent. It may stand still for a while and go
-        on, as when its machine does.
+        The API server has to find that an engine is silent. The API server may stand still for a
+        while and go on, as when its machine does.
         """
         return max(self.flying.engine_timeout_s + TOLD_S, self.flying.collective_timeout_s)
 

@@ -18,7 +18,7 @@ class ShmCommunicator:
         self._group: ShmGroup | None = None
 
     def use(self, group: ShmGroup | None) -> None:
-        """Use this group from now on; with None exchange nothing."""
+        """Use this group from now on; with None collectives raise EngineLost."""
         self._group = group
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:

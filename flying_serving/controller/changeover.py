@@ -22,7 +22,7 @@ from flying_serving.policy.switching import at_once
 from flying_serving.wire import SwitchAnswer
 
 PATIENCE = 1.5
-"""A switch waits for old requests this many times longer than predicted; then its mode changes."""
+"""Factor of the predicted wait of a switch for old requests, after which its mode changes."""
 
 
 class Phase(Enum):

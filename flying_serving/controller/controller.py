@@ -117,7 +117,9 @@ class Controller:
             self.state.steps.observe(step)
 
     def tick(self, now_s: float) -> list[Command]:
-        """Advance, as some time has passed: reject expired requests, and ask the policy."""
+        """Act on the time that has passed: fail overdue suspects, reject expired requests, ask the
+        policy.
+        """
         commands = self.recovery.give_up(now_s)
         waits = len(self.state.pool) > 0 and not self._changeover.holds
         self.admission.pace.tick(now_s, waits=waits)

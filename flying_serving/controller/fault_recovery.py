@@ -48,7 +48,7 @@ class FaultRecovery:
         self._changeover = changeover
         self.orphans = OrphanCounts()
         self._cornered_s: dict[str, float] = {}
-        """The time since when each suspect waits for engines to come back."""
+        """By suspect, the time since which it waits for engines to come back."""
 
     # ---- engines are lost
 

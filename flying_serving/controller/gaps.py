@@ -9,8 +9,8 @@ MOST_GAPS = 4096
 longest of them.
 """
 ALIKE = 1.01
-"""Base of the logarithm of lengths: about the same are those with the same whole part. `LEAST_S` is
-the shortest.
+"""Base of a logarithm of gaps: gaps are about the same if its whole part is. No gap is below
+`LEAST_S`.
 """
 LEAST_S = 1e-6
 

@@ -44,9 +44,9 @@ class ExpectedLengths:
     ) -> tuple[int, ...]:
         """Return the group sizes for a request, of the sizes `holding` it.
 
-        Where a group is formed for it, the group holds the request's expected tokens. The exception
-        is a request for which the engines that are there cannot form such a group (`formable`). It
-        goes on in a wider group when it fills its own, or ends there.
+        Where a group is formed for the request, it holds the expected tokens, if the engines that
+        are there can form one (`formable`). Otherwise the request goes on in a wider group when it
+        fills its own, or ends there.
         """
         if not self._settings.forms_groups or request.spec.degree is not None:
             return tuple(holding)

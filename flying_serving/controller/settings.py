@@ -39,8 +39,8 @@ class Capacity:
         *,
         extra: int = 0,
     ) -> Capacity:
-        """Compute the capacity from the blocks of the engine that has fewest, and the `extra` ones
-        in lent weights.
+        """Compute the capacity from the blocks of the engine that has fewest, and `extra` blocks in
+        the room of lent weights.
 
         One block of each engine is vLLM's null block.
         """

@@ -40,7 +40,7 @@ class WeightLending:
         self._widest = max(capacity.tokens)
         self.stages = dict.fromkeys(Layout.uniform(engines, self._widest).groups, Stage.WHOLE)
         self.awaited: set[Group] = set()
-        """Widest groups of which a request waits until one lends.
+        """Widest groups for whose loan a request waits.
 
         A request after it gets no narrower group of their engines.
         """

@@ -48,7 +48,7 @@ class LaneEvents:
         self._steps.received(self._group, plan)
 
     def blocks_freed(self, request: Any) -> None:
-        """Offer the KV of a request that goes on elsewhere, or revoke what was offered."""
+        """Offer the KV of a request that goes on elsewhere, or revoke its offer."""
         self._source.blocks_freed(len(self._group), request)
 
     def stats_made(self, stats: Any) -> None:

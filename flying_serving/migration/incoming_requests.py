@@ -124,8 +124,8 @@ class IncomingRequests:
         self._pools[arrival.size].release(arrival.request)
 
     def _forget(self, arrival: Arrival) -> None:
-        """Forget an arrival, and let its owner free its KV; a third group may pull the KV of a
-        prefetch.
+        """Forget an arrival. Its owner may free the KV, but not that of a prefetch: a third group
+        may pull it.
         """
         del self.by_id[arrival.request_id]
         if arrival.runs_here:

@@ -106,7 +106,7 @@ class OfferTable:
         head[_BLOCKS], head[_TOKENS], head[_FINAL] = count, tokens, final
 
     def revoke(self, number: int) -> None:
-        """Withdraw the offer under a number, before a block of the offer is used again."""
+        """Offer nothing under a number any more, before a block of the offer is used again."""
         head = self._heads[number % ENTRIES]
         if head[_NUMBER] == number:
             head[_TOKENS] = 0

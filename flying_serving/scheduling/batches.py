@@ -71,8 +71,8 @@ class Batches:
     def prompt_tokens(self, size: int, running: Running) -> int | None:
         """Return the limit of prompt tokens for the next step of the lane of this size.
 
-        None, no limit, while the engine has no request that decodes and one lane, or the lane has
-        no measured costs.
+        Returns None, no limit, if no request decodes and no other lane is active, or if no step of
+        the lane was measured.
         """
         lanes = self._lanes()
         if (not running.decoding and lanes == 1) or not self._costs.known(size):
