@@ -12,10 +12,10 @@
 - `Admission` refuses requests while too many wait.
 
 The parts share the state: waiting requests (`TaskPool`), groups with their requests (`Loads`) and
-requests with two groups (`Splits`). It also has past and present switches (`Switches`), and the
-weights that groups lend to their KV cache (`WeightLending`).
+requests with two groups (`Splits`). The state also has past and present switches (`Switches`), and
+the weights that groups lend to their KV cache (`WeightLending`).
 
-Each method of an event notes it. Then `Controller._settle` advances, in this order:
+The method of each event notes the event. Then `Controller._settle` advances, in this order:
 
 1. The switch under way (`Changeover.advance`). It goes on in another mode if it has waited for too
    long. Weights come back to engines that need them (`WeightLending.fetch`). If the switch waits

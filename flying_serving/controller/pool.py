@@ -25,7 +25,7 @@ class TaskPool:
     """Waiting requests. Among requests that the same groups suit, the order is (priority, arrival).
 
     No request waits for ever. A request that arrived `aging_s` ago is *overdue*. Every second place
-    of a group is offered to the oldest overdue request first, at any priority. With k older
+    that groups have is offered to the oldest overdue request first, at any priority. With k older
     requests ahead of it, a request gets one of the next 2k + 2 places.
 
     `needs_loan`: whether a group must lend its weights for a request. Others that need a group of

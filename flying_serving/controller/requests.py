@@ -80,8 +80,8 @@ class RequestState:
 
     `kv`: where it waits, the offer of its KV; where it runs, the one that it came with; None if
     there is none. `offer`: the number under which its group offers its KV when it ends there, if it
-    may go on elsewhere then. `suspicion`: since its last token; None unless its group has lost an
-    engine before it gave it a token.
+    may go on elsewhere then. `suspicion`: None unless, since its last token, its group has lost an
+    engine before it gave the request a token.
     """
 
     request_id: str

@@ -42,8 +42,8 @@ class Switch:
     stays None if too many later switches began before that.
 
     `worst_token_gap_ms`: the longest time between two tokens of any stream. It counts from the
-    order until then, and until the next token of each stream that migrated. `promises_from_s`: from
-    when on its promise gets less (`Switches.promised`).
+    order to the end of the drain, and to the next token of each stream that migrated.
+    `promises_from_s`: from when on its promise gets less (`Switches.promised`).
     """
 
     old: Layout
