@@ -64,7 +64,7 @@ class Source:
             self._table.publish(number, 0, [], final=False)
 
     def publish(self) -> None:
-        """Publish how many tokens have KV of requests that are offered early; call this after a
+        """Publish, for requests that are offered early, how many tokens have KV; call this after a
         step.
         """
         for request_id, offer in self.running.items():
@@ -121,7 +121,7 @@ class Source:
             self.keep(offered.number, size, request.request_id, tokens)
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """Revoke offers of requests that have ended or leave, which no scheduler may have had."""
+        """Revoke offers of requests that have ended or leave; perhaps no scheduler has had them."""
         for request_id in request_ids:
             offered = self.running.pop(request_id, None)
             if offered is not None:
@@ -177,7 +177,7 @@ class Source:
                 self.release(number)
 
     def revoke_all(self) -> None:
-        """Revoke all offers: no engine may read any KV from now on."""
+        """Revoke all offers that were made: no engine may read any KV from now on."""
         for offer in self.running.values():
             if offer.early:
                 self._table.revoke(offer.number)
