@@ -12,8 +12,8 @@ from vllm.v1.request import RequestStatus
 from flying_serving.comm.board import StepBoard
 from flying_serving.engine.lane import Lane, Lanes
 from flying_serving.engine.messages import RunStep
+from tests.engine.pairs import GROUP, Pair
 from tests.engine.schedulers import BLOCK
-from tests.engine.test_group import GROUP, Pair
 from tests.protocol.client import Job, Retain
 from tests.protocol.engine import Engine
 from tests.protocol.settings import Overdue, Settings

@@ -10,8 +10,8 @@ from flying_serving.engine.group import ASK_AGAIN_S
 from flying_serving.engine.lane import Lane, Lanes
 from flying_serving.engine.lending import BlockLending
 from flying_serving.engine.messages import BlocksReserved, RecallBlocks, ReserveBlocks
+from tests.engine.pairs import GROUP, Pair
 from tests.engine.schedulers import BLOCK
-from tests.engine.test_group import GROUP, Pair
 
 BLOCKS = 12  # beside the null block
 NO_BOARD: Any = None  # nothing here asks what other engines run

@@ -19,8 +19,8 @@ from flying_serving.migration import transfer
 from flying_serving.scheduling.arbiter import LaneArbiter
 from flying_serving.vllm_adapter.engine_pool import EnginePool
 from flying_serving.worker.lanes import WorkerLanes
+from tests.engine.pairs import GROUP, Pair
 from tests.engine.schedulers import BLOCK, FakeScheduler
-from tests.engine.test_group import GROUP, Pair
 
 TOLD_IN_S = 7.0
 NO_BOARD: Any = None  # nothing here asks what other engines run

@@ -17,8 +17,8 @@ from flying_serving.engine.lane import Lane, Lanes
 from flying_serving.engine.messages import RunStep
 from flying_serving.engine.report import REPORT_S, Report
 from flying_serving.wire import LaneCounts
+from tests.engine.pairs import GROUP, Pair
 from tests.engine.schedulers import BLOCK, Hooks
-from tests.engine.test_group import GROUP, Pair
 
 BLOCKS = 12  # beside the null block
 

@@ -18,8 +18,8 @@ from flying_serving.engine.residency import RETRY_S, Residency
 from flying_serving.errors import IntegrityError
 from flying_serving.memory.ledger import ExtraKV, PageLedger
 from flying_serving.memory.peers import KVBlocks
+from tests.engine.pairs import GROUP, Pair
 from tests.engine.schedulers import BLOCK
-from tests.engine.test_group import GROUP, Pair
 
 OWN, EXTRA, PAGE = 9, 8, 64
 PIECES = [4 * PAGE, 3 * PAGE, 5 * PAGE]
