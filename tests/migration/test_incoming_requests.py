@@ -5,10 +5,7 @@ schedulers.
 from flying_serving.migration.arrival import Arrival, Phase
 from flying_serving.migration.offers import KVSource
 from tests.migration.nodes import GROUPS, Node
-from tests.migration.test_migrations import again, begin, node, settle
-from tests.migration.test_migrations import (
-    quiet as quiet,
-)  # vLLM's environment, for this module too
+from tests.migration.two_engines import again, begin, node, settle
 
 _, B, BOTH = GROUPS
 FORWARDED = 6

@@ -39,12 +39,6 @@ class Owner:
         return offer.tokens, offer.is_final
 
 
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM reads a machine's cores when it makes a configuration."""
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-
-
 @pytest.mark.parametrize("number", [NUMBER, NEXT])
 def test_what_a_request_has_when_it_leaves_stays_offered(number: int) -> None:
     """Under the number under which it was offered, as a prefix that is not waited for, or under

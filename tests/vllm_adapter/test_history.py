@@ -1,61 +1,25 @@
-"""Histories: what the scheduler, the batch, the random numbers and the grammar of a migrated
-request see of them.
-"""
+"""Histories: what the scheduler, the batch and the grammar do with a request that has one."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.request import Request
-from vllm.v1.sample.logits_processor import (
-    AdapterLogitsProcessor,
-    BatchUpdate,
-    LogitBiasLogitsProcessor,
-    LogitsProcessor,
-    MinPLogitsProcessor,
-    MinTokensLogitsProcessor,
-)
-from vllm.v1.sample.ops.topk_topp_sampler import random_sample
-from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 
 from flying_serving.vllm_adapter.history import (
     add_with_history,
     history_of,
     resume,
     skip_draws,
-    stateful_processors,
     why_not_migratable,
 )
 from flying_serving.vllm_adapter.keys import HISTORY_KEY
-
-VOCAB = 97
-
-
-def source(history: list[int] | None = None, **fields: Any) -> EngineCoreRequest:
-    """Return what a client sends: five tokens of prompt, and the history."""
-    regex = fields.pop("regex", None)
-    params = SamplingParams(
-        structured_outputs=StructuredOutputsParams(regex=regex) if regex else None,
-        extra_args=None if history is None else {HISTORY_KEY: history},
-        **fields,
-    )
-    return EngineCoreRequest("a", [1, 2, 3, 4, 5], None, params, None, 0.0, None, None, None)
-
-
-def model(*processors: type[LogitsProcessor] | str, use_fp64_gumbel: bool = False) -> Any:
-    """Return what is asked of a model's configuration; `processors`: of users."""
-    return SimpleNamespace(
-        use_fp64_gumbel=use_fp64_gumbel, logits_processors=list(processors) or None
-    )
-
+from tests.vllm_adapter.histories import VOCAB, model, source
 
 # ---- the request
 
@@ -123,201 +87,6 @@ def test_models_and_seeds_that_cannot_migrate() -> None:
         assert why_not_migratable(sent, usual) is not None
     assert why_not_migratable(source(seed=3), doubles) is not None
     assert why_not_migratable(source(), doubles) is None
-
-
-# ---- its logits processors
-
-
-class Counting(AdapterLogitsProcessor):
-    """Counts how often it was asked, which is not in the tokens of a request."""
-
-    def is_argmax_invariant(self) -> bool:
-        return False
-
-    def new_req_logits_processor(
-        self, params: SamplingParams
-    ) -> Callable[[list[int], torch.Tensor], torch.Tensor]:
-        asked = count()
-
-        def fall(output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
-            return logits - next(asked)
-
-        return fall
-
-
-class Looking(Counting):
-    """Says that it goes by the outputs alone."""
-
-    follows_outputs = True
-
-
-def test_a_request_stays_whose_logits_processor_may_hold_a_state() -> None:
-    assert stateful_processors(model(Looking, Counting)) == ["Counting"]
-    why = why_not_migratable(source(), model(Looking, Counting))
-    assert why == "a logits processor may hold a state that is not in its tokens"
-
-
-@pytest.mark.parametrize(
-    "processors", [[], [Looking], ["tests.stock.force:ForceTokens"]], ids=["none", "class", "name"]
-)
-def test_a_request_whose_logits_processors_follow_its_outputs_migrates(
-    processors: list[Any],
-) -> None:
-    assert stateful_processors(model(*processors)) == []
-    assert why_not_migratable(source(), model(*processors)) is None
-
-
-def biases(
-    processor: LogitsProcessor, params: SamplingParams, outputs: Sequence[int], begins_with: int
-) -> list[list[float]]:
-    """What a processor makes of zeros for each token after a history of the first `begins_with`
-    outputs.
-    """
-    had = list(outputs[:begins_with])
-    update: BatchUpdate | None = BatchUpdate(1, [], [(0, params, [1, 2, 3], had)], [])
-    made = []
-    for token in outputs[begins_with:]:
-        processor.update_state(update)
-        made.append(processor.apply(torch.zeros(1, VOCAB))[0].tolist())
-        had.append(token)
-        update = None
-    return made
-
-
-@pytest.mark.parametrize(
-    "kind", [MinTokensLogitsProcessor, LogitBiasLogitsProcessor, MinPLogitsProcessor]
-)
-@pytest.mark.parametrize("kept", [1, 4, 5, 7])
-def test_vllms_own_logits_processors_follow_a_history(
-    kind: type[LogitsProcessor], kept: int
-) -> None:
-    """One of `min_tokens` that ends before the history does, in it, or after it."""
-    params = SamplingParams(min_tokens=5, stop_token_ids=[6], logit_bias={3: 2.0}, min_p=0.5)
-    config: Any = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=4))
-
-    def make() -> LogitsProcessor:
-        return kind(config, torch.device("cpu"), False)
-
-    outputs = range(10, 20)
-    assert biases(make(), params, outputs, kept) == biases(make(), params, outputs, 0)[kept:]
-
-
-def forced(outputs: Sequence[int], begins_with: int, ends: list[int]) -> list[int]:
-    """Tokens under a thinking budget of four, behind the first `begins_with`: those of `outputs`,
-    or what is forced.
-    """
-    reasoning: Any = SimpleNamespace(reasoning_start_token_ids=[4], reasoning_end_token_ids=ends)
-    holder = ThinkingBudgetStateHolder(reasoning, 1, 0, torch.device("cpu"), False)
-    had = list(outputs[:begins_with])
-    params = SamplingParams(thinking_token_budget=4)
-    holder.sync_batch(BatchUpdate(1, [], [(0, params, [1, 4], had)], []))
-    for token in outputs[begins_with:]:
-        holder.update_state([had], None)
-        logits = torch.zeros(1, VOCAB)
-        logits[0, token] = 1.0
-        had.append(int(holder.apply_to_logits(logits, False, None)[0].argmax()))
-    return had[begins_with:]
-
-
-def test_what_is_left_of_a_thinking_budget_does_not_follow_from_a_history() -> None:
-    """vLLM's holder begins with the prompt: it forces the end again that the history has begun. So
-    they stay.
-    """
-    thoughts, ends = [5] * 12, [7, 8, 9]
-    undisturbed = forced(thoughts, 0, ends)
-    assert undisturbed[:8] == [5, 5, 5, 5, 7, 8, 9, 5]
-    assert forced(undisturbed, 5, ends)[:3] != undisturbed[5:8]
-
-
-# ---- its random numbers
-
-
-@given(st.integers(0, 2**31 - 1), st.integers(0, 40), st.integers(1, 40))
-def test_draws_are_skipped_as_the_sampler_of_the_cpu_makes_them(
-    seed: int, count: int, more: int
-) -> None:
-    """One integer for each token (TopKTopPSampler.forward_cpu)."""
-
-    def draw(generator: torch.Generator) -> int:
-        return int(torch.randint(0, 2**31, (1,), generator=generator, dtype=torch.long).item())
-
-    undisturbed, resumed = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed)
-    drawn = [draw(undisturbed) for _ in range(count + more)]
-    skip_draws(resumed, count, VOCAB)
-    assert [draw(resumed) for _ in range(more)] == drawn[count:]
-
-
-def test_the_sampler_of_the_cpu_draws_what_is_skipped() -> None:
-    """vLLM's own, over rows of which two have seeds."""
-    from vllm.platforms import current_platform
-    from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
-
-    current_platform.import_kernels()
-    sampler, logits = (
-        TopKTopPSampler(),
-        torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(0)),
-    )
-
-    def sample(generators: dict[int, torch.Generator]) -> list[int]:
-        return [int(token) for token in sampler(logits.clone(), generators, None, None)[0][[0, 2]]]
-
-    undisturbed = {0: torch.Generator().manual_seed(5), 2: torch.Generator().manual_seed(6)}
-    tokens = [sample(undisturbed) for _ in range(30)]
-    for kept in (1, 7, 29):
-        resumed = {0: torch.Generator().manual_seed(5), 2: torch.Generator().manual_seed(6)}
-        for generator in resumed.values():
-            skip_draws(generator, kept, VOCAB)
-        assert [sample(resumed) for _ in range(30 - kept)] == tokens[kept:]
-
-
-class OffsetGenerator:
-    """A CPU generator that counts its steps, as CUDA's does, and can be set to a step.
-
-    Exponential noise for n tokens takes n steps here.
-    """
-
-    device = SimpleNamespace(type="cuda")
-
-    def __init__(self) -> None:
-        self.offset = 4
-
-    def get_offset(self) -> int:
-        """Return the steps so far."""
-        return self.offset
-
-    def set_offset(self, offset: int) -> None:
-        """Go to a step."""
-        self.offset = offset
-
-
-@pytest.mark.parametrize("count", [1, 2, 7, 1000])
-def test_draws_are_skipped_by_their_steps_on_cuda(
-    monkeypatch: pytest.MonkeyPatch, count: int
-) -> None:
-    """As many for each as one draw over the vocabulary takes, in vLLM's shape and type."""
-    asked = []
-
-    class Noise:
-        def exponential_(self, generator: OffsetGenerator) -> None:
-            generator.offset += VOCAB
-
-    def empty(*shape: int, **options: Any) -> Noise:
-        asked.append((shape, options))
-        return Noise()
-
-    generator: Any = OffsetGenerator()
-    monkeypatch.setattr(torch, "empty", empty)
-    skip_draws(generator, count, VOCAB)
-    assert generator.offset == 4 + count * VOCAB
-    assert asked == [((VOCAB,), {"device": generator.device})]
-
-
-def test_vllm_draws_noise_of_the_type_that_is_skipped() -> None:
-    """`random_sample` draws as many numbers of the default type as the vocabulary has tokens."""
-    seeded, plain = torch.Generator().manual_seed(9), torch.Generator().manual_seed(9)
-    random_sample(torch.full((1, VOCAB), 1 / VOCAB), {0: seeded})
-    torch.empty(VOCAB).exponential_(generator=plain)
-    assert torch.equal(seeded.get_state(), plain.get_state())
 
 
 # ---- the batch
