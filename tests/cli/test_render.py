@@ -15,7 +15,8 @@ from flying_serving.policy.snapshot import Decision
 from flying_serving.server.figures.losses import Loss, Losses
 from flying_serving.server.figures.status import describe
 from flying_serving.server.requests.draining import Draining
-from tests.controller.model_shell import ModelShell, settings
+from tests.controller.model_settings import settings
+from tests.controller.model_shell import ModelShell
 
 APART, TOGETHER = Layout.uniform(2, 1), Layout.uniform(2, 2)
 LOAD = Decision(

@@ -2,8 +2,6 @@
 knows.
 """
 
-from dataclasses import dataclass
-
 from flying_serving.controller.commands import (
     Command,
     Dispatch,
@@ -19,87 +17,13 @@ from flying_serving.controller.commands import (
 )
 from flying_serving.controller.controller import Controller
 from flying_serving.controller.requests import KVOffer, RequestSpec
-from flying_serving.controller.settings import Capacity, Limits, Settings
+from flying_serving.controller.settings import Settings
 from flying_serving.controller.switches import Switch
-from flying_serving.layout.groups import Group, Layout, aligned_group
-from flying_serving.policy.policies import POLICIES
-from flying_serving.predict.work import Objective
-from flying_serving.wire import SwitchAnswer
+from flying_serving.layout.groups import Group, Layout
+from tests.controller.model_checks import check_books, check_dispatch, check_requests
+from tests.controller.model_settings import ANSWER
+from tests.controller.model_streams import ModelStream, Part
 from tests.policy.costs import Costs, costs, measured
-
-ANSWER = SwitchAnswer(1.0, 1.0, 0.1)
-TOKENS = {1: 100, 2: 200, 4: 400}
-
-
-def settings(
-    policy: str = "auto",
-    engines: int = 4,
-    *,
-    max_num_seqs: int = 4,
-    max_num_batched_tokens: int = 64,
-    capped: bool = True,
-    most_waiting: int = 1000,
-    dry_run: bool = False,
-    lends: bool = False,
-    spare: bool = False,
-) -> Settings:
-    """Return settings of a small server: an engine holds 100 tokens, a group as many for each of
-    its engines.
-
-    With `lends` the widest group holds 75 more for each while it lends its weights. With `spare` a
-    fixed layout has engines alone too, while one is lost.
-    """
-    sizes = [size for size in TOKENS if size <= engines]
-    pinned, spares = POLICIES[policy].pinned_size, frozenset[int]()
-    if pinned is not None:
-        fixed, capped = pinned(sizes), POLICIES[policy].splits
-        spares = frozenset({1} - {fixed} if spare else ())
-        sizes = [*spares, fixed]
-    return Settings(
-        engines,
-        Capacity(
-            {size: TOKENS[size] for size in sizes}, 1, {}, 175 * max(sizes) if lends else 0, spares
-        ),
-        POLICIES[policy],
-        Limits(max_num_seqs, max_num_batched_tokens, capped),
-        Objective(10.0),
-        most_waiting=most_waiting,
-        dry_run=dry_run,
-    )
-
-
-@dataclass(frozen=True)
-class Part:
-    """What a group has of a split request beside the request itself: a prefix, or with `is_ahead`
-    what it pulls.
-    """
-
-    request_id: str
-    group: Group
-    tokens: int
-    is_ahead: bool
-
-
-@dataclass
-class ModelStream:
-    """A request as the shell knows it: where it is, and what it has got, in all and from its
-    present group.
-
-    `ahead`: tokens without KV that its group computes first. `kv`: while it waits, the offer of its
-    KV. `offer`: the number under which its group will offer that at its end there.
-    """
-
-    spec: RequestSpec
-    arrived_s: float
-    group: Group | None = None
-    begun: bool = False
-    tokens: int = 0
-    tokens_here: int = 0
-    limit: int = 0
-    ahead: int = 0
-    kv: KVOffer | None = None
-    offer: int | None = None
-    arrived_with_kv: bool = False
 
 
 class ModelShell:
@@ -329,15 +253,12 @@ class ModelShell:
 
     def _needs_lent(self, group: Group) -> bool:
         room = self.controller.settings.capacity.tokens[len(group)]
-        return any(self._needed(one) > room for one in self.open.values() if one.group == group)
+        return any(one.needed_tokens > room for one in self.open.values() if one.group == group)
 
-    def _needed(self, stream: ModelStream) -> int:
-        """Tokens that a request needs room for."""
-        return max(stream.spec.needed_tokens, stream.spec.prompt_tokens + stream.tokens + 1)
+    def tokens_of(self, group: Group, needed: int = 0) -> int:
+        """Return the tokens that a group holds for a request that needs `needed` of them.
 
-    def _holds(self, group: Group, needed: int = 0) -> int:
-        """What a request may have in a group that needs so many tokens; its engines have the
-        weights for it.
+        Its engines have the weights for it.
         """
         capacity = self.controller.settings.capacity
         if len(group) < max(capacity.tokens):
@@ -350,33 +271,8 @@ class ModelShell:
 
     def _dispatch(self, command: Dispatch) -> None:
         stream, group = self.open[command.request_id], command.group
-        spec = stream.spec
-        holds = self._holds(group, self._needed(stream))
-        assert stream.group is None, "dispatched twice"
-        assert group == aligned_group(group[0], len(group))
-        goes_on_there = command.migrated_from is not None and command.migrated_from.group == group
-        assert (
-            group in self.layout.groups
-            or spec.degree == len(group)
-            or goes_on_there
-            or self.is_apart(command)
-        )
-        assert spec.degree in (None, len(group))
-        assert goes_on_there or not self._keeps_narrow_waiting(command.request_id, group)
-        assert spec.needed_tokens <= holds
-        assert command.output_tokens == stream.tokens
-        most = holds - spec.prompt_tokens
-        assert stream.tokens < command.limit_tokens <= most, "no room for a further token"
-        assert command.publishes or command.limit_tokens == most
-        assert not self.holds, "dispatched while a sequential switch waits"
-        assert command.migrated_from == stream.kv
-        chosen = self.controller.settings
-        widest = max(chosen.capacity.tokens)
-        is_narrower = len(group) < widest or holds < chosen.capacity.lent_tokens
-        ends_here = spec.max_output_tokens > command.limit_tokens and is_narrower
-        goes_on = spec.can_migrate and spec.degree is None and not chosen.loses_groups
-        offers = ends_here and goes_on and bool(self.controller.state.migrates)
-        assert (command.offer is not None) == (offers or command.publishes)
+        holds = self.tokens_of(group, stream.needed_tokens)
+        check_dispatch(self, command, holds)
         if (
             stream.kv is not None
             and (part := self.parts.get(stream.kv.number)) is not None
@@ -384,11 +280,11 @@ class ModelShell:
         ):
             assert part.group == group, "another group has pulled its KV"
             del self.parts[stream.kv.number]
+
         stream.offer = self._offered(command.offer)
         stream.arrived_with_kv = command.migrated_from is not None
-        stream.ahead = (
-            max(1, stream.ahead) if stream.arrived_with_kv else spec.prompt_tokens + stream.tokens
-        )
+        prompt_and_outputs = stream.spec.prompt_tokens + stream.tokens
+        stream.ahead = max(1, stream.ahead) if stream.arrived_with_kv else prompt_and_outputs
         stream.group = group
         stream.limit, stream.tokens_here = command.limit_tokens, 0
         self.dispatched.append((command.request_id, group))
@@ -396,26 +292,6 @@ class ModelShell:
     def is_apart(self, command: Dispatch) -> bool:
         """Whether a request may have a group that the layout lacks."""
         return False
-
-    def _keeps_narrow_waiting(self, request_id: str, group: Group) -> bool:
-        """Whether engines of a narrower group have to become idle for a request that waits and goes
-        before this one.
-        """
-        capacity = self.controller.settings.capacity
-        widest = [
-            one
-            for one in self.layout.groups
-            if len(one) == max(capacity.tokens) and group[0] in one
-        ]
-        if group in widest or not widest or not capacity.lent_tokens:
-            return False
-        names, priority = list(self.open), self.open[request_id].spec.priority
-        return any(
-            one.group is None
-            and one.spec.priority <= priority
-            and self._needed(one) > capacity.tokens[len(widest[0])]
-            for one in (self.open[name] for name in names[: names.index(request_id)])
-        )
 
     def _dispatch_prefix(self, command: DispatchPrefix) -> None:
         stream, number = self.open[command.request_id], self._offered(command.offer)
@@ -451,7 +327,7 @@ class ModelShell:
         )
         assert spec.prompt_splits or part.is_ahead
         assert not self.holds and self.ordered is None
-        assert part.group in self.layout.groups and part.tokens < self._holds(part.group)
+        assert part.group in self.layout.groups and part.tokens < self.tokens_of(part.group)
         assert part.request_id not in [one.request_id for one in self.parts.values()]
         self.parts[number] = part
 
@@ -504,43 +380,18 @@ class ModelShell:
         if switch.mode == "soft":
             assert not switch.draining
         assert all(part.group in switch.new.groups for part in self.parts.values())
-        assert all(self._holds(group) for group in switch.new.groups)
+        assert all(self.tokens_of(group) for group in switch.new.groups)
         self.ordered, self.layout, self.holds, self.is_regrouped = switch, switch.new, False, False
         self.pauses = switch.mode == "hard"
         self.switches.append(switch)
 
     def check(self) -> None:
         """The controller knows of the same requests, in the same places."""
+        check_requests(self)
+        check_books(self)
         controller = self.controller
-        assert sorted(self.waiting()) == sorted(state.request_id for state in controller.state.pool)
-        assert controller.state.running == len(self.running())
-        for request_id, stream in self.open.items():
-            assert controller.state.group_of(request_id) == stream.group
-            if stream.group is not None:
-                state = controller.state.loads[stream.group].requests[request_id]
-                assert (state.output_tokens, state.prefill_tokens) == (stream.tokens, stream.ahead)
-        self._check_books()
         assert controller.state.layout == self.layout
         assert self.streams_of_switches() <= set(self.open)
         waits = controller.changing and self.ordered is None
         assert not (waits and self.pauses), "a switch waits for the end of requests that are paused"
         self.holds = waits and controller.state.switches.kept[-1].mode == "sequential"
-
-    def _check_books(self) -> None:
-        """Each request is booked where the shell has it, and so is the part of one that is
-        split.
-        """
-        state = self.controller.state
-        state.check_integrity()
-        booked = {
-            (request_id, group)
-            for group in state.loads.groups
-            for request_id in state.loads[group].requests
-        }
-        expected = {
-            (name, stream.group) for name, stream in self.open.items() if stream.group is not None
-        }
-        expected |= {(f"{part.request_id} (part)", part.group) for part in self.parts.values()}
-        assert booked == expected
-        assert len(state.splits) == len(self.parts)
-        assert all(part.request_id in self.open for part in self.parts.values())

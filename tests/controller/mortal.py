@@ -6,7 +6,8 @@ from flying_serving.controller.commands import Command, Dispatch, Fail, Recall
 from flying_serving.controller.fault_recovery import MOST_WAIT_S
 from flying_serving.controller.settings import Settings
 from flying_serving.layout.groups import Layout
-from tests.controller.model_shell import TOKENS, ModelShell
+from tests.controller.model_settings import TOKENS
+from tests.controller.model_shell import ModelShell
 from tests.policy.costs import Costs
 
 
@@ -134,7 +135,7 @@ class MortalShell(ModelShell):
             others = self.controller.settings.engines - len(self.lost) - len(group)
             assert self.strikes[name] == 1 or not self.lost or others > 0
             narrow = min(
-                size for size, tokens in TOKENS.items() if tokens >= self._needed(self.open[name])
+                size for size, tokens in TOKENS.items() if tokens >= self.open[name].needed_tokens
             )
             degree, forms_groups = (
                 self.open[name].spec.degree,

@@ -10,7 +10,7 @@ from flying_serving.controller.places import ALONE, Origin, Place
 from flying_serving.controller.pool import TaskPool
 from flying_serving.controller.settings import Settings
 from flying_serving.errors import PoolFull
-from tests.controller.model_shell import settings
+from tests.controller.model_settings import settings
 from tests.controller.test_pool import AGING_S, state
 
 LEAST = 4

@@ -14,7 +14,7 @@ from flying_serving.controller.splitter import Splitter
 from flying_serving.controller.state import ClusterState
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.snapshot import Decision
-from tests.controller.model_shell import ANSWER, settings
+from tests.controller.model_settings import ANSWER, settings
 from tests.policy.costs import costs, measured
 
 OLD, NEW = Layout.uniform(2, 1), Layout.uniform(2, 2)

@@ -5,7 +5,7 @@ import pytest
 from flying_serving.controller.decider import Decider, Verdict
 from flying_serving.controller.requests import RequestSpec, RequestState
 from flying_serving.controller.state import ClusterState
-from tests.controller.model_shell import settings
+from tests.controller.model_settings import settings
 from tests.policy.costs import costs, measured
 
 LONG = RequestSpec(150, 151, 1)

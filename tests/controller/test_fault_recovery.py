@@ -10,7 +10,7 @@ from flying_serving.controller.requests import RequestSpec
 from flying_serving.layout.groups import Layout
 from flying_serving.predict.demand import Demand
 from flying_serving.predict.migrations import MigrationCost
-from tests.controller.model_shell import settings
+from tests.controller.model_settings import settings
 from tests.controller.mortal import MortalShell
 from tests.policy.costs import costs
 

@@ -7,7 +7,8 @@ import pytest
 from flying_serving.controller.requests import RequestSpec, RequestState
 from flying_serving.errors import RequestError
 from flying_serving.layout.groups import Layout
-from tests.controller.model_shell import ModelShell, settings
+from tests.controller.model_settings import settings
+from tests.controller.model_shell import ModelShell
 from tests.policy.costs import costs
 
 AGENT = RequestSpec(40, 41, 120, expected_tokens=20, most_tokens=160)

@@ -9,7 +9,7 @@ from flying_serving.controller.controller import Controller
 from flying_serving.controller.node_load import NodeLoad, node_load
 from flying_serving.controller.requests import RequestSpec
 from flying_serving.layout.groups import Layout
-from tests.controller.model_shell import ANSWER, settings
+from tests.controller.model_settings import ANSWER, settings
 
 MAX_MODEL_LEN = 1000
 

@@ -11,7 +11,9 @@ from flying_serving.controller.settings import Capacity
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.snapshot import Decision
 from flying_serving.predict.migrations import MigrationCost
-from tests.controller.model_shell import ModelShell, Part, settings
+from tests.controller.model_settings import settings
+from tests.controller.model_shell import ModelShell
+from tests.controller.model_streams import Part
 from tests.policy.costs import costs
 
 PROMPT, OUTPUTS = 40, 20

@@ -8,7 +8,8 @@ from flying_serving.controller.requests import RequestSpec
 from flying_serving.controller.state import ClusterState
 from flying_serving.layout.groups import Layout
 from flying_serving.predict.migrations import MigrationCost
-from tests.controller.model_shell import ModelShell, settings
+from tests.controller.model_settings import settings
+from tests.controller.model_shell import ModelShell
 
 SHORT = RequestSpec(10, 30, 20)
 

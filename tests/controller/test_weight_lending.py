@@ -5,7 +5,8 @@ from flying_serving.controller.snapshots import snapshot
 from flying_serving.controller.weight_lending import Stage
 from flying_serving.layout.groups import Layout
 from flying_serving.predict.migrations import MigrationCost
-from tests.controller.model_shell import ModelShell, settings
+from tests.controller.model_settings import settings
+from tests.controller.model_shell import ModelShell
 
 GROUP = (0, 1, 2, 3)
 TOGETHER, APART = Layout.uniform(4, 4), Layout.uniform(4, 1)

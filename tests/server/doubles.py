@@ -29,7 +29,7 @@ from flying_serving.server.figures.losses import Loss
 from flying_serving.server.shell import Shell
 from flying_serving.vllm_adapter.channel import ClientChannel
 from flying_serving.vllm_adapter.keys import HISTORY_KEY
-from tests.controller.model_shell import settings
+from tests.controller.model_settings import settings
 from tests.policy.costs import costs, measured
 
 ADD, ABORT, UTILITY = (

@@ -21,7 +21,7 @@ from flying_serving.server.figures.predictions import Predictions
 from flying_serving.server.metrics import ServerMetrics
 from flying_serving.server.shell import Shell
 from flying_serving.wire import EngineFigures, EngineMemory, MigrationCounts
-from tests.controller.model_shell import settings
+from tests.controller.model_settings import settings
 
 
 class Watching(Predictions):

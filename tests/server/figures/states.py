@@ -10,7 +10,7 @@ from flying_serving.observe.view.rolling import Rolling
 from flying_serving.server.figures.losses import Losses
 from flying_serving.server.figures.state import state
 from flying_serving.wire import EngineFigures, EngineMemory, MigrationCounts
-from tests.controller.model_shell import ANSWER, settings
+from tests.controller.model_settings import ANSWER, settings
 
 
 def look(

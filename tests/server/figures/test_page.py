@@ -31,7 +31,7 @@ from flying_serving.server.figures.page import (
 from flying_serving.server.figures.predictions import Predictions
 from flying_serving.server.figures.switches import SwitchTally
 from flying_serving.wire import EngineFigures, EngineMemory, MigrationCounts, decode, encode
-from tests.controller.model_shell import ANSWER, settings
+from tests.controller.model_settings import ANSWER, settings
 from tests.policy.costs import costs, measured
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"

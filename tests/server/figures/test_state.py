@@ -14,7 +14,7 @@ from flying_serving.predict.migrations import MigrationCost
 from flying_serving.server.figures.losses import Loss, Losses
 from flying_serving.server.figures.state import SHOWN_SPLITS, SHOWN_SWITCHES, to_ask
 from flying_serving.wire import EngineMemory
-from tests.controller.model_shell import ANSWER, settings
+from tests.controller.model_settings import ANSWER, settings
 from tests.policy.costs import costs, measured
 from tests.server.figures.states import having, look, switched
 

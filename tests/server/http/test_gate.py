@@ -19,7 +19,7 @@ from flying_serving.server.figures.page import Published
 from flying_serving.server.http.gate import Gate
 from flying_serving.server.http.overload import PRIORITY_HEADER
 from flying_serving.server.shell import Shell
-from tests.controller.model_shell import settings
+from tests.controller.model_settings import settings
 from tests.server.apps import SECRET, gated
 from tests.server.doubles import Server
 

@@ -17,7 +17,8 @@ from flying_serving.vllm_adapter.keys import (
     MIGRATED_FROM_KEY,
     OFFER_KEY,
 )
-from tests.controller.model_shell import ModelShell, settings
+from tests.controller.model_settings import settings
+from tests.controller.model_shell import ModelShell
 from tests.policy.costs import costs
 
 

@@ -14,7 +14,7 @@ from flying_serving.controller.requests import RequestSpec
 from flying_serving.server.requests import xargs
 from flying_serving.server.requests.streams import Streams
 from flying_serving.vllm_adapter.keys import OURS
-from tests.controller.model_shell import settings
+from tests.controller.model_settings import settings
 
 
 def spec(max_tokens: int | None = None, **extra: Any) -> RequestSpec:
