@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 from http import HTTPStatus
-from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
-from vllm.exceptions import GracefulHTTPError, VLLMValidationError
+from vllm.exceptions import GracefulHTTPError
 from vllm.v1.engine import EngineCoreOutputs, FinishReason
 from vllm.v1.engine.async_llm import InputStreamError
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -20,10 +18,8 @@ from vllm.v1.metrics.stats import SchedulerStats
 from flying_serving.controller.commands import Recall, Reject
 from flying_serving.controller.requests import KVOffer
 from flying_serving.layout.groups import Layout
-from flying_serving.server.client import add
 from flying_serving.vllm_adapter.keys import MIGRATED_FROM_KEY, OFFER_KEY
-from flying_serving.wire import SwitchAnswer
-from tests.server.doubles import ABORT, ADD, APART, PAIRS, UTILITY, Server, request
+from tests.server.doubles import ABORT, ADD, APART, PAIRS, UTILITY, Server
 
 
 async def test_a_request_migrates_with_its_tokens_until_the_engines_answered() -> None:
@@ -281,44 +277,6 @@ async def test_engines_know_the_deadline_of_a_request_and_of_its_prefix() -> Non
     assert server.controller.tick(1.5) == []
 
 
-async def test_a_call_is_on_its_way_before_it_is_awaited() -> None:
-    server = Server()
-    call = server.calls.utility(2, "flying_switch")
-    assert server.messages == [(UTILITY, "flying_switch", 2)]
-    server.sent()
-    assert (await call) == SwitchAnswer(1.0, 0.1, 0.1)
-
-
-async def test_an_answer_of_another_type_is_an_error() -> None:
-    server = Server()
-    call = asyncio.ensure_future(server.calls.utility(2, "flying_switch"))
-    (answer,) = server.vllm.utility_results.values()
-    answer.set_result({"in_flight_ms": "soon"})
-    server.sent()
-    with pytest.raises(msgspec.ValidationError, match="in_flight_ms"):
-        await asyncio.wait_for(call, 5)
-
-
-async def test_what_a_task_raises_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock or a switch that died unheard would leave requests waiting: who reads vLLM's outputs
-    hears of it.
-    """
-    server = Server()
-
-    def fail(*_: Any) -> None:
-        raise ValueError("injected")
-
-    monkeypatch.setattr(server.controller, "acknowledged", fail)
-    task = await server.switch(PAIRS, "weave")
-    server.sent()
-    with pytest.raises(ValueError, match="injected"):
-        await server.read()
-    assert not server.calls.tasks
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-
 async def test_an_unsent_abort_of_a_client_that_left_is_no_unhandled_error() -> None:
     """Its client has left meanwhile."""
     server = Server()
@@ -345,32 +303,6 @@ async def test_an_unsent_abort_raises_where_it_is_awaited() -> None:
     server.vllm.sends[-1].set_exception(OSError("injected"))
     with pytest.raises(OSError, match="injected"):
         await asyncio.wait_for(aborting, 5)
-
-
-async def test_a_call_that_cannot_be_sent_awaits_no_answer() -> None:
-    server = Server()
-    server.vllm.unsendable = {"flying_report"}
-    with pytest.raises(ValueError, match="injected"):
-        server.calls.utility(0, "flying_report")
-    assert server.vllm.utility_results == {}
-
-
-@pytest.mark.parametrize("ending", [False, True])
-async def test_what_engines_cannot_be_told_is_logged(
-    ending: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    """And not raised. When the server ends it is no news."""
-    server = Server()
-    server.calls.ending = ending
-    server.vllm.unsendable = {"flying_retain"}
-    server.calls.tell(0, "flying_retain", ["a"])
-    server.calls.tell(1, "flying_check")
-    assert server.messages == [(UTILITY, "flying_check", 1)]
-    assert ("injected" in caplog.text) is not ending
-    await asyncio.sleep(0)
-    server.sent()
-    await asyncio.wait(server.calls.tasks, timeout=5)
-    assert not server.calls.tasks
 
 
 async def test_a_recalled_request_whose_group_is_full_waits_on() -> None:
@@ -408,50 +340,3 @@ async def test_a_client_that_leaves_while_its_request_waits_leaves_no_kv() -> No
     assert server.messages == [(ABORT, "a", 0)]
     server.sent()
     await asyncio.wait_for(task, 5)
-
-
-class Outputs:
-    """What the channel uses of vLLM's output processor: it has begun to add two requests that
-    belong together.
-    """
-
-    def __init__(self, *request_ids: str) -> None:
-        parent = SimpleNamespace(request_id="whole")
-        self.request_states = {
-            one: SimpleNamespace(parent_req=parent, queue=None) for one in request_ids
-        }
-
-    def abort_requests(self, request_ids: list[str], *, internal: bool) -> list[str]:
-        """Forget both."""
-        assert (request_ids, internal) == (["whole"], True)
-        forgotten = list(self.request_states)
-        self.request_states.clear()
-        return forgotten
-
-
-async def test_a_client_that_leaves_while_its_request_is_added_ends_it() -> None:
-    """VLLM aborts only what it was given back, and so would let it run for nobody; so it is with
-    all of its `n`.
-    """
-    server = Server()
-    server.calls.channel.outputs = outputs = Outputs("first", "second")
-    server.open_request("first")
-    task = asyncio.get_running_loop().create_task(add(server.shell, request("second")))
-    await asyncio.sleep(0)
-    assert server.controller.state.running == 2
-    task.cancel()
-    await asyncio.sleep(0)
-    server.sent()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert server.controller.state.open_requests == []
-    assert outputs.request_states == {}
-    assert sorted(name for kind, name, _ in server.messages if kind is ABORT) == ["first", "second"]
-
-
-async def test_vllm_forgets_a_request_that_is_refused() -> None:
-    server = Server()
-    server.calls.channel.outputs = outputs = Outputs("long")
-    with pytest.raises(VLLMValidationError):
-        await add(server.shell, request("long", prompt_tokens=1000))
-    assert outputs.request_states == {}

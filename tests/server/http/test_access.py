@@ -1,34 +1,24 @@
-"""Who may use the admin routes: with an API key those who have it, without one this machine's
-programs alone.
-"""
+"""Who may use the admin routes: holders of the API key, or without one this machine's programs."""
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import psutil
 import pytest
 import uvicorn
-from fastapi import FastAPI, HTTPException
-from starlette.routing import Mount, Route, WebSocketRoute
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
-from vllm.utils.argparse_utils import FlexibleArgumentParser
+from fastapi import FastAPI
 
-from flying_serving.server.http.access import FORWARDED, OPEN, READING, check_key, is_local
-from flying_serving.server.http.incoming import Incoming, generates
-from flying_serving.server.patches import HOOKS
-from flying_serving.vllm_adapter.patches import installer, table
+from flying_serving.server.http.access import FORWARDED, is_local
 from harness.live import Server
 from tests.server.apps import SECRET, app
 from tests.server.test_lifecycle import Parts
 
 KEY = {"Authorization": f"Bearer {SECRET}"}
-KEY_BYTES = f"Bearer {SECRET}".encode()
 HERE = ("127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1")
 ELSEWHERE = (
     "10.0.0.7",
@@ -59,62 +49,6 @@ NOT_OUR_NAME = f"{NO_KEY_SET} answer to localhost, loopback addresses and --host
 NO_PAGES = (
     "without an API key (--api-key, VLLM_API_KEY) the admin routes answer no pages of other sites"
 )
-
-
-GENERATE = {
-    "/v1/completions",
-    "/v1/chat/completions",
-    "/v1/chat/completions/batch",
-    "/v1/responses",
-    "/v1/messages",
-    "/v1/systemone",
-    "/invocations",
-    "/generative_scoring",
-    "/inference/v1/generate",
-}
-DO_NOT_GENERATE = {
-    "/tokenize",
-    "/detokenize",
-    "/ping",
-    "/v1/responses/{response_id}/cancel",
-    "/v1/messages/count_tokens",
-    "/v1/chat/completions/render",
-    "/v1/messages/render",
-    "/v1/completions/render",
-    "/v1/responses/render",
-    "/v1/chat/completions/derender",
-    "/v1/completions/derender",
-    "/inference/v1/abort_requests",
-    "/scale_elastic_ep",
-    "/is_scaling_elastic_ep",
-    # of models with audio, which are refused at start
-    "/v1/realtime",
-    "/v1/audio/transcriptions",
-    "/v1/audio/translations",
-    # with VLLM_SERVER_DEV_MODE=1
-    "/reset_prefix_cache",
-    "/reset_mm_cache",
-    "/reset_encoder_cache",
-    "/collective_rpc",
-    "/sleep",
-    "/release_kv_cache_memory",
-    "/wake_up",
-    "/pause",
-    "/resume",
-    "/abort_requests",
-    "/init_weight_transfer_engine",
-    "/shutdown_weight_transfer_engine",
-    "/start_weight_update",
-    "/start_draft_weight_update",
-    "/update_weights",
-    "/finish_weight_update",
-    "/update_weight_version",
-    "/weight_checker",
-    # ours
-    "/flying/layout",
-    "/flying/check",
-    "/flying/drain",
-}
 
 
 async def ask(
@@ -265,121 +199,6 @@ async def test_the_name_that_the_server_is_bound_to_is_answered() -> None:
 async def test_with_a_key_every_name_is_answered() -> None:
     answer = await ask(app(), "10.0.0.7", "/flying/switches", KEY | {"Host": "node-1.example"})
     assert answer.status_code == 200
-
-
-@pytest.fixture(scope="module")
-def vllms_app() -> Iterator[FastAPI]:
-    """vLLM's application with all routes that its flags and variables add, and ours, as they are
-    attached to it.
-    """
-    from vllm.entrypoints.launchers.app import build_app
-
-    installer.uninstall()
-    installer.apply(
-        tuple(patch for patch in table.SERVER_PATCHES if patch.hook.endswith(":add_routes")), HOOKS
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_SERVER_DEV_MODE", "1")
-        args = make_arg_parser(FlexibleArgumentParser()).parse_args(
-            [f"--api-key={SECRET}", "--enable-scale-out"]
-        )
-        yield build_app(args, ("generate", "render", "transcription", "realtime"), None)
-    installer.uninstall()
-
-
-def changing(made: FastAPI) -> set[tuple[str, str]]:
-    """Method and path of every route that does not only read."""
-    found: set[tuple[str, str]] = set()
-    for route in made.routes:
-        if isinstance(
-            route, Mount
-        ):  # prometheus_client's application, which reads whatever the method is
-            assert route.path == "/metrics"
-            continue
-        assert isinstance(route, Route | WebSocketRoute), route
-        methods = {"WEBSOCKET"} if isinstance(route, WebSocketRoute) else route.methods or set()
-        found |= {(method, route.path) for method in methods - set(READING)}
-    return found
-
-
-def test_every_route_of_vllm_is_known_to_generate_or_not(vllms_app: FastAPI) -> None:
-    """A server that is full or drains refuses those that do."""
-    paths = {path for _, path in changing(vllms_app)}
-    assert paths == GENERATE | DO_NOT_GENERATE
-    found = {path for path in paths if generates({"type": "http", "method": "POST", "path": path})}
-    assert found == GENERATE
-
-
-async def answered(made: FastAPI, method: str, path: str, headers: Mapping[str, str]) -> int:
-    """The status of the answer to a request without a body."""
-    sent: list[Any] = []
-
-    async def receive() -> Any:
-        return {"type": "http.disconnect"}
-
-    async def send(part: Any) -> None:
-        sent.append(part)
-
-    raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-    kind = "websocket" if method == "WEBSOCKET" else "http"
-    scope = {
-        "type": kind,
-        "method": method,
-        "path": path,
-        "query_string": b"",
-        "headers": raw,
-        "app": made,
-    }
-    await made.build_middleware_stack()(scope, receive, send)
-    return int(sent[0]["status"])
-
-
-async def test_every_route_that_does_not_only_read_needs_the_key(vllms_app: FastAPI) -> None:
-    """Whether vLLM's own check of the key looks at it or not."""
-    asked = changing(vllms_app)
-    closed = {(method, path) for method, path in asked if path not in OPEN}
-    assert len(closed) > 40
-    for method, path in closed:
-        assert await answered(vllms_app, method, path, {}) == 401, path
-        assert await answered(vllms_app, method, path, {"Authorization": "Bearer wrong"}) == 401, (
-            path
-        )
-
-
-@pytest.mark.parametrize("path", ["/invocations", "/generative_scoring", "/collective_rpc", *OPEN])
-@pytest.mark.parametrize("keys", [(SECRET,), ()], ids=["with a key", "without"])
-async def test_who_has_the_key_or_needs_none_gets_to_the_route(
-    path: str, keys: tuple[str, ...]
-) -> None:
-    headers = [(b"authorization", f"Bearer {SECRET}".encode())] if keys and path not in OPEN else []
-    owner = SimpleNamespace(state=SimpleNamespace(flying_keys=keys))
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": f"/api{path}",
-        "root_path": "/api",
-        "headers": headers,
-    }
-    await check_key(Incoming(scope | {"app": owner}, unread))  # raises nothing
-
-
-@pytest.mark.parametrize(
-    ("headers", "refused"), [([], True), ([(b"authorization", KEY_BYTES)], False)], ids=str
-)
-async def test_a_websocket_needs_the_key_on_every_path(
-    headers: list[tuple[bytes, bytes]], refused: bool
-) -> None:
-    owner = SimpleNamespace(state=SimpleNamespace(flying_keys=(SECRET,)))
-    request = Incoming(
-        {"type": "websocket", "path": OPEN[0], "headers": headers, "app": owner}, unread
-    )
-    with pytest.raises(HTTPException, match="401") if refused else nullcontext():
-        await check_key(request)
-
-
-async def unread() -> Any:
-    """In place of the body of a request, which is not looked at."""
-    raise AssertionError
 
 
 async def test_a_unix_socket_is_local(tmp_path: Path) -> None:
