@@ -99,7 +99,8 @@ test-busy: $(STAMP)
 
 # Not among `make test`: it installs Ray, and its nodes and Ray's processes need both cores.
 test-ray: $(RAY_STAMP)
-	PYTHONPATH=$(abspath $(RAY)) $(BIN)/python -m pytest tests/deploy/test_ray.py tests/supply/test_ray_licences.py
+	PYTHONPATH=$(abspath $(RAY)) $(BIN)/python -m pytest tests/deploy/test_ray.py \
+		tests/deploy/test_ray_scaling.py tests/supply/test_ray_licences.py
 
 demo: $(STAMP)
 	$(BIN)/python -m flying_lab.demo $(ARGS)
