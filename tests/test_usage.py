@@ -19,7 +19,7 @@ OTHER_USAGE = {
     "flying_serving.cli.main": "its command is flying-serving",
     "tests.comm.takers": "a process of one test, by arguments that only that test knows",
     "tests.deploy.stand_in": "takes the command line of flying-serving in its place",
-    "tests.server.test_errors": "prints its table",
+    "tests.server.errors.tables": "prints its table",
 }
 """Commands without a usage of their own, and why."""
 WATCHED = """
