@@ -21,6 +21,7 @@ MAX_P90_FUNCTION_STATEMENTS = 12
 MAX_PARAMETERS = 6
 MAX_CONSTRUCTOR_PARAMETERS = 8
 MAX_TEST_NAME = 70
+MAX_TEST_FILE_LINES = 400
 
 # "path" or "path:qualified.name" -> why it is larger. Keep this short; an entry no longer needed is
 # an error.
@@ -184,3 +185,12 @@ def test_names_of_tests_fit_in_a_line() -> None:
         if node.name.startswith("test_") and len(node.name) > MAX_TEST_NAME
     ]
     assert not long, "\n".join(long)
+
+
+def test_files_of_tests_are_within_budget() -> None:
+    sizes = {
+        path.relative_to(ROOT).as_posix(): len(path.read_text(encoding="utf-8").splitlines())
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+    }
+    over = [f"{name}: {size} lines" for name, size in sizes.items() if size > MAX_TEST_FILE_LINES]
+    assert not over, "\n".join(over)
