@@ -17,7 +17,7 @@ def test_the_first_reason_stays(tmp_path: Path) -> None:
     assert start_error(str(tmp_path)) == "layers.0: no shared storage"
 
 
-def test_what_vllm_raises_is_one_line_with_its_type(tmp_path: Path) -> None:
+def test_error_of_vllm_is_one_line_with_its_type(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="memory"), told_to_server(str(tmp_path), 3):
         raise ValueError("too little memory.\n  Use less.")
     assert (

@@ -57,14 +57,14 @@ def found(tree: ast.AST) -> Iterator[str]:
         "subprocess.run(line, shell=True)",
     ],
 )
-def test_what_runs_its_input_is_found(code: str) -> None:
+def test_calls_that_run_their_input_are_found(code: str) -> None:
     assert list(found(ast.parse(code)))
     assert not list(
         found(ast.parse("import json, re; model.eval(); re.compile('x'); json.loads(text)"))
     )
 
 
-def test_nothing_runs_its_input_but_messages_between_engines() -> None:
+def test_only_messages_between_engines_are_unpickled() -> None:
     """HTTP bodies, traces and settings are JSON, CSV or msgpack, into types that are declared."""
     paths = [path for package in PACKAGES for path in package.rglob("*.py")]
     uses = {path: list(found(ast.parse(path.read_text(encoding="utf-8")))) for path in paths}

@@ -94,7 +94,7 @@ def test_each_collective_is_the_groups_and_takes_so_much_longer(
     st.lists(st.integers(0, 30), max_size=3),
     st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.bool]),
 )
-def test_what_a_collective_costs(
+def test_collective_costs_latency_plus_bytes_over_bandwidth(
     latency_us: float, gb_per_s: float, shape: list[int], dtype: torch.dtype
 ) -> None:
     """Microseconds, and the tensor's bytes over 10^9 bytes a second."""

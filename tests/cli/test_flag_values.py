@@ -58,5 +58,5 @@ def test_every_refusal_is_one_line(outcomes: dict[str, str]) -> None:
         ),
     ],
 )
-def test_what_a_flag_says(outcomes: dict[str, str], flag: str, says: str) -> None:
+def test_flag_outcome_names_its_value(outcomes: dict[str, str], flag: str, says: str) -> None:
     assert says in outcomes[flag]

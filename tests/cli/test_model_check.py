@@ -143,7 +143,7 @@ def test_a_configuration_alone_is_enough_to_refuse(
 
 
 @pytest.mark.server
-def test_doctor_needs_a_configuration_alone_and_says_nothing_else(tmp_path: Path) -> None:
+def test_doctor_reads_only_a_configuration_and_prints_only_its_table(tmp_path: Path) -> None:
     """Started by a shell: no line of vLLM's log stands beside the table."""
     done = by_shell(["doctor", str(written(tmp_path, GEMMA2)), *NO_WEIGHTS], DOCTOR_S)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
@@ -328,7 +328,7 @@ def test_each_device_has_a_row_with_its_placement(
         ),
     ],
 )
-def test_whatever_goes_wrong_is_one_line(
+def test_any_failure_of_the_model_check_is_one_line(
     monkeypatch: pytest.MonkeyPatch, error: Exception, says: str
 ) -> None:
     def fail(_: Any) -> Any:

@@ -110,7 +110,7 @@ def test_a_flag_overrides_additional_config_and_its_default_does_not() -> None:
         ([], [1], "--additional-config=[1]: must be a JSON object"),
     ],
 )
-def test_what_is_wrong_is_named_as_it_was_given(
+def test_wrong_setting_is_named_as_it_was_given(
     argv: list[str], additional: Any, says: str
 ) -> None:
     """The flag if there was one, and the value as it was typed."""
@@ -190,7 +190,7 @@ def _call(call: Callable[[], None]) -> None:
     [(READS,), (CONFIGURES,), (STARTS,), (STARTS, THEIRS), (STARTS, OURS, STARTS)],
     ids=str,
 )
-def test_what_vllm_raises_where_it_reads_flags_is_one_line(
+def test_error_of_vllm_while_flags_are_read_is_one_line(
     kind: type[Exception], callers: tuple[tuple[str, str], ...]
 ) -> None:
     with pytest.raises(
@@ -203,7 +203,7 @@ def test_what_vllm_raises_where_it_reads_flags_is_one_line(
 @pytest.mark.parametrize(
     "callers", [(), (SERVES,), (OURS,), (STARTS, OURS), (SERVES, THEIRS)], ids=str
 )
-def test_what_is_raised_where_no_flag_is_read_keeps_its_traceback(
+def test_error_outside_the_reading_of_flags_keeps_its_traceback(
     kind: type[Exception], callers: tuple[tuple[str, str], ...]
 ) -> None:
     """While the server serves, or in our own code."""
@@ -213,7 +213,7 @@ def test_what_is_raised_where_no_flag_is_read_keeps_its_traceback(
     assert raised.value is error
 
 
-def test_what_vllm_refuses_is_one_line() -> None:
+def test_refusal_by_vllm_is_one_line() -> None:
     """No traceback of its configuration; a port in use too; and an interrupt is the user's wish."""
     args = ARGS
     with pytest.raises(ValidationError) as wrong:

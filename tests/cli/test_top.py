@@ -28,7 +28,7 @@ def drawn(found: dict[str, Any], width: int = 120) -> str:
     return captured.get()
 
 
-def test_everything_is_shown(shown: dict[str, Any]) -> None:
+def test_screen_shows_groups_pool_switches_and_costs(shown: dict[str, Any]) -> None:
     """Groups with their degree, what stands aside, the pool, times, switches with reason and
     costs.
     """

@@ -22,7 +22,7 @@ def elsewhere(board: StepBoard, engines: Iterable[int], size: int, since: float)
     return board.together_since(engines, size, since) > since
 
 
-def test_nobody_was_anywhere_at_first(boards: tuple[StepBoard, StepBoard]) -> None:
+def test_new_board_shows_no_engine_elsewhere(boards: tuple[StepBoard, StepBoard]) -> None:
     assert not any(
         elsewhere(board, range(8), size, 0.0) for board in boards for size in (1, 2, 4, 8)
     )
@@ -44,7 +44,7 @@ def test_the_end_of_a_step_is_seen_by_all_and_of_all_other_lanes(
             assert not elsewhere(board, range(8), other, 5.0)
 
 
-def test_what_a_group_runs_and_holds_is_seen_by_all_engines(
+def test_load_of_a_group_is_seen_by_all_engines(
     boards: tuple[StepBoard, StepBoard],
 ) -> None:
     """Each number has a place of its own, apart from times."""

@@ -41,7 +41,7 @@ def test_a_group_without_room_for_its_buffers_is_an_error(path: str) -> None:
         ShmGroup(path, 0, 2, slot_bytes=slot_bytes)
 
 
-def test_what_others_have_written_stays(path: str) -> None:
+def test_reserving_a_file_keeps_its_bytes(path: str) -> None:
     Path(path).write_bytes(b"written")
     with open(path, "r+b") as file:
         reserve(file.fileno(), path, 2 * MIB)

@@ -115,7 +115,9 @@ def test_processes_that_take_at_the_same_time_share_one_order(path: str, what: s
         max_size=40,
     )
 )
-def test_any_sequence_of_takes(takes: list[tuple[int, list[int], int]]) -> None:
+def test_sequence_numbers_count_up_in_any_order_of_takes(
+    takes: list[tuple[int, list[int], int]],
+) -> None:
     """Each member's numbers count up from 0, whichever of three openings of the file they are taken
     through.
     """

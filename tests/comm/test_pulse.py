@@ -30,7 +30,7 @@ def test_each_process_of_an_engine_has_a_counter(devices: int, processes: int) -
         assert Path(run_dir, "pulse").stat().st_mode & 0o777 == 0o600
 
 
-def test_what_is_said_of_one_engine_is_said_of_no_other() -> None:
+def test_end_of_an_engine_is_noted_for_that_engine_alone() -> None:
     """That it ends, as it says itself, and that it is lost, as the server says."""
     with TemporaryDirectory(dir="/dev/shm") as run_dir:
         watched, mine = Pulse(run_dir, 4, 2), Pulse(run_dir, 4, 2)
@@ -72,7 +72,7 @@ def test_an_engine_that_ends_gives_no_signs_of_life() -> None:
         assert pulse.of(0) == last
 
 
-def test_what_has_not_begun_is_not_silent_while_an_engine_starts() -> None:
+def test_device_that_has_not_begun_is_not_silent_while_its_engine_starts() -> None:
     """Its own process has; from when it has started all count."""
     silence = Silence(longest_look_s=10.0)
     silence.look([1, 1, 1], 0.0, starts=True)
@@ -84,7 +84,7 @@ def test_what_has_not_begun_is_not_silent_while_an_engine_starts() -> None:
     assert silence.look([6, 4, 1], 9.0) == 3.0
 
 
-def test_nothing_is_silent_at_the_first_look() -> None:
+def test_first_look_finds_no_silence() -> None:
     assert Silence().look([3, 7], time.monotonic()) == 0.0
 
 

@@ -105,7 +105,7 @@ def test_large_tensors_and_strides(path: str) -> None:
     as_threads(work, path, 2, slot_bytes=64 << 10)
 
 
-def test_what_cannot_be_done_is_refused(path: str) -> None:
+def test_wrong_dtype_dimension_or_root_is_refused(path: str) -> None:
     group = ShmGroup(path, 0, 2)
     with pytest.raises(TypeError, match=r"torch\.bool"):
         group.all_reduce(torch.ones(2, dtype=torch.bool))
@@ -152,7 +152,9 @@ def test_thousands_of_operations_with_pauses(path: str, world: int) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(world=st.integers(2, 4), schedule=st.lists(st.integers(0, 3), max_size=200))
-def test_any_order_of_steps(world: int, schedule: list[int]) -> None:
+def test_ranks_in_any_order_of_steps_stay_within_two_operations(
+    world: int, schedule: list[int]
+) -> None:
     """Whichever rank moves next: a broadcast arrives whole, and nobody begins an operation two
     ahead of another's.
     """

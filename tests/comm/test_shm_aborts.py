@@ -59,7 +59,7 @@ def arrive_overdue(group: ShmGroup, rank: int, world: int) -> tuple[float, str, 
     return wait_in_barrier(group, rank, world)
 
 
-def test_deadline_names_who_is_missing_and_where(path: str) -> None:
+def test_deadline_names_the_missing_rank_and_its_operation(path: str) -> None:
     """The rank that reaches the deadline first tells the others, and the group stays closed to the
     last one.
     """

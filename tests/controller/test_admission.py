@@ -48,7 +48,7 @@ def test_the_limit_is_named_when_it_is_reached() -> None:
     assert full.refused == 1
 
 
-def test_prompt_tokens_are_bounded_whatever_the_number_of_requests() -> None:
+def test_waiting_prompt_tokens_are_bounded_for_any_number_of_requests() -> None:
     chosen = replace(settings(), most_waiting_tokens=30)
     admission(2, chosen).check()
     with pytest.raises(PoolFull, match=r"^30 prompt tokens wait already \(--max-waiting-tokens\)$"):
@@ -75,7 +75,7 @@ def test_prompts_of_urgent_requests_may_wait_as_well_up_to_a_bound() -> None:
         admission(200, chosen).check(urgent=True)
 
 
-def test_what_waits_in_engines_counts_where_nothing_is_held_back() -> None:
+def test_requests_in_engine_queues_count_as_waiting_without_limits() -> None:
     """Beyond what a group runs at a time."""
     chosen = replace(settings("manual", capped=False, most_waiting=3), most_waiting_tokens=75)
     loads = Loads()
@@ -202,7 +202,7 @@ def test_a_refused_call_is_told_what_prompt_tokens_wait_without_it() -> None:
     ("bound", "bound_tokens"), [(3, 4_000_000), (1, 4_000_000), (100, 1), (100, 50), (100, 51)]
 )
 @pytest.mark.parametrize("prompt_tokens", [1, 10, 100])
-def test_what_is_let_in_at_once_at_most_is_what_an_idle_server_lets_in(
+def test_burst_lets_in_as_many_requests_as_an_idle_server(
     urgent: bool, bound: int, bound_tokens: int, prompt_tokens: int
 ) -> None:
     """With as many groups as engines: so much and no more."""

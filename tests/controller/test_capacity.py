@@ -52,7 +52,7 @@ def test_a_wider_group_never_holds_less(
     assert capacity.tokens[1] == (blocks - 1) * block_tokens
 
 
-def test_nobody_may_ask_for_a_spare_size() -> None:
+def test_request_for_a_spare_size_is_refused() -> None:
     """Which a fixed layout has while an engine is lost; a request may have it all the same."""
     capacity = Capacity({1: 100, 4: 400}, 2, spare=frozenset({1}))
     assert capacity.degrees == [8]

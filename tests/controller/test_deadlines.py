@@ -13,7 +13,7 @@ from tests.controller.test_pool import state
     ),
     ticks=st.lists(st.floats(0.0, 7.0), max_size=10).map(sorted),
 )
-def test_those_that_begin_too_late_are_late_once(
+def test_late_requests_are_reported_once(
     requests: list[tuple[float | None, float | None]], ticks: list[float]
 ) -> None:
     """Each with its deadline and when it begins; all arrive at 0."""
@@ -38,7 +38,7 @@ def test_those_that_begin_too_late_are_late_once(
     assert set(expired) == expected
 
 
-def test_nothing_is_kept_of_requests_that_have_gone() -> None:
+def test_ended_requests_leave_no_entries() -> None:
     """However far off their deadlines are."""
     deadlines = Deadlines()
     for number in range(3):

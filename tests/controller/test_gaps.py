@@ -51,7 +51,7 @@ def test_the_longest_gap_is_that_of_all_tokens(
         assert kept.worst_since(start_s) == pytest.approx(every.worst_since(start_s))
 
 
-def test_what_nobody_watches_is_not_kept() -> None:
+def test_unwatched_tokens_are_not_kept() -> None:
     """But where the next gap begins."""
     kept = TokenGaps()
     for number in range(100):

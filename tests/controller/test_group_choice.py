@@ -109,7 +109,7 @@ def place(
         ),
     ],
 )
-def test_what_can_never_run_is_refused_with_what_would_do(
+def test_request_that_can_never_run_is_refused_with_the_sizes_that_can(
     tokens: int, degree: int | None, message: str
 ) -> None:
     """The message names what was asked for and what there is."""
@@ -137,7 +137,7 @@ def test_degrees_count_devices() -> None:
     load=st.lists(st.sampled_from(GROUPS), max_size=20),
     limits=st.sampled_from([LIMITS, Limits(4, 64, capped=False)]),
 )
-def test_what_passes_the_check_is_placed_where_it_fits(
+def test_admitted_request_is_placed_in_a_group_that_holds_it(
     layout: Layout,
     devices: int,
     tokens: tuple[int, ...],

@@ -82,7 +82,7 @@ def test_groups_are_formed_for_what_is_expected(
     assert sizes("auto", spec, usual_output) == expected
 
 
-def test_what_is_expected_is_no_need_where_no_group_is_formed() -> None:
+def test_expected_length_is_no_need_if_no_group_is_formed() -> None:
     """A request would wait for what may never come."""
     assert sizes("manual", replace(AGENT, expected_tokens=90)) == (1, 2, 4)
 
@@ -106,28 +106,28 @@ def test_where_groups_may_go_away_one_that_holds_all_comes_first() -> None:
 
 
 @pytest.mark.parametrize(("most_tokens", "degree"), [(401, None), (101, 1)])
-def test_what_no_group_ever_holds_is_refused(most_tokens: int, degree: int | None) -> None:
+def test_request_longer_than_every_group_is_refused(most_tokens: int, degree: int | None) -> None:
     with pytest.raises(RequestError, match=f"prompt plus max_tokens are {most_tokens}"):
         ModelShell(settings("auto")).arrive(
             "r", replace(AGENT, most_tokens=most_tokens, degree=degree)
         )
 
 
-def test_a_request_that_cannot_go_on_elsewhere_needs_all_that_it_may_take() -> None:
+def test_request_that_cannot_migrate_needs_room_for_its_limit() -> None:
     """It would be cut short where it fills its group."""
     one = replace(AGENT, can_migrate=False)
     assert one.needed_tokens == 160
     assert sizes("auto", one) == (2, 4)
 
 
-def test_nothing_is_expected_of_engines_that_are_lost() -> None:
+def test_group_of_a_lost_engine_is_not_expected() -> None:
     """A pair would be needed, and none can be formed: it begins where it can."""
     shell = ModelShell(settings("auto"), WIDE_IS_WORSE)
     state = RequestState("r", replace(AGENT, expected_tokens=90), (1, 2, 4), 1, 0.0)
     assert shell.controller.state.lengths.of_new(state, [1]).sizes == (1, 2, 4)
 
 
-def test_what_a_request_is_sure_to_have_is_booked() -> None:
+def test_certain_tokens_of_a_request_are_booked() -> None:
     """Where others have had less: two would preempt each other on an engine of 100 tokens."""
     shell = ModelShell(settings("manual", 2), WIDE_IS_WORSE)
     for _ in range(50):

@@ -28,7 +28,7 @@ def state(number: int, prompt: int = 10, priority: int = 0) -> RequestState:
     )
 
 
-def test_what_a_policy_sees() -> None:
+def test_policy_sees_means_over_the_requests_of_a_group() -> None:
     """Means over the requests of a group."""
     loads = Loads()
     first, second = state(1, prompt=100), state(2, prompt=300)
@@ -44,7 +44,7 @@ def test_what_a_policy_sees() -> None:
     }
 
 
-def test_those_that_some_engines_cannot_hold_are_seen_apart() -> None:
+def test_long_requests_are_counted_by_the_engines_that_they_need() -> None:
     """By how many engines they need at least; at most what they asked for is left of them."""
     loads = Loads()
     loads.add(state(1, prompt=100), (0, 1, 2, 3), 120.0)

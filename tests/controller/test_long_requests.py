@@ -72,7 +72,7 @@ def test_a_request_that_fills_its_engine_goes_on_in_a_group(policy: str) -> None
     shell.settle(5)
 
 
-def test_nobody_waits_for_a_group_that_is_not_formed() -> None:
+def test_request_ends_at_its_limit_if_no_policy_forms_a_group() -> None:
     """Without a policy that forms one a request ends where its group is full, as in vLLM, unless
     there is a group.
     """

@@ -58,7 +58,7 @@ def test_migrate_takes_along_streams_that_fit_and_can_migrate() -> None:
     assert shell.switches[-1].draining == {"grown", "fixed"}
 
 
-def test_what_migrates_keeps_the_tokens_of_the_step_under_way() -> None:
+def test_migrating_request_keeps_the_tokens_of_the_step_under_way() -> None:
     """It continues when the engines have answered, after that step, and before requests that arrive
     meanwhile.
     """
@@ -78,7 +78,7 @@ def test_what_migrates_keeps_the_tokens_of_the_step_under_way() -> None:
     assert shell.open["streams"].tokens == 4
 
 
-def test_nothing_migrates_if_engines_do_not_answer() -> None:
+def test_requests_stay_if_engines_do_not_answer_the_order() -> None:
     """Running requests stay in their groups; those that arrived meanwhile are not forgotten."""
     shell = manual()
     shell.arrive("streams", SHORT)
@@ -154,7 +154,7 @@ def test_a_request_that_exceeds_its_groups_kv_goes_on_with_it(measured: tuple[in
 
 
 @pytest.mark.parametrize("aborted", [True, False])
-def test_nothing_is_left_of_requests_that_end_while_they_wait_to_go_on(aborted: bool) -> None:
+def test_recalled_requests_that_end_leave_the_switch(aborted: bool) -> None:
     """They have streamed, and were taken from their engines to pairs that have no room for all: the
     switch is over.
     """
@@ -174,7 +174,7 @@ def test_nothing_is_left_of_requests_that_end_while_they_wait_to_go_on(aborted: 
     assert not switch.open
 
 
-def test_nothing_is_left_of_a_request_that_ends_after_its_group_was_full() -> None:
+def test_request_that_ends_after_its_group_was_full_leaves_the_switch() -> None:
     """It waits for a wider one then."""
     shell = ModelShell(settings(engines=2, max_num_seqs=1))
     for name in "ab":
@@ -188,7 +188,7 @@ def test_nothing_is_left_of_a_request_that_ends_after_its_group_was_full() -> No
 @pytest.mark.parametrize(
     ("policy", "migrates"), [("auto", True), ("load", True), ("manual", False)]
 )
-def test_what_is_left_behind_migrates_when_its_prompt_is_done(policy: str, migrates: bool) -> None:
+def test_request_left_behind_migrates_when_its_prompt_is_done(policy: str, migrates: bool) -> None:
     """With its KV, if that is cheaper than weaving it in to its end; an operator's layout changes
     nothing by itself.
 

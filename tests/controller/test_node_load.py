@@ -37,7 +37,7 @@ def test_requests_of_every_engine_and_of_the_pool_count() -> None:
     assert found.to_json()["server_load"] == found.to_json()["load"] == 9
 
 
-def test_what_waits_in_groups_counts_as_waiting() -> None:
+def test_queued_requests_of_groups_count_as_waiting() -> None:
     """Where the policy dispatches at once."""
     controller = Controller(settings("static-tp", 2, capped=False))
     for number in range(6):

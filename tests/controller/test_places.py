@@ -18,7 +18,7 @@ from flying_serving.controller.places import Place, Places
         max_size=8,
     )
 )
-def test_nothing_is_held_once_every_place_is_given_back(
+def test_no_place_is_held_after_all_are_given_back(
     held: list[tuple[str, int, int, bool, bool]],
 ) -> None:
     """Calls may have the same name. As many requests are taken as there are places for."""

@@ -106,7 +106,7 @@ def test_a_request_that_comes_back_has_its_old_place() -> None:
 
 
 @pytest.mark.parametrize("how", ["taken", "removed"])
-def test_nothing_is_kept_of_requests_that_have_gone(how: str) -> None:
+def test_ended_requests_leave_no_entries(how: str) -> None:
     """Though none of them was ever the first."""
     pool = TaskPool(AGING_S)
     remaining = [state(number, priority=-1, kind=KINDS[number]) for number in range(3)]

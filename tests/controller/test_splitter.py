@@ -110,7 +110,7 @@ def test_a_request_that_one_group_computes_is_not_split(at: int) -> None:
     ],
     ids=["it may not migrate", "one degree", "images", "not asked for", "no room at the split"],
 )
-def test_which_requests_are_not_split(spec: RequestSpec) -> None:
+def test_unsplittable_requests_run_in_one_group(spec: RequestSpec) -> None:
     """They run in one group."""
     shell = shell_of(engines=2)
     shell.arrive("a", spec)
@@ -124,7 +124,7 @@ def test_a_request_with_images_may_be_split_behind_its_prompt() -> None:
     assert part_of(shell) == Part("a", (1,), PROMPT, is_ahead=True)
 
 
-def test_nothing_is_split_without_a_second_group_or_a_way_to_migrate() -> None:
+def test_request_is_whole_without_a_second_group_or_a_migration() -> None:
     """One group, all others full, or no migration measured."""
     one = shell_of(engines=2)
     one.order(Layout.uniform(2, 2))

@@ -88,7 +88,9 @@ def test_requests_that_end_before_the_answers_drain_with_them() -> None:
 
 
 @given(requests=st.sets(st.text("abc", min_size=1, max_size=2), max_size=5), data=st.data())
-def test_any_order_of_events(requests: set[str], data: st.DataObject) -> None:
+def test_switch_record_is_right_in_any_order_of_events(
+    requests: set[str], data: st.DataObject
+) -> None:
     """Answers and ends come as they like: the numbers are those of the last event that counts."""
     events = ["answers", *requests]
     events = data.draw(st.permutations(events))
@@ -175,7 +177,7 @@ def test_a_failed_switch_is_over() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_which_engines_wait_to_hear_what_leaves_them(mode: str) -> None:
+def test_engines_of_changed_groups_wait_for_their_leaving_streams(mode: str) -> None:
     """Engines whose group is another one then, if streams move."""
     switch = Switch(Layout(((0, 1), (2,), (3,))), Layout(((0, 1), (2, 3))), mode, 100.0, 1)
     assert switch.awaiting == ([2, 3] if mode in ("soft", "migrate") else [])
@@ -332,7 +334,7 @@ def test_void_promises_count_no_more() -> None:
     assert switches.promised(20.0, 1.0) == pytest.approx(50.0)
 
 
-def test_what_a_need_promises_counts_from_the_last_such_need() -> None:
+def test_promise_of_a_need_counts_from_the_last_need_of_its_kind() -> None:
     switches = Switches()
     begin(switches, 0.0, decision=Decision(NEW, "weave", "context", math.inf, 0.5, at_stake=8.0))
     switches.needed_again(10.0)

@@ -98,7 +98,7 @@ def test_a_request_of_lower_degree_has_weights_come_back() -> None:
     assert shell.dispatched == [("narrow", (0,))]
 
 
-def test_weights_come_back_whatever_order_goes_out_with_them() -> None:
+def test_weights_come_back_with_any_order() -> None:
     shell = lent()
     shell.finish("long")
     shell.arrive("narrow", RequestSpec(10, 30, 20, degree=1))
@@ -187,7 +187,7 @@ def test_a_degree_with_max_tokens_has_the_loan_that_it_may_need() -> None:
     assert shell.open["degree"].tokens == 559
 
 
-def test_weights_come_back_whatever_is_expected_of_a_request() -> None:
+def test_weights_come_back_for_any_expected_length() -> None:
     """No more is booked for it than it may have."""
     shell = lent()
     shell.finish("long")
@@ -241,7 +241,7 @@ def test_the_time_until_narrow_groups_open_is_what_it_took_before() -> None:
     assert opens_in_s() == 0.5
 
 
-def test_what_a_lending_group_has_room_for_is_what_long_requests_leave() -> None:
+def test_room_of_a_lending_group_excludes_its_long_requests() -> None:
     shell = lent()
     assert shell.controller.state.lanes()[4].kv_tokens == 700 - LONG.tokens
     shell.finish("long")

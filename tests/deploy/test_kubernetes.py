@@ -67,7 +67,7 @@ def test_images_are_what_the_manifests_expect() -> None:
     assert {f"--uid {user} " in text for user in users} == {True}
 
 
-def test_what_has_to_exist_before_is_in_the_readme() -> None:
+def test_readme_names_secrets_and_claims_that_manifests_use() -> None:
     """Secrets and claims that the manifests use and do not make."""
     nodes = find(rendered(), "Deployment", NODES)
     text = (FOLDER / "README.md").read_text(encoding="utf-8")

@@ -95,7 +95,7 @@ async def until(true: Callable[[], object]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_what_dies_is_started_again_at_the_same_place(
+async def test_dead_program_starts_again_at_its_port(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """After a second, with all else as it is. What is in front is watched as well."""
@@ -171,7 +171,7 @@ async def test_a_start_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
     files.close()
 
 
-def test_nothing_is_left_of_a_program_that_is_killed(folder: Path) -> None:
+def test_killed_program_leaves_no_process(folder: Path) -> None:
     line = [sys.executable, "-c", STARTER, str(folder)]
     with subprocess.Popen(line, cwd=ROOT, stderr=subprocess.PIPE, text=True) as starter:
         assert starter.stderr is not None

@@ -205,7 +205,7 @@ async def test_an_answer_that_breaks_off_is_broken_off() -> None:
     assert asked.sent.empty()
 
 
-async def test_what_a_dead_node_was_asked_may_be_asked_again() -> None:
+async def test_request_to_a_dead_node_may_be_repeated() -> None:
     async with node(told) as passing:
         pass
     passing = PassingOn(passing._url, "a-replica")

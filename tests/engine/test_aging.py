@@ -133,7 +133,7 @@ def noted(lane: Lane) -> list[str]:
     return [request_id for arrivals in lane.aging._arrivals.values() for _, request_id in arrivals]
 
 
-def test_what_is_over_is_passed_by() -> None:
+def test_ended_requests_do_not_age() -> None:
     """Nothing is left of requests that arrived long ago."""
     lane = Lane("priority")
     for number in range(5):
@@ -144,7 +144,7 @@ def test_what_is_over_is_passed_by() -> None:
 
 
 @pytest.mark.parametrize("aborted", [True, False])
-def test_what_is_over_is_forgotten_before_it_would_have_aged(aborted: bool) -> None:
+def test_ended_request_is_forgotten_before_it_would_age(aborted: bool) -> None:
     """Whatever happens within that time: one entry for each that is there, and at most as many of
     others.
     """
@@ -161,7 +161,7 @@ def test_what_is_over_is_forgotten_before_it_would_have_aged(aborted: bool) -> N
     assert noted(lane)[0] == "old"
 
 
-def test_what_was_kept_ages_when_others_were_forgotten() -> None:
+def test_waiting_request_ages_after_others_were_forgotten() -> None:
     """With the time at which it arrived."""
     lane = Lane("priority")
     for number in range(20):
@@ -214,7 +214,7 @@ def one_arrival(compared: list[str], waiting: int, aged: int) -> int:
     return len(compared)
 
 
-def test_what_an_arrival_costs_where_many_wait(compared: list[str]) -> None:
+def test_arrival_in_a_long_queue_costs_logarithmic_comparisons(compared: list[str]) -> None:
     """Two comparisons more where four times as many wait, for each that has aged."""
     assert one_arrival(compared, 800, 1) <= one_arrival(compared, 200, 1) + 2 <= 12
     assert one_arrival(compared, 800, 800) <= 4 * (one_arrival(compared, 200, 200) + 2 * 200)

@@ -56,7 +56,7 @@ def test_a_step_carries_its_own_grammar_bitmask() -> None:
     assert message.grammar.grammar_bitmask.tolist() == [[5, 5]]
 
 
-def test_workers_are_told_of_finished_requests_though_nothing_else_runs() -> None:
+def test_workers_are_told_of_finished_requests_in_a_last_empty_step() -> None:
     """In a step without tokens, which is the last."""
     pair = Pair()
     pair.lend(2)
@@ -164,7 +164,7 @@ def test_a_running_prompt_keeps_the_blocks_of_its_next_chunks() -> None:
     assert pair.leader.borrowed.free_count() == 0
 
 
-def test_what_can_run_does_not_wait_for_blocks() -> None:
+def test_short_request_steps_while_a_long_one_waits_for_blocks() -> None:
     """Blocks for a long request are asked for, and a short one is stepped meanwhile; the round goes
     on beside it.
     """
@@ -237,7 +237,7 @@ def test_at_least_lend_blocks_are_asked_for_and_at_most_what_there_is() -> None:
     assert narrow.inboxes.of_engine[0][0] == ReserveBlocks(GROUP, 12, needed=1)
 
 
-def test_nothing_is_asked_for_while_blocks_suffice_or_none_is_left() -> None:
+def test_leader_asks_for_no_blocks_if_enough_or_none_are_left() -> None:
     """The step is ordered at once."""
     pair = Pair(blocks=13)
     pair.lend(12)

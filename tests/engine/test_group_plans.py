@@ -46,7 +46,7 @@ ROWS = st.tuples(IDS) | st.tuples(IDS, IDS)
     zero=st.none() | IDS,
     order=st.permutations(range(1, 100)),
 )
-def test_every_block_of_a_plan_is_translated_and_nothing_else(
+def test_only_blocks_of_a_plan_are_translated(
     new: list[Any], cached: list[Any], zero: Any, order: list[int]
 ) -> None:
     """The leader's plan stays as it is, and the null block stands for itself."""

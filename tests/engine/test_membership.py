@@ -217,7 +217,7 @@ def test_an_engine_that_has_changed_unseen_is_another() -> None:
     assert survivor.update(1, 0) == expected
 
 
-def test_a_failed_step_that_nobody_explains_ends_the_engine() -> None:
+def test_failed_step_without_a_lost_member_ends_the_engine() -> None:
     """It is said who was lost, and what the step has said."""
     survivor = Survivor(members_of(1, (2,)), (0, 0))
     assert survivor.membership.retry_in_s(9.0) is None

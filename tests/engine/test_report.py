@@ -108,7 +108,7 @@ def test_usage_is_none_when_nothing_runs_though_blocks_stay_lent(board: StepBoar
     assert [report.blocks_in_use() for report in reports] == [0, 0]
 
 
-def test_what_is_offered_is_not_in_use(board: StepBoard) -> None:
+def test_offered_blocks_are_not_in_use(board: StepBoard) -> None:
     """Between a member's offer and the leader's commit."""
     pair = Pair()
     reports = reports_of(pair, board)
@@ -175,7 +175,7 @@ def test_a_request_that_leaves_without_a_step_is_reported(board: StepBoard) -> N
     assert report.news(10.0).num_waiting_reqs == 0
 
 
-def test_what_a_lost_leader_noted_is_not_in_use(board: StepBoard) -> None:
+def test_blocks_of_a_lost_leader_are_not_in_use(board: StepBoard) -> None:
     """Its members have all blocks back, and it cannot say so."""
     pair = Pair(lend_blocks=5)
     reports = reports_of(pair, board)

@@ -235,7 +235,7 @@ def test_kv_gets_room_piece_by_piece() -> None:
     assert not residency
 
 
-def test_what_is_in_extra_blocks_is_copied_before_they_go() -> None:
+def test_kv_in_extra_blocks_is_copied_before_they_go() -> None:
     """Into the engine's own blocks; offers are revoked, and the group's blocks are called what they
     were.
     """

@@ -55,7 +55,7 @@ def test_measured_steps_give_their_coefficients_back(noise: float, tolerance: fl
     assert result.hardware.coefficients.frontend_s == start.coefficients.frontend_s
 
 
-def test_what_cannot_be_fitted() -> None:
+def test_unknown_name_or_unfit_measurement_is_refused() -> None:
     device = load("h100")
     with pytest.raises(ConfigError, match=r"names=\['speed'\]"):
         fit(device, ["speed"], [1.0], lambda _: [1.0], "a test's steps")

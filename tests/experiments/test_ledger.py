@@ -51,7 +51,7 @@ def test_every_row_of_a_page_is_entered() -> None:
     assert not ledger.keys(ledger.present()) - ledger.keys(ledger.published())
 
 
-def test_what_was_removed_was_published_is_gone_and_has_a_reason() -> None:
+def test_removed_runs_were_published_and_have_a_reason() -> None:
     published, present = ledger.keys(ledger.published()), ledger.keys(ledger.present())
     for key, reason in ledger.removed().items():
         assert len(reason.split()) > 3, key

@@ -11,7 +11,7 @@ SHAPE = Alternating(requests=40, low_s=8.0, burst_s=4.0, low_rate_rps=1.0, burst
 REQUESTS = list(synthesise(SHAPE, 1).requests)
 
 
-def test_it_is_at_least_as_good_as_what_is_kept() -> None:
+def test_oracle_is_at_least_as_good_as_a_kept_layout() -> None:
     kept = [
         oracle._kept(World(Clock(-LEAD_S)), Layout.uniform(4, size), REQUESTS) for size in (1, 2, 4)
     ]

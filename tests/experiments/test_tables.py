@@ -49,7 +49,7 @@ def test_verdicts(
     assert Row("x", paper, ours, higher).verdict == verdict
 
 
-def test_what_is_worse_or_differs_much_needs_a_reason() -> None:
+def test_worse_or_distant_figure_needs_a_reason() -> None:
     """A fifth is allowed where it is not worse; else the reason stands below, or that there is
     none.
     """
@@ -71,13 +71,13 @@ def test_what_is_worse_or_differs_much_needs_a_reason() -> None:
     assert OF_REASONS in " ".join(lines[: lines.index(found[0])])
 
 
-def test_what_holds_by_construction_is_marked_and_said() -> None:
+def test_row_by_construction_is_marked_and_explained() -> None:
     lines = table([Row(name, 1.0, (1.0,), True, by_construction("a formula")) for name in "ab"])
     assert "| a | 1 | 1 | 1.00 | equal | by construction |" in lines
     assert [line for line in lines if line.startswith("- ")] == ["- a formula"]
 
 
-def test_what_one_layout_gives_has_a_list_of_its_own() -> None:
+def test_rows_of_one_layout_have_their_own_list() -> None:
     known = (by_construction("a formula"), one_layout("as static TP"))
     lines = table([Row(one.text, 1.0, (1.0,), True, one) for one in known])
     assert lines.index("- as static TP") == lines.index(known[1].title) + 2

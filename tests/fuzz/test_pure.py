@@ -8,7 +8,7 @@ COUNT = 400
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_read_is_taken_or_refused(kind: str) -> None:
+def test_drawn_input_is_accepted_or_refused(kind: str) -> None:
     cases = KINDS[kind].draw(COUNT, 1)
     tally = run(KINDS[kind].check, cases)
     assert len(cases) == COUNT
@@ -17,7 +17,7 @@ def test_what_is_read_is_taken_or_refused(kind: str) -> None:
     assert min(tally.statuses.values()) >= COUNT / 100, tally.statuses
 
 
-def test_what_raises_or_hangs_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exception_or_hang_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     def check(case: int) -> str:
         return f"{1 // case}"
 

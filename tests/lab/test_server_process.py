@@ -66,7 +66,7 @@ def test_a_server_answers_once_it_is_well(server: _Server) -> None:
         assert health.answers()
 
 
-def test_nobody_there_is_no_answer() -> None:
+def test_closed_port_gives_no_answer() -> None:
     """A port that nobody listens on."""
     with ReservedPort() as port, Health(port.url) as health:
         assert not health.answers()

@@ -59,7 +59,7 @@ def test_without_token_ids_a_text_is_one_token() -> None:
     assert not stream.done
 
 
-def test_what_ends_a_line_of_text_ends_no_event() -> None:
+def test_unicode_line_separator_does_not_end_an_event() -> None:
     """Models of random weights write U+0085 and its like."""
     data = (
         'data: {"choices": [{"text": "a\u0085b\u2028", "token_ids": [1, 2], '
@@ -79,6 +79,6 @@ def test_an_error_is_kept_as_it_is(error: str) -> None:
 @pytest.mark.parametrize(
     "data", [b"data: {\n", b'data: {"choices": 5}\n', b"data: \xff\n", b"data: []\n"]
 )
-def test_what_is_no_event_is_an_error(data: bytes) -> None:
+def test_malformed_event_is_an_error(data: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         list(EventStream().feed(data))

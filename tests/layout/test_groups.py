@@ -139,7 +139,9 @@ def test_exactly_the_partitions_are_accepted(
         ([[0, 1], [2]], "groups", "engine 3 is in no group"),
     ],
 )
-def test_what_is_refused_is_named(groups: object, field: str, allowed: str) -> None:
+def test_refused_layout_is_named_by_field_and_value(
+    groups: object, field: str, allowed: str
+) -> None:
     with pytest.raises(LayoutError) as caught:
         Layout.parse(groups, 4, [1, 2])
     assert caught.value.field == field

@@ -57,7 +57,7 @@ def rows_of(segment: Segment, rank: int, degree: int) -> list[int]:
 
 
 @given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4), widest=st.sampled_from(SIZES))
-def test_what_has_no_heads_is_cut_into_equal_consecutive_parts(
+def test_segment_without_heads_is_cut_into_equal_consecutive_parts(
     sizes: list[int], widest: int
 ) -> None:
     """At each degree the ranks' rows, one after the other, are the segment."""

@@ -41,7 +41,7 @@ def test_another_process_reads_what_is_written() -> None:
     assert run.stdout == "b'abc\\x00'\n"
 
 
-def test_what_a_peer_wrote_is_readable_after_its_end() -> None:
+def test_memory_of_an_ended_peer_is_readable_if_mapped_before() -> None:
     """Mapped while it lived; then it cannot be mapped any more, and who it was is said."""
     with subprocess.Popen(
         [sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

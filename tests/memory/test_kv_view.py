@@ -140,7 +140,7 @@ def test_chunks_come_one_after_the_other() -> None:
         assert target.has(4, 1, new, range(stop))
 
 
-def test_nothing_is_copied_of_no_tokens() -> None:
+def test_copy_of_no_tokens_copies_no_block() -> None:
     """Whatever the blocks are."""
     model = Model(2)
     memory = Memory(model, 5)

@@ -301,7 +301,7 @@ def test_a_group_block_is_lent_once(again: list[int]) -> None:
 
 
 @pytest.mark.parametrize("wrong", [7, NULL_BLOCK])
-def test_what_was_not_lent_cannot_be_returned(wrong: int) -> None:
+def test_return_of_blocks_that_were_not_lent_is_refused(wrong: int) -> None:
     """And what was stays lent."""
     pool, lent = lent_blocks(2)
     lent.commit([4, 5])

@@ -57,7 +57,7 @@ def test_pages_read_as_zeros_until_they_are_written_again() -> None:
     assert memory[:] == b"x" * PAGE + b"y" * (2 * PAGE)
 
 
-def test_what_the_system_does_not_take_is_an_error() -> None:
+def test_page_release_that_the_system_refuses_is_an_error() -> None:
     memory = mmap.mmap(-1, 2 * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with pytest.raises(IntegrityError, match="4096 bytes of a weight: madvise: Invalid argument"):
         drop_pages(Extent(_address(memory) + 1, 0, PAGE))

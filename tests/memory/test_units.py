@@ -158,7 +158,7 @@ def handled(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
     return multiply
 
 
-def test_nothing_refers_to_what_was_dropped() -> None:
+def test_dropped_memory_has_no_references() -> None:
     """A library's memory is released with its handler, though lanes hold on to their products."""
     storage = PackedColumns(
         torch.zeros(16, 4), None, segments_of([8, 8], 8), handled, weight_file()

@@ -84,7 +84,7 @@ def test_only_one_engine_writes(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_the_system_writes_and_reads_in_pieces_is_whole(
+def test_file_written_and_read_in_pieces_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One call of Linux writes 2 GiB at most."""

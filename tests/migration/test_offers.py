@@ -34,7 +34,7 @@ def tables(offer_blocks: int = BLOCKS, engine_blocks: int = 20) -> tuple[OfferTa
     return owner, peer
 
 
-def test_what_is_offered_grows_until_it_is_final() -> None:
+def test_offer_grows_until_it_is_final() -> None:
     """Tokens, and the blocks that have them."""
     owner, peer = tables()
     assert peer.read(5) is None

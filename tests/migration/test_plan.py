@@ -63,7 +63,7 @@ def test_ranks_are_ordered_by_device_then_engine(group: Group) -> None:
     assert [rank_of(group, place) for place in places] == list(range(2 * len(group)))
 
 
-def test_who_stays_reads_itself() -> None:
+def test_rank_that_stays_reads_its_own_kv() -> None:
     """In the same group nobody asks another."""
     for group, devices in product(GROUPS, (1, 2)):
         for reader in product(group, range(devices)):

@@ -40,7 +40,7 @@ class Owner:
 
 
 @pytest.mark.parametrize("number", [NUMBER, NEXT])
-def test_what_a_request_has_when_it_leaves_stays_offered(number: int) -> None:
+def test_kv_of_a_leaving_request_stays_offered(number: int) -> None:
     """Under the number under which it was offered, as a prefix that is not waited for, or under
     another.
     """
@@ -115,7 +115,7 @@ class Keeper:
         return found
 
 
-def test_what_is_kept_of_a_request_that_is_over_is_free_at_once() -> None:
+def test_retained_kv_of_an_aborted_request_is_freed_at_once() -> None:
     """It has left, and waits to go on elsewhere, when its client goes away; or it has ended where
     no other goes on.
     """
@@ -125,7 +125,7 @@ def test_what_is_kept_of_a_request_that_is_over_is_free_at_once() -> None:
     assert keeper.offered() == [2]
 
 
-def test_what_is_kept_yields_to_a_request_that_waits() -> None:
+def test_retained_kv_yields_to_a_waiting_request() -> None:
     """No more of it than the request needs, and the last first: the others are pulled before."""
     keeper = Keeper(4, 20)
     keeper.lane.scheduler.add_request(make("new", 9, 3 * BLOCK, 2))
@@ -135,7 +135,7 @@ def test_what_is_kept_yields_to_a_request_that_waits() -> None:
     assert [one.request_id for one in keeper.lane.scheduler.running] == ["new"]
 
 
-def test_what_is_kept_stays_while_nobody_needs_its_blocks() -> None:
+def test_retained_kv_stays_while_its_blocks_are_not_needed() -> None:
     keeper = Keeper(3, 20)
     keeper.lane.scheduler.add_request(make("new", 9, 2 * BLOCK, 2))
     for _ in range(3):
@@ -144,7 +144,7 @@ def test_what_is_kept_stays_while_nobody_needs_its_blocks() -> None:
     assert keeper.offered() == [1, 2, 3]
 
 
-def test_what_is_kept_does_not_yield_to_a_request_that_may_not_run_yet() -> None:
+def test_retained_kv_stays_if_the_waiting_request_may_not_run_yet() -> None:
     """Four run, and so many may."""
     keeper = Keeper(1, 20)
     for name in ("w", "x", "y", "z", "waits"):
@@ -156,7 +156,7 @@ def test_what_is_kept_does_not_yield_to_a_request_that_may_not_run_yet() -> None
     assert keeper.offered() == [1]
 
 
-def test_what_is_kept_yields_to_no_more_requests_than_may_start() -> None:
+def test_retained_kv_yields_only_to_requests_that_may_start() -> None:
     """Three of four run, so one more may; there is room for it, though not for all that wait."""
     keeper = Keeper(3, 24)
     for name in ("x", "y", "z"):
@@ -198,7 +198,7 @@ def test_blocks_that_lane_1_lacks_are_counted_only_while_it_keeps_some(
     assert looked_at == (["new"] if kept else [])
 
 
-def test_what_is_being_pulled_yields_last() -> None:
+def test_kv_that_is_being_pulled_yields_last() -> None:
     """When nothing came of that for a while."""
     keeper = Keeper(2, 20)
     keeper.source.release(2, 2 * BLOCK)

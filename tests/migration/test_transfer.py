@@ -108,7 +108,7 @@ def test_pulls_are_measured(tmp_path: Path, devices: int, blocks: int, counts: l
         )  # the first two may get back what was theirs
 
 
-def test_what_cannot_be_pulled_is_not_measured(tmp_path: Path) -> None:
+def test_migration_without_a_readable_source_is_not_measured(tmp_path: Path) -> None:
     """Where there is no other engine, or the backend's blocks cannot be read."""
     worker = Workers(str(tmp_path), Model(2), 5).workers[0, 0]
     worker.engines = 1

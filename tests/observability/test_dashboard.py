@@ -25,7 +25,7 @@ SERIES = {
 BOARD: dict[str, Any] = json.loads(DASHBOARD.read_text(encoding="utf-8"))
 
 
-def test_it_has_what_grafana_needs() -> None:
+def test_dashboard_fits_the_schema_of_grafana() -> None:
     """By a schema of the parts of its dashboard model that are used here."""
     schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator.check_schema(schema)

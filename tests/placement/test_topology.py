@@ -133,6 +133,6 @@ def test_a_written_list_is_read_as_it_was(numbers: set[int]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "1-", "-1", "1,,2", "3-1", "1 2", "0x1"])
-def test_what_is_no_list_of_cpus_is_refused(text: str) -> None:
+def test_malformed_cpu_list_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not a list like|does not ascend"):
         parse_cpus(text)

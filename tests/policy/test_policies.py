@@ -63,7 +63,7 @@ def test_a_layout_that_is_better_at_everything_is_kept_under_every_load() -> Non
 
 @pytest.mark.parametrize("policy", ["static-dp", "static-tp", "split", "manual"])
 @given(situation=situations(), needs=NEEDS)
-def test_fixed_policies_never_change_anything_whatever_is_needed(
+def test_fixed_policies_keep_the_layout_under_any_need(
     policy: str, situation: tuple[Snapshot, Layout], needs: list[Need]
 ) -> None:
     assert decide(policy, replace(situation[0], needs=needs)) is None
@@ -71,7 +71,7 @@ def test_fixed_policies_never_change_anything_whatever_is_needed(
 
 @pytest.mark.parametrize("policy", POLICIES)
 @given(situation=situations(), needs=NEEDS)
-def test_what_is_left_behind_stays_while_an_urgent_request_runs(
+def test_request_left_behind_stays_while_an_urgent_request_runs(
     policy: str, situation: tuple[Snapshot, Layout], needs: list[Need]
 ) -> None:
     """Or if there are none, or the policy does not choose the layout."""
@@ -130,7 +130,7 @@ def test_no_more_engines_than_needed_are_bound_under_load() -> None:
 @pytest.mark.parametrize(
     ("work", "way"), [(Work(0.0, 300.0, 60.0, 1.0), "sequential"), (BUSY, "migrate")]
 )
-def test_a_long_prompt_does_not_make_everyone_else_wait(work: Work, way: str) -> None:
+def test_long_prompt_does_not_hold_back_other_requests(work: Work, way: str) -> None:
     """Alone it lets what is nearly done end first; if others wait and come, that would cost more
     than moving it.
     """
@@ -158,7 +158,7 @@ def test_a_group_stays_as_long_as_somebody_needs_it(policy: str, need: Need) -> 
 @pytest.mark.parametrize(
     ("rest", "best"), [(0.7, Layout.uniform(2, 2)), (0.95, Layout.uniform(2, 1))]
 )
-def test_a_group_is_kept_for_who_needs_it_where_that_costs_less(
+def test_group_is_kept_for_long_requests_if_that_costs_less(
     policy: str, rest: float, best: Layout
 ) -> None:
     """Others share its steps meanwhile; not where the group does so much less than its engines

@@ -89,7 +89,7 @@ def test_every_way_has_a_cost(situation: tuple[Snapshot, Layout], urgent: bool) 
     assert (set(found) == {"weave"}) == (not old)
 
 
-def test_nobody_is_in_the_way_of_an_idle_server() -> None:
+def test_switch_of_an_idle_server_costs_almost_nothing() -> None:
     """Nor of groups that stay; then it costs next to nothing."""
     assert set(costs(snapshot(NARROW), WIDE, OBJECTIVE, urgent=False)) == {"weave"}
     mixed = Layout(((0, 1), (2,), (3,)))
@@ -134,7 +134,7 @@ def test_an_idle_member_makes_a_soft_switch_possible() -> None:
     assert "soft" not in costs(elsewhere, Layout(((0, 1), (2,), (3,))), OBJECTIVE, urgent=False)
 
 
-def test_waiting_for_old_requests_costs_who_waits_and_comes() -> None:
+def test_waiting_for_old_requests_costs_queued_and_new_requests() -> None:
     """The longer the old requests take, the more."""
     short, long = {(0,): load(4, left=5)}, {(0,): load(4, left=200)}
     assert price("sequential", NARROW, WIDE, BUSY, short) < price(
@@ -214,7 +214,7 @@ def staying(shot: Snapshot, new: Layout) -> dict[Group, GroupLoad]:
     return stragglers_of(leaving(shot, new), new)
 
 
-def test_who_fits_nowhere_else_stays_behind() -> None:
+def test_request_that_no_new_group_holds_stays_behind() -> None:
     """In a layout that is too narrow; a group that stays keeps its requests."""
     four = snapshot(Layout.uniform(4, 4), BUSY, {(0, 1, 2, 3): with_long(4, 50.0, needs=2)})
     assert staying(four, Layout.uniform(4, 2)) == {}

@@ -65,7 +65,7 @@ LENGTHS = {
         ("heavy", 0.08, 0.45),
     ],
 )
-def test_what_running_requests_still_get(
+def test_remaining_output_is_estimated_near_the_simulated(
     lengths: str, within: float, longest_within: float
 ) -> None:
     """Of sixteen at a time, each replaced when it ends: as simulated; the longest of heavy tails is
@@ -102,7 +102,7 @@ def test_what_running_requests_still_get(
     had=st.floats(0, 1e5),
     count=st.integers(1, 500),
 )
-def test_somebody_who_runs_gets_a_token_at_least(
+def test_longest_running_request_is_expected_at_least_one_token(
     mean_tokens: float, spread: float, had: float, count: int
 ) -> None:
     """The longest of many gets no less than one of them does."""

@@ -31,7 +31,7 @@ def figures(size: int) -> LaneFigures:
 
 @pytest.mark.parametrize(("policy", "size"), [("static-dp", 1), ("static-tp", 2)])
 @pytest.mark.parametrize("rate", [0.5, 1.0, 1.5])
-def test_it_is_close_to_what_a_simulated_server_does(policy: str, size: int, rate: float) -> None:
+def test_forecast_is_close_to_a_simulated_server(policy: str, size: int, rate: float) -> None:
     """For all that come within the horizon, to their ends, while no queue builds up."""
     found = []
     for seed in range(16):
@@ -53,7 +53,7 @@ def test_it_is_close_to_what_a_simulated_server_does(policy: str, size: int, rat
     running=st.integers(0, 50),
     blocked_s=st.floats(0.1, 30),
 )
-def test_what_is_blocked_or_woven_or_lacks_memory_takes_longer(
+def test_blocked_woven_or_short_lane_is_forecast_longer(
     rate: float, waiting: int, running: int, blocked_s: float
 ) -> None:
     work = Work(rate, PROMPT, OUTPUT, waiting, running)

@@ -101,7 +101,7 @@ def test_the_first_tokens_of_a_step_may_cost_more(few: float, some: float, seed:
     assert_close(model([], started(truth)).cost(1), truth, 0.05)
 
 
-def test_what_traffic_does_not_show_stays_as_it_was_measured_at_the_start() -> None:
+def test_prompt_cost_stays_as_measured_while_steps_only_decode() -> None:
     """A thousand steps that only decode say nothing of prompts."""
     found = model(traffic(ONE, 3000, 1, prompts=False), measured({1: ONE})).cost(1)
     assert found.prefill_token_s == pytest.approx(ONE.prefill_token_s, rel=0.1)

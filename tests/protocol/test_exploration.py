@@ -136,7 +136,9 @@ def explored(scenario: Scenario, *, fault: Fault | None = None, reduce: bool = T
 
 
 @pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in LENT_KV])
-def test_nothing_goes_wrong(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_scenario_ends_well_in_every_order(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Whatever can happen comes to a good end; how many states that took is printed."""
     model = ProtocolModel(SCENARIOS[name])
     found = explore(model, model.first())

@@ -67,7 +67,7 @@ def test_a_rule_that_is_broken_comes_with_a_shortest_way_to_it() -> None:
     assert str(explored).endswith("   6. large into small")
 
 
-def test_what_leads_to_a_wrong_is_the_last_of_its_trace() -> None:
+def test_trace_of_a_failure_ends_with_the_event_that_failed() -> None:
     """The state itself was right; what happened then was not."""
 
     class Breaking(Jugs):

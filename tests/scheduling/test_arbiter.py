@@ -72,7 +72,7 @@ def test_every_lane_with_work_gets_a_step_in_time(
     always=st.sampled_from(GROUPS),
     seed=st.integers(0, 1000),
 )
-def test_switches_starve_nobody(
+def test_busy_lane_is_not_starved_by_switches(
     phases: list[tuple[list[int], set[Group], bool, int]], always: Group, seed: int
 ) -> None:
     """One lane has work all the time, others come and go, and layouts change at any moment."""
@@ -196,7 +196,7 @@ def test_an_older_group_goes_on_only_if_its_members_were_told() -> None:
         assert arbiters.choose(0.12, ready, message=False) == StepLane(2 if told else 1)
 
 
-def test_where_members_do_something_else_an_older_lane_pays_for_the_wait() -> None:
+def test_older_lane_pays_for_waits_after_its_first_step() -> None:
     """Coming together costs it nothing, doing so again for its next step does."""
     arbiters = LaneArbiter(1, 10.0)
     arbiters.switch(1, hard=False, weave_steps=1, now=0.0)
@@ -286,7 +286,7 @@ def test_a_member_keeps_still_for_its_group_but_not_for_long(hard: bool) -> None
     assert len(alone) > 20
 
 
-def test_nobody_keeps_still_after_the_last_step() -> None:
+def test_member_does_not_hold_after_the_last_step() -> None:
     """The leader said that there is nothing more; nor does a leader wait for itself, nor anyone
     after a switch.
     """

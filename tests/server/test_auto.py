@@ -173,6 +173,6 @@ def test_a_wrong_queue_deadline_is_refused(server: Server, deadline: Any) -> Non
     assert answer.status_code == 400, answer.text
 
 
-def test_nothing_is_left_behind(server: Server) -> None:
+def test_server_is_idle_and_sound_after_all_tests(server: Server) -> None:
     server.until_idle()
     server.check()

@@ -238,7 +238,7 @@ def test_lanes_share_blocks_under_pressure(server: Server) -> None:
         assert engine["free_blocks"] + sum(engine["lent_blocks"].values()) == BLOCKS - 1
 
 
-def test_who_waits_for_blocks_leaves_the_engines_to_who_has_them(server: Server) -> None:
+def test_lane_short_of_blocks_yields_its_engines_to_the_lane_with_blocks(server: Server) -> None:
     """A hard switch gives an older lane a step a second; 150 of those would take longer than a
     client waits.
     """

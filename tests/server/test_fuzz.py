@@ -23,7 +23,7 @@ def expect_nobody_hurt(found: dict[str, Found]) -> None:
 
 
 @pytest.mark.server
-def test_fuzzed_requests_hurt_nobody() -> None:
+def test_fuzzed_requests_leave_the_server_sound() -> None:
     """Of vLLM's fields and of ours, while the policy decides the layout; nothing is left of any."""
     with Server(tiny("llama"), 2, *SETTINGS) as server:
         found = dict(fuzz_requests(server, COUNT, 1))
@@ -32,7 +32,7 @@ def test_fuzzed_requests_hurt_nobody() -> None:
 
 
 @pytest.mark.server
-def test_fuzzed_admin_requests_hurt_nobody() -> None:
+def test_fuzzed_admin_requests_leave_the_server_sound() -> None:
     """Orders that are right are carried out beside them."""
     with Server(tiny("llama"), 2, *COMMON) as server:
         found = dict(fuzz_admin(server, COUNT, 1))

@@ -65,7 +65,9 @@ def is_whole(server: Server) -> bool:
 @pytest.mark.parametrize(
     "layout", [[[0], [1], [2], [3]], [[0, 1], [2, 3]]]
 )  # in a group it kills all members
-def test_it_is_failed_and_others_are_served(server: Server, layout: list[list[int]]) -> None:
+def test_harmful_request_fails_and_others_are_served(
+    server: Server, layout: list[list[int]]
+) -> None:
     """It is tried a few times; what ran beside it gives the tokens that it gives alone."""
     wait_until(lambda: is_whole(server))
     assert server.http.post("/flying/layout", json={"groups": layout}).status_code == 200

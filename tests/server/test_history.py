@@ -77,7 +77,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
 @pytest.mark.parametrize("lane", [1, 2])
 @pytest.mark.parametrize("kept", KEPT)
 @pytest.mark.parametrize("name", CASES)
-def test_what_follows_a_history_is_what_followed_it_in_an_undisturbed_run(
+def test_resumed_request_goes_on_as_an_undisturbed_run(
     runs: Runs, name: str, kept: int, lane: int
 ) -> None:
     """Tokens, logprobs and the end; nothing of the history is given out again."""

@@ -117,7 +117,7 @@ def test_an_injected_fault_ends_the_start_with_the_lanes_name(
     assert f": {stage} is the first layer that differs" in said, said
 
 
-def test_a_tensor_that_nobody_bound_ends_the_start_with_its_name() -> None:
+def test_unbound_tensor_ends_the_start_with_its_name() -> None:
     """Before engines start, as they build what is examined then; a size that nobody asked for is
     not offered.
     """

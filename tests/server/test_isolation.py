@@ -68,9 +68,7 @@ UNSENDABLE: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", UNSENDABLE)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_what_cannot_be_sent_is_refused_by_its_field(
-    server: Server, name: str, stream: bool
-) -> None:
+def test_unsendable_field_is_refused_by_name(server: Server, name: str, stream: bool) -> None:
     """More often than there are slots: afterwards nothing is booked, and others are served."""
     body, parameter = UNSENDABLE[name]
     path = "/v1/completions" if "prompt" in body else "/v1/chat/completions"

@@ -353,7 +353,7 @@ def taken_port() -> Iterator[int]:
     ],
     ids=["sizes", "LoRA", "port", "length", "model"],
 )
-def test_what_cannot_be_served_ends_with_one_line(
+def test_start_that_cannot_serve_ends_with_one_line(
     start: Callable[..., subprocess.CompletedProcess[str]],
     arguments: str,
     message: str,

@@ -99,7 +99,7 @@ def test_an_unknown_argument_is_no_silence(pinned: Path) -> None:
         audit.main(["--nope"])
 
 
-def test_what_is_accepted_for_nothing_fails() -> None:
+def test_unneeded_acceptance_fails_the_audit() -> None:
     packages: list[Mapping[str, Any]] = [{"name": "two", "version": "2.0", "vulns": []}]
     assert audit.problems(packages, {"CVE-2020-1": "why"}) == [
         "accepted.toml: CVE-2020-1 is not found any more"

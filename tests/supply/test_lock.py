@@ -28,13 +28,13 @@ def test_every_pin_has_a_hash() -> None:
     assert not bare
 
 
-def test_nothing_is_pinned_twice_or_breaks_imports() -> None:
+def test_no_package_is_pinned_twice_or_breaks_imports() -> None:
     names = [pin.name for pin in locked()]
     assert len(set(names)) == len(names)
     assert not BREAKS_IMPORTS & set(names)
 
 
-def test_what_is_installed_is_what_is_pinned() -> None:
+def test_installed_packages_are_the_pinned_ones() -> None:
     """And none of what breaks imports, or of what is in a directory of its own."""
     installed = {
         normalized(found.metadata["Name"]): found.version

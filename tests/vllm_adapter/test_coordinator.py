@@ -55,7 +55,9 @@ def test_every_operation_is_served_or_refused() -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_needs_a_process_group_is_refused_by_name(group: LaneCoordinator, name: str) -> None:
+def test_operation_that_needs_a_process_group_is_refused_by_name(
+    group: LaneCoordinator, name: str
+) -> None:
     with pytest.raises(NoProcessGroup, match=rf"^{name} of lane2:\d+: .*--cpu-collectives gloo"):
         getattr(group, name)(torch.ones(4))
 
@@ -69,7 +71,7 @@ def test_there_is_no_process_group_to_take(group: LaneCoordinator, name: str) ->
         getattr(group, name, None)
 
 
-def test_it_has_what_vllms_own_coordinator_has(group: LaneCoordinator) -> None:
+def test_coordinator_has_every_attribute_of_vllms(group: LaneCoordinator) -> None:
     with world_of_one(VllmConfig()):
         stock = parallel_state.init_model_parallel_group([[0]], 0, "gloo", group_name="stock")
         assert vars(stock).keys() - set(REFUSED_ATTRIBUTES) == vars(group).keys()

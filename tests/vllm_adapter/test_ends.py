@@ -121,7 +121,7 @@ def test_a_preempted_request_is_told_while_it_runs(overlaps: bool, by: str) -> N
     lane.pool.check(set())
 
 
-def test_who_is_short_of_blocks(overlaps: bool) -> None:
+def test_lane_short_of_blocks_counts_running_then_waiting_requests(overlaps: bool) -> None:
     """What runs, once a step would preempt a request; if nothing runs, what waits."""
     lane = Lane(overlaps=overlaps, blocks=6)
     assert not lane.pool.is_short()
@@ -203,7 +203,7 @@ def test_a_request_pulled_ahead_runs_in_the_blocks_set_aside(
 
 
 @pytest.mark.parametrize("which", ["ahead", "itself"])
-def test_what_was_pulled_ahead_may_be_released(overlaps: bool, which: str) -> None:
+def test_prefetched_kv_may_be_released(overlaps: bool, which: str) -> None:
     """By the request as it arrived first, or by the one that is to run; it is then prefilled like
     any other.
     """

@@ -177,7 +177,7 @@ def test_tokens_are_read_where_a_row_has_all_of_one(layout: KVCacheLayout) -> No
 
 
 @pytest.mark.parametrize("write", [backwards, quantized])
-def test_what_fits_no_known_way_is_not_read(write: Write) -> None:
+def test_kv_of_an_unknown_form_is_not_read(write: Write) -> None:
     """Nor is anything of a model of which one layer does not fit."""
     made = caches(KVCacheLayout.LBHNC)
     assert token_parts([Layer(cache, write) for cache in made]) is None
@@ -247,7 +247,7 @@ def test_without_a_buffer_vllm_allocates(kernel_blocks: list[int] | None) -> Non
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
-def test_kv_memory_may_come_from_elsewhere(layout: KVCacheLayout) -> None:
+def test_kv_memory_may_be_given_from_outside(layout: KVCacheLayout) -> None:
     """Of just the size that vLLM would allocate, with the same views; more groups get vLLM's own
     memory.
     """

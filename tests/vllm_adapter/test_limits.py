@@ -105,7 +105,7 @@ def test_a_request_that_comes_with_its_kv_does_not_wait_for_prompts(limit: int |
     assert arrives.num_output_tokens == 2
 
 
-def test_what_runs_is_told() -> None:
+def test_running_requests_are_reported_with_their_context() -> None:
     """Decoding requests with what they read, and what the first of the prompts under way has."""
     lane = Lane("fcfs", max_num_seqs=MAX_NUM_SEQS)
     lane.arrive("a", 0, 0.0, tokens=5)

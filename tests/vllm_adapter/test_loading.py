@@ -43,7 +43,7 @@ def test_buffers_of_checkpoints_are_drawn_by_name() -> None:
     assert model.gate.weight.abs().min() > 0
 
 
-def test_what_is_computed_or_counted_stays() -> None:
+def test_computed_and_counting_tensors_are_not_drawn() -> None:
     gate = drawn().gate
     assert gate._k_scale == 1.0
     assert not gate.table.any()

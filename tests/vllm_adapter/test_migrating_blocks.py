@@ -172,7 +172,7 @@ def test_less_may_arrive_than_was_prepared_for() -> None:
     lane.pool.check(set())
 
 
-def test_nothing_is_set_aside_if_there_are_too_few_blocks() -> None:
+def test_no_block_is_set_aside_if_there_are_too_few() -> None:
     """Nor does a cached prefix stay held; when there are enough it goes."""
     lane = Lane(8)
     lane.begin("before", 10)

@@ -91,14 +91,14 @@ def test_one_that_runs_is_preempted_last() -> None:
 
 
 @pytest.mark.parametrize("policy", SchedulingPolicy)
-def test_who_orders_by_priority(policy: SchedulingPolicy) -> None:
+def test_queue_orders_by_priority_under_one_policy_of_vllm(policy: SchedulingPolicy) -> None:
     """One of vLLM's policies does."""
     assert by_priority(SimpleNamespace(policy=policy)) == (policy == SchedulingPolicy.PRIORITY)
 
 
 @pytest.mark.parametrize("count", [250, 1000])
 @pytest.mark.parametrize("share", [1.0, 0.1, 0.0], ids=["all", "a tenth", "one"])
-def test_what_promoting_costs(count: int, share: float) -> None:
+def test_promotion_costs_one_look_and_logarithmic_comparisons(count: int, share: float) -> None:
     """A look at each that waits, and comparisons with the logarithm of their number for each that
     is promoted.
 

@@ -73,7 +73,7 @@ def process_keeps_its_own() -> Any:
     torch.set_rng_state(before[2])
 
 
-def test_members_draw_alike_whatever_else_they_run() -> None:
+def test_members_draw_alike_with_different_other_lanes() -> None:
     one, other = lanes_of(2), lanes_of(3)
     for lanes in (one, other):
         step(lanes, 4)  # of the start: there may be more of them on one member

@@ -169,7 +169,7 @@ def test_statistics_are_told_of_where_vllm_makes_any(log_stats: bool) -> None:
     assert told == ([stats] if log_stats else [])
 
 
-def test_what_the_prefix_cache_had_is_known_until_the_blocks_are_freed() -> None:
+def test_cached_prefix_is_known_until_its_blocks_are_freed() -> None:
     lane = Lane(overlaps=False)
     for name in ("a", "b"):
         lane.scheduler.add_request(make(name, 3, PROMPT, 2))

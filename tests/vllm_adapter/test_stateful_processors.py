@@ -113,7 +113,7 @@ def forced(outputs: Sequence[int], begins_with: int, ends: list[int]) -> list[in
     return had[begins_with:]
 
 
-def test_what_is_left_of_a_thinking_budget_does_not_follow_from_a_history() -> None:
+def test_remaining_thinking_budget_does_not_follow_from_a_history() -> None:
     """vLLM's holder begins with the prompt: it forces the end again that the history has begun. So
     they stay.
     """

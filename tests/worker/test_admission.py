@@ -95,7 +95,7 @@ def test_sizes_that_do_not_divide_are_named_with_their_layer(
     assert found == expected
 
 
-def test_what_is_found_while_weights_are_shared_refuses_that_size_alone(
+def test_error_while_weights_are_shared_refuses_that_size_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Whatever the last step of sharing says: as an engine that binds its lanes would."""

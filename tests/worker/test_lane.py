@@ -59,7 +59,7 @@ def config() -> VllmConfig:
     return EngineArgs(model=path, enforce_eager=True, max_model_len=256).create_engine_config()
 
 
-def test_it_has_its_own_degree_and_block_size(config: VllmConfig) -> None:
+def test_lane_configuration_has_its_own_degree_and_block_size(config: VllmConfig) -> None:
     lane = lane_config(config, 4, 96)
     assert (lane.parallel_config.tensor_parallel_size, lane.parallel_config.world_size) == (4, 4)
     assert lane.cache_config.block_size == 96
@@ -67,7 +67,7 @@ def test_it_has_its_own_degree_and_block_size(config: VllmConfig) -> None:
     assert config.cache_config.block_size != 96
 
 
-def test_it_copies_no_layer_that_lane_1_has_loaded(config: VllmConfig) -> None:
+def test_lane_configuration_copies_no_loaded_layer(config: VllmConfig) -> None:
     """vLLM keeps experts and attention layers in the configuration, for its operators to find them
     by name.
     """
@@ -88,7 +88,7 @@ def test_it_copies_no_layer_that_lane_1_has_loaded(config: VllmConfig) -> None:
         config.compilation_config.static_all_moe_layers.clear()
 
 
-def test_what_the_engine_gets_of_it_is_small(config: VllmConfig) -> None:
+def test_description_of_a_lane_has_no_weight_and_no_kv(config: VllmConfig) -> None:
     """With several devices it is pickled: there must be no weight in it and no KV memory."""
     lane = lane_config(config, 2, 32)
     layers = lane.compilation_config.static_forward_context

@@ -70,7 +70,7 @@ def test_an_unbound_process_runs_where_it_could_before() -> None:
     assert there["told"] == "node 0, any core, 1 thread, memory not bound (default)"
 
 
-def test_what_is_told_is_what_the_process_has() -> None:
+def test_reported_placement_is_that_of_the_process() -> None:
     there = found(Placement(cpus=tuple(ALLOWED), threads=2, node=0))
     core = "core" if len(ALLOWED) == 1 else "cores"
     assert (

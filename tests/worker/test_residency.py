@@ -262,7 +262,7 @@ LINEAR = nn.Linear(1, 1)
         "stages-of-layers",
     ],
 )
-def test_what_has_attention_beside_or_in_it_is_attention(
+def test_module_beside_or_around_attention_counts_as_attention(
     model: Module, attention: set[str]
 ) -> None:
     linear = [

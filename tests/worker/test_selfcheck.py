@@ -186,7 +186,7 @@ def test_nan_where_lane_1_has_numbers_is_infinitely_far() -> None:
     assert max(difference.share for difference in differences(forget)) == float("inf")
 
 
-def test_what_a_lane_adds_where_lane_1_adds_nothing_is_infinitely_far() -> None:
+def test_output_where_lane_1_adds_zero_is_infinitely_far() -> None:
     lane1, lane = Model(), Model()
     with torch.no_grad():
         lane1.layers[1].attention.weight.zero_()
@@ -292,7 +292,7 @@ def test_a_lane_must_run_what_lane_1_runs_as_often() -> None:
     assert missing == {"layers.1.attention", "layers.1", "layers.2.attention", "logits"}
 
 
-def test_what_lane_1_does_not_run_is_refused() -> None:
+def test_layer_that_lane_1_does_not_run_is_refused() -> None:
     lane1, lane = Model(), Model()
     with torch.no_grad():
         found = compare(lane, lane.step, STEPS, record(lane1, lane1.step, STEPS[:1]))

@@ -64,7 +64,7 @@ def test_one_tie_ends_the_comparison_of_its_request() -> None:
     assert found.tokens == 4 + 12
 
 
-def test_two_ties_are_wrong() -> None:
+def test_two_tied_tokens_in_one_answer_are_wrong() -> None:
     assert compare(drawn_otherwise("one", "two"), answers()).wrong is not None
 
 

@@ -83,7 +83,7 @@ def test_a_lane_that_fails_its_check_is_ours_unless_stock_differs() -> None:
     )
 
 
-def test_what_is_served_and_cannot_be_compared_is_not_fine() -> None:
+def test_served_model_without_a_comparison_is_blind() -> None:
     assert verdict_on(NAME, lanes(), {1: NO_STOCK, 2: NO_STOCK}).verdict == BLIND
 
 

@@ -84,7 +84,7 @@ async def test_every_end_is_told_apart_and_none_is_dropped(mock_url: str) -> Non
         assert times == sorted(times)
 
 
-async def test_nothing_waits_for_answers(mock_url: str) -> None:
+async def test_requests_are_sent_before_earlier_ones_are_answered(mock_url: str) -> None:
     """All requests are sent though none of them ever ends."""
     work = workload(*[index * 0.005 for index in range(20)])
     replay = Replay(work, bodies(work, [mock.HANG] * 20), Target(mock_url), 60.0)

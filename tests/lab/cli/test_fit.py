@@ -91,7 +91,7 @@ def test_a_server_is_asked_with_the_key(tmp_path: Path, monkeypatch: pytest.Monk
         ({"step_cost": {"1": COST | {"fixed_s": -1}, "2": COST}}, "step_cost.1.fixed_s"),
     ],
 )
-def test_what_is_no_status_is_refused_naming_source_and_field(
+def test_malformed_status_is_refused_by_source_and_field(
     change: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(FlyingError) as error:

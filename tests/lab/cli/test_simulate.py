@@ -124,7 +124,7 @@ def _mooncake(timestamp_ms: int, tokens: int, hash_ids: list[int]) -> dict[str, 
     }
 
 
-def test_it_weighs_as_a_live_server_does() -> None:
+def test_simulated_server_weighs_as_a_live_server() -> None:
     """If nothing is said: otherwise it would answer for another server than the one that is
     started.
     """
@@ -164,7 +164,7 @@ def test_json_is_the_same_each_time_for_a_seed() -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_runs(
+def test_wrong_option_is_refused_before_the_simulation(
     change: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from flying_lab.cli import simulation as command

@@ -67,13 +67,13 @@ def test_a_server_that_has_not_switched_is_wrong(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("switches", [[], [SWITCH], [SWITCH] * 3])
-def test_what_is_told_fits_the_columns(tmp_path: Path, switches: list[dict[str, Any]]) -> None:
+def test_printed_text_fits_the_columns(tmp_path: Path, switches: list[dict[str, Any]]) -> None:
     text, _ = told(tmp_path, switches)
     assert max(map(len, text.splitlines())) <= COLUMNS
     assert "…" not in text
 
 
-def test_what_is_told_ends_with_a_sentence_on_how_far_auto_was(tmp_path: Path) -> None:
+def test_printed_text_ends_with_the_distance_of_auto(tmp_path: Path) -> None:
     text, _ = told(tmp_path, [SWITCH])
     assert " ".join(text.split()).endswith(
         "12% less than with the better fixed layout (engines apart, 1.20 s)."

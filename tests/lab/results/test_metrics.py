@@ -195,7 +195,7 @@ def test_slo_texts_that_are_none(text: str) -> None:
         parse_slo(text)
 
 
-def test_nothing_at_all() -> None:
+def test_empty_replay_has_no_values() -> None:
     """No value is invented for a replay in which nothing came."""
     summary = summarise(results(Record(Request(0, 0.0, 1, 1))))
     assert summary["unfinished"] == 1 and summary["mean_e2el_ms"] is None

@@ -94,7 +94,7 @@ joint = st.lists(st.tuples(st.floats(0, 3), st.integers(4, 6), st.floats(0, 0.5)
 
 @settings(max_examples=80, deadline=None)
 @given(work, orders, joint, st.booleans())
-def test_all_requests_end_whatever_happens(
+def test_all_requests_end_under_any_layout_orders(
     requests: list[tuple[float, int, int, int]],
     changes: list[tuple[float, int, str]],
     together: list[tuple[float, int, float]],

@@ -38,7 +38,7 @@ def test_more_work_takes_longer(
 
 
 @given(LANE)
-def test_nothing_takes_no_time(lane: LaneCost) -> None:
+def test_empty_step_takes_no_time(lane: LaneCost) -> None:
     assert lane.step_s(0, 0) == 0.0
 
 

@@ -76,7 +76,7 @@ def test_requests_are_read_one_ahead() -> None:
     assert max(ahead) <= 3
 
 
-def test_what_no_node_can_hold_is_refused() -> None:
+def test_request_longer_than_every_node_is_refused() -> None:
     fleet = Fleet(system("static-dp"), 2)
     fleet.run([Request(0, 0.0, 5_000_000, 5)])
     outcome = fleet.outcome()

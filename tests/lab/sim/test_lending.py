@@ -72,7 +72,7 @@ def test_a_request_that_no_group_holds_is_served_with_lent_weights() -> None:
     ),
     policy=st.sampled_from(["auto", "context"]),
 )
-def test_everything_ends_whatever_needs_a_loan(
+def test_all_requests_end_beside_those_that_need_a_loan(
     rows: list[tuple[float, int, int, int | None]], policy: str
 ) -> None:
     """Also requests for narrow groups in between."""

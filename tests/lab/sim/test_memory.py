@@ -15,7 +15,7 @@ H200, H20 = load("h200"), load("h20")
 
 
 @given(st.sampled_from([2, 4, 8]), st.floats(0.75, 0.95))
-def test_what_is_usable_is_shared_out(degree: int, utilization: float) -> None:
+def test_usable_memory_is_shared_out_in_full(degree: int, utilization: float) -> None:
     """Weights, activations, what is kept back and the KV pool are what the server may use."""
     pool = kv_pool_bytes(LLAMA, H200, degree, utilization)
     parts = pool + LLAMA.weight_bytes(degree) + activation_bytes(LLAMA, degree)
@@ -69,7 +69,7 @@ def test_gyges_own_setting_holds_seven_times_as_much(lent: Lent, tokens: float) 
 
 
 @given(st.sampled_from(models.names()), st.sampled_from([1, 2]), st.sampled_from([2, 4]))
-def test_what_is_lent_is_a_part_of_the_weights(name: str, engine: int, engines: int) -> None:
+def test_lent_memory_is_a_part_of_the_weights(name: str, engine: int, engines: int) -> None:
     """Of feed-forward weights all but a share of one engine; of all, as much as a wider engine
     would not hold.
     """

@@ -96,7 +96,7 @@ def test_a_partly_computed_prompt_migrates_with_its_chunks() -> None:
     assert 1.0 < migrated_s < again_s - 0.3
 
 
-def test_requests_dispatched_elsewhere_during_a_migration_migrate_again() -> None:
+def test_requests_sent_to_a_third_group_migrate_again() -> None:
     """The first migration is of no use to them; they keep what they have, and another one carries
     it.
     """

@@ -109,7 +109,7 @@ def test_devices_hold_the_model_once_and_what_is_whole(name: str, degree: int) -
     assert copies - total == pytest.approx((degree - 1) * whole + replicated, rel=1e-9, abs=1.0)
 
 
-def test_any_config_file(tmp_path: Path) -> None:
+def test_config_is_read_from_a_file_or_folder(tmp_path: Path) -> None:
     """By file or by folder; defaults as in transformers; a multimodal model's text part."""
     (tmp_path / "config.json").write_text(json.dumps(SMALL), encoding="utf-8")
     model = models.load(str(tmp_path))
@@ -141,7 +141,7 @@ def test_any_config_file(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_refused_names_file_and_field(
+def test_refused_config_is_named_by_file_and_field(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     file = tmp_path / "config.json"

@@ -29,7 +29,7 @@ def test_least_load_is_the_first_with_the_fewest(in_flight: list[int]) -> None:
 
 
 @given(st.lists(st.integers(0, 200), min_size=3, max_size=3), st.integers(1, 50))
-def test_round_robin_is_even_whatever_the_load(in_flight: list[int], count: int) -> None:
+def test_round_robin_is_even_under_any_load(in_flight: list[int], count: int) -> None:
     router = RoundRobin()
     sent = Counter(router.choose(request(index), in_flight) for index in range(count))
     assert max(sent.values()) - min(sent[node] for node in range(3)) <= 1
@@ -108,7 +108,7 @@ prompts = st.lists(st.integers(0, 2), max_size=5)
 @given(
     st.lists(st.tuples(prompts, st.lists(st.integers(0, 150), min_size=3, max_size=3)), max_size=40)
 )
-def test_it_chooses_as_a_search_of_all_prompts_does(
+def test_prefix_router_chooses_as_a_full_search(
     work: list[tuple[list[int], list[int]]],
 ) -> None:
     """For each prompt, the longest beginning that any earlier one has, and where the first of those

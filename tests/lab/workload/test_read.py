@@ -224,7 +224,7 @@ def test_a_limit_reads_no_further(write: Write, text: str) -> None:
         (OWN.split("\n", 1)[1], 1, "row"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_place(
+def test_wrong_field_is_named_by_file_line_and_column(
     write: Write, text: str | bytes, line: int | None, field: str
 ) -> None:
     """File, line, column, and what would be right; nothing is skipped."""
@@ -236,7 +236,7 @@ def test_what_is_wrong_is_named_with_its_place(
     assert error.allowed
 
 
-def test_what_is_wrong_is_said_on_one_line_of_plain_text(write: Write) -> None:
+def test_error_is_one_line_of_plain_text(write: Write) -> None:
     """A field's name may have what a terminal obeys."""
     path = write(OWN.replace('"arrival_s":0.5', '"arrival_s":0.5,"a\\n\\u001b[31mb":1'))
     with pytest.raises(WorkloadError, match=r"unknown field `a\\n\\x1b\[31mb`"):

@@ -129,7 +129,7 @@ def refused(path: Path) -> str:
 
 
 @pytest.mark.usefixtures("exits")
-def test_what_cannot_be_written(tmp_path: Path) -> None:
+def test_unwritable_path_is_refused_by_flag_and_reason(tmp_path: Path) -> None:
     """One line with the flag, the path and why."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -175,7 +175,7 @@ def test_a_full_disk(path: Path) -> None:
         opened.close()
 
 
-def test_what_was_written_survives_a_kill(tmp_path: Path) -> None:
+def test_written_lines_survive_a_kill(tmp_path: Path) -> None:
     """A process that is killed leaves whole lines, which can be read, and no lock."""
     path = tmp_path / "trace.json"
     code = (

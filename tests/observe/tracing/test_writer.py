@@ -96,7 +96,7 @@ def test_events_are_written_without_a_close(path: str) -> None:
     bursts=st.lists(st.integers(min_value=0, max_value=12), max_size=12),
     room=st.integers(min_value=3, max_value=9),
 )
-def test_what_does_not_fit_is_counted(bursts: list[int], room: int) -> None:
+def test_events_that_do_not_fit_are_counted(bursts: list[int], room: int) -> None:
     """Written and lost are all there were, and what is written is in order."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trace_writer, "TraceFile", Disk)
@@ -121,7 +121,7 @@ def test_what_does_not_fit_is_counted(bursts: list[int], room: int) -> None:
     assert disk.closed
 
 
-def test_a_disk_that_is_full_ends_the_trace_and_nothing_else(
+def test_full_disk_ends_only_the_trace(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One line in the log; whoever adds events notices nothing, and none are kept any more."""

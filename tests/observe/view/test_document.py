@@ -12,7 +12,7 @@ import pytest
 from flying_serving.observe.view import page
 
 
-def test_nothing_comes_from_elsewhere() -> None:
+def test_document_names_no_outside_address() -> None:
     """No address but that of the SVG name space, no import, no url()."""
     text = page.document(needs_key=False)
     assert set(re.findall(r"https?://[\w./]+", text)) == {"http://www.w3.org/2000/svg"}

@@ -175,7 +175,7 @@ def test_a_split_request_is_one_bar_over_two_engines(watched: Watched, server: S
     assert watched.problems == []
 
 
-def test_the_key_is_asked_for_before_anything_else(watched: Watched, server: Server) -> None:
+def test_key_is_asked_for_before_any_fetch(watched: Watched, server: Server) -> None:
     """Nothing is fetched without it; the tab then knows it, also when it is loaded again."""
     page = watched.page
     page.goto(f"{server.url}/flying/")

@@ -79,7 +79,7 @@ def test_figures_are_those_of_the_window(given_batches: list[Batch]) -> None:
         assert figures["tokens_per_s"] == pytest.approx(tokens / watched_s)
 
 
-def test_nothing_is_noted_while_nobody_looks() -> None:
+def test_tokens_are_not_noted_without_a_viewer() -> None:
     """Neither before the first look nor long after the last; and what is old is forgotten at the
     next.
     """

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.server
 
 
 @pytest.mark.parametrize("degree", LANES)
-async def test_client_that_leaves_frees_its_blocks_and_disturbs_nobody(
+async def test_client_that_leaves_frees_blocks_and_leaves_other_streams_alike(
     server: Server, http: httpx.AsyncClient, degree: int
 ) -> None:
     stay = [

@@ -30,7 +30,7 @@ async def test_an_answer_of_another_type_is_an_error() -> None:
         await asyncio.wait_for(call, 5)
 
 
-async def test_what_a_task_raises_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_exception_in_a_task_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock or a switch that died unheard would leave requests waiting: who reads vLLM's outputs
     hears of it.
     """
@@ -59,7 +59,7 @@ async def test_a_call_that_cannot_be_sent_awaits_no_answer() -> None:
 
 
 @pytest.mark.parametrize("ending", [False, True])
-async def test_what_engines_cannot_be_told_is_logged(
+async def test_unsent_message_to_engines_is_logged(
     ending: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And not raised. When the server ends it is no news."""

@@ -34,7 +34,7 @@ def parent() -> Iterator[CleanParent]:
     found.close()
 
 
-def test_it_forks_engines_that_can_be_watched_and_killed(parent: CleanParent) -> None:
+def test_forked_engines_can_be_watched_and_killed(parent: CleanParent) -> None:
     first, second = (parent.start(f"engine {n}", {"says": "", "seconds": 100.0}) for n in (0, 1))
     assert first.pid != second.pid and first.name == "engine 0"
     assert first.is_alive() and first.exitcode is None

@@ -64,7 +64,7 @@ async def test_requests_may_finish_before_engines_may_leave() -> None:
     assert queue.get_nowait().finished  # type: ignore[union-attr]
 
 
-async def test_what_is_left_at_the_end_gets_an_answer() -> None:
+async def test_open_requests_and_calls_are_answered_at_the_end() -> None:
     """Each request an error that vLLM hands on without a trace in the log; orders and questions one
     as well.
     """

@@ -31,7 +31,7 @@ async def test_a_loss_is_told_to_all_and_the_engine_is_started_again(tmp_path: P
         assert len(one.vllm.core_engines) == 4
 
 
-async def test_what_a_lost_engine_was_asked_fails_at_once(tmp_path: Path) -> None:
+async def test_calls_of_a_lost_engine_fail_at_once(tmp_path: Path) -> None:
     """And so does what it is asked later, until it is back."""
     async with node(tmp_path) as one:
         one.gate.clear()

@@ -103,7 +103,7 @@ def test_wrong_degree_on_another_route(server: Server, name: str, value: Any, st
 
 
 @pytest.mark.parametrize("case", RIGHTS_CASES, ids=lambda case: case.what)
-def test_what_clients_may_not_set(case: Case) -> None:
+def test_field_that_clients_may_not_set_is_refused(case: Case) -> None:
     """`tests/server/requests/test_rights.py` asks a live server by every route."""
     rights = ClientRights(FlyingConfig())
     rights.has_key = True
@@ -272,7 +272,7 @@ def test_a_request_that_no_present_group_holds_waits_for_a_layout(server: Server
 
 
 @pytest.mark.server
-def test_zz_nothing_of_this_hurt_the_server(server: Server) -> None:
+def test_server_is_sound_after_all_wrong_requests(server: Server) -> None:
     """Runs after all wrong requests: the server answers, its blocks add up, and nobody has logged a
     traceback.
     """

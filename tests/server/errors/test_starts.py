@@ -22,7 +22,7 @@ def test_refused_at_start(start: Start) -> None:
     assert "\n" not in str(refused.value)
 
 
-def test_what_is_allowed_is_not_refused() -> None:
+def test_allowed_configurations_are_not_refused() -> None:
     """The configurations that the cases change are fine as they are."""
     flags()
     engines()

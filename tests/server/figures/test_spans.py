@@ -109,7 +109,7 @@ def test_more_switches_than_are_kept() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_what_happens_last_is_written_too(
+def test_last_events_are_written_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     """Though nobody looked any more, and the server may end by an error."""

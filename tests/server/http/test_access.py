@@ -89,7 +89,7 @@ async def test_every_address_of_others_is_refused(peer: str) -> None:
 
 @pytest.mark.parametrize("name", FORWARDED)
 @pytest.mark.parametrize("value", ["10.0.0.7", "127.0.0.1", ""])
-async def test_what_a_proxy_here_forwards_is_not_local(name: str, value: str) -> None:
+async def test_request_forwarded_by_a_local_proxy_is_refused(name: str, value: str) -> None:
     """Whatever the header claims."""
     assert message(await ask(app(keys=()), "127.0.0.1", "/flying/switches", {name: value})) == ALONE
 
@@ -120,7 +120,7 @@ async def test_our_own_page_is_answered(origin: str) -> None:
 @pytest.mark.parametrize(
     "headers", [{}, {"X-Forwarded-For": "10.0.0.8"}, {"Origin": "http://a.example"}]
 )
-async def test_with_a_key_who_has_it_is_answered_wherever_it_is(
+async def test_holder_of_the_key_is_answered_from_any_address(
     peer: str, headers: dict[str, str]
 ) -> None:
     """And who has not is not, on this machine either; but the page, which asks for the key,
@@ -210,7 +210,7 @@ async def test_a_unix_socket_is_local(tmp_path: Path) -> None:
             assert (await client.get("/flying/switches")).status_code == 200
 
 
-async def test_a_header_that_uvicorn_believes_makes_nobody_local() -> None:
+async def test_forwarded_header_that_uvicorn_trusts_is_not_local() -> None:
     """`FORWARDED_ALLOW_IPS=*`: the address that the app sees is the header's."""
     listening = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listening.getsockname()[1]}/flying/switches"

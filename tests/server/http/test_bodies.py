@@ -173,7 +173,7 @@ def test_levels_are_counted_as_the_parser_finds_them(
 
 
 @given(content=st.binary(max_size=60) | st.text('[]{}":,\\1 ', max_size=60).map(str.encode))
-def test_what_has_as_few_levels_is_parsed_or_is_no_json(content: bytes) -> None:
+def test_body_within_the_depth_limit_is_parsed_or_no_json(content: bytes) -> None:
     """Never is there more in it than was counted."""
     deeper = is_deeper(content, 2)
     try:

@@ -155,7 +155,7 @@ async def test_every_route_that_does_not_only_read_needs_the_key(vllms_app: Fast
 
 @pytest.mark.parametrize("path", ["/invocations", "/generative_scoring", "/collective_rpc", *OPEN])
 @pytest.mark.parametrize("keys", [(SECRET,), ()], ids=["with a key", "without"])
-async def test_who_has_the_key_or_needs_none_gets_to_the_route(
+async def test_request_with_the_key_or_to_an_open_route_is_let_in(
     path: str, keys: tuple[str, ...]
 ) -> None:
     headers = [(b"authorization", f"Bearer {SECRET}".encode())] if keys and path not in OPEN else []

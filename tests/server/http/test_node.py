@@ -56,7 +56,7 @@ def completed(lines: list[str]) -> int:
     return count
 
 
-def test_what_routers_see_in_a_burst_is_what_the_controller_has(server: Server) -> None:
+def test_load_seen_by_routers_in_a_burst_is_the_controllers(server: Server) -> None:
     """While all of them run, in JSON and in the metrics, and again when all have ended."""
 
     async def stream(client: httpx.AsyncClient, number: int, began: asyncio.Event) -> int:

@@ -36,7 +36,7 @@ def test_a_slower_body_is_refused_when_its_time_is_used_up(share: float, refused
     assert found == pytest.approx(refused_s, abs=0.1)
 
 
-def test_what_came_fast_earns_no_longer_grace() -> None:
+def test_fast_bytes_earn_no_longer_grace() -> None:
     """A client that sends 16 MiB at once and stalls is not waited for for minutes."""
     made = BodyPace(0.0)
     made.arrived(2**24, 1.0)

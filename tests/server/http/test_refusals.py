@@ -70,14 +70,14 @@ def record(error: Exception) -> logging.LogRecord:
 
 
 @pytest.mark.parametrize("error", [WRONG, TIMED_OUT], ids=["wrong", "late"])
-def test_what_a_client_got_wrong_is_logged_on_one_line(error: Exception) -> None:
+def test_wrong_request_is_logged_on_one_line(error: Exception) -> None:
     """With the reason."""
     found = record(error)
     assert without_traceback(found)
     assert logging.Formatter("%(message)s").format(found) == f"failed ({error})"
 
 
-def test_what_the_server_got_wrong_is_logged_with_its_traceback() -> None:
+def test_server_error_is_logged_with_its_traceback() -> None:
     found = record(ValueError("a bug"))
     assert without_traceback(found)
     assert "Traceback" in logging.Formatter().format(found)

@@ -151,7 +151,7 @@ async def test_a_long_value_is_not_repeated(body: Any) -> None:
     [b"", b"{", b"\xff\xff", b"1" * 5000],
     ids=["empty", "cut off", "no text", "too many digits"],
 )
-async def test_what_is_no_json_is_refused_with_the_parsers_reason(content: bytes) -> None:
+async def test_malformed_json_is_refused_with_the_parsers_reason(content: bytes) -> None:
     assert message(await order(content), 400).startswith("body: JSON decode error: ")
 
 

@@ -132,7 +132,7 @@ async def test_outputs_that_fit_on_an_idle_server_may_be_asked_for_again() -> No
 
 
 @pytest.mark.parametrize("how", ["generate", "responses"])
-async def test_an_answer_that_nobody_reads_gives_its_place_back(how: str) -> None:
+async def test_unread_answer_gives_its_place_back(how: str) -> None:
     """Its client has left before it began."""
     engine = Engine(Server(most_waiting=MOST_WAITING))
     for _ in range(3):

@@ -51,7 +51,7 @@ def rights(*, has_key: bool = False, **flying: Any) -> ClientRights:
     ],
     ids=str,
 )
-def test_what_may_be_set_follows_the_key_unless_the_flag_says_it(
+def test_settable_fields_follow_the_key_unless_the_flag_names_them(
     has_key: bool, flying: dict[str, Any], allowed: set[str]
 ) -> None:
     assert rights(has_key=has_key, **flying).allowed == allowed
@@ -84,7 +84,7 @@ def test_what_may_be_set_follows_the_key_unless_the_flag_says_it(
         ),
     ],
 )
-def test_what_clients_may_not_set_is_refused_by_name(
+def test_forbidden_field_is_refused_by_name(
     priority: int, extra: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(VLLMValidationError) as refused:
@@ -94,7 +94,7 @@ def test_what_clients_may_not_set_is_refused_by_name(
 
 
 @pytest.mark.parametrize("extra", [{}, {"queue_deadline_s": 1}, {"another": 1}], ids=str)
-def test_what_steers_nothing_may_always_be_set(extra: dict[str, Any]) -> None:
+def test_field_without_effect_may_always_be_set(extra: dict[str, Any]) -> None:
     rights(has_key=True).check(0, extra)
 
 

@@ -69,7 +69,7 @@ def test_a_request_migrates_before_its_first_token() -> None:
     assert request.sampling_params.extra_args is None
 
 
-def test_what_the_old_group_says_is_stale() -> None:
+def test_output_of_the_old_group_is_stale() -> None:
     """From the recall on, also while the request waits for another group."""
     streams, _ = opened()
     sent(streams, (0,))
@@ -124,7 +124,7 @@ def test_a_prefix_is_a_request_of_its_own() -> None:
     assert [streams.prefix_ended(over), streams.prefix_ended(over)] == ["r", None]
 
 
-def test_what_was_pulled_ahead_goes_on_under_the_same_id() -> None:
+def test_prefetched_request_goes_on_under_the_same_id() -> None:
     """With the tokens that the first group has given, and as a group's limit is no end of the
     request.
     """

@@ -56,7 +56,7 @@ def test_a_split_is_inside_prompt_and_output(max_tokens: int | None, most: int) 
 @given(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers())
 )
-def test_any_value_is_taken_or_refused_by_name(value: Any) -> None:
+def test_any_value_is_accepted_or_refused_by_name(value: Any) -> None:
     """Nothing else is raised."""
     for key, least in ((xargs.EXPECTED_KEY, 1), (xargs.SPLIT_KEY, 0)):
         try:

@@ -59,7 +59,7 @@ def end(process: subprocess.Popen[str]) -> None:
     assert process.wait(60) == 0
 
 
-def test_it_goes_with_its_server(tmp_path: Path, stack: ExitStack) -> None:
+def test_run_directory_goes_with_its_server(tmp_path: Path, stack: ExitStack) -> None:
     """And is for its owner alone, before."""
     process, path = server(stack, tmp_path)
     assert path.stat().st_mode & 0o777 == 0o700
@@ -68,7 +68,7 @@ def test_it_goes_with_its_server(tmp_path: Path, stack: ExitStack) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_server_has_left_goes_at_the_next_start(
+def test_run_directory_of_a_killed_server_goes_at_the_next_start(
     tmp_path: Path, stack: ExitStack
 ) -> None:
     """And what others use does not, nor what is not ours."""
@@ -131,7 +131,7 @@ def test_its_lock_goes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert not run_dir.exists()
 
 
-def test_it_stays_while_an_engine_lives(tmp_path: Path, stack: ExitStack) -> None:
+def test_run_directory_stays_while_an_engine_lives(tmp_path: Path, stack: ExitStack) -> None:
     """Which holds the lock too; but only the server removes it."""
     process, path = server(stack, tmp_path, WITH_AN_ENGINE)
     os.kill(process.pid, signal.SIGKILL)
@@ -175,7 +175,7 @@ def test_a_lock_that_is_a_link_is_no_servers(tmp_path: Path) -> None:
     assert all(file.exists() for file in kept)
 
 
-def test_what_belongs_to_another_user_stays(
+def test_run_directory_of_another_user_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where this user may write to it, as the superuser may."""

@@ -50,7 +50,7 @@ def test_each_unit_gets_the_routing_weights_unspent() -> None:
     assert torch.equal(out, 4 * x * torch.tensor([[0.5], [0.25], [0.125]]))
 
 
-def test_it_answers_for_its_first_unit_and_can_be_copied() -> None:
+def test_bound_weight_answers_for_its_first_unit_and_can_be_copied() -> None:
     """Copying and unpickling ask an object that holds nothing yet for `__setstate__`."""
     method = ExpertParts([(Spends(), nn.Module())], nothing)
     for same in (
@@ -66,7 +66,7 @@ def test_it_answers_for_its_first_unit_and_can_be_copied() -> None:
         _ = ExpertParts.__new__(ExpertParts).supports_eplb
 
 
-def test_what_reads_weights_as_they_are_asks_before_it_does() -> None:
+def test_reader_of_raw_weights_asks_for_each_unit_first() -> None:
     """Each of the units, the look-up, and logits that nobody has a product for."""
     vocabulary, layer = VocabularyPart(None, lent), nn.Embedding(4, 2)
     reads: list[Callable[[], torch.Tensor]] = [

@@ -45,7 +45,7 @@ def test_parameters_are_built_without_data_and_buffers_with_it() -> None:
     assert not Norm(8, torch.arange(3.0)).weight.is_meta
 
 
-def test_a_whole_parameter_is_lane_1s_for_all_who_hold_it() -> None:
+def test_whole_parameter_is_lane_1s_for_all_its_holders() -> None:
     full, lane = Norm(8, torch.arange(3.0)), lane_norm(8, torch.arange(3.0))
     bind_whole("norm", lane, full, 1, 2)
     assert lane.weight.data_ptr() == full.weight.data_ptr() == lane.impl.sinks.data_ptr()
@@ -83,7 +83,7 @@ def test_a_computed_buffer_must_be_lane_1s_or_its_part(
         bind_whole("norm", lane, full, 1, 2)
 
 
-def test_who_holds_a_parameter_before_a_module_gets_it_holds_lane_1s() -> None:
+def test_earlier_holder_of_a_parameter_holds_lane_1s() -> None:
     """Laguna makes its router's bias, and hands it to the router, which is no module, and to the
     experts.
     """
@@ -125,7 +125,7 @@ def test_a_routers_bias_is_lane_1s_for_the_experts_too() -> None:
     check(lane, full)
 
 
-def test_what_is_bound_already_stays() -> None:
+def test_bound_parameter_stays() -> None:
     full, lane = Norm(8, torch.full((3,), 7.0), True), lane_norm(2, torch.zeros(3), True)
     bind_whole("embedding", lane, full, 1, 2, but=("weight",))
     assert lane.weight.is_meta
@@ -166,7 +166,7 @@ def test_a_tensor_that_lane_1_lacks_is_refused() -> None:
         bind_whole("norm", lane_norm(8, torch.zeros(1)), nn.Identity(), 0, 2)
 
 
-def test_memory_of_its_own_is_refused_whatever_device_it_is_on() -> None:
+def test_own_memory_of_a_lane_is_refused_on_any_device() -> None:
     """Uninitialised memory on the CPU, as vLLM's Transformers backend leaves it, is no better than
     the meta device.
     """
@@ -245,7 +245,7 @@ def test_scales_that_vllm_keeps_on_the_cpu_are_lane_1s() -> None:
     check(lane, full)
 
 
-def test_what_is_on_another_device_than_lane_1s_is_named() -> None:
+def test_tensor_on_another_device_than_lane_1s_is_named() -> None:
     full, lane = bound()
     full.register_buffer("scales", torch.ones(2), persistent=False)
     lane.register_buffer("scales", torch.ones(2, device="meta"), persistent=False)

@@ -65,7 +65,7 @@ def test_several_in_the_order_of_the_comparison_or_of_their_names(tmp_path: Path
     assert load.comparison(tmp_path)[1].summary["completed"] == 3
 
 
-def test_what_cannot_be_drawn(tmp_path: Path) -> None:
+def test_missing_or_unreadable_results_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match=r"no results\.parquet here"):
         load.comparison(tmp_path / "missing")
     results = kept(system("auto", requests=3), tmp_path / "run")

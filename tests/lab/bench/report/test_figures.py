@@ -100,7 +100,7 @@ def test_requests_that_were_not_completed_are_marked() -> None:
     assert "not completed" in axis.get_title(loc="left")
 
 
-def test_nothing_completed_is_still_drawn() -> None:
+def test_system_without_completed_requests_is_drawn() -> None:
     nothing = system("broken", requests=3, lost=3, phases=False)
     assert all(
         draw([nothing]) is None or svg(draw([nothing]), name) for name, (draw, _) in FIGURES.items()

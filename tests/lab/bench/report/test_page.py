@@ -47,7 +47,7 @@ def read(text: str) -> Reader:
     return Reader(text)
 
 
-def test_nothing_is_fetched_and_nothing_runs(read: Reader, text: str) -> None:
+def test_page_fetches_no_address_and_runs_no_script(read: Reader, text: str) -> None:
     """References are to the page itself; the only addresses are names of XML namespaces."""
     assert not {"script", "link", "iframe", "img", "object", "embed", "base"} & {
         tag for tag, _ in read.tags
@@ -84,7 +84,7 @@ def test_numbers_switches_commands_and_warnings_are_there(read: Reader) -> None:
     assert sum(attributes.get("class") == "best" for _, attributes in read.tags) >= 6
 
 
-def test_names_are_text_whatever_they_are() -> None:
+def test_names_are_escaped_as_text() -> None:
     """A workload may be called anything."""
     odd = PAIR[0]
     run = msgspec.structs.replace(
@@ -121,7 +121,9 @@ def test_a_long_log_is_cut_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "1 more are in its switches.json" in page.render(PAIR)
 
 
-def test_it_is_written_beside_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_is_written_beside_the_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(page, "render", lambda systems: "<p>–</p>")
     assert page.write(PAIR, tmp_path) == tmp_path / "report.html"
     assert (tmp_path / "report.html").read_bytes() == "<p>–</p>".encode()

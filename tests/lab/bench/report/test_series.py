@@ -84,7 +84,7 @@ def test_gaps_are_those_of_single_streams() -> None:
     stretches=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 5)), max_size=20),
     windows=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 5)), max_size=6),
 )
-def test_overlaps_are_found_whatever_the_order_of_windows(
+def test_overlaps_are_found_in_any_order_of_windows(
     stretches: list[tuple[int, int]], windows: list[tuple[int, int]]
 ) -> None:
     """Windows may overlap each other."""

@@ -46,7 +46,7 @@ def mixed(count: int, seed: int) -> list[Request]:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_everything_is_served_and_no_block_is_lost(name: str) -> None:
+def test_all_requests_are_served_and_all_blocks_return(name: str) -> None:
     node, transforms = node_of(name)
     requests = mixed(120, 7)
     run(node, requests)
