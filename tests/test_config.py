@@ -39,7 +39,9 @@ def test_an_empty_object_is_the_default_configuration() -> None:
     config = parse_flying({})
     assert config == FlyingConfig()
     assert config.group_sizes is None
-    assert (config.policy, config.cpu_collectives, config.weave_steps) == ("auto", "shm", 1)
+    assert config.policy == "auto"
+    assert config.cpu_collectives == "shm"
+    assert config.weave_steps == 1
 
 
 @pytest.mark.parametrize(

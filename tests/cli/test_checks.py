@@ -49,7 +49,8 @@ def test_vectors(monkeypatch: pytest.MonkeyPatch, flags: str, gpus: list[Any], s
 )
 def test_cores_are_those_that_may_be_used(topology: Topology, state: str, reason: str) -> None:
     found = checks.cores(topology)
-    assert (found.state, found.reason) == (state, reason)
+    assert found.state == state
+    assert found.reason == reason
 
 
 def test_each_number_of_engines_has_its_placement() -> None:
@@ -68,13 +69,15 @@ def test_a_list_of_cores_is_for_one_number_of_engines() -> None:
 
 def test_a_placement_that_no_number_of_engines_can_have_is_bad() -> None:
     (row,) = checks.placements(machine(4), {"VLLM_CPU_OMP_THREADS_BIND": "0|4"})
-    assert (row.state, row.what) == ("bad", "placement")
+    assert row.state == "bad"
+    assert row.what == "placement"
     assert "CPU 4 is not one of those that this process may use, 0-3" in row.reason
 
 
 def test_binding_by_openmp_is_bad_for_every_number_of_engines() -> None:
     (row,) = checks.placements(machine(4), {"OMP_PROC_BIND": "true"})
-    assert (row.state, row.what) == ("bad", "placement")
+    assert row.state == "bad"
+    assert row.what == "placement"
     assert row.reason.startswith("OMP_PROC_BIND='true': must be unset or 'false'")
 
 

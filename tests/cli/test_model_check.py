@@ -247,7 +247,8 @@ def test_group_sizes_are_those_of_all_layers(
     expert = (
         "model.layers.3.mlp.experts.routed_experts: 132 columns of an expert do not divide by 8"
     )
-    assert (checked.sizes, checked.not_offered) == ((1, 2, 4), {8: expert})
+    assert checked.sizes == (1, 2, 4)
+    assert checked.not_offered == {8: expert}
     assert checked.layers == (4, 6)
 
 
@@ -338,7 +339,8 @@ def test_any_failure_of_the_model_check_is_one_line(
     monkeypatch.setattr(serve, "parse", lambda *_: SimpleNamespace(model="m"))
     monkeypatch.setattr(model_check, "_configuration", fail)
     (found,) = model_check.run(["m"])
-    assert (found.state, found.what) == ("bad", "m")
+    assert found.state == "bad"
+    assert found.what == "m"
     assert found.reason.startswith(f"refused: {says}")
 
 

@@ -138,10 +138,8 @@ def test_an_interrupt_is_served_and_ends_the_group(path: str) -> None:
     _, (_, kind, message), _ = results(
         start(interrupted, path, 3, range(2)) + start(stay_out, path, 3, range(2, 3))
     )
-    assert (kind, message) == (
-        "EngineLost",
-        "barrier (sequence 2): the group was aborted because of engine 10",
-    )
+    assert kind == "EngineLost"
+    assert message == "barrier (sequence 2): the group was aborted because of engine 10"
 
 
 def test_abort_from_another_thread(path: str) -> None:

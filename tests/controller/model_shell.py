@@ -219,7 +219,8 @@ class ModelShell:
                     self._pull_ahead(command)
                 case DropPart(request_id, group, number):
                     part = self.parts.pop(number)
-                    assert (part.request_id, part.group) == (request_id, group)
+                    assert part.request_id == request_id
+                    assert part.group == group
                     assert command.keeps == (request_id in self.open and not part.is_ahead)
                 case Recall():
                     self._recall(command)
@@ -308,7 +309,8 @@ class ModelShell:
 
     def _pull_ahead(self, command: PullAhead) -> None:
         stream, kv = self.open[command.request_id], command.kv
-        assert (stream.group, stream.offer) == (kv.group, kv.number)
+        assert stream.group == kv.group
+        assert stream.offer == kv.number
         assert stream.group != command.group
         assert command.tokens == stream.spec.prompt_tokens + stream.limit - 1, (
             "the last token has no KV"

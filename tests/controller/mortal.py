@@ -149,6 +149,7 @@ class MortalShell(ModelShell):
         if self.lost.isdisjoint(command.group):
             super()._recall(command)
             return
-        assert (stream.group, command.offer) == (command.group, None)
+        assert stream.group == command.group
+        assert command.offer is None
         assert self.company.get(command.request_id) != 0
         stream.group = stream.kv = None

@@ -67,7 +67,8 @@ def test_migrating_request_keeps_the_tokens_of_the_step_under_way() -> None:
         shell.arrive(name, spec)
         shell.token(name, 3)
     shell.order(WIDE, "migrate")
-    assert (shell.dispatched, shell.open["streams"].group) == ([], (0,))
+    assert shell.dispatched == []
+    assert shell.open["streams"].group == (0,)
     shell.arrive("new", SHORT)
     shell.token("streams")
     shell.token("ends", 17)

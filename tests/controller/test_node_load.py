@@ -21,8 +21,11 @@ def load(controller: Controller, max_model_len: int = MAX_MODEL_LEN) -> NodeLoad
 def test_a_node_without_requests_has_all_its_room() -> None:
     """An engine holds 100 tokens; the widest group of the four 400."""
     found = load(Controller(settings("auto")))
-    assert (found.requests, found.kv_tokens_used, found.kv_usage) == (0, 0, 0.0)
-    assert (found.kv_tokens_free, found.longest_request_tokens) == (400, 100)
+    assert found.requests == 0
+    assert found.kv_tokens_used == 0
+    assert found.kv_usage == 0.0
+    assert found.kv_tokens_free == 400
+    assert found.longest_request_tokens == 100
     assert found.longest_request_tokens_any_layout == 400
     assert load(Controller(settings("auto")), 250).longest_request_tokens_any_layout == 250
 
@@ -33,7 +36,8 @@ def test_requests_of_every_engine_and_of_the_pool_count() -> None:
     for number in range(9):
         controller.arrived(f"r{number}", RequestSpec(10, 15), 0.0)
     found = load(controller)
-    assert (found.requests_running, found.requests_waiting) == (8, 1)
+    assert found.requests_running == 8
+    assert found.requests_waiting == 1
     assert found.to_json()["server_load"] == found.to_json()["load"] == 9
 
 
@@ -44,7 +48,8 @@ def test_queued_requests_of_groups_count_as_waiting() -> None:
         controller.arrived(f"r{number}", RequestSpec(10, 15), 0.0)
     assert len(controller.state.pool) == 0
     found = load(controller)
-    assert (found.requests_running, found.requests_waiting) == (4, 2)
+    assert found.requests_running == 4
+    assert found.requests_waiting == 2
 
 
 def test_tokens_are_used_when_they_are_computed() -> None:
@@ -54,7 +59,8 @@ def test_tokens_are_used_when_they_are_computed() -> None:
     assert load(controller).kv_tokens_used == 0
     controller.tokens("r", 2, 1.0)
     found = load(controller)
-    assert (found.kv_tokens_used, found.kv_tokens_free) == (32, 168)
+    assert found.kv_tokens_used == 32
+    assert found.kv_tokens_free == 168
     assert found.kv_usage == 0.16
 
 
@@ -70,11 +76,9 @@ def test_an_older_group_takes_room_from_the_layout() -> None:
     controller.order(Layout(((0,), (1,))), "weave", None, 2.0)
     found = load(controller)
     assert found.layout == [[0], [1]]
-    assert (found.kv_tokens_used, found.kv_tokens_free, found.longest_request_tokens) == (
-        32,
-        168,
-        100,
-    )
+    assert found.kv_tokens_used == 32
+    assert found.kv_tokens_free == 168
+    assert found.longest_request_tokens == 100
 
 
 def test_a_lost_engine_has_no_room_and_the_node_is_degraded() -> None:
@@ -82,7 +86,8 @@ def test_a_lost_engine_has_no_room_and_the_node_is_degraded() -> None:
     controller = Controller(settings("auto"))
     controller.engines_lost([3], 1.0)
     found = load(controller)
-    assert (found.kv_tokens_free, found.longest_request_tokens_any_layout) == (300, 200)
+    assert found.kv_tokens_free == 300
+    assert found.longest_request_tokens_any_layout == 200
     assert found.lost_engines == [3]
     assert found.to_json()["degraded"]
     controller.engine_back(3, 2.0)

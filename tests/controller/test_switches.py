@@ -56,7 +56,8 @@ def test_the_slowest_engine_is_reported() -> None:
     """Both of its parts, not the largest of each."""
     one = switch()
     one.acknowledged(ANSWERS, 100.25)
-    assert (one.in_flight_ms, one.overhead_ms) == (30.0, 0.5)
+    assert one.in_flight_ms == 30.0
+    assert one.overhead_ms == 0.5
     assert one.cutover_ms == 30.5
     assert one.work_ms == pytest.approx(0.3)
 
@@ -154,8 +155,10 @@ def test_json_of_a_decision() -> None:
     )
     shown = json.loads(json.dumps(one.to_json(), allow_nan=False))
     assert shown["reason"] == "load: 1.00 requests/s"
-    assert (shown["predicted_gain_request_s"], shown["predicted_cost_request_s"]) == (12.5, 0.5)
-    assert (shown["predicted_stay_request_s"], shown["least_gain_request_s"]) == (90.0, 10.0)
+    assert shown["predicted_gain_request_s"] == 12.5
+    assert shown["predicted_cost_request_s"] == 0.5
+    assert shown["predicted_stay_request_s"] == 90.0
+    assert shown["least_gain_request_s"] == 10.0
     assert shown["considered_request_s"] == {"weave": 0.5, "hard": 3.0}
     one.decision = replace(one.decision, promised=1.25, predicted={NEW: 77.5, OLD: 90.0})
     shown = json.loads(json.dumps(one.to_json()))
@@ -173,7 +176,8 @@ def test_a_failed_switch_is_over() -> None:
     one.failed("engine 1 did not answer", 101.0)
     assert not one.open
     one.ended("a", 105.0)
-    assert (one.problem, one.drain_ms) == ("engine 1 did not answer", 1000.0)
+    assert one.problem == "engine 1 did not answer"
+    assert one.drain_ms == 1000.0
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -206,12 +210,14 @@ def test_gaps_count_while_a_switch_is_open() -> None:
     assert one.worst_token_gap_ms == pytest.approx(500.0)
     two = begin(switches, 105.0)
     switches.token("a", 106.0)
-    assert (one.worst_token_gap_ms, two.worst_token_gap_ms) == (1000.0, 1000.0)
+    assert one.worst_token_gap_ms == 1000.0
+    assert two.worst_token_gap_ms == 1000.0
     one.acknowledged(ANSWERS, 106.0)
     switches.ended("b", 107.0)
     switches.token("a", 110.0)
     assert one.drain_ms == pytest.approx(7000.0)
-    assert (one.worst_token_gap_ms, two.worst_token_gap_ms) == (1000.0, 4000.0)
+    assert one.worst_token_gap_ms == 1000.0
+    assert two.worst_token_gap_ms == 4000.0
 
 
 def test_the_gap_of_a_stream_that_migrates_counts_until_its_next_token() -> None:

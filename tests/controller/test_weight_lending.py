@@ -65,13 +65,15 @@ def test_an_order_waits_for_requests_that_need_the_room_then_for_weights() -> No
     """Meanwhile the group has room for what it holds whole."""
     shell = lent()
     shell.order(APART)
-    assert (shell.ordered, shell.weights[GROUP]) == (None, "lent")
+    assert shell.ordered is None
+    assert shell.weights[GROUP] == "lent"
     shell.arrive("short", SHORT)
     assert shell.open["short"].group == GROUP
     shell.arrive("longer", LONG)
     assert shell.waiting() == ["longer"]
     shell.finish("long")
-    assert (shell.ordered, shell.weights[GROUP]) == (None, "fetching")
+    assert shell.ordered is None
+    assert shell.weights[GROUP] == "fetching"
     shell.answer_weights(GROUP)
     assert shell.ordered is not None
     assert shell.waiting() == ["longer"]

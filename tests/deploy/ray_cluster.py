@@ -190,7 +190,9 @@ async def mean_loads(
 def assert_same(found: Stream, right: Stream) -> None:
     """Complete, and token for token what is right."""
     assert found.done
-    assert (found.tokens, found.text, found.finish_reason) == (right.tokens, right.text, "length")
+    assert found.tokens == right.tokens
+    assert found.text == right.text
+    assert found.finish_reason == "length"
     assert worst_difference(found.logprobs, right.logprobs) <= WORST_LOGPROB
 
 

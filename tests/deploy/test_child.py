@@ -41,4 +41,6 @@ def test_a_child_whose_parent_has_ended_does_nothing() -> None:
     done = subprocess.run(
         line, cwd=ROOT, env=os.environ | ENVIRONMENT, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert done.returncode == 0
+    assert done.stdout == ""
+    assert done.stderr == ""

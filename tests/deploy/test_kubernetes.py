@@ -121,10 +121,8 @@ def test_pods_are_scraped_as_the_job_that_alerts_look_for() -> None:
         == example["scrape_configs"][0]["job_name"]
     )
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
-    assert (endpoint["path"], endpoint["interval"]) == (
-        "/metrics",
-        example["global"]["scrape_interval"],
-    )
+    assert endpoint["path"] == "/metrics"
+    assert endpoint["interval"] == example["global"]["scrape_interval"]
 
 
 # ---- what is wrong is found

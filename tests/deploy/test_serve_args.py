@@ -23,7 +23,10 @@ def test_the_words_reach_the_nodes_as_they_are() -> None:
     ]
     args = parse_serve_args(words)
     assert args.words == tuple(words)
-    assert (args.engines, args.devices, args.shutdown_s, args.has_key) == (4, 2, 30.0, False)
+    assert args.engines == 4
+    assert args.devices == 2
+    assert args.shutdown_s == 30.0
+    assert not args.has_key
 
 
 def test_a_key_is_one_of_the_command_line_or_the_environment(

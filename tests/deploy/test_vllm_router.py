@@ -231,7 +231,9 @@ def left(parts: list[psutil.Process]) -> list[psutil.Process]:
 def test_a_drained_node_loses_nothing_and_is_used_again(deployment: Deployment) -> None:
     figures = asyncio.run(scenarios.drained(deployment, 0, seed=1))
     assert 0 < figures.on_node < len(figures.streams)
-    assert (figures.broken, figures.refused, figures.after_drain) == ([], [], 0)
+    assert figures.broken == []
+    assert figures.refused == []
+    assert figures.after_drain == 0
     assert_right(deployment, figures)
 
 
@@ -241,7 +243,8 @@ def test_a_killed_node_takes_only_its_streams_and_comes_back(deployment: Deploym
     parts = [before.process, *before.process.children(recursive=True)]
     figures = asyncio.run(scenarios.killed(deployment, 1, seed=2))
     assert 0 < figures.on_node < len(figures.streams)
-    assert (len(figures.broken), figures.refused) == (figures.on_node, [])
+    assert len(figures.broken) == figures.on_node
+    assert figures.refused == []
     assert figures.served_meanwhile > 0
     assert deployment.nodes()[1].url == before.url
     assert left(parts) == []

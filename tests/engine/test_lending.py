@@ -107,7 +107,8 @@ def test_a_group_that_keeps_nothing_counts_no_missing_blocks(
     looked_at = looks(monkeypatch, keeper.pair.scheduler)
     keeper.lending.yield_if_all_are_lent(2)
     keeper.pair.leader.order(ASK_AGAIN_S)
-    assert (keeper.asked, looked_at) == ([], [])
+    assert keeper.asked == []
+    assert looked_at == []
 
 
 def test_a_group_frees_nothing_for_a_request_that_may_not_run_yet() -> None:

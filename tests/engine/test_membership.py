@@ -178,7 +178,8 @@ TestLosses.settings = settings(max_examples=100, stateful_step_count=30)
 def test_only_groups_with_the_lost_engine_are_broken() -> None:
     survivor = Survivor(members_of(3, (2, 4)), (0, 0, 0, 0))
     assert survivor.update(0, None, 0, 0) == [(WorkerLanes.forget, 4), (transfer.forget_peers, [1])]
-    assert (survivor.membership.broken, survivor.dissolved) == ({4}, [4])
+    assert survivor.membership.broken == {4}
+    assert survivor.dissolved == [4]
     assert survivor.update(0, None, None, 0) == [
         (WorkerLanes.forget, 2),
         (WorkerLanes.forget, 4),
@@ -192,7 +193,8 @@ def test_only_groups_with_the_lost_engine_are_broken() -> None:
         (transfer.map_peers, [2]),
         (WorkerLanes.rejoin, 2, [2, 0]),
     ]
-    assert (survivor.membership.broken, survivor.mapped) == ({4}, [2])
+    assert survivor.membership.broken == {4}
+    assert survivor.mapped == [2]
 
 
 def test_memory_of_a_lost_engine_is_unmapped_after_dissolving() -> None:
@@ -207,7 +209,8 @@ def test_memory_of_a_lost_engine_is_unmapped_after_dissolving() -> None:
 
 def test_an_engine_that_is_started_while_another_is_lost_has_broken_groups() -> None:
     survivor = Survivor(members_of(1, (2, 4)), (0, 3, None, 0))
-    assert (survivor.membership.broken, survivor.offers.lost) == ({4}, {2})
+    assert survivor.membership.broken == {4}
+    assert survivor.offers.lost == {2}
 
 
 def test_an_engine_that_has_changed_unseen_is_another() -> None:

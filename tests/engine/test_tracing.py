@@ -107,7 +107,9 @@ def test_orders(path: Path) -> None:
     trace = EngineTrace(str(path), 3)
     trace.ordered([2, 3], "hard", 5.0)
     (event,) = written(path, trace, "order")
-    assert (event["name"], event["ph"], event["ts"]) == ("to 2,3", "i", 5_000_000)
+    assert event["name"] == "to 2,3"
+    assert event["ph"] == "i"
+    assert event["ts"] == 5_000_000
     assert event["args"] == {"group": [2, 3], "mode": "hard"}
 
 

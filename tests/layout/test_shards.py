@@ -145,7 +145,9 @@ def test_examples_of_the_design() -> None:
     assert [lane_block_tokens(32, size, 1, 1) for size in SIZES] == [32, 32, 32, 32]
     assert [lane_block_tokens(16, size, 4, 8) for size in (1, 2, 4)] == [16, 32, 32]
     q, k, v = segments_of([32 * 128, 8 * 128, 8 * 128], 4, [32, 8, 8])
-    assert (q.unit_size, k.unit_size, v.unit_size) == (1024, 256, 256)
+    assert q.unit_size == 1024
+    assert k.unit_size == 256
+    assert v.unit_size == 256
     assert Segment(2 * 128, 2).units_of(3, 4) == range(1, 2)
     assert degree_obstacle(8, 32, 8) is None
     assert degree_obstacle(4, 30, 30) == "30 attention heads do not divide by 4"

@@ -53,7 +53,8 @@ def test_memory_of_an_ended_peer_is_readable_if_mapped_before() -> None:
         owner.stdin.write("end\n")
         owner.stdin.flush()
         assert owner.wait() == 0
-    assert (mapped[:6], len(mapped)) == (b"hello\0", 8192)
+    assert mapped[:6] == b"hello\0"
+    assert len(mapped) == 8192
     with pytest.raises(
         PeerMemory, match=rf"KV memory of engine 3: /proc/{address.pid}/fd/\d+ cannot be opened"
     ):

@@ -206,9 +206,12 @@ def test_a_view_is_rebuilt_from_its_shape(dtype: torch.dtype) -> None:
     keys = whole[16:32].view(2, 2, 2, 2).transpose(2, 3)
     view = KVView([keys, whole[32:48].view(2, 2, 2, 2)], range(2, 4), 2)
     found = KVView.over(memory, view.shape())
-    assert (found.heads, found.block_tokens) == (range(2, 4), 2)
+    assert found.heads == range(2, 4)
+    assert found.block_tokens == 2
     for part, mine in zip(found.parts, view.parts, strict=True):
-        assert (part.dtype, part.shape, part.stride()) == (dtype, mine.shape, mine.stride())
+        assert part.dtype == dtype
+        assert part.shape == mine.shape
+        assert part.stride() == mine.stride()
         assert part.data_ptr() == mine.data_ptr()
 
 

@@ -329,7 +329,9 @@ def test_a_leaders_books_must_balance() -> None:
     """Held and withheld are all group blocks, and none is free that is not held."""
     pool = PlainPool(11)
     borrowed = BorrowedBlocks(pool)
-    assert (borrowed.capacity, borrowed.room(), borrowed.free_count()) == (10, 10, 0)
+    assert borrowed.capacity == 10
+    assert borrowed.room() == 10
+    assert borrowed.free_count() == 0
     assert borrowed.choose(3) == [1, 2, 3]
     with pytest.raises(IntegrityError, match=r"held 0 \+ withheld 7 != 10"):
         borrowed.check()

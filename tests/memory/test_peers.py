@@ -52,7 +52,8 @@ def test_peers_see_all_lanes_of_all_devices(tmp_path: Path, dtype: torch.dtype) 
     for place, views in announced.items():
         for size, mine in views.items():
             found = peers.view(*place, size)
-            assert (found.heads, found.block_tokens) == (mine.heads, mine.block_tokens)
+            assert found.heads == mine.heads
+            assert found.block_tokens == mine.block_tokens
             assert [(part.shape, part.stride(), part.dtype) for part in found.parts] == [
                 (part.shape, part.stride(), dtype) for part in mine.parts
             ]
@@ -204,4 +205,6 @@ def test_memory_of_a_peer_is_int8() -> None:
     arena = Arena("kv", 8192)
     arena.bytes[8190:] = b"\x01\xff"
     found = map_memory(arena.address, "mine")
-    assert (found.dtype, found.shape, found[-2:].tolist()) == (torch.int8, (8192,), [1, -1])
+    assert found.dtype == torch.int8
+    assert found.shape == (8192,)
+    assert found[-2:].tolist() == [1, -1]

@@ -40,15 +40,18 @@ def test_a_request_arrives_with_its_kv(old: Group, new: Group, told_first: bool)
     assert at.at(new).incoming
     if not told_first:
         settle(at)
-        assert (at.lanes[new].scheduler.requests, at.at(new).counts()) == ({}, NOTHING)
+        assert at.lanes[new].scheduler.requests == {}
+        assert at.at(new).counts() == NOTHING
         at.at(old).retain("a", 5)
     settle(at)
     assert not at.at(new).incoming
-    assert (at.at(new).counts(), at.at(old).source.retained) == (MigrationCounts(1, 12, 0), {})
+    assert at.at(new).counts() == MigrationCounts(1, 12, 0)
+    assert at.at(old).source.retained == {}
     assert at.lanes[old].free() == at.lanes[old].pool.total
     assert at.lanes[new].scheduler.requests["a+1"].num_computed_tokens == 12
     run_out(at)
-    assert ("a+1" in at.ended, all_free(at)) == (True, True)
+    assert "a+1" in at.ended
+    assert all_free(at)
 
 
 def test_kv_of_a_lost_engine_is_not_copied() -> None:
@@ -129,7 +132,8 @@ def test_a_request_that_needs_no_kv_pulls_none(prompt: int) -> None:
     at.at(A).retain("a", 5)
     at.expect(again(before, "a+1"), B, KVSource(A, 5))
     settle(at)
-    assert ("a+1" in at.lanes[B].scheduler.requests, at.at(B).counts().migrated) == (True, 0)
+    assert "a+1" in at.lanes[B].scheduler.requests
+    assert at.at(B).counts().migrated == 0
     run_out(at)
     assert all_free(at)
 
@@ -143,7 +147,8 @@ def test_kv_of_a_request_that_gave_up_is_not_retained() -> None:
     settle(at)
     assert at.at(B).counts() == MigrationCounts(0, 0, 1)
     at.at(A).retain("a", 5)
-    assert (at.at(A).source.retained, at.lanes[A].free()) == ({}, at.lanes[A].pool.total)
+    assert at.at(A).source.retained == {}
+    assert at.lanes[A].free() == at.lanes[A].pool.total
     assert at.read(KVSource(A, 5)) == CLOSED
 
 
@@ -154,7 +159,8 @@ def test_a_request_without_offered_kv_does_not_wait_for_room() -> None:
     at.at(A).retain("a", 5)
     at.expect(make("a+1", 3, 9, 2), B, KVSource(A, 5))
     settle(at)
-    assert (list(at.lanes[B].scheduler.requests), at.asked) == (["a+1"], [])
+    assert list(at.lanes[B].scheduler.requests) == ["a+1"]
+    assert at.asked == []
     at.lanes[B].pool.give(taken)
 
 

@@ -57,7 +57,8 @@ class Workers:
         self.barriers += 1
 
     def _any_of(self, size: int, value: bool) -> bool:
-        assert (size, value) == (ENGINES, False)
+        assert size == ENGINES
+        assert value is False
         self._barrier.wait()
         return value
 

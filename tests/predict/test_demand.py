@@ -18,7 +18,8 @@ def test_lengths_are_means_of_what_has_come(lengths: list[int]) -> None:
     for a while.
     """
     demand = Demand((77.0, 77.0))
-    assert (demand.prompt_tokens, demand.output_tokens) == (77.0, 77.0)
+    assert demand.prompt_tokens == 77.0
+    assert demand.output_tokens == 77.0
     for number, length in enumerate(lengths):
         demand.arrived(length, 10_000, float(number))
         demand.finished(length)

@@ -44,4 +44,5 @@ def test_a_piece_of_a_prompt_is_measured_with_much_before_it() -> None:
             probe for probe in probes(256, 8192, room) if probe.is_prefill and probe.context_tokens
         )
         step = Step.of_probe(1, 0.5, piece.tokens, piece.is_prefill, piece.context_tokens)
-        assert (piece.context_tokens, step.prefill_pairs) == (before, before * step.prefill_tokens)
+        assert piece.context_tokens == before
+        assert step.prefill_pairs == before * step.prefill_tokens

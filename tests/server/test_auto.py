@@ -90,7 +90,8 @@ def test_a_request_longer_than_expected_goes_on_in_a_group(server: Server, apart
     reasons = formed_since(server, apart)
     assert len(reasons) == 1 and "context" in reasons[0]
     choice = longer.json()["choices"][0]
-    assert (len(choice["token_ids"]), choice["finish_reason"]) == (300, "length")
+    assert len(choice["token_ids"]) == 300
+    assert choice["finish_reason"] == "length"
     whole = server.post(prompt, 300, 2, **asks).json()["choices"][0]
     assert choice["token_ids"] == whole["token_ids"]
     ours, theirs = (c["logprobs"]["token_logprobs"] for c in (choice, whole))

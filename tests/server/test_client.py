@@ -25,7 +25,8 @@ class Outputs:
 
     def abort_requests(self, request_ids: list[str], *, internal: bool) -> list[str]:
         """Forget both."""
-        assert (request_ids, internal) == (["whole"], True)
+        assert request_ids == ["whole"]
+        assert internal is True
         forgotten = list(self.request_states)
         self.request_states.clear()
         return forgotten

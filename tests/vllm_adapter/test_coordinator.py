@@ -82,9 +82,16 @@ def test_coordinator_has_every_attribute_of_vllms(group: LaneCoordinator) -> Non
 
 
 def test_ranks_are_those_of_the_group(group: LaneCoordinator) -> None:
-    assert (group.rank, group.rank_in_group, group.world_size, group.local_rank) == (6, 2, 4, 1)
-    assert (group.ranks, group.group_ranks) == (PARTITION[1], PARTITION)
-    assert (group.first_rank, group.last_rank, group.next_rank, group.prev_rank) == (2, 7, 7, 3)
+    assert group.rank == 6
+    assert group.rank_in_group == 2
+    assert group.world_size == 4
+    assert group.local_rank == 1
+    assert group.ranks == PARTITION[1]
+    assert group.group_ranks == PARTITION
+    assert group.first_rank == 2
+    assert group.last_rank == 7
+    assert group.next_rank == 7
+    assert group.prev_rank == 3
     assert not group.is_first_rank
     assert not group.is_last_rank
 

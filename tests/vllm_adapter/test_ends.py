@@ -64,10 +64,12 @@ def test_a_request_that_ends_has_kv_of_all_but_its_last_token(overlaps: bool, ho
         RequestStatus.FINISHED_LENGTH_CAPPED if how == "length" else RequestStatus.FINISHED_STOPPED
     )
     assert told.all == [("a", status)]
-    assert (told.tokens, told.computed) == ([end + 1], [end])
+    assert told.tokens == [end + 1]
+    assert told.computed == [end]
     assert lane.has(3, told.blocks[0], range(end))
     lane.settle()
-    assert (lane.scheduler.requests, lane.free()) == ({}, lane.pool.total)
+    assert lane.scheduler.requests == {}
+    assert lane.free() == lane.pool.total
     assert len(told.all) == 1
 
 
@@ -81,10 +83,12 @@ def test_a_request_that_is_aborted_is_told_with_its_blocks(overlaps: bool, steps
         lane.step()
     lane.abort("a", "unknown")
     assert told.all == [("a", RequestStatus.FINISHED_ABORTED)]
-    assert (len(told.blocks[0]) > 0, told.computed[0] < told.tokens[0]) == (True, True)
+    assert len(told.blocks[0]) > 0
+    assert told.computed[0] < told.tokens[0]
     assert lane.has(3, told.blocks[0], range(told.computed[0]))
     lane.settle()
-    assert (told.all, lane.free()) == ([("a", RequestStatus.FINISHED_ABORTED)], lane.pool.total)
+    assert told.all == [("a", RequestStatus.FINISHED_ABORTED)]
+    assert lane.free() == lane.pool.total
 
 
 def test_one_that_waits_is_told_without_blocks(overlaps: bool) -> None:
@@ -93,7 +97,8 @@ def test_one_that_waits_is_told_without_blocks(overlaps: bool) -> None:
     told = Told(lane)
     lane.scheduler.add_request(make("a", 3, PROMPT, 4))
     lane.abort("a")
-    assert (told.all, told.blocks) == ([("a", RequestStatus.FINISHED_ABORTED)], [[]])
+    assert told.all == [("a", RequestStatus.FINISHED_ABORTED)]
+    assert told.blocks == [[]]
 
 
 @pytest.mark.parametrize("by", ["blocks", "reset"])
@@ -137,7 +142,8 @@ def test_lane_short_of_blocks_counts_running_then_waiting_requests(overlaps: boo
     while not lane.pool.is_short():
         lane.step()
         lane.settle()
-    assert (lane.scheduler.requests["a"].num_tokens, lane.free()) == (13, 0)
+    assert lane.scheduler.requests["a"].num_tokens == 13
+    assert lane.free() == 0
     lane.pool.give(taken[1:])
     assert not lane.pool.is_short()
 
@@ -172,7 +178,8 @@ def test_a_request_pulled_ahead_runs_in_the_blocks_set_aside(
     room = lane.pool.prepare(ahead, 13)
     assert room is not None
     start, blocks = room
-    assert (start, len(blocks)) == (cached, 4)
+    assert start == cached
+    assert len(blocks) == 4
     assert lane.has(3, blocks, range(start))
     lane.pool.check(set())
     other = make("other", 5, PROMPT, 9)
@@ -188,14 +195,18 @@ def test_a_request_pulled_ahead_runs_in_the_blocks_set_aside(
     while not lane.plans or "a" not in lane.plans[-1].num_scheduled_tokens:
         lane.step()
     (new,) = lane.plans[-1].scheduled_new_reqs
-    assert (new.req_id, new.block_ids, new.num_computed_tokens) == ("a", (blocks,), arrived)
+    assert new.req_id == "a"
+    assert new.block_ids == (blocks,)
+    assert new.num_computed_tokens == arrived
     assert lane.plans[-1].num_scheduled_tokens["a"] == 14 - arrived
     while not told.all:
         lane.step()
-    assert (told.all, told.blocks) == ([("a", RequestStatus.FINISHED_LENGTH_CAPPED)], [blocks])
+    assert told.all == [("a", RequestStatus.FINISHED_LENGTH_CAPPED)]
+    assert told.blocks == [blocks]
     assert lane.has(3, blocks, range(15))
     run_out(lane)
-    assert (itself.num_tokens, lane.free()) == (16, lane.pool.total)
+    assert itself.num_tokens == 16
+    assert lane.free() == lane.pool.total
     assert lane.pool.prepare(make("after", 3, PROMPT, 9, had=4), 13) == (
         12,
         [*blocks[:3], lane.pool.blocks_of("after")[3]],
@@ -211,10 +222,12 @@ def test_prefetched_kv_may_be_released(overlaps: bool, which: str) -> None:
     ahead, itself = make("a", 3, PROMPT, 20), make("a", 3, PROMPT, 6, had=4)
     assert lane.pool.prepare(ahead, 13) is not None
     lane.pool.release(ahead if which == "ahead" else itself)
-    assert (lane.free(), lane.pool.requests_own()) == (lane.pool.total, set())
+    assert lane.free() == lane.pool.total
+    assert lane.pool.requests_own() == set()
     lane.scheduler.add_request(itself)
     run_out(lane)
-    assert (itself.num_tokens, lane.free()) == (16, lane.pool.total)
+    assert itself.num_tokens == 16
+    assert lane.free() == lane.pool.total
 
 
 def test_blocks_ahead_are_enough_for_the_next_step(overlaps: bool) -> None:
@@ -229,4 +242,5 @@ def test_blocks_ahead_are_enough_for_the_next_step(overlaps: bool) -> None:
         lane.pool.arrived(itself, tokens)
         lane.scheduler.add_request(itself)
         run_out(lane)
-        assert (itself.num_tokens, lane.free()) == (tokens + 2, lane.pool.total)
+        assert itself.num_tokens == tokens + 2
+        assert lane.free() == lane.pool.total

@@ -45,7 +45,9 @@ def test_a_resumed_request_has_its_history_as_outputs() -> None:
     resume(request, sent, None)
     assert list(request.output_token_ids) == [7, 8, 9]
     assert list(request.all_token_ids) == [1, 2, 3, 4, 5, 7, 8, 9]
-    assert (request.num_prompt_tokens, request.num_output_tokens, request.num_tokens) == (5, 3, 8)
+    assert request.num_prompt_tokens == 5
+    assert request.num_output_tokens == 3
+    assert request.num_tokens == 8
     assert hashed == [5, 8]
     assert request.prefill_stats is None
 

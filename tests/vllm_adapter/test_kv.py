@@ -265,7 +265,8 @@ def test_kv_memory_may_be_given_from_outside(layout: KVCacheLayout) -> None:
         allocate_or_share(allocate_kv_cache, config, torch.device("cpu"), layout)
     assert [one.numel() for one in memory] == [own[NAMES[0]].untyped_storage().nbytes()]
     for name, view in own.items():
-        assert (found[name].shape, found[name].stride()) == (view.shape, view.stride())
+        assert found[name].shape == view.shape
+        assert found[name].stride() == view.stride()
         assert found[name].untyped_storage().data_ptr() == memory[0].data_ptr()
 
 

@@ -99,9 +99,11 @@ def test_pinned_blocks_outlive_their_request() -> None:
     lane.pool.unpin(blocks)
     assert lane.pool.requests_own() == set(lane.blocks(second))
     lane.pool.check(set())
-    assert (lane.free, lane.cached(14)) == (11 - 3, 12)
+    assert lane.free == 11 - 3
+    assert lane.cached(14) == 12
     lane.end("second")
-    assert (lane.free, lane.cached(14)) == (11, 12)
+    assert lane.free == 11
+    assert lane.cached(14) == 12
 
 
 def test_a_block_that_is_pinned_twice_is_released_twice() -> None:
@@ -144,21 +146,23 @@ def test_blocks_for_kv_that_is_to_arrive() -> None:
     room = lane.pool.prepare(arriving, 15)
     assert room is not None
     start, blocks = room
-    assert (start, len(blocks), blocks) == (8, 4, lane.blocks(arriving))
-    assert (lane.pool.requests_own(), lane.free) == (set(blocks), 7)
+    assert start == 8
+    assert len(blocks) == 4
+    assert blocks == lane.blocks(arriving)
+    assert lane.pool.requests_own() == set(blocks)
+    assert lane.free == 7
     lane.pool.check(set())
     assert lane.cached(16) == 8
     lane.pool.arrived(arriving, 15)
-    assert (lane.cached(16), arriving.num_computed_tokens, lane.blocks(arriving)) == (
-        12,
-        15,
-        blocks,
-    )
+    assert lane.cached(16) == 12
+    assert arriving.num_computed_tokens == 15
+    assert lane.blocks(arriving) == blocks
     lane.go_on(arriving)
     lane.pool.check(set())
     assert lane.cached(30) == 16
     lane.end("arriving")
-    assert (lane.free, lane.pool.requests_own()) == (11, set())
+    assert lane.free == 11
+    assert lane.pool.requests_own() == set()
 
 
 def test_less_may_arrive_than_was_prepared_for() -> None:
@@ -167,7 +171,9 @@ def test_less_may_arrive_than_was_prepared_for() -> None:
     arriving = tokens_of("arriving", 16)
     assert lane.pool.prepare(arriving, 15) is not None
     lane.pool.arrived(arriving, 6)
-    assert (lane.cached(16), arriving.num_computed_tokens, lane.free) == (4, 6, 7)
+    assert lane.cached(16) == 4
+    assert arriving.num_computed_tokens == 6
+    assert lane.free == 7
     lane.go_on(arriving)
     lane.pool.check(set())
 
@@ -181,7 +187,9 @@ def test_no_block_is_set_aside_if_there_are_too_few() -> None:
     arriving = tokens_of("arriving", 21)
     for _ in range(2):
         assert lane.pool.prepare(arriving, 20) is None
-        assert (lane.free, lane.blocks(arriving), lane.cached(21)) == (4, [], 8)
+        assert lane.free == 4
+        assert lane.blocks(arriving) == []
+        assert lane.cached(21) == 8
         lane.pool.check(set(taken))
     assert lane.pool.missing_for(20) == 2
     lane.pool.give(taken[:2])
@@ -200,7 +208,9 @@ def test_blocks_of_kv_that_does_not_arrive_are_released(prepared: bool) -> None:
     if prepared:
         assert lane.pool.prepare(arriving, 15) is not None
     lane.pool.release(arriving)
-    assert (lane.free, lane.pool.requests_own(), lane.cached(16)) == (11, set(), 8)
+    assert lane.free == 11
+    assert lane.pool.requests_own() == set()
+    assert lane.cached(16) == 8
     lane.pool.check(set())
     assert lane.begin("arriving", 16).num_computed_tokens == 15
 
@@ -242,16 +252,21 @@ def test_blocks_are_set_aside_and_released_part_by_part() -> None:
     lane.end("before")
     arriving = tokens_of("arriving", 21)
     assert lane.pool.prepare(arriving, 9, next_token=False) == (8, lane.blocks(arriving))
-    assert (len(lane.blocks(arriving)), lane.free) == (3, 4)
+    assert len(lane.blocks(arriving)) == 3
+    assert lane.free == 4
     assert lane.pool.extend(arriving, 12, next_token=False) == (0, lane.blocks(arriving))
     assert lane.pool.extend(arriving, 20, next_token=True) == (0, lane.blocks(arriving))
-    assert (len(lane.blocks(arriving)), lane.free, lane.pool.missing_for(27, 6)) == (6, 1, 0)
+    assert len(lane.blocks(arriving)) == 6
+    assert lane.free == 1
+    assert lane.pool.missing_for(27, 6) == 0
     assert lane.pool.extend(arriving, 32, next_token=True) is None
     lane.pool.arrived(arriving, 20)
     blocks = lane.pool.pin("arriving")
     lane.pool.release(arriving)
     for count, left in ((2, 4), (0, 4), (1, 3), (None, 0)):
         blocks = lane.pool.unpin(blocks, count)
-        assert (len(blocks), lane.pool.requests_own()) == (left, set(blocks))
+        assert len(blocks) == left
+        assert lane.pool.requests_own() == set(blocks)
         lane.pool.check(set())
-    assert (lane.free, lane.cached(21)) == (7, 20)
+    assert lane.free == 7
+    assert lane.cached(21) == 20

@@ -61,7 +61,8 @@ def config() -> VllmConfig:
 
 def test_lane_configuration_has_its_own_degree_and_block_size(config: VllmConfig) -> None:
     lane = lane_config(config, 4, 96)
-    assert (lane.parallel_config.tensor_parallel_size, lane.parallel_config.world_size) == (4, 4)
+    assert lane.parallel_config.tensor_parallel_size == 4
+    assert lane.parallel_config.world_size == 4
     assert lane.cache_config.block_size == 96
     assert config.parallel_config.tensor_parallel_size == 1
     assert config.cache_config.block_size != 96
@@ -105,10 +106,8 @@ def test_description_of_a_lane_has_no_weight_and_no_kv(config: VllmConfig) -> No
     pickled = pickle.dumps(sent)
     assert len(pickled) < MOST_SENT
     got, got_kv = pickle.loads(pickled)
-    assert (
-        got.compilation_config.static_forward_context,
-        got.compilation_config.static_all_moe_layers,
-    ) == ({}, [])
+    assert got.compilation_config.static_forward_context == {}
+    assert got.compilation_config.static_all_moe_layers == []
     for part in ("parallel_config", "cache_config", "scheduler_config"):
         assert getattr(got, part) == getattr(lane, part)
     assert got_kv == kv

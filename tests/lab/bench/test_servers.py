@@ -26,7 +26,9 @@ def options(line: list[str]) -> dict[str, str]:
 
 
 def test_the_command_line_is_parsed_however_it_is_written() -> None:
-    assert (ARGS.model, ARGS.engines, ARGS.devices) == ("model", 4, 2)
+    assert ARGS.model == "model"
+    assert ARGS.engines == 4
+    assert ARGS.devices == 2
     shared = (
         "--dtype",
         "float32",
@@ -98,11 +100,9 @@ def test_stock_vllm_does_not_load_our_plugin() -> None:
     stock, ours = (
         environment(name, args, key, asked) for name, key in (("stock-dp", "new"), ("auto", ""))
     )
-    assert (stock["VLLM_PLUGINS"], stock["VLLM_API_KEY"], stock["OMP_NUM_THREADS"]) == (
-        "other",
-        "new",
-        "7",
-    )
+    assert stock["VLLM_PLUGINS"] == "other"
+    assert stock["VLLM_API_KEY"] == "new"
+    assert stock["OMP_NUM_THREADS"] == "7"
     assert ours["VLLM_PLUGINS"] == asked["VLLM_PLUGINS"] and "VLLM_API_KEY" not in ours
 
 

@@ -46,7 +46,9 @@ def test_a_saved_status_becomes_a_machine(tmp_path: Path) -> None:
     text = run("fit", str(tmp_path / "status.json"), "--out", str(out), "--frontend-ms", "5")
     assert "group size 2: 12.00 ms" in text
     machine = load_measured(out)
-    assert (machine.engines, machine.blocks, dict(machine.block_tokens)) == (2, 401, {1: 32, 2: 64})
+    assert machine.engines == 2
+    assert machine.blocks == 401
+    assert dict(machine.block_tokens) == {1: 32, 2: 64}
     assert (
         machine.step_cost[2].fixed_s == 0.012
         and asdict(machine.step_cost[1]) == COST

@@ -83,7 +83,8 @@ def check_over(node: SimNode, requests: Sequence[Request]) -> None:
         times = list(request.token_s or ())
         assert len(times) == request.tokens == asked[request.request_id].output_tokens
         assert times == sorted(times)
-        assert (times[0], times[-1]) == (request.first_token_s, request.end_s)
+        assert times[0] == request.first_token_s
+        assert times[-1] == request.end_s
         assert times[0] > asked[request.request_id].arrival_s
     node.controller.state.check_integrity()
     assert (

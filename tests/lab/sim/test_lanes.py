@@ -85,10 +85,8 @@ def test_every_step_is_the_reference_s(
         prompts = {r.request_id: chunk for r, chunk in zip(plan.prompts, plan.chunks, strict=True)}
         decodes = {name: chunk for name, chunk in expected.items() if name not in prompts}
         assert prompts == {name: expected[name] for name in prompts}
-        assert (plan.sequences, plan.prefill_tokens) == (
-            len(decodes),
-            sum(new for new, _ in prompts.values()),
-        )
+        assert plan.sequences == len(decodes)
+        assert plan.prefill_tokens == sum(new for new, _ in prompts.values())
         assert plan.decode_context_tokens == sum(new + before for new, before in decodes.values())
         assert pool.free == slow.free
         ended = lane.finish(float(now)).ended
@@ -97,11 +95,9 @@ def test_every_step_is_the_reference_s(
     assert pool.free == BLOCKS
     for name, mine in fast_of.items():
         theirs = slow_of[name]
-        assert (mine.first_token_s, mine.end_s, mine.tokens) == (
-            theirs.first_s,
-            theirs.end_s,
-            theirs.output,
-        )
+        assert mine.first_token_s == theirs.first_s
+        assert mine.end_s == theirs.end_s
+        assert mine.tokens == theirs.output
 
 
 @settings(max_examples=200, deadline=None)
@@ -123,7 +119,8 @@ def test_removing_requests_leaves_no_block_behind(
         for one in here:
             if one.group is not None and data.draw(st.integers(0, 9)) == 0:
                 lane.remove(one)
-                assert (one.group, one.blocks) == (None, 0)
+                assert one.group is None
+                assert one.blocks == 0
                 if data.draw(st.booleans()):
                     lane.add(one)
 
@@ -158,7 +155,9 @@ def test_a_chunk_says_what_was_computed_before() -> None:
     lane.finish(1.0)
     plan = lane.begin()
     assert plan is not None and plan.chunks == [(7, 5)]
-    assert (plan.sequences, plan.decode_context_tokens, plan.context_tokens) == (1, 4, 9)
+    assert plan.sequences == 1
+    assert plan.decode_context_tokens == 4
+    assert plan.context_tokens == 9
 
 
 def test_a_request_that_migrates_keeps_its_computed_tokens() -> None:
@@ -175,7 +174,9 @@ def test_a_request_that_migrates_keeps_its_computed_tokens() -> None:
         old.finish(float(second))
     old.remove(streams)
     old.remove(prompt)
-    assert (streams.context_tokens, streams.computed_tokens, prompt.computed_tokens) == (8, 7, 9)
+    assert streams.context_tokens == 8
+    assert streams.computed_tokens == 7
+    assert prompt.computed_tokens == 9
     assert pools[0].free == BLOCKS
     new.add(request("waits", 10, 1))
     new.add(streams)
@@ -184,7 +185,9 @@ def test_a_request_that_migrates_keeps_its_computed_tokens() -> None:
     assert plan is not None and plan.chunks == [(1, 7), (3, 9), (4, 0)]
     assert BLOCKS - pools[1].free == 2 + 3 + 1
     run(new)
-    assert (streams.tokens, prompt.tokens, pools[1].free) == (9, 2, BLOCKS)
+    assert streams.tokens == 9
+    assert prompt.tokens == 2
+    assert pools[1].free == BLOCKS
 
 
 def test_the_last_running_request_is_preempted_and_computed_again() -> None:
@@ -197,7 +200,8 @@ def test_the_last_running_request_is_preempted_and_computed_again() -> None:
     lane.add(first)
     lane.add(second)
     run(lane)
-    assert (first.preemptions, second.preemptions) == (0, 1)
+    assert first.preemptions == 0
+    assert second.preemptions == 1
     assert first.end_s < second.end_s and len(second.token_s or ()) == 9 and pool.free == 4
 
 

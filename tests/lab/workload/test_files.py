@@ -58,11 +58,9 @@ def test_a_broken_value_is_named_with_its_place(
     path.write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(WorkloadError) as refused:
         read_workload(path)
-    assert (refused.value.file, refused.value.line, refused.value.field) == (
-        str(path),
-        line,
-        column,
-    )
+    assert refused.value.file == str(path)
+    assert refused.value.line == line
+    assert refused.value.field == column
     assert str(refused.value).startswith(f"{path}:{line}: {column}=")
 
 
@@ -97,10 +95,8 @@ def test_a_timed_trace_has_the_same_times_lengths_and_sharing(
     seen: set[int] = set()
     for request, other in zip(workload.requests, read, strict=True):
         assert other.arrival_s == request.arrival_s
-        assert (other.prompt_tokens, other.output_tokens) == (
-            request.prompt_tokens,
-            request.output_tokens,
-        )
+        assert other.prompt_tokens == request.prompt_tokens
+        assert other.output_tokens == request.output_tokens
         if request.hash_ids:
             assert other.hash_ids == request.hash_ids
         else:

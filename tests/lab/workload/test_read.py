@@ -58,8 +58,10 @@ def write(tmp_path: Path) -> Write:
 def test_azure_slices(name: str, prompt_tokens: int, output_tokens: int, last: int) -> None:
     """Every row is there, from 0 on; sums were taken with awk."""
     workload = read_workload(DATA / name)
-    assert (workload.requests[0].arrival_s, workload.requests[-1].index) == (0.0, last)
-    assert (workload.prompt_tokens, workload.output_tokens) == (prompt_tokens, output_tokens)
+    assert workload.requests[0].arrival_s == 0.0
+    assert workload.requests[-1].index == last
+    assert workload.prompt_tokens == prompt_tokens
+    assert workload.output_tokens == output_tokens
 
 
 def test_mooncake_slice_is_spread_in_bins_and_keeps_ids() -> None:

@@ -24,11 +24,13 @@ def test_stop_tokens_and_strings(server: Server, degree: int) -> None:
     first = whole["token_ids"].index(stop)
     by_token = server.complete(tokens, **sampling(21, 40, degree, stop_token_ids=[stop]))
     assert by_token["token_ids"] == whole["token_ids"][: first + 1]
-    assert (by_token["finish_reason"], by_token["stop_reason"]) == ("stop", stop)
+    assert by_token["finish_reason"] == "stop"
+    assert by_token["stop_reason"] == stop
     word = re.findall(r"[a-z]{3,}", whole["text"])[2]
     by_string = server.complete(tokens, **sampling(21, 40, degree, stop=[word]))
     assert by_string["text"] == whole["text"][: whole["text"].index(word)]
-    assert (by_string["finish_reason"], by_string["stop_reason"]) == ("stop", word)
+    assert by_string["finish_reason"] == "stop"
+    assert by_string["stop_reason"] == word
 
 
 @pytest.mark.parametrize("degree", LANES)
@@ -117,7 +119,8 @@ def close(ours: dict[str, float], theirs: dict[str, float]) -> None:
 @pytest.mark.parametrize("degree", LANES)
 def test_one_token(server: Server, degree: int) -> None:
     answer = server.complete([5], **sampling(1, 1, degree))
-    assert (len(answer["token_ids"]), answer["finish_reason"]) == (1, "length")
+    assert len(answer["token_ids"]) == 1
+    assert answer["finish_reason"] == "length"
 
 
 def test_empty_prompt_is_refused_as_by_stock_vllm(server: Server) -> None:
@@ -127,4 +130,5 @@ def test_empty_prompt_is_refused_as_by_stock_vllm(server: Server) -> None:
     )
     message = "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)"
     error = {"message": message, "type": "BadRequestError", "param": "prompt", "code": 400}
-    assert (answer.status_code, answer.json()) == (400, {"error": error})
+    assert answer.status_code == 400
+    assert answer.json() == {"error": error}

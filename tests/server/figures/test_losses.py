@@ -47,7 +47,9 @@ def test_one_lost_before_it_was_back_is_lost_since_the_first_time() -> None:
     losses.lost(1, Loss(100.0, "its process has ended", at_s=-1000.0), TOGETHER, frozen=False)
     losses.lost(1, Loss(130.0, "it froze"), APART, frozen=True)
     (known,) = losses.to_json()["lost"]
-    assert (known["since"], known["why"], known["losses"]) == (100.0, "it froze", 2)
+    assert known["since"] == 100.0
+    assert known["why"] == "it froze"
+    assert known["losses"] == 2
     losses.back(1, APART)
     assert losses.back_s.count == 1 and losses.back_s.sum > 1000.0
     assert [one["is_back"] for one in losses.view()["regroupings"]] == [False, True]

@@ -90,7 +90,9 @@ def test_a_switch_that_was_not_for_load_has_no_prediction_of_staying() -> None:
     assert found.count == found.gain == found.cost == 0
     found.begun(switch(3, 102.0))
     found.begun(Switch(TOGETHER, APART, "weave", 103.0, 0, number=4))
-    assert (found.count, found.gain, found.cost) == (1, 200.0, 30.0)
+    assert found.count == 1
+    assert found.gain == 200.0
+    assert found.cost == 30.0
     assert not found.watching, "an operator's switch, too, comes between"
 
 

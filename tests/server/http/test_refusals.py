@@ -43,7 +43,8 @@ async def test_a_stream_that_fails_ends_with_an_event(
     events = [event async for event in ended_by_event(stream(error))]
     assert len(events) == 3
     name, data, end = events[2].split("\n", 2)
-    assert (name, end) == ("event: error", "\n\n"[:1])
+    assert name == "event: error"
+    assert end == "\n\n"[:1]
     said: dict[str, Any] = json.loads(data.removeprefix("data: "))
     assert said["message"]
     assert said == {

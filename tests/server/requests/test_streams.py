@@ -106,12 +106,12 @@ def test_a_prefix_is_a_request_of_its_own() -> None:
     prefix = streams.prefix(DispatchPrefix("r", (2, 3), 2, 5))
     assert prefix is not None
     params = prefix.sampling_params
-    assert (prefix.request_id, prefix.prompt_token_ids, prefix.lora_request) == (
-        "r~5",
-        [1, 2],
-        None,
-    )
-    assert (params.max_tokens, params.temperature, params.stop_token_ids) == (1, 0.0, [])
+    assert prefix.request_id == "r~5"
+    assert prefix.prompt_token_ids == [1, 2]
+    assert prefix.lora_request is None
+    assert params.max_tokens == 1
+    assert params.temperature == 0.0
+    assert params.stop_token_ids == []
     assert params.extra_args == {LANE_KEY: 2, OFFER_KEY: (5, True)}
     assert sent(streams, (0,), KVOffer((2, 3), 5)) == (
         "r",
@@ -131,15 +131,14 @@ def test_prefetched_request_goes_on_under_the_same_id() -> None:
     streams, _ = opened({"mine": 1})
     first = streams.to_engine(Dispatch("r", (0,), 0, 2, offer=5, publishes=True))
     assert first is not None
-    assert (first.sampling_params.max_tokens, first.sampling_params.extra_args) == (
-        2,
-        {"mine": 1, OFFER_KEY: (5, True)},
-    )
+    assert first.sampling_params.max_tokens == 2
+    assert first.sampling_params.extra_args == {"mine": 1, OFFER_KEY: (5, True)}
     kv = KVOffer((0,), 5)
     ahead = streams.ahead(PullAhead("r", (1,), kv, 4))
     assert ahead is not None
     source = {"mine": 1, MIGRATED_FROM_KEY: (0, 1, 5)}
-    assert (ahead.request_id, ahead.sampling_params.extra_args) == ("r~5", source | {AHEAD_KEY: 4})
+    assert ahead.request_id == "r~5"
+    assert ahead.sampling_params.extra_args == source | {AHEAD_KEY: 4}
     output = EngineCoreOutput("r", [7, 8], finish_reason=FinishReason.LENGTH)
     assert streams.take(output)
     assert streams.is_full(output)
@@ -148,7 +147,8 @@ def test_prefetched_request_goes_on_under_the_same_id() -> None:
     assert not streams.take(EngineCoreOutput("r", [9]))
     last = EngineCoreOutput("r~5", [9], finish_reason=FinishReason.LENGTH)
     assert streams.take(last)
-    assert (last.request_id, streams.is_full(last)) == ("r", False)
+    assert last.request_id == "r"
+    assert streams.is_full(last) is False
 
 
 def test_a_part_that_was_dropped_is_nothing_to_go_on_with() -> None:
@@ -195,7 +195,8 @@ def test_a_request_needs_only_what_it_is_sure_to_take(
     whether it is refused.
     """
     spec = Streams(settings("manual").capacity, 400).spec(60, SamplingParams(**fields), 0)
-    assert (spec.tokens, spec.longest_tokens) == (needed, longest)
+    assert spec.tokens == needed
+    assert spec.longest_tokens == longest
 
 
 @pytest.mark.parametrize("max_tokens", [None, 20, 150, 330, 339, 340])
@@ -224,7 +225,8 @@ def test_the_models_length_ends_a_request_for_good() -> None:
     request = EngineCoreRequest("r", list(range(60)), None, params, None, 0.0, None, None, None)
     streams.open(request)
     spec = streams.spec(60, params, 0)
-    assert (spec.tokens, spec.max_output_tokens) == (61, 30)
+    assert spec.tokens == 61
+    assert spec.max_output_tokens == 30
     for limit, full in ((29, True), (30, False), (40, False)):
         sent = streams.to_engine(Dispatch("r", (0,), 0, limit))
         assert sent is not None
