@@ -150,7 +150,7 @@ def test_json_is_the_answer(monkeypatch: pytest.MonkeyPatch, shown: dict[str, An
     assert json.loads(CliRunner().invoke(app, ["top", "--json"]).stdout) == shown
 
 
-def test_ctrl_c_ends_it_without_an_error(
+def test_interrupt_ends_top_without_an_error(
     monkeypatch: pytest.MonkeyPatch, shown: dict[str, Any]
 ) -> None:
     answers(monkeypatch, shown)

@@ -181,7 +181,7 @@ def test_a_call_is_let_in_with_all_its_requests_or_not_at_all(count: int, fits: 
         assert not found.places
 
 
-def test_a_refused_call_is_told_what_waits_without_it() -> None:
+def test_refusal_counts_the_waiting_requests_without_its_own() -> None:
     found = admission(2, settings(most_waiting=5))
     with pytest.raises(
         PoolFull, match=r"^2 requests wait already, and n=4 adds 4 \(--max-waiting-requests\)$"
@@ -189,7 +189,7 @@ def test_a_refused_call_is_told_what_waits_without_it() -> None:
         found.hold(Place("c", 10, 4))
 
 
-def test_a_refused_call_is_told_what_prompt_tokens_wait_without_it() -> None:
+def test_refusal_counts_the_waiting_tokens_without_its_own() -> None:
     found = admission(2, replace(settings(), most_waiting_tokens=50))
     with pytest.raises(
         PoolFull, match=r"^20 prompt tokens wait already, and n=4 adds 40 \(--max-waiting-tokens\)$"

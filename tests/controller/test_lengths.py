@@ -49,7 +49,7 @@ def test_a_request_that_is_longer_than_expected_goes_on_in_a_group(policy: str) 
 
 
 @pytest.mark.parametrize("policy", ["manual", "load", "priority"])
-def test_where_no_group_is_formed_it_ends_where_its_own_is_full(policy: str) -> None:
+def test_request_ends_where_its_group_is_full_if_no_group_is_formed(policy: str) -> None:
     """It waits for none either, although it could be longer."""
     shell = ModelShell(settings(policy), WIDE_IS_WORSE)
     shell.arrive("agent", AGENT)

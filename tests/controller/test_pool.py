@@ -153,7 +153,7 @@ def test_one_overdue_that_finds_no_room_does_not_hold_back_another_kind() -> Non
 
 
 @given(st.data())
-def test_none_waits_for_more_than_twice_those_ahead_of_it(data: st.DataObject) -> None:
+def test_request_waits_for_at_most_twice_the_requests_ahead_of_it(data: st.DataObject) -> None:
     """Whatever comes after a request is overdue, and however urgent it is."""
     pool = TaskPool(AGING_S)
     priorities = st.integers(-(2**40), 2**40)

@@ -180,7 +180,7 @@ def test_the_end_of_a_split_request_ends_its_part(at: int) -> None:
 
 @pytest.mark.parametrize("at", [20, 45])
 @pytest.mark.parametrize("mode", ["weave", "sequential", "migrate", "soft"])
-def test_an_operators_order_makes_it_an_ordinary_request(at: int, mode: str) -> None:
+def test_split_request_becomes_ordinary_at_an_operators_order(at: int, mode: str) -> None:
     """Whether the new layout has its groups or not; it goes on with the KV that there is."""
     for layout in (PAIRS, Layout(((0,), (1,), (2, 3)))):
         shell = split(at)

@@ -83,7 +83,7 @@ def test_readme_names_secrets_and_claims_that_manifests_use() -> None:
     assert all(f"PersistentVolumeClaim `{claim['claimName']}`" in text for claim in claims)
 
 
-def test_no_pod_may_do_more_than_it_has_to() -> None:
+def test_pods_have_the_least_rights() -> None:
     for one in of_kind(rendered(), "Deployment"):
         assert pod(one)["securityContext"]["runAsNonRoot"] is True
         assert container(one)["securityContext"] == {

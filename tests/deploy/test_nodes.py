@@ -116,7 +116,7 @@ async def test_dead_program_starts_again_at_its_port(
     assert "(node 1) 127.0.0.1 - - [" in said and '"GET /ready HTTP/1.1" 200' in said
 
 
-async def test_all_end_in_order_when_they_are_told_to(folder: Path) -> None:
+async def test_programs_end_in_order_at_a_signal(folder: Path) -> None:
     async with serving(folder, 2) as (files, front):
         processes = [one.process for one in (*files, front)]
     assert not any(process.is_running() for process in processes)
@@ -125,7 +125,7 @@ async def test_all_end_in_order_when_they_are_told_to(folder: Path) -> None:
     ] * 3
 
 
-async def test_waits_grow_while_it_does_not_get_ready(
+async def test_waits_grow_while_a_program_does_not_get_ready(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(nodes, "RESTARTS_S", (0.01, 0.05))

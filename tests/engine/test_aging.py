@@ -100,7 +100,7 @@ def until_begun(lane: Lane, name: str, *, every_s: float) -> float:
     raise AssertionError("it has never begun")
 
 
-def test_urgent_requests_pass_one_until_it_has_aged() -> None:
+def test_urgent_requests_pass_an_old_request_until_it_has_aged() -> None:
     """One step and one slot each second, and an urgent request that wants it."""
     assert AGING_S <= until_begun(Lane("priority"), "old", every_s=1.0) <= AGING_S + 2
 

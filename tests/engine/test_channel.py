@@ -233,7 +233,7 @@ def test_sending_to_a_group_without_oneself(run_dir: str) -> None:
         inbox.channel.close()
 
 
-def test_an_engine_that_reads_nothing_any_more_is_lost_not_waited_for(run_dir: str) -> None:
+def test_engine_that_stops_reading_is_lost_and_not_waited_for(run_dir: str) -> None:
     """Sending never blocks: when an engine's queue is full, it raises; but what a dead engine does
     not take is lost.
     """
@@ -253,7 +253,7 @@ def test_an_engine_that_reads_nothing_any_more_is_lost_not_waited_for(run_dir: s
     channel.close()
 
 
-def test_close_leaves_nothing_open(run_dir: str) -> None:
+def test_close_leaves_no_thread_and_no_descriptor(run_dir: str) -> None:
     """No thread and no file descriptor, messages under way or not."""
     inboxes = [Inbox(run_dir, engine) for engine in range(ENGINES)]
     for inbox in inboxes:

@@ -86,7 +86,7 @@ def test_without_a_timeout_a_signal_ends_it() -> None:
     assert not one._handle_shutdown()
 
 
-def test_an_engine_that_others_survive_aborts_nothing_at_a_signal() -> None:
+def test_engine_with_survivors_aborts_no_request_at_a_signal() -> None:
     """Not even what comes after it: the server has it done by others, or ends too and answers
     it.
     """

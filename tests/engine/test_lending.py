@@ -111,7 +111,7 @@ def test_a_group_that_keeps_nothing_counts_no_missing_blocks(
     assert looked_at == []
 
 
-def test_a_group_frees_nothing_for_a_request_that_may_not_run_yet() -> None:
+def test_group_frees_no_block_for_a_request_that_may_not_run_yet() -> None:
     keeper = Keeper()
     keeper.pair.leader.borrowed.add(keeper.pair.leader.borrowed.choose(BLOCKS))
     keeper.keep(2, BLOCKS - 2)

@@ -146,7 +146,7 @@ def test_blocks_that_are_freed_without_a_step_are_reported_by_all_members(board:
     assert [usage(report, 10.0) for report in reports] == [0.0, 0.0]
 
 
-def test_news_are_what_was_not_reported(board: StepBoard) -> None:
+def test_news_repeat_no_reported_figure(board: StepBoard) -> None:
     """Nothing twice, nothing that the output of a step has said, and at most now and then while
     blocks are in use.
     """

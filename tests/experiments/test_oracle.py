@@ -19,7 +19,7 @@ def test_oracle_is_at_least_as_good_as_a_kept_layout() -> None:
     assert mean_s <= min(kept)
 
 
-def test_trying_changes_nothing() -> None:
+def test_trial_in_a_copy_leaves_the_world_unchanged() -> None:
     """What a copy does is not seen in the world that it was copied from, and the same again costs
     the same.
     """

@@ -26,7 +26,7 @@ NO_FIELDS = '{"error":{"message":"\'list\' object has no attribute \'get\'"}}'
         ("/v1/completions", b'{"structured_outputs":[]}', 503, NO_FIELDS, False),
     ],
 )
-def test_only_what_vllm_gives_is_put_down_to_it(
+def test_only_answers_of_vllm_are_attributed_to_vllm(
     path: str, content: bytes, status: int, text: str, known: bool
 ) -> None:
     """An assertion of ours that fails has an empty message too."""

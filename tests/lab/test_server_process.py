@@ -142,7 +142,7 @@ def test_a_server_that_takes_too_long_is_not_waited_for(tmp_path: Path) -> None:
     assert looked and looked == sorted(looked) and looked[-1] <= 1.0
 
 
-def test_an_interrupt_while_it_starts_ends_it(
+def test_interrupt_during_the_start_ends_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though it ignores SIGTERM, as vLLM does then."""

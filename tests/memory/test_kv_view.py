@@ -67,7 +67,7 @@ def check_copy(
 
 @settings(max_examples=150, deadline=None)
 @given(models(), st.data())
-def test_a_copy_of_any_tokens_between_any_lanes(model: Model, data: st.DataObject) -> None:
+def test_any_tokens_are_copied_between_any_lanes(model: Model, data: st.DataObject) -> None:
     """However heads are split or replicate, tokens are unaligned, and blocks are cut for
     kernels.
     """

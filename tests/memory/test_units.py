@@ -206,7 +206,7 @@ def test_weights_that_no_file_has_are_never_dropped() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(LENDING))
-def test_a_fetch_that_fails_leaves_them_dropped(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_fetch_leaves_units_dropped(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the next one succeeds."""
     layer = Layer(kind, torch.randn(1024, 1024), None, (Segment(1024, 4),), torch.randn(1, 1024), 4)
     storage = layer.storage()

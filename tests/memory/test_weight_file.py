@@ -34,7 +34,7 @@ def place(tensor: torch.Tensor, extent: Extent) -> Extent:
         max_size=6,
     )
 )
-def test_each_engine_reads_what_one_has_written(
+def test_each_engine_reads_the_weights_that_the_first_has_written(
     shapes: list[tuple[torch.dtype, int, int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """In any order, bit for bit."""

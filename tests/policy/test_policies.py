@@ -105,7 +105,7 @@ def test_the_fixed_policies_have_a_size() -> None:
     assert pinned == {"static-dp": 1, "static-tp": 4, "split": 1}
 
 
-def test_needs_are_met_by_those_that_know_them() -> None:
+def test_needs_are_met_by_policies_that_know_them() -> None:
     """`context` ignores what is urgent, `priority` what is long, `load` both."""
     for policy, long, urgent in (
         ("auto", True, True),
@@ -382,6 +382,6 @@ def test_a_group_for_a_long_request_stays_as_long_as_it_promises(policy: str) ->
     assert chosen(policy, worse) == apart
 
 
-def test_an_urgent_need_promises_nothing() -> None:
+def test_urgent_need_makes_no_promise() -> None:
     made = decide("auto", snapshot(NARROW, BUSY, needs=[URGENT]))
     assert made is not None and made.promise == 0.0

@@ -81,7 +81,7 @@ def test_trace_of_a_failure_ends_with_the_event_that_failed() -> None:
     assert explore(Breaking(), (0, 0)).trace == ("fill small", "drop it")
 
 
-def test_a_state_that_nothing_follows_is_a_deadlock() -> None:
+def test_state_without_a_successor_is_a_deadlock() -> None:
     """Without emptying and pouring both jugs stay full."""
 
     class Stuck(Jugs):

@@ -87,7 +87,7 @@ def test_harmful_request_fails_and_others_are_served(
     wait_until(lambda: sorted(server.http.get("/flying/status").json()["layout"]) == layout)
 
 
-def test_a_stream_of_it_ends_with_the_error(server: Server) -> None:
+def test_stream_of_a_harmful_request_ends_with_the_error(server: Server) -> None:
     wait_until(lambda: is_whole(server))
     answer = ask(server, DEADLY, stream=True)
     events = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]

@@ -89,7 +89,7 @@ def test_resumed_request_goes_on_as_an_undisturbed_run(
     assert worst_difference(resumed["logprobs"], whole["logprobs"][kept:]) <= WORST_LOGPROB
 
 
-def test_the_cases_are_what_they_are_called(runs: Runs) -> None:
+def test_cases_do_what_their_names_say(runs: Runs) -> None:
     """One is stopped by a token after its least number of tokens, one keeps to its grammar, one is
     forced.
     """

@@ -71,7 +71,7 @@ def assert_quiet(log: str) -> None:
     ), log
 
 
-def test_sigterm_ends_everything() -> None:
+def test_sigterm_ends_server_engines_and_streams() -> None:
     """Quietly; streams end with an error, and a change of layout that waits for them is
     answered.
     """
@@ -260,7 +260,7 @@ def test_engines_end_with_a_server_that_is_killed(server: Server) -> None:
     ("phase", "devices"),
     [("joining 2 engines", 1), ("loading the model", 1), ("warming up the group", 2)],
 )
-def test_sigterm_while_engines_start_ends_everything(phase: str, devices: int) -> None:
+def test_sigterm_during_the_start_ends_all_processes(phase: str, devices: int) -> None:
     """At once, in whatever phase the engines and their workers are; with workers, of a command as a
     user starts it.
     """

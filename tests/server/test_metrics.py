@@ -77,7 +77,7 @@ def test_labels_are_those_of_the_table(server: Server) -> None:
             assert sample.labels["model_name"] == server.model
 
 
-def test_vllms_own_metrics_are_beside_them_with_the_same_labels(server: Server) -> None:
+def test_metrics_of_vllm_have_the_same_labels(server: Server) -> None:
     """So that panels can join them."""
     server.complete(tokens(1, 20), max_tokens=3)
     running = scraped(server)["vllm:num_requests_running"].samples
@@ -108,7 +108,7 @@ def test_the_layout_and_its_lanes(server: Server) -> None:
     assert samples(server, "flying:engine_unanswered_seconds") == {("0",): 0, ("1",): 0}
 
 
-def test_switches_are_counted_by_what_they_were(server: Server) -> None:
+def test_switches_are_counted_by_kind(server: Server) -> None:
     """And timed as their records say."""
     server.layout([[0], [1]])
     labels = ("1+1", "2", "operator", "hard")

@@ -146,7 +146,7 @@ async def test_a_scrape_without_any_engine_is_answered(calls: FakeCalls) -> None
     assert values(await metrics_of(calls).page(), "flying:engine_unanswered_seconds") == []
 
 
-async def test_requests_wherever_they_are_are_watched(calls: FakeCalls) -> None:
+async def test_requests_in_pool_and_groups_are_watched(calls: FakeCalls) -> None:
     """In the pool and in groups."""
     metrics = metrics_of(calls, settings("load", engines=2, max_num_seqs=1))
     controller = metrics._controller

@@ -239,7 +239,7 @@ LEAVES = {
 
 @a_llama
 @each_degree
-async def test_clients_that_leave_leave_nothing_behind(
+async def test_clients_that_leave_free_blocks_and_offers(
     server: Splitting, http: httpx.AsyncClient, degree: int
 ) -> None:
     """Whether a part computes, is pulled, is handed over or is done; other streams go on."""

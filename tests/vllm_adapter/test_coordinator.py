@@ -96,7 +96,9 @@ def test_ranks_are_those_of_the_group(group: LaneCoordinator) -> None:
     assert not group.is_last_rank
 
 
-def test_vllm_finds_it_by_name_and_as_the_tensor_parallel_group(group: LaneCoordinator) -> None:
+def test_vllm_finds_the_coordinator_by_name_and_as_tensor_parallel_group(
+    group: LaneCoordinator,
+) -> None:
     assert parallel_state._groups[group.unique_name]() is group
     other = LaneCoordinator(6, PARTITION, "lane2", 1)
     assert other.unique_name != group.unique_name

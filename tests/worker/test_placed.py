@@ -111,7 +111,7 @@ def test_a_restarted_engine_has_the_placement_of_the_one_before() -> None:
     assert again.placement(1, 0) == placements[1]
 
 
-def test_on_cuda_nothing_is_placed() -> None:
+def test_no_device_is_placed_on_cuda() -> None:
     deployment = Deployment(
         run_dir="/", engines=2, devices=1, group_sizes=(1,), flying=FlyingConfig()
     )

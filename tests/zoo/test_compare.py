@@ -78,7 +78,7 @@ def test_other_requests_and_fewer_tokens_are_wrong(change: dict[str, Any]) -> No
     assert compare(answers(**change), answers()).wrong is not None
 
 
-def test_answers_that_depend_on_nothing_are_noticed() -> None:
+def test_constant_answers_are_noticed() -> None:
     same = answers()
     for answer in same.values():
         answer["tokens"] = [7] * 12

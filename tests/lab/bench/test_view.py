@@ -45,7 +45,7 @@ def test_a_comparison_is_shown_whole(value: float) -> None:
         (1673.456, "1673"),
     ],
 )
-def test_numbers_have_no_more_digits_than_they_need(value: float | None, text: str) -> None:
+def test_numbers_have_the_fewest_digits(value: float | None, text: str) -> None:
     assert view.number(value) == text
 
 

@@ -88,7 +88,7 @@ def test_each_switch_says_when_and_why() -> None:
     ]
 
 
-def test_a_server_that_never_switched_did_nothing() -> None:
+def test_server_without_switches_shows_no_decision() -> None:
     assert list(seen.decisions(RESULTS, replace_switches(LOG))) == [
         "\nwhat auto did, from 1+1:",
         "  nothing",

@@ -100,7 +100,7 @@ def test_the_switches_of_an_operator_fit_the_columns() -> None:
     assert "…" not in shown.getvalue()
 
 
-def test_the_first_part_ends_with_what_switches_meant_for_streams() -> None:
+def test_first_part_ends_with_the_effect_of_switches_on_streams() -> None:
     text = layouts.conclusion(RECORDS)
     assert "the layout changed 2 times while requests streamed, each time within 15 ms" in text
     assert text.endswith(

@@ -37,7 +37,7 @@ def bursts(requests: int, seed: int = 0) -> list[Request]:
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_every_policy_serves_everything(policy: str) -> None:
+def test_every_policy_serves_all_requests(policy: str) -> None:
     """Static and changing layouts, with urgent requests and some that only a group holds."""
     requests = [
         Request(
@@ -101,7 +101,7 @@ def test_auto_changes_the_layout_and_says_when() -> None:
         max_size=2,
     ),
 )
-def test_requests_and_switches_at_any_time(
+def test_requests_end_once_with_switches_at_any_time(
     work: list[tuple[float, int, int, int, int | None]],
     changes: list[tuple[float, int, str]],
     policy: str,

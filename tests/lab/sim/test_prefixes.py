@@ -81,7 +81,7 @@ def test_the_end_of_a_prompt_goes_before_its_beginning() -> None:
         max_size=40,
     )
 )
-def test_only_what_runs_or_fits_is_there(work: list[tuple[list[int], int, bool]]) -> None:
+def test_only_prefixes_that_run_or_fit_are_cached(work: list[tuple[list[int], int, bool]]) -> None:
     """Requests come and end in any order, memory comes and goes."""
     cache = PrefixCache(ID_TOKENS, BLOCK_TOKENS)
     running: list[list[int]] = []

@@ -70,7 +70,7 @@ WORKLOAD = synthesise(
 
 
 @pytest.mark.parametrize("name", names(h200()))
-def test_every_system_serves_everything(name: str) -> None:
+def test_every_system_serves_all_requests(name: str) -> None:
     """All requests end, with the lengths that they asked for, in a table like that of a live
     server.
     """
@@ -147,7 +147,7 @@ def decided(shot: Snapshot) -> tuple[Decision | None, Decision | None]:
     return decide("auto", shot), decide(fork, shot)
 
 
-def test_the_fork_weighs_what_its_own_switch_costs() -> None:
+def test_fork_weighs_the_cost_of_its_own_switch() -> None:
     """It switches where waiting is worth it, not where only migrating would be, and not while it is
     idle.
     """
@@ -192,7 +192,7 @@ def test_groups_and_lanes_cost_what_was_measured() -> None:
     )
 
 
-def test_a_live_servers_steps_have_it_already(tmp_path: Path) -> None:
+def test_simulated_steps_take_the_measured_time(tmp_path: Path) -> None:
     machine = load_measured(machine_file(tmp_path / "machine.json"))
     plan = SimStep([], 4, 400)
     assert build("auto", machine, 1, Options()).step_time(2, plan) == machine.step_time(2)(plan)

@@ -21,7 +21,7 @@ def gaps_s(kind: str, **parameters: Any) -> np.ndarray[Any, np.dtype[np.float64]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_seed_says_everything(kind: str) -> None:
+def test_seed_determines_the_whole_workload(kind: str) -> None:
     synthesis = parse_synthesis(kind, {"requests": 50})
     assert synthesise(synthesis, 5) == synthesise(synthesis, 5)
     assert synthesise(synthesis, 5).requests != synthesise(synthesis, 6).requests

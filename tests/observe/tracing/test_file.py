@@ -113,7 +113,7 @@ def test_the_array_stays_open_while_somebody_writes(path: Path, exits: Exits) ->
     assert not path.read_text().endswith("]\n")
 
 
-def test_only_the_process_that_began_it_ends_it(path: Path, exits: Exits) -> None:
+def test_only_the_process_that_began_a_trace_ends_it(path: Path, exits: Exits) -> None:
     """Engines are forked, with what is registered to be called at exit."""
     before = path.read_text()
     exits.end(owner=os.getpid() + 1)

@@ -39,7 +39,7 @@ def test_engines_are_listed_by_number() -> None:
     assert [one["engine"] for one in losses.to_json()["lost"]] == [0, 2]
 
 
-def test_one_lost_before_it_was_back_is_lost_since_the_first_time() -> None:
+def test_engine_lost_again_before_its_return_is_lost_since_the_first_loss() -> None:
     """The time until it is back counts from then, too; the layout did not change the second
     time.
     """

@@ -193,7 +193,7 @@ def test_an_engines_own_figures_come_back_as_they_were_sent() -> None:
     assert found["flying:step_duration_seconds_count{3,1}"] == 0
 
 
-def test_switches_by_what_they_were() -> None:
+def test_switches_are_counted_by_kind_from_the_start() -> None:
     """Those of every way to switch are there from the start, so that rates begin at 0."""
     controller, tally = Controller(settings("manual", engines=2)), SwitchTally()
     predictions = Predictions(settings().objective)

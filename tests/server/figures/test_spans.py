@@ -138,7 +138,7 @@ def test_last_events_are_written_at_the_end(
     ] == ["b", "X", "e"]
 
 
-def test_without_a_path_nothing_is_traced(tmp_path: Path) -> None:
+def test_no_trace_is_written_without_a_path(tmp_path: Path) -> None:
     before = set(tmp_path.iterdir())
     with trace_switches(None, Switches()) as note:
         note()

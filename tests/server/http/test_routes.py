@@ -214,7 +214,7 @@ async def test_an_engine_that_is_lost_while_it_is_asked_is_left_out(path: str, m
         assert server.told(method) == [0, 1, 3]
 
 
-async def test_an_engine_that_is_there_and_does_not_answer_makes_it_503(
+async def test_present_engine_that_does_not_answer_makes_the_check_503(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of what it holds nothing can be said."""
@@ -232,7 +232,7 @@ async def test_an_engine_that_is_there_and_does_not_answer_makes_it_503(
 
 
 @pytest.mark.parametrize("wrong", [None, "2 pages belong to weights and to KV"])
-async def test_every_engine_is_checked_and_what_one_finds_is_answered(wrong: str | None) -> None:
+async def test_check_asks_every_engine_and_answers_each_problem(wrong: str | None) -> None:
     server = Server()
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app(server)), base_url="http://test"

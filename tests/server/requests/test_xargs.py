@@ -30,7 +30,7 @@ def test_hints_of_a_client_are_taken(expected: int, split: int) -> None:
     assert made.split_at == split
 
 
-def test_without_hints_nothing_is_known() -> None:
+def test_request_without_hints_has_no_expected_length_or_split() -> None:
     assert spec().expected_tokens is None
     assert spec().split_at is None
 
@@ -71,7 +71,7 @@ def test_any_value_is_accepted_or_refused_by_name(value: Any) -> None:
 
 @pytest.mark.parametrize("key", OURS)
 @pytest.mark.parametrize("value", [None, 2, [0, 1, 1]])
-def test_clients_may_not_say_what_the_server_tells_engines(key: str, value: Any) -> None:
+def test_clients_may_not_set_the_fields_of_the_server(key: str, value: Any) -> None:
     """Whatever they say; the error, HTTP 400, names the field."""
     with pytest.raises(
         VLLMValidationError, match=rf"^vllm_xargs\.{key} is not for clients"

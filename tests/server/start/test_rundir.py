@@ -96,7 +96,7 @@ def segments() -> Iterator[list[Path]]:
             segment.unlink()
 
 
-def test_shared_memory_that_it_names_goes_with_it(
+def test_shared_memory_named_by_a_run_directory_goes_with_it(
     tmp_path: Path, stack: ExitStack, segments: list[Path]
 ) -> None:
     """At the next start after a kill; what nobody has named does not, nor what a server names that

@@ -195,7 +195,7 @@ def bound(rank: int = 0) -> tuple[Norm, Norm]:
         (lambda tensor: Holder(tensor).get, "impl.held.self.inner"),
     ],
 )
-def test_a_tensor_of_its_own_is_found_wherever_it_is(
+def test_own_tensor_of_a_lane_is_found_in_any_attribute(
     hide: Callable[[torch.Tensor], object], name: str
 ) -> None:
     full, lane = bound()
