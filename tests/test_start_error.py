@@ -26,7 +26,7 @@ def test_error_of_vllm_is_one_line_with_its_type(tmp_path: Path) -> None:
     )
 
 
-def test_a_start_that_succeeds_leaves_nothing(tmp_path: Path) -> None:
+def test_successful_start_leaves_no_file(tmp_path: Path) -> None:
     with told_to_server(str(tmp_path), 0):
         pass
     assert list(tmp_path.iterdir()) == []

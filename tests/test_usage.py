@@ -67,7 +67,7 @@ def test_commands_are_found() -> None:
 
 
 @pytest.mark.parametrize("module", COMMANDS)
-def test_help_prints_the_usage_and_does_nothing(module: str) -> None:
+def test_help_prints_only_the_usage(module: str) -> None:
     line = [sys.executable, "-B", "-c", WATCHED, module, "--help"]
     done = subprocess.run(
         line, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120

@@ -31,7 +31,7 @@ def server() -> Iterator[Server]:
         yield live
 
 
-def test_a_client_that_does_not_read_holds_no_engine_and_misses_nothing(server: Server) -> None:
+def test_client_that_does_not_read_holds_no_engine_and_gets_all_tokens(server: Server) -> None:
     """Its stream ends in the engine; what it had not read is put together, and comes when it
     reads.
     """
@@ -65,7 +65,7 @@ def test_a_client_that_does_not_read_holds_no_engine_and_misses_nothing(server: 
     assert b"data: [DONE]" in read
 
 
-def test_clients_that_leave_at_random_moments_leave_nothing_behind(server: Server) -> None:
+def test_clients_that_leave_at_random_moments_free_all_blocks(server: Server) -> None:
     """A short form of benchmarks/cancel.py."""
     found = cancel(server, STREAMS, clients=16, seed=1)
     ends_at_once(server)

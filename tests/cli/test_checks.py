@@ -47,7 +47,7 @@ def test_vectors(monkeypatch: pytest.MonkeyPatch, flags: str, gpus: list[Any], s
     ],
     ids=["two nodes", "quota", "one core"],
 )
-def test_cores_are_those_that_may_be_used(topology: Topology, state: str, reason: str) -> None:
+def test_reported_cores_are_the_usable_ones(topology: Topology, state: str, reason: str) -> None:
     found = checks.cores(topology)
     assert found.state == state
     assert found.reason == reason

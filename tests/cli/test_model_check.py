@@ -155,7 +155,7 @@ def test_doctor_reads_only_a_configuration_and_prints_only_its_table(tmp_path: P
 
 
 @pytest.mark.server
-def test_sizes_and_contexts_are_those_of_the_server(tmp_path: Path) -> None:
+def test_sizes_and_contexts_equal_the_servers(tmp_path: Path) -> None:
     """Four engines cannot share six heads: the table says of them what the server's status does."""
     model = written(tmp_path, SIX_HEADS)
     flags = (*NO_TOKENIZER, "--kv-cache-memory-bytes=67108864")
@@ -239,7 +239,7 @@ def engines_that_say(
 
 
 @pytest.mark.parametrize("config", [LAST_EXPERTS, LAST_EXPERTS_OF_ERNIE], ids=["qwen3", "ernie"])
-def test_group_sizes_are_those_of_all_layers(
+def test_group_sizes_suit_all_layers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: dict[str, Any]
 ) -> None:
     engines_that_say(monkeypatch, 2**30)
@@ -252,7 +252,7 @@ def test_group_sizes_are_those_of_all_layers(
     assert checked.layers == (4, 6)
 
 
-def test_kv_memory_is_what_all_layers_leave(
+def test_kv_memory_is_the_memory_left_by_all_layers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The engines had two of six layers: the weights of four were not there, and neither was their

@@ -128,7 +128,7 @@ def test_status_says_that_the_server_drains() -> None:
     assert "takes new requests" in drawn(render.drain(Draining().to_json(0) | {"requests": 3}))
 
 
-def test_a_dry_run_shows_what_it_would_do_with_gain_and_cost() -> None:
+def test_dry_run_shows_its_decision_with_gain_and_cost() -> None:
     shell = ModelShell(settings("auto", 2, dry_run=True))
     shell.controller.decider.dry_run.append(LOAD)
     (shown,) = status(shell)["would_do"]

@@ -30,7 +30,7 @@ def settings(*argv: str, additional: Any = None) -> dict[str, Any]:
     return _flying_settings(args)
 
 
-def test_each_setting_has_a_flag_that_says_what_it_is_for() -> None:
+def test_each_setting_has_a_flag_with_a_purpose() -> None:
     """With its default."""
     parser = argparse.ArgumentParser()
     _add_flags(parser)
@@ -42,7 +42,7 @@ def test_each_setting_has_a_flag_that_says_what_it_is_for() -> None:
     assert "(default: 1000.0)" in text
 
 
-def test_flags_are_read_as_what_the_setting_is() -> None:
+def test_flags_are_read_as_the_type_of_their_setting() -> None:
     assert settings() == FlyingConfig().model_dump()
     given = settings(
         "--weave-steps=3", "--max-pause-ms", "2.5", "--group-sizes", "1,4", "--cpu-collectives=gloo"

@@ -170,7 +170,7 @@ def test_an_error_inside_does_not_keep_the_lock(path: str) -> None:
         order.close()
 
 
-def test_the_file_goes_on_where_it_was_and_nothing_stays_open(path: str) -> None:
+def test_reopened_file_goes_on_and_leaves_no_descriptor(path: str) -> None:
     """An engine that opens it later sees the same numbers; closing gives back the descriptor and
     the map.
     """

@@ -183,7 +183,7 @@ def test_ranks_in_any_order_of_steps_stay_within_two_operations(
         assert done == [total] * world
 
 
-def test_a_wait_sees_what_is_published_meanwhile(path: str) -> None:
+def test_wait_ends_when_another_rank_publishes(path: str) -> None:
     """The compiled wait loads the flag each time round, and without the GIL: one call of the kernel
     ends by itself.
     """

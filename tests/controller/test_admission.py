@@ -242,7 +242,7 @@ def test_a_place_that_is_given_back_counts_no_more() -> None:
     assert found.problem() is None
 
 
-def test_prompt_tokens_of_places_count_as_those_that_wait() -> None:
+def test_prompt_tokens_of_held_places_count_as_waiting() -> None:
     """But not those of requests that begin at once."""
     found = busy(replace(settings(), most_waiting_tokens=30), 0)
     for number in range(LEAST):

@@ -27,7 +27,7 @@ def test_degrees_count_devices() -> None:
     tokens=st.dictionaries(st.sampled_from(SIZES), st.integers(0, 1000), min_size=1),
     needed=st.integers(0, 1100),
 )
-def test_fitting_sizes_are_those_that_hold_it_narrow_first(
+def test_fitting_sizes_hold_the_request_narrowest_first(
     tokens: dict[int, int], needed: int
 ) -> None:
     """Whatever each holds, exactly full included."""

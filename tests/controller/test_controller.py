@@ -45,7 +45,7 @@ def test_too_many_requests_are_told_when_to_come_again() -> None:
     shell.check()
 
 
-def test_a_dry_run_only_says_what_it_would_do() -> None:
+def test_dry_run_logs_its_decision_and_keeps_the_layout() -> None:
     """Once, until it is something else."""
     shell = ModelShell(settings("context", 2, dry_run=True))
     shell.arrive("long", RequestSpec(140, 150, 10))

@@ -277,7 +277,7 @@ def test_a_group_takes_at_most_max_num_seqs_requests() -> None:
     )
 
 
-def test_where_nothing_is_held_back_a_full_group_comes_last() -> None:
+def test_full_group_comes_last_without_limits() -> None:
     """However near it is to the KV, also where decoding requests add little to a step; of full ones
     the nearest.
     """

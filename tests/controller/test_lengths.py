@@ -29,7 +29,7 @@ def sizes(policy: str, spec: RequestSpec, usual_output: int = 20) -> tuple[int, 
 
 
 @pytest.mark.parametrize("policy", ["auto", "context"])
-def test_no_group_is_formed_for_what_a_request_may_take(policy: str) -> None:
+def test_no_group_is_formed_for_the_limit_of_a_request(policy: str) -> None:
     shell = ModelShell(settings(policy), WIDE_IS_WORSE)
     shell.arrive("agent", AGENT)
     assert shell.open["agent"].group in Layout.uniform(4, 1).groups
@@ -71,7 +71,7 @@ def test_request_ends_where_its_group_is_full_if_no_group_is_formed(policy: str)
         (replace(AGENT, degree=1, expected_tokens=55), 20, (1,)),
     ],
 )
-def test_groups_are_formed_for_what_is_expected(
+def test_groups_are_formed_for_the_expected_length(
     spec: RequestSpec, usual_output: int, expected: tuple[int, ...]
 ) -> None:
     """By the client, or as others were; never more than it may take, nor than the widest group
@@ -88,9 +88,7 @@ def test_expected_length_is_no_need_if_no_group_is_formed() -> None:
 
 
 @pytest.mark.parametrize(("expected_tokens", "size"), [(20, 1), (90, 2)])
-def test_a_group_of_the_layout_that_holds_what_is_expected_comes_first(
-    expected_tokens: int, size: int
-) -> None:
+def test_group_that_holds_the_expected_length_comes_first(expected_tokens: int, size: int) -> None:
     shell = ModelShell(settings("manual", capped=False), WIDE_IS_WORSE)
     shell.order(PAIR_AND_TWO)
     shell.acknowledge()

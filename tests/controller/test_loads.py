@@ -86,7 +86,7 @@ def test_a_request_that_migrates_is_prefilled_again() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "ahead"), [(7, 1), (0, 100)])
-def test_with_its_kv_only_what_the_old_group_had_left_is_prefilled(tokens: int, ahead: int) -> None:
+def test_request_with_kv_prefills_only_its_remaining_tokens(tokens: int, ahead: int) -> None:
     """One token of a request that streamed; of a prompt that was not done nobody knows how much
     was.
     """

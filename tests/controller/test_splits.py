@@ -24,7 +24,7 @@ def split(at: int) -> tuple[Loads, RequestState, Split]:
     return loads, one, Splits(loads).begin(one, at, KVOffer(FIRST, 1), SECOND, 60.0)
 
 
-def test_an_empty_group_has_nothing_to_do() -> None:
+def test_empty_group_has_an_empty_virtual_batch() -> None:
     assert virtual_batch(Loads()[FIRST]) == VirtualBatch()
 
 

@@ -273,5 +273,5 @@ def test_the_policy_splits_where_the_planner_predicts_a_gain(dry_run: bool) -> N
 
 
 @pytest.mark.parametrize("policy", ["auto", "static-dp", "manual"])
-def test_other_policies_split_only_what_asks_for_it(policy: str) -> None:
+def test_other_policies_split_only_requests_with_split_at(policy: str) -> None:
     assert part_of(busy(policy)) is None

@@ -65,7 +65,7 @@ def test_damaged_books_are_reported(damage: Callable[[ClusterState], None]) -> N
         state.check_integrity()
 
 
-def test_open_requests_are_those_that_wait_and_those_that_run() -> None:
+def test_open_requests_are_the_waiting_and_the_running() -> None:
     assert busy_state().open_requests == ["c", "a", "b"]
 
 

@@ -323,7 +323,7 @@ def for_load(switches: Switches, at_s: float) -> Switch:
 
 
 @pytest.mark.parametrize("end", ["dropped", "failed"])
-def test_a_switch_that_is_not_made_promises_nothing(end: str) -> None:
+def test_switch_that_is_not_made_leaves_no_promise(end: str) -> None:
     switches = Switches()
     for_load(switches, 0.0)
     getattr(for_load(switches, 10.0), end)("cancelled", 10.1)
@@ -348,7 +348,7 @@ def test_promise_of_a_need_counts_from_the_last_need_of_its_kind() -> None:
 
 
 @pytest.mark.parametrize(("needs", "left"), [((), 0.5), ((True,), 0.5), ((True, False), 1.0)])
-def test_an_urgent_need_does_not_prolong_what_one_for_length_promises(
+def test_urgent_need_does_not_prolong_the_promise_for_length(
     needs: tuple[bool, ...], left: float
 ) -> None:
     switches = Switches()
@@ -357,7 +357,7 @@ def test_an_urgent_need_does_not_prolong_what_one_for_length_promises(
     assert switches.promised(20.0, 10.0) == pytest.approx(8.0 * left)
 
 
-def test_a_need_does_not_prolong_what_a_switch_for_load_promises() -> None:
+def test_need_does_not_prolong_the_promise_for_load() -> None:
     switches = Switches()
     for_load(switches, 0.0)
     switches.needed_again(10.0)

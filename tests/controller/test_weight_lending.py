@@ -108,7 +108,7 @@ def test_weights_come_back_with_any_order() -> None:
     assert shell.ordered is not None and shell.weights[GROUP] == "fetching"
 
 
-def test_requests_that_need_no_loan_do_not_wait_with_those_that_do() -> None:
+def test_requests_without_a_loan_do_not_wait_for_one() -> None:
     shell = together()
     shell.arrive("narrow", RequestSpec(10, 30, 20, degree=1))
     shell.arrive("long", LONG)
@@ -210,7 +210,7 @@ def test_engines_that_could_not_lend_have_weights_come_back() -> None:
     assert shell.weights[GROUP] == "lending"
 
 
-def test_the_time_until_narrow_groups_open_is_what_it_took_before() -> None:
+def test_time_until_narrow_groups_open_is_the_last_measured() -> None:
     shell = together()
 
     def opens_in_s() -> float:

@@ -36,7 +36,7 @@ def test_a_child_ends_with_its_parent() -> None:
     wait_until(lambda: not child.is_running())
 
 
-def test_a_child_whose_parent_has_ended_does_nothing() -> None:
+def test_child_whose_parent_has_ended_runs_no_command() -> None:
     line = [sys.executable, "-m", "flying_serving.deploy.child", "1", COMMAND, "--help"]
     done = subprocess.run(
         line, cwd=ROOT, env=os.environ | ENVIRONMENT, capture_output=True, text=True, check=False

@@ -124,7 +124,7 @@ async def test_streams_are_right_and_nodes_share_them(
     assert 1 - min(loads) / max(loads) <= WORST_SHARE
 
 
-async def test_a_node_stops_what_its_client_has_left(cluster: Cluster) -> None:
+async def test_node_stops_a_request_whose_client_has_left(cluster: Cluster) -> None:
     """Ray tells the replica that the client has gone, and the replica the node."""
     nodes = cluster.processes().values()
     job = Job((1, 2, 3), 3000, seed=5000)

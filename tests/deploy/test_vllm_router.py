@@ -228,7 +228,7 @@ def left(parts: list[psutil.Process]) -> list[psutil.Process]:
     return [part for part in parts if part.is_running() and part.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_a_drained_node_loses_nothing_and_is_used_again(deployment: Deployment) -> None:
+def test_drained_node_loses_no_request_and_is_used_again(deployment: Deployment) -> None:
     figures = asyncio.run(scenarios.drained(deployment, 0, seed=1))
     assert 0 < figures.on_node < len(figures.streams)
     assert figures.broken == []

@@ -120,7 +120,7 @@ def test_all_members_receive_in_one_order(plans: list[list[Group]], seed: int) -
         ]
 
 
-def test_an_early_message_waits_for_those_before_it(run_dir: str) -> None:
+def test_early_message_waits_for_the_messages_before_it(run_dir: str) -> None:
     """Numbers decide, not the time of arrival."""
     inbox = Inbox(run_dir, 0)
     order = SequenceNumbers(f"{run_dir}/order", ENGINES)
@@ -174,7 +174,7 @@ def test_a_message_of_an_engine_that_has_died_is_none(run_dir: str) -> None:
         each.close()
 
 
-def test_an_engine_that_is_started_again_gets_nothing_of_before(run_dir: str) -> None:
+def test_restarted_engine_gets_no_message_of_its_former_life(run_dir: str) -> None:
     """Neither what was on its way when it died, nor numbers that were taken for it."""
     sender, first = Inbox(run_dir, 0).channel, Channel(run_dir, 1, ENGINES, lambda: None)
     sender.send([1], RecallBlocks((0, 1), 0, 1))

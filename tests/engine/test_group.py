@@ -112,7 +112,7 @@ def test_a_round_ask_grant_commit() -> None:
     pair.leader.check()
 
 
-def test_blocks_reserved_ahead_leave_members_what_their_requests_need() -> None:
+def test_blocks_reserved_ahead_leave_the_blocks_of_local_requests() -> None:
     """Blocks until the end of what runs there and waits there."""
     pair = Pair()
     pair.lend(2)
@@ -224,7 +224,7 @@ def test_a_step_waits_for_blocks_rather_than_preempt() -> None:
     assert len(request.blocks) == 3
 
 
-def test_at_least_lend_blocks_are_asked_for_and_at_most_what_there_is() -> None:
+def test_leader_asks_for_at_least_lend_blocks_and_at_most_all() -> None:
     """So that a group does not ask for every block by itself."""
     pair = Pair(lend_blocks=5)
     pair.scheduler.add("r", BLOCK - 1, 1)
@@ -246,7 +246,7 @@ def test_leader_asks_for_no_blocks_if_enough_or_none_are_left() -> None:
     assert pair.kinds(0) == ["RunStep"]
 
 
-def test_after_nothing_was_granted_the_leader_goes_on_and_asks_again_later() -> None:
+def test_leader_without_a_grant_goes_on_and_asks_again_later() -> None:
     """Neither at once, over and over, nor never."""
     pair = Pair()
     pair.own[1].add("local", 12 * BLOCK, 1)
@@ -305,7 +305,7 @@ def test_blocks_are_recalled_and_returned() -> None:
     pair.leader.check()
 
 
-def test_a_member_that_lent_nothing_wants_nothing_back() -> None:
+def test_member_without_lent_blocks_recalls_none() -> None:
     """Its leader is left alone."""
     pair = Pair()
     pair.members[1].want_back(3, 10.0)

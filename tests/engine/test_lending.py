@@ -48,7 +48,7 @@ class Keeper:
 
 
 @pytest.mark.parametrize(("kept", "asked"), [(BLOCKS, [1]), (BLOCKS - 1, [])])
-def test_a_member_without_a_block_to_lend_frees_what_it_keeps(kept: int, asked: list[int]) -> None:
+def test_member_without_a_block_to_lend_frees_retained_blocks(kept: int, asked: list[int]) -> None:
     keeper = Keeper()
     keeper.keep(1, kept)
     keeper.lending.handle(ReserveBlocks(GROUP, 3, 3))
@@ -57,7 +57,7 @@ def test_a_member_without_a_block_to_lend_frees_what_it_keeps(kept: int, asked: 
 
 
 @pytest.mark.parametrize(("kept", "asked"), [(5, [2]), (4, [])])
-def test_a_leader_without_a_block_to_return_frees_what_it_keeps(
+def test_leader_without_a_block_to_return_frees_retained_blocks(
     kept: int, asked: list[int]
 ) -> None:
     keeper = Keeper()
@@ -70,7 +70,7 @@ def test_a_leader_without_a_block_to_return_frees_what_it_keeps(
 
 
 @pytest.mark.parametrize("others", [0, 2])
-def test_a_group_to_which_members_lend_nothing_frees_what_it_keeps(others: int) -> None:
+def test_group_without_lent_blocks_frees_retained_blocks(others: int) -> None:
     """When all have answered; they were asked first."""
     keeper = Keeper()
     keeper.pair.scheduler.add("r", BLOCK, 2)
@@ -82,7 +82,7 @@ def test_a_group_to_which_members_lend_nothing_frees_what_it_keeps(others: int) 
 
 
 @pytest.mark.parametrize("prompt", [BLOCK, 3 * BLOCK])
-def test_a_group_that_has_all_blocks_frees_what_it_keeps_for_a_request(prompt: int) -> None:
+def test_group_with_all_blocks_frees_retained_blocks_for_a_request(prompt: int) -> None:
     """There is none to ask members for: whether the request waits in its lane, or comes with its
     KV.
     """
@@ -97,7 +97,7 @@ def test_a_group_that_has_all_blocks_frees_what_it_keeps_for_a_request(prompt: i
     assert keeper.pair.kinds(0) == []
 
 
-def test_a_group_that_keeps_nothing_counts_no_missing_blocks(
+def test_group_without_retained_blocks_counts_no_missing_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It comes before each of its steps, and to count them is to look at each of its requests."""

@@ -250,7 +250,7 @@ def test_a_leader_is_not_ready_before_its_group_is_whole() -> None:
     assert pair.scheduler.requests == {}
 
 
-def test_a_leader_that_lacks_a_member_has_nothing_to_do() -> None:
+def test_leader_that_lacks_a_member_orders_no_step() -> None:
     """Though vLLM's scheduler has not told anybody yet of requests that were dropped: an engine
     could never end.
     """

@@ -198,7 +198,7 @@ def test_no_statistics_with_disable_log_stats(
     assert report.news(10.0) is None
 
 
-def test_status_says_what_each_lane_holds(board: StepBoard) -> None:
+def test_status_counts_requests_and_blocks_of_each_lane(board: StepBoard) -> None:
     """For the admin route: counts by lane, and blocks of the engine."""
     pair = Pair(lend_blocks=5)
     reports = reports_of(pair, board)

@@ -95,7 +95,7 @@ def test_prompts_and_decoding_in_one_step(board: StepBoard, clock: Clock) -> Non
     ]
 
 
-def test_steps_that_compute_nothing_are_left_out(board: StepBoard, clock: Clock) -> None:
+def test_steps_without_tokens_are_left_out(board: StepBoard, clock: Clock) -> None:
     """Those that only tell workers of ends, and those that found no blocks."""
     scheduler, log = FakeScheduler(20), StepLog(board, clock)
     follow(log, (0,), scheduler)

@@ -54,7 +54,7 @@ def test_a_page_is_that_of_the_kept_numbers(written: dict[str, str], name: str) 
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_names_its_commit_and_leaves_nothing_unexplained(name: str) -> None:
+def test_page_names_its_commit_and_explains_every_value(name: str) -> None:
     text = (RESULTS / f"{name}.md").read_text(encoding="utf-8")
     assert re.search(
         r"^- `make experiments ARGS=\w+` at commit [0-9a-f]{7} of \d{4}-\d\d-\d\d: \[numbers\]",

@@ -30,7 +30,7 @@ print(map_peer(msgspec.json.decode(sys.argv[1], type=Address), "it")[4096:4100])
 """
 
 
-def test_another_process_reads_what_is_written() -> None:
+def test_another_process_reads_written_memory() -> None:
     """Under the address, as it is announced; what was not written is zero."""
     arena = Arena("mine", 8192)
     arena.bytes[4096:4099] = b"abc"

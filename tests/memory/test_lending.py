@@ -346,7 +346,7 @@ def test_a_leaders_books_must_balance() -> None:
         borrowed.check()
 
 
-def test_choose_and_give_up_take_what_there_is() -> None:
+def test_choose_and_give_up_take_only_free_blocks() -> None:
     """And no more."""
     borrowed = BorrowedBlocks(PlainPool(4))
     assert borrowed.choose(9) == [1, 2, 3]
@@ -366,7 +366,7 @@ def test_the_null_block_stands_for_itself() -> None:
     assert NULL_BLOCK not in lent.physical()
 
 
-def test_an_engine_keeps_what_it_needs() -> None:
+def test_engine_offers_no_block_that_it_needs() -> None:
     """An offer leaves `keep_free`, and nothing is offered when fewer are free."""
     pool = PlainPool(11)
     lent = LentBlocks(pool, {}.__setitem__)

@@ -77,7 +77,7 @@ def test_the_ranks_of_a_group_keep_the_whole_weight(
 
 
 @given(segment=SEGMENTS, row_bytes=ROW_BYTES, page=PAGES)
-def test_padding_has_the_same_units_and_strands_nothing(
+def test_padding_has_the_same_units_and_strands_no_byte(
     segment: Segment, row_bytes: int, page: int
 ) -> None:
     close, apart = packed(segment, row_bytes, page), padded(segment, row_bytes, page)

@@ -106,7 +106,7 @@ def test_a_kept_rank_has_the_same_bits_and_all_have_them_back(
 
 @settings(max_examples=50)
 @given(layer=layers(), data=st.data())
-def test_a_second_drop_leaves_what_both_ranks_keep(layer: Layer, data: st.DataObject) -> None:
+def test_second_drop_leaves_the_units_of_both_ranks(layer: Layer, data: st.DataObject) -> None:
     storage = layer.storage()
     lanes = [lane for lane in layer.lanes() if lane[1] > 1]
     first, second = data.draw(st.sampled_from(lanes)), data.draw(st.sampled_from(lanes))
@@ -125,7 +125,7 @@ def test_a_second_drop_leaves_what_both_ranks_keep(layer: Layer, data: st.DataOb
     "heads", [(8, 8, 8), (8, 2, 2), (8, 1, 1)], ids=["all", "grouped", "one KV head"]
 )
 @pytest.mark.parametrize("degree", [2, 4, 8])
-def test_packed_bytes_are_those_that_other_ranks_have(heads: tuple[int, ...], degree: int) -> None:
+def test_packed_bytes_are_held_by_other_ranks(heads: tuple[int, ...], degree: int) -> None:
     """Shared KV heads stay with each rank that reads them."""
     segments = segments_of([4 * count for count in heads], 8, heads)
     weight = torch.zeros(4 * sum(heads), 10)
@@ -236,7 +236,7 @@ def test_rows_of_units() -> None:
 Check = Callable[[], None]
 
 
-def test_a_guard_follows_what_is_dropped() -> None:
+def test_guard_follows_dropped_units() -> None:
     """For whoever reads the tensors themselves, such as an embedding."""
     raw = RawUnits.of_rows(torch.zeros(8, 2), [Segment(8, 8)], weight_file())
     checks: dict[tuple[int, int], Check] = {

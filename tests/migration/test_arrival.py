@@ -43,7 +43,7 @@ def test_a_phase_of_the_table_follows(before: Phase, after: Phase) -> None:
 @pytest.mark.parametrize(
     ("before", "after"), [pair for pair in PAIRS if pair[1] not in TRANSITIONS[pair[0]]]
 )
-def test_another_phase_is_an_error_and_changes_nothing(before: Phase, after: Phase) -> None:
+def test_wrong_phase_is_an_error_and_changes_no_arrival(before: Phase, after: Phase) -> None:
     arriving = arrival(before)
     with pytest.raises(IntegrityError, match=f"a: from {before.value} to {after.value}"):
         arriving.enter(after)

@@ -255,7 +255,7 @@ def test_a_read_in_the_middle_of_which_the_owner_acts(
 
 @settings(max_examples=150, deadline=None)
 @given(histories(), st.sampled_from([5, 5 + ENTRIES, 5 + 2 * ENTRIES]))
-def test_a_read_in_the_middle_of_what_the_owner_does(history: History, number: int) -> None:
+def test_read_between_stores_of_the_owner_sees_a_whole_offer(history: History, number: int) -> None:
     """Between any two of its stores."""
     owner, peer = tables()
     found: list[tuple[Offer | None, int]] = []

@@ -67,7 +67,7 @@ def test_a_request_that_has_just_ended_stays_offered_when_it_is_to_leave() -> No
     assert owner.offered(NUMBER) == (PROMPT, True)
 
 
-def test_a_request_that_stops_has_nothing_to_offer() -> None:
+def test_stopped_request_offers_no_kv() -> None:
     """It goes on nowhere, so its blocks are free at once."""
     owner = Owner(outputs=20, stop_at=PROMPT + 3)
     while owner.lane.scheduler.requests:
@@ -77,7 +77,7 @@ def test_a_request_that_stops_has_nothing_to_offer() -> None:
     assert owner.lane.free() == owner.lane.pool.total
 
 
-def test_an_unknown_request_has_nothing_to_offer() -> None:
+def test_unknown_request_offers_no_kv() -> None:
     owner = Owner(outputs=20)
     owner.source.retain("b", NEXT)
     assert owner.offered(NEXT) == (0, True)

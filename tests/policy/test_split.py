@@ -100,7 +100,7 @@ def test_an_idle_server_does_not_split() -> None:
     assert found.split in (0, 2560)
 
 
-def test_a_group_whose_kv_memory_is_full_gets_nothing() -> None:
+def test_group_with_full_kv_memory_gets_no_part() -> None:
     full = VirtualBatch(sequences=200, context_tokens=1000, tokens_left=500)
     assert plan(500, 500, full, VirtualBatch(2000, 20, 1000, 500), TERMS).split == 0
     assert plan(500, 500, VirtualBatch(2000, 20, 1000, 500), full, TERMS).split == 1000

@@ -159,7 +159,7 @@ def test_a_pause_costs_the_paused() -> None:
     assert pause(QUIET, many) < pause(BUSY, many)
 
 
-def test_computing_again_costs_by_what_there_is() -> None:
+def test_computing_again_costs_by_the_context() -> None:
     """A long context is dear, a short one is cheap, however much is left to come."""
     short, long = {(0,): load(4, context=20)}, {(0,): load(4, context=8000)}
     assert price("migrate", NARROW, WIDE, BUSY, short) < price("migrate", NARROW, WIDE, BUSY, long)
@@ -253,7 +253,7 @@ def test_the_pause_is_of_the_kv_that_migrates() -> None:
     assert found == pytest.approx(2 * 0.010 + 1e-5 * 2000)
 
 
-def test_waiting_for_stragglers_costs_what_is_lost_meanwhile() -> None:
+def test_waiting_for_stragglers_costs_the_output_lost_meanwhile() -> None:
     """More the longer they run and the less the group does; without stragglers there is no need to
     wait.
     """

@@ -13,7 +13,7 @@ from flying_serving.predict.demand import MARGIN_TOKENS, Demand, Outputs, expect
 
 
 @given(lengths=st.lists(st.integers(1, 5000), min_size=1, max_size=200))
-def test_lengths_are_means_of_what_has_come(lengths: list[int]) -> None:
+def test_expected_lengths_are_means_of_past_requests(lengths: list[int]) -> None:
     """Of all at first, of the last ones later; a typical length until there is one, which counts
     for a while.
     """

@@ -93,7 +93,7 @@ def test_admitted_requests_stream_their_whole_output() -> None:
     assert states[1].queued_s > 30.0 and tpot_s[1] > tpot_s[0]
 
 
-def test_a_group_runs_what_its_memory_holds() -> None:
+def test_group_runs_only_requests_that_its_memory_holds() -> None:
     """What older requests hold is not free until they have ended."""
     lane = replace(figures(1), kv_tokens=3440)
     held = Interference(woven_s=5.0, held_tokens=1720.0)

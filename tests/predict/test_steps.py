@@ -110,7 +110,7 @@ def test_prompt_cost_stays_as_measured_while_steps_only_decode() -> None:
 
 @settings(max_examples=30)
 @given(truth=TRUTHS, pair_s=st.floats(0, 1e-8))
-def test_a_start_tells_what_pieces_of_long_prompts_cost(truth: StepCost, pair_s: float) -> None:
+def test_start_measures_the_cost_of_long_prompts(truth: StepCost, pair_s: float) -> None:
     """One with 8,192 tokens before it is measured, so that one with a million before it is known as
     well.
     """
@@ -132,7 +132,7 @@ def test_small_served_steps_correct_the_cost_of_large_ones(more_s: float) -> Non
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.3])
-def test_a_few_dozen_prompts_say_what_serving_adds_to_them(share: float) -> None:
+def test_few_dozen_prompts_show_the_overhead_of_serving(share: float) -> None:
     """Each token takes so much more than at the start."""
     serving = replace(ONE, prefill_token_s=ONE.prefill_token_s * (1 + share))
     served = [s for s in traffic(serving, 400, 1) if s.prefill_tokens]

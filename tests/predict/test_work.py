@@ -22,7 +22,7 @@ def test_prompts_are_computed_in_full_steps(steps: int, prompts: int) -> None:
 
 
 @given(st.floats(1, BUDGET), st.integers(1, 8))
-def test_prompts_of_one_step_have_nothing_before_them(tokens: float, prompts: int) -> None:
+def test_prompts_of_one_step_have_no_context(tokens: float, prompts: int) -> None:
     """They are linear in tokens."""
     assert LANE.prompts_s(prompts * tokens, prompts) == pytest.approx(
         prompts * tokens * LANE.cost.prefill_token_s

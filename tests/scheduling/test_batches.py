@@ -29,7 +29,9 @@ def batches(target_s: float, lanes: int = 1) -> Batches:
 
 
 @given(target_s=st.floats(0.001, 2.0), decoding=st.integers(1, 100), lanes=st.integers(1, 3))
-def test_a_step_takes_what_the_target_allows(target_s: float, decoding: int, lanes: int) -> None:
+def test_step_takes_as_many_tokens_as_the_target_allows(
+    target_s: float, decoding: int, lanes: int
+) -> None:
     """Not one token more, nor a noticeable number less; a prompt always gets on."""
     tokens = batches(target_s, lanes).prompt_tokens(1, Running(decoding, 16 * decoding))
     assert tokens is not None
@@ -65,7 +67,7 @@ def test_steps_of_random_length_keep_to_the_target() -> None:
     assert sum(overruns[1000:]) / 5000 == pytest.approx(0.01, abs=0.004)
 
 
-def test_steps_that_waited_for_another_lane_say_nothing() -> None:
+def test_steps_that_waited_for_another_lane_are_not_measured() -> None:
     planned = batches(0.2)
     before = planned.prompt_tokens(1, Running(decoding=8))
     for _ in range(50):

@@ -116,7 +116,7 @@ def test_a_request_too_long_for_its_engine_migrates_to_a_group(server: Server, a
     assert worst_difference(ours, theirs) <= WORST_LOGPROB
 
 
-def test_an_urgent_request_does_not_wait_for_those_before_it(server: Server, apart: int) -> None:
+def test_urgent_request_does_not_wait_for_earlier_ones(server: Server, apart: int) -> None:
     """All slots are taken by long requests, two more wait, and the urgent one gets a group and ends
     before any.
     """

@@ -154,7 +154,7 @@ class Busy:
 
 
 @pytest.mark.parametrize("count", [1, 2], ids=["one", "n=2"])
-def test_a_deadline_that_passes_leaves_nothing_behind(server: Server, count: int) -> None:
+def test_passed_deadlines_leave_no_requests(server: Server, count: int) -> None:
     """More requests get a 504 than vLLM may know of at a time: it has forgotten those that are
     over.
     """

@@ -87,7 +87,7 @@ def test_blocks_of_a_request_that_filled_its_engine_are_free_when_it_ends(server
     server.check()
 
 
-def test_blocks_kept_for_requests_that_wait_yield_to_those_that_run(server: Server) -> None:
+def test_kv_of_waiting_requests_yields_to_running_ones(server: Server) -> None:
     """The group takes two of four; KV of the others stays in their engines, where the group needs
     room.
     """

@@ -125,7 +125,7 @@ def test_a_server_killed_under_load_is_replaced_at_once(
         assert not left & shared_memory()
 
 
-def test_servers_killed_while_they_start_leave_nothing(
+def test_servers_killed_during_the_start_leave_no_process_or_file(
     start: Callable[[], Server], devices: int
 ) -> None:
     """In each phase, with one device in one way and with two in the other."""

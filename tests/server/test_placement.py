@@ -51,7 +51,7 @@ def test_other_processes_of_the_server_run_anywhere(server: Server) -> None:
 
 
 @pytest.mark.parametrize("engine", range(ENGINES))
-def test_the_log_says_what_an_engine_has(server: Server, engine: int) -> None:
+def test_log_names_the_placement_of_each_engine(server: Server, engine: int) -> None:
     placement = PLANNED[engine]
     (policy,) = memory_policies(process(server, engine))
     memory = (
@@ -62,7 +62,9 @@ def test_the_log_says_what_an_engine_has(server: Server, engine: int) -> None:
     assert told(server.log())[f"engine {engine}"] == placement.with_memory(memory)
 
 
-def test_doctor_says_what_the_engines_have(server: Server, environment: Mapping[str, str]) -> None:
+def test_doctor_names_the_placement_of_each_engine(
+    server: Server, environment: Mapping[str, str]
+) -> None:
     rows = doctor(environment).split("2 engines")[1].split("4 engines")[0]
     planned = {name: text.partition(", memory")[0] for name, text in told(rows).items()}
     assert planned == {

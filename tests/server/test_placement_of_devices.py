@@ -47,7 +47,7 @@ def test_workers_run_on_the_cpu_that_is_left(server: Server) -> None:
     assert {mask for worker in workers for mask in cores(worker)} == {(FIRST,)}
 
 
-def test_the_log_says_what_each_device_has(server: Server) -> None:
+def test_log_names_the_placement_of_each_device(server: Server) -> None:
     planned = {name: text.partition(", memory")[0] for name, text in told(server.log()).items()}
     alone = str(ALONE).partition(", memory")[0]
     assert planned == {"engine 0 device 0": alone, "engine 0 device 1": alone}

@@ -142,7 +142,7 @@ def same_choices(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> No
 @a_llama
 @each_degree
 @pytest.mark.parametrize("asked", ASKED)
-async def test_a_split_request_gets_what_it_asks_for(
+async def test_split_request_gets_its_sampling_parameters(
     server: Splitting, http: httpx.AsyncClient, degree: int, asked: str
 ) -> None:
     server.layout(LAYOUTS[degree])

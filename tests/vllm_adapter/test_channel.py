@@ -46,7 +46,7 @@ async def test_a_call_without_an_answer_in_time_is_not_kept() -> None:
 
 @pytest.mark.usefixtures("unpatched")
 @pytest.mark.parametrize("failure", [None, "injected"])
-async def test_an_answer_that_comes_later_disturbs_nothing(failure: str | None) -> None:
+async def test_late_answer_is_read_and_dropped(failure: str | None) -> None:
     """vLLM reads it, as it was on its way when the engine was lost."""
     server = Server()
     call = asyncio.ensure_future(server.calls.utility(3, "flying_check"))

@@ -163,7 +163,7 @@ def test_a_step_that_fails_ends_the_start_with_its_group_size() -> None:
         (StepLimits(16, 2048, 51, 32), [(1, False), (8, False), (16, False), (50, True)]),
     ],
 )
-def test_batches_are_what_a_step_can_take(
+def test_calibration_batches_fit_in_a_step(
     limits: StepLimits, expected: list[tuple[int, bool]]
 ) -> None:
     """The most that it allows in place of what it does not."""

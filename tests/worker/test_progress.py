@@ -82,7 +82,7 @@ def test_groups_that_share_no_more_than_one_engine_need_neither() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_long_walks_of_eight_engines_end_with_everything_done(
+def test_long_walks_of_eight_engines_end_with_all_work_done(
     order: SequenceNumbers, seed: int
 ) -> None:
     """Seven nested groups. The model's numbers are the ones that the real SequenceNumbers gives

@@ -168,7 +168,7 @@ def test_a_lane_that_keeps_its_weights_has_the_same_bits(worker: Worker) -> None
 
 
 @pytest.mark.parametrize("pack", PACKS)
-def test_an_engine_fetches_what_another_has_written(pack: str, tmp_path: Path) -> None:
+def test_engine_fetches_weights_that_another_has_written(pack: str, tmp_path: Path) -> None:
     with alone(configuration(tmp_path, MODELS["llama"])) as config:
         first = Worker(config, 0, PACKS[pack], written(tmp_path))
         worker = Worker(

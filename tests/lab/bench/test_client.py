@@ -129,7 +129,7 @@ async def test_each_request_says_that_no_server_is_there() -> None:
     assert all("Connect" in (record.error or "") for record in replay.records)
 
 
-async def test_stopping_keeps_what_came_and_counts_the_rest(mock_url: str) -> None:
+async def test_stopped_replay_keeps_its_records_and_counts_the_rest(mock_url: str) -> None:
     """One request is done, one under way, one not sent yet."""
     work = workload(0.0, 0.0, 1000.0)
     replay = Replay(work, bodies(work, [7, mock.HANG, 7]), Target(mock_url), 60.0)

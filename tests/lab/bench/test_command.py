@@ -108,7 +108,7 @@ def test_requests_that_fail_are_told(mock_url: str, tmp_path: Path) -> None:
     )
 
 
-def test_an_interrupt_keeps_what_came(tmp_path: Path) -> None:
+def test_interrupted_replay_keeps_its_records(tmp_path: Path) -> None:
     """SIGINT ends the replay: the results are written, and what was not sent counts as
     unfinished.
     """

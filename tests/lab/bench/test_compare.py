@@ -141,7 +141,7 @@ def when(condition: Callable[[], bool], number: signal.Signals) -> threading.Thr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_server_and_keeps_what_came(
+def test_signal_ends_the_server_and_keeps_the_records(
     number: signal.Signals, fakes: Fakes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No other server is started."""

@@ -46,7 +46,7 @@ def test_without_switches_the_layout_is_the_present_one() -> None:
     assert switchlog.spans(log(layout=JOINED), RUN) == [Span(0.0, 100.0, JOINED)]
 
 
-def test_before_a_log_that_was_cut_nothing_is_known() -> None:
+def test_layout_is_unknown_before_a_log_that_was_cut() -> None:
     """Unless the first switch that is kept lies before the replay."""
     assert switchlog.spans(log(10.0, 40.0, first=7), RUN)[0] == Span(10.0, 40.0, JOINED)
     assert switchlog.spans(log(-10.0, 40.0, first=7), RUN)[0] == Span(0.0, 40.0, JOINED)

@@ -43,7 +43,7 @@ def test_empty_step_takes_no_time(lane: LaneCost) -> None:
 
 
 @given(LANE, st.integers(1, 64), st.integers(0, 100_000))
-def test_a_step_is_longer_than_what_the_data_sheet_allows(
+def test_step_takes_longer_than_the_data_sheets_least(
     lane: LaneCost, decodes: int, context: int
 ) -> None:
     """Reading what a decode step must read at full bandwidth, however few experts it touches."""

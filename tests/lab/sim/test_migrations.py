@@ -75,7 +75,7 @@ def test_the_token_of_the_step_under_way_is_not_lost() -> None:
             assert longest_gap_s(node) < step_s + QUICK.seconds(700)
 
 
-def test_a_migration_takes_what_was_measured() -> None:
+def test_migration_takes_the_measured_time() -> None:
     """One for each source and target, one after the other where engines take part in both."""
     for layout, size in ((PAIRS, 2), (WHOLE, 4)):
         node = served(

@@ -101,7 +101,7 @@ def test_kv_bytes() -> None:
 
 
 @given(NAMES, DEGREES)
-def test_devices_hold_the_model_once_and_what_is_whole(name: str, degree: int) -> None:
+def test_devices_hold_the_model_once_plus_undivided_tensors(name: str, degree: int) -> None:
     """Shards add up to the weights, plus the copies of what is not divided."""
     model = models.load(name)
     total, copies = model.weight_bytes(1), degree * model.weight_bytes(degree)

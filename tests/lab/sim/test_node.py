@@ -141,7 +141,7 @@ def test_the_same_run_gives_the_same_times() -> None:
     assert runs[0].layouts == runs[1].layouts
 
 
-def test_one_request_alone_takes_what_its_steps_take() -> None:
+def test_lone_request_takes_the_time_of_its_steps() -> None:
     """Front end, then the prompt's step, then a step for each further token."""
     node = run(node_of("static-dp", frontend_s=0.05), [Request(0, 1.0, 100, 3)])
     (one,) = node.outcome.ended

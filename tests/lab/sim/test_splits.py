@@ -117,7 +117,7 @@ def test_steps_keep_to_the_target_for_the_time_between_tokens(name: str) -> None
     assert within[0.1] > 0.98
 
 
-def test_an_idle_server_splits_nothing() -> None:
+def test_idle_server_splits_no_request() -> None:
     far = Workload(
         "far apart", 1, tuple(Request(index, 30.0 * index, 3000, 100) for index in range(5))
     )

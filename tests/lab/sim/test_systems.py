@@ -176,7 +176,7 @@ def test_the_fork_stops_running_requests_for_an_urgent_one() -> None:
     assert fork is not None and (fork.mode, fork.cost) == ("hard", fork.considered["hard"])
 
 
-def test_groups_and_lanes_cost_what_was_measured() -> None:
+def test_groups_and_lanes_cost_the_measured_time() -> None:
     """On modelled devices; stock vLLM's steps have neither, and a live server's were measured with
     both.
     """

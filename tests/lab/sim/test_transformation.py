@@ -26,7 +26,7 @@ def test_each_device_receives_the_heads_that_it_keeps() -> None:
     assert WAY.kv(100).rounds == QWEN.layers
 
 
-def test_lending_copies_nothing_and_returning_reads_what_was_lent() -> None:
+def test_lending_copies_no_byte_and_returning_reads_the_lent_bytes() -> None:
     lend, back = WAY.lend(), WAY.give_back("mlp")
     assert lend == Work(remaps=3 * 64 * 3)
     assert WAY.apart_s(lend) == pytest.approx(lend.remaps * REMAP_S)

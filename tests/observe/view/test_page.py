@@ -191,7 +191,7 @@ def test_key_is_asked_for_before_any_fetch(watched: Watched, server: Server) -> 
     assert watched.problems == []
 
 
-def test_a_wrong_key_shows_nothing(watched: Watched, server: Server) -> None:
+def test_wrong_key_shows_no_figures(watched: Watched, server: Server) -> None:
     """The page says so and asks again; the browser itself logs the 401."""
     page = watched.page
     enter(page, server, "another-key")

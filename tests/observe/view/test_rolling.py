@@ -96,7 +96,7 @@ def test_tokens_are_not_noted_without_a_viewer() -> None:
     assert rolling.figures([0], 10.0 + LOOK_S + 1.0) == NOTHING
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_kept_figures_are_bounded() -> None:
     """However many tokens come in however long a time."""
     rolling = Rolling(1)
     for i in range(20_000):

@@ -62,7 +62,7 @@ async def test_kept_requests_stop_and_go_on_when_resumed(
 
 
 @pytest.mark.parametrize("degree", LANES)
-async def test_a_pause_waits_for_what_runs_and_holds_what_comes(
+async def test_pause_waits_for_running_requests_and_holds_new_ones(
     server: Server, http: httpx.AsyncClient, degree: int
 ) -> None:
     _, (task,) = await _begun(server, http, degree, 1, 100)

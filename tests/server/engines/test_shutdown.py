@@ -143,7 +143,7 @@ async def test_an_end_that_fails_is_logged_and_calls_are_answered(
     assert "injected" in caplog.text
 
 
-async def test_an_end_from_the_event_loop_waits_for_nothing() -> None:
+async def test_end_from_the_event_loop_does_not_wait() -> None:
     """As when vLLM cannot set up its routes: engines have the whole time, and hear at once that
     they may leave.
     """

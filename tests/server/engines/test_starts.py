@@ -147,7 +147,7 @@ async def test_an_engine_that_others_cannot_go_on_with_starts_again_later(tmp_pa
         assert one.incarnations == [0, 2, 0, 0]
 
 
-async def test_a_start_that_fails_in_an_unexpected_way_ends_nothing(tmp_path: Path) -> None:
+async def test_start_with_an_unexpected_failure_ends_no_server(tmp_path: Path) -> None:
     """And leaves nothing in shared memory: its groups' files."""
     async with node(tmp_path) as one:
         one.failing, one.problem = 1, OSError(24, "Too many open files")

@@ -61,7 +61,7 @@ def test_commands_with_a_server(server: Server) -> None:
         assert result.exit_code == 0, result.output
 
 
-def test_doctor_says_what_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_names_bad_findings(monkeypatch: pytest.MonkeyPatch) -> None:
     """A finding that is bad makes the exit code 1; a table is printed either way."""
     for state, code in (("ok", 0), ("warn", 0), (SICK.says, SICK.code)):
         monkeypatch.setattr(

@@ -9,7 +9,7 @@ TOGETHER = Layout.uniform(2, 2)
 APART = Layout(((0,),))
 
 
-def test_without_losses_nothing_is_degraded() -> None:
+def test_server_without_losses_is_not_degraded() -> None:
     assert Losses(2).to_json() == {"degraded": False, "lost": [], "losses": {"0": 0, "1": 0}}
 
 

@@ -64,7 +64,7 @@ def test_requests_count_to_their_end_if_they_arrive_within_the_horizon() -> None
     assert totals(found) == (1, 330.0, pytest.approx(4.0 + 2.0 + 29.0))
 
 
-def test_another_switch_within_the_horizon_leaves_nothing_to_check() -> None:
+def test_second_switch_within_the_horizon_leaves_no_prediction_to_check() -> None:
     """What follows is the work of both. After the horizon it changes nothing for the first."""
     found = predictions()
     found.begun(switch(1, 100.0))

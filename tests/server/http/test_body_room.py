@@ -101,7 +101,7 @@ def test_a_body_that_was_read_gives_its_room_back() -> None:
     ],
     ids=str,
 )
-def test_hosts_count_by_what_they_cannot_choose_of_their_address(
+def test_hosts_count_by_the_fixed_part_of_their_address(
     peer: tuple[str, int] | None, address: str
 ) -> None:
     assert address_of({"client": peer}) == address

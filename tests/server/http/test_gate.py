@@ -184,7 +184,7 @@ async def test_a_request_that_generates_is_refused_while_the_node_drains(path: s
     assert node.bodies == []
 
 
-async def test_a_request_that_generates_nothing_is_answered_by_a_draining_node() -> None:
+async def test_draining_node_answers_requests_that_do_not_generate() -> None:
     node = Node()
     node.shell.draining.begin()
     assert (await node.ask("/v1/models", "GET")).status_code == 200

@@ -89,7 +89,7 @@ def test_load_seen_by_routers_in_a_burst_is_the_controllers(server: Server) -> N
     wait_until(lambda: [series(server, name) for name in SERIES] == [0, 0, 0])
 
 
-def test_the_node_says_what_it_holds(server: Server) -> None:
+def test_node_reports_the_tokens_that_it_holds(server: Server) -> None:
     """As many tokens as the status says that a group of the layout, and of any layout, may hold."""
     found, status = load(server), server.status()
     capacity = status["capacity_tokens"]
@@ -101,7 +101,7 @@ def test_the_node_says_what_it_holds(server: Server) -> None:
     assert series(server, "flying:node_kv_tokens_free") == found["kv_tokens_free"]
 
 
-def test_a_node_drains_and_loses_nothing(server: Server) -> None:
+def test_draining_node_finishes_its_requests(server: Server) -> None:
     """What has begun ends with all its tokens; new requests get 503 and are told when to come
     again.
     """

@@ -65,7 +65,7 @@ async def test_a_deadline_that_passes_while_the_server_stands_still_counts_anew(
     assert await reading == b"ab"
 
 
-async def test_a_client_that_sends_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_client_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "GRACE_S", 0.05)
     with pytest.raises(
         HTTPException, match=r"fallen 0\.05 s behind the least rate, 32768 bytes/s"

@@ -122,7 +122,7 @@ def test_the_most_urgent_priority_bounds_what_clients_may_set() -> None:
 
 
 @pytest.mark.parametrize("asked", [PRIORITY, DEGREE, SPLIT, EXPECTED], ids=str)
-async def test_the_shell_takes_from_clients_what_they_may_set(asked: dict[str, int]) -> None:
+async def test_shell_takes_only_settable_fields_from_clients(asked: dict[str, int]) -> None:
     """Whatever route a request comes by, and before it is booked."""
     shell = Double().shell
     extra = {key: value for key, value in asked.items() if key != "priority"}
@@ -197,7 +197,7 @@ def expect_refused(answer: httpx.Response, field: str) -> None:
 
 @pytest.mark.server
 @pytest.mark.parametrize("name", WAYS)
-def test_every_way_in_is_open_to_requests_that_ask_for_nothing(keyed: Server, name: str) -> None:
+def test_every_route_is_open_to_requests_without_wishes(keyed: Server, name: str) -> None:
     path, fields = body(keyed, name)
     answer = keyed.http.post(path, json=fields)
     assert answer.status_code == 200, answer.text

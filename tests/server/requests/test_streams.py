@@ -151,7 +151,7 @@ def test_prefetched_request_goes_on_under_the_same_id() -> None:
     assert streams.is_full(last) is False
 
 
-def test_a_part_that_was_dropped_is_nothing_to_go_on_with() -> None:
+def test_dropped_part_cannot_go_on() -> None:
     """The KV that its first group offers is pulled under another id, and the end of a prefix is
     stale.
     """
@@ -188,7 +188,7 @@ def test_no_part_is_made_of_a_request_that_is_over() -> None:
         ({"max_tokens": None, "ignore_eos": True}, 61, 61),
     ],
 )
-def test_a_request_needs_only_what_it_is_sure_to_take(
+def test_request_needs_only_its_certain_tokens(
     fields: dict[str, Any], needed: int, longest: int
 ) -> None:
     """Of a prompt of 60 tokens, where the model's length is 400; all that it may take decides

@@ -71,7 +71,7 @@ def test_a_distribution_says_which_share_is_not_above(values: list[float], most:
         assert shares[-1] == 1.0
 
 
-def test_gaps_are_those_of_single_streams() -> None:
+def test_gaps_are_within_single_streams() -> None:
     """None from one request to another; the time before the first token is none."""
     begin, end = token_gaps(
         results(record(0, 0.0, [1.0, 2.0, 4.0]), record(1, 0.0, []), record(2, 0.0, [3.0]))
