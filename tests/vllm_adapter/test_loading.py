@@ -65,4 +65,6 @@ def test_a_parameter_on_the_meta_device_is_the_object_that_it_was() -> None:
     with parameters_on_meta():
         module.weight = parameter
     assert module.weight is parameter
-    assert (parameter.is_meta, parameter.requires_grad, parameter.output_dim) == (True, False, 0)  # type: ignore[attr-defined]
+    assert parameter.is_meta
+    assert not parameter.requires_grad
+    assert parameter.output_dim == 0  # type: ignore[attr-defined]

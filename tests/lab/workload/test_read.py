@@ -234,7 +234,9 @@ def test_wrong_field_is_named_by_file_line_and_column(
     with pytest.raises(WorkloadError) as refused:
         read_workload(path)
     error = refused.value
-    assert (error.file, error.line, error.field) == (str(path), line, field), str(error)
+    assert error.file == str(path), str(error)
+    assert error.line == line, str(error)
+    assert error.field == field, str(error)
     assert error.allowed
 
 
