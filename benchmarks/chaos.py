@@ -4,7 +4,8 @@ everything takes.
 `python -m benchmarks.chaos` starts a server of four engines on a tiny model and loses one engine
 after another: in each phase, as leader, member and owner of KV that is pulled, in four layouts,
 three times each. Streams with seeds run before, during and after; each is compared with the same
-request undisturbed. Exit code 1 if a request failed, a token is wrong or blocks do not add up.
+request undisturbed. It prints totals and every row that misses a bar; `--rows` names the file of
+all rows. Exit code 1 if a request failed, a token is wrong or blocks do not add up.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from benchmarks.chaos_cases import (
     Case,
     cases,
 )
-from benchmarks.chaos_report import Outcome, print_outcomes
+from benchmarks.chaos_report import Outcome, loss_rows, print_outcomes
+from harness import chaos_table
 from harness.chaos_load import ChaosLoad, make_jobs
 from harness.chaos_traps import EVENTS, PREAMBLE, TRAP, Trap
 from harness.live import Server
@@ -245,6 +247,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=3)
     parser.add_argument("--engine-timeout-s", type=float, default=1.0)
     parser.add_argument("--log", type=Path, help="where the logs of servers are added to")
+    parser.add_argument("--rows", type=Path, help="where a CSV of all rows is written")
     args = parser.parse_args()
     outcomes: list[Outcome] = []
     which = list(cases(args.phases, args.layouts, args.how, args.times))
@@ -255,6 +258,8 @@ def main() -> None:
                 _run(some, args.engine_timeout_s, room, outcomes, args.log)
     finally:
         print_outcomes(outcomes)
+        if args.rows is not None:
+            chaos_table.write(args.rows, loss_rows(outcomes))
     sys.exit(1 if any(outcome.problems for outcome in outcomes) else 0)
 
 

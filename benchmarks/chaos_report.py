@@ -1,4 +1,4 @@
-"""What became of requests when an engine was lost, and how long it took; tables of it."""
+"""What became of requests when an engine was lost, and how long it took."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ from typing import Any
 
 from benchmarks.chaos_cases import BLOCKS, LAYOUTS, PHASES, Case
 from harness.chaos_load import Asked
+from harness.chaos_table import (
+    GAP_S,
+    GOES_ON_S,
+    MISS_HEADINGS,
+    NOTICED_S,
+    TIMES,
+    TOTAL_HEADINGS,
+    LossRow,
+    Spread,
+    miss_cells,
+    total_cells,
+)
 from harness.storm_report import percentile
-
-DETECTED_S, ORPHANED_S, GAP_S = 1.5, 3.0, 1.0
-"""Bars: detection of a kill (p99), the first token of orphaned streams after it, the longest gap of
-all others.
-"""
 
 
 @dataclass
@@ -85,59 +92,70 @@ class Outcome:
         )
 
 
-def print_outcomes(outcomes: Sequence[Outcome]) -> None:
-    """Failure by layout, then over all, with the bars."""
-    print(
-        f"\nseconds, median / worst {'':20}{os.cpu_count()} processors, load "
-        f"{os.getloadavg()[0]:.1f}"
-    )
-    names = ("detection", "first token of orphaned", "gap of others", "all back")
-    print(
-        f"{'phase, as, how':<36}{'layout':<9}{'n':>3}{'failed':>7}{'wrong':>6}"
-        + "".join(f"{n:>22}" for n in names)
-    )
-    kinds = {(one.case.phase, one.case.role, one.case.how) for one in outcomes}
-    for phase, role, how in sorted(kinds, key=lambda kind: (PHASES.index(kind[0]), *kind[1:])):
-        for layout in LAYOUTS:
-            kind = (phase, role, how, layout)
-            rows = [
-                o
-                for o in outcomes
-                if (o.case.phase, o.case.role, o.case.how, o.case.layout) == kind
-            ]
-            if rows:
-                print(f"{f'{phase}, {role}, {how}':<36}{layout:<9}{_cells(rows)}")
-    for how in sorted({one.case.how for one in outcomes}):
-        print(
-            f"{f'all, {how}':<36}{'':<9}{_cells([one for one in outcomes if one.case.how == how])}"
+def loss_rows(outcomes: Sequence[Outcome]) -> list[LossRow]:
+    """Return a row for each phase, role, signal and layout, in the order of PHASES and LAYOUTS."""
+    by_kind: dict[tuple[str, str, str, str], list[Outcome]] = {}
+    for outcome in outcomes:
+        case = outcome.case
+        kind = (case.phase, case.role, case.how, case.layout)
+        by_kind.setdefault(kind, []).append(outcome)
+
+    layouts = list(LAYOUTS)
+    return [
+        _row(kind, by_kind[kind])
+        for kind in sorted(
+            by_kind, key=lambda kind: (PHASES.index(kind[0]), *kind[1:3], layouts.index(kind[3]))
         )
+    ]
+
+
+def _row(kind: tuple[str, str, str, str], outcomes: Sequence[Outcome]) -> LossRow:
+    failed = sum(outcome.failed for outcome in outcomes)
+    wrong = sum(outcome.wrong for outcome in outcomes)
+    noticed = [outcome.detected_s for outcome in outcomes if outcome.detected_s is not None]
+    back = [outcome.back_s for outcome in outcomes if outcome.back_s is not None]
+    seconds = (noticed, _each(outcomes, "orphaned_s"), _each(outcomes, "gaps_s"), back)
+    times = dict(zip(TIMES, map(_spread, seconds), strict=True))
+    return LossRow(*kind, len(outcomes), failed, wrong, times)
+
+
+def _spread(seconds: Sequence[float]) -> Spread | None:
+    """Return the two figures as the data file has them, so that what misses a bar misses it there
+    too.
+    """
+    if not seconds:
+        return None
+    return Spread(round(statistics.median(seconds), 2), round(max(seconds), 2))
+
+
+def print_outcomes(outcomes: Sequence[Outcome]) -> None:
+    """Print the totals, every row that misses a bar, the bars over all cases, and each problem."""
+    rows = loss_rows(outcomes)
+    print(f"\nseconds; {os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}\n")
+    _print_table(TOTAL_HEADINGS, total_cells(rows))
+    if misses := miss_cells(rows):
+        _print_table(MISS_HEADINGS, misses)
+
     kills = [o.detected_s for o in outcomes if o.case.how == "kill" and o.detected_s is not None]
-    print()
-    _bar("detection of a kill, p99", percentile(kills, 0.99) if kills else None, DETECTED_S)
-    roomy = [
-        one for one in outcomes if one.case.phase not in BLOCKS
-    ]  # else what is orphaned may wait for blocks
-    _bar("orphaned streams go on, worst", max(_each(roomy, "orphaned_s"), default=None), ORPHANED_S)
+    _bar("detection of a kill, p99", percentile(kills, 0.99) if kills else None, NOTICED_S)
+    # In the other phases a stream without a group may have to wait for blocks.
+    roomy = [outcome for outcome in outcomes if outcome.case.phase not in BLOCKS]
+    _bar("orphaned streams go on, worst", max(_each(roomy, "orphaned_s"), default=None), GOES_ON_S)
     _bar("gap of other streams, worst", max(_each(outcomes, "gaps_s"), default=None), GAP_S)
     for outcome in outcomes:
         for problem in outcome.problems:
             print(f"FAILED {outcome.case.name}: {problem}")
 
 
+def _print_table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(headings, *lines, strict=True)]
+    for line in (headings, *lines):
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)))
+    print()
+
+
 def _each(outcomes: Iterable[Outcome], name: str) -> list[float]:
     return [value for outcome in outcomes for value in getattr(outcome, name)]
-
-
-def _cells(rows: Sequence[Outcome]) -> str:
-    failed, wrong = sum(one.failed for one in rows), sum(one.wrong for one in rows)
-    detected = [one.detected_s for one in rows if one.detected_s is not None]
-    back = [one.back_s for one in rows if one.back_s is not None]
-    times = (detected, _each(rows, "orphaned_s"), _each(rows, "gaps_s"), back)
-    return f"{len(rows):>3}{failed:>7}{wrong:>6}" + "".join(f"{_cell(each):>22}" for each in times)
-
-
-def _cell(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.2f} / {max(values):.2f}" if values else "-"
 
 
 def _bar(what: str, value: float | None, bar: float) -> None:

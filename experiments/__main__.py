@@ -1,12 +1,13 @@
 """`make experiments`: every table and figure of docs/results that is simulated, and the pages of
 live measurements.
 
-python -m experiments               all that is simulated, with every seed
-python -m experiments NAME ...      those; then all pages are written, with the numbers that are
-                                    kept of the others
-python -m experiments --pages       only the pages, from the numbers that are kept: simulated ones,
-                                    docs/results.md, and README's section of measurements; new rows
-                                    are entered in numbers/rows.json
+    python -m experiments             all that is simulated, with every seed
+    python -m experiments NAME ...    those; then all pages are written, the others from the numbers
+                                      that are kept of them
+    python -m experiments --pages     only the pages, from the numbers that are kept: simulated
+                                      ones, docs/results.md, docs/results/chaos.md, and README's
+                                      section of measurements; new rows are entered in
+                                      numbers/rows.json
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Protocol
 from experiments import (
     against_paper,
     break_even,
+    chaos_page,
     dynaserve,
     fig8_fig9,
     gyges,
@@ -117,6 +119,7 @@ def write_pages(folder: Path) -> None:
 def write_live() -> None:
     """The pages of live measurements, and the list of all rows that were ever published."""
     live.PAGE.write_text(live.page(), encoding="utf-8")
+    chaos_page.PAGE.write_text(chaos_page.page(), encoding="utf-8")
     live.README.write_text(live.readme(live.README.read_text(encoding="utf-8")), encoding="utf-8")
     ledger.enter()
 

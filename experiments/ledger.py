@@ -3,11 +3,12 @@
 docs/results/numbers/rows.json lists the rows that were published, by page and heading; `python -m
 experiments --pages` adds new ones and takes none away. docs/results/numbers/removed.json says of
 each that is gone why: its keys are "PAGE / HEADING / ROW", or end with `*` for all that begin
-alike.
+alike. The rows of a table that is now a data file are looked for in that file.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,13 @@ PUBLISHED, REMOVED = RESULTS / "numbers" / "rows.json", RESULTS / "numbers" / "r
 SIMULATOR = "simulator.md"
 RESULTS_OF_SIMULATOR = ("Beside live servers", "One long request every 30 s", "Speed")
 """Its headings whose tables are results."""
+CHAOS = ("results/chaos.md", "Engines that are killed and frozen: every case")
+DATA_FILES = {CHAOS: RESULTS / "numbers" / "chaos.csv"}
+"""Data files of the tables that have more than MAX_ROWS rows, by the page and the heading that had
+the table. The page has the totals and every miss.
+"""
+MAX_ROWS = 60
+"""Of a table on a page."""
 Rows = dict[str, dict[str, list[str]]]
 """Names of rows by page and heading."""
 
@@ -38,15 +46,15 @@ def rows_of(text: str) -> dict[str, list[str]]:
     A name that a heading has in several tables is numbered from the second on.
     """
     found: dict[str, list[str]] = {}
-    for heading, table in _tables(text):
+    for heading, table in tables(text):
         names = found.setdefault(heading, [])
         seen = Counter(name.partition(" #")[0] for name in names)
         names += [f"{name} #{seen[name] + 1}" if seen[name] else name for name in _names(table)]
     return found
 
 
-def _tables(text: str) -> Iterator[tuple[str, list[list[str]]]]:
-    """Each table's heading and its rows' cells, without those that name the columns.
+def tables(text: str) -> Iterator[tuple[str, list[list[str]]]]:
+    """Yield each table's heading and its rows' cells, without those that name the columns.
 
     An empty first cell stands for the one above.
     """
@@ -84,11 +92,20 @@ def keys(rows: Mapping[str, Mapping[str, Sequence[str]]]) -> set[str]:
     }
 
 
+def rows_of_file(path: Path) -> list[str]:
+    """Return the names of the rows of a data file."""
+    with path.open(encoding="utf-8", newline="") as file:
+        _, *rows = csv.reader(file)
+    return _names(rows)
+
+
 def present() -> Rows:
-    """What the pages have now."""
-    found = {page: rows_of(text) for page, text in pages().items()}
+    """Return what the pages and the data files of their tables have now."""
+    rows = {page: rows_of(text) for page, text in pages().items()}
+    for (page, heading), path in DATA_FILES.items():
+        rows[page][heading] = rows_of_file(path)
     simulator = rows_of((RESULTS.parent / SIMULATOR).read_text(encoding="utf-8"))
-    return found | {SIMULATOR: {heading: simulator[heading] for heading in RESULTS_OF_SIMULATOR}}
+    return rows | {SIMULATOR: {heading: simulator[heading] for heading in RESULTS_OF_SIMULATOR}}
 
 
 def published(path: Path = PUBLISHED) -> Rows:

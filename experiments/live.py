@@ -7,7 +7,8 @@ and templates/measured.md. What a template has in double braces is replaced:
 - `{{command KEY}}`, `{{commit KEY}}`: of a run, as it is;
 - `{{table KEY | COLUMN; COLUMN}}`: rows of a run, without their spread;
 - `{{KEY | ROW | COLUMN}}`: one number, without its spread;
-- `{{KEY | ROW over ROW | COLUMN}}`: the ratio of two.
+- `{{KEY | ROW over ROW | COLUMN}}`: the ratio of two;
+- a name that the module of a page gives (`chaos_page.py`): its value.
 
 Paragraphs are wrapped again.
 """
@@ -39,6 +40,7 @@ AT = {
 }
 """What a run's commits are."""
 WIDTH = 120
+NO_VALUES: Mapping[str, str] = {}
 _WHOLE = {"break_long_words": False, "break_on_hyphens": False}
 _PLACE = re.compile(r"\{\{(.+?)\}\}")
 _NUMBER = re.compile(r"[^\[(]*?(?= ?[\[(]|$)")
@@ -93,12 +95,12 @@ def _run(one: Mapping[str, Any]) -> Run:
 
 def page() -> str:
     """docs/results.md."""
-    return _filled("results")
+    return filled("results")
 
 
 def section() -> str:
     """README's section, between its marks."""
-    return f"{BEGIN}\n{_filled('measured')}{END}"
+    return f"{BEGIN}\n{filled('measured')}{END}"
 
 
 def readme(text: str) -> str:
@@ -107,13 +109,21 @@ def readme(text: str) -> str:
     return before + section() + rest.split(END, 1)[1]
 
 
-def _filled(name: str) -> str:
+def filled(name: str, values: Mapping[str, str] = NO_VALUES) -> str:
+    """Return a template with a value in each place.
+
+    Args:
+        name: of the template.
+        values: of the places of this page alone, by what stands between the braces.
+    """
     runs, lost = read()
+
+    def value(match: re.Match[str]) -> str:
+        place = match[1].strip()
+        return values[place] if place in values else _value(place, runs, lost)
+
     text = (TEMPLATES / f"{name}.md").read_text(encoding="utf-8")
-    blocks = [
-        _PLACE.sub(lambda match: _value(match[1].strip(), runs, lost), block)
-        for block in text.split("\n\n")
-    ]
+    blocks = [_PLACE.sub(value, block) for block in text.split("\n\n")]
     return "\n\n".join(map(_wrapped, blocks)).rstrip() + "\n"
 
 

@@ -51,6 +51,17 @@ def test_every_row_of_a_page_is_entered() -> None:
     assert not ledger.keys(ledger.present()) - ledger.keys(ledger.published())
 
 
+def test_tables_of_pages_are_short() -> None:
+    """A longer table is a data file, and its page has the totals and the misses."""
+    long = [
+        f"{page} / {heading}: {len(table)} rows"
+        for page, text in ledger.pages().items()
+        for heading, table in ledger.tables(text)
+        if len(table) > ledger.MAX_ROWS
+    ]
+    assert not long
+
+
 def test_removed_runs_were_published_and_have_a_reason() -> None:
     published, present = ledger.keys(ledger.published()), ledger.keys(ledger.present())
     for key, reason in ledger.removed().items():
