@@ -52,7 +52,7 @@ from flying_serving.placement.topology import read_topology
 NAME, ENGINES, CLIENTS, TIMES, SEED = "tiny", 4, 32, 10, 28
 LEAVING, SLOW, SETTLE_S = 0.1, 0.1, 10.0
 PROMPT_TOKENS, OUTPUT_TOKENS = (768, 1536), (16, 48)
-LOOK_S, IDLE_S = 2.0, 120.0
+WATCH_INTERVAL_S, IDLE_S = 2.0, 120.0
 FLAGS = [
     f"--data-parallel-size={ENGINES}",
     f"--served-model-name={NAME}",
@@ -125,9 +125,9 @@ class Watch:
         return self.mib[-1]
 
     async def keep_looking(self) -> None:
-        """Look every LOOK_S, until cancelled."""
+        """Look every WATCH_INTERVAL_S, until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(WATCH_INTERVAL_S)
             self.look()
 
 

@@ -38,7 +38,7 @@ FLAGS = [
     "--kv-cache-memory-bytes=67108864",
 ]
 MOST = 1.10
-LOOK_S = 0.1
+MEMORY_POLL_S = 0.1
 
 
 class Peak:
@@ -52,7 +52,7 @@ class Peak:
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def _watch(self) -> None:
-        while not self._ended.wait(LOOK_S):
+        while not self._ended.wait(MEMORY_POLL_S):
             found = []
             for child in psutil.Process().children(recursive=True):  # the server first
                 with suppress(psutil.Error):

@@ -32,7 +32,7 @@ from flying_serving.placement.topology import Topology, read_topology
 CHECKOUT = Path(flying_lab.__file__).resolve().parents[1]
 INTERRUPTED = 130
 COLUMNS = 80
-LOOK_S = 1.0
+CPU_SAMPLE_S = 1.0
 FEW_CPUS = 0.25
 """The CPUs that other programs may use without a note."""
 
@@ -89,7 +89,7 @@ def others_note(percents: Sequence[float], topology: Topology) -> str | None:
 def _demo(console: Console, options: argparse.Namespace) -> int:
     """Run the chosen parts. Returns the exit code."""
     begun = time.monotonic()
-    if note := others_note(psutil.cpu_percent(LOOK_S, percpu=True), read_topology()):
+    if note := others_note(psutil.cpu_percent(CPU_SAMPLE_S, percpu=True), read_topology()):
         console.print(note)
     shown: list[Shown] = []
     if not options.auto:

@@ -10,7 +10,7 @@ from flying_lab.sim.engines import SimEngine
 from flying_lab.sim.loans import Loan, SimWeights
 from flying_serving.layout.groups import Group
 
-RETRY_S = 0.005
+NARROWER_LANES_POLL_S = 0.005
 """How often it is looked whether a step of a narrower lane, whose request was aborted, is over; as
 live.
 """
@@ -41,7 +41,7 @@ class WeightOrders:
             lane for engine in members for size, lane in engine.lanes.items() if size < len(group)
         ]
         if any(lane.requests or lane.step is not None for lane in narrower):
-            clock.after(RETRY_S, self._prepare, group, done)
+            clock.after(NARROWER_LANES_POLL_S, self._prepare, group, done)
         else:
             clock.after(2 * self._message_s, self._begin, members, True, done)
 

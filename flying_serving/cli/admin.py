@@ -15,7 +15,7 @@ from flying_serving.cli.connection import Connection, failed, output
 from flying_serving.cli.flags import flags
 from flying_serving.config import MODES
 
-DRAIN_LOOK_S = 0.2
+DRAIN_POLL_S = 0.2
 
 app = typer.Typer(
     name="flying-serving",
@@ -132,7 +132,7 @@ def drain(
     )
     until_s = time.monotonic() + (wait_s or 0.0)
     while not answer["ready_to_stop"] and time.monotonic() < until_s:
-        time.sleep(DRAIN_LOOK_S)
+        time.sleep(DRAIN_POLL_S)
         answer = server.ask("GET", "/flying/drain")
     server.show(answer, render.drain)
     if wait_s is not None and not answer["ready_to_stop"]:

@@ -23,7 +23,7 @@ import httpx
 from flying_serving.deploy.ports import HOST, ReservedPort
 from flying_serving.errors import ServerFailed
 
-LOOK_S = 0.1
+PROCESS_POLL_S = 0.1
 ANSWER_S = 2.0
 SHOWN_LINES = 15
 MAX_LINE_BYTES = 2**16
@@ -110,7 +110,7 @@ class Supervised:
             process.terminate()
             until_s = time.monotonic() + (within_s if self._is_ready else min(within_s, STARTING_S))
             while process.poll() is None and time.monotonic() < until_s:
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(PROCESS_POLL_S)
         finally:
             self._kill()
 
@@ -142,14 +142,14 @@ class Supervised:
                 if time.monotonic() - began_s > self._ready_s:
                     self._kill()
                     return f"was not ready within {self._ready_s:g} s"
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(PROCESS_POLL_S)
         return await self._ended()
 
     async def _ended(self) -> str:
         """Wait for the process's end, and end its remaining children."""
         assert self._process is not None, f"{self.name} was not started"
         while (code := self._process.poll()) is None:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(PROCESS_POLL_S)
         self._kill()
         return f"ended with code {code}"
 

@@ -19,7 +19,7 @@ from flying_serving.deploy.ray_args import RayArgs
 from flying_serving.errors import ServerFailed
 from flying_serving.placement.wishes import BIND, NOBIND, THREADS
 
-LOOK_S = 0.2
+READINESS_POLL_S = 0.2
 """Seconds between two questions to a starting node whether it is ready."""
 HEALTH_S = 20.0
 """The time in which a node has to say that it takes requests, or how busy it is: one under a flood
@@ -100,7 +100,7 @@ class OwnNode:
                 raise ServerFailed(
                     f"the node was not ready within ready_timeout_s={self._args.ready_timeout_s}"
                 )
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(READINESS_POLL_S)
         self._ready = True
 
     async def _status(self) -> int | None:

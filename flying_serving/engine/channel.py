@@ -13,7 +13,7 @@ from flying_serving.comm.order import SequenceNumbers
 from flying_serving.engine.messages import Message
 from flying_serving.errors import EngineLost
 
-LOOK_S = 0.05
+SENDER_POLL_S = 0.05
 """Seconds between two checks of a silent sender. A message of a sender that is gone arrives within
 this time, or never.
 """
@@ -102,7 +102,7 @@ class Channel:
         is_gone = False
         while self._next not in self._early:
             try:
-                number, message = self._arrived.get(timeout=LOOK_S)
+                number, message = self._arrived.get(timeout=SENDER_POLL_S)
             except queue.Empty:
                 if is_gone:
                     self._early[self._next] = None

@@ -32,7 +32,7 @@ from flying_serving.migration.offers import Offers, OfferTable
 from flying_serving.scheduling.arbiter import Action, LaneArbiter, ServeMessage, Wait
 from flying_serving.worker.lanes import StepLost, WorkerLanes
 
-RETRY_S = 0.005
+LANE_1_YIELD_S = 0.005
 """Seconds that lane 1 leaves the engine to other lanes when nothing of it could run."""
 
 
@@ -164,7 +164,7 @@ class EngineLoop:
         if self._host.step_own():
             self._stepped(1, began_s, more=False, leads=True)
         else:  # older lanes may hold the blocks that it waits for: they step first
-            self._own_at_s = self.clock() + RETRY_S
+            self._own_at_s = self.clock() + LANE_1_YIELD_S
 
     def _step_group(self, size: int, message: RunStep) -> None:
         began_s = self.clock()

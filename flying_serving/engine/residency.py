@@ -18,7 +18,7 @@ from flying_serving.memory.peers import KVBlocks
 from flying_serving.vllm_adapter.engine_pool import EnginePool
 from flying_serving.worker import lent
 
-RETRY_S = 0.005
+FREE_BLOCKS_POLL_S = 0.005
 """Seconds between two checks whether blocks have become free."""
 
 
@@ -127,7 +127,7 @@ class Residency:
 
     def retry_in_s(self, now_s: float) -> float | None:
         """Return the seconds until `advance` has something to do; None if nothing is under way."""
-        return max(RETRY_S, self._next_s - now_s) if self else None
+        return max(FREE_BLOCKS_POLL_S, self._next_s - now_s) if self else None
 
     def _lend_piece(self) -> bool:
         """Give the room of one piece to KV. Return whether it was the last piece."""

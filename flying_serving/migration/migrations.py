@@ -18,7 +18,7 @@ from flying_serving.migration.transfer import pull_kv
 from flying_serving.vllm_adapter.blocks import SchedulerPool
 from flying_serving.wire import MigrationCounts
 
-RETRY_S = 0.005
+OFFER_POLL_S = 0.005
 """Seconds between two looks of a target for more offered KV."""
 
 
@@ -93,7 +93,7 @@ class Migrations:
         to do.
         """
         if self.incoming:
-            return 0.0 if self.target.has_more else RETRY_S
+            return 0.0 if self.target.has_more else OFFER_POLL_S
         return self.source.retry_in_s(now_s)
 
     def handle(self, message: PullKV | KVPulled | ReleaseKV) -> None:

@@ -21,7 +21,7 @@ from flying_serving.comm.pool import CommunicatorPool
 class Clock:
     """Time as `link` sees it: it passes by sleeping, and a little by each look at it."""
 
-    LOOK_S = 1e-6
+    READ_S = 1e-6
 
     def __init__(self, oversleep_s: float = 0.0) -> None:
         self.now = 50.0
@@ -30,7 +30,7 @@ class Clock:
 
     def perf_counter(self) -> float:
         """Look at the clock."""
-        self.now += self.LOOK_S
+        self.now += self.READ_S
         return self.now
 
     def sleep(self, seconds: float) -> None:
@@ -79,7 +79,7 @@ def test_each_collective_is_the_groups_and_takes_so_much_longer(
     monkeypatch.setattr(link, "time", clock)
     began = clock.now
     assert CALLS[name](EmulatedLink(group, latency_us, gb_per_s), x) == "result 1"
-    assert clock.now - began == pytest.approx(extra_s, abs=3 * Clock.LOOK_S)
+    assert clock.now - began == pytest.approx(extra_s, abs=3 * Clock.READ_S)
     assert clock.slept == ([pytest.approx(extra_s - SPIN_S)] if extra_s > SPIN_S else [])
     direct = Group()
     CALLS[name](direct, x)

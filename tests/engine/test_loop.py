@@ -15,7 +15,7 @@ from flying_serving.engine.lane import Lane, Lanes
 from flying_serving.engine.loop import EngineLoop, Instruments
 from flying_serving.engine.steps import StepLog
 from flying_serving.migration.messages import ReleaseKV
-from flying_serving.migration.migrations import RETRY_S
+from flying_serving.migration.migrations import OFFER_POLL_S
 from flying_serving.migration.offers import KVSource, Offer, OfferTable
 from flying_serving.migration.source import RETAIN_S
 from flying_serving.scheduling.arbiter import Wait
@@ -174,7 +174,7 @@ def test_a_request_is_pulled_ahead_then_runs_then_is_released() -> None:
         range(10, 11),
     ]  # the prefix cache has the rest
     assert engine.lane.scheduler.requests == {}
-    assert engine.loop._choose() == Wait(RETRY_S)
+    assert engine.loop._choose() == Wait(OFFER_POLL_S)
     engine.add(make("b", 3, 9, 5, had=3), **{MIGRATED_FROM_KEY: [0, 1, 7]})
     engine.loop._advance_migrations()
     assert list(engine.lane.scheduler.requests) == ["b"]

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from flying_serving.config import LOAN_SHARE
 from flying_serving.engine.lane import Lane, Lanes
-from flying_serving.engine.residency import RETRY_S, Residency
+from flying_serving.engine.residency import FREE_BLOCKS_POLL_S, Residency
 from flying_serving.errors import IntegrityError
 from flying_serving.memory.ledger import ExtraKV, PageLedger
 from flying_serving.memory.peers import KVBlocks
@@ -284,9 +284,9 @@ def test_running_requests_have_most_of_the_time() -> None:
     engines = Engines()
     residency, began_s = engines.residencies[0], 100.0
     residency.lend()
-    assert residency.retry_in_s(began_s) == RETRY_S
+    assert residency.retry_in_s(began_s) == FREE_BLOCKS_POLL_S
     residency.advance(began_s, lambda: began_s + 1.0)
-    assert residency.retry_in_s(began_s + 1.0) == RETRY_S
+    assert residency.retry_in_s(began_s + 1.0) == FREE_BLOCKS_POLL_S
     engines.pair.scheduler.add("r", 1, 100)
     engines.step()
     engines.step()

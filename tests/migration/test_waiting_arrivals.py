@@ -4,7 +4,7 @@ import pytest
 from vllm.v1.request import RequestStatus
 
 from flying_serving.layout.groups import Group
-from flying_serving.migration.migrations import RETRY_S
+from flying_serving.migration.migrations import OFFER_POLL_S
 from flying_serving.migration.offers import KVSource
 from flying_serving.migration.target import OPENING_S, PATIENCE_S
 from flying_serving.wire import MigrationCounts
@@ -43,7 +43,7 @@ def test_requests_wait_where_blocks_are_missing() -> None:
     settle(at)
     assert at.asked == [(1, 3)]
     assert at.lanes[B].free() == 0
-    assert at.at(B).retry_in_s(at.now_s) == RETRY_S
+    assert at.at(B).retry_in_s(at.now_s) == OFFER_POLL_S
     assert list(at.lanes[BOTH].scheduler.requests) == ["c+1"]
     at.lanes[B].pool.give(taken)
     at.now_s += PATIENCE_S / 2

@@ -12,7 +12,7 @@ WINDOW_S = 10.0
 RATE_S = 2.0
 """Seconds that tokens per second are taken over: few, so that a change shows at once."""
 BUCKET_S = 0.5
-LOOK_S = 10.0
+UNWATCHED_S = 10.0
 """Recording stops this long after the last look."""
 KEPT_FIRST = 1000
 """The most times to first token that are kept for percentiles, per engine."""
@@ -51,7 +51,7 @@ class Rolling:
         if now_s > self._until_s:
             self._engines = [_Engine() for _ in self._engines]
             self._since_s = now_s
-        self._until_s = now_s + LOOK_S
+        self._until_s = now_s + UNWATCHED_S
 
     def kv_usage(self, engine: int) -> float | None:
         """Return the share of an engine's KV blocks that requests hold, 0 to 1, by its last report;

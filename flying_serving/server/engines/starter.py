@@ -12,7 +12,7 @@ from flying_serving.errors import EngineLost
 from flying_serving.server.engines.processes import CleanParent, EngineProcess
 from flying_serving.vllm_adapter import restart
 
-READY_S = 10.0
+READY_MESSAGE_S = 10.0
 """The time that an engine's first message, which says that it is ready, may be on its way."""
 
 
@@ -60,7 +60,7 @@ class EngineStarter:
         try:
             await asyncio.wait_for(starting, VLLM_ENGINE_READY_TIMEOUT_S)
             # its first message has a way of its own
-            await asyncio.wait_for(client.input_socket.recv_multipart(), READY_S)
+            await asyncio.wait_for(client.input_socket.recv_multipart(), READY_MESSAGE_S)
             is_ready = True
         except TimeoutError:
             raise EngineLost("it was not ready in time") from None

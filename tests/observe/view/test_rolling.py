@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from flying_serving.observe.view.rolling import (
     BUCKET_S,
     KEPT_FIRST,
-    LOOK_S,
     RATE_S,
+    UNWATCHED_S,
     WINDOW_S,
     Rolling,
 )
@@ -89,11 +89,11 @@ def test_tokens_are_not_noted_without_a_viewer() -> None:
     rolling.look(10.0)
     rolling.take(0, 0.5, 3, [0.1], [0.2], 11.0)
     assert rolling.kv_usage(0) == 0.5
-    rolling.take(0, 0.9, 3, [0.1], [0.2], 10.0 + LOOK_S + 0.1)
+    rolling.take(0, 0.9, 3, [0.1], [0.2], 10.0 + UNWATCHED_S + 0.1)
     assert rolling.kv_usage(0) == 0.5
-    rolling.look(10.0 + LOOK_S + 1.0)
+    rolling.look(10.0 + UNWATCHED_S + 1.0)
     assert rolling.kv_usage(0) is None
-    assert rolling.figures([0], 10.0 + LOOK_S + 1.0) == NOTHING
+    assert rolling.figures([0], 10.0 + UNWATCHED_S + 1.0) == NOTHING
 
 
 def test_kept_figures_are_bounded() -> None:
