@@ -132,9 +132,8 @@ class Clients:
     def _request(self, prompt_tokens: int, output_tokens: int) -> bytes:
         draw = self._draw
         first = ",".join(str(draw.randrange(300, 500)) for _ in range(FIRST_TOKENS))
-        rest = draw.choice(self._templates)[
-            : 4 * (prompt_tokens - FIRST_TOKENS) - 1
-        ]  # three digits and a comma
+        # three digits and a comma
+        rest = draw.choice(self._templates)[: 4 * (prompt_tokens - FIRST_TOKENS) - 1]
         options = json.dumps(
             {"model": self._model, "max_tokens": output_tokens, "ignore_eos": True, "stream": True}
         )

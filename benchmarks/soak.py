@@ -143,12 +143,13 @@ async def _order(http: httpx.AsyncClient, draw: random.Random, report: Soak) -> 
         report.problems.append(f"{body} was not answered within {TIMEOUT_S:g} s: {status}")
         return
     report.orders[f"{answer.status_code}"] += 1
+    # made; an engine of it is lost; another replaced it
     if answer.status_code not in (
         200,
         400,
         409,
         503,
-    ):  # made; an engine of it is lost; another replaced it
+    ):
         report.problems.append(f"{body}: {answer.status_code} {answer.text}")
 
 

@@ -281,9 +281,8 @@ def _words(count: int) -> list[str]:
     reads as words.
     """
     syllables = [consonant + vowel for vowel in "aeiou" for consonant in "bcdfghjklmnprstvwz"]
-    words = [
-        f"\u0120{first}{second}" for first in syllables for second in syllables
-    ]  # U+0120 stands for a space
+    # U+0120 stands for a space
+    words = [f"\u0120{first}{second}" for first in syllables for second in syllables]
     if count > len(words):
         raise ValueError(f"{count} words are more than {len(words)}")
     return [words[i * len(words) // count] for i in range(count)]

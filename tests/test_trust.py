@@ -35,11 +35,12 @@ def found(tree: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.Call):
             called = node.func.id if isinstance(node.func, ast.Name) else None
             method = node.func.attr if isinstance(node.func, ast.Attribute) else None
+            # of torch's modules, and of re
             if called in CALLS or method in CALLS - {
                 "eval",
                 "exec",
                 "compile",
-            }:  # of torch's modules, and of re
+            }:
                 yield f"{called or method}()"
             yield from (word.arg for word in node.keywords if word.arg in SETTINGS)
 

@@ -81,9 +81,8 @@ def fork(work: Callable[[], None], log: Path, environment: Mapping[str, str]) ->
     sys.stderr.flush()
     pid = os.fork()
     if pid:
-        with contextlib.suppress(
-            PermissionError, ProcessLookupError
-        ):  # both sides, so that the group is there at once
+        # both sides, so that the group is there at once
+        with contextlib.suppress(PermissionError, ProcessLookupError):
             os.setpgid(pid, pid)
         return Forked(pid, log)
     status = 1

@@ -138,9 +138,8 @@ class Replay:
         self, session: aiohttp.ClientSession, body: bytes, record: Record
     ) -> None:
         """Send one request and read its answer to the end."""
-        data = (
-            io.BytesIO(body) if len(body) > LARGE_BYTES else body
-        )  # aiohttp wants large bodies as files
+        # aiohttp wants large bodies as files
+        data = io.BytesIO(body) if len(body) > LARGE_BYTES else body
         async with session.post(self._url, data=data) as answer:
             record.first_byte_s = self.elapsed_s
             record.http_status = answer.status

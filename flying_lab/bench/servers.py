@@ -81,9 +81,8 @@ def parse_server_args(line: Sequence[str]) -> ServerArgs:
     if not any(
         "enable-per-request-metrics" in word or word == "--disable-log-stats" for word in shared
     ):
-        shared.append(
-            "--enable-per-request-metrics"
-        )  # without it no server reports how long requests wait
+        # without it no server reports how long requests wait
+        shared.append("--enable-per-request-metrics")
     ours = tuple(f"{flag}={given[flag]}" for flag in _OWN if flag in given)
     return ServerArgs(
         line[0], found.data_parallel_size, found.tensor_parallel_size, tuple(shared), ours

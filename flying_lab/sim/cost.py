@@ -156,14 +156,12 @@ class LaneCost:
         message_bytes = tokens * model.hidden * ACTIVATION_BYTES
         layer_s += 2 * self.all_reduce_s(message_bytes)
         seconds = model.layers * (layer_s + tokens * self._elementwise_s) + self._fixed_s
-        return seconds + self.all_reduce_s(
-            message_bytes
-        )  # of the embedding, whose vocabulary is divided
+        # of the embedding, whose vocabulary is divided
+        return seconds + self.all_reduce_s(message_bytes)
 
     def _head_s(self, rows: float) -> float:
-        gather_s = self.all_reduce_s(
-            rows * self.model.vocab * ACTIVATION_BYTES / 2
-        )  # half an all-reduce
+        # half an all-reduce
+        gather_s = self.all_reduce_s(rows * self.model.vocab * ACTIVATION_BYTES / 2)
         return self._gemm_s(self._head, rows) + gather_s
 
     def _gemm(self, inputs: float, outputs: float, weight_bytes: float) -> _Gemm:

@@ -187,9 +187,8 @@ def _with_random_weights(args: Any, config: Any, layers: int) -> Any:
     changed = copy.copy(args)
     changed.load_format = RANDOM_WEIGHTS
     changed.skip_tokenizer_init = True  # there may be none
-    if (
-        config.scheduler_config.enable_chunked_prefill
-    ):  # without it, a step must take the longest prompt
+    # without it, a step must take the longest prompt
+    if config.scheduler_config.enable_chunked_prefill:
         changed.max_num_batched_tokens, changed.max_num_seqs = STEP_TOKENS, STEP_REQUESTS
     if layers < _layers(config):
         of_layers = {

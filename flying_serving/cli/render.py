@@ -121,9 +121,8 @@ def _engines(answer: Mapping[str, Any]) -> Table:
         number = engine["engine"]
         lent = [str(engine["lent_blocks"].get(str(size), UNKNOWN)) for size in sizes[1:]]
         lanes = [_lane(engine["lanes"].get(str(size))) for size in sizes]
-        group = (
-            ",".join(map(str, group_of.get(number, ()))) or UNKNOWN
-        )  # one that is back joins in a moment
+        # one that is back joins in a moment
+        group = ",".join(map(str, group_of.get(number, ()))) or UNKNOWN
         table.add_row(
             str(number), group, str(engine["blocks"]), str(engine["free_blocks"]), *lent, *lanes
         )

@@ -18,12 +18,10 @@ from flying_serving.comm.mapped import reserve
 from flying_serving.comm.shm_kernels import HEADER_BYTES, LINE_BYTES, gather, sum_all
 from flying_serving.comm.shm_ranks import GroupRanks
 
-SLOT_BYTES = (
-    1 << 20
-)  # measured: through larger slots a large sum leaves the caches and takes twice the time
-SPLIT_BYTES = (
-    128 << 10
-)  # measured: from here on, and for more than two ranks, to share the summing is faster
+# measured: through larger slots a large sum leaves the caches and takes twice the time
+SLOT_BYTES = 1 << 20
+# measured: from here on, and for more than two ranks, to share the summing is faster
+SPLIT_BYTES = 128 << 10
 YIELDS = 500  # sched_yield calls until a wait sleeps between its looks: some 0.3 ms
 MAX_SLEEP_S = 0.001
 
@@ -232,9 +230,8 @@ class ShmGroup:
                     )
                     time.sleep(min(waited_s / 8, MAX_SLEEP_S))
             except BaseException:
-                self._ranks.abort(
-                    self._rank
-                )  # this rank does not come back to it, so no rank can go on
+                # this rank does not come back to it, so no rank can go on
+                self._ranks.abort(self._rank)
                 raise
 
     def close(self) -> None:

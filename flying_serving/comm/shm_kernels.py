@@ -213,9 +213,8 @@ def sum_all(
     flag = base + (1 + rank) * LINE_BYTES
     target, count, size, split = piece
     buffer, sums = _buffer(group, sequence), _buffer(group, sequence + 1)
-    part = (
-        (count // world + 32) // 32 * 32
-    )  # whole cache lines; the last parts may be short or empty
+    # whole cache lines; the last parts may be short or empty
+    part = (count // world + 32) // 32 * 32
     begin, end = (min(rank * part, count), min((rank + 1) * part, count)) if split else (0, count)
     if not _publish(group, sequence, yields, target, count * size):
         return False

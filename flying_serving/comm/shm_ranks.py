@@ -72,9 +72,8 @@ class GroupRanks:
 
     def _left(self, rank: int) -> bool:
         """Return whether a rank was attached and is no longer."""
-        if not self.words[
-            word(rank, PID)
-        ]:  # read before the lock, which is taken before this is set
+        # read before the lock, which is taken before this is set
+        if not self.words[word(rank, PID)]:
             return False
         return not is_held(self._file, rank)
 

@@ -181,9 +181,8 @@ class Changeover:
         self._enter(Phase.ORDERED)
         state, switch = self._state, change.switch
         if change.begun_mode != "soft":
-            switch.draining |= state.outside(
-                switch.new
-            )  # requests that began while it waited for weights
+            # requests that began while it waited for weights
+            switch.draining |= state.outside(switch.new)
         switch.ordered(now_s)
         state.layout, state.to_restore = switch.new, None
         self._pauses_older = switch.mode == "hard"

@@ -86,9 +86,8 @@ class Dispatcher:
             free = Layout(tuple(group for group in free.groups if group not in reserved))
         expected_tokens = self._state.lengths.tokens(request)
         group = self._choice.place(request, free, lanes, expected_tokens)
-        return (
-            None if group in reserved else group
-        )  # a degree may get a group that the layout lacks
+        # a degree may get a group that the layout lacks
+        return None if group in reserved else group
 
     def _to_reserve(self, request: RequestState, now_s: float) -> list[Group]:
         """Return the groups that other requests may not have while this one waits for room in them.

@@ -194,9 +194,8 @@ class FaultRecovery:
         """
         started = self._state.started
         computing = self._computing(engines)
-        requests = [
-            started[name] for name in computing if name in started
-        ]  # parts that are pulled compute nothing
+        # parts that are pulled compute nothing
+        requests = [started[name] for name in computing if name in started]
         suspects = [request for request in requests if request.losses or not killed]
         beside = Counter(group for request in suspects for group in computing[request.request_id])
 

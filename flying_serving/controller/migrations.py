@@ -32,9 +32,8 @@ def to_migrate(
         assert request.group is not None
         is_ahead_full = begun[request.group] >= settings.limits.max_num_batched_tokens
         is_unbegun = request.prefill_tokens > 0 and is_ahead_full
-        begun[request.group] += (
-            request.prefill_tokens
-        )  # perhaps in the step under way, or in the last one
+        # perhaps in the step under way, or in the last one
+        begun[request.group] += request.prefill_tokens
         spec = request.spec
         may_leave = spec.degree is None and not request.is_suspect
         fits = may_leave and sizes.intersection(request.fitting(settings.capacity.tokens))

@@ -162,9 +162,8 @@ class Supervised:
                 self._say(text)
 
     def _say(self, text: str) -> None:
-        with suppress(
-            OSError
-        ):  # stderr may have no reader any more, and processes serve all the same
+        # stderr may have no reader any more, and processes serve all the same
+        with suppress(OSError):
             sys.stderr.write(f"({self.name}) {text}\n")
             sys.stderr.flush()
 

@@ -58,9 +58,8 @@ class OwnNode:
             *SERVE,
             *args.command(HOST, self._port.number),
         ]
-        variables = {
-            name: value for name, value in os.environ.items() if name != THREADS
-        }  # it is Ray's
+        # it is Ray's
+        variables = {name: value for name, value in os.environ.items() if name != THREADS}
         variables.setdefault(BIND, NOBIND)  # Ray says how many CPUs a node has, not which
         self._process = subprocess.Popen(
             line, env=variables | args.environment, stdin=subprocess.DEVNULL, process_group=0

@@ -94,14 +94,12 @@ def environment_of(
     """
     each = args.engines * args.devices
     own = placements_here(nodes * args.engines, args.devices, base)[node * each : (node + 1) * each]
-    made = {
-        name: value for name, value in base.items() if name != SIMULATED
-    }  # it has had its effect
+    # it has had its effect
+    made = {name: value for name, value in base.items() if name != SIMULATED}
     made[BIND] = bind_string(own)
     threads = [placement.threads for placement in own]
-    if len(set(threads)) == 1 or threads != [
-        len(placement.cpus) for placement in own
-    ]:  # otherwise the lists of its CPUs say them
+    # otherwise the lists of its CPUs say them
+    if len(set(threads)) == 1 or threads != [len(placement.cpus) for placement in own]:
         made[THREADS] = str(min(threads))
     visible = base.get(DEVICES, ",".join(map(str, range(nodes * each))))
     if visible:  # an empty value hides all

@@ -55,9 +55,8 @@ class Channel:
                 self._out[other].connect(f"ipc://{run_dir}/inbox-{other}")
         inbox = self._context.socket(zmq.PULL)
         inbox.bind(f"ipc://{run_dir}/inbox-{engine}")
-        self._next = self._order.taken(
-            engine
-        )  # skip messages to this engine from before its restart
+        # skip messages to this engine from before its restart
+        self._next = self._order.taken(engine)
         self._early: dict[int, bytes | Message | None] = {}
         self._arrived: queue.SimpleQueue[tuple[int, bytes | Message]] = queue.SimpleQueue()
         self._wake = wake

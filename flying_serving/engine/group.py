@@ -174,9 +174,8 @@ class Leader:
             self._retry_at = now + ASK_AGAIN_S
             return self.scheduler.update_from_output(plan, EMPTY_MODEL_RUNNER_OUTPUT)
         grammar = self.scheduler.get_grammar_bitmask(plan)
-        if (
-            grammar is not None
-        ):  # vLLM's buffer serves all lanes; another lane may step before this message is served
+        # vLLM's buffer serves all lanes; another lane may step before this message is served
+        if grammar is not None:
             grammar = replace(grammar, grammar_bitmask=grammar.grammar_bitmask.copy())
         more = goes_on and self.scheduler.get_num_unfinished_requests() > 0
         self.outstanding = True
@@ -197,9 +196,8 @@ class Leader:
 
     def _ask(self, now: float, ahead: int = 0) -> bool:
         room = self.borrowed.room()
-        missing = (
-            self.pool.missing_for_next() + ahead if room else 0
-        )  # counted only where there is room to ask for
+        # counted only where there is room to ask for
+        missing = self.pool.missing_for_next() + ahead if room else 0
         if not missing:
             return False
         self._grants = {}

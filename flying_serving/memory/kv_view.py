@@ -190,7 +190,6 @@ def map_memory(memory: Address | bytes, whose: str) -> torch.Tensor:
 def bytes_of(mapped: mmap) -> torch.Tensor:
     """Return mapped memory as an int8 tensor."""
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", UserWarning
-        )  # a peer's memory is read only, which torch cannot say of a tensor
+        # a peer's memory is read only, which torch cannot say of a tensor
+        warnings.simplefilter("ignore", UserWarning)
         return torch.frombuffer(mapped, dtype=torch.int8)

@@ -90,9 +90,8 @@ def _family_part(
     """
     chosen = [packed[u] for u in segments[0].units_of(rank, degree)]
     sizes = [segment.unit_size for segment in segments]
-    runs = [
-        (size, len(list(run))) for size, run in groupby(sizes)
-    ]  # segments that are copied at once
+    # segments that are copied at once
+    runs = [(size, len(list(run))) for size, run in groupby(sizes)]
     count, width = len(chosen), sum(sizes)
 
     def columns(x: torch.Tensor) -> torch.Tensor:

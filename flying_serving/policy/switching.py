@@ -85,9 +85,8 @@ class _Case:
         old = [_Old.of(snapshot, group, load) for group, load in leave.items()]
         requests = sum(one.load.requests for one in old)
         new = [group for group in layout.groups if group not in snapshot.layout.groups]
-        size = max(
-            map(len, new or layout.groups)
-        )  # no group is new for requests that an earlier switch left behind
+        # no group is new for requests that an earlier switch left behind
+        size = max(map(len, new or layout.groups))
         work = snapshot.work
         old_prompts = sum(one.load.prompts for one in old)
         old_begun = sum(one.load.prefill_tokens for one in old) / work.prompt_tokens
@@ -308,9 +307,8 @@ def costs(
     }
     # the floor of `migrate`: all requests in flight stand still for the pause, even if the fluid
     # model gains later
-    if (
-        urgent or not case.stragglers
-    ):  # until stragglers have ended it is better to stay than to do nothing
+    # until stragglers have ended it is better to stay than to do nothing
+    if urgent or not case.stragglers:
         modes["sequential"] = case.sequential()
     elif case.stragglers.keys() & set(snapshot.layout.groups):
         modes[LATER] = case.later()

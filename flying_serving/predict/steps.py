@@ -173,9 +173,8 @@ class StepModel:
         if rest:
             return
         self._costs.pop(step.size, None)
-        if (
-            fits & (fits - 1) == 0
-        ):  # other lanes learn what serving adds here each time that twice as much is known
+        # other lanes learn what serving adds here each time that twice as much is known
+        if fits & (fits - 1) == 0:
             self._costs.clear()
             self._added.pop(step.size, None)
 

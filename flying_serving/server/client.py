@@ -62,17 +62,15 @@ class FlyingClient(AsyncMPClient):
                 EngineProcess(child.pid, child.name)
                 for child in self.resources.engine_manager.processes
             ]
-            self.input_socket.setsockopt(
-                zmq.ROUTER_HANDOVER, 1
-            )  # an engine that is started again has the same name
+            # an engine that is started again has the same name
+            self.input_socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
             starter = EngineStarter(self, self._parent, deployment, self._blocks)
             self.supervisor = EngineSupervisor(
                 self.shell, processes, starter.start, self._end_server
             )
         self._clock_runs = False
-        with contextlib.suppress(
-            RuntimeError
-        ):  # no loop runs yet: the first request starts the clock
+        # no loop runs yet: the first request starts the clock
+        with contextlib.suppress(RuntimeError):
             self._ensure_clock()
 
     def _apply_ready_response(self, payload: bytes) -> None:

@@ -237,7 +237,6 @@ class SchedulerPool:
 
     def _lacks(self, request: Any, tokens: int) -> int:
         """Return the blocks that a request needs beside its own to hold `tokens` tokens."""
-        owned = self.scheduler.kv_cache_manager.get_blocks(request.request_id).blocks[
-            0
-        ]  # a view: their ids are a copy
+        # a view: their ids are a copy
+        owned = self.scheduler.kv_cache_manager.get_blocks(request.request_id).blocks[0]
         return max(0, -(-tokens // self.scheduler.block_size) - len(owned))

@@ -98,9 +98,8 @@ class ClientChannel:
             raise
         client._ensure_output_queue_task()
         call = asyncio.gather(sent, answer)
-        call.add_done_callback(
-            lambda _: awaited.pop(call_id, None)
-        )  # a lost engine does not answer
+        # a lost engine does not answer
+        call.add_done_callback(lambda _: awaited.pop(call_id, None))
         self._answers[call] = answer
         return call
 
@@ -114,9 +113,8 @@ class ClientChannel:
         """Note the loss of an engine: vLLM sends it nothing by itself, and counts no request of
         it.
         """
-        if (
-            _identity(engine) in self._client.core_engines
-        ):  # it may have been lost before its return
+        # it may have been lost before its return
+        if _identity(engine) in self._client.core_engines:
             self._client.core_engines.remove(_identity(engine))
         self._client.core_engine = next(iter(self._client.core_engines), self._client.core_engine)
         self._client.outputs_queue.put_nowait(

@@ -139,9 +139,8 @@ def pack_matrix(
             return lambda x, out: torch.mm(x, kept, out=out)
         return lambda x, out: torch.addmm(bias, x, kept, out=out)
     handler = ops.create_onednn_mm(weight.contiguous().t(), _SHAPES_PER_MATRIX)
-    product = (
-        torch.ops._C.onednn_mm.default
-    )  # as ops.onednn_mm, which chooses where the result goes
+    # as ops.onednn_mm, which chooses where the result goes
+    product = torch.ops._C.onednn_mm.default
 
     def multiply(x: torch.Tensor, out: torch.Tensor) -> None:
         product(out, x, bias, handler.handler_tensor)

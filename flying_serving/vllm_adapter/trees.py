@@ -57,9 +57,8 @@ def layer_kinds(tree: Module) -> dict[LayerKind, int]:
     their own or not.
     """
     layers: dict[tuple[str, int], list[str]] = defaultdict(list)
-    for name, module in tree.named_modules(
-        remove_duplicate=False
-    ):  # a shared module is a part of each of its layers
+    # a shared module is a part of each of its layers
+    for name, module in tree.named_modules(remove_duplicate=False):
         if found := _NUMBERED.fullmatch(name):
             layers[found[1], int(found[2])].append(f"{found[3] or ''}: {_description(module)}")
     kinds: dict[LayerKind, int] = {}

@@ -115,9 +115,8 @@ def _answer(answers: Connection, ask: Any, args: tuple[Any, ...], options: dict[
     output.
     """
     logging.disable()
-    torch.set_num_threads(
-        1
-    )  # a fork has none of the OpenMP threads that its parent has started, and waits for them
+    # a fork has none of the OpenMP threads that its parent has started, and waits for them
+    torch.set_num_threads(1)
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)
     os.dup2(silence, 2)

@@ -40,9 +40,8 @@ class StepLimits:
 
     def probes(self) -> list[Probe]:
         """Return the probes, limited to sizes that one step can take."""
-        return probes(
-            self.sequences, self.tokens, self.request_tokens - 1
-        )  # and the token that the step draws
+        # and the token that the step draws
+        return probes(self.sequences, self.tokens, self.request_tokens - 1)
 
 
 def steps_of(probe: Probe, block_tokens: int) -> Iterator[Any]:

@@ -95,9 +95,8 @@ class WorkerLanes:
         model, config, file = self.lane1.model, self.lane1.config, self._weight_file
         packing = loading.packing(config.model_config.dtype) if pack else None
         if file is not None and packing is None:
-            packing = (
-                loading.keep_matrix
-            )  # in units too: a view of a whole weight cannot be dropped
+            # in units too: a view of a whole weight cannot be dropped
+            packing = loading.keep_matrix
         weights = SharedWeights(model, self.widest, packing, file)
         widest = self.groups[self.widest].runner if self.groups else self.lane1
         with set_current_vllm_config(widest.config):

@@ -58,9 +58,8 @@ def forget_port() -> None:
     for name in os.listdir("/proc/self/fd") if sys.platform == "linux" else ():
         with suppress(OSError):  # the listing itself had a descriptor
             if os.readlink(f"/proc/self/fd/{name}").startswith("socket:") and _is_tcp(int(name)):
-                os.dup2(
-                    nothing, int(name)
-                )  # not closed: the parent's object here would close what gets its number
+                # not closed: the parent's object here would close what gets its number
+                os.dup2(nothing, int(name))
     os.close(nothing)
 
 

@@ -123,9 +123,8 @@ def weight_file_of(
     """
     if not deployment.flying.lend_weights or deployment.widest == 1:
         return None
-    if (
-        deployment.widest < deployment.engines
-    ):  # a group could read KV of another one that is about to give it away
+    # a group could read KV of another one that is about to give it away
+    if deployment.widest < deployment.engines:
         raise Unsupported(
             f"--lend-weights: needs a group of all {deployment.engines} engines (--group-sizes)"
         )

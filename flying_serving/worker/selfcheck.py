@@ -186,9 +186,8 @@ def _hooks(name: str, stage: Stage, see: See) -> Iterator[RemovableHandle]:
         inputs[:] = [tensor.detach().clone() for tensor in _tensors((*args, *options.values()))]
 
     def seen(_module: Module, _args: Any, out: Any) -> None:
-        product = stage.kind == "product" and isinstance(
-            out, tuple
-        )  # the second is its bias, or None
+        # the second is its bias, or None
+        product = stage.kind == "product" and isinstance(out, tuple)
         see(name, stage, inputs, _tensors(out[0] if product else out))
         inputs.clear()
 

@@ -151,9 +151,8 @@ class LaneWorker:
             with told_to_server(self.deployment.run_dir, self.engine):
                 self.lanes.calibrate()
         self.lanes.seed(self.deployment.incarnations)
-        if (
-            self.deployment.devices > 1
-        ):  # it is a process of its own; while it starts, vLLM ends it by a signal
+        # it is a process of its own; while it starts, vLLM ends it by a signal
+        if self.deployment.devices > 1:
             leave_signals_to_parent()
         give_back_freed()
         return times

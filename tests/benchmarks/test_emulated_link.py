@@ -119,9 +119,8 @@ def test_only_groups_of_more_than_one_engine_are_slowed(monkeypatch: pytest.Monk
         return group
 
     monkeypatch.setattr(pool, "ShmGroup", shm)
-    monkeypatch.setattr(
-        CommunicatorPool, "use_shared_memory", CommunicatorPool.use_shared_memory
-    )  # undone afterwards
+    # undone afterwards
+    monkeypatch.setattr(CommunicatorPool, "use_shared_memory", CommunicatorPool.use_shared_memory)
     link.slow(0.0, 1e6)
     communicators = CommunicatorPool(
         0,

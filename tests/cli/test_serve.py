@@ -242,10 +242,11 @@ def test_refusal_by_vllm_is_one_line() -> None:
         with pytest.raises(SystemExit) as ended:
             start(args, interrupt)
         assert ended.value.code == code
+    # not of a user's making: the traceback stays
     for error in (
         OSError(errno.ENOSPC, "x"),
         TypeError("x"),
-    ):  # not of a user's making: the traceback stays
+    ):
         with pytest.raises(type(error)) as raised:
             start(args, error, STARTS)
         assert raised.value is error

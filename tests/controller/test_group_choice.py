@@ -215,10 +215,11 @@ def test_a_group_to_which_kv_can_come_is_preferred() -> None:
     loads.remove(streams)
     streams.kv = KVOffer((2,), 1)
     assert place(streams, pairs, loads, 80, choice(), LANES) == (0, 1)
+    # as near as in the other, and narrower
     assert place(streams, pairs, loads, 80, choice(), lanes) == (
         2,
         3,
-    )  # as near as in the other, and narrower
+    )
     while place(request(60), Layout.uniform(4, 4), loads, 1.0, choice(Limits(100, 64)), lanes):
         loads.put((0, 1, 2, 3), tokens=1.0, prompt=60, done=False)
     whole = {4: replace(LANES[4], migration=MigrationCost(0.001, 1e-6))}

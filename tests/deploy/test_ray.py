@@ -77,9 +77,8 @@ def cluster() -> Iterator[Cluster]:
         finally:
             serve.shutdown()
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore", ResourceWarning
-                )  # Ray does not wait for processes that it ends
+                # Ray does not wait for processes that it ends
+                warnings.simplefilter("ignore", ResourceWarning)
                 ray.shutdown()
                 gc.collect()
 

@@ -121,9 +121,8 @@ class Node:
             assert isinstance(action, Wait)
             engine.waits.append((self.now, action.timeout_s))
             arrives = engine.inbox[0].arrives if engine.inbox else NEVER
-            timeout = (
-                NEVER if action.timeout_s is None else max(action.timeout_s, TICK_S)
-            )  # it may round to nothing
+            # it may round to nothing
+            timeout = NEVER if action.timeout_s is None else max(action.timeout_s, TICK_S)
             engine.wakes = min(arrives, self.now + timeout)
 
     def _order(self, number: int, engine: EngineState, size: int) -> None:

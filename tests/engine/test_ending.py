@@ -168,9 +168,8 @@ def test_an_idle_engine_notices_a_signal_that_does_not_wake_it() -> None:
 
     def send() -> None:
         time.sleep(0.1)
-        signal.pthread_kill(
-            threading.get_ident(), signal.SIGUSR1
-        )  # to this thread: the main one sleeps on
+        # to this thread: the main one sleeps on
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
 
     before = signal.signal(signal.SIGUSR1, lambda number, _frame: noticed.append(number))
     sender = threading.Thread(target=send)

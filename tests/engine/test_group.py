@@ -256,10 +256,11 @@ def test_leader_without_a_grant_goes_on_and_asks_again_later() -> None:
     pair.leader.order(now)
     pair.serve_all(now)
     assert [member.lent.lent_count for member in pair.members] == [0, 0]
+    # which its prompt has yet to fill
     assert [pool.free_count() for pool in pair.pools] == [
         12,
         10,
-    ]  # which its prompt has yet to fill
+    ]
     assert pair.leader.ready(now)
     # nothing can run: outputs without a step, and a pause
     assert pair.leader.order(now) == {0: ("outputs of", [])}

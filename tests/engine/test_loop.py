@@ -168,11 +168,12 @@ def test_a_request_is_pulled_ahead_then_runs_then_is_released() -> None:
     engine.add(make("b", 3, 9, 20), **{MIGRATED_FROM_KEY: [0, 1, 7], AHEAD_KEY: 11})
     assert engine.loop.has_work()
     engine.run(5)
+    # the prefix cache has the rest
     assert engine.tokens == [
         range(8, 9),
         range(9, 10),
         range(10, 11),
-    ]  # the prefix cache has the rest
+    ]
     assert engine.lane.scheduler.requests == {}
     assert engine.loop._choose() == Wait(OFFER_POLL_S)
     engine.add(make("b", 3, 9, 5, had=3), **{MIGRATED_FROM_KEY: [0, 1, 7]})

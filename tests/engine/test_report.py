@@ -82,10 +82,11 @@ def test_usage_is_the_share_of_the_engines_blocks_that_requests_hold(board: Step
     pair.scheduler.add("r", 3 * BLOCK - 1, 2)
     step(pair)
     assert [member.lent.lent_count for member in pair.members] == [5, 5]
+    # one chunk each, of eight tokens
     assert [report.blocks_in_use() for report in reports] == [
         2,
         4,
-    ]  # one chunk each, of eight tokens
+    ]
     # whichever lane has stepped, vLLM's own figures are those of that lane alone
     stats = [pair.scheduler.make_stats(), pair.own[0].make_stats(), pair.own[1].make_stats()]
     assert [one.kv_cache_usage for one in stats] == [2 / BLOCKS, 2 / BLOCKS, 4 / BLOCKS]

@@ -107,9 +107,8 @@ def test_peers_find_tables_in_the_run_directory(
     assert peers.read(KVSource((1,), 1)) == CLOSED
     gone.clear()
     peers.lost = {1}
-    assert (
-        peers.read(KVSource((1,), 1)) == peers.read(KVSource((0, 1), 2)) == CLOSED
-    )  # its groups' are revoked
+    # its groups' are revoked
+    assert peers.read(KVSource((1,), 1)) == peers.read(KVSource((0, 1), 2)) == CLOSED
     assert peers.physical(1, 2, [8]) == [4]  # who copies may go on
     peers.lost = set()
     make_table(str(tmp_path), 1, 4, 9).publish(7, 3, [2], final=True)  # another process

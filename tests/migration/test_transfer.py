@@ -103,9 +103,8 @@ def test_pulls_are_measured(tmp_path: Path, devices: int, blocks: int, counts: l
     assert workers.barriers == 2 * REPETITIONS * len(SIZES) * len(counts)
     for place, memory in workers.memories.items():
         np.testing.assert_array_equal(memory.values[: memory.page], before[place][: memory.page])
-        assert (
-            place[0] < 2 or (memory.values != before[place]).any()
-        )  # the first two may get back what was theirs
+        # the first two may get back what was theirs
+        assert place[0] < 2 or (memory.values != before[place]).any()
 
 
 def test_migration_without_a_readable_source_is_not_measured(tmp_path: Path) -> None:

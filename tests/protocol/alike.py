@@ -73,9 +73,8 @@ def forget_times(engine: Engine) -> None:
     arbiter._slice.left_s = max(arbiter._slice.left_s, 0.0)
     arbiter._hold_until_s = max(arbiter._hold_until_s, NOW_S)
     paused = arbiter._older_paused_until_s > NOW_S
-    arbiter._older_paused_until_s = (
-        NOW_S + TICK_S / 2 if paused else 0.0
-    )  # it may be over at any time
+    # it may be over at any time
+    arbiter._older_paused_until_s = NOW_S + TICK_S / 2 if paused else 0.0
     loop._own_at_s = loop._own_at_s if loop._own_at_s > NOW_S else 0.0
     # only lanes that are led here are asked for; of those that are overdue it matters only which
     # was so first

@@ -101,9 +101,8 @@ class Engine:
             number, Lanes(lanes, board), self.channel, self, flying, kv, instruments, now
         )
         self.loop.migrations.target.chunks.blocks = 1
-        self.loop.migrations.target.chunks.token_s = dict.fromkeys(
-            settings.sizes, 1.0
-        )  # block by block, while something else runs
+        # block by block, while something else runs
+        self.loop.migrations.target.chunks.token_s = dict.fromkeys(settings.sizes, 1.0)
         inject(fault, self.loop.migrations, self.table)
         for size, scheduler in self.schedulers.items():
             scheduler.hooks = Hooks(

@@ -273,10 +273,11 @@ def test_a_member_keeps_still_for_its_group_but_not_for_long(hard: bool) -> None
     """
     engines = node([2, 2], {(0, 1), (1,)}, hard=hard, k=1000)
     engines.run_until(1.0)
+    # before the first message arrived
     assert [began for began, _, _ in steps(engines, 1, 1)] in (
         [],
         [0.0],
-    )  # before the first message arrived
+    )
     engines.busy = {(1,)}
     engines.run_until(2.0)
     last = steps(engines, 1, 2)[-1][1]

@@ -36,9 +36,8 @@ def server() -> Iterator[Server]:
     )
     with Server("llama", ENGINES, *flags, preamble=KEPT_FOR_EVER) as live:
         live.complete(tokens(0, 8), max_tokens=1)
-        wait_until(
-            lambda: live.status()["migration_cost"], live.status
-        )  # before that no KV is kept
+        # before that no KV is kept
+        wait_until(lambda: live.status()["migration_cost"], live.status)
         yield live
 
 

@@ -111,9 +111,8 @@ def test_a_server_killed_under_load_is_replaced_at_once(
     for kill in KILLS:
         parts, processes = Parts.of(server), processes_of(server)
         queues = segments(processes)
-        assert len(queues) == (
-            2 * (1 + devices) if devices > 1 else 0
-        )  # of an engine, and of each worker of it
+        # of an engine, and of each worker of it
+        assert len(queues) == (2 * (1 + devices) if devices > 1 else 0)
         left |= {parts.run_dir, *queues}
         ends = asyncio.run(kill_under_load(server, kill, devices))
         server = start()
@@ -133,9 +132,8 @@ def test_servers_killed_during_the_start_leave_no_process_or_file(
     for phase, kill in zip(PHASES, KILLS * 2 if devices == 1 else KILLS[::-1] * 2, strict=False):
         server = start()
         wait_until_logged(server, phase)
-        os.killpg(
-            server.process.pid, signal.SIGSTOP
-        )  # it stays in this phase while it is looked at
+        # it stays in this phase while it is looked at
+        os.killpg(server.process.pid, signal.SIGSTOP)
         processes = processes_of(server)
         left |= {*SHARED_MEMORY.glob(f"flying-{server.process.pid}-*"), *segments(processes)}
         kill(server)

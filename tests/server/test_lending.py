@@ -172,9 +172,8 @@ def test_weights_go_and_come_under_a_storm(server: Lending, threads: ThreadPoolE
             threads.submit(server.ask, BY_NAME["block"], 1) for _ in range(draw.randrange(3))
         ]
         order = {"groups": draw.choice([APART, PAIRS, TOGETHER]), "mode": draw.choice(MODES)}
-        with contextlib.suppress(
-            httpx.TimeoutException
-        ):  # an order whose client leaves while it waits is dropped
+        # an order whose client leaves while it waits is dropped
+        with contextlib.suppress(httpx.TimeoutException):
             server.http.post("/flying/layout", json=order, timeout=draw.choice([0.2, 5.0]))
         server.check()
     server.layout(TOGETHER)

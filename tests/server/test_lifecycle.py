@@ -269,9 +269,8 @@ def test_sigterm_during_the_start_ends_all_processes(phase: str, devices: int) -
     )
     try:
         wait_until_logged(server, phase)
-        os.killpg(
-            server.process.pid, signal.SIGSTOP
-        )  # it stays in this phase while it is looked at
+        # it stays in this phase while it is looked at
+        os.killpg(server.process.pid, signal.SIGSTOP)
         root = psutil.Process(server.process.pid)
         parts = Parts(
             root.children(recursive=True), [root], next(SHARED_MEMORY.glob(f"flying-{root.pid}-*"))
@@ -367,9 +366,8 @@ def test_start_that_cannot_serve_ends_with_one_line(
         START_S,
     )
     assert done.returncode == 2, done.stderr[-2000:]
-    ours = [
-        line for line in done.stderr.splitlines() if not line.startswith("Triton is ")
-    ]  # vLLM's import says so
+    # vLLM's import says so
+    ours = [line for line in done.stderr.splitlines() if not line.startswith("Triton is ")]
     assert len(ours) == 1, done.stderr
     assert ours[0].startswith("flying-serving: ")
     assert message.format(port=taken_port) in ours[0]

@@ -233,9 +233,8 @@ def test_an_engine_that_fails_at_each_start_is_left_alone() -> None:
             return server.log().count("engine 1 could not be started again")
 
         wait_until(lambda: failures() >= 3, server.log, BACK_S)
-        assert (
-            time.monotonic() - began_s > 1.0 + 2.0
-        )  # between the starts; before the first there is no wait
+        # between the starts; before the first there is no wait
+        assert time.monotonic() - began_s > 1.0 + 2.0
         wait_until(
             lambda: "engine 1 was lost 3 times in a row; next start in 4 s" in server.log(),
             server.log,

@@ -56,9 +56,8 @@ async def traffic(server: Server) -> list[Stream]:
     ]
     async with httpx.AsyncClient(base_url=server.url, timeout=END_S) as http:
         _, tasks = await begin(http, bodies[:STREAMS])
-        for number, (groups, mode) in enumerate(
-            ORDERS, start=1
-        ):  # no switch moves a stream that has not begun
+        # no switch moves a stream that has not begun
+        for number, (groups, mode) in enumerate(ORDERS, start=1):
             (
                 await http.post("/flying/layout", json={"groups": groups, "mode": mode})
             ).raise_for_status()
@@ -76,9 +75,8 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
         running = read_trace(path)
         server.process.terminate()
         assert server.process.wait(END_S) == 0
-        assert (
-            "force killing" not in server.log()
-        )  # engines were given the time to write what was left
+        # engines were given the time to write what was left
+        assert "force killing" not in server.log()
     yield Traced(running, closed(path), switches, streams, server.process.pid)
 
 

@@ -20,9 +20,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 if __name__ == "__main__":
-    sys.path[0] = str(
-        ROOT
-    )  # run as a script, this folder's requests.py would hide the package of that name
+    # run as a script, this folder's requests.py would hide the package of that name
+    sys.path[0] = str(ROOT)
 
 from flying_lab.tiny_models import make_model, weights_hash  # noqa: E402
 from tests.stock.requests import REQUESTS, requests_hash  # noqa: E402

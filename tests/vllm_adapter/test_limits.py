@@ -67,9 +67,8 @@ def test_a_step_takes_no_more_prompt_tokens_and_every_decode(
         }
         step = planned(lane)
         if len(asked) > 1:
-            assert asked[-1].decoding >= len(
-                decoding
-            )  # a prompt with one token left counts as well
+            # a prompt with one token left counts as well
+            assert asked[-1].decoding >= len(decoding)
             assert decoding <= step.keys()
             assert sum(step.values()) <= asked[-1].decoding + limit
         for name, tokens in step.items():

@@ -17,9 +17,8 @@ def sequence_parallel(machine: Modelled, base: int, degree: int) -> DegreeTime:
     tensor = LaneCost(machine.model, machine.kind.hardware, degree)
     part = LaneCost(machine.model, machine.kind.hardware, base)
     parts = degree // base
-    row_bytes = (
-        machine.model.hidden * ACTIVATION_BYTES / (2 * parts)
-    )  # an all-to-all of a part moves so much less
+    # an all-to-all of a part moves so much less
+    row_bytes = machine.model.hidden * ACTIVATION_BYTES / (2 * parts)
 
     def seconds(step: SimStep) -> float:
         tokens = step.sequences + step.prefill_tokens

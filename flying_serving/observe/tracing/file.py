@@ -55,9 +55,8 @@ def begin_trace(path: str) -> None:
 
 
 def _create(path: str) -> int:
-    file = os.open(
-        path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o644
-    )  # a pipe is not waited for
+    # a pipe is not waited for
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o644)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             raise ConfigError(f"--trace-out={path}: must be a regular file")

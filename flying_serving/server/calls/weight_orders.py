@@ -41,9 +41,8 @@ class WeightOrders:
         answers.
         """
         methods = ["flying_fetch_weights"]
-        if isinstance(
-            command, LendWeights
-        ):  # no step of a narrower lane may be left when the first piece goes
+        # no step of a narrower lane may be left when the first piece goes
+        if isinstance(command, LendWeights):
             methods = ["flying_prepare_to_lend", "flying_lend_weights"]
         self._calls.background(
             self._carry_through(command, methods, self._all(command, methods[0]))

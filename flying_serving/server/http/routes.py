@@ -57,9 +57,8 @@ async def layout(request: Request) -> Any:
             request, shell_of(request.app).orders.switch(**order.model_dump())
         )
     except LayoutError as error:
-        return JSONResponse(
-            {"error": refusal_of(error)}, 400
-        )  # vLLM's handler of HTTPException takes text alone
+        # vLLM's handler of HTTPException takes text alone
+        return JSONResponse({"error": refusal_of(error)}, 400)
     except OrderDropped as error:
         raise HTTPException(409, str(error)) from None
     except EngineLost as error:

@@ -37,9 +37,8 @@ async def view(request: Request) -> JSONResponse:
     if not hasattr(shared, "flying_rolling"):
         shared.flying_rolling = Rolling(deployment.engines)
         roll(shared.engine_client, shared.flying_rolling)
-    shell.figures.ask(
-        to_ask(shell.controller, shell.figures.latest)
-    )  # the next look has what they answer
+    # the next look has what they answer
+    shell.figures.ask(to_ask(shell.controller, shell.figures.latest))
     shown = state(
         shell.controller,
         shared.flying_rolling,
@@ -51,9 +50,8 @@ async def view(request: Request) -> JSONResponse:
         devices_per_engine=deployment.devices,
         group_sizes=list(deployment.group_sizes),
     )
-    return JSONResponse(
-        shown
-    )  # as it is: FastAPI would go through it value by value, several times a second
+    # as it is: FastAPI would go through it value by value, several times a second
+    return JSONResponse(shown)
 
 
 def _is_logged(record: logging.LogRecord) -> bool:

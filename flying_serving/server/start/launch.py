@@ -135,6 +135,5 @@ def _preload() -> None:
     import flying_serving.worker.worker  # noqa: F401
 
     current_platform.import_kernels()
-    torch.set_num_threads(
-        1
-    )  # a fork lacks the OpenMP threads that this process starts, and would wait for them
+    # a fork lacks the OpenMP threads that this process starts, and would wait for them
+    torch.set_num_threads(1)

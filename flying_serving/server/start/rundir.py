@@ -31,13 +31,11 @@ def make_run_dir(parent: str | None = None) -> str:
         parent = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else tempfile.gettempdir()
     _remove_left(parent)
     hidden = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}{os.getpid()}-", dir=parent))
-    lock = os.open(
-        hidden / _OWNER, os.O_CREAT | os.O_RDWR, 0o600
-    )  # stays open as long as this process
+    # stays open as long as this process
+    lock = os.open(hidden / _OWNER, os.O_CREAT | os.O_RDWR, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    path = hidden.rename(
-        hidden.with_name(hidden.name[1:])
-    )  # hidden from other servers until it is locked
+    # hidden from other servers until it is locked
+    path = hidden.rename(hidden.with_name(hidden.name[1:]))
     owner = os.getpid()
 
     def remove() -> None:

@@ -69,9 +69,8 @@ class ExpertParts:
         return self._units[0][1]
 
     def __getattr__(self, name: str) -> Any:
-        if (
-            name == "_units"
-        ):  # a copy or an unpickled object has none yet, and is asked how to set its state
+        # a copy or an unpickled object has none yet, and is asked how to set its state
+        if name == "_units":
             raise AttributeError(name)
         return getattr(self._units[0][0], name)
 
@@ -81,9 +80,8 @@ class ExpertParts:
         """
         self._check()
         (first, unit), *others = self._units
-        rest = routing | {
-            "shared_experts": None
-        }  # they belong to the layer as a whole: once is enough
+        # they belong to the layer as a whole: once is enough
+        rest = routing | {"shared_experts": None}
         parts = [first.apply(layer=unit, x=x, **_routing_of(unit, routing))]
         parts += [
             method.apply(layer=unit, x=x, **_routing_of(unit, rest)) for method, unit in others

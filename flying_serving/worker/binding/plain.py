@@ -61,9 +61,8 @@ def bind_whole(
         WeightError: naming a tensor that is neither, or a computed buffer that differs from the
             part.
     """
-    replicated = isinstance(
-        layer, ReplicatedLinear
-    )  # vLLM itself may have packed its weight, which then has no shape
+    # vLLM itself may have packed its weight, which then has no shape
+    replicated = isinstance(layer, ReplicatedLinear)
     if replicated and full is not None:
         layer.__dict__.update({k: v for k, v in full.__dict__.items() if k == "cpu_linear"})
     theirs = {} if full is None else own_tensors(full)
@@ -83,9 +82,8 @@ def bind_whole(
             else part_of(f"{name}.{key}", full_tensor, mine.shape, rank, degree)
         )
         if key in parameters:
-            swap_tensors(
-                mine, Parameter(part, requires_grad=False)
-            )  # attention layers and experts may hold it too
+            # attention layers and experts may hold it too
+            swap_tensors(mine, Parameter(part, requires_grad=False))
         elif (key in loaded and part.shape == full_tensor.shape) or _equal(part, mine):
             mine.data = part  # and so for every object that holds it
         else:

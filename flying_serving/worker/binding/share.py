@@ -100,9 +100,8 @@ class SharedWeights:
     def _take_vocabulary(self, name: str, layer: VocabParallelEmbedding, heads: set[int]) -> None:
         weight, segments = layer.weight.data, (vocabulary_segment(name, layer, self._widest),)
         if (address := weight.data_ptr()) in heads:
-            if (
-                address not in self._logits
-            ):  # a tied head and its embedding are two modules with one weight
+            # a tied head and its embedding are two modules with one weight
+            if address not in self._logits:
                 self._logits[address] = self._columns(name, weight, None, segments)
             self._linear[name] = self._logits[address]
         # only logits use an LM head of its own; a tied one is looked up in as well
@@ -196,9 +195,8 @@ class SharedWeights:
 
     def _bind_linear(self, name: str, layer: Any, rank: int, degree: int) -> None:
         full = self._full[name]
-        if (
-            layer.tp_size == full.tp_size and degree > 1
-        ):  # vLLM does not cut this one: every rank has all of it
+        # vLLM does not cut this one: every rank has all of it
+        if layer.tp_size == full.tp_size and degree > 1:
             rank, degree = 0, 1
         layer.quant_method = LinearPart(self._linear[name].part(rank, degree))
         layer.weight = full.weight
@@ -235,9 +233,8 @@ class SharedWeights:
         else:
             layer.weight = self._full[name].weight
         bias = getattr(self._full[name], "bias", None)
-        if (
-            bias is not None and degree > 1
-        ):  # vLLM's Transformers backend makes it while it loads: a lane has none
+        # vLLM's Transformers backend makes it while it loads: a lane has none
+        if bias is not None and degree > 1:
             rows = bias.shape[0] // degree
             layer.bias = Parameter(bias.data[rank * rows : (rank + 1) * rows], requires_grad=False)
         if degree > 1:  # also the matrix that a model's own embedding multiplies with

@@ -96,9 +96,8 @@ class SlowLane:
                 request.blocks = 0
                 self.running.remove(request)
                 ended.append(request.name)
-        self.running.sort(
-            key=lambda request: not request.decodes
-        )  # one with KV may have come behind prompts
+        # one with KV may have come behind prompts
+        self.running.sort(key=lambda request: not request.decodes)
         return ended
 
     def _missing(self, request: Slow, tokens: int) -> int:

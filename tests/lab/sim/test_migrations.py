@@ -104,9 +104,8 @@ def test_requests_sent_to_a_third_group_migrate_again() -> None:
         dict.fromkeys((2, 4), MigrationCost(0.5, 0.0)), (SWITCH_S, PAIRS), (SWITCH_S + 0.3, WHOLE)
     )
     first, second = node.outcome.switches
-    assert (
-        first.ordered_s + 0.5 < second.ordered_s + (second.cutover_ms or 0.0) / 1e3
-    )  # after the pull under way
+    # after the pull under way
+    assert first.ordered_s + 0.5 < second.ordered_s + (second.cutover_ms or 0.0) / 1e3
     assert 1.0 + 0.5 < longest_gap_s(node) < 1.0 + 4 * 0.5 + 0.2
 
 

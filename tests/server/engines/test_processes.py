@@ -40,10 +40,11 @@ def test_forked_engines_can_be_watched_and_killed(parent: CleanParent) -> None:
     assert first.is_alive() and first.exitcode is None
     first.kill()
     first.join(10)
+    # its parent may have waited for it
     assert not first.is_alive() and first.exitcode in (
         -signal.SIGKILL,
         1,
-    )  # its parent may have waited for it
+    )
     assert select.select([first.sentinel], [], [], 0)[0] == [first.sentinel]
     assert second.is_alive()
     second.terminate()

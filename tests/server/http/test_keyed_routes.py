@@ -98,9 +98,8 @@ def changing(made: FastAPI) -> set[tuple[str, str]]:
     """Method and path of every route that does not only read."""
     found: set[tuple[str, str]] = set()
     for route in made.routes:
-        if isinstance(
-            route, Mount
-        ):  # prometheus_client's application, which reads whatever the method is
+        # prometheus_client's application, which reads whatever the method is
+        if isinstance(route, Mount):
             assert route.path == "/metrics"
             continue
         assert isinstance(route, Route | WebSocketRoute), route

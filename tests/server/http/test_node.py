@@ -72,9 +72,8 @@ def test_load_seen_by_routers_in_a_burst_is_the_controllers(server: Server) -> N
             streams = [asyncio.ensure_future(stream(client, n, one)) for n, one in enumerate(began)]
             await asyncio.gather(*(one.wait() for one in began))
             asked, polled = await asyncio.gather(client.get("/load"), client.get("/get_load"))
-            status = await client.get(
-                "/flying/status"
-            )  # asks engines, which answer between two steps
+            # asks engines, which answer between two steps
+            status = await client.get("/flying/status")
             counted = status.json()["requests"]
             for found in (asked.json(), polled.json(), status.json()["load"]):
                 assert found["load"] == found["server_load"] == BURST == sum(counted.values())

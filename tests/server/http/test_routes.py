@@ -241,9 +241,8 @@ async def test_check_asks_every_engine_and_answers_each_problem(wrong: str | Non
         while len(server.told("flying_check")) < 4:
             await asyncio.sleep(0)
         if wrong is not None:
-            list(server.vllm.utility_results.values())[2].set_exception(
-                Exception(wrong)
-            )  # vLLM's type
+            # vLLM's type
+            list(server.vllm.utility_results.values())[2].set_exception(Exception(wrong))
         server.sent()
         answer = await asyncio.wait_for(asking, 5)
     assert server.told("flying_check") == [0, 1, 2, 3]
