@@ -132,7 +132,7 @@ def test_plans_under_way_at_once(board: StepBoard, clock: Clock) -> None:
         (False, 0.25, None, 1.0),  # there was nothing to do
     ],
 )
-def test_step_interval_covers_outputs_plan_and_ticket(
+def test_step_interval_covers_outputs_plan_and_sending(
     board: StepBoard,
     clock: Clock,
     same_request: bool,
