@@ -160,7 +160,7 @@ def _sentences(text: str) -> Iterator[str]:
     text = re.sub(r"`[^`]*`", "`code`", text)
     for part in re.split(r"\n(?=\n|- |\d+\. |\|| {4}\S)", text):
         flat = " ".join(part.split())
-        yield from re.split(r"(?<=[.!?:]) (?=[A-Z])|(?<=[.!?]) (?=[`*(\d])", flat)
+        yield from re.split(r"(?<=[.!?:]) (?=[A-Z])|(?<=[.!?]) (?=[`*(\d]|vLLM)", flat)
 
 
 def problems(text: str) -> Iterator[str]:
