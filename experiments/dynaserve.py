@@ -4,8 +4,8 @@ serving.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
@@ -21,6 +21,7 @@ from experiments.dynaserve_runs import (
     highest,
     lengths,
     normal,
+    plans_timed,
     requests,
     serve,
     server,
@@ -107,34 +108,31 @@ def _batches(rate: float, seed: int) -> Numbers:
     """Gaps within the target, with batches to it and without; and what planning took, of the run
     with them.
     """
-    one, offered = server("split"), requests(lengths("BurstGPT"), rate, seed)
-    options = replace(one.shape.options, tbt_slo_s=float("inf"))
-    without = serve(replace(one, shape=replace(one.shape, options=options)), offered).figures[
-        "attainment"
-    ]
-    run = serve(one, offered)
-    assert run.node.splits is not None
-    log = run.node.splits.log
-    planned_ms = np.array(log.planned_s) * 1e3
+    offered = requests(lengths("BurstGPT"), rate, seed)
+    without = serve(server("split", target_s=math.inf), offered).figures["attainment"]
+    with plans_timed() as planned:
+        run = serve(server("split"), offered)
+    planned_ms = [1e3 * timed.took_s for timed in planned]
+    counts = run.node.controller.state.splits.counts
     return {
         "without": without,
         "with": run.figures["attainment"],
         "plan_ms": {str(part): float(np.percentile(planned_ms, part)) for part in (50, 99)},
-        "probes": max(plan.probes for plan in log.plans),
-        "split": len(log.waited_s) / len(log.plans),
+        "probes": max(timed.plan.probes for timed in planned),
+        "split": (counts.prompt + counts.output) / len(offered),
     }
 
 
 def _pulls(rate: float, seed: int) -> Numbers:
-    """Mean seconds that a handoff is waited for, pulled behind the computation and all at once."""
+    """Mean seconds that a handoff is waited for, pulled behind the computation and, of the same
+    handoffs, all at once.
+    """
     one, offered = server("split"), requests(lengths("Mini Reasoning"), rate, seed)
-    assert one.splitting is not None
-    found = {}
-    for name, behind in (("behind", True), ("at_once", False)):
-        run = serve(replace(one, splitting=replace(one.splitting, behind=behind)), offered)
-        assert run.node.splits is not None
-        found[name] = float(np.mean(run.node.splits.log.waited_s))
-    return found
+    handoffs, cost = serve(one, offered).node.parts.handoffs, one.shape.migrations[1]
+    return {
+        "behind": mean(handoff.waited_s for handoff in handoffs),
+        "at_once": mean(cost.seconds(handoff.tokens) for handoff in handoffs),
+    }
 
 
 def _lengths(seed: int) -> Numbers:

@@ -9,10 +9,13 @@ have no limit, as the target leaves the first token free.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 
@@ -27,6 +30,8 @@ from flying_lab.sim.machine import Modelled
 from flying_lab.sim.node import SimNode, System
 from flying_lab.workload.model import Request
 from flying_lab.workload.read import read_workload
+from flying_serving.controller import splitter
+from flying_serving.policy.split import Plan, plan
 
 TARGET_S = 0.1
 ARRIVALS_S = 150.0
@@ -106,19 +111,45 @@ def requests(draw: Draw, rate_rps: float, seed: int) -> list[Request]:
 
 
 def server(
-    name: Name, chunk: int = 2048, hint: Callable[[int], int] | None = lambda tokens: tokens
+    name: Name,
+    chunk: int = 2048,
+    hint: Callable[[int], int] | None = lambda tokens: tokens,
+    target_s: float = TARGET_S,
 ) -> System:
-    """A system; clients of `split` say how long outputs will be, as the paper's predictor does."""
+    """A system of a name.
+
+    `split` and colocated serving to the target keep to `target_s`. Clients of `split` say how long
+    outputs will be, as the paper's predictor does.
+    """
     options = replace(OPTIONS, max_num_batched_tokens=chunk)
     if name.endswith("target") or name == "split":
-        options = replace(options, tbt_slo_s=TARGET_S)
+        options = replace(options, tbt_slo_s=target_s)
     one = build(
         {"split": "split", "disagg": "pd-disagg"}.get(name, "round-robin"), machine(), 1, options
     )
-    if name == "split":
-        assert one.splitting is not None
-        return replace(one, splitting=replace(one.splitting, hint=hint))
-    return one
+    return replace(one, hint=hint) if name == "split" else one
+
+
+class TimedPlan(NamedTuple):
+    """A plan of the splitter, and the processor time that it took."""
+
+    plan: Plan
+    took_s: float
+
+
+@contextmanager
+def plans_timed() -> Iterator[list[TimedPlan]]:
+    """Give a list that gets each plan which a splitter makes until the end of the context."""
+    planned: list[TimedPlan] = []
+
+    def timed(*asked: Any) -> Plan:
+        began_s = time.thread_time()
+        made = plan(*asked)
+        planned.append(TimedPlan(made, time.thread_time() - began_s))
+        return made
+
+    with patch.object(splitter, "plan", timed):
+        yield planned
 
 
 @dataclass(frozen=True)

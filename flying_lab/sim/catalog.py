@@ -4,8 +4,8 @@
   weights once each; so a wide one has more room for KV than a group of ours, whose members each
   hold all of an engine's weights.
 - `round-robin`, `least-load`: `static-dp` with a router that counts requests only.
-- `split`: our server apart, with requests split over pairs of engines as `policy/split.py` plans
-  them (DynaServe).
+- `split`: our server apart, which splits requests over two engines where that is predicted better
+  (DynaServe).
 - `pd-disagg`: disaggregated serving: the first engine of a pair computes prompts, the second one
   decodes.
 - `shift-parallel`: Shift Parallelism (Arctic Inference): all devices in one engine, tensor parallel
@@ -19,20 +19,22 @@
   the cost of waiting.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
+from flying_lab.sim.baselines.disaggregated import Disaggregated
 from flying_lab.sim.baselines.release import Draining
 from flying_lab.sim.baselines.routers import ROUTERS
 from flying_lab.sim.baselines.shift_parallel import shifting
 from flying_lab.sim.baselines.transforming import KINDS, transforming
-from flying_lab.sim.cluster import Options
+from flying_lab.sim.cluster import Cluster, Options
 from flying_lab.sim.machine import Machine, Modelled
 from flying_lab.sim.node import System
-from flying_lab.sim.splits import Splitting
 from flying_lab.sim.system import flying, static
 from flying_serving.controller.group_choice import GroupChoice
 from flying_serving.errors import ConfigError
 from flying_serving.policy.policies import POLICIES
+from flying_serving.predict.migrations import MigrationCost
 
 FLYING = ("auto", "load", "priority", "context")
 PAIRS = ("split", "pd-disagg")
@@ -91,14 +93,27 @@ def build(name: str, machine: Machine, devices: int, options: Options) -> System
 
 
 def paired(machine: Machine, devices: int, options: Options, name: str) -> System:
-    """Engines of `devices` devices whose requests may be split over two of them; in ours, each has
-    a lane.
+    """One of PAIRS, with engines of `devices` devices that pull KV from each other.
+
+    Raises:
+        ConfigError: the engines are no pairs, or KV cannot be pulled.
     """
     handoff = machine.handoff(devices)
     if handoff is None or machine.devices % (2 * devices):
         raise ConfigError(
             f"--policy={name!r}: needs pairs of engines between which KV can be pulled"
         )
-    time = machine.step_time(devices, size=1) if name == "split" else None
-    system = static(machine, devices, POLICIES["static-dp"], options, time=time)
-    return replace(system, splitting=Splitting("planned" if name == "split" else "prompt", handoff))
+    if name == "split":
+        return _splitting(machine, devices, options, handoff)
+
+    def sender(cluster: Cluster, mean_outputs: Callable[[], float]) -> Disaggregated:
+        return Disaggregated(cluster, handoff)
+
+    return replace(static(machine, devices, POLICIES["static-dp"], options), sender=sender)
+
+
+def _splitting(machine: Machine, devices: int, options: Options, handoff: MigrationCost) -> System:
+    """Our server with policy `split`: each engine has a lane, and pulls KV from any other one."""
+    time = machine.step_time(devices, size=1)
+    system = static(machine, devices, POLICIES["split"], options, time=time)
+    return replace(system, shape=replace(system.shape, migrations={1: handoff}))

@@ -47,7 +47,7 @@ class DecodeBatch:
         """A request has its first token of this lane and is to get more."""
         self.requests[request.request_id] = request
         request.joined_at = self._count
-        request.ends_at = self._count + request.output_tokens - request.tokens
+        request.ends_at = self._count + request.tokens_here - request.tokens
         self._order += 1
         heapq.heappush(self._ends, (request.ends_at, self._order, request))
         self.context_tokens += request.context_tokens

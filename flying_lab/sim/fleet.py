@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from flying_lab.sim.clock import Clock
-from flying_lab.sim.node import Outcome, SimNode, System
+from flying_lab.sim.node import SimNode, System
+from flying_lab.sim.outcome import Outcome
 from flying_lab.sim.requests import SimRequest
 from flying_lab.sim.routing import LeastLoad, Router
 from flying_lab.workload.model import Request

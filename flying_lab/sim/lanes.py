@@ -23,8 +23,10 @@ from flying_serving.scheduling.batches import Batches, Running
 
 
 class Finished(NamedTuple):
-    """What a step has done: requests with their first token of this lane, and requests that
-    ended.
+    """What a step has done.
+
+    `first`: requests with their first token of this lane. `ended`: requests that the lane is done
+    with, as they have all their tokens or those that they may have here.
     """
 
     first: list[SimRequest]
@@ -138,7 +140,7 @@ class SimLane:
         finished = Finished([], self.decoding.advance(now_s))
         for request in finished.ended:
             self._free_decoded(request)
-            request.end_s = now_s
+            request.leave(now_s)
             self._release(request)
         for request, chunk in zip(step.prompts, step.chunks, strict=True):
             if self._prefilling.get(request.request_id) is not request:
@@ -147,7 +149,7 @@ class SimLane:
             if request.computed_tokens == request.target_tokens:
                 self._first_token(request, now_s)
                 finished.first.append(request)
-                if request.ended:
+                if request.tokens == request.tokens_here:
                     finished.ended.append(request)
         return finished
 
@@ -161,11 +163,11 @@ class SimLane:
             request.first_token_s = now_s
         if self.prefixes is not None:
             self.prefixes.hold(request.hash_ids)
-        if request.ended:
+        if request.tokens == request.tokens_here:
             if self.prefixes is not None:
                 self.prefixes.release(request.hash_ids)
             self._blocks.give_back(request)
-            request.end_s = now_s
+            request.leave(now_s)
             self._release(request)
         else:
             self.decoding.add(request)

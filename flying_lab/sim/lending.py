@@ -7,7 +7,9 @@ from functools import partial
 
 from flying_lab.sim.cluster import Cluster
 from flying_lab.sim.engines import SimEngine
-from flying_lab.sim.loans import Loan, SimWeights
+from flying_lab.sim.loans import SimWeights
+from flying_serving.controller.commands import Command, FetchWeights, LendWeights
+from flying_serving.controller.controller import Controller
 from flying_serving.layout.groups import Group
 
 NARROWER_LANES_POLL_S = 0.005
@@ -17,13 +19,21 @@ live.
 
 
 class WeightOrders:
-    """Tells all engines of a group to lend their weights or to have them back, and says when all
-    have done it.
+    """Tells all engines of a group to lend their weights or to have them back.
+
+    The controller hears when all have done it, and `carry_out` does what it says then.
     """
 
-    def __init__(self, cluster: Cluster, loan: Loan) -> None:
+    def __init__(
+        self, cluster: Cluster, controller: Controller, carry_out: Callable[[list[Command]], None]
+    ) -> None:
         self._cluster = cluster
+        self._controller = controller
+        self._carry_out = carry_out
         self._message_s = cluster.shape.options.message_s
+        loan = cluster.shape.loan
+        if loan is None:
+            return
         for number, engine in enumerate(cluster.engines):
             lanes = [lane for group, lane in cluster.lanes.items() if number in group]
             kick = partial(cluster.kick, engine)
@@ -31,9 +41,23 @@ class WeightOrders:
                 loan, cluster.pools[number], lanes, cluster.clock.after, kick
             )
 
-    def lend(self, group: Group, done: Callable[[], None]) -> None:
-        """Once nothing is left of their narrower lanes, they let all pieces go."""
-        self._cluster.clock.after(self._message_s, self._prepare, group, done)
+    def tell(self, command: LendWeights | FetchWeights) -> None:
+        """Tell the engines of a group.
+
+        They lend all pieces once nothing is left of their narrower lanes. They have all pieces back
+        as fast as their room is free.
+        """
+        group, clock = command.group, self._cluster.clock
+        if isinstance(command, LendWeights):
+            done = partial(self._over, self._controller.weights_lent, group)
+            clock.after(self._message_s, self._prepare, group, done)
+        else:
+            done = partial(self._over, self._controller.weights_back, group)
+            clock.after(self._message_s, self._begin, self._members(group), False, done)
+
+    def _over(self, hear: Callable[[Group, float], list[Command]], group: Group) -> None:
+        """All engines of a group have lent their weights, or have them back."""
+        self._carry_out(hear(group, self._cluster.clock.now_s))
 
     def _prepare(self, group: Group, done: Callable[[], None]) -> None:
         clock, members = self._cluster.clock, self._members(group)
@@ -44,10 +68,6 @@ class WeightOrders:
             clock.after(NARROWER_LANES_POLL_S, self._prepare, group, done)
         else:
             clock.after(2 * self._message_s, self._begin, members, True, done)
-
-    def fetch(self, group: Group, done: Callable[[], None]) -> None:
-        """They have all pieces back, as fast as their room is free."""
-        self._cluster.clock.after(self._message_s, self._begin, self._members(group), False, done)
 
     def _begin(self, members: list[SimEngine], lends: bool, done: Callable[[], None]) -> None:
         left = set(range(len(members)))

@@ -5,9 +5,8 @@ commands to engines.
 import math
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from typing import NamedTuple, assert_never
+from dataclasses import dataclass
+from typing import assert_never
 
 from flying_lab.sim.clock import Clock
 from flying_lab.sim.cluster import Cluster, ClusterShape, StepTime
@@ -16,9 +15,10 @@ from flying_lab.sim.lanes import Finished, SimLane
 from flying_lab.sim.lending import WeightOrders
 from flying_lab.sim.migrations import KVMigrations
 from flying_lab.sim.orders import LayoutOrders
-from flying_lab.sim.request_sender import MakeSender, RequestSender
+from flying_lab.sim.outcome import LayoutChange, Outcome, Refusal
+from flying_lab.sim.parts import SplitParts
+from flying_lab.sim.request_sender import MakeSender
 from flying_lab.sim.requests import SimRequest, SimStep
-from flying_lab.sim.splits import Splits, Splitting
 from flying_lab.workload.model import Request
 from flying_serving.controller.commands import (
     Command,
@@ -39,10 +39,8 @@ from flying_serving.controller.group_choice import GroupChoice
 from flying_serving.controller.places import ALONE, Origin
 from flying_serving.controller.requests import RequestSpec
 from flying_serving.controller.settings import Settings
-from flying_serving.controller.switches import Switch
 from flying_serving.errors import PoolFull, RequestError
 from flying_serving.layout.groups import Group, Layout
-from flying_serving.policy.split import Terms
 from flying_serving.predict.steps import Step
 
 TICK_S = 0.1
@@ -53,33 +51,6 @@ STUCK_S = 60.0
 """If nothing runs and nothing changes for this long, waiting requests will never run under this
 policy.
 """
-
-
-class Refusal(NamedTuple):
-    """A request that was not served."""
-
-    request: SimRequest
-    reason: str
-
-
-class LayoutChange(NamedTuple):
-    """The controller's layout from a time on."""
-
-    at_s: float
-    layout: Layout
-
-
-@dataclass
-class Outcome:
-    """What became of the requests of a node, its layouts and switches, and when weights began to be
-    lent.
-    """
-
-    ended: list[SimRequest] = field(default_factory=list)
-    refused: list[Refusal] = field(default_factory=list)
-    layouts: list[LayoutChange] = field(default_factory=list)
-    switches: list[Switch] = field(default_factory=list)
-    loans: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -93,7 +64,8 @@ class System:
         step_time: how long their steps take.
         calibration: steps that a live server would have measured at its start.
         placing: how its controller chooses groups.
-        splitting: how it splits requests over two groups, if it does.
+        hint: what clients say of the output that they expect, by the actual one; they say nothing
+            without it.
         sender: makes what sends requests to engines, if its controller does not decide that.
         hash_id_tokens: tokens of one hash id of the prompts that prefix caches keep; None if they
             keep nothing.
@@ -105,7 +77,7 @@ class System:
     step_time: StepTime
     calibration: Sequence[Step]
     placing: type[GroupChoice] = GroupChoice
-    splitting: Splitting | None = None
+    hint: Callable[[int], int] | None = None
     sender: MakeSender | None = None
     hash_id_tokens: int | None = None
 
@@ -134,34 +106,24 @@ class SimNode:
                 lane.keep_prefixes(system.hash_id_tokens)
         self._migrations = KVMigrations(self.cluster, self._deliver)
         self._orders = LayoutOrders(self.cluster, self.controller, self._carry_out)
-        self._weights = None if shape.loan is None else WeightOrders(self.cluster, shape.loan)
-        self.splits = None if system.splitting is None else self._splits(system.splitting)
-        self.sender = self.splits if system.sender is None else self._sender(system.sender)
+        self._weights = WeightOrders(self.cluster, self.controller, self._carry_out)
+        self.parts = SplitParts(self.cluster, self._deliver)
+        self.sender = (
+            None
+            if system.sender is None
+            else system.sender(self.cluster, lambda: self.controller.state.demand.output_tokens)
+        )
         for number, engine in enumerate(self.cluster.engines):
             engine.arbiter.present = len(self.controller.state.layout.group_of(number))
         self.outcome = Outcome(layouts=[LayoutChange(clock.now_s, self.controller.state.layout)])
         self.open: dict[str, SimRequest] = {}
         self._on_end = on_end
-        self._learns = settings.policy.pinned_size is None
+        self._hint = system.hint
+        self._learns = settings.policy.splits or settings.policy.pinned_size is None
         self._measured: list[Step] = []
         self._seen_steps = 0
         self._ticking = False
         self._rested_ticks = 0
-
-    def _splits(self, splitting: Splitting) -> Splits:
-        options, (size,) = self.shape.options, self.shape.block_tokens
-        block_tokens = self.shape.block_tokens[size]
-
-        def terms() -> Terms:
-            lane = self.controller.state.lanes()[size]
-            return Terms(lane, splitting.handoff, block_tokens, options.tbt_slo_s)
-
-        return Splits(
-            self.cluster, splitting, terms, lambda: self.controller.state.demand.output_tokens
-        )
-
-    def _sender(self, make: MakeSender) -> RequestSender:
-        return make(self.cluster, lambda: self.controller.state.demand.output_tokens)
 
     def arrive(self, request: Request) -> None:
         """A client sends a request now; the controller hears of it when the API server is done with
@@ -173,8 +135,15 @@ class SimNode:
         )
         if self.shape.options.keep_times:
             mine.token_s = array("d")
+        expected = None if self._hint is None else self._hint(output)
         spec = RequestSpec(
-            prompt, prompt + output, output, request.tp_degree, request.priority, request.deadline_s
+            prompt,
+            prompt + output,
+            output if expected is None else max(output, expected),
+            request.tp_degree,
+            request.priority,
+            request.deadline_s,
+            expected_tokens=expected,
         )
         self.open[mine.request_id] = mine
         origin = ALONE if request.event is None else Origin(event=str(request.event))
@@ -234,6 +203,9 @@ class SimNode:
         self.controller.finished(waiting, self.clock.now_s, aborted=True)
 
     def _report(self, request: SimRequest) -> None:
+        """Tell the controller of new tokens; those of a prefix are of no request."""
+        if self.parts.is_prefix(request):
+            return
         count = request.tokens - request.reported_tokens
         if count:
             self.controller.tokens(request.request_id, count, self.clock.now_s)
@@ -244,7 +216,7 @@ class SimNode:
         simulating it.
         """
         for request in step.prompts if len(self.controller.state.deadlines) else ():
-            self.controller.state.deadlines.drop(request.request_id)
+            self.controller.state.deadlines.drop(self.parts.served_by(request))
         self._seen_steps += 1
         if self._learns and self._seen_steps % self.shape.engines == 0:
             context, pairs = step.context_tokens, step.prefill_pairs
@@ -253,15 +225,31 @@ class SimNode:
             )
 
     def _on_tokens(self, finished: Finished) -> None:
-        for request in finished.first:
+        """Tell the controller, as the live server does: ends first, since what follows from a full
+        group may move any request that has not ended.
+        """
+        now_s = self.clock.now_s
+        runs = [run for run in finished.ended if self.sender is None or not self.sender.ended(run)]
+        prefixes = [run for run in runs if self.parts.is_prefix(run)]
+        over = [run for run in runs if run.ended and run not in prefixes]
+        full = [run for run in runs if not run.ended]
+
+        for request in (*finished.first, *over, *full):
             self._report(request)
-        over = [run for run in finished.ended if self.sender is None or not self.sender.ended(run)]
         for request in over:
-            self._report(request)
             self._close(request.request_id)
+
+        commands: list[Command] = []
         if over:
-            ended = [request.request_id for request in over]
-            self._carry_out(self.controller.finished(ended, self.clock.now_s))
+            commands += self.controller.finished([run.request_id for run in over], now_s)
+        for prefix in prefixes:
+            request_id = self.parts.prefix_ended(prefix)
+            commands += self.controller.prefix_ended(request_id, now_s, failed=False)
+        for request in full:
+            continuing = self.controller.group_full(request.request_id, now_s)
+            assert continuing is not None, "a group holds all tokens of each of its requests"
+            commands += continuing
+        self._carry_out(commands)
 
     def _close(self, request_id: str, refusal: str | None = None) -> None:
         """A request is over; `refusal` says why it was not served."""
@@ -279,15 +267,18 @@ class SimNode:
                 case Dispatch(request_id) if self.sender is not None:
                     self.controller.state.deadlines.drop(request_id)
                     self.sender.send(self.open[request_id])
-                case Dispatch(request_id, group, migrated_from=source):
-                    self._migrations.send(
-                        self.open[request_id], source.group if source else None, group
-                    )
-                case Recall(request_id, _):
-                    self.cluster.remove(self.open[request_id])
-                case Reject(request_id, waited_s, group):
-                    if group is not None:
-                        self.cluster.remove(self.open[request_id])
+                case Dispatch():
+                    self._dispatch(command)
+                case DispatchPrefix(request_id):
+                    self.parts.begin_prefix(self.open[request_id], command)
+                case PullAhead(request_id):
+                    self.parts.pull_ahead(self.open[request_id], command)
+                case DropPart():
+                    self.parts.drop(command)
+                case Recall(request_id):
+                    self._recall(self.open[request_id])
+                case Reject(request_id, waited_s):
+                    self._recall(self.open[request_id])
                     self._close(request_id, f"waited {waited_s:.1f} s")
                 case Order(switch, weave_steps):
                     self.outcome.layouts.append(LayoutChange(self.clock.now_s, switch.new))
@@ -296,34 +287,28 @@ class SimNode:
                 case Weave(engines):
                     told = [self.cluster.engines[engine] for engine in sorted(engines)]
                     self.clock.after(self.shape.options.message_s, weave, told, self.cluster.kick)
-                case LendWeights(group):
+                case LendWeights():
                     self.outcome.loans.append(self.clock.now_s)
-                    self._lent().lend(
-                        group, partial(self._weights_over, self.controller.weights_lent, group)
-                    )
-                case FetchWeights(group):
-                    self._lent().fetch(
-                        group, partial(self._weights_over, self.controller.weights_back, group)
-                    )
-                case DispatchPrefix() | PullAhead() | DropPart():
-                    raise NotImplementedError(
-                        f"{command}: a simulated controller splits no requests"
-                    )
-                case Fail():
-                    raise NotImplementedError(f"{command}: a simulated engine is never lost")
+                    self._weights.tell(command)
+                case FetchWeights():
+                    self._weights.tell(command)
+                case Fail(request_id, why):
+                    self._recall(self.open[request_id])
+                    self._close(request_id, why)
                 case _:
                     assert_never(command)
 
-    def _lent(self) -> WeightOrders:
-        """The orders of weights, which the controller gives where the settings say that weights can
-        be lent.
-        """
-        assert self._weights is not None
-        return self._weights
+    def _dispatch(self, command: Dispatch) -> None:
+        """Send a request to a group, with its KV if it comes with it."""
+        request, kv = self.open[command.request_id], command.migrated_from
+        request.limit_tokens = command.limit_tokens
+        if not self.parts.go_on(command):
+            self._migrations.send(request, kv.group if kv else None, command.group)
 
-    def _weights_over(self, tell: Callable[[Group, float], list[Command]], group: Group) -> None:
-        """All engines of a group have lent their weights, or have them back."""
-        self._carry_out(tell(group, self.clock.now_s))
+    def _recall(self, request: SimRequest) -> None:
+        """Take a request from its group, which may not have got it yet."""
+        self.cluster.remove(request)
+        self.parts.recall(request)
 
     def _deliver(self, request: SimRequest, group: Group) -> None:
         """A request has come to a group, unless it was dispatched elsewhere meanwhile."""

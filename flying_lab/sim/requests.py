@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,12 +12,17 @@ from typing import NamedTuple
 from flying_lab.sim.prefixes import PrefixCache
 from flying_serving.layout.groups import Group
 
+UNLIMITED = sys.maxsize
+"""A group's limit of tokens for a request that it may run to its end."""
+
 
 @dataclass(slots=True, eq=False)
 class SimRequest:
     """One request. Times in seconds, NaN until then.
 
     Args:
+        output_tokens: all that it is to have; `limit_tokens`: those of them that it may have when
+            its group is done with it.
         tokens: output tokens that it has. While it decodes, `DecodeBatch.sync` brings them up to
             date.
         reported_tokens: those of them that the controller knows.
@@ -32,6 +38,7 @@ class SimRequest:
     prompt_tokens: int
     output_tokens: int
     arrival_s: float
+    limit_tokens: int = UNLIMITED
     first_token_s: float = math.nan
     end_s: float = math.nan
     tokens: int = 0
@@ -56,6 +63,18 @@ class SimRequest:
     def ended(self) -> bool:
         """Whether it has all its tokens."""
         return self.tokens == self.output_tokens
+
+    @property
+    def tokens_here(self) -> int:
+        """Output tokens that it has when its group is done with it."""
+        return min(self.output_tokens, self.limit_tokens)
+
+    def leave(self, now_s: float) -> None:
+        """Its group is done with it: it has ended, or another group may pull its KV."""
+        self.computed_tokens = self.context_tokens - 1
+        self.left_s = now_s
+        if self.ended:
+            self.end_s = now_s
 
 
 @dataclass(slots=True)

@@ -10,7 +10,8 @@ from typing import Any
 from flying_lab.results.record import Record
 from flying_lab.results.results import Results, Run
 from flying_lab.sim.fleet import Fleet
-from flying_lab.sim.node import Outcome, System
+from flying_lab.sim.node import System
+from flying_lab.sim.outcome import Outcome
 from flying_lab.sim.requests import SimRequest
 from flying_lab.workload.model import Request, Workload
 

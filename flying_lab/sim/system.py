@@ -103,14 +103,19 @@ def system_of(
     settings = Settings(
         engines=engines,
         capacity=Capacity(
-            {s: (engine.blocks - 1) * engine.block_tokens[s] for s in sorted(times)}, engine.devices
+            {s: (engine.blocks - 1) * engine.block_tokens[s] for s in sorted(times)},
+            engine.devices,
+            {s: engine.block_tokens[s] for s in sorted(times)},
         ),
         policy=policy,
         limits=Limits(
-            options.max_num_seqs, options.max_num_batched_tokens, capped=policy.pinned_size is None
+            options.max_num_seqs,
+            options.max_num_batched_tokens,
+            capped=policy.splits or policy.pinned_size is None,
         ),
         objective=Objective(options.horizon_s, *options.slo_s),
         weave_steps=options.weave_steps,
+        tbt_slo_s=options.tbt_slo_s,
     )
     shape = ClusterShape(engines, engine.blocks, engine.block_tokens, options, machine.frontend_s)
 

@@ -10,6 +10,7 @@ import pytest
 from experiments import dynaserve, gyges, low_phases, nodes_runs, release_switches, table2
 from experiments.__main__ import ALL, write_pages
 from experiments.common import FIRST, MODELS, RESULTS, kept, paper_workload, run, system
+from experiments.dynaserve_runs import Name, lengths, requests, serve, server
 from experiments.gyges_runs import RATES
 from experiments.rows import label
 from flying_serving.config import MODES
@@ -116,17 +117,29 @@ def test_capacities_and_a_switch_are_simulated_as_they_are_kept() -> None:
     assert table2.cutover_ms(FIRST) == pytest.approx(then["switch_ms"], rel=1e-6)
 
 
-def test_split_requests_are_simulated_as_they_are_kept() -> None:
-    """Times of the planner are measured: they are compared with its bar, one millisecond and six
+@pytest.mark.parametrize("system", ["disagg", "coloc"])
+def test_dynaserve_baselines_are_simulated_as_they_are_kept(system: Name) -> None:
+    shape = "P8192-D32"
+    then = kept("dynaserve").seeds[0]["table1"][shape][system]
+    rate = dynaserve.TABLE1[shape][system]["rps"]
+    found = serve(server(system), requests(lengths(shape), rate, FIRST.seed)).figures
+    assert found == pytest.approx({name: then[name] for name in found}, rel=1e-6)
+
+
+def test_split_requests_are_simulated_near_what_is_kept() -> None:
+    """The kept numbers are of a splitter that the simulator had before it had the server's.
+
+    Times of the planner are measured: they are compared with its bar, one millisecond and six
     probes.
     """
     kept_once = kept("dynaserve").seeds[0]
     then = kept_once["batches"]
     found = dynaserve._batches(kept_once["capacity"]["BurstGPT"]["split"]["rps"], FIRST.seed)
-    for name in ("with", "without", "probes", "split"):
-        assert found[name] == pytest.approx(then[name], rel=1e-6), name
+    assert found["with"] == pytest.approx(then["with"], abs=0.01)
+    assert found["without"] == pytest.approx(then["without"], abs=0.05)
+    assert 0.0 < found["split"] < then["split"]
     assert then["plan_ms"]["99"] < 1.0
-    assert then["probes"] <= 6
+    assert max(found["probes"], then["probes"]) <= 6
 
 
 def test_lent_weights_are_simulated_as_they_are_kept() -> None:

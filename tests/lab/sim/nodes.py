@@ -46,7 +46,9 @@ def system_of(policy: str, engines: int = 4, blocks: int = 128, **other: Any) ->
     sizes = every if chosen.pinned_size is None else [chosen.pinned_size(every)]
     capacity = Capacity.of(sizes, blocks, BLOCK_TOKENS, 1, 8)
     limits = Limits(
-        OPTIONS.max_num_seqs, OPTIONS.max_num_batched_tokens, capped=chosen.pinned_size is None
+        OPTIONS.max_num_seqs,
+        OPTIONS.max_num_batched_tokens,
+        capped=chosen.splits or chosen.pinned_size is None,
     )
     measured = [
         Step(size, step_time(size, SimStep([Chunk(tokens, 0)], count)), tokens, count, 0)
@@ -87,6 +89,7 @@ def check_over(node: SimNode, requests: Sequence[Request]) -> None:
         assert times[-1] == request.end_s
         assert times[0] > asked[request.request_id].arrival_s
     node.controller.state.check_integrity()
+    assert len(node.parts) == 0
     assert (
         node.open == {}
         and node.controller.state.running == 0
