@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from flying_lab.workload.model import Request
 from flying_lab.workload.synth import Alternating, synthesise
 from flying_serving.config import MODES
-from flying_serving.controller.commands import Command, DispatchPrefix, DropPart, Fail, PullAhead
-from flying_serving.controller.requests import KVOffer
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.policies import POLICIES
 from flying_serving.predict.demand import Demand
@@ -193,19 +191,3 @@ def test_finished_requests_can_be_streamed_out() -> None:
     run(node, requests)
     assert sorted(seen) == sorted(str(r.index) for r in requests)
     assert node.outcome.ended == []
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        DispatchPrefix("0", (0,), tokens=1, offer=1),
-        PullAhead("0", (0,), KVOffer((1,), 1), tokens=1),
-        DropPart("0", (0,), offer=1, keeps=False),
-        Fail("0", "a reason"),
-    ],
-    ids=lambda command: type(command).__name__,
-)
-def test_a_command_that_no_simulated_controller_gives_is_refused(command: Command) -> None:
-    node = node_of("auto", engines=2)
-    with pytest.raises(NotImplementedError, match=type(command).__name__):
-        node._carry_out([command])

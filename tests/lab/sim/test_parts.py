@@ -6,6 +6,8 @@ import math
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
+from random import Random
 
 import pytest
 
@@ -87,10 +89,11 @@ def small(policy: str = "manual") -> SimNode:
     return node_of(policy, 2, migrations=dict.fromkeys(sizes, QUICK))
 
 
-def ask(node: SimNode, at: int, **asked: object) -> SimRequest:
+def ask(node: SimNode, at: int, asks: Request = ASKED, **asked: object) -> SimRequest:
     """Let a request arrive that asks to be split at a token."""
-    request = SimRequest("0", PROMPT, OUTPUTS, node.clock.now_s, token_s=array("d"))
-    spec = RequestSpec(PROMPT, PROMPT + OUTPUTS, OUTPUTS, split_at=at)
+    prompt, outputs = asks.prompt_tokens, asks.output_tokens
+    request = SimRequest(str(asks.index), prompt, outputs, node.clock.now_s, token_s=array("d"))
+    spec = RequestSpec(prompt, prompt + outputs, outputs, split_at=at)
     node.open[request.request_id] = request
     node.start()
     node._admit(request, replace(spec, **asked), ALONE)  # type: ignore[arg-type]
@@ -278,6 +281,42 @@ def test_an_operators_switch_undoes_a_split(mode: str, at: int, after_s: float) 
     run(node, [])
     check_over(node, [ASKED])
     assert node.controller.state.layout == Layout.uniform(2, 2)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_switches_and_failures_of_many_split_requests_lose_no_token(seed: int) -> None:
+    draw = Random(seed)
+    node = node_of("manual", 4, migrations=dict.fromkeys((1, 2, 4), QUICK))
+    requests = [
+        Request(index, draw.uniform(0.0, 24.0), draw.randint(20, 700), draw.randint(1, 40))
+        for index in range(120)
+    ]
+
+    def switch() -> None:
+        layout = Layout.uniform(4, draw.choice((1, 2)))
+        if not node.controller.changing and layout != node.controller.state.layout:
+            node.order(layout, draw.choice(MODES))
+
+    def fail_one() -> None:
+        splits = node.controller.state.splits
+        if splits.open:
+            request_id = draw.choice(splits.request_ids)
+            now_s, in_prompt = node.clock.now_s, splits.in_prompt(request_id)
+            hear = partial(node.controller.prefix_ended, now_s=now_s, failed=True)
+            node._carry_out((hear if in_prompt else node.controller.part_failed)(request_id))
+
+    for request in requests:
+        at = draw.randint(1, request.prompt_tokens + request.output_tokens)
+        node.clock.at(request.arrival_s, ask, node, at, request)
+    for number in range(8):
+        node.clock.at(3.0 * number + draw.uniform(0.0, 3.0), switch)
+    for number in range(30):
+        node.clock.at(0.8 * number + draw.uniform(0.0, 0.8), fail_one)
+    run(node, [])
+    check_over(node, requests)
+    assert len(node.outcome.ended) == len(requests)
+    assert node.controller.state.splits.counts.undone > 5
+    assert len(node.parts.handoffs) > 20
 
 
 def test_a_deadline_drops_the_part_of_a_request_that_has_not_begun() -> None:
