@@ -22,21 +22,21 @@ LAYERS: tuple[Kind, ...] = ("layer", "routed")
 
 
 @dataclass(frozen=True)
-class Stage:
+class ComparedModule:
     """One module with an output that lanes can be compared by."""
 
     kind: Kind
     module: Module
 
 
-def stages(model: Module) -> dict[str, Stage]:
+def stages(model: Module) -> dict[str, ComparedModule]:
     """Return the stages of a model by their names in it: embeddings, logits, layers, and each
     summed product.
 
     Other outputs within a layer may be partial. Modules of a list within a layer are left out:
     experts, whose tokens depend on a router.
     """
-    found: dict[str, Stage] = {}
+    found: dict[str, ComparedModule] = {}
     lists: list[str] = []
     nested: tuple[str, ...] = ()
     for name, module in model.named_modules():
@@ -49,7 +49,7 @@ def stages(model: Module) -> dict[str, Stage]:
             else:
                 lists.append(name)
         elif kind := _kind(module, name.rpartition(".")[0] in lists):
-            found[name] = Stage(kind, module)
+            found[name] = ComparedModule(kind, module)
     return found
 
 

@@ -29,7 +29,7 @@ from flying_serving.worker.binding.share import SharedWeights
 from flying_serving.worker.calibration import StepLimits, calibrate
 from flying_serving.worker.lane import WorkerLane, lane_config
 from flying_serving.worker.lent import ExtraBlocks
-from flying_serving.worker.residency import Residency, in_order, weight_file_of
+from flying_serving.worker.residency import WorkerWeights, in_order, weight_file_of
 from flying_serving.worker.selfcheck import compare, record, require_alike, tolerance
 
 
@@ -82,7 +82,7 @@ class WorkerLanes:
             self.groups[size] = WorkerLane.build(
                 size, lane_config(config, size, tokens), communicators, lane1
             )
-        self.residency: Residency | None = None
+        self.residency: WorkerWeights | None = None
         self._weight_file = weight_file_of(deployment, engine, device, on_cpu=pack_weights)
         self._share_weights(pack_weights)
         self.blocks = self.own_blocks = 0
@@ -107,7 +107,7 @@ class WorkerLanes:
             )
         if file is not None:
             file.announce()
-            self.residency = Residency(in_order(model, weights.units), self.engine)
+            self.residency = WorkerWeights(in_order(model, weights.units), self.engine)
 
     def refuse_not_causal(self) -> None:
         """Raise Unsupported if prompt tokens see later ones: outputs of a migrated request are

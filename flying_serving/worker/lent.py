@@ -12,7 +12,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from flying_serving.memory.arena import PagedMemory
 from flying_serving.vllm_adapter.runner import Runner
-from flying_serving.worker.residency import Residency
+from flying_serving.worker.residency import WorkerWeights
 
 
 class ExtraBlocks:
@@ -59,7 +59,7 @@ class Lends(Protocol):
     """
 
     widest: int
-    residency: Residency | None
+    residency: WorkerWeights | None
     extra: ExtraBlocks | None
     own_blocks: int
 

@@ -28,7 +28,7 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True)
-class Change:
+class PieceChange:
     """A piece of weights that was dropped or fetched back: the layer, its bytes, and how long it
     took.
     """
@@ -38,7 +38,7 @@ class Change:
     took_s: float
 
 
-class Residency:
+class WorkerWeights:
     """The weights of one worker of `engine`, and which of them are dropped.
 
     `pieces`: units that may be dropped at once, each with the name of its layer, in the order of
@@ -65,7 +65,7 @@ class Residency:
         sizes = [units.lendable(self._engine % degree, degree) for _, units in self._pieces]
         return [size for size in sizes if size]
 
-    def drop_next(self, degree: int) -> Change | None:
+    def drop_next(self, degree: int) -> PieceChange | None:
         """Drop the units of the next layer that a group of `degree` engines does not need. None: no
         piece is left.
 
@@ -92,9 +92,9 @@ class Residency:
         name, units = piece
         size_bytes = units.drop(rank, degree)
         give_back_freed()
-        return Change(name, size_bytes, time.monotonic() - began_s)
+        return PieceChange(name, size_bytes, time.monotonic() - began_s)
 
-    def fetch_next(self) -> Change | None:
+    def fetch_next(self) -> PieceChange | None:
         """Fetch back the piece that was dropped last and is not back yet. None: no piece is
         dropped.
 
@@ -108,7 +108,7 @@ class Residency:
         size_bytes = units.fetch()
         self._dropped.pop()
         give_back_freed()  # the matrices that were read to be packed
-        return Change(name, size_bytes, time.monotonic() - began_s)
+        return PieceChange(name, size_bytes, time.monotonic() - began_s)
 
 
 def weight_file_of(

@@ -19,9 +19,9 @@ from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
 from flying_serving.errors import LaneError
-from flying_serving.vllm_adapter.stages import LAYERS, Kind, Stage, stages
+from flying_serving.vllm_adapter.stages import LAYERS, ComparedModule, Kind, stages
 
-See = Callable[[str, Stage, list[torch.Tensor], list[torch.Tensor]], None]
+See = Callable[[str, ComparedModule, list[torch.Tensor], list[torch.Tensor]], None]
 """Gets a stage's name, the stage, its input tensors and the output tensors that it has just
 computed.
 """
@@ -83,7 +83,7 @@ def record(model: Module, run: Callable[[Any], Any], steps: Iterable[Any]) -> La
     outputs = LayerOutputs()
 
     def keep(
-        name: str, stage: Stage, inputs: list[torch.Tensor], found: list[torch.Tensor]
+        name: str, stage: ComparedModule, inputs: list[torch.Tensor], found: list[torch.Tensor]
     ) -> None:
         outputs.tensors.setdefault(name, []).append([tensor.detach().clone() for tensor in found])
         outputs.base.setdefault(name, []).append(_added(inputs, found))
@@ -107,7 +107,7 @@ def compare(
     calls: Counter[str] = Counter()
 
     def check(
-        name: str, stage: Stage, _inputs: list[torch.Tensor], found: list[torch.Tensor]
+        name: str, stage: ComparedModule, _inputs: list[torch.Tensor], found: list[torch.Tensor]
     ) -> None:
         call, of_lane1 = calls[name], expected.tensors.get(name, [])
         calls[name] += 1
@@ -179,7 +179,7 @@ def _watching(model: Module, see: See) -> Iterator[None]:
         yield
 
 
-def _hooks(name: str, stage: Stage, see: See) -> Iterator[RemovableHandle]:
+def _hooks(name: str, stage: ComparedModule, see: See) -> Iterator[RemovableHandle]:
     inputs: list[torch.Tensor] = []
 
     def given(_module: Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:

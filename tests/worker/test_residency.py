@@ -29,9 +29,9 @@ from flying_serving.vllm_adapter.loading import keep_matrix, keep_weights, pack_
 from flying_serving.worker.binding.share import SharedWeights
 from flying_serving.worker.lane import lane_config
 from flying_serving.worker.residency import (
-    Change,
     Kind,
-    Residency,
+    PieceChange,
+    WorkerWeights,
     in_order,
     kind_of,
     weight_file_of,
@@ -71,16 +71,16 @@ class Worker:
                 self.weights.bind(self.lanes[size], engine % size, size)
         file.announce()
         file.open()
-        self.residency = Residency(in_order(lane1, self.weights.units), engine)
+        self.residency = WorkerWeights(in_order(lane1, self.weights.units), engine)
 
     def results(self, size: int) -> dict[str, torch.Tensor | None]:
         """What each layer of a lane computes, by its name; None: it refused."""
         return {name: _tried(product) for name, product in products(self.lanes[size])}
 
-    def drop_all(self, degree: int) -> list[Change]:
+    def drop_all(self, degree: int) -> list[PieceChange]:
         return list(iter(lambda: self.residency.drop_next(degree), None))
 
-    def fetch_all(self) -> list[Change]:
+    def fetch_all(self) -> list[PieceChange]:
         return list(iter(self.residency.fetch_next, None))
 
 
@@ -316,7 +316,7 @@ def test_a_layer_that_every_rank_has_whole_is_never_dropped(tmp_path: Path) -> N
         model = nested(whole=whole, cut=cut)
         load(model)
         weights = SharedWeights(model, WIDEST, pack_matrix, file := written(tmp_path))
-        residency = Residency(in_order(model, weights.units), 1)
+        residency = WorkerWeights(in_order(model, weights.units), 1)
         assert [change.layer for change in iter(lambda: residency.drop_next(WIDEST), None)] == [
             "cut"
         ]
@@ -364,7 +364,7 @@ def test_a_hundred_cycles_free_and_take_the_same_memory(tmp_path: Path) -> None:
     """
     file = written(tmp_path)
     storage = PackedRows(torch.randn(1024, 2048), None, Segment(2048, 4), pack_matrix, file)
-    residency = Residency([("down", storage.units)], 0)
+    residency = WorkerWeights([("down", storage.units)], 0)
     product, x = storage.part(0, 1), random(2, 2048)
     before = product(x)
     levels = []
