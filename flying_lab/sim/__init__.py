@@ -1,3 +1,3 @@
-"""The simulator: models, hardware and what a step costs. Pure: neither torch nor vLLM, and time is
+"""The simulator: models, hardware and the costs of steps. Pure: neither torch nor vLLM, and time is
 an argument.
 """

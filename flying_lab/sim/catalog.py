@@ -41,7 +41,7 @@ PAIRS = ("split", "pd-disagg")
 
 
 def names(machine: Machine) -> list[str]:
-    """Every system that this machine can run."""
+    """Return the names of all systems that this machine can run."""
     degrees = [
         f"static-tp{degree}" for degree in machine.degrees(machine.smallest_engine) if degree > 1
     ]
@@ -62,10 +62,12 @@ def names(machine: Machine) -> list[str]:
 
 
 def build(name: str, machine: Machine, devices: int, options: Options) -> System:
-    """The system of a name; `devices` are those of an engine if the name does not say its degree.
+    """Build the system of a name. `devices`: devices of an engine if the name does not give its
+    degree.
 
     Raises:
-        ConfigError: an unknown name, with those that there are; or what the machine cannot do.
+        ConfigError: for an unknown name, with the known ones; for a system that the machine cannot
+            run.
     """
     if name not in names(machine):
         raise ConfigError(f"--policy={name!r}: not one of {', '.join(names(machine))}")

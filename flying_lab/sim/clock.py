@@ -1,4 +1,4 @@
-"""Virtual time."""
+"""Virtual time, in seconds, for all parts of a simulation."""
 
 import heapq
 from collections.abc import Callable

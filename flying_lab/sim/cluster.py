@@ -30,8 +30,8 @@ StepTime = Callable[[int, SimStep], float]
 
 @dataclass(frozen=True)
 class Options:
-    """Of all systems that are compared; the defaults are vLLM's for a server on large devices, and
-    ours.
+    """Options of all systems that are compared. The defaults are vLLM's for a server on large
+    devices, and ours.
 
     Args:
         max_num_seqs, max_num_batched_tokens: per engine or group, as in vLLM.
@@ -39,8 +39,8 @@ class Options:
         slo_s: targets of TTFT and TPOT that the policy decides by.
         message_s: between the API server and an engine, one way.
         keep_times: whether the time of each token is kept.
-        tbt_slo_s: steps take as many prompt tokens as keep them within this time; infinite without
-            a target.
+        tbt_slo_s: the most time of a step, which limits its prompt tokens; infinite without a
+            target.
     """
 
     max_num_seqs: int = 1024
@@ -55,7 +55,7 @@ class Options:
     lend_weights: bool = False
 
     def __post_init__(self) -> None:
-        """As in vLLM, every running request gets a token from each step."""
+        """Check that every running request gets a token from each step, as in vLLM."""
         if self.max_num_batched_tokens < self.max_num_seqs:
             least = f"must be at least max_num_seqs={self.max_num_seqs}"
             raise ConfigError(f"max_num_batched_tokens={self.max_num_batched_tokens}: {least}")
@@ -63,14 +63,14 @@ class Options:
 
 @dataclass(frozen=True)
 class ClusterShape:
-    """What the simulated node is.
+    """The shape of a simulated node.
 
     Args:
-        engines: how many.
+        engines: their number.
         blocks: KV blocks per engine, vLLM's null block among them.
         block_tokens: by group size, tokens in one block.
         options: of its server.
-        frontend_s: what the API server adds to a request's first token outside of steps, messages
+        frontend_s: the API server's addition to a request's first token outside of steps, messages
             included.
         recomputes: a hard switch throws KV away, so that paused requests are computed again.
         switch_s: how long an engine does nothing when its group changes.
@@ -93,8 +93,9 @@ class ClusterShape:
 class Cluster:
     """The engines of one node on a virtual clock, which nodes may share.
 
-    `on_tokens` is called with the requests that got their first token of a lane and those that have
-    ended, `on_step` with a lane, the seconds of the step that it begins, and its contents.
+    `on_tokens` is called with the requests that got their first token of a lane and the requests
+    that have ended. `on_step` is called with a lane, the seconds of the step that it begins, and
+    its contents.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class Cluster:
                 self.lanes[group] = self.engines[group[0]].lanes[size] = lane
 
     def limit_batches(self, measured: Sequence[CalibrationRow]) -> None:
-        """Let all lanes keep to the target for the time between two tokens, from steps that were
+        """Limit all lanes to the target for the time between two tokens, from steps that were
         measured at start.
         """
         options = self.shape.options
@@ -140,7 +141,7 @@ class Cluster:
                 lane.batches = batches
 
     def add(self, group: Group, request: SimRequest) -> None:
-        """A request reaches the leader of a group, with the KV of its `computed_tokens`."""
+        """Give a request to the leader of a group, with the KV of its `computed_tokens`."""
         self.lanes[group].add(request)
         self.kick(self.engines[group[0]])
 
@@ -154,7 +155,7 @@ class Cluster:
     def together(
         self, group: Group, duration_s: float, done: Callable[..., None], *args: Any
     ) -> None:
-        """All engines of a group join at their next step boundaries, and do nothing else for a
+        """Join all engines of a group at their next step boundaries. They do no other work for a
         duration.
         """
         members = [self.engines[engine] for engine in group]
@@ -169,26 +170,26 @@ class Cluster:
         self._free(engines)
 
     def order(self, engine: int, order: SimOrder) -> None:
-        """An order reaches an engine; it takes effect at its next step boundary."""
+        """Give an order to an engine; it takes effect at its next step boundary."""
         self.engines[engine].orders.append(order)
         self.kick(self.engines[engine])
 
     def announce_migrations(self) -> None:
-        """Engines hear which requests migrate: whatever else there is may go on."""
+        """Tell engines which requests migrate. All other requests may go on."""
         for engine in self.engines:
             if engine.awaits_announcement:
                 engine.awaits_announcement = False
                 self.kick(engine)
 
     def _free(self, engines: Sequence[SimEngine]) -> None:
-        """Engines have nothing more to do than what they choose now."""
+        """Free engines, and let each choose its next work."""
         for engine in engines:
             engine.busy = False
         for engine in engines:
             self.kick(engine)
 
     def _carry_out(self, engine: SimEngine, order: SimOrder) -> bool:
-        """Carry out an order; whether this engine's group changes."""
+        """Carry out an order. Returns whether this engine's group changes."""
         now_s, changes, hard = (
             self.clock.now_s,
             order.size != engine.arbiter.present,
@@ -204,7 +205,7 @@ class Cluster:
         return changes
 
     def kick(self, engine: SimEngine) -> None:
-        """Let an engine that is free choose what to do."""
+        """Let an engine that is free choose its next work."""
         if engine.busy:
             return
         if engine.orders:
@@ -234,8 +235,8 @@ class Cluster:
             self.clock.at(time_s, self.kick, engine)
 
     def _wake_starved(self) -> None:
-        """Blocks are free: lanes that lacked some, perhaps on engines that do not lead them, may go
-        on.
+        """Wake lanes that lacked blocks, perhaps on engines that do not lead them: some blocks are
+        free.
         """
         starved, self._starved = self._starved, {}
         for group in starved:

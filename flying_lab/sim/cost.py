@@ -1,4 +1,4 @@
-"""How long a step takes: a pure function of model, device, degree and what is in the batch.
+"""The time of a step: a pure function of model, device, degree and the contents of the batch.
 
 docs/simulator.md has the formulas on one page. Everything that depends only on the number of tokens
 is kept after its first use, so a call costs about a microsecond.
@@ -15,7 +15,7 @@ from flying_serving.errors import ConfigError
 
 Execution = Literal["graph", "eager"]
 GRAPH_TOKENS = 512
-"""Largest batch, in tokens, that runs as one CUDA graph: vLLM's default
+"""The largest batch, in tokens, that runs as one CUDA graph: vLLM's default
 `max_cudagraph_capture_size`.
 """
 
@@ -28,11 +28,11 @@ class _Gemm:
     """One matrix product on one device, as seconds."""
 
     token_s: float
-    """Arithmetic per token."""
+    """Seconds of arithmetic per token."""
     fixed_s: float
-    """Reading the weights."""
+    """Seconds to read the weights."""
     token_bytes_s: float
-    """Reading and writing activations, per token."""
+    """Seconds to read and write activations, per token."""
 
 
 class LaneCost:
@@ -79,7 +79,7 @@ class LaneCost:
     def step_s(
         self, decodes: float, context_tokens: float, prefills: Sequence[Prefill] = ()
     ) -> float:
-        """Seconds of one step.
+        """Return the seconds of one step.
 
         Args:
             decodes: requests that compute one token each; an average may be a fraction.
@@ -100,15 +100,15 @@ class LaneCost:
     def attention_s(
         self, decodes: float, context_tokens: float, prefills: Sequence[Prefill]
     ) -> float:
-        """Attention of one step, all layers; arguments as in `step_s`."""
+        """Return the seconds of attention of one step, all layers; arguments as in `step_s`."""
         seconds = self._read_s(decodes, context_tokens)
         for new, before in prefills:
             seconds += self.prefill_attention_s(new, before)
         return seconds
 
     def prefill_attention_s(self, new: int, before: int) -> float:
-        """Attention of one prompt chunk, all layers: arithmetic or reading keys, whichever takes
-        longer.
+        """Return the seconds of attention of one prompt chunk, all layers: the longer of arithmetic
+        and reading keys.
         """
         model = self.model
         pairs = (model.layers - model.sliding_layers) * _pairs(new, before, new + before)
@@ -119,15 +119,19 @@ class LaneCost:
         return max(pairs * self._pair_s, keys * self._key_s)
 
     def gemm_times_s(self, tokens: float) -> list[float]:
-        """The products of one layer: QKV, output, then router, or gate with up, and down."""
+        """Return the seconds of the products of one layer: QKV, output, then router, or gate with
+        up, and down.
+        """
         return [self._gemm_s(gemm, tokens) for gemm in self._gemms]
 
     def elementwise_s(self, tokens: float) -> float:
-        """Norms, rotary embedding and activation of one layer, and the layer's fixed time."""
+        """Return the seconds of norms, rotary embedding and activation of one layer, and the
+        layer's fixed time.
+        """
         return tokens * self._elementwise_s + self.hardware.coefficients.layer_overhead_s.value
 
     def all_reduce_s(self, message_bytes: float) -> float:
-        """One all-reduce over the group; 0 alone."""
+        """Return the seconds of one all-reduce over the group; 0 alone."""
         if self.degree == 1:
             return 0.0
         return all_reduce_s(
@@ -138,7 +142,7 @@ class LaneCost:
         )
 
     def _read_s(self, decodes: float, context_tokens: float) -> float:
-        """Decode attention: its time is that of reading the keys and values."""
+        """Return the seconds of decode attention: the time to read the keys and values."""
         model = self.model
         keys = (model.layers - model.sliding_layers) * context_tokens
         if model.sliding_layers:
@@ -146,8 +150,8 @@ class LaneCost:
         return keys * self._key_s
 
     def _tokens_s(self, tokens: float) -> float:
-        """What depends on the number of tokens alone: products, elementwise operations,
-        all-reduces.
+        """Return the seconds that depend on the number of tokens alone: products, elementwise
+        operations, all-reduces.
         """
         model = self.model
         layer_s = sum(self.gemm_times_s(tokens))
@@ -192,8 +196,8 @@ class LaneCost:
         return _smooth_max(arithmetic_s, memory_s, self._sharpness) + self._gemm_overhead_s
 
     def _experts_s(self, tokens: float) -> float:
-        """The experts' two products: arithmetic of all routed tokens, weights of the experts that
-        any token reached.
+        """Return the seconds of the experts' two products: arithmetic of all routed tokens, weights
+        of the experts that tokens reach.
         """
         model = self.model
         routed = model.experts_per_token / model.experts
@@ -204,7 +208,9 @@ class LaneCost:
         return _smooth_max(arithmetic_s, memory_s, self._sharpness) + 2 * self._gemm_overhead_s
 
     def _elementwise_token_bytes(self) -> float:
-        """Bytes per token and layer of norms with residuals, rotary embedding and activation."""
+        """Return the bytes per token and layer of norms with residuals, rotary embedding and
+        activation.
+        """
         model, degree = self.model, self.degree
         norms = 2 * 4 * model.hidden
         rotary = 2 * (model.heads / degree + model.kv_heads_per_device(degree)) * model.head_dim
@@ -215,7 +221,9 @@ class LaneCost:
 def all_reduce_s(
     lines: AllReduce, link_bandwidth: float, ranks: int, message_bytes: float
 ) -> float:
-    """The faster of the two kernels; each moves 2 (p-1)/p of the message through every link."""
+    """Return the seconds of the faster of the two kernels; each moves 2 (p-1)/p of the message
+    through every link.
+    """
     transit_s = message_bytes * 2.0 * (ranks - 1) / ranks / link_bandwidth
     return min(
         line.latency_s.value + transit_s / line.efficiency.value
@@ -224,16 +232,16 @@ def all_reduce_s(
 
 
 def _pairs(new: int, before: int, window: int) -> float:
-    """Query-key pairs of `new` tokens after `before` ones if each sees at most `window` keys,
-    itself included.
+    """Return the query-key pairs of `new` tokens after `before` ones if each sees at most `window`
+    keys, itself included.
     """
     growing = min(new, max(0, window - before))
     return growing * before + growing * (growing + 1) / 2 + (new - growing) * float(window)
 
 
 def _smooth_max(a: float, b: float, sharpness: float) -> float:
-    """Between max and sum: the p-norm, so that neither resource is free near the ridge of the
-    roofline.
+    """Return a value between max and sum: the p-norm, so that neither resource is free near the
+    ridge of the roofline.
     """
     high, low = (a, b) if a > b else (b, a)
     if high == 0.0:

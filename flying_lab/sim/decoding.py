@@ -1,4 +1,4 @@
-"""The requests of a lane that decode. A step costs the same to simulate however many there are."""
+"""The requests of a lane that decode. A step costs the same to simulate for any number of them."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class DecodeBatch:
 
     @property
     def last(self) -> SimRequest:
-        """The request that joined last."""
+        """Return the request that joined last."""
         return next(reversed(self.requests.values()))
 
     @property
     def new_blocks(self) -> int:
-        """Blocks that the next step needs."""
+        """Return the blocks that the next step needs."""
         return self._new_blocks[self._count % self._block_tokens]
 
     def add(self, request: SimRequest) -> None:
@@ -54,7 +54,7 @@ class DecodeBatch:
         self._new_blocks[self._phase(request)] += 1
 
     def remove(self, request: SimRequest) -> None:
-        """A request stops decoding here."""
+        """Stop decoding a request here."""
         self.sync(request)
         self._new_blocks[self._phase(request)] -= 1
         self.context_tokens -= request.context_tokens
@@ -70,8 +70,8 @@ class DecodeBatch:
         request.joined_at = self._count
 
     def advance(self, now_s: float) -> list[SimRequest]:
-        """A step is over: every request has one token more. Returns those that have all of theirs
-        and are removed.
+        """End a step: every request has one token more. Returns the requests that have all of
+        theirs and are removed.
         """
         self._count += 1
         self.context_tokens += len(self.requests)
@@ -94,7 +94,7 @@ class DecodeBatch:
             self._times_from = self._count
 
     def _phase(self, request: SimRequest) -> int:
-        """At which counts, modulo a block, the request begins a new block (it computes its last
-        token then).
+        """Return the count, modulo a block, at which the request begins a new block (it computes
+        its last token then).
         """
         return (self._count - request.context_tokens + 1) % self._block_tokens

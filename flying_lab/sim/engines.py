@@ -1,4 +1,4 @@
-"""One engine in the simulator: what it has to do, and what it does next."""
+"""One engine in the simulator: its work, and its choice of the next piece of it."""
 
 import math
 from collections import deque
@@ -17,8 +17,8 @@ step_of = cache(StepLane)
 
 @dataclass
 class Collective:
-    """What the engines of a group do together, a step or a migration: it begins when every member
-    has entered it.
+    """A common piece of work of the engines of a group, a step or a migration. It begins when every
+    member has entered it.
     """
 
     begin: Callable[[], None]
@@ -27,8 +27,8 @@ class Collective:
 
 @dataclass
 class SimOrder:
-    """An order to change the layout, on its way to one engine: the size of its group, and who hears
-    of the answer.
+    """An order to change the layout, on its way to one engine: the size of its group, and the
+    receiver of the answer.
     """
 
     size: int
@@ -43,14 +43,14 @@ class SimEngine:
 
     Args:
         arbiter: the production engine's.
-        lanes: those that it leads, by group size.
+        lanes: the lanes that it leads, by group size.
         inbox: collectives in the order in which every member enters them.
         orders: to carry out at the next step boundary.
         outstanding: sizes of the lanes whose step is ordered and not over.
         awaits_announcement: requests of its old group may migrate, so it begins no step before it
             hears which.
         entered_s: when it began its step or entered its collective.
-        weights: that go and come back, if it may lend any.
+        weights: its weights, if it may lend any.
     """
 
     arbiter: LaneArbiter
@@ -65,12 +65,12 @@ class SimEngine:
     wakes_at_s: float = -math.inf
 
     def active_lanes(self) -> int:
-        """Lanes that it leads and that have requests."""
+        """Return the number of lanes that it leads and that have requests."""
         return sum(lane.requests > 0 for lane in self.lanes.values())
 
     def choose(self, now_s: float, starved: Collection[int]) -> ServeMessage | StepLane | Wait:
-        """The arbiter's choice, without asking it where no older lane has work; `starved` lanes
-        lack blocks.
+        """Return the arbiter's choice, without asking it where no older lane has work; `starved`
+        lanes lack blocks.
         """
         if self.awaits_announcement:
             return SERVE if self.inbox else Wait(None)
@@ -87,7 +87,7 @@ class SimEngine:
 
 
 def weave(engines: Iterable[SimEngine], kick: Callable[[SimEngine], None]) -> None:
-    """Engines pause older lanes no longer; `kick` lets one choose anew what to do."""
+    """Let engines pause older lanes no longer; `kick` lets one choose its next work anew."""
     for engine in engines:
         engine.arbiter.weave()
         kick(engine)

@@ -41,8 +41,8 @@ class Fleet:
 
     Args:
         system: each node.
-        nodes: how many.
-        router: sends each request to one of them; without, where the fewest are in flight.
+        nodes: their number.
+        router: sends each request to one of them; without, the node with the fewest in flight.
         on_end: called with each request that has ended or was refused, which is forgotten
             afterwards; without, requests are kept.
     """
@@ -57,14 +57,14 @@ class Fleet:
         self.clock = Clock(-LEAD_S)
         self.nodes = [SimNode(system, self.clock, on_end) for _ in range(nodes)]
         self.routed = [0] * nodes
-        """Requests that each node was sent."""
+        """The number of requests sent to each node."""
         self._router = router or LeastLoad()
         for node in self.nodes:
             node.start()
 
     @property
     def over(self) -> int:
-        """Requests that have ended or were refused."""
+        """Return the number of requests that have ended or were refused."""
         return sum(self.routed) - sum(len(node.open) for node in self.nodes)
 
     def run(
@@ -74,7 +74,7 @@ class Fleet:
 
         Args:
             requests: read one ahead of time.
-            progress: called now and then with how many are over.
+            progress: called now and then with the number of requests that are over.
         """
         feed(requests, self.clock, self._route)
         events = 0
@@ -84,8 +84,8 @@ class Fleet:
                 progress(self.over)
 
     def outcome(self) -> Outcome:
-        """What became of all requests that were kept; of several nodes without layouts, which each
-        has its own of.
+        """Return the outcome of all requests that were kept. Of several nodes it has no layouts, as
+        each node has its own.
         """
         found = [node.outcome for node in self.nodes]
         return Outcome(
@@ -97,7 +97,9 @@ class Fleet:
         )
 
     def prefix_tokens(self) -> tuple[int, int]:
-        """Prompt tokens that were looked up in prefix caches, and those of them that were found."""
+        """Return the prompt tokens that were looked up in prefix caches, and how many of them were
+        found.
+        """
         caches = [
             lane.prefixes
             for node in self.nodes

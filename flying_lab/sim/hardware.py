@@ -1,5 +1,5 @@
-"""What a device is: data sheet numbers and fitted coefficients, each with its error and its
-source.
+"""The properties of a device: data sheet numbers and fitted coefficients, each with its error and
+its source.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ class _Data(BaseModel):
 
 
 class Coefficient(_Data):
-    """A number, how well it describes what it was taken from, and where that is."""
+    """A number, how well it describes the measurements, and their source."""
 
     value: float = Field(gt=0, allow_inf_nan=False)
     fit_error: float | None = Field(ge=0, allow_inf_nan=False)
-    """Median relative error of what was fitted with it; None for a number that was not fitted."""
+    """Median relative error of the values that were fitted with it; None for a number that was not
+    fitted.
+    """
     source: str = Field(min_length=10)
 
 
@@ -55,14 +57,14 @@ class Spec(_Data):
     peak_flops: Coefficient
     """Dense bfloat16 operations per second."""
     memory_bandwidth: Coefficient
-    """Bytes per second."""
+    """Bytes of device memory that are read or written per second."""
     memory_bytes: Coefficient
     link_bandwidth: Coefficient
     """Bytes per second and direction, to all other devices together."""
 
 
 class Coefficients(_Data):
-    """Named, fitted coefficients of one device; docs/simulator.md says what each does."""
+    """Named, fitted coefficients of one device; docs/simulator.md explains each."""
 
     gemm_efficiency: Coefficient
     memory_efficiency: Coefficient
@@ -79,13 +81,13 @@ class Coefficients(_Data):
 
 
 class Hardware(_Data):
-    """One kind of device."""
+    """The numbers of one kind of device."""
 
     name: str
     spec: Spec
     coefficients: Coefficients
     all_reduce: Mapping[int, AllReduce]
-    """By number of ranks."""
+    """The lines of all-reduce by number of ranks."""
 
     @model_validator(mode="after")
     def _all_ranks(self) -> Hardware:
@@ -106,12 +108,12 @@ class Devices:
 
 
 def names() -> list[str]:
-    """Names of the kinds of device that are known."""
+    """Return the names of the kinds of device that are known."""
     return sorted(_read(None))
 
 
 def load(name: str, path: Path | None = None) -> Hardware:
-    """One kind of device, from the packaged data or from a file of the same form.
+    """Load one kind of device, from the packaged data or from a file of the same form.
 
     Raises:
         ConfigError: the name is unknown, or its data is not complete; names the field.
@@ -135,7 +137,7 @@ def parse_hardware(name: str, data: Mapping[str, Any], where: str) -> Hardware:
 
 
 def problems(error: ValidationError) -> str:
-    """Every field that is wrong, and why."""
+    """Return every field that is wrong, and why."""
     return "; ".join(
         f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors()
     )

@@ -3,10 +3,12 @@ schedules.
 
 As in vLLM 0.32's `Scheduler.schedule`: running requests first, in the order of their admission, so
 decodes before unfinished prompts. A request that lacks blocks preempts the last running one,
-perhaps itself, which is computed again later. Then waiting requests if nothing was preempted, those
-with KV first, each only if its whole prompt has room. A request that migrated here takes the blocks
-for its KV at this point; prompts that run leave one that decodes its token
-(`vllm_adapter/scheduler.py`). It is preempted after them, where vLLM would take it as the last one.
+perhaps itself, which is computed again later. Then waiting requests if nothing was preempted,
+requests with KV first, each only if its whole prompt has room.
+
+A request that migrated here takes the blocks for its KV at this point. Prompts that run leave one
+token to each such request that decodes (`vllm_adapter/scheduler.py`). It is preempted after them,
+where vLLM would take it as the last one.
 """
 
 from collections import deque
@@ -36,8 +38,8 @@ class Finished(NamedTuple):
 class SimLane:
     """The requests of one group, whose engines have these KV blocks; `requests` is their number.
 
-    `batches`, if there are any, say how many prompt tokens a step takes (`--tbt-slo-ms`);
-    `prefixes`, if there are any, which tokens of a prompt need not be computed.
+    `batches`, if given, limits the prompt tokens of a step (`--tbt-slo-ms`). `prefixes`, if given,
+    finds tokens of a prompt that need not be computed.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class SimLane:
         self._prefilling: dict[str, SimRequest] = {}
 
     def add(self, request: SimRequest) -> None:
-        """Queue a request; tokens that are not computed yet are prefilled. Those with computed
+        """Queue a request; tokens that are not computed yet are prefilled. Requests with computed
         tokens go first.
         """
         request.group = self.group
@@ -67,11 +69,11 @@ class SimLane:
         self.requests += 1
 
     def keep_prefixes(self, id_tokens: int) -> None:
-        """Keep prompts; `id_tokens` is what one hash id stands for."""
+        """Keep prompts; `id_tokens` is the number of tokens of one hash id."""
         self.prefixes = self._blocks.cache(id_tokens)
 
     def _with_kv(self) -> list[SimRequest]:
-        """Waiting requests with KV."""
+        """Return the waiting requests with KV."""
         return list(takewhile(lambda request: request.computed_tokens, self.waiting))
 
     def remove(self, request: SimRequest) -> None:
@@ -94,7 +96,9 @@ class SimLane:
         self._release(request)
 
     def preempt_all(self) -> None:
-        """Requests that run lose their KV and are computed again, in the same order."""
+        """Preempt running requests: they lose their KV and are computed again, in the same
+        order.
+        """
         while self._prefilling or self.decoding.requests:
             self._preempt_last()
 
@@ -133,7 +137,7 @@ class SimLane:
         return step
 
     def finish(self, now_s: float) -> Finished:
-        """The step is over."""
+        """End the step. Returns the requests with a first token and the requests that ended."""
         step = self.step
         assert step is not None
         self.step = None
@@ -154,7 +158,7 @@ class SimLane:
         return finished
 
     def _first_token(self, request: SimRequest, now_s: float) -> None:
-        """A prompt is computed: the request has a token, and decodes if it is to have more."""
+        """Give a token to a request whose prompt is computed. It decodes if it is to have more."""
         del self._prefilling[request.request_id]
         request.tokens += 1
         if request.token_s is not None:
@@ -173,10 +177,11 @@ class SimLane:
             self.decoding.add(request)
 
     def _prompt_tokens(self, arrived: Sequence[SimRequest]) -> tuple[int, int]:
-        """Tokens of a step beside those that decode, and of one prompt: see `LaneScheduler`.
+        """Return the tokens of a step beside decoding requests, and of one prompt: see
+        `LaneScheduler`.
 
         `arrived`: requests that wait with the KV of all tokens but one; their tokens are left to
-        them. Like vLLM's, from what runs before the step preempts any of it.
+        them. Like vLLM's, this counts the running requests before the step preempts any.
         """
         step_tokens, running = self._limits.max_num_batched_tokens, len(self.decoding.requests)
         decoding, prefilling, tokens = running + len(arrived), len(self._prefilling), None
@@ -197,7 +202,7 @@ class SimLane:
         )
 
     def _admit(self, step: SimStep, budget: int, chunk: int) -> None:
-        """Waiting requests begin, in order, while the step has tokens and the lane has room for the
+        """Begin waiting requests, in order, while the step has tokens and the lane has room for the
         whole prompt.
         """
         for _ in range(
@@ -225,7 +230,7 @@ class SimLane:
         return count
 
     def _stop(self, request: SimRequest) -> None:
-        """A request does not run or wait here any more; its blocks are free."""
+        """Stop a request, which does not run or wait here any more, and free its blocks."""
         if request.request_id in self.decoding.requests:
             self.decoding.remove(request)
             self._free_decoded(request)
@@ -246,7 +251,7 @@ class SimLane:
         self.requests -= 1
 
     def _preempt_last(self) -> None:
-        """The last running request loses its KV and is computed again."""
+        """Preempt the last running request: it loses its KV and is computed again."""
         request = (
             next(reversed(self._prefilling.values())) if self._prefilling else self.decoding.last
         )

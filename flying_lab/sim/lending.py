@@ -1,4 +1,4 @@
-"""What engines are told of their weights in the simulator: the shell's part, as
+"""Orders to engines about their weights in the simulator: the shell's part, as
 `server/calls/weight_orders.py`.
 """
 
@@ -13,8 +13,8 @@ from flying_serving.controller.controller import Controller
 from flying_serving.layout.groups import Group
 
 NARROWER_LANES_POLL_S = 0.005
-"""How often it is looked whether a step of a narrower lane, whose request was aborted, is over; as
-live.
+"""Seconds between two looks whether a step of a narrower lane, whose request was aborted, is over;
+as live.
 """
 
 

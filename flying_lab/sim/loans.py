@@ -1,7 +1,7 @@
 """Weights that are lent to the KV cache in the simulator: pieces go and come back between steps, as
 live.
 
-As `engine/residency.py`, with blocks that are counted instead of named: to empty one that is in use
+As `engine/residency.py`, with blocks that are counted instead of named. To empty a block in use
 takes no time here, if another one is free.
 """
 
@@ -17,10 +17,10 @@ from flying_serving.config import LOAN_SHARE
 
 @dataclass(frozen=True)
 class Loan:
-    """What each engine of a widest group can lend, in pieces.
+    """The loan that each engine of a widest group can make, in pieces.
 
-    `room`: KV blocks that there are more when so many pieces are gone, from none to all. `lend_s`,
-    `fetch_s`: seconds in which each piece goes, and comes back; the engine does nothing else then.
+    `room`: additional KV blocks by the number of pieces that are gone, from none to all. `lend_s`,
+    `fetch_s`: seconds in which each piece goes, and comes back; the engine does nothing beside it.
     """
 
     room: tuple[int, ...]
@@ -29,15 +29,15 @@ class Loan:
 
     @property
     def blocks(self) -> int:
-        """KV blocks that there are more when all pieces are gone."""
+        """Return the additional KV blocks when all pieces are gone."""
         return self.room[-1]
 
 
 class SimWeights:
     """The weights of one engine: `gone` pieces are lent, `pool` has their room.
 
-    `lanes`: that it is a member of. `call` calls a function after some seconds, `kick` lets the
-    engine choose what to do.
+    `lanes`: the lanes of which it is a member. `call` calls a function after some seconds, `kick`
+    lets the engine choose its next work.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class SimWeights:
         self._next_s = 0.0
 
     def begin(self, *, lends: bool, done: Callable[[], None]) -> None:
-        """Lend all pieces or have all back; then `done` is called."""
+        """Lend all pieces or fetch all back; then `done` is called."""
         assert self._done is None, "weights are on their way already"
         self._target, self._done, self._next_s = len(self._loan.lend_s) if lends else 0, done, 0.0
         self._kick()
 
     def advance(self, now_s: float) -> float:
-        """Between two steps: begin the next piece if it is time for it and its room is free.
-        Returns its seconds.
+        """Begin the next piece between two steps, if it is due and its room is free. Returns its
+        seconds.
         """
         if self._done is None:
             return 0.0
@@ -84,7 +84,7 @@ class SimWeights:
         )
         if not lends:
             if self._pool.free < blocks:
-                return 0.0  # a step of those that have them ends first
+                return 0.0  # a step that uses these blocks ends first
             self._grow(-blocks)
         rest_s = (
             took_s * (1 - LOAN_SHARE) / LOAN_SHARE

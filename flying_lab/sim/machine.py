@@ -1,4 +1,4 @@
-"""What a simulated server runs on: a model on modelled devices, or a live server whose steps were
+"""The machine of a simulated server: a model on modelled devices, or a live server whose steps were
 measured.
 """
 
@@ -27,24 +27,24 @@ from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.steps import StepCost
 
 BLOCK_TOKENS = 16
-"""vLLM's default on CUDA."""
+"""Tokens of a KV block: vLLM's default on CUDA."""
 DegreeTime = Callable[[SimStep], float]
 """Contents of a step of one degree -> seconds."""
 
-# What groups and lanes add to a step's time: host time, which `benchmarks.coordination` measures
-# live on CPUs, as it is for the hosts of modelled devices: no part of it is the model's arithmetic.
+# Host time that groups and lanes add to a step, measured live on CPUs by `benchmarks.coordination`.
+# It stands as it is for the hosts of modelled devices: no part of it is the model's arithmetic.
 # docs/simulator.md has medians and spread.
 GROUP_STEP_S = 367e-6
-"""A step of a group, from planned by its leader to begun by its last member.
+"""Seconds of a group's step from its planning by the leader to its begin in the last member.
 
-372, 412 and 538 us for 1, 8 and 32 requests, the 10th percentile of the least disturbed of 20
-rounds, and a line through them.
+372, 412 and 538 us for 1, 8 and 32 requests, and a line through them. Each is the 10th percentile
+of the least disturbed of 20 rounds.
 """
 GROUP_REQUEST_S = 5.35e-6
-"""The same, more for each request in the step."""
+"""Additional seconds of the same for each request in the step."""
 LANE_STEP_S = 250e-6
-"""A step of an engine alone, more than without lanes: processor time of a tiny model's, median of
-10 rounds.
+"""Additional seconds of a step of an engine alone, compared to no lanes: processor time of a tiny
+model's, median of 10 rounds.
 """
 
 
@@ -71,24 +71,24 @@ class Modelled:
     activations: float | None = None
 
     def __post_init__(self) -> None:
-        """Groups are aligned, so the number of devices is a power of two."""
+        """Check that the number of devices is a power of two, as groups are aligned."""
         if not is_power_of_two(self.kind.count):
             name = f"{self.kind.hardware.name}x{self.devices}"
             raise ConfigError(f"hardware={name!r}: the number of devices must be a power of two")
 
     @property
     def devices(self) -> int:
-        """How many."""
+        """The number of devices of the machine."""
         return self.kind.count
 
     @property
     def frontend_s(self) -> float:
-        """What a server adds to a first token outside of steps."""
+        """Seconds that a server adds to a first token outside of steps."""
         return self.kind.hardware.coefficients.frontend_s.value
 
     @property
     def smallest_engine(self) -> int:
-        """Devices that one engine needs at least, to hold the weights and a KV cache."""
+        """The least number of devices of one engine that hold the weights and a KV cache."""
         for degree in self.degrees(1):
             try:
                 self._pool_bytes(degree)
@@ -99,7 +99,7 @@ class Modelled:
         raise problem
 
     def degrees(self, least: int) -> list[int]:
-        """Degrees from `least` upwards that the model can be split in here."""
+        """Return the degrees from `least` upwards that the model can be split in here."""
         able = [
             d
             for d in (1, *RANKS)
@@ -108,8 +108,8 @@ class Modelled:
         return [d for d in able if least <= d <= self.devices]
 
     def engine(self, resident: int, sizes: Sequence[int], devices: int) -> Engine:
-        """An engine of `devices` for groups of these sizes, with as many blocks as fit beside the
-        weights.
+        """Return an engine of `devices` for groups of these sizes, with as many blocks as fit
+        beside the weights.
 
         `resident` devices hold the weights once.
         """
@@ -122,16 +122,16 @@ class Modelled:
         )
 
     def lent_blocks(self, devices: int, size: int, lent: Lent) -> int:
-        """Blocks that an engine of `devices` has more in a group of `size` engines with weights
-        lent.
+        """Return the additional blocks of an engine of `devices` in a group of `size` engines with
+        weights lent.
         """
         return int(
             lent_bytes(self.model, devices, devices * size, lent) / self._block_bytes(devices)
         )
 
     def loan(self, devices: int, size: int) -> Loan:
-        """What engines of `devices` lend in a group of `size` engines: all that is divided, a
-        layer's part at a time.
+        """Return the loan of engines of `devices` in a group of `size` engines: all divided
+        weights, a layer's part at a time.
 
         Modelled, not measured: a piece comes back from the devices that kept it.
         """
@@ -156,8 +156,8 @@ class Modelled:
         return BLOCK_TOKENS * self.model.kv_bytes_per_token(devices)
 
     def step_time(self, degree: int, execution: Execution = "graph", size: int = 0) -> DegreeTime:
-        """Step times of a degree; in lanes of ours, whose groups have a size, with the coordination
-        of its engines.
+        """Return the step times of a degree. For lanes of ours, whose groups have a size, they
+        include the coordination of its engines.
         """
         cost = LaneCost(self.model, self.kind.hardware, degree, execution)
         fixed_s, request_s = LANE_STEP_S if size else 0.0, 0.0
@@ -171,7 +171,7 @@ class Modelled:
         return seconds
 
     def migration(self, degree: int) -> MigrationCost | None:
-        """The cost of KV migration between groups among `degree` devices; None if KV cannot
+        """Return the cost of KV migration between groups among `degree` devices; None if KV cannot
         migrate.
 
         Modelled, not measured: every device receives all heads, from one rank after the other,
@@ -186,7 +186,7 @@ class Modelled:
         return MigrationCost(fixed_s, self.model.kv_bytes_per_token(1) / bytes_per_s)
 
     def handoff(self, degree: int) -> MigrationCost | None:
-        """What a group of `degree` devices waits for when it pulls KV from another one: every
+        """Return the wait of a group of `degree` devices that pulls KV from another one: every
         device its own heads.
 
         Modelled, not measured: one message of the API server, and a copy at the rate of a large
@@ -213,7 +213,7 @@ class Measured(BaseModel):
     block_tokens: Mapping[int, int]
     step_cost: Mapping[int, StepCost]
     migration_cost: Mapping[int, MigrationCost] = {}
-    """By engines of the group that pulls; where it is missing, KV does not migrate."""
+    """By engines of the group that pulls; where an entry is missing, KV does not migrate."""
     frontend_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
@@ -236,23 +236,23 @@ class Measured(BaseModel):
 
     @property
     def devices(self) -> int:
-        """How many."""
+        """The number of devices of the machine."""
         return self.engines * self.devices_per_engine
 
     @property
     def smallest_engine(self) -> int:
-        """As the server was started."""
+        """The devices of an engine as the server was started."""
         return self.devices_per_engine
 
     def degrees(self, least: int) -> list[int]:
-        """Those that were measured."""
+        """Return the degrees that were measured, from `least` upwards."""
         return sorted(
             d for d in (s * self.devices_per_engine for s in self.step_cost) if d >= least
         )
 
     def engine(self, resident: int, sizes: Sequence[int], devices: int) -> Engine:
-        """The server's own blocks; a wider static engine has those of one member, with more tokens
-        each.
+        """Return an engine with the server's own blocks. A wider static engine has one member's
+        blocks, with more tokens each.
         """
         first = devices // self.devices_per_engine
         return Engine(
@@ -260,7 +260,7 @@ class Measured(BaseModel):
         )
 
     def step_time(self, degree: int, execution: Execution = "graph", size: int = 0) -> DegreeTime:
-        """As measured: in lanes, coordination included.
+        """Return the measured step times: in lanes, coordination included.
 
         Raises:
             ConfigError: for eager execution, which was not measured.
@@ -279,20 +279,20 @@ class Measured(BaseModel):
         return seconds
 
     def migration(self, degree: int) -> MigrationCost | None:
-        """As measured."""
+        """Return the measured cost of KV migration; None if KV does not migrate."""
         return self.migration_cost.get(degree // self.devices_per_engine)
 
     def handoff(self, degree: int) -> MigrationCost | None:
-        """As a migration among twice as many devices was measured."""
+        """Return the cost that was measured for a migration among twice as many devices."""
         return self.migration(2 * degree)
 
 
 Machine = Modelled | Measured
-"""Devices with a model on them."""
+"""A model and the devices that run it."""
 
 
 def load_measured(path: Path) -> Measured:
-    """Read what `flying-serving fit` wrote.
+    """Read a file that `flying-serving fit` wrote.
 
     Raises:
         ConfigError: naming the file and each field that is missing or out of range.
@@ -306,8 +306,8 @@ def load_measured(path: Path) -> Measured:
 
 
 def from_status(status: Mapping[str, Any], source: str, frontend_s: float) -> Measured:
-    """The machine behind an answer of `GET /flying/status`, which lacks `frontend_s`; errors name
-    `source`.
+    """Return the machine behind an answer of `GET /flying/status`, which lacks `frontend_s`; errors
+    name `source`.
 
     Raises:
         ConfigError: a field is missing, or a lane's steps were never measured.

@@ -1,4 +1,4 @@
-"""How many tokens of KV cache a device has room for, also with the weights lent that its group does
+"""The tokens of KV cache that a device has room for, also with the weights lent that its group does
 not need.
 """
 
@@ -9,17 +9,17 @@ from flying_lab.sim.models import ACTIVATION_BYTES, Model
 from flying_serving.errors import ConfigError
 
 GPU_MEMORY_UTILIZATION = 0.9
-"""vLLM's default."""
+"""The share of a device's memory that a server may use: vLLM's default."""
 MAX_BATCHED_TOKENS = 8192
 """vLLM's default for a server on a device of this size."""
 
 Lent = Literal["nothing", "mlp", "all"]
-"""Weights whose memory a group gives to its KV cache: feed-forward ones, or whatever is divided."""
+"""Weights whose memory a group gives to its KV cache: feed-forward ones, or all divided ones."""
 
 
 def activation_bytes(model: Model, degree: int, batched_tokens: int = MAX_BATCHED_TOKENS) -> float:
-    """Peak of a step's temporary tensors: residual, normed input and the feed-forward layer's
-    three, per token.
+    """Return the peak bytes of a step's temporary tensors: residual, normed input and the
+    feed-forward layer's three, per token.
     """
     inner = 3 * max(1, model.experts_per_token) * model.intermediate / degree
     return batched_tokens * (4 * model.hidden + inner) * ACTIVATION_BYTES
@@ -32,11 +32,11 @@ def kv_pool_bytes(
     utilization: float = GPU_MEMORY_UTILIZATION,
     activations: float | None = None,
 ) -> float:
-    """Bytes of KV cache on one device.
+    """Return the bytes of KV cache on one device.
 
-    `resident_degree`: devices that hold the weights once: those of one engine, whatever lane it
-    steps in. `utilization`: share of the device's memory that the server may use. `activations`:
-    peak bytes of temporary tensors on each device; None to estimate them.
+    `resident_degree`: devices of one engine, which hold the weights once, in any lane.
+    `utilization`: share of the device's memory that the server may use. `activations`: peak bytes
+    of temporary tensors on each device; None to estimate them.
 
     Raises:
         ConfigError: the weights leave no room.
@@ -61,12 +61,12 @@ def kv_pool_bytes(
 
 
 def lent_bytes(model: Model, engine: int, degree: int, lent: Lent) -> float:
-    """Bytes of weights on each device that other devices of its group keep.
+    """Return the bytes of weights on each device that other devices of its group keep.
 
     Args:
         model: whose weights.
         engine: devices of one engine, which hold the weights once while nothing is lent.
-        degree: devices of the group, which hold once what is lent.
+        degree: devices of the group, which hold lent weights once.
         lent: which of the weights.
     """
     if lent == "nothing":
@@ -78,7 +78,7 @@ def lent_bytes(model: Model, engine: int, degree: int, lent: Lent) -> float:
 def group_tokens(
     model: Model, pool_bytes: float, engine: int, degree: int, lent: Lent = "nothing"
 ) -> int:
-    """Tokens that a group of `degree` devices holds; its longest context.
+    """Return the tokens that a group of `degree` devices holds; its longest context.
 
     `pool_bytes`: of KV cache on each device beside all weights of its engine, see `kv_pool_bytes`;
     others as in `lent_bytes`.

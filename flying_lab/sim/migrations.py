@@ -1,7 +1,7 @@
 """Requests on their way to a group, perhaps with their KV: one migration for all with the same
 source and target.
 
-Simpler than live: blocks of the source are free as soon as requests have left it, those of the
+Simpler than live: blocks of the source are free as soon as requests have left it. Blocks of the
 target are taken when they run there.
 """
 
@@ -13,7 +13,7 @@ from flying_serving.layout.groups import Group
 from flying_serving.predict.migrations import cost_within
 
 RETAINED_S = 5.0
-"""How long engines retain the KV of requests that have left; a request dispatched later is
+"""The time that engines retain the KV of requests that have left; a request dispatched later is
 prefilled again.
 """
 
@@ -41,7 +41,7 @@ class KVMigrations:
         self._batches[source, target].append(request)
 
     def _migrate(self, source: Group, target: Group) -> None:
-        """The engines of the target pull the KV, if there is any."""
+        """Let the engines of the target pull the KV, if there is any."""
         shape, now_s = self._cluster.shape, self._cluster.clock.now_s
         requests = [
             request for request in self._batches.pop((source, target)) if request.group is None

@@ -1,4 +1,4 @@
-"""What a decoder model is made of, from its Hugging Face configuration: parameters, bytes and KV
+"""The parts of a decoder model, from its Hugging Face configuration: parameters, bytes and KV
 cache.
 """
 
@@ -28,8 +28,8 @@ class Model:
     """A decoder-only transformer with gated feed-forward layers, dense or with routed experts.
 
     `degree` below is the number of devices that share the model by tensor parallelism. Norms,
-    routers and, beyond the number of KV heads, KV projections are whole on every device; everything
-    else is divided.
+    routers and, beyond the number of KV heads, KV projections are whole on every device. All other
+    weights are divided.
     """
 
     name: str
@@ -56,24 +56,28 @@ class Model:
 
     @property
     def feed_forward_params(self) -> int:
-        """Gate, up and down of one dense layer or of one expert."""
+        """Return the parameters of gate, up and down of one dense layer or of one expert."""
         return 3 * self.hidden * self.intermediate
 
     @property
     def embedding_params(self) -> int:
-        """Input embedding and output head."""
+        """Return the parameters of input embedding and output head."""
         return self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
 
     def kv_heads_per_device(self, degree: int) -> int:
-        """KV heads that each device holds; at least one, so heads replicate beyond their number."""
+        """Return the KV heads that each device holds; at least one, so heads replicate beyond their
+        number.
+        """
         return max(1, self.kv_heads // degree)
 
     def kv_bytes_per_token(self, degree: int) -> int:
-        """Bytes of KV cache per token on each device, all layers alike (one KV cache group)."""
+        """Return the bytes of KV cache per token on each device, all layers alike (one KV cache
+        group).
+        """
         return self.layers * 2 * self.kv_heads_per_device(degree) * self.head_dim * ACTIVATION_BYTES
 
     def weight_bytes(self, degree: int) -> float:
-        """Bytes of weights on each device."""
+        """Return the bytes of weights on each device."""
         kv_params = 2 * self.hidden * self.head_dim * self.kv_heads_per_device(degree)
         attention = 2 * self.hidden * self.head_dim * self.heads / degree + kv_params
         whole = ACTIVATION_BYTES * (2 * self.hidden + self.hidden * self.experts)
@@ -81,7 +85,7 @@ class Model:
         return layers + self.embedding_bytes * self.embedding_params / degree
 
     def pieces(self, degree: int) -> list[Piece]:
-        """What is divided of the weights, on each device, in the order in which it is lent: MLPs
+        """Return the divided weights on each device, in the order in which they are lent: MLPs
         first.
         """
         whole = self.linear_bytes * 2 * self.hidden * self.head_dim
@@ -93,19 +97,21 @@ class Model:
         return [mlp] * self.layers + [attention] * self.layers + [vocabulary]
 
     def mlp_bytes(self, degree: int) -> float:
-        """Bytes of feed-forward weights on each device, of the experts if there are any."""
+        """Return the bytes of feed-forward weights on each device, of the experts if there are
+        any.
+        """
         of_each = self.expert_bytes * self.experts if self.experts else self.linear_bytes
         return self.layers * of_each * self.feed_forward_params / degree
 
 
 def names() -> list[str]:
-    """Names of the models whose configurations are packaged."""
+    """Return the names of the models whose configurations are packaged."""
     return sorted(_library())
 
 
 def load(name_or_path: str) -> Model:
-    """A packaged model by its name, or any model by the path of its `config.json` or of the folder
-    that has one.
+    """Load a packaged model by its name, or any model by the path of its `config.json` or of the
+    folder that has one.
 
     Raises:
         ConfigError: no such model, or a configuration that this cost model does not cover; names
@@ -174,7 +180,7 @@ def from_config(name: str, config: Mapping[str, Any], where: str) -> Model:
 
 
 def _count(config: Mapping[str, Any], where: str, *fields: str, default: int | None = None) -> int:
-    """The first of the fields that is there, a positive integer; null counts as absent."""
+    """Return the first field that is there, a positive integer; null counts as absent."""
     for field in fields:
         value = config.get(field)
         if value is None:
@@ -202,7 +208,7 @@ def _refuse_uncovered(config: Mapping[str, Any], where: str) -> None:
 
 
 def _weight_bytes(config: Mapping[str, Any], where: str) -> tuple[float, float]:
-    """Bytes per parameter of linear and of expert weights, scales included."""
+    """Return the bytes per parameter of linear and of expert weights, scales included."""
     quantization = config.get("quantization_config")
     if quantization is None:
         return 2.0, 2.0
@@ -221,7 +227,7 @@ def _weight_bytes(config: Mapping[str, Any], where: str) -> tuple[float, float]:
 
 
 def _sliding(config: Mapping[str, Any], where: str, layers: int) -> tuple[int, int]:
-    """Window in tokens and how many layers have it."""
+    """Return the window in tokens and how many layers have it."""
     if config.get("sliding_window") is None or config.get("use_sliding_window") is False:
         return 0, 0
     kinds = config.get("layer_types")

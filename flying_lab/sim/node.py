@@ -1,5 +1,5 @@
-"""One node in the simulator: the production controller, and a shell around it that carries its
-commands to engines.
+"""One node in the simulator: the production controller, and the shell that carries its commands to
+engines.
 """
 
 import math
@@ -44,7 +44,7 @@ from flying_serving.layout.groups import Group, Layout
 from flying_serving.predict.steps import Step
 
 TICK_S = 0.1
-"""As the live server's clock."""
+"""Seconds between two ticks, as of the live server's clock."""
 REST_S = 20.0
 """A live clock never stops; this one does after an idle time in which nothing changes any more."""
 STUCK_S = 60.0
@@ -156,14 +156,14 @@ class SimNode:
         )
 
     def start(self) -> None:
-        """The server is up: its clock begins to tick."""
+        """Start the server: its clock begins to tick."""
         self._rested_ticks = 0
         if not self._ticking:
             self._ticking = True
             self.clock.after(TICK_S, self._tick)
 
     def order(self, layout: Layout, mode: str) -> None:
-        """An operator orders a switch; only one may be under way."""
+        """Order a switch as an operator; only one may be under way."""
         self._carry_out(self.controller.order(layout, mode, None, self.clock.now_s)[1])
 
     def _admit(self, request: SimRequest, spec: RequestSpec, origin: Origin) -> None:
@@ -176,7 +176,7 @@ class SimNode:
         self.start()
 
     def _tick(self) -> None:
-        """As the live server's clock: measurements, then the controller."""
+        """Tick as the live server's clock does: measurements, then the controller."""
         if self._learns:
             self.controller.stepped(self._measured)
             self._measured.clear()
@@ -311,6 +311,6 @@ class SimNode:
         self.parts.recall(request)
 
     def _deliver(self, request: SimRequest, group: Group) -> None:
-        """A request has come to a group, unless it was dispatched elsewhere meanwhile."""
+        """Give a request to a group, unless it was dispatched elsewhere meanwhile."""
         if request.group is None and self.controller.state.group_of(request.request_id) == group:
             self.cluster.add(group, request)

@@ -13,7 +13,7 @@ from flying_serving.wire import SwitchAnswer
 
 class LayoutOrders:
     """Tells all engines of a switch, and the controller when they have answered; `carry_out` does
-    what it says then.
+    the commands that follow.
     """
 
     def __init__(
@@ -44,8 +44,8 @@ class LayoutOrders:
         begun_s: float,
         now_s: float,
     ) -> None:
-        """An engine has carried out an order that was sent at `begun_s`; `answers` are those to
-        this order.
+        """Note the answer of an engine that has carried out an order sent at `begun_s`; `answers`:
+        all to this order.
         """
         answers[engine] = SwitchAnswer((now_s - begun_s) * 1e3, 0.0, 0.0)
         if engine in switch.regrouped and answers.keys() >= set(switch.regrouped):
@@ -54,10 +54,10 @@ class LayoutOrders:
             self._clock.after(self._message_s, self._acknowledge, list(answers.values()))
 
     def _regroup(self) -> None:
-        """The engines whose groups change have answered an order."""
+        """Report that the engines whose groups change have answered an order."""
         self._carry_out(self._controller.regrouped(self._clock.now_s))
         self._clock.after(self._message_s, self._cluster.announce_migrations)
 
     def _acknowledge(self, answers: list[SwitchAnswer]) -> None:
-        """All engines have answered an order."""
+        """Report that all engines have answered an order."""
         self._carry_out(self._controller.acknowledged(answers, self._clock.now_s))

@@ -1,11 +1,12 @@
-"""The prefix cache of one group: which blocks of prompts its KV memory has from requests that it
-has served.
+"""The prefix cache of one group: blocks of prompts that its KV memory has from requests that it has
+served.
 
-As in vLLM, a block stays after its requests until its memory is needed, the least recently used one
-goes first, and the last token of a prompt is always computed. Coarser than vLLM: a hash id is there
-as a whole or not at all, outputs are not kept, and a request takes memory of its own also for
-blocks that it shares. The caches of a group and of its members are each bounded by the free memory,
-as if the others had none of it.
+As in vLLM, a block stays after its requests until its memory is needed, and the least recently used
+one goes first. The last token of a prompt is always computed.
+
+Coarser than vLLM: a hash id is there as a whole or not at all, and outputs are not kept. A request
+takes memory of its own also for blocks that it shares. The free memory bounds each cache of a group
+and of its members, as if the others had none of it.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from collections.abc import Sequence
 
 
 class PrefixCache:
-    """Hash ids whose KV a group has.
+    """The hash ids whose KV a group has.
 
     Args:
-        id_tokens: tokens that one hash id stands for.
+        id_tokens: tokens of one hash id.
         block_tokens: tokens in one KV block of the group.
     """
 
@@ -27,7 +28,7 @@ class PrefixCache:
         self._id_tokens = id_tokens
         self._block_tokens = block_tokens
         self._running: dict[int, int] = {}
-        """How many running requests have an id."""
+        """The number of running requests that have an id."""
         self._idle: dict[int, None] = {}
         """Ids of no running request, the least recently used first."""
 
@@ -35,8 +36,8 @@ class PrefixCache:
         return len(self._running) + len(self._idle)
 
     def find(self, hash_ids: Sequence[int], prompt_tokens: int) -> int:
-        """Tokens at the beginning of a prompt that need not be computed; counts as a use of
-        them.
+        """Return the tokens at the beginning of a prompt that need not be computed. Counts as a use
+        of them.
         """
         count = 0
         for hash_id in hash_ids:
@@ -53,14 +54,14 @@ class PrefixCache:
         return found_tokens
 
     def hold(self, hash_ids: Sequence[int]) -> None:
-        """A request has computed its prompt and runs."""
+        """Hold the ids of a request that has computed its prompt and runs."""
         for hash_id in hash_ids:
             self._idle.pop(hash_id, None)
             self._running[hash_id] = self._running.get(hash_id, 0) + 1
 
     def release(self, hash_ids: Sequence[int]) -> None:
-        """That request has left; the end of its prompt is to go before the beginning, which more
-        requests share.
+        """Release the ids of a request that has left. The end of its prompt is to go before the
+        beginning, which more requests share.
         """
         for hash_id in reversed(hash_ids):
             self._running[hash_id] -= 1
@@ -69,7 +70,7 @@ class PrefixCache:
                 self._idle[hash_id] = None
 
     def keep_within(self, free_blocks: int) -> None:
-        """Only so much memory is free: forget what is beyond it."""
+        """Forget idle ids that do not fit into the free blocks."""
         most = free_blocks * self._block_tokens // self._id_tokens
         while len(self._idle) > most:
             del self._idle[next(iter(self._idle))]

@@ -1,4 +1,4 @@
-"""What sends requests to engines by a plan of its own, in place of the controller's choice of a
+"""The sender of requests to engines by a plan of its own, in place of the controller's choice of a
 group.
 """
 

@@ -1,4 +1,4 @@
-"""What the lanes of the simulator work on: requests, KV blocks, and the contents of a step."""
+"""The work of the simulator's lanes: requests, KV blocks, and the contents of a step."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ class SimRequest:
 
     @property
     def context_tokens(self) -> int:
-        """Prompt and output so far."""
+        """Return the tokens of prompt and output until now."""
         return self.prompt_tokens + self.tokens
 
     @property
     def ended(self) -> bool:
-        """Whether it has all its tokens."""
+        """Return whether the request has all its tokens."""
         return self.tokens == self.output_tokens
 
     @property
@@ -79,8 +79,8 @@ class SimRequest:
 
 @dataclass(slots=True)
 class BlockPool:
-    """An engine's KV blocks. Lanes of all sizes take theirs from it; their prefix caches have what
-    is free.
+    """An engine's KV blocks. Lanes of all sizes take theirs from it; their prefix caches have the
+    free ones.
     """
 
     blocks: int
@@ -96,19 +96,19 @@ class GroupBlocks:
         self._block_tokens = block_tokens
 
     def holding(self, tokens: int) -> int:
-        """The number of blocks that hold a number of tokens."""
+        """Return the number of blocks that hold a number of tokens."""
         return -(-tokens // self._block_tokens)
 
     @property
     def free(self) -> int:
-        """Blocks that every member has free."""
+        """Return the blocks that every member has free."""
         if len(self._pools) == 1:
             return self._pools[0].free
         return min(pool.free for pool in self._pools)
 
     def take(self, blocks: int) -> None:
-        """Take free blocks, which a decoding request or several share out; negative to give them
-        back.
+        """Take free blocks, which a decoding request or several share out; negative to return
+        them.
         """
         for pool in self._pools:
             pool.free -= blocks
@@ -116,7 +116,9 @@ class GroupBlocks:
                 cache.keep_within(pool.free)
 
     def cache(self, id_tokens: int) -> PrefixCache:
-        """Begin to keep prompts in what is free; `id_tokens` is what one hash id stands for."""
+        """Begin to keep prompts in free blocks; `id_tokens` is the number of tokens of one hash
+        id.
+        """
         cache = PrefixCache(id_tokens, self._block_tokens)
         for pool in self._pools:
             pool.caches.append(cache)
@@ -143,7 +145,7 @@ class SimStep:
     Args:
         chunks: of prompts.
         sequences: decoding requests.
-        decode_context_tokens: tokens that these have computed before.
+        decode_context_tokens: tokens that the decoding requests have computed before.
         prompts: the requests of `chunks`.
     """
 
@@ -154,15 +156,15 @@ class SimStep:
 
     @property
     def prefill_tokens(self) -> int:
-        """Prompt tokens that it computes."""
+        """Return the prompt tokens that it computes."""
         return sum(chunk.new_tokens for chunk in self.chunks)
 
     @property
     def context_tokens(self) -> int:
-        """Tokens that its requests have computed before, decoding ones and prompts."""
+        """Return the tokens that its requests have computed before, decoding ones and prompts."""
         return self.decode_context_tokens + sum(chunk.tokens_before for chunk in self.chunks)
 
     @property
     def prefill_pairs(self) -> int:
-        """Prompt tokens times the tokens of their requests before them."""
+        """Return the prompt tokens times the tokens of their requests before them."""
         return sum(chunk.new_tokens * chunk.tokens_before for chunk in self.chunks)

@@ -1,17 +1,19 @@
-"""Where a router in front of several nodes sends a request, by rules that people run. No clock, no
-chance.
+"""The node to which a router in front of several nodes sends a request, by common rules. No clock,
+no chance.
 
 - `round-robin`: one node after the other.
-- `least-load`: the node with the fewest requests in flight, the first of those that have as few.
+- `least-load`: the node with the fewest requests in flight, the first of equal ones.
 - `cache-aware`: as the policy of this name in vllm-router 0.1.17, with its defaults. If requests in
-  flight differ much, the least loaded node; else the node that was first sent the longest part of
-  the prompt's beginning that the router has seen, if that is more than a certain share of the
-  prompt; else the least loaded node.
+  flight differ much, it takes the least loaded node. Otherwise it looks for the longest part of the
+  prompt's beginning that the router has seen. If that is more than a certain share of the prompt,
+  it takes the node that got this part first. If not, it takes the least loaded node.
 
 A request in flight is one that the router has sent and whose answer is not over. vllm-router
-compares text; here a prompt is its hash ids, so one without any is like no other, and blocks that
-differ have no beginning in common. Every two minutes vllm-router forgets what is above 2^25
-characters for a node, the oldest first; here nothing is forgotten.
+compares text; here a prompt is its hash ids. So a prompt without any is like no other, and blocks
+that differ have no beginning in common.
+
+Every two minutes vllm-router forgets beginnings beyond 2^25 characters for a node, the oldest
+first. Here nothing is forgotten.
 """
 
 from __future__ import annotations
@@ -29,11 +31,13 @@ class Router(Protocol):
     """Chooses nodes for requests, in the order in which they arrive."""
 
     def choose(self, request: Request, in_flight: Sequence[int]) -> int:
-        """The number of a node; `in_flight` has the requests of each."""
+        """Return the number of a node; `in_flight` has the requests of each."""
 
 
 def make_router(name: RouterName, block_tokens: int = MOONCAKE_BLOCK_TOKENS) -> Router:
-    """A router that has seen no request; `block_tokens` is what one hash id stands for."""
+    """Return a router that has seen no request; `block_tokens` is the number of tokens of one hash
+    id.
+    """
     match name:
         case "round-robin":
             return RoundRobin()
@@ -44,32 +48,32 @@ def make_router(name: RouterName, block_tokens: int = MOONCAKE_BLOCK_TOKENS) -> 
 
 
 class RoundRobin:
-    """One node after the other."""
+    """A router that takes one node after the other."""
 
     def __init__(self) -> None:
         self._next = 0
 
     def choose(self, request: Request, in_flight: Sequence[int]) -> int:
-        """The next one."""
+        """Return the next node in turn."""
         self._next += 1
         return (self._next - 1) % len(in_flight)
 
 
 class LeastLoad:
-    """The node with the fewest requests in flight."""
+    """A router that takes the node with the fewest requests in flight."""
 
     def choose(self, request: Request, in_flight: Sequence[int]) -> int:
-        """The first of those with the fewest."""
+        """Return the first node of all with the fewest requests in flight."""
         return in_flight.index(min(in_flight))
 
 
 @dataclass(frozen=True)
 class CacheAwareRules:
-    """When a cache-aware router goes by load, and when by prefixes.
+    """The conditions under which a cache-aware router goes by load, or by prefixes.
 
     Args:
         balance_abs_requests, balance_rel: it goes by load if the most requests in flight on a node
-            are more than so many above the fewest, and more than this many times the fewest.
+            exceed the fewest by more than the first, and are more than `balance_rel` times as many.
         cache_threshold: it goes by prefixes if more than this share of a prompt was seen before.
     """
 
@@ -78,13 +82,13 @@ class CacheAwareRules:
     cache_threshold: float = 0.3
 
     def imbalanced(self, in_flight: Sequence[int]) -> bool:
-        """Whether only the load counts."""
+        """Return whether only the load counts."""
         most, fewest = max(in_flight), min(in_flight)
         return most - fewest > self.balance_abs_requests and most > self.balance_rel * fewest
 
 
 class CacheAware:
-    """Sends prompts that begin alike to one node, as long as the load is balanced."""
+    """Sends prompts that begin alike to one node, while the load is balanced."""
 
     def __init__(self, rules: CacheAwareRules, block_tokens: int) -> None:
         self._rules = rules
@@ -92,7 +96,7 @@ class CacheAware:
         self._tree = PrefixTree()
 
     def choose(self, request: Request, in_flight: Sequence[int]) -> int:
-        """By load or by prefix; the node has the prompt from now on."""
+        """Choose a node by load or by prefix. It counts as having the prompt from now on."""
         node = in_flight.index(min(in_flight))
         if not self._rules.imbalanced(in_flight):
             blocks, owner = self._tree.match(request.hash_ids)
@@ -107,14 +111,16 @@ class CacheAware:
 
 
 class PrefixTree:
-    """Beginnings of prompts, each with the node that was sent it first."""
+    """Beginnings of prompts, each with the node that got it first."""
 
     def __init__(self) -> None:
         self._children: dict[tuple[int, int], int] = {}
         self._owners: list[int] = []
 
     def match(self, hash_ids: Sequence[int]) -> tuple[int, int | None]:
-        """Blocks of the longest beginning that is here, and its node; None if there is none."""
+        """Return the blocks of the longest beginning that is here, and its node; None if there is
+        none.
+        """
         place = blocks = 0
         for hash_id in hash_ids:
             child = self._children.get((place, hash_id))
@@ -124,7 +130,7 @@ class PrefixTree:
         return blocks, self._owners[place - 1] if place else None
 
     def insert(self, hash_ids: Sequence[int], node: int) -> None:
-        """A node is sent a prompt; beginnings that are here keep the node that they have."""
+        """Note a prompt that a node gets. Beginnings that are here keep their node."""
         place = 0
         for hash_id in hash_ids:
             child = self._children.get((place, hash_id))

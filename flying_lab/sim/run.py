@@ -1,4 +1,4 @@
-"""Serve a workload with a simulated system, and give the outcome the form of a benchmark's
+"""The run of a workload on a simulated system, and its outcome in the form of a benchmark's
 results.
 """
 
@@ -18,7 +18,7 @@ from flying_lab.workload.model import Request, Workload
 
 @dataclass(frozen=True)
 class Simulated:
-    """One system's run."""
+    """The run of one system, with its outcome."""
 
     system: System
     outcome: Outcome
@@ -27,8 +27,8 @@ class Simulated:
 
     @property
     def log(self) -> dict[str, Any] | None:
-        """Its switches in the form of a live server's log, times since the start of the workload;
-        None of several.
+        """Return its switches in the form of a live server's log, times since the start of the
+        workload; None of several nodes.
         """
         if not self.outcome.layouts:
             return None
@@ -42,8 +42,8 @@ class Simulated:
 def simulate(
     system: System, requests: Iterable[Request], progress: Callable[[int], None] | None = None
 ) -> Outcome:
-    """Serve requests, in the order of arrival, until all are over; `progress` gets their number now
-    and then.
+    """Serve requests, in the order of arrival, until all are over; `progress` gets the number of
+    finished ones now and then.
     """
     fleet = Fleet(system)
     fleet.run(requests, progress)
@@ -51,7 +51,7 @@ def simulate(
 
 
 def results(system: System, workload: Workload, outcome: Outcome, where: str) -> Results:
-    """The same table that `flying-serving bench` makes of a live server.
+    """Return the same table that `flying-serving bench` makes of a live server.
 
     Without kept times, a request gets its first token and, at its end, all others. `where`: model
     and hardware.

@@ -19,8 +19,8 @@ from flying_serving.predict.work import Objective
 
 
 def check_engine(machine: Machine, devices: int) -> None:
-    """Reject an engine that the machine or the model cannot have. Raises ConfigError, naming what
-    is allowed.
+    """Reject an engine that the machine or the model cannot have. Raises ConfigError, naming the
+    allowed values.
     """
     allowed = machine.degrees(machine.smallest_engine)
     if devices not in allowed or machine.devices % devices:
@@ -38,8 +38,8 @@ def flying(
     *,
     recomputes: bool = False,
 ) -> System:
-    """Our server with a policy: engines of `devices` devices in groups of every size that the model
-    allows.
+    """Build our server with a policy: engines of `devices` devices in groups of every size that the
+    model allows.
     """
     check_engine(machine, devices)
     sizes = [degree // devices for degree in machine.degrees(devices) if degree % devices == 0]
@@ -55,7 +55,9 @@ def flying(
 
 
 def _lending(system: System, machine: Machine) -> System:
-    """The same whose widest group lends its weights. Raises ConfigError if it cannot."""
+    """Return the same system with a widest group that lends its weights. Raises ConfigError if it
+    cannot.
+    """
     settings, capacity = system.settings, system.settings.capacity
     widest = max(capacity.tokens)
     if not isinstance(machine, Modelled):
@@ -78,13 +80,13 @@ def static(
     resident: int | None = None,
     time: DegreeTime | None = None,
 ) -> System:
-    """Stock vLLM: engines of `degree` devices that stay apart.
+    """Build stock vLLM: engines of `degree` devices that stay apart.
 
     Args:
         machine, degree, policy, options: devices of an engine; a policy that never changes the
             layout.
-        resident: devices that hold the weights once, if not those of an engine.
-        time: how long steps take, if not as usual.
+        resident: devices that hold the weights once, if not the devices of an engine.
+        time: step times, if not the machine's.
     """
     check_engine(machine, degree)
     engine = machine.engine(resident or degree, (1,), degree)
@@ -98,7 +100,7 @@ def system_of(
     engine: Engine,
     times: Mapping[int, DegreeTime],
 ) -> System:
-    """A server of engines that are alike, whose groups have the sizes of `times`."""
+    """Build a server of engines that are alike, whose groups have the sizes of `times`."""
     engines = machine.devices // engine.devices
     settings = Settings(
         engines=engines,
@@ -130,7 +132,7 @@ def system_of(
 def _calibration(
     times: Mapping[int, DegreeTime], capacity: Capacity, options: Options
 ) -> tuple[Step, ...]:
-    """The steps that a live server would measure at its start."""
+    """Return the steps that a live server would measure at its start."""
     steps = []
     for size, room_tokens in capacity.tokens.items():
         ended: set[tuple[bool, int]] = set()

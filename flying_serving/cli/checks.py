@@ -100,7 +100,7 @@ def probe(code: str) -> tuple[dict[str, Any] | None, str]:
 
 
 def python() -> Finding:
-    """Check that the interpreter's version is one that vLLM supports."""
+    """Check that the interpreter's version is one of 3.11 to 3.14."""
     version = platform.python_version()
     if (3, 11) <= sys.version_info[:2] <= (3, 14):
         return Finding("ok", "Python", version)

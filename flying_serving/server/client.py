@@ -175,7 +175,7 @@ class FlyingClient(AsyncMPClient):
         """Let requests end before the engines do: see `Shutdown`. Returns the seconds that are left
         for the engines.
 
-        None means that vLLM ends without a request to end; nothing is done then.
+        If `timeout_s` is None, vLLM ends without having been told to, and nothing is done.
         """
         if timeout_s is None or self._calls.ending:
             return timeout_s

@@ -1,1 +1,1 @@
-"""Systems of other papers, and what they need beside the parts of our own."""
+"""Systems of other papers, and the parts that they need beside our own."""

@@ -1,7 +1,7 @@
 """Gyges' scheduler (arXiv 2509.19729, algorithms 1 and 2) in the simulator: instances that join,
 and part again.
 
-An instance is an engine, or an aligned group of `size` of them that steps together, with the KV
+An instance is an engine, or an aligned group of `size` engines that steps together. It has the KV
 memory of the weights that it has lent. All requests of engines that join go on in the group, with
 their KV.
 """
@@ -28,17 +28,18 @@ Route = Literal["gyges", "by-length", "round-robin", "least-load"]
 
 @dataclass(frozen=True)
 class Transforming:
-    """How a simulated server changes the degree of its instances.
+    """The rules by which a simulated server changes the degree of its instances.
 
     Args:
         size: engines of a group.
         lent_blocks: KV blocks that each of them has while weights are lent.
-        up, down: what joining and parting take, by the KV tokens of the engine that has most of
-            them.
-        route: how instances are chosen. By the paper's algorithm 1, whose text leaves open when an
-            instance is a candidate: if it has room beside its other requests, or *by length*, if it
-            could ever hold the request. Or by what the paper compares with, where an engine that is
-            chosen for a request that it cannot hold joins its neighbours.
+        up, down: the pauses of joining and parting, by the KV tokens of the engine that has most.
+        route: how instances are chosen.
+
+    `gyges` and `by-length` are the paper's algorithm 1, whose text leaves open when an instance is
+    a candidate. With `gyges` it is one if it has room beside its other requests, *by length* if it
+    could ever hold the request. The others are the routers that the paper compares with. There an
+    engine that is chosen for a request that it cannot hold joins its neighbours.
     """
 
     size: int
@@ -54,11 +55,11 @@ class Instance:
 
     Args:
         group: its engines.
-        requests: beside each, KV tokens that it is expected to have at its end.
+        requests: with each, the KV tokens that it is expected to have at its end.
         long: how many of them an engine alone cannot hold.
         forms: its engines have not joined, or not parted, yet.
         lent: it has the KV memory of weights that are lent.
-        parts: it gives that back, to part.
+        parts: it frees that memory, to part.
     """
 
     group: Group
@@ -70,18 +71,18 @@ class Instance:
 
     @property
     def tokens(self) -> float:
-        """KV tokens of all its requests at their end."""
+        """Return the KV tokens of all its requests at their end."""
         return sum(self.requests.values())
 
     @property
     def load(self) -> float:
-        """The same per engine."""
+        """Return the KV tokens of all its requests at their end, per engine."""
         return self.tokens / len(self.group)
 
 
 @dataclass
 class TransformLog:
-    """How often engines have joined and parted, and for how long they did nothing else, in
+    """How often engines have joined and parted, and how long they did nothing beside it, in
     seconds.
     """
 
@@ -117,7 +118,7 @@ class Transforms:
     # ---- algorithm 1
 
     def send(self, request: SimRequest) -> None:
-        """A request arrives: choose an instance for it, or make one."""
+        """Choose an instance for a request that arrives, or make one."""
         tokens = request.prompt_tokens + request.output_tokens
         instance = self._schedule_request(tokens)
         expected = request.prompt_tokens + max(1.0, self._mean_outputs())
@@ -146,7 +147,9 @@ class Transforms:
         )
 
     def _unaware(self, tokens: int) -> Instance:
-        """Round robin, or the least load: whatever the request needs."""
+        """Choose round robin, or the least load. An instance that cannot hold the request is scaled
+        up.
+        """
         self._next += 1
         chosen = self.instances[(self._next - 1) % len(self.instances)]
         if self._how.route == "least-load":
@@ -156,7 +159,7 @@ class Transforms:
         return self._scale_up(aligned_group(chosen.group[0], self._how.size))
 
     def _check_reserve(self, instance: Instance, tokens: int) -> bool:
-        """Whether an instance without a long request must not get this one.
+        """Return whether an instance without a long request must not get this one.
 
         A group is to part soon. Engines that would have to join for the next long request keep room
         for it.
@@ -170,8 +173,8 @@ class Transforms:
         return self._wide_tokens - self._tokens_of(self._reserve) - tokens < self._longest_tokens
 
     def _update_reserve(self) -> None:
-        """The engines that would join next: those with the least load, unless some have joined
-        already.
+        """Note the engines that would join next: the group with the least load, unless some have
+        joined already.
         """
         apart = [group for group in self._groups if self._is_apart(group)]
         joined = len(apart) < len(self._groups)
@@ -180,7 +183,7 @@ class Transforms:
     # ---- algorithm 2
 
     def ended(self, run: SimRequest) -> bool:
-        """A request is over; it goes on nowhere."""
+        """Note the end of a request. Returns False: it continues on no other instance."""
         instance = self._of.pop(run)
         del instance.requests[run]
         instance.long -= run.prompt_tokens + run.output_tokens > self._narrow_tokens
@@ -200,7 +203,9 @@ class Transforms:
     # ---- changes of instances
 
     def _scale_up(self, group: Group) -> Instance:
-        """Engines that are apart join. What they have on the way goes to the group."""
+        """Join engines that are apart. Their requests, also the ones on their way, go to the
+        group.
+        """
         old = [one for one in self.instances if one.group[0] in group]
         new = Instance(group, forms=True)
         pause = self._how.up(max(one.tokens for one in old))
@@ -225,7 +230,7 @@ class Transforms:
         self._schedule_parallelism(instance)
 
     def _give_back(self, instance: Instance) -> None:
-        """Take the blocks of lent weights from the KV cache, if they are free."""
+        """Remove the blocks of lent weights from the KV cache, if they are free."""
         free = min(self._cluster.pools[engine].free for engine in instance.group)
         if not instance.lent or free < self._how.lent_blocks:
             instance.parts = False
@@ -238,7 +243,7 @@ class Transforms:
         )
 
     def _part(self, instance: Instance) -> None:
-        """Weights are back: the engines part, unless requests have come for which they must not."""
+        """Part the engines, whose weights are back, unless new requests forbid it."""
         if not self._may_part(instance):
             instance.parts = False
             self._lend(instance)
@@ -274,7 +279,9 @@ class Transforms:
         instance.long += request.prompt_tokens + request.output_tokens > self._narrow_tokens
 
     def _deliver(self, request: SimRequest) -> None:
-        """A request reaches its instance; if that forms just now, it begins with the others."""
+        """Give a request to its instance; if that forms just now, the request begins with the
+        others.
+        """
         instance = self._of[request]
         if request.group is None and not instance.forms:
             self._cluster.add(instance.group, request)
@@ -288,7 +295,7 @@ class Transforms:
     def _migrate(
         self, requests: dict[SimRequest, float], group_of: Callable[[SimRequest], Group]
     ) -> None:
-        """Take requests out of their lanes and add them to others: those with KV before all that
+        """Take requests out of their lanes and add them to others: requests with KV before all that
         wait there.
         """
         for request in requests:
@@ -307,7 +314,7 @@ class Transforms:
 
 
 def _give_blocks(pools: Iterable[BlockPool], blocks: int) -> None:
-    """Give each engine so many blocks more, or fewer if negative."""
+    """Give each engine `blocks` blocks more, or fewer if negative."""
     for pool in pools:
         pool.blocks += blocks
         pool.free += blocks

@@ -8,8 +8,8 @@ from flying_lab.sim.requests import Chunk, SimStep
 
 
 def sequence_parallel(machine: Modelled, base: int, degree: int) -> DegreeTime:
-    """Steps that divide the tokens over `degree / base` parts, each with the weights of `base`
-    devices.
+    """Return step times that divide the tokens over `degree / base` parts, each with the weights of
+    `base` devices.
 
     Attention is divided by heads, as in a tensor parallel step, with an exchange of activations
     before and after it.
@@ -17,7 +17,7 @@ def sequence_parallel(machine: Modelled, base: int, degree: int) -> DegreeTime:
     tensor = LaneCost(machine.model, machine.kind.hardware, degree)
     part = LaneCost(machine.model, machine.kind.hardware, base)
     parts = degree // base
-    # an all-to-all of a part moves so much less
+    # the share of an all-to-all that one part moves
     row_bytes = machine.model.hidden * ACTIVATION_BYTES / (2 * parts)
 
     def seconds(step: SimStep) -> float:
@@ -32,11 +32,13 @@ def sequence_parallel(machine: Modelled, base: int, degree: int) -> DegreeTime:
 
 
 def pipelined(machine: Modelled, base: int, stages: int) -> DegreeTime:
-    """Steps of a pipeline of `stages` engines of `base` devices, each with its share of the layers.
+    """Return step times of a pipeline of `stages` engines of `base` devices, each with its share of
+    the layers.
 
-    The step's requests are as many microbatches as there are stages, prompts cut in so many pieces.
-    No stage ever waits for another one (the best that a pipeline can do), so each token takes as
-    long as its microbatch on one engine with all layers, and a message from stage to stage.
+    The step's requests form as many microbatches as there are stages, and each prompt is cut into
+    this number of pieces. No stage ever waits for another one (the best that a pipeline can do). So
+    a token takes the time of its microbatch on one engine with all layers, and a message from stage
+    to stage.
     """
     cost = LaneCost(machine.model, machine.kind.hardware, base)
     line, link = (

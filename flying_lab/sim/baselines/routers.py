@@ -9,21 +9,21 @@ from flying_serving.layout.groups import Group, Layout
 
 
 class RoundRobin(GroupChoice):
-    """One group after the other."""
+    """A choice of one group after the other."""
 
     _next = 0
 
     def place(self, request: RequestState, layout: Layout, *_: Any, **__: Any) -> Group:
-        """The next one."""
+        """Return the next group in turn."""
         self._next += 1
         return layout.groups[(self._next - 1) % len(layout.groups)]
 
 
 class LeastLoad(GroupChoice):
-    """The group with the fewest requests."""
+    """A choice of the group with the fewest requests."""
 
     def place(self, request: RequestState, layout: Layout, *_: Any, **__: Any) -> Group:
-        """The first of those with the fewest."""
+        """Return the first group of all with the fewest requests."""
         return min(layout.groups, key=lambda group: len(self.state.loads[group].requests))
 
 

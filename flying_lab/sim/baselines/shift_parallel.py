@@ -9,8 +9,8 @@ from flying_lab.sim.requests import SimStep
 
 
 def shifting(machine: Modelled, base: int, degree: int) -> DegreeTime:
-    """Steps of Shift Parallelism: tensor parallel over all or sequence parallel over `degree /
-    base`, as is faster.
+    """Return step times of Shift Parallelism: the faster of tensor parallel over all and sequence
+    parallel over `degree / base`.
     """
     tensor = LaneCost(machine.model, machine.kind.hardware, degree)
     sequence = sequence_parallel(machine, base, degree)

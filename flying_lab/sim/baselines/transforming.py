@@ -14,7 +14,8 @@ By name:
   `seesaw`, and is made in place, beside steps.
 - `loongserve`: a group is sequence parallel, with all weights in each engine. Its KV memory is the
   engines'. It is made at once, nothing is copied.
-- `kunserve-serial`, `loongserve-serial`: the same, of whose engines one works at a time.
+- `kunserve-serial`, `loongserve-serial`: as without `-serial`, but one engine of a group works at a
+  time.
 """
 
 from __future__ import annotations
@@ -39,13 +40,15 @@ from flying_serving.layout.groups import Group, Layout
 from flying_serving.policy.policies import POLICIES
 
 WIDEST = 4
-"""Engines of a group at most: the paper's groups have degree 4."""
+"""The most engines of a group: the paper's groups have degree 4."""
 Make = Callable[[Transformation, Work], Pause]
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """What a group is, which weights it lends, how it is made, and how instances are chosen."""
+    """A kind of group: its steps, the weights that it lends, how it is made, and how instances are
+    chosen.
+    """
 
     parallel: Callable[[Modelled, int, int], DegreeTime]
     lent: Lent
@@ -62,8 +65,9 @@ def _sequence(machine: Modelled, devices: int, size: int) -> DegreeTime:
 
 
 def _serial(machine: Modelled, devices: int, size: int) -> DegreeTime:
-    """One engine works at a time, as Gyges' section 2 says of pipelines and sequence
-    parallelism.
+    """Return the step times of a group of which one engine works at a time.
+
+    Gyges' section 2 says that of pipelines and sequence parallelism.
     """
     return machine.step_time(devices)
 
@@ -92,19 +96,19 @@ KINDS = {
     "kunserve-serial": _Kind(_serial, "all", _beside),
     "loongserve-serial": _Kind(_serial, "nothing", _nothing),
 }
-"""By name."""
+"""The kinds of servers, by the name of the system."""
 
 
 class Anywhere(GroupChoice):
-    """Any group: instances are chosen after it, by `Transforms`."""
+    """A choice of any group. `Transforms` chooses instances after it."""
 
     def place(self, request: RequestState, layout: Layout, *_: Any, **__: Any) -> Group:
-        """The first one."""
+        """Return the first group of the layout."""
         return layout.groups[0]
 
 
 def transforming(machine: Modelled, devices: int, options: Options, name: str) -> System:
-    """A server of one of KINDS, of engines of `devices` devices.
+    """Build a server of one of KINDS, of engines of `devices` devices.
 
     Raises:
         ConfigError: no two engines can join.
