@@ -1,4 +1,4 @@
-"""`flying-serving plot`: figures of what `flying-serving bench` measured."""
+"""`flying-serving plot`: figures of the results of `flying-serving bench`."""
 
 from pathlib import Path
 from typing import Annotated

@@ -82,7 +82,7 @@ class Clock(Decimal):
             passed = datetime.fromisoformat(found[1] + zone).astimezone(UTC) - datetime(
                 1970, 1, 1, tzinfo=UTC
             )
-        except (ValueError, OverflowError):  # a time zone can lead out of what a datetime holds
+        except (ValueError, OverflowError):  # a time zone can lead beyond the range of a datetime
             raise WorkloadError(
                 "TIMESTAMP", cell, "a time like 2023-11-16 18:17:03.9799600"
             ) from None

@@ -1,4 +1,4 @@
-"""Tables for what a server reports: pure functions from JSON to rich renderables."""
+"""Tables of the reports of a server: pure functions from JSON to rich renderables."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class FlyingClient(AsyncMPClient):
         await self.shell.abort(request_ids)
 
     async def process_engine_outputs(self, outputs: EngineCoreOutputs) -> None:
-        """Take a batch of outputs, for each of which vLLM calls this: see `Shell.take`."""
+        """Take a batch of outputs, as `Shell.take` does. vLLM calls this for each batch."""
         await self.shell.take(self._calls.received(outputs))
 
     async def get_output_async(self) -> Any:
@@ -154,7 +154,7 @@ class FlyingClient(AsyncMPClient):
         await super().pause_scheduler_async(mode, clear_cache)
 
     async def sleep_async(self, level: int = 1, mode: PauseMode = "abort") -> None:
-        """Pause, which is what level 0 is.
+        """Pause, as level 0 does.
 
         Raises:
             GracefulHTTPError: 400 for a level that releases memory, which lanes share.

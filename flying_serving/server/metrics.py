@@ -95,7 +95,7 @@ class ServerMetrics:
 
 
 def drop_engine_series(registry: CollectorRegistry) -> None:
-    """Take vLLM's gauges of NODE_SERIES, which are by engine, out of what `/metrics` shows."""
+    """Remove vLLM's gauges of NODE_SERIES, which are by engine, from `/metrics`."""
     for name in NODE_SERIES:
         collector = registry._names_to_collectors.get(name)  # noqa: SLF001 - the library finds collectors by no public way
         if collector is not None:

@@ -214,7 +214,7 @@ def _total(tensors: list[torch.Tensor]) -> torch.Tensor:
 def _added(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> torch.Tensor:
     """Return how much a stage adds to its input, as a norm, shape (tokens).
 
-    Which of its inputs are the residual stream is not known. The choice is all inputs of the
+    It is not known which of its inputs are the residual stream. The choice is all inputs of the
     output's shape, one of them or none: the one that leaves least.
     """
     total = _total(outputs)

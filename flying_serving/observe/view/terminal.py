@@ -1,4 +1,4 @@
-"""The live view in a terminal: from the JSON of `GET /flying/view` to what rich draws."""
+"""The live view in a terminal: from the JSON of `GET /flying/view` to renderables of rich."""
 
 from collections.abc import Mapping, Sequence
 from math import ceil

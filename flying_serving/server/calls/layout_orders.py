@@ -190,7 +190,7 @@ class LayoutOrders:
         return answered if self._controller.is_changing(switch) else None
 
     def failed(self, switch: Switch, error: Exception) -> None:
-        """Note a switch of which engines could not be told, or which one of them did not answer."""
+        """Note the failure of a switch: engines did not get its order, or one did not answer."""
         self._controller.failed(switch, str(error), self._clock())
         if not self._calls.ending:
             logger.error("layout %s -> %s failed: %s", switch.old, switch.new, error)

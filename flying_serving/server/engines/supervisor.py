@@ -81,7 +81,7 @@ class EngineSupervisor:
     def _ended(self, engine: int, sentinel: int) -> None:
         """Note the end of an engine's process, and report its loss unless the server ends."""
         asyncio.get_running_loop().remove_reader(sentinel)
-        # where a signal has told it to end, that may be on its way to the server too
+        # a signal that has ended the engine may be on its way to the server too
         in_s = LEFT_S if self._pulse.has_left(engine) else 0.0
         self._calls.background(self._lose(engine, sentinel, in_s))
 

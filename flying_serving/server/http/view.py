@@ -37,7 +37,7 @@ async def view(request: Request) -> JSONResponse:
     if not hasattr(shared, "flying_rolling"):
         shared.flying_rolling = Rolling(deployment.engines)
         roll(shared.engine_client, shared.flying_rolling)
-    # the next look has what they answer
+    # the next look has their answers
     shell.figures.ask(to_ask(shell.controller, shell.figures.latest))
     shown = state(
         shell.controller,

@@ -39,7 +39,7 @@ def make_run_dir(parent: str | None = None) -> str:
     owner = os.getpid()
 
     def remove() -> None:
-        if os.getpid() == owner:  # engines are forked, with what is registered here
+        if os.getpid() == owner:  # engines are forked, with this function registered
             remove_run_dir(path)
 
     atexit.register(remove)
