@@ -72,8 +72,8 @@ class CacheAwareRules:
     """The conditions under which a cache-aware router goes by load, or by prefixes.
 
     Args:
-        balance_abs_requests, balance_rel: it goes by load if the most requests in flight on a node
-            exceed the fewest by more than the first, and are more than `balance_rel` times as many.
+        balance_abs_requests, balance_rel: it goes by load if the most requests in flight on a node,
+            less the fewest, exceed the first. They must also exceed the second times the fewest.
         cache_threshold: it goes by prefixes if more than this share of a prompt was seen before.
     """
 

@@ -33,7 +33,7 @@ class Transforming:
     Args:
         size: engines of a group.
         lent_blocks: KV blocks that each of them has while weights are lent.
-        up, down: the pauses of joining and parting, by the KV tokens of the engine that has most.
+        up, down: pauses of joining and parting, by the KV tokens of the engine that has most.
         route: how instances are chosen.
 
     `gyges` and `by-length` are the paper's algorithm 1, whose text leaves open when an instance is

@@ -147,8 +147,8 @@ def choose_group_sizes(
     others.
 
     Raises:
-        ConfigError: for a requested size that they do not allow, with the reason; if the number of
-            engines is not 1, 2, 4 or 8.
+        ConfigError: for a requested size that they do not allow, with the reason. Also if there are
+            not 1, 2, 4 or 8 engines.
     """
     engines = config.parallel_config.data_parallel_size
     if not is_power_of_two(engines) or engines > MAX_ENGINES:
