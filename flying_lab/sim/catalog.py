@@ -1,22 +1,22 @@
-"""Every system that can be simulated, by name: our policies, and what they are compared with.
+"""Every system that can be simulated, by name: our policies, and systems to compare with.
 
-- `static-dp`, `static-tp`, `static-tp2` ...: stock vLLM at one degree, whose engines hold the
-  weights once each; so a wide one has more room for KV than a group of ours, whose members each
-  hold all of an engine's weights.
+- `static-dp`, `static-tp`, `static-tp2` ...: stock vLLM at one degree. Each engine holds the
+  weights once. So a wide one has more room for KV than a group of ours, whose members each hold all
+  weights of an engine.
 - `round-robin`, `least-load`: `static-dp` with a router that counts requests only.
 - `split`: our server apart, which splits requests over two engines where that is predicted better
   (DynaServe).
 - `pd-disagg`: disaggregated serving: the first engine of a pair computes prompts, the second one
   decodes.
-- `shift-parallel`: Shift Parallelism (Arctic Inference): all devices in one engine, tensor parallel
-  for small batches and sequence parallel for large ones, chosen by each step's tokens; both have
+- `shift-parallel`: Shift Parallelism (Arctic Inference): all devices in one engine. Steps are
+  tensor parallel for small batches and sequence parallel for large ones, by their tokens. Both have
   the same KV layout.
 - `gyges`, `gyges-...`, `seesaw`, `kunserve`, `loongserve`: engines that join and part, see
   `baselines/transforming.py`.
-- `fork`: what the Flying Serving authors have released: eager mode, waits for old requests before
-  it switches for load, cannot switch while idle, and computes requests again that a hard switch has
-  paused. When to switch, which they leave to an operator, is decided by `auto`'s predictions, with
-  the cost of waiting.
+- `fork`: the release of the Flying Serving authors. It runs in eager mode, and waits for old
+  requests before it switches for load. It cannot switch while idle, and computes requests again
+  that a hard switch has paused. The authors leave the time of a switch to an operator. Here
+  `auto`'s predictions decide it, with the cost of waiting.
 """
 
 from collections.abc import Callable

@@ -25,10 +25,10 @@ from flying_serving.scheduling.batches import Batches, Running
 
 
 class Finished(NamedTuple):
-    """What a step has done.
+    """The outcome of a step.
 
     `first`: requests with their first token of this lane. `ended`: requests that the lane is done
-    with, as they have all their tokens or those that they may have here.
+    with, as they have all tokens that they may have here.
     """
 
     first: list[SimRequest]

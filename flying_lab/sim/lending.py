@@ -19,9 +19,9 @@ as live.
 
 
 class WeightOrders:
-    """Tells all engines of a group to lend their weights or to have them back.
+    """Tells all engines of a group to lend their weights or to fetch them back.
 
-    The controller hears when all have done it, and `carry_out` does what it says then.
+    The controller hears when all have done it, and `carry_out` gets its commands.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class WeightOrders:
             )
 
     def tell(self, command: LendWeights | FetchWeights) -> None:
-        """Tell the engines of a group.
+        """Tell the engines of a group to lend or fetch their weights.
 
-        They lend all pieces once nothing is left of their narrower lanes. They have all pieces back
-        as fast as their room is free.
+        They lend all pieces once no request of their narrower lanes is left. They fetch all pieces
+        back as fast as their room is free.
         """
         group, clock = command.group, self._cluster.clock
         if isinstance(command, LendWeights):
@@ -56,7 +56,9 @@ class WeightOrders:
             clock.after(self._message_s, self._begin, self._members(group), False, done)
 
     def _over(self, hear: Callable[[Group, float], list[Command]], group: Group) -> None:
-        """All engines of a group have lent their weights, or have them back."""
+        """Report to the controller that all engines of a group have lent their weights, or have
+        them back.
+        """
         self._carry_out(hear(group, self._cluster.clock.now_s))
 
     def _prepare(self, group: Group, done: Callable[[], None]) -> None:

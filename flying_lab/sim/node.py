@@ -64,9 +64,9 @@ class System:
         step_time: how long their steps take.
         calibration: steps that a live server would have measured at its start.
         placing: how its controller chooses groups.
-        hint: what clients say of the output that they expect, by the actual one; they say nothing
-            without it.
-        sender: makes what sends requests to engines, if its controller does not decide that.
+        hint: the output length that clients announce, by the actual one; without it they announce
+            none.
+        sender: makes the sender of requests to engines, if its controller does not choose them.
         hash_id_tokens: tokens of one hash id of the prompts that prefix caches keep; None if they
             keep nothing.
     """
@@ -203,7 +203,9 @@ class SimNode:
         self.controller.finished(waiting, self.clock.now_s, aborted=True)
 
     def _report(self, request: SimRequest) -> None:
-        """Tell the controller of new tokens; those of a prefix are of no request."""
+        """Tell the controller of new tokens, except tokens of a prefix, which belong to no
+        request.
+        """
         if self.parts.is_prefix(request):
             return
         count = request.tokens - request.reported_tokens

@@ -1,4 +1,4 @@
-"""What became of the requests of a node, and which layouts it had."""
+"""The outcome of a simulated node: its requests, layouts and switches."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from flying_serving.layout.groups import Layout
 
 
 class Refusal(NamedTuple):
-    """A request that was not served."""
+    """A request that was not served, and why."""
 
     request: SimRequest
     reason: str
@@ -24,8 +24,8 @@ class LayoutChange(NamedTuple):
 
 @dataclass
 class Outcome:
-    """What became of the requests of a node, its layouts and switches, and when weights began to be
-    lent.
+    """The outcome of a node: its requests, layouts and switches, and the times when a loan of
+    weights began.
     """
 
     ended: list[SimRequest] = field(default_factory=list)

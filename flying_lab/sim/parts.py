@@ -19,7 +19,7 @@ from flying_serving.predict.migrations import cost_within
 
 
 class Phase(Enum):
-    """Where a part is; it ends with HANDING_OFF, or when it is dropped."""
+    """The phases of a part. It ends with HANDING_OFF, or when it is dropped."""
 
     PREFIX = auto()
     """The first group computes the beginning of the prompt, the second waits for its KV."""
@@ -40,7 +40,8 @@ class Handoff(NamedTuple):
 class _Part:
     """The part of a request, whose KV the first group offers as `offer`.
 
-    `prefix`: what the first group computes of a prompt that is split; None behind the prompt.
+    `prefix`: the beginning of a split prompt, which the first group computes; None if the split is
+    behind the prompt.
     """
 
     request: SimRequest
@@ -62,7 +63,7 @@ class SplitParts:
         self._parts: dict[str, _Part] = {}
         self._of_prefix: dict[SimRequest, str] = {}
         self.handoffs: list[Handoff] = []
-        """All that second groups have begun with."""
+        """The handoffs of all second groups that have begun."""
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -80,7 +81,9 @@ class SplitParts:
         self._parts[request.request_id] = _Part(request, command.kv.number, Phase.AHEAD)
 
     def go_on(self, command: Dispatch) -> bool:
-        """Let the second group go on with what it pulls. False if it pulls nothing of a request."""
+        """Let the second group go on with the KV that it pulls. Returns False if it pulls nothing
+        of a request.
+        """
         part, kv = self._parts.get(command.request_id), command.migrated_from
         if part is None or kv is None or kv.number != part.offer:
             return False
@@ -103,21 +106,23 @@ class SplitParts:
             self._hand_off_prefix(part, prefix.computed_tokens)
 
     def recall(self, request: SimRequest) -> None:
-        """A request does not wait any more for KV that its second group pulls."""
+        """Stop the wait of a request for KV that its second group pulls."""
         part = self._parts.get(request.request_id)
         if part is not None and part.phase is Phase.HANDING_OFF:
             del self._parts[request.request_id]
 
     def is_prefix(self, run: SimRequest) -> bool:
-        """Whether a lane runs this for another request."""
+        """Return whether a lane runs this for another request."""
         return run in self._of_prefix
 
     def served_by(self, run: SimRequest) -> str:
-        """The id of the request that a lane serves by this run: its own, but for a prefix."""
+        """Return the id of the request that a lane serves by this run: its own, except for a
+        prefix.
+        """
         return self._of_prefix.get(run, run.request_id)
 
     def prefix_ended(self, prefix: SimRequest) -> str:
-        """The first group has computed a prefix. Returns the id of its request."""
+        """End a prefix that the first group has computed. Returns the id of its request."""
         request_id = self._of_prefix.pop(prefix)
         self._hand_off_prefix(self._parts[request_id], prefix.prompt_tokens)
         return request_id
@@ -129,7 +134,7 @@ class SplitParts:
         return self._cluster.shape.options.message_s
 
     def _arrive(self, prefix: SimRequest, group: Group) -> None:
-        """A prefix reaches the first group, unless it was dropped meanwhile."""
+        """Give a prefix to the first group, unless it was dropped meanwhile."""
         if self.is_prefix(prefix):
             self._cluster.add(group, prefix)
 
@@ -149,7 +154,9 @@ class SplitParts:
         self._cluster.clock.after(waited_s, self._handed_off, part)
 
     def _handed_off(self, part: _Part) -> None:
-        """The second group has all KV of the first one, unless the request has left it."""
+        """Begin a request in the second group, which has all KV of the first one, unless the
+        request has left it.
+        """
         if self._parts.get(part.request.request_id) is part:
             del self._parts[part.request.request_id]
             self._deliver(part.request, part.second)

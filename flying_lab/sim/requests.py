@@ -21,11 +21,11 @@ class SimRequest:
     """One request. Times in seconds, NaN until then.
 
     Args:
-        output_tokens: all that it is to have; `limit_tokens`: those of them that it may have when
+        output_tokens: all that it is to have; `limit_tokens`: how many of them it may have when
             its group is done with it.
         tokens: output tokens that it has. While it decodes, `DecodeBatch.sync` brings them up to
             date.
-        reported_tokens: those of them that the controller knows.
+        reported_tokens: how many of these tokens the controller knows.
         computed_tokens: tokens whose KV is in `group` or, since `left_s`, in the group that it has
             left.
         target_tokens: tokens to compute before the next one is sampled.
