@@ -8,7 +8,7 @@ no chance.
   prompt's beginning that the router has seen. If that is more than a certain share of the prompt,
   it takes the node that got this part first. If not, it takes the least loaded node.
 
-A request in flight is one that the router has sent and whose answer is not over. vllm-router
+A request in flight is one that the router has sent and whose answer is not over. The original
 compares text; here a prompt is its hash ids. So a prompt without any is like no other, and blocks
 that differ have no beginning in common.
 

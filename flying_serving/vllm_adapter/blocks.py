@@ -45,9 +45,9 @@ class SchedulerPool:
     def valid_tokens(self, request: Any) -> int:
         """Return how many of a request's first tokens have KV; its last token never has.
 
-        Tokens of a step under way do not count. While the request's own first step is under way,
-        tokens from the prefix cache do not count either: vLLM caches them as soon as the step that
-        computes them is scheduled.
+        Tokens of a step under way do not count. Tokens from the prefix cache do not count either
+        while the request's own first step is under way. The reason is that vLLM caches them as soon
+        as the step that computes them is scheduled.
         """
         valid = request.num_computed_tokens - request.num_in_flight_tokens
         cached = self.scheduler.cached_tokens.get(request.request_id, 0)
