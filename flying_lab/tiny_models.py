@@ -318,7 +318,7 @@ def write_tokenizer(path: Path, vocab_size: int) -> None:
 def main() -> None:
     """Write one model from the command line."""
     parser = argparse.ArgumentParser(
-        "python -m flying_serving.testing.tiny", description="write a tiny random model"
+        "python -m flying_lab.tiny_models", description="write a tiny random model"
     )
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("path", type=Path)

@@ -20,7 +20,7 @@ MAX_ENGINES = 8
 
 MODES: tuple[str, ...] = ("weave", "hard", "sequential", "soft", "migrate")
 MIGRATING_MODES = ("soft", "migrate")
-"""With these some requests migrate when all engines have answered."""
+"""With these some requests migrate, once the engines whose groups change have answered."""
 LOAN_SHARE = 0.05
 """Share of an engine's time for pieces of weights that go or come while requests run."""
 TOLD_S = 5.0

@@ -185,7 +185,7 @@ def running(token_gap_s: float = 0.0) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser("python -m tests.bench.mock", description=__doc__)
+    parser = argparse.ArgumentParser("python -m harness.mock_server", description=__doc__)
     parser.add_argument("token_gap_s", type=float)
     options = parser.parse_args()
     try:

@@ -2,7 +2,7 @@
 
     IDLE --begin--> WAITING --advance--> ORDERED --regrouped--> REGROUPED --acknowledged--> IDLE
 
-A switch may fail, or be dropped, in any phase. Then the phase is IDLE again.
+A switch may fail in any phase, and may be dropped in WAITING. Then the phase is IDLE again.
 """
 
 from collections.abc import Collection, Mapping

@@ -209,7 +209,11 @@ class Controller:
     # ---- the consequences of an event
 
     def _settle(self, now_s: float, *, decides: bool = False) -> list[Command]:
-        """Advance until nothing is left to do, in the order of the package's docstring."""
+        """Advance until nothing is left to do, in the order of the package's docstring.
+
+        `_change` may begin a switch, which settles again; a switch is under way by then, so no
+        other begins.
+        """
         commands = self._changeover.advance(now_s)
         commands += self._place_waiting(now_s)
         return commands + self._change(now_s, decides=decides)

@@ -6,6 +6,9 @@
         |           |            |            |
         +-----------+------------+------------|--> ADMITTED, DROPPED
         +-----------+------------+------------+--> FORWARDED --> ABORTED
+
+PULLING ends by RESERVED, FORWARDED or ABORTED. ABORTED may follow every phase but ADMITTED and
+DROPPED.
 """
 
 from collections.abc import Mapping

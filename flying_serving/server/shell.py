@@ -251,7 +251,7 @@ class Shell:
                         group,
                     )
                 ]
-            case Recall(request_id, group):
+            case Recall(request_id, group):  # without an offer; `_retain` has those with one
                 return [
                     self._send(
                         EngineCoreRequestType.ABORT, [self.streams.recall(request_id)], group

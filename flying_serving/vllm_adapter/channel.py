@@ -56,7 +56,7 @@ class ClientChannel:
 
     @property
     def engines_dead(self) -> bool:
-        """True if an engine has ended."""
+        """True if the engines of the server have ended, and it ends too."""
         return bool(self._client.resources.engine_dead)
 
     @property

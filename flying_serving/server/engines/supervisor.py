@@ -1,10 +1,10 @@
 """The loss of an engine and its return, in the order of events.
 
-1. `_ended`: its process ends, or `liveness.py` has killed it. 2. `_lose`: tells the other engines
-(`peer_notices.py`), then the controller, which has the
-   requests of the engine run elsewhere.
-3. `_bring_back`: once the other engines have answered, tries `_start` until it succeeds. 4.
-`_join`: tells the other engines that it is back, then the controller.
+1. `_ended`: its process ends, or `liveness.py` has killed it.
+2. `_lose`: tells the other engines (`peer_notices.py`), then the controller, which has the requests
+   of the engine run elsewhere.
+3. `_bring_back`: once the other engines have answered, tries `_start` until it succeeds.
+4. `_join`: tells the other engines that it is back, then the controller.
 """
 
 import asyncio
