@@ -59,19 +59,7 @@ EXEMPT = {
 }
 """Names that stay, and why."""
 FLAG_OR_METRIC = re.compile(r"--[a-z][a-z-]*=?|flying:[a-z_]+")
-PROSE = (
-    "flying_serving/*.py",
-    "flying_serving/comm/**/*.py",
-    "flying_serving/controller/**/*.py",
-    "flying_serving/engine/**/*.py",
-    "flying_serving/layout/**/*.py",
-    "flying_serving/memory/**/*.py",
-    "flying_serving/migration/**/*.py",
-    "flying_serving/placement/**/*.py",
-    "flying_serving/policy/**/*.py",
-    "flying_serving/predict/**/*.py",
-    "flying_serving/scheduling/**/*.py",
-)
+PROSE = ("flying_serving/**/*.py", "flying_lab/**/*.py")
 """Files whose docstrings follow the rule of prose, as patterns below the root."""
 MOST_WORDS = 25
 """Words of a sentence. Code in backticks is one word."""
