@@ -25,7 +25,7 @@ PATIENCE = 1.5
 """Factor of the predicted wait of a switch for old requests, after which its mode changes."""
 
 
-class Phase(Enum):
+class SwitchPhase(Enum):
     """The phases of the switch under way.
 
     IDLE: no switch is under way.
@@ -41,14 +41,14 @@ class Phase(Enum):
     REGROUPED = "regrouped"
 
 
-NEXT: Mapping[Phase, tuple[Phase, ...]] = {
-    Phase.IDLE: (Phase.WAITING,),
-    Phase.WAITING: (Phase.ORDERED, Phase.IDLE),
-    Phase.ORDERED: (Phase.REGROUPED, Phase.IDLE),
-    Phase.REGROUPED: (Phase.IDLE,),
+TRANSITIONS: Mapping[SwitchPhase, tuple[SwitchPhase, ...]] = {
+    SwitchPhase.IDLE: (SwitchPhase.WAITING,),
+    SwitchPhase.WAITING: (SwitchPhase.ORDERED, SwitchPhase.IDLE),
+    SwitchPhase.ORDERED: (SwitchPhase.REGROUPED, SwitchPhase.IDLE),
+    SwitchPhase.REGROUPED: (SwitchPhase.IDLE,),
 }
 """The phases that may follow a phase."""
-HOLDING = ((Phase.WAITING, "sequential"), (Phase.ORDERED, "migrate"))
+HOLDING = ((SwitchPhase.WAITING, "sequential"), (SwitchPhase.ORDERED, "migrate"))
 """The phases in which switches of these modes keep new requests waiting.
 
 By *migrate* they wait until engines whose groups change have answered. These answer after the step
@@ -90,14 +90,14 @@ class Changeover:
         self._state = state
         self._bookings = bookings
         self._splitter = splitter
-        self.phase = Phase.IDLE
+        self.phase = SwitchPhase.IDLE
         self._change: Change | None = None
         self._pauses_older = False
         """True if engines pause older lanes, as a hard switch was the last."""
 
-    def _enter(self, phase: Phase) -> None:
+    def _enter(self, phase: SwitchPhase) -> None:
         """Enter the next phase. Raises RuntimeError if it may not follow the present one."""
-        if phase not in NEXT[self.phase]:
+        if phase not in TRANSITIONS[self.phase]:
             raise RuntimeError(f"a switch that is {self.phase.value} cannot be {phase.value} next")
         self.phase = phase
 
@@ -106,18 +106,18 @@ class Changeover:
     @property
     def is_under_way(self) -> bool:
         """True if there is a switch."""
-        return self.phase is not Phase.IDLE
+        return self.phase is not SwitchPhase.IDLE
 
     @property
-    def holds(self) -> bool:
+    def holds_requests(self) -> bool:
         """True if the switch keeps new requests waiting."""
         change = self._change
         return change is not None and (self.phase, change.switch.mode) in HOLDING
 
     @property
-    def waits_for_idle(self) -> Switch | None:
+    def untold_switch(self) -> Switch | None:
         """The switch, as long as no engine knows of it."""
-        if self._change is None or self.phase is not Phase.WAITING:
+        if self._change is None or self.phase is not SwitchPhase.WAITING:
             return None
         return self._change.switch
 
@@ -143,7 +143,7 @@ class Changeover:
         A switch of an operator, without a decision, undoes all splits, others those of groups that
         end.
         """
-        self._enter(Phase.WAITING)
+        self._enter(SwitchPhase.WAITING)
         state = self._state
         draining = state.outside(layout)
         switch = Switch(state.layout, layout, mode, now_s, state.running, draining, decision)
@@ -164,21 +164,21 @@ class Changeover:
         state, change = self._state, self._change
         if change is None:
             return [*state.lending.fetch((), state.loads, now_s)]
-        if self.phase is Phase.WAITING and change.is_overdue(now_s):
+        if self.phase is SwitchPhase.WAITING and change.is_overdue(now_s):
             shot = snapshot(state, state.lanes(), now_s)
             change.switch.mode = at_once(shot, change.switch.new, state.settings.objective)
 
         groups = change.switch.new.groups
         leaving = state.lending.stages.keys() - set(groups)
         fetches = state.lending.fetch(leaving, state.loads, now_s)
-        if self.phase is not Phase.WAITING:
+        if self.phase is not SwitchPhase.WAITING:
             return [*fetches]
         if change.waits_for_requests or not all(map(state.lending.has_weights, groups)):
             return [*fetches, *self._end_pause()]
         return [*fetches, *self._order(change, now_s)]
 
     def _order(self, change: Change, now_s: float) -> list[Command]:
-        self._enter(Phase.ORDERED)
+        self._enter(SwitchPhase.ORDERED)
         state, switch = self._state, change.switch
         if change.begun_mode != "soft":
             # requests that began while it waited for weights
@@ -188,7 +188,7 @@ class Changeover:
         self._pauses_older = switch.mode == "hard"
 
         order = Order(switch, change.weave_steps)
-        if self.holds:
+        if self.holds_requests:
             return [order]
         return [order, *self._bookings.recall(switch.draining, now_s, streams=False)]
 
@@ -201,9 +201,9 @@ class Changeover:
 
     def regrouped(self, now_s: float) -> list[Command]:
         """Let requests that migrate leave: the engines whose groups change have answered."""
-        change, was_holding = self._change, self.holds
+        change, was_holding = self._change, self.holds_requests
         assert change is not None
-        self._enter(Phase.REGROUPED)
+        self._enter(SwitchPhase.REGROUPED)
         draining = change.switch.draining
         commands: list[Command] = []
         if was_holding:
@@ -245,16 +245,16 @@ class Changeover:
 
     def drop(self, reason: str, now_s: float) -> None:
         """End a switch that no engine knows of."""
-        assert self.waits_for_idle is not None
-        self.waits_for_idle.dropped(reason, now_s)
+        assert self.untold_switch is not None
+        self.untold_switch.dropped(reason, now_s)
         self._end()
 
     def take_in(self, engine: int) -> None:
         """Add an engine that is back, alone, to the layout of a switch that no engine knows of."""
-        if self.waits_for_idle is not None:
-            self.waits_for_idle.new = self.waits_for_idle.new.beside(engine)
+        if self.untold_switch is not None:
+            self.untold_switch.new = self.untold_switch.new.beside(engine)
 
     def _end(self) -> None:
-        self._enter(Phase.IDLE)
+        self._enter(SwitchPhase.IDLE)
         self._change = None
         self._state.switches.prune()

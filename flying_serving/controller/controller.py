@@ -93,7 +93,7 @@ class Controller:
             return None
         return commands + self._settle(now_s, decides=request_id in self.state.pool)
 
-    def given_up(self, request_id: str) -> list[Command]:
+    def ends_at_full_group(self, request_id: str) -> list[Command]:
         """Revoke the offer of a request that ends in its group, as `group_full` found no other."""
         return self.bookings.revoke_offer(self.state.started[request_id])
 
@@ -120,8 +120,8 @@ class Controller:
         """Act on the time that has passed: fail overdue suspects, reject expired requests, ask the
         policy.
         """
-        commands = self.recovery.give_up(now_s)
-        waits = len(self.state.pool) > 0 and not self._changeover.holds
+        commands = self.recovery.fail_overdue_suspects(now_s)
+        waits = len(self.state.pool) > 0 and not self._changeover.holds_requests
         self.admission.pace.tick(now_s, waits=waits)
         commands += self._dispatcher.reject_expired(now_s)
         return commands + self._settle(now_s, decides=True)
@@ -136,9 +136,9 @@ class Controller:
         return self._changeover.is_under_way
 
     @property
-    def waits_for_idle(self) -> Switch | None:
+    def untold_switch(self) -> Switch | None:
         """The switch under way, as long as no engine knows of it."""
-        return self._changeover.waits_for_idle
+        return self._changeover.untold_switch
 
     def is_changing(self, switch: Switch) -> bool:
         """Return whether this switch is under way. It is not, once an engine was lost."""
@@ -171,7 +171,7 @@ class Controller:
             self._changeover.fail(problem, now_s)
 
     def drop(self, reason: str, now_s: float) -> list[Command]:
-        """Do not make the switch that `waits_for_idle`; requests that it held back go on."""
+        """Do not make the switch that `untold_switch`; requests that it held back go on."""
         self._changeover.drop(reason, now_s)
         return self._settle(now_s)
 
@@ -221,7 +221,7 @@ class Controller:
     def _place_waiting(self, now_s: float) -> list[Command]:
         """Give groups to requests that wait, and lend weights to one that needs them."""
         state, changeover = self.state, self._changeover
-        if changeover.holds:
+        if changeover.holds_requests:
             return []
         if changeover.is_under_way:
             return self._dispatcher.place_waiting(now_s, splits=False)

@@ -111,7 +111,7 @@ class Dispatcher:
         return [
             group
             for group in state.layout.groups
-            if len(group) in request.sizes and lending.holds(group) >= request.needed_tokens
+            if len(group) in request.sizes and lending.room_tokens(group) >= request.needed_tokens
         ]
 
     # ---- ends
@@ -156,7 +156,7 @@ class Dispatcher:
 
         state, group = self._state, request.group
         assert group is not None
-        is_full = state.lending.holds(group) <= request.context_tokens
+        is_full = state.lending.room_tokens(group) <= request.context_tokens
         kv = None if request.offer is None else KVOffer(group, request.offer)
 
         if self._has_wider(request):

@@ -84,7 +84,7 @@ class FaultRecovery:
         self._note_cornered(now_s)
         return commands
 
-    def give_up(self, now_s: float) -> list[Command]:
+    def fail_overdue_suspects(self, now_s: float) -> list[Command]:
         """Fail suspects that have waited for too long for engines to come back."""
         if not self._cornered_s:
             return []

@@ -68,7 +68,9 @@ class GroupChoice:
                 with_room[group] = migration
 
         lending = self.state.lending
-        lasting = [group for group in with_room if lending.holds(group) >= request.likely_tokens]
+        lasting = [
+            group for group in with_room if lending.room_tokens(group) >= request.likely_tokens
+        ]
         return min(
             lasting or with_room,
             key=lambda group: self._score(request, group, lanes, with_room[group]),
@@ -136,7 +138,9 @@ class GroupChoice:
             groups = self._there(request.sizes[0])
         needed, lending = request.needed_tokens, self.state.lending
         return [
-            group for group in groups if lending.is_open(group) and lending.holds(group) >= needed
+            group
+            for group in groups
+            if lending.is_open(group) and lending.room_tokens(group) >= needed
         ]
 
     def _there(self, size: int) -> list[Group]:

@@ -55,7 +55,7 @@ def node_load(state: ClusterState, max_model_len: int) -> NodeLoad:
     behind = sum(max(0, len(loads[group].requests) - most_seqs) for group in loads.groups)
     shares = {engine: _share(state, engine) for engine in layout.engines}
     free = sum(
-        lending.holds(group) * (1 - max(shares[engine] for engine in group))
+        lending.room_tokens(group) * (1 - max(shares[engine] for engine in group))
         for group in layout.groups
     )
     most_tokens = state.settings.capacity.most_tokens
@@ -66,7 +66,7 @@ def node_load(state: ClusterState, max_model_len: int) -> NodeLoad:
         kv_tokens_free=int(free),
         kv_usage=sum(shares.values()) / len(shares) if shares else 0.0,
         longest_request_tokens=min(
-            max_model_len, max(map(lending.holds, layout.groups), default=0)
+            max_model_len, max(map(lending.room_tokens, layout.groups), default=0)
         ),
         longest_request_tokens_any_layout=min(
             max_model_len, max((most_tokens[size] for size in state.formable), default=0)
@@ -86,5 +86,5 @@ def _share(state: ClusterState, engine: int) -> float:
     """Return the share of an engine's KV memory that requests of all its groups have."""
     groups = state.loads.of_engine(engine)
     return min(
-        1.0, sum(_held_tokens(state, group) / state.lending.holds(group) for group in groups)
+        1.0, sum(_held_tokens(state, group) / state.lending.room_tokens(group) for group in groups)
     )

@@ -97,7 +97,7 @@ class WeightLending:
         if size < self._widest:
             return self._capacity.tokens[size]
         return min(
-            self.holds(group) - self._on_loan(group, loads)
+            self.room_tokens(group) - self._on_loan(group, loads)
             if stage is Stage.LENT
             else self._capacity.tokens[size]
             for group, stage in self.stages.items()
@@ -111,7 +111,7 @@ class WeightLending:
             if self.needs_loan(request)
         )
 
-    def holds(self, group: Group) -> int:
+    def room_tokens(self, group: Group) -> int:
         """Return the tokens that a group has room for now."""
         is_lent = self.stages.get(group) is Stage.LENT
         return self._capacity.lent_tokens if is_lent else self._capacity.tokens[len(group)]
@@ -123,8 +123,10 @@ class WeightLending:
         have the tokens of a whole group.
         """
         if self.stages.get(group) is not Stage.CLOSING:
-            return self.holds(group)
-        return min(self._capacity.lent_tokens, self.holds(group) + self._on_loan(group, loads))
+            return self.room_tokens(group)
+        return min(
+            self._capacity.lent_tokens, self.room_tokens(group) + self._on_loan(group, loads)
+        )
 
     def room(self, request: RequestState, group: Group) -> int:
         """Return the tokens that a request may have in a group.
@@ -132,7 +134,11 @@ class WeightLending:
         They are more than a whole group holds only if it needs them now. Otherwise weights that
         come back could leave it without room for its next token.
         """
-        return self.holds(group) if self.needs_loan(request) else self._capacity.tokens[len(group)]
+        return (
+            self.room_tokens(group)
+            if self.needs_loan(request)
+            else self._capacity.tokens[len(group)]
+        )
 
     def outer(self, group: Group) -> Group:
         """Return the widest group with these engines."""

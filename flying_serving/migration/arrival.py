@@ -25,7 +25,7 @@ Way = tuple[Group, int]
 """The group that KV comes from, and the size of the lane where it arrives."""
 
 
-class Phase(Enum):
+class ArrivalPhase(Enum):
     """The state of an arriving request.
 
     EXPECTED: its owner offers nothing yet. OFFERED: KV can be pulled, and the request has no blocks
@@ -45,18 +45,20 @@ class Phase(Enum):
     DROPPED = "dropped"
 
 
-_ENDS = {Phase.ADMITTED, Phase.FORWARDED, Phase.ABORTED, Phase.DROPPED}
-TRANSITIONS: Mapping[Phase, frozenset[Phase]] = {
-    Phase.EXPECTED: frozenset({Phase.OFFERED, *_ENDS}),
-    Phase.OFFERED: frozenset({Phase.RESERVED, *_ENDS}),
-    Phase.RESERVED: frozenset({Phase.PULLING, *_ENDS}),
+_ENDS = {ArrivalPhase.ADMITTED, ArrivalPhase.FORWARDED, ArrivalPhase.ABORTED, ArrivalPhase.DROPPED}
+TRANSITIONS: Mapping[ArrivalPhase, frozenset[ArrivalPhase]] = {
+    ArrivalPhase.EXPECTED: frozenset({ArrivalPhase.OFFERED, *_ENDS}),
+    ArrivalPhase.OFFERED: frozenset({ArrivalPhase.RESERVED, *_ENDS}),
+    ArrivalPhase.RESERVED: frozenset({ArrivalPhase.PULLING, *_ENDS}),
     # while members write, no other request may have the blocks
-    Phase.PULLING: frozenset({Phase.RESERVED, Phase.FORWARDED, Phase.ABORTED}),
+    ArrivalPhase.PULLING: frozenset(
+        {ArrivalPhase.RESERVED, ArrivalPhase.FORWARDED, ArrivalPhase.ABORTED}
+    ),
     # until the last member has answered, a client may still end the request
-    Phase.FORWARDED: frozenset({Phase.ABORTED}),
-    Phase.ADMITTED: frozenset(),
-    Phase.ABORTED: frozenset(),
-    Phase.DROPPED: frozenset(),
+    ArrivalPhase.FORWARDED: frozenset({ArrivalPhase.ABORTED}),
+    ArrivalPhase.ADMITTED: frozenset(),
+    ArrivalPhase.ABORTED: frozenset(),
+    ArrivalPhase.DROPPED: frozenset(),
 }
 """The phases that may follow each phase."""
 
@@ -86,7 +88,7 @@ class Arrival:
     source: KVSource
     last_progress_s: float
     prefetch_tokens: int | None = None
-    phase: Phase = Phase.EXPECTED
+    phase: ArrivalPhase = ArrivalPhase.EXPECTED
     blocks: list[int] = field(default_factory=list)
     reserved_tokens: int = 0
     cached_tokens: int = 0
@@ -95,7 +97,7 @@ class Arrival:
     writers: set[int] = field(default_factory=set)
     forwarded_as: int | None = None
 
-    def enter(self, phase: Phase) -> None:
+    def enter(self, phase: ArrivalPhase) -> None:
         """Change the phase. Raises IntegrityError if it cannot follow the present one."""
         if phase not in TRANSITIONS[self.phase]:
             change = f"from {self.phase.value} to {phase.value}"
@@ -130,7 +132,7 @@ class Arrival:
     @property
     def has_blocks(self) -> bool:
         """True if blocks are set aside for it, and more of its KV may come."""
-        return self.phase in (Phase.RESERVED, Phase.PULLING)
+        return self.phase in (ArrivalPhase.RESERVED, ArrivalPhase.PULLING)
 
     @property
     def runs_here(self) -> bool:

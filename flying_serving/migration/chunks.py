@@ -5,7 +5,7 @@ The owner frees a chunk when it is here, so a request never holds all of its blo
 
 from collections.abc import Mapping
 
-from flying_serving.migration.arrival import Arrival, Phase, Way
+from flying_serving.migration.arrival import Arrival, ArrivalPhase, Way
 from flying_serving.migration.offers import Offer
 from flying_serving.vllm_adapter.blocks import SchedulerPool
 
@@ -86,7 +86,7 @@ class Chunks:
                 return False
             arrival.cached_tokens, arrival.blocks = prepared
             arrival.pulled_tokens = arrival.cached_tokens
-            arrival.enter(Phase.RESERVED)
+            arrival.enter(ArrivalPhase.RESERVED)
 
         arrival.reserved_tokens = tokens
         arrival.last_progress_s = now_s
@@ -99,7 +99,11 @@ class Chunks:
         blocks are free.
         """
         for arrival in self._arrivals.values():
-            if arrival.size == size and arrival.runs_here and arrival.phase is not Phase.EXPECTED:
+            if (
+                arrival.size == size
+                and arrival.runs_here
+                and arrival.phase is not ArrivalPhase.EXPECTED
+            ):
                 arrival.last_progress_s = now_s
 
     def in_time(self, arrival: Arrival, stop: int, limit_s: float | None) -> tuple[int, float]:

@@ -5,7 +5,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from flying_serving.migration.arrival import Arrival, Phase
+from flying_serving.migration.arrival import Arrival, ArrivalPhase
 from flying_serving.migration.host import TargetHost
 from flying_serving.migration.messages import ReleaseKV
 from flying_serving.vllm_adapter.blocks import SchedulerPool
@@ -48,8 +48,8 @@ class IncomingRequests:
         """End requests, which have ended elsewhere too."""
         for request_id in request_ids:
             arrival = self.by_id.get(request_id)
-            if arrival is not None and arrival.phase is not Phase.ABORTED:
-                self._end(arrival, Phase.ABORTED)
+            if arrival is not None and arrival.phase is not ArrivalPhase.ABORTED:
+                self._end(arrival, ArrivalPhase.ABORTED)
 
     def forward(self, request_id: str, number: int) -> bool:
         """End a request here that continues elsewhere before it is admitted. Return False if it
@@ -58,9 +58,9 @@ class IncomingRequests:
         arrival = self.by_id.get(request_id)
         if arrival is None:
             return False
-        if arrival.phase is not Phase.ABORTED:
+        if arrival.phase is not ArrivalPhase.ABORTED:
             arrival.forwarded_as = number
-            self._end(arrival, Phase.FORWARDED)
+            self._end(arrival, ArrivalPhase.FORWARDED)
         return True
 
     def dissolve(self, size: int) -> None:
@@ -70,8 +70,8 @@ class IncomingRequests:
         arriving = self.of_lane(size)
         for arrival in arriving:
             arrival.writers.clear()
-            if arrival.phase is not Phase.ABORTED:
-                arrival.enter(Phase.ABORTED)
+            if arrival.phase is not ArrivalPhase.ABORTED:
+                arrival.enter(ArrivalPhase.ABORTED)
             self.free(arrival)
 
     def forget_kv(self) -> None:
@@ -85,7 +85,7 @@ class IncomingRequests:
     def admit(self, arrival: Arrival, tokens: int) -> None:
         """Give a request to its scheduler, with the KV of its first `tokens` tokens."""
         pool, request = self._pools[arrival.size], arrival.request
-        arrival.enter(Phase.ADMITTED)
+        arrival.enter(ArrivalPhase.ADMITTED)
         if tokens > arrival.cached_tokens:
             pool.arrived(request, tokens)
             self._migrated += 1
@@ -102,9 +102,9 @@ class IncomingRequests:
         if arrival.runs_here:
             self.admit(arrival, arrival.pulled_tokens)
         else:  # it may be pulled at once when the request itself arrives
-            self._end(arrival, Phase.DROPPED)
+            self._end(arrival, ArrivalPhase.DROPPED)
 
-    def _end(self, arrival: Arrival, phase: Phase) -> None:
+    def _end(self, arrival: Arrival, phase: ArrivalPhase) -> None:
         """End a request that does not run here. Its blocks are freed when no member writes into
         them.
         """
@@ -114,7 +114,7 @@ class IncomingRequests:
 
     def free(self, arrival: Arrival) -> None:
         """Free the blocks of a request that has ended, or keep them for the next target."""
-        if arrival.phase is Phase.FORWARDED:
+        if arrival.phase is ArrivalPhase.FORWARDED:
             assert arrival.forwarded_as is not None
             # cached tokens alone are not offered: a step under way may yet compute them
             has_pulled = arrival.pulled_tokens > arrival.cached_tokens

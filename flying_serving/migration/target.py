@@ -7,7 +7,7 @@ request passes through them. `incoming_requests.py` has the beginning and the en
 from collections.abc import Mapping
 
 from flying_serving.layout.groups import aligned_group
-from flying_serving.migration.arrival import Arrival, Phase, Way
+from flying_serving.migration.arrival import Arrival, ArrivalPhase, Way
 from flying_serving.migration.chunks import Chunks
 from flying_serving.migration.host import TargetHost
 from flying_serving.migration.incoming_requests import IncomingRequests
@@ -91,8 +91,8 @@ class Target:
             self._incoming.admit(arrival, 0)
             return None
 
-        if arrival.phase is Phase.EXPECTED:
-            arrival.enter(Phase.OFFERED)
+        if arrival.phase is ArrivalPhase.EXPECTED:
+            arrival.enter(ArrivalPhase.OFFERED)
             arrival.last_progress_s = now_s
         return offer
 
@@ -154,7 +154,7 @@ class Target:
         )
 
         arrival.pulling_tokens = stop
-        arrival.enter(Phase.PULLING)
+        arrival.enter(ArrivalPhase.PULLING)
         if arrival.size == 1:
             self._host.pull(message)
             self._end_pull(arrival)
@@ -184,7 +184,7 @@ class Target:
         if arrival.has_ended:
             self._incoming.free(arrival)
             return
-        arrival.enter(Phase.RESERVED)
+        arrival.enter(ArrivalPhase.RESERVED)
         if arrival.runs_here and arrival.pulled_tokens == arrival.usable_tokens:
             self._incoming.admit(arrival, arrival.pulled_tokens)
         elif offer is not None and arrival.is_chunked(offer):

@@ -47,7 +47,7 @@ from flying_serving.server.requests.streams import Streams
 from flying_serving.vllm_adapter.beginnings import is_beginning
 from flying_serving.vllm_adapter.history import why_not_migratable
 
-WITHOUT_REQUEST = (Order, Weave, DropPart, LendWeights, FetchWeights)
+EVEN_IF_FAILED = (Order, Weave, DropPart, LendWeights, FetchWeights)
 """Commands that are carried out even if a request has failed."""
 PARTS = (DispatchPrefix, PullAhead)
 """Commands whose failure leaves an ordinary request."""
@@ -157,7 +157,7 @@ class Shell:
         """
         continuing = self.controller.group_full(output.request_id, now_s)
         if continuing is None:
-            self.carry_out(self.controller.given_up(output.request_id))
+            self.carry_out(self.controller.ends_at_full_group(output.request_id))
             finished.append(output.request_id)
             return self._finish([output.request_id], now_s)
         output.finish_reason = output.stop_reason = None
@@ -196,7 +196,7 @@ class Shell:
         dead: EngineDeadError | None = None
         while left:
             command = left.popleft()
-            if not isinstance(command, WITHOUT_REQUEST) and command.request_id in failed:
+            if not isinstance(command, EVEN_IF_FAILED) and command.request_id in failed:
                 continue
             if (
                 isinstance(command, Recall | DropPart)
@@ -213,7 +213,7 @@ class Shell:
                 left += self._failed(command, error)
                 failed |= (
                     set()
-                    if isinstance(command, (*WITHOUT_REQUEST, *PARTS))
+                    if isinstance(command, (*EVEN_IF_FAILED, *PARTS))
                     else {command.request_id}
                 )
         self._retain(retained)

@@ -236,10 +236,10 @@ class Episode(RuleBasedStateMachine):
     def order(self, data: st.DataObject, mode: str) -> None:
         self.shell.order(data.draw(st.sampled_from(self.shell.controller.state.layouts)), mode)
 
-    @precondition(lambda self: self.shell.controller.waits_for_idle is not None)
+    @precondition(lambda self: self.shell.controller.untold_switch is not None)
     @rule()
     def drop(self) -> None:
-        switch = self.shell.controller.waits_for_idle
+        switch = self.shell.controller.untold_switch
         self.shell.drop()
         assert not self.shell.controller.changing
         assert not switch.open

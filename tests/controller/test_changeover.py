@@ -6,7 +6,7 @@ import pytest
 
 from flying_serving.config import MODES
 from flying_serving.controller.bookings import Bookings
-from flying_serving.controller.changeover import NEXT, PATIENCE, Changeover, Phase
+from flying_serving.controller.changeover import PATIENCE, TRANSITIONS, Changeover, SwitchPhase
 from flying_serving.controller.commands import Order
 from flying_serving.controller.group_choice import GroupChoice
 from flying_serving.controller.requests import RequestSpec, RequestState
@@ -49,15 +49,15 @@ def end_old(state: ClusterState) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_waiting_switch_holds_requests_only_if_sequential(mode: str) -> None:
     _, changeover = begun(mode)
-    assert changeover.phase is Phase.WAITING
-    assert changeover.holds == (mode == "sequential")
+    assert changeover.phase is SwitchPhase.WAITING
+    assert changeover.holds_requests == (mode == "sequential")
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_busy_old_group_delays_the_order_of_two_modes(mode: str) -> None:
     _, changeover = begun(mode)
     changeover.advance(100.5)
-    assert changeover.phase is (Phase.WAITING if mode in WAITS else Phase.ORDERED)
+    assert changeover.phase is (SwitchPhase.WAITING if mode in WAITS else SwitchPhase.ORDERED)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -76,10 +76,10 @@ def test_ordered_switch_holds_requests_only_if_it_migrates(mode: str) -> None:
     state, changeover = begun(mode)
     end_old(state)
     changeover.advance(102.0)
-    assert changeover.phase is Phase.ORDERED
-    assert changeover.holds == (mode == "migrate")
+    assert changeover.phase is SwitchPhase.ORDERED
+    assert changeover.holds_requests == (mode == "migrate")
     changeover.regrouped(103.0)
-    assert not changeover.holds
+    assert not changeover.holds_requests
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -89,7 +89,7 @@ def test_answers_of_all_engines_end_the_switch(mode: str) -> None:
     changeover.advance(102.0)
     changeover.regrouped(103.0)
     changeover.acknowledged([ANSWER], 104.0)
-    assert changeover.phase is Phase.IDLE
+    assert changeover.phase is SwitchPhase.IDLE
     assert not changeover.is_under_way
 
 
@@ -127,7 +127,7 @@ def test_failed_switch_is_over_in_any_phase() -> None:
         for advance in (changeover.advance, changeover.regrouped)[:phases]:
             advance(101.0)
         changeover.fail("engine 1 did not answer", 102.0)
-        assert changeover.phase is Phase.IDLE
+        assert changeover.phase is SwitchPhase.IDLE
 
 
 def test_phase_out_of_order_is_refused() -> None:
@@ -143,4 +143,4 @@ def test_second_switch_at_a_time_is_refused() -> None:
 
 
 def test_table_of_phases_has_a_row_for_each() -> None:
-    assert set(NEXT) == set(Phase)
+    assert set(TRANSITIONS) == set(SwitchPhase)

@@ -40,7 +40,7 @@ def test_a_switch_that_waits_can_be_dropped(mode: str) -> None:
     shell.order(WIDE, mode)
     shell.arrive("b", SHORT)
     shell.arrive("c", SHORT)
-    switch = shell.controller.waits_for_idle
+    switch = shell.controller.untold_switch
     assert switch is not None
     shell.drop()
     assert shell.waiting() == []
@@ -49,7 +49,7 @@ def test_a_switch_that_waits_can_be_dropped(mode: str) -> None:
     assert switch.cutover_ms is None
     assert not switch.open
     shell.order(WIDE, "weave")
-    assert shell.controller.waits_for_idle is None
+    assert shell.controller.untold_switch is None
     shell.acknowledge()
     assert shell.dispatched == []
     shell.settle(3)

@@ -5,15 +5,17 @@ from itertools import product
 import pytest
 
 from flying_serving.errors import IntegrityError
-from flying_serving.migration.arrival import TRANSITIONS, Arrival, Phase
+from flying_serving.migration.arrival import TRANSITIONS, Arrival, ArrivalPhase
 from flying_serving.migration.offers import KVSource, Offer
 from tests.engine.schedulers import Request
 
-PAIRS = list(product(Phase, Phase))
-ENDS = [Phase.ADMITTED, Phase.FORWARDED, Phase.ABORTED, Phase.DROPPED]
+PAIRS = list(product(ArrivalPhase, ArrivalPhase))
+ENDS = [ArrivalPhase.ADMITTED, ArrivalPhase.FORWARDED, ArrivalPhase.ABORTED, ArrivalPhase.DROPPED]
 
 
-def arrival(phase: Phase = Phase.EXPECTED, prefetch_tokens: int | None = None) -> Arrival:
+def arrival(
+    phase: ArrivalPhase = ArrivalPhase.EXPECTED, prefetch_tokens: int | None = None
+) -> Arrival:
     """A request of ten tokens that arrives in lane 1 from the second engine."""
     request = Request("a", 10, 5)
     source = KVSource((1,), 7)
@@ -21,20 +23,20 @@ def arrival(phase: Phase = Phase.EXPECTED, prefetch_tokens: int | None = None) -
 
 
 def test_the_table_has_a_row_for_each_phase() -> None:
-    assert set(TRANSITIONS) == set(Phase)
+    assert set(TRANSITIONS) == set(ArrivalPhase)
 
 
 def test_each_phase_is_reached_from_the_first() -> None:
-    reached = {Phase.EXPECTED}
+    reached = {ArrivalPhase.EXPECTED}
     while more := {after for phase in reached for after in TRANSITIONS[phase]} - reached:
         reached |= more
-    assert reached == set(Phase)
+    assert reached == set(ArrivalPhase)
 
 
 @pytest.mark.parametrize(
     ("before", "after"), [pair for pair in PAIRS if pair[1] in TRANSITIONS[pair[0]]]
 )
-def test_a_phase_of_the_table_follows(before: Phase, after: Phase) -> None:
+def test_a_phase_of_the_table_follows(before: ArrivalPhase, after: ArrivalPhase) -> None:
     arriving = arrival(before)
     arriving.enter(after)
     assert arriving.phase is after
@@ -43,7 +45,9 @@ def test_a_phase_of_the_table_follows(before: Phase, after: Phase) -> None:
 @pytest.mark.parametrize(
     ("before", "after"), [pair for pair in PAIRS if pair[1] not in TRANSITIONS[pair[0]]]
 )
-def test_wrong_phase_is_an_error_and_changes_no_arrival(before: Phase, after: Phase) -> None:
+def test_wrong_phase_is_an_error_and_changes_no_arrival(
+    before: ArrivalPhase, after: ArrivalPhase
+) -> None:
     arriving = arrival(before)
     with pytest.raises(IntegrityError, match=f"a: from {before.value} to {after.value}"):
         arriving.enter(after)
@@ -59,25 +63,25 @@ def test_a_prefetch_uses_the_tokens_that_its_request_will_have() -> None:
 
 
 def test_a_request_that_arrives_after_its_prefetch_keeps_the_phase() -> None:
-    arriving = arrival(Phase.RESERVED, prefetch_tokens=4)
+    arriving = arrival(ArrivalPhase.RESERVED, prefetch_tokens=4)
     arriving.run_here(Request("a", 13, 5), 105.0)  # type: ignore[arg-type]
-    assert arriving.phase is Phase.RESERVED
+    assert arriving.phase is ArrivalPhase.RESERVED
 
 
 def test_a_request_that_arrives_after_its_prefetch_uses_its_own_tokens() -> None:
-    arriving = arrival(Phase.RESERVED, prefetch_tokens=4)
+    arriving = arrival(ArrivalPhase.RESERVED, prefetch_tokens=4)
     arriving.run_here(Request("a", 13, 5), 105.0)  # type: ignore[arg-type]
     assert arriving.usable_tokens == 12
 
 
 def test_the_patience_of_a_request_begins_when_it_arrives() -> None:
-    arriving = arrival(Phase.RESERVED, prefetch_tokens=4)
+    arriving = arrival(ArrivalPhase.RESERVED, prefetch_tokens=4)
     arriving.run_here(Request("a", 13, 5), 105.0)  # type: ignore[arg-type]
     assert arriving.waited_s(106.0) == 1.0
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_request_does_not_arrive_after_its_prefetch_has_ended(end: Phase) -> None:
+def test_a_request_does_not_arrive_after_its_prefetch_has_ended(end: ArrivalPhase) -> None:
     with pytest.raises(IntegrityError, match=f"a arrives, and is {end.value}"):
         arrival(end, prefetch_tokens=4).run_here(Request("a", 13, 5), 105.0)  # type: ignore[arg-type]
 

@@ -2,7 +2,7 @@
 schedulers.
 """
 
-from flying_serving.migration.arrival import Arrival, Phase
+from flying_serving.migration.arrival import Arrival, ArrivalPhase
 from flying_serving.migration.offers import KVSource
 from tests.migration.nodes import GROUPS, Node
 from tests.migration.two_engines import again, begin, node, settle
@@ -18,7 +18,7 @@ def written(at: Node) -> Arrival:
     at.expect(again(before, "a+1"), BOTH, KVSource(B, 5))
     at.at(BOTH).advance(at.now_s, None)
     arrival = at.at(BOTH).incoming.by_id["a+1"]
-    assert arrival.phase is Phase.PULLING
+    assert arrival.phase is ArrivalPhase.PULLING
     return arrival
 
 
@@ -32,7 +32,7 @@ def test_an_aborted_request_keeps_its_blocks_while_members_write() -> None:
     at = node()
     arrival = written(at)
     at.abort("a+1", BOTH)
-    assert arrival.phase is Phase.ABORTED
+    assert arrival.phase is ArrivalPhase.ABORTED
     assert used_blocks(at) == len(arrival.blocks)
 
 
@@ -52,7 +52,7 @@ def test_a_forwarded_request_that_is_aborted_is_not_offered() -> None:
     at.at(BOTH).retain("a+1", FORWARDED)
     at.abort("a+1", BOTH)
     settle(at)
-    assert arrival.phase is Phase.ABORTED
+    assert arrival.phase is ArrivalPhase.ABORTED
     assert at.read(KVSource(BOTH, FORWARDED)) is None
     assert used_blocks(at) == 0
 
@@ -62,7 +62,7 @@ def test_a_forwarded_request_of_a_dissolved_group_is_not_offered() -> None:
     arrival = written(at)
     at.at(BOTH).retain("a+1", FORWARDED)
     at.at(BOTH).dissolve(len(BOTH))
-    assert arrival.phase is Phase.ABORTED
+    assert arrival.phase is ArrivalPhase.ABORTED
     assert at.read(KVSource(BOTH, FORWARDED)) is None
     assert used_blocks(at) == 0
 

@@ -19,7 +19,7 @@ from flying_serving.engine.loop import EngineLoop, Instruments
 from flying_serving.engine.messages import Message, RunStep
 from flying_serving.engine.utilities import EngineUtilities
 from flying_serving.layout.groups import Group, aligned_group
-from flying_serving.migration.arrival import Phase
+from flying_serving.migration.arrival import ArrivalPhase
 from flying_serving.migration.source import RETAIN_S
 from flying_serving.migration.target import OPENING_S, PATIENCE_S, STALLED_S
 from flying_serving.migration.transfer import pull_kv
@@ -310,7 +310,7 @@ class Engine:
             self.pass_time()
         migrations = self.loop.migrations
         for arrival in migrations.incoming.by_id.values() if overdue.arrivals else ():
-            if arrival.phase is Phase.EXPECTED:
+            if arrival.phase is ArrivalPhase.EXPECTED:
                 arrival.last_progress_s -= OPENING_S + TICK_S if self.settings.stalls else 0.0
             else:
                 arrival.last_progress_s -= TICK_S + (

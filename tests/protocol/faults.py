@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from flying_serving.migration.arrival import Arrival, Phase
+from flying_serving.migration.arrival import Arrival, ArrivalPhase
 from flying_serving.migration.chunks import Chunks
 from flying_serving.migration.incoming_requests import IncomingRequests
 from flying_serving.migration.messages import KVPulled, PullKV
@@ -151,8 +151,8 @@ class _NoNextBlock(Chunks):
 
 class _SetAsideEarly(Target):
     def _read_offer(self, arrival: Arrival, now_s: float) -> Offer | None:
-        if arrival.phase is Phase.EXPECTED:
-            arrival.enter(Phase.OFFERED)
+        if arrival.phase is ArrivalPhase.EXPECTED:
+            arrival.enter(ArrivalPhase.OFFERED)
         is_reserved = arrival.has_blocks or arrival.writers
         if not is_reserved and not self.chunks.reserve(arrival, arrival.usable_tokens, now_s):
             self._host.ask_blocks(arrival.size, self.chunks.missing_blocks(arrival))

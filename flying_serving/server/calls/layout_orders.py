@@ -37,8 +37,8 @@ class LayoutOrders:
         self._controller = controller
         self._carry_out = carry_out
         self._clock = clock
-        self._switching = asyncio.Lock()
-        self._switched: dict[int, asyncio.Future[None]] = {}
+        self._one_order = asyncio.Lock()
+        self._open_switches: dict[int, asyncio.Future[None]] = {}
         self._last_order = 0
 
     async def switch(
@@ -71,16 +71,16 @@ class LayoutOrders:
         self._last_order += 1
         order = self._last_order
         self._replace_waiting()
-        async with self._switching:
-            while self._switched:  # its client may have left, or it makes a layout again
-                await self._until(next(iter(self._switched.values())))
+        async with self._one_order:
+            while self._open_switches:  # its client may have left, or it makes a layout again
+                await self._until(next(iter(self._open_switches.values())))
             if self._calls.ending:
                 raise ServerEnds
             layout = Layout.parse(
                 groups, deployment.engines, deployment.group_sizes, self._controller.state.lost
             )
             switch, commands = self._controller.order(layout, str(mode), weave_steps, self._clock())
-            done = self._switched[switch.number] = retrieved(
+            done = self._open_switches[switch.number] = retrieved(
                 asyncio.get_running_loop().create_future()
             )
             sent = self._carry_out(commands)
@@ -90,7 +90,7 @@ class LayoutOrders:
                 await sent
                 await self._until(done)
             except asyncio.CancelledError:
-                if self._controller.waits_for_idle is switch:
+                if self._controller.untold_switch is switch:
                     self.drop(OrderDropped("the client of the order has left"))
                 raise
             done.result()
@@ -108,14 +108,14 @@ class LayoutOrders:
                 self._calls.channel.ensure_alive()
 
     def _replace_waiting(self) -> None:
-        if self._controller.waits_for_idle is not None:
+        if self._controller.untold_switch is not None:
             self.drop(OrderDropped("a later order has replaced this one"))
 
     def drop(self, error: FlyingError) -> Switch | None:
         """Drop the switch that waits for requests to end, if there is one. Its order is answered
         with the error.
         """
-        switch = self._controller.waits_for_idle
+        switch = self._controller.untold_switch
         if switch is None:
             return None
         commands = self._controller.drop(str(error), self._clock())
@@ -140,7 +140,7 @@ class LayoutOrders:
         }
         switch.work_ms = (time.thread_time() - worked_s) * 1e3
         # orders wait for each other, also orders of the policy
-        self._switched.setdefault(
+        self._open_switches.setdefault(
             switch.number, retrieved(asyncio.get_running_loop().create_future())
         )
         self._calls.background(self._await_answers(switch, answers))
@@ -198,10 +198,10 @@ class LayoutOrders:
 
     def lose(self, error: EngineLost) -> None:
         """Fail the switch under way, if there is one, after the loss of an engine."""
-        for number in list(self._switched):
-            settle(self._switched.pop(number), error)
+        for number in list(self._open_switches):
+            settle(self._open_switches.pop(number), error)
 
     def _over(self, switch: Switch, error: Exception | None = None) -> None:
-        done = self._switched.pop(switch.number, None)
+        done = self._open_switches.pop(switch.number, None)
         if done is not None:
             settle(done, error)

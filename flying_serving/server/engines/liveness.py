@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from flying_serving.comm.pulse import Pulse, Silence
 from flying_serving.server.calls.engine_calls import EngineCalls
 from flying_serving.server.engines.processes import has_ended
-from flying_serving.server.engines.record import EngineRecord, Phase, WatchedProcess
+from flying_serving.server.engines.record import EnginePhase, EngineRecord, WatchedProcess
 
 LIVENESS_POLL_S = 0.2
 """Seconds between two looks for signs of life."""
@@ -36,7 +36,7 @@ class LivenessWatch:
 
     def _is_silent(self, engine: int, record: EngineRecord) -> bool:
         """Look at the signs of life. Returns True if there has been none for too long."""
-        is_starting = record.phase in (Phase.STARTING, Phase.START_KILLED)
+        is_starting = record.phase in (EnginePhase.STARTING, EnginePhase.START_KILLED)
         silence = self._silences[record.process]
         silent_s = silence.look(self._pulse.of(engine), time.monotonic(), starts=is_starting)
         ends_in_time = self._calls.leaving and self._pulse.has_left(engine)

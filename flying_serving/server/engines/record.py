@@ -15,7 +15,7 @@ from typing import Protocol
 from flying_serving.server.engines.processes import has_ended
 
 
-class Phase(Enum):
+class EnginePhase(Enum):
     """The phases of an engine.
 
     UP: it serves.
@@ -34,24 +34,29 @@ class Phase(Enum):
     JOINING = "joining"
 
 
-NEXT: Mapping[Phase, frozenset[Phase]] = {
-    Phase.UP: frozenset({Phase.KILLED, Phase.LOST}),
-    Phase.KILLED: frozenset({Phase.LOST}),
-    Phase.LOST: frozenset({Phase.STARTING}),
-    Phase.STARTING: frozenset({Phase.START_KILLED, Phase.JOINING, Phase.LOST}),
-    Phase.START_KILLED: frozenset({Phase.KILLED, Phase.LOST}),
-    Phase.JOINING: frozenset({Phase.UP, Phase.KILLED, Phase.LOST}),
+TRANSITIONS: Mapping[EnginePhase, frozenset[EnginePhase]] = {
+    EnginePhase.UP: frozenset({EnginePhase.KILLED, EnginePhase.LOST}),
+    EnginePhase.KILLED: frozenset({EnginePhase.LOST}),
+    EnginePhase.LOST: frozenset({EnginePhase.STARTING}),
+    EnginePhase.STARTING: frozenset(
+        {EnginePhase.START_KILLED, EnginePhase.JOINING, EnginePhase.LOST}
+    ),
+    EnginePhase.START_KILLED: frozenset({EnginePhase.KILLED, EnginePhase.LOST}),
+    EnginePhase.JOINING: frozenset({EnginePhase.UP, EnginePhase.KILLED, EnginePhase.LOST}),
 }
 """The phases that may follow each phase."""
-IS_KILLED: Mapping[Phase, Phase] = {
-    Phase.UP: Phase.KILLED,
-    Phase.JOINING: Phase.KILLED,
-    Phase.STARTING: Phase.START_KILLED,
+IS_KILLED: Mapping[EnginePhase, EnginePhase] = {
+    EnginePhase.UP: EnginePhase.KILLED,
+    EnginePhase.JOINING: EnginePhase.KILLED,
+    EnginePhase.STARTING: EnginePhase.START_KILLED,
 }
 """The phase after a kill of the process, for each phase that has a process to kill."""
-IS_READY: Mapping[Phase, Phase] = {Phase.STARTING: Phase.JOINING, Phase.START_KILLED: Phase.KILLED}
+IS_READY: Mapping[EnginePhase, EnginePhase] = {
+    EnginePhase.STARTING: EnginePhase.JOINING,
+    EnginePhase.START_KILLED: EnginePhase.KILLED,
+}
 """The phase after a start has succeeded. A process may be killed at the moment it is ready."""
-WITHOUT_ENGINE = frozenset({Phase.LOST, Phase.STARTING, Phase.START_KILLED})
+WITHOUT_ENGINE = frozenset({EnginePhase.LOST, EnginePhase.STARTING, EnginePhase.START_KILLED})
 """Phases in which no process serves."""
 
 
@@ -77,7 +82,7 @@ class EngineRecord:
     """
 
     process: WatchedProcess
-    phase: Phase = Phase.UP
+    phase: EnginePhase = EnginePhase.UP
     incarnation: int = 0
     losses: int = 0
     rapid_losses: int = 0
@@ -102,16 +107,16 @@ class EngineRecord:
     @property
     def holds_memory(self) -> bool:
         """True if a process that ends, or has ended a moment ago, may hold the engine's memory."""
-        return self.phase not in (Phase.UP, Phase.JOINING)
+        return self.phase not in (EnginePhase.UP, EnginePhase.JOINING)
 
     @property
     def was_killed_by_others(self) -> bool:
         """True if the engine's process was killed, and not by this server."""
         return self.kill_reason is None and self.process.exitcode == -signal.SIGKILL
 
-    def advance(self, phase: Phase) -> None:
+    def advance(self, phase: EnginePhase) -> None:
         """Go to the next phase. Raises RuntimeError for a phase that cannot follow."""
-        if phase not in NEXT[self.phase]:
+        if phase not in TRANSITIONS[self.phase]:
             raise RuntimeError(f"an engine that is {self.phase.value} cannot be {phase.value} next")
         self.phase = phase
 

@@ -22,8 +22,8 @@ from flying_serving.server.engines.liveness import LivenessWatch
 from flying_serving.server.engines.peer_notices import PeerNotices
 from flying_serving.server.engines.record import (
     IS_READY,
+    EnginePhase,
     EngineRecord,
-    Phase,
     WatchedProcess,
     departing,
     incarnations,
@@ -122,7 +122,7 @@ class EngineSupervisor:
         """Note the loss of an engine. Returns the reason."""
         record = self.records[engine]
         loss = Loss(time.time(), record.kill_reason or "its process has ended")
-        frozen = record.phase is Phase.KILLED
+        frozen = record.phase is EnginePhase.KILLED
         reason = f"engine {engine} was lost: {loss.why}"
         logger.error(reason)
 
@@ -130,7 +130,7 @@ class EngineSupervisor:
         record.rapid_losses = record.rapid_losses + 1 if is_rapid else 0
         record.losses += 1
         record.kill_reason = None
-        record.advance(Phase.LOST)
+        record.advance(EnginePhase.LOST)
 
         self._calls.lose(engine, reason)
         self._pulse.lose(engine)
@@ -169,7 +169,7 @@ class EngineSupervisor:
             if given_up.is_set():
                 process.kill()
                 return
-            record.advance(Phase.STARTING)
+            record.advance(EnginePhase.STARTING)
             record.process = process
 
         try:
@@ -195,8 +195,8 @@ class EngineSupervisor:
 
         record.rapid_losses += 1
         record.kill_reason = None
-        if record.phase is not Phase.LOST:  # a process had started
-            record.advance(Phase.LOST)
+        if record.phase is not EnginePhase.LOST:  # a process had started
+            record.advance(EnginePhase.LOST)
 
     async def _join(self, engine: int) -> None:
         """Tell the other engines that an engine is ready, and the controller when all have
@@ -205,7 +205,7 @@ class EngineSupervisor:
         record = self.records[engine]
         if self._calls.leaving:  # the others have heard that they may end
             record.process.kill()
-            record.advance(Phase.LOST)
+            record.advance(EnginePhase.LOST)
             return
 
         record.advance(IS_READY[record.phase])
@@ -214,10 +214,10 @@ class EngineSupervisor:
         self._pulse.lose(engine, lost=False)
         self._watch(engine)
         await self._notices.tell_all(engine)
-        if record.phase is not Phase.JOINING:  # it is to be lost again, or is lost
+        if record.phase is not EnginePhase.JOINING:  # it is to be lost again, or is lost
             return
 
-        record.advance(Phase.UP)
+        record.advance(EnginePhase.UP)
         self._calls.channel.gain(engine)
         self._shell.losses.back(engine, self._shell.controller.state.layout)
         self._shell.carry_out(self._shell.controller.engine_back(engine, self._shell.clock()))

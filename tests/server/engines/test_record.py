@@ -10,18 +10,29 @@ import pytest
 from flying_serving.server.engines.record import (
     IS_KILLED,
     IS_READY,
-    NEXT,
+    TRANSITIONS,
+    EnginePhase,
     EngineRecord,
-    Phase,
     departing,
     incarnations,
 )
 
-A_LOSS_AND_RETURN = (Phase.KILLED, Phase.LOST, Phase.STARTING, Phase.JOINING, Phase.UP)
-NOT_NEXT = [(phase, other) for phase in Phase for other in Phase if other not in NEXT[phase]]
+A_LOSS_AND_RETURN = (
+    EnginePhase.KILLED,
+    EnginePhase.LOST,
+    EnginePhase.STARTING,
+    EnginePhase.JOINING,
+    EnginePhase.UP,
+)
+FORBIDDEN = [
+    (phase, other)
+    for phase in EnginePhase
+    for other in EnginePhase
+    if other not in TRANSITIONS[phase]
+]
 
 
-def record(phase: Phase = Phase.UP, **fields: Any) -> EngineRecord:
+def record(phase: EnginePhase = EnginePhase.UP, **fields: Any) -> EngineRecord:
     """Return the record of an engine in a phase, whose process counts how often it is killed."""
     process = SimpleNamespace(sentinel=7, exitcode=None, kills=0)
     process.kill = lambda: setattr(process, "kills", process.kills + 1)
@@ -32,11 +43,11 @@ def test_a_loss_and_return_go_through_the_phases_in_order() -> None:
     engine = record()
     for phase in A_LOSS_AND_RETURN:
         engine.advance(phase)
-    assert engine.phase is Phase.UP
+    assert engine.phase is EnginePhase.UP
 
 
-@pytest.mark.parametrize(("phase", "other"), NOT_NEXT)
-def test_a_phase_that_cannot_follow_is_an_error(phase: Phase, other: Phase) -> None:
+@pytest.mark.parametrize(("phase", "other"), FORBIDDEN)
+def test_a_phase_that_cannot_follow_is_an_error(phase: EnginePhase, other: EnginePhase) -> None:
     engine = record(phase)
     with pytest.raises(
         RuntimeError, match=f"an engine that is {phase.value} cannot be {other.value} next"
@@ -45,21 +56,25 @@ def test_a_phase_that_cannot_follow_is_an_error(phase: Phase, other: Phase) -> N
     assert engine.phase is phase
 
 
-@pytest.mark.parametrize("phase", Phase)
-def test_every_phase_leads_back_to_up(phase: Phase) -> None:
+@pytest.mark.parametrize("phase", EnginePhase)
+def test_every_phase_leads_back_to_up(phase: EnginePhase) -> None:
     reached = {phase}
-    for _ in Phase:
-        reached |= {following for before in reached for following in NEXT[before]}
-    assert Phase.UP in reached
+    for _ in EnginePhase:
+        reached |= {following for before in reached for following in TRANSITIONS[before]}
+    assert EnginePhase.UP in reached
 
 
 @pytest.mark.parametrize("table", [IS_KILLED, IS_READY], ids=["killed", "ready"])
-def test_every_step_of_a_table_is_one_that_may_follow(table: dict[Phase, Phase]) -> None:
-    assert [phase for phase, following in table.items() if following not in NEXT[phase]] == []
+def test_every_step_of_a_table_is_one_that_may_follow(
+    table: dict[EnginePhase, EnginePhase],
+) -> None:
+    assert [
+        phase for phase, following in table.items() if following not in TRANSITIONS[phase]
+    ] == []
 
 
 @pytest.mark.parametrize("phase", IS_KILLED)
-def test_a_kill_ends_the_process_and_notes_the_reason(phase: Phase) -> None:
+def test_a_kill_ends_the_process_and_notes_the_reason(phase: EnginePhase) -> None:
     engine = record(phase)
     engine.kill("it was silent")
     assert engine.process.kills == 1  # type: ignore[attr-defined]
@@ -68,7 +83,7 @@ def test_a_kill_ends_the_process_and_notes_the_reason(phase: Phase) -> None:
 
 
 @pytest.mark.parametrize("phase", IS_KILLED)
-def test_a_kill_does_not_change_whether_a_process_serves(phase: Phase) -> None:
+def test_a_kill_does_not_change_whether_a_process_serves(phase: EnginePhase) -> None:
     """The requests of a killed engine run elsewhere only when its process has ended."""
     engine = record(phase)
     served = engine.serves
@@ -77,10 +92,13 @@ def test_a_kill_does_not_change_whether_a_process_serves(phase: Phase) -> None:
 
 
 def test_incarnations_of_engines_without_a_process_that_serves_are_none() -> None:
-    engines = [record(phase, incarnation=number) for number, phase in enumerate(Phase)]
+    engines = [record(phase, incarnation=number) for number, phase in enumerate(EnginePhase)]
     assert incarnations(engines) == [0, 1, None, None, None, 5]
 
 
 def test_engines_that_end_or_have_ended_hold_memory() -> None:
-    engines = [record(phase) for phase in (Phase.UP, Phase.KILLED, Phase.LOST, Phase.JOINING)]
+    engines = [
+        record(phase)
+        for phase in (EnginePhase.UP, EnginePhase.KILLED, EnginePhase.LOST, EnginePhase.JOINING)
+    ]
     assert departing(engines) == {1: 7, 2: 7}

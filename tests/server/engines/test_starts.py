@@ -10,7 +10,7 @@ import pytest
 from flying_serving.comm.group_files import group_file
 from flying_serving.errors import EngineLost
 from flying_serving.server.engines import supervisor
-from flying_serving.server.engines.record import Phase
+from flying_serving.server.engines.record import EnginePhase
 from tests.policy.costs import costs, measured
 from tests.server.engines.nodes import Life, node
 
@@ -100,13 +100,13 @@ async def test_an_engine_lost_before_it_has_joined_fails_no_order(tmp_path: Path
         for name in "abc":
             one.server.open_request(name)
         order = asyncio.ensure_future(one.server.orders.switch([[0, 1], [2]], "sequential"))
-        await one.until(lambda: one.server.controller.waits_for_idle)
+        await one.until(lambda: one.server.controller.untold_switch)
         one.vllm.stopped.add(0)
         one.gate.set()
         await one.until(lambda: not one.lost)
         one.engines.records[3].process.kill()
         await one.until(lambda: one.engines.records[3].losses == 2)
-        assert not order.done() and one.server.controller.waits_for_idle
+        assert not order.done() and one.server.controller.untold_switch
         order.cancel()
 
 
@@ -178,4 +178,4 @@ async def test_a_process_that_starts_after_its_start_was_given_up_is_killed(tmp_
         await one.until(lambda: callbacks and one.server.shell.losses.counts[1]["start"])
         callbacks[0](process)
         assert process.kills == 1
-        assert one.engines.records[1].phase is Phase.LOST
+        assert one.engines.records[1].phase is EnginePhase.LOST
