@@ -160,11 +160,11 @@ async def test_a_conversation_stays_on_its_node_by_its_text(deployment: Deployme
     nodes = deployment.nodes()
     before = pulled(nodes)
     with Deployment.before(nodes, "--router-policy=cache_aware") as router:
-        await stays_by_its_text(router, nodes)
+        await expect_one_node_for_each(router, nodes)
     assert pulled(nodes) > before
 
 
-async def stays_by_its_text(router: Deployment, nodes: list[NodeAt]) -> None:
+async def expect_one_node_for_each(router: Deployment, nodes: list[NodeAt]) -> None:
     """Of two conversations, one on each node, each turn is on the node of the one before."""
     async with client(router.url) as http:
         first, second = await one_on_each(http, nodes)
