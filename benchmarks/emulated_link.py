@@ -6,6 +6,7 @@ memory takes that long in addition to what it takes.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections.abc import Callable
@@ -80,9 +81,18 @@ def slow_down(communicator: Any, latency_us: float, gb_per_s: float) -> None:
 
 def main() -> None:
     """Take the link from the command line, the rest is `flying-serving`'s."""
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.emulated_link",
+        usage="%(prog)s LATENCY_US,GB_PER_S serve MODEL ...",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("link", help="microseconds for each exchange, and 10^9 bytes per second")
+    link = parser.parse_args(sys.argv[1:2]).link
 
     def change() -> None:
-        latency_us, gb_per_s = sys.argv.pop(1).split(",")
+        del sys.argv[1]
+        latency_us, gb_per_s = link.split(",")
         slow(float(latency_us), float(gb_per_s))
 
     run("benchmarks.emulated_link", change)

@@ -8,6 +8,7 @@ A100 from profiles, then what only a serving system shows (host time, effective 
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 from collections import defaultdict
@@ -88,6 +89,9 @@ def fitted(published: Sequence[Point]) -> dict[str, Hardware]:
 
 def main() -> None:
     """Fit, write, report."""
+    argparse.ArgumentParser(
+        "python -m experiments.fit_hardware", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     published = points.read()
     devices = fitted(published)
     HARDWARE.write_text(dump(devices), encoding="utf-8")

@@ -6,8 +6,8 @@ requests are made as they are needed and forgotten when they have ended. Not par
 
 from __future__ import annotations
 
+import argparse
 import resource
-import sys
 import time
 from collections.abc import Iterator
 
@@ -41,8 +41,17 @@ def stream(requests: int, rate_rps: float) -> Iterator[Request]:
         begin_s += piece.duration_s
 
 
-def main(requests: int = 1_000_000, policy: str = "auto") -> None:
-    """Run it and say what it took; the memory in use is printed as it goes on."""
+def main() -> None:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser("python -m experiments.fleet", description=__doc__)
+    parser.add_argument("requests", nargs="?", type=int, default=1_000_000, help="default: %(default)s")
+    parser.add_argument("policy", nargs="?", default="auto", help="default: %(default)s")
+    options = parser.parse_args()
+    run(options.requests, options.policy)
+
+
+def run(requests: int, policy: str) -> None:
+    """Simulate it and say what it took; the memory in use is printed as it goes on."""
     machine = Modelled(models.load("nemotron-8b"), hardware.parse_devices("h200x8"))
     totals = Totals()
     fleet = Fleet(build(policy, machine, 1, Options(keep_times=False)), NODES, on_end=totals.add)
@@ -68,4 +77,4 @@ def main(requests: int = 1_000_000, policy: str = "auto") -> None:
 
 
 if __name__ == "__main__":
-    main(int((sys.argv[1:2] or ["1000000"])[0]), (sys.argv[2:3] or ["auto"])[0])
+    main()

@@ -13,6 +13,7 @@ requests/s, and Nemotron-8B on four H200 at 0.17 of memory, whose engines are be
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
@@ -100,6 +101,9 @@ def _of(ended: Sequence[SimRequest], prompt_tokens: int) -> list[SimRequest]:
 
 def main() -> None:
     """Print a line for each rate and system: means of the seeds, and short tokens/s beside those without long ones."""
+    argparse.ArgumentParser(
+        "python -m experiments.lending", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     print("rate  system             ratio  TTFT  E2E  long  TTFT  loans switches refused")
     for case, rate_rps in [(one, rate_rps) for one in CASES for rate_rps in one.rates]:
         alone = [serve("auto", case, offered(rate_rps, seed, None)) for seed in SEEDS]

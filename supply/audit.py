@@ -7,6 +7,7 @@ have, or if that has one that is not found any more. Where the advisories cannot
 package tells, before all others are asked for.
 """
 
+import argparse
 import json
 import subprocess
 import sys
@@ -29,6 +30,14 @@ _USAGE = 2
 
 def main(arguments: Sequence[str]) -> int:
     """The exit code."""
+    parser = argparse.ArgumentParser(
+        "python -m supply.audit",
+        usage="%(prog)s [--help] [ARGUMENT ...]",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    arguments = parser.parse_known_args(arguments)[1]
     requirements = wanted(locked())
     if not ask(requirements[:1], arguments) or not (looked_up := ask(requirements, arguments)):
         print("supply: the advisories cannot be reached from here: no package was audited")

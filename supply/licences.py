@@ -3,6 +3,7 @@
 python -m supply.licences
 """
 
+import argparse
 import os
 import sysconfig
 from collections.abc import Iterable, Sequence
@@ -32,6 +33,9 @@ those that each distribution's metadata name, written by `make licences`.
 
 def main() -> None:
     """Needs every distribution to be installed."""
+    argparse.ArgumentParser(
+        "python -m supply.licences", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     PAGE.write_text(page(ALL_LOCKS), encoding="utf-8")
     print(f"{PAGE.relative_to(ROOT)}: {len(locked())} distributions")
 

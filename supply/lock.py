@@ -6,6 +6,7 @@ Run it after a change of a pin. The hashes are those of pip's configured indexes
 machine of this kind. PyTorch's CPU build, which has a local version, is looked up for the running Python alone.
 """
 
+import argparse
 import json
 import subprocess
 import sys
@@ -24,6 +25,9 @@ RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 def main() -> None:
     """Exits with pip's code if a pin cannot be had."""
+    argparse.ArgumentParser(
+        "python -m supply.lock", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     found: defaultdict[str, set[str]] = defaultdict(set)
     for python in PYTHONS:
         pins = [pin for pin in locked() if python == RUNNING or pin.version == pin.public_version]

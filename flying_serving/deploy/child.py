@@ -3,6 +3,7 @@
 python -m flying_serving.deploy.child PARENT MODULE [ARGUMENT ...]     PARENT: the number of that process
 """
 
+import argparse
 import os
 import sys
 
@@ -11,9 +12,18 @@ from flying_serving.worker.parent import end_with_parent
 
 def main() -> None:
     """Become the module: the kernel keeps in mind when the process is to end."""
-    parent, module, *arguments = sys.argv[1:]
-    end_with_parent(int(parent))
-    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
+    parser = argparse.ArgumentParser(
+        "python -m flying_serving.deploy.child",
+        usage="%(prog)s PARENT MODULE [ARGUMENT ...]",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("parent", type=int)
+    parser.add_argument("module")
+    options, arguments = parser.parse_args(sys.argv[1:3]), sys.argv[3:]
+
+    end_with_parent(options.parent)
+    os.execv(sys.executable, [sys.executable, "-m", options.module, *arguments])
 
 
 if __name__ == "__main__":

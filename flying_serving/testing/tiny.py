@@ -269,7 +269,7 @@ def write_tokenizer(path: Path, vocab_size: int) -> None:
 
 def main() -> None:
     """Write one model from the command line."""
-    parser = argparse.ArgumentParser(description="write a tiny random model")
+    parser = argparse.ArgumentParser("python -m flying_serving.testing.tiny", description="write a tiny random model")
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("path", type=Path)
     parser.add_argument("--seed", type=int, default=0)

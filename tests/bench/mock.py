@@ -1,11 +1,12 @@
 """A small OpenAI-compatible server that streams completions, in a process of its own.
 
-`python -m tests.bench.mock` prints its port. What a request gets is decided by its first prompt token: `REFUSE` is
-answered 400, `BREAK` loses the connection after two tokens, `ERROR` gets an error event, `SHORT` ends early, `HANG`
-never ends, `NO_DONE` ends without `[DONE]`; any other token gets max_tokens tokens. It is a bare asyncio protocol,
-because benchmarks must not wait for it.
+`python -m tests.bench.mock TOKEN_GAP_S` prints its port. What a request gets is decided by its first prompt token:
+`REFUSE` is answered 400, `BREAK` loses the connection after two tokens, `ERROR` gets an error event, `SHORT` ends
+early, `HANG` never ends, `NO_DONE` ends without `[DONE]`; any other token gets max_tokens tokens. It is a bare asyncio
+protocol, because benchmarks must not wait for it.
 """
 
+import argparse
 import asyncio
 import json
 import os
@@ -157,9 +158,12 @@ def running(token_gap_s: float = 0.0) -> Iterator[str]:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser("python -m tests.bench.mock", description=__doc__)
+    parser.add_argument("token_gap_s", type=float)
+    options = parser.parse_args()
     try:
         import uvloop
 
-        uvloop.run(main(float(sys.argv[1])))
+        uvloop.run(main(options.token_gap_s))
     except ImportError:
-        asyncio.run(main(float(sys.argv[1])))
+        asyncio.run(main(options.token_gap_s))

@@ -64,6 +64,10 @@ def outcome(model: str, flag: str) -> str:
 
 def main() -> None:
     """Try all of them."""
+    parser = argparse.ArgumentParser("python -m tests.cli.flag_values", description=__doc__)
+    parser.add_argument("model")
+    model = parser.parse_args().model
+
     registry._run_in_subprocess = lambda work: work()
     found: dict[str, str] = {}
     for flag in asked(make_arg_parser(FlexibleArgumentParser())):
@@ -72,7 +76,7 @@ def main() -> None:
             contextlib.redirect_stderr(io.StringIO()),
             contextlib.redirect_stdout(io.StringIO()),
         ):
-            found[flag] = outcome(sys.argv[1], flag)
+            found[flag] = outcome(model, flag)
     sys.stdout.write(f"\n{json.dumps(found)}\n")
 
 

@@ -3,6 +3,7 @@
 The policy decides: a quiet time, a burst, a time with urgent requests. The load is made up, the view is not.
 """
 
+import argparse
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -53,6 +54,11 @@ def opened(browser: Browser, server: Server, size: ViewportSize, scheme: str, sc
 
 def main() -> None:
     """Take both pictures."""
+    argparse.ArgumentParser(
+        "python -m tests.observe.view.screenshots",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    ).parse_args()
     model = tiny("llama")
     with Server(model, 4, *SETTINGS) as server, chromium() as browser, ExitStack() as stack:
         server.model = NAME
