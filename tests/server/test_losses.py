@@ -77,8 +77,8 @@ def kill(pids: Sequence[int]) -> None:
 async def lose_under_load(server: Losing, layout: list[list[int]], lose: Any, *, several: bool = False) -> None:
     """Stream while `lose` runs, and until all engines are back; every stream is as undisturbed.
 
-    `several` engines are lost at once: a request whose prompt was computed by two of them, one right after the other,
-    may be taken for one that kills engines.
+    `several` engines are lost: a request whose prompt two of them have computed, one after the other, may be taken for
+    one that kills engines.
     """
     (server.folder / EVENTS).unlink(missing_ok=True)
     load = ChaosLoad(server, make_jobs(8))
@@ -166,7 +166,7 @@ async def test_engines_of_two_devices_survive_the_loss_of_a_worker(tmp_path: Pat
                 wait_until(lambda workers=workers: not [worker for worker in workers if worker.is_running()])
             assert [event["engine"] for event in server.events("lost")] == [1, 0]
 
-        await lose_under_load(server, [[0, 1]], lose)
+        await lose_under_load(server, [[0, 1]], lose, several=True)
 
 
 # ---- too few are left
