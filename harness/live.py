@@ -62,6 +62,16 @@ def tiny(shape: str) -> Path:
     return make_model(ROOT / ".models" / shape, shape)
 
 
+def ready_or_stopped(server: ServerProcess, ready_s: float) -> None:
+    """Wait until a server is ready. If it is not in time, show the end of its log and stop it."""
+    try:
+        server.wait_until_ready(ready_s)
+    except BaseException:
+        sys.stderr.write(server.log()[-6000:])
+        server.stop()
+        raise
+
+
 class Server(ServerProcess):
     """A server and an HTTP client for it. Use it as a context manager: it is ready inside.
 
@@ -111,12 +121,7 @@ class Server(ServerProcess):
             self.http.headers["Authorization"] = f"Bearer {key}"
 
     def __enter__(self) -> Self:
-        try:
-            self.wait_until_ready(READY_S)
-        except BaseException:
-            sys.stderr.write(self.log()[-6000:])
-            self.stop()
-            raise
+        ready_or_stopped(self, READY_S)
         return self
 
     def stop(self) -> bool:

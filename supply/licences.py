@@ -29,7 +29,7 @@ HEAD = """# Licences
 Flying Serving is under the Apache License 2.0 ([LICENSE](../LICENSE)). The lock files in
 `requirements/` install what follows beside it: `cpu.lock` a server, `lab.lock` the libraries of the
 laboratory (`flying_lab/`), `dev.lock` tests and checks, `ray.lock` nodes behind Ray Serve. The
-licences are those that each distribution's metadata name, written by `make licences`.
+metadata of each distribution name its licence; `make licences` writes this page.
 """
 
 

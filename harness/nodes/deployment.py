@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from flying_lab.server_process import ServerProcess, command
 from flying_serving.deploy.ports import ReservedPort
 from harness.forked import ENVIRONMENT, ROOT
-from harness.live import tiny
+from harness.live import ready_or_stopped, tiny
 
 READY_S = 240.0
 ANSWER_S = 60.0
@@ -144,12 +144,7 @@ class Deployment(ServerProcess):
         return self.log().count(f"(node {number}) ready after")
 
     def __enter__(self) -> Self:
-        try:
-            self.wait_until_ready(READY_S)
-        except BaseException:
-            sys.stderr.write(self.log()[-6000:])
-            self.stop()
-            raise
+        ready_or_stopped(self, READY_S)
         return self
 
     def stop(self) -> bool:
