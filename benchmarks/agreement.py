@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.systems import ROOT, System
 from flying_lab.server_process import CPU_ENVIRONMENT
-from flying_lab.tiny_models import make_model
+from flying_lab.tiny_models.checkpoint import make_model
 from flying_lab.workload.files import save_timed_trace
 from flying_lab.workload.model import Workload
 from flying_lab.workload.synth import Poisson, synthesise

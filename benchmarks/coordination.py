@@ -31,7 +31,7 @@ from benchmarks import stamped
 from benchmarks.client import prompt, run_streams
 from benchmarks.steady_state import APART, FLAGS, TOGETHER
 from benchmarks.systems import DP, ROOT, System, Systems
-from flying_lab.tiny_models import make_model
+from flying_lab.tiny_models.checkpoint import make_model
 
 STREAMS = (1, 8, 32)
 """Requests in the group's steps."""

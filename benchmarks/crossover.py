@@ -26,7 +26,7 @@ from benchmarks.systems import ROOT, System
 from flying_lab.bench.client import Target
 from flying_lab.bench.options import BenchOptions
 from flying_lab.bench.replay import measure, probe
-from flying_lab.tiny_models import make_model
+from flying_lab.tiny_models.checkpoint import make_model
 from flying_lab.workload.files import save
 from flying_lab.workload.synth import Poisson, synthesise
 from flying_serving.layout.groups import Layout

@@ -46,7 +46,7 @@ import uvloop
 from benchmarks.client import poisson
 from benchmarks.flood_client import Clients, Mix, Outcome
 from benchmarks.systems import ROOT, System, commit
-from flying_lab.tiny_models import make_model
+from flying_lab.tiny_models.checkpoint import make_model
 from flying_serving.placement.topology import read_topology
 
 NAME, ENGINES, CLIENTS, TIMES, SEED = "tiny", 4, 32, 10, 28

@@ -21,7 +21,7 @@ import httpx
 
 from benchmarks.client import ANSWER_S, Stream, prompt, stream
 from benchmarks.systems import ROOT, System, commit
-from flying_lab.tiny_models import make_model
+from flying_lab.tiny_models.checkpoint import make_model
 
 FLAGS = [
     "--policy=manual",

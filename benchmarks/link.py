@@ -18,7 +18,7 @@ from statistics import median
 from benchmarks.client import prompt, run_streams
 from benchmarks.policies import FLAGS
 from benchmarks.systems import ROOT, System
-from flying_lab.tiny_models import make_model
+from flying_lab.tiny_models.checkpoint import make_model
 
 APART, TOGETHER = [[0], [1]], [[0, 1]]
 SINGLE, CROWD = 5, 48

@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.client import ANSWER_S, Stream, prompt, stream
 from benchmarks.systems import ROOT, System, commit
-from flying_lab.tiny_models import make_model
+from flying_lab.tiny_models.checkpoint import make_model
 
 ENGINES, BLOCK_TOKENS, KV_BYTES = 4, 32, 16 * 2**20
 APART, TOGETHER = [[0], [1], [2], [3]], [[0, 1, 2, 3]]

@@ -25,7 +25,7 @@ import psutil
 
 from benchmarks.client import prompt
 from benchmarks.systems import DP, ROOT, System
-from flying_lab.tiny_models import make_model
+from flying_lab.tiny_models.checkpoint import make_model
 
 SIZES = {"hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 4, "head_dim": 128}
 FLAGS = [

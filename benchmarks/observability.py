@@ -27,7 +27,7 @@ import psutil
 
 from benchmarks.client import prompt, run_streams
 from benchmarks.systems import ROOT, System, Systems
-from flying_lab.tiny_models import make_model
+from flying_lab.tiny_models.checkpoint import make_model
 from flying_serving.config import FlyingConfig
 
 FLAGS = [

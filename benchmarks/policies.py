@@ -29,7 +29,7 @@ from flying_lab.bench.client import Target
 from flying_lab.bench.options import BenchOptions
 from flying_lab.bench.replay import measure, probe
 from flying_lab.results.metrics import summarise
-from flying_lab.tiny_models import make_model
+from flying_lab.tiny_models.checkpoint import make_model
 from flying_lab.workload.files import save
 from flying_lab.workload.model import Workload
 from flying_lab.workload.read import read_workload

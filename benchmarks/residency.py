@@ -28,7 +28,7 @@ from safetensors import safe_open
 
 from benchmarks.client import ANSWER_S, prompt, stream
 from benchmarks.systems import ROOT, System, commit
-from flying_lab.tiny_models import make_model
+from flying_lab.tiny_models.checkpoint import make_model
 
 ENGINES, BLOCK_TOKENS, KV_BYTES = 4, 32, 16 * 2**20
 FLAGS = [

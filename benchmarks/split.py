@@ -33,7 +33,7 @@ from typing import Any
 from benchmarks.client import Arrival, Stream, poisson, prompt, run_streams, serve_arrivals
 from benchmarks.steady_state import FLAGS
 from benchmarks.systems import DP, ROOT, System, Systems, commit
-from flying_lab.tiny_models import make_model
+from flying_lab.tiny_models.checkpoint import make_model
 from flying_serving.predict.steps import StepCost
 
 ENGINES, BATCH, STEPS = 2, 8, 4

@@ -19,7 +19,7 @@ import psutil
 
 from benchmarks.client import prompt
 from benchmarks.systems import ROOT, System
-from flying_lab.tiny_models import make_model
+from flying_lab.tiny_models.checkpoint import make_model
 
 ENGINES = "--data-parallel-size=4"
 FLAGS = [

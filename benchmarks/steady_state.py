@@ -14,7 +14,7 @@ from statistics import median
 
 from benchmarks.client import prompt, run_streams
 from benchmarks.systems import DP, ROOT, TP, System, Systems
-from flying_lab.tiny_models import make_model
+from flying_lab.tiny_models.checkpoint import make_model
 
 FLAGS = [
     "--dtype=float32",

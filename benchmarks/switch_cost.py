@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.client import prompt, stream
 from benchmarks.systems import ROOT, System
-from flying_lab.tiny_models import make_model
+from flying_lab.tiny_models.checkpoint import make_model
 from flying_serving.config import MODES
 
 FLAGS = [

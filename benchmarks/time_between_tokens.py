@@ -28,7 +28,7 @@ from benchmarks.client import (
 )
 from benchmarks.steady_state import APART, FLAGS, OURS
 from benchmarks.systems import ROOT, System, Systems, commit
-from flying_lab.tiny_models import make_model
+from flying_lab.tiny_models.checkpoint import make_model
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 512, 48
 STEPS, LOAD, CLOSED = 4, 0.8, 16

@@ -31,7 +31,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.client import ANSWER_S, prompt, stream
 from benchmarks.systems import ROOT, System, commit
-from flying_lab.tiny_models import make_model
+from flying_lab.tiny_models.checkpoint import make_model
 
 ENGINES, STREAMS, KV_BYTES, MIB = 4, 8, 256 * 2**20, 2**20
 FLAGS = [

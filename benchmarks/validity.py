@@ -37,7 +37,7 @@ from flying_lab.cli.simulation import run
 from flying_lab.sim.catalog import build
 from flying_lab.sim.cluster import Options
 from flying_lab.sim.machine import Machine, from_status, load_measured
-from flying_lab.tiny_models import make_model
+from flying_lab.tiny_models.checkpoint import make_model
 from flying_lab.workload.model import Workload
 from flying_lab.workload.synth import Paper, synthesise
 

@@ -13,7 +13,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from flying_lab.server_process import ServerProcess, command
-from flying_lab.tiny_models import make_model
+from flying_lab.tiny_models.checkpoint import make_model
 from flying_serving.deploy.ports import HOST, ReservedPort
 from harness.forked import ENVIRONMENT, ROOT, forked
 

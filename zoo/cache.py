@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from flying_lab.tiny_models.checkpoint import STD_AT_256
 from zoo.architectures import ADJUSTED, MAX_MODEL_LEN, Model, fields_of, model_class
 
 ROOT = Path(__file__).parents[1]
@@ -57,6 +58,11 @@ def record_stock(models: Iterable[Model], path: Path) -> None:
     path.write_text(json.dumps(kept), encoding="utf-8")
 
 
+def is_of(recorded: dict[str, Any], model: Model) -> bool:
+    """Return whether recorded answers are of this model as it is now."""
+    return bool(recorded.get("key") == _keys(model)["answers"])
+
+
 def take_stock(models: Iterable[Model], path: Path) -> None:
     """Keep what `record_stock` wrote, in place of asking stock vLLM.
 
@@ -64,7 +70,7 @@ def take_stock(models: Iterable[Model], path: Path) -> None:
     """
     recorded = json.loads(path.read_text(encoding="utf-8"))
     for model in models:
-        if recorded.get(model.name, {}).get("key") != _keys(model)["answers"]:
+        if not is_of(recorded.get(model.name, {}), model):
             raise ValueError(
                 f"{path} is not of {model.name} as it is now: python -m tests.zoo.record"
             )
@@ -100,7 +106,7 @@ def _versions() -> str:
 
 def _keys(model: Model) -> dict[str, str]:
     fields = fields_of(model) if model_class(model.architecture) is not None else None
-    made_with = _source("checkpoints.py", "../flying_lab/tiny_models.py")
+    made_with = _source("checkpoints.py", "../flying_lab/tiny_models/tokenizer.py"), STD_AT_256
     checkpoint = _key(
         made_with, model, fields, ADJUSTED.get(model.architecture), version("transformers")
     )

@@ -8,7 +8,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from flying_lab.tiny_models import STD_AT_256, write_tokenizer
+from flying_lab.tiny_models.checkpoint import STD_AT_256
+from flying_lab.tiny_models.tokenizer import write_tokenizer
 from zoo.architectures import ADJUSTED, VOCAB, Model, fields_of, model_class
 
 NOISE = 0.1

@@ -22,7 +22,7 @@ from flying_lab.bench.options import BenchOptions
 from flying_lab.bench.replay import SWITCHES, replay_one
 from flying_lab.demo import split
 from flying_lab.demo.server import ENGINES, FLAGS, SIZES, Shown, layout_of, problems, show_start
-from flying_lab.tiny_models import make_model
+from flying_lab.tiny_models.checkpoint import make_model
 from flying_lab.workload.model import Workload
 from flying_lab.workload.synth import Poisson, synthesise
 from flying_serving.cli import render

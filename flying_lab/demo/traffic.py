@@ -19,7 +19,7 @@ from flying_lab.bench.replay import SWITCHES
 from flying_lab.demo import seen
 from flying_lab.demo.server import ENGINES, FLAGS, Shown, problems
 from flying_lab.errors import BenchError
-from flying_lab.tiny_models import make_model
+from flying_lab.tiny_models.checkpoint import make_model
 from flying_lab.workload import files
 from flying_lab.workload.model import Request, Workload
 

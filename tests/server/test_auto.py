@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from flying_lab.tiny_models import EOS
+from flying_lab.tiny_models.tokenizer import EOS
 from harness.live import BLOCK_BYTES, Server, wait_until
 from harness.paced import Pace, pace
 from harness.streams import WORST_LOGPROB, worst_difference

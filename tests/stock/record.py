@@ -23,7 +23,7 @@ if __name__ == "__main__":
     # run as a script, this folder's requests.py would hide the package of that name
     sys.path[0] = str(ROOT)
 
-from flying_lab.tiny_models import make_model, weights_hash  # noqa: E402
+from flying_lab.tiny_models.checkpoint import make_model, weights_hash  # noqa: E402
 from tests.stock.requests import REQUESTS, requests_hash  # noqa: E402
 
 FOLDER = Path(__file__).parent

@@ -12,7 +12,7 @@ from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 
-from flying_lab.tiny_models import make_model
+from flying_lab.tiny_models.checkpoint import make_model
 from flying_serving.vllm_adapter.runner import Runner
 from flying_serving.worker.lane import WorkerLane, lane_config
 from harness.live import ROOT

@@ -1,6 +1,12 @@
 """What a kept answer depends on: what the code does, and not how it is laid out."""
 
-from zoo.cache import code_of
+import json
+
+import pytest
+
+from tests.zoo.test_ways import RECORDED, WAYS
+from zoo.architectures import zoo
+from zoo.cache import code_of, is_of
 
 SOURCE = 'def f(a):\n    """Docs."""\n    return a + 1\n'
 
@@ -12,3 +18,10 @@ def test_docstrings_comments_and_layout_change_nothing() -> None:
 
 def test_another_constant_is_other_code() -> None:
     assert code_of(SOURCE.replace("1", "2")) != code_of(SOURCE)
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_the_recorded_answers_are_of_the_model_as_it_is_now(name: str) -> None:
+    model = next(model for model in zoo() if model.name == name)
+    recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
+    assert is_of(recorded[name], model), "python -m tests.zoo.record"

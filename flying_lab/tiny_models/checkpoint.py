@@ -1,17 +1,12 @@
-"""Tiny random models with a tokenizer, on disk, in Hugging Face format, for the demo, the tests and
-the benchmarks.
+"""The weights and the configuration of a tiny random model, in Hugging Face format.
 
 Weights are drawn with plain IEEE arithmetic on integers. So the same shape and seed give the same
 bytes on every machine, with any vector instructions. Nothing here imports torch or transformers.
-
-    python -m flying_lab.tiny_models llama /tmp/llama
 """
 
-import argparse
 import hashlib
 import json
 import shutil
-import sys
 import tempfile
 import zlib
 from collections.abc import Iterator
@@ -22,30 +17,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load_file, save_file
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from flying_lab.tiny_models import tokenizer
+from flying_lab.tiny_models.tokenizer import BOS, EOS, MAX_POSITIONS, write_json, write_tokenizer
 
 Array = npt.NDArray[np.float32]
 
 MARKER = "tiny.json"
-MAX_POSITIONS = 32768
 STD_AT_256 = (
     0.12  # of the weights, at hidden size 256: logits then have a standard deviation of about 2
-)
-BOS, EOS = 256, 257
-SPECIALS = (
-    "<|bos|>",
-    "<|eos|>",
-    "<|pad|>",
-    "<|system|>",
-    "<|user|>",
-    "<|assistant|>",
-    "<|tool|>",
-    "<|end|>",
-)
-CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] "
-    "}}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
 
@@ -113,10 +93,10 @@ def make_model(path: str | Path, shape: str, *, seed: int = 0) -> Path:
             str(scratch / "model.safetensors"),
             metadata={"format": "pt"},
         )
-        _write_json(scratch / "config.json", _config(sizes))
-        _write_json(scratch / "generation_config.json", {"bos_token_id": BOS, "eos_token_id": EOS})
+        write_json(scratch / "config.json", _config(sizes))
+        write_json(scratch / "generation_config.json", {"bos_token_id": BOS, "eos_token_id": EOS})
         write_tokenizer(scratch, sizes.vocab)
-        _write_json(scratch / MARKER, {"key": key, "shape": shape, "seed": seed})
+        write_json(scratch / MARKER, {"key": key, "shape": shape, "seed": seed})
         scratch.chmod(0o755)
         if path.exists():
             shutil.rmtree(path)
@@ -142,18 +122,17 @@ def weights_hash(path: str | Path) -> str:
 
 
 def _key(shape: str, seed: int) -> str:
-    """Return the identity of a model: the text of this file, the shape and the seed."""
-    return hashlib.sha256(Path(__file__).read_bytes() + f"{shape} {seed}".encode()).hexdigest()
+    """Return the identity of a model: the text of the modules that write it, the shape and the
+    seed.
+    """
+    sources = b"".join(Path(module).read_bytes() for module in (__file__, tokenizer.__file__))
+    return hashlib.sha256(sources + f"{shape} {seed}".encode()).hexdigest()
 
 
 def _made_by(path: Path) -> str | None:
     """Return the key of the model that this code wrote to `path`, None if it wrote none."""
     marker = path / MARKER
     return str(json.loads(marker.read_text(encoding="utf-8"))["key"]) if marker.exists() else None
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 
 
 def _draw(name: str, shape: tuple[int, ...], std: float, seed: int, mean: float = 0.0) -> Array:
@@ -265,68 +244,3 @@ def _config(sizes: Shape) -> dict[str, Any]:
             "sliding_window": None,
         }
     return config
-
-
-def _byte_letters() -> list[str]:
-    """Return the letter that byte-level tokenizers write for each byte: itself if it prints, and
-    otherwise one from 256 on.
-    """
-    prints = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(256, 512))
-    return [chr(byte if byte in prints else next(others)) for byte in range(256)]
-
-
-def _words(count: int) -> list[str]:
-    """Return made-up words of two syllables for the tokens that no text encodes to, so that output
-    reads as words.
-    """
-    syllables = [consonant + vowel for vowel in "aeiou" for consonant in "bcdfghjklmnprstvwz"]
-    # U+0120 stands for a space
-    words = [f"\u0120{first}{second}" for first in syllables for second in syllables]
-    if count > len(words):
-        raise ValueError(f"{count} words are more than {len(words)}")
-    return [words[i * len(words) // count] for i in range(count)]
-
-
-def write_tokenizer(path: Path, vocab_size: int) -> None:
-    """Write a tokenizer in which byte b is token b, specials follow from 256 and words fill the
-    rest.
-    """
-    letters = [*_byte_letters(), *SPECIALS]
-    vocab = {letter: i for i, letter in enumerate([*letters, *_words(vocab_size - len(letters))])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(
-        [AddedToken(special, special=True, normalized=False) for special in SPECIALS]
-    )
-    tokenizer.save(str(path / "tokenizer.json"))
-    bos, eos, pad = SPECIALS[:3]
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": bos,
-        "eos_token": eos,
-        "pad_token": pad,
-        "unk_token": pad,  # some classes add their own otherwise, with an id beyond the vocabulary
-        "model_max_length": MAX_POSITIONS,
-        "clean_up_tokenization_spaces": False,
-        "chat_template": CHAT_TEMPLATE,
-    }
-    _write_json(path / "tokenizer_config.json", config)
-
-
-def main() -> None:
-    """Write one model from the command line."""
-    parser = argparse.ArgumentParser(
-        "python -m flying_lab.tiny_models", description="write a tiny random model"
-    )
-    parser.add_argument("shape", choices=SHAPES)
-    parser.add_argument("path", type=Path)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    path = make_model(options.path, options.shape, seed=options.seed)
-    sys.stdout.write(f"{path}: {options.shape}, weights {weights_hash(path)}\n")
-
-
-if __name__ == "__main__":
-    main()

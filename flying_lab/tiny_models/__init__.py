@@ -1,0 +1,3 @@
+"""Tiny random models with a tokenizer, on disk, in Hugging Face format, for the demo, the tests and
+the benchmarks.
+"""
