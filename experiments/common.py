@@ -32,11 +32,11 @@ TEMPLATES = Path(__file__).parent / "templates"
 PAPER: dict[str, Any] = json.loads((DATA / "paper.json").read_text(encoding="utf-8"))
 MODELS = ("llama-3-70b", "gpt-oss-120b", "nemotron-8b")
 UTILIZATION = 0.8
-"""Inferred from the paper's capacities; docs/simulator.md."""
+"""Inferred from the paper's capacities; docs/results/settings.md."""
 MAX_NUM_SEQS = 256
-"""Requests that a group may run (`--max-num-seqs`): inferred, docs/simulator.md."""
+"""Requests that a group may run (`--max-num-seqs`): inferred, docs/results/settings.md."""
 LOW_S, BURST_S = 60.0, 20.0
-"""Lengths of phases, which the paper does not state: inferred, docs/simulator.md."""
+"""Lengths of phases, which the paper does not state: inferred, docs/results/settings.md."""
 SEEDS = (1, 2, 3)
 """Of everything that is random."""
 KERNELS = 0.896

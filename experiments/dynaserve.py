@@ -161,8 +161,7 @@ def pages(found: Kept, folder: Path) -> list[Row]:
             "at most 5 % of requests",
             "have no second token at the end; rates are on a grid of 4.5 %. Workloads are "
             "described in",
-            f"[simulator.md](../simulator.md). Means of {len(found.seeds)} seeds "
-            "[smallest..largest].",
+            f"[settings.md](settings.md). Means of {len(found.seeds)} seeds [smallest..largest].",
         ),
         "## Table 1: at the paper's rates",
         "",

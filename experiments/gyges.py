@@ -87,7 +87,7 @@ def pages(found: Kept, folder: Path) -> list[Row]:
         "*Private trace*: the",
         "paper's is not published, ours has other requests. Workloads and what was decided "
         "before the first run are in",
-        f"[simulator.md](../simulator.md). Means of {len(found.seeds)} seeds [smallest..largest].",
+        f"[settings.md](settings.md). Means of {len(found.seeds)} seeds [smallest..largest].",
     )
     shown = {"table1": _lending_lines, "padding": _padding_lines, "step": _time_lines}
     shown |= {"scheduler": _scheduler_lines, "trace": _trace_lines}

@@ -17,9 +17,6 @@ from pathlib import Path
 from experiments.common import RESULTS
 
 PUBLISHED, REMOVED = RESULTS / "numbers" / "rows.json", RESULTS / "numbers" / "removed.json"
-SIMULATOR = "simulator.md"
-RESULTS_OF_SIMULATOR = ("Beside live servers", "One long request every 30 s", "Speed")
-"""Its headings whose tables are results."""
 CHAOS = ("results/chaos.md", "Engines that are killed and frozen: every case")
 DATA_FILES = {CHAOS: RESULTS / "numbers" / "chaos.csv"}
 """Data files of the tables that have more than MAX_ROWS rows, by the page and the heading that had
@@ -104,8 +101,7 @@ def present() -> Rows:
     rows = {page: rows_of(text) for page, text in pages().items()}
     for (page, heading), path in DATA_FILES.items():
         rows[page][heading] = rows_of_file(path)
-    simulator = rows_of((RESULTS.parent / SIMULATOR).read_text(encoding="utf-8"))
-    return rows | {SIMULATOR: {heading: simulator[heading] for heading in RESULTS_OF_SIMULATOR}}
+    return rows
 
 
 def published(path: Path = PUBLISHED) -> Rows:

@@ -112,7 +112,7 @@ _BEGIN = (
 _BEGIN_LLAMA = (
     "the objective is mean latency, and first tokens come later for it: while a second before "
     "the first token counted "
-    "15 times the ratio was 1.03 ([policies.md](../policies.md)). As with the other models, "
+    "15 times the ratio was 1.03 ([policies.md](policies.md)). As with the other models, "
 ) + _BEGIN
 _SHIFT = (
     "as modelled, Shift Parallelism divides the tokens of a prompt at no cost of its own, and so "

@@ -33,7 +33,7 @@ DegreeTime = Callable[[SimStep], float]
 
 # Host time that groups and lanes add to a step, measured live on CPUs by `benchmarks.coordination`.
 # It stands as it is for the hosts of modelled devices: no part of it is the model's arithmetic.
-# docs/simulator.md has medians and spread.
+# docs/results.md has medians and spread: `coordination` and `lanes-alone`.
 GROUP_STEP_S = 367e-6
 """Seconds of a group's step from its planning by the leader to its begin in the last member.
 
