@@ -17,7 +17,6 @@ from flying_serving.engine.lane import Lanes
 from flying_serving.engine.lending import BlockLending
 from flying_serving.engine.membership import Incarnations, Membership
 from flying_serving.engine.messages import Message, ReturnBlocks, RunStep
-from flying_serving.engine.migration_host import EngineMigrationHost
 from flying_serving.engine.report import Report
 from flying_serving.engine.requests import LaneRequests, route_of
 from flying_serving.engine.residency import Residency
@@ -26,6 +25,7 @@ from flying_serving.engine.tracing import EngineTrace
 from flying_serving.errors import EngineLost, IntegrityError
 from flying_serving.layout.groups import aligned_group
 from flying_serving.migration.arrival import Arrival
+from flying_serving.migration.host import MigrationHost
 from flying_serving.migration.messages import KVPulled, PullKV, ReleaseKV
 from flying_serving.migration.migrations import Migrations
 from flying_serving.migration.offers import Offers, OfferTable
@@ -69,8 +69,11 @@ class EngineLoop:
         self.arbiter = LaneArbiter(settings.weave_steps, settings.max_pause_ms / 1000)
         self.requests = LaneRequests(lanes, host.add_own, settings.priority_aging_s, clock)
         self.lending = BlockLending(lanes, self._keeps, self._yield_blocks, clock)
-        migration_host = EngineMigrationHost(channel, host, self.requests, self.lending)
-        self.migrations = Migrations(engine, lanes.by_size, *kv, migration_host)
+        migration_host = MigrationHost(
+            channel.send, host.call_workers, self.requests.enqueue, self.lending.ask
+        )
+        table, offers = kv
+        self.migrations = Migrations(engine, lanes.by_size, table, offers, migration_host)
         self.membership: Membership | None = None  # where the server survives the loss of an engine
         self.residency: Residency | None = None  # where weights may be lent
         self.last_step_s = (0.0, 0.0)
@@ -230,10 +233,10 @@ class EngineLoop:
             number, early = route.offer
             self.migrations.source.offer(request.request_id, route.size, number, early=early)
         if route.source is None:
-            self.requests.admit(request, route.size, wave)
+            self.requests.enqueue(request, route.size, wave)
         else:
             now_s = self.clock()
-            self.migrations.expect(
+            self.migrations.incoming.expect(
                 Arrival(request, route.size, route.source, now_s, route.prefetch_tokens)
             )
 

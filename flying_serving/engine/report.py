@@ -1,12 +1,9 @@
-"""An engine's report on all its lanes together: vLLM's statistics, and the figures of the admin
-route.
-"""
+"""An engine's report on all its lanes together: vLLM's statistics, and requests and blocks."""
 
 from typing import Any
 
 from flying_serving.comm.board import StepBoard
 from flying_serving.engine.lane import Lanes
-from flying_serving.wire import LaneCounts
 
 REPORT_S = 1.0
 """Seconds between reports of changes that no outputs of its steps can carry, while requests hold
@@ -101,15 +98,3 @@ class Report:
     def lent_blocks(self) -> dict[int, int]:
         """Return how many blocks this engine has lent to its groups, by group size."""
         return {size: member.lent.lent_count for size, member in self._lanes.members.items()}
-
-    def status(self) -> dict[str, Any]:
-        """Return the contents of each lane: fields of an `EngineReport`."""
-        lanes = {
-            size: LaneCounts(running, waiting) for size, (running, waiting) in self.counts().items()
-        }
-        return {
-            "lanes": lanes,
-            "blocks": self._lanes.own.total + 1,
-            "free_blocks": self._lanes.own.free_count(),
-            "lent_blocks": self.lent_blocks(),
-        }

@@ -74,8 +74,8 @@ class LaneRequests:
         """
         return self._lanes.by_size[_notes(request.sampling_params).get(LANE_KEY, 1)].hash_blocks
 
-    def admit(self, request: Request, size: int, wave: int = 0) -> None:
-        """Give a request to the scheduler of a lane."""
+    def enqueue(self, request: Request, size: int, wave: int = 0) -> None:
+        """Put a request into the queue of a lane's scheduler."""
         scheduler = self._lanes.schedulers[size]
         self._aging.arrived(scheduler, request.request_id, self._clock())
         if size == 1:

@@ -16,6 +16,7 @@ from flying_serving.wire import (
     EngineFigures,
     EngineMemory,
     EngineReport,
+    LaneCounts,
     MigrationRow,
     SwitchAnswer,
     encode,
@@ -69,16 +70,18 @@ class EngineUtilities:
 
     def flying_report(self) -> Any:
         """Return an `EngineReport`: the contents and the work of each lane of this engine."""
-        status, migrations = self.loop.instruments.report.status(), self.loop.migrations.counts()
-        durations = self.loop.instruments.steps.durations
-        steps = {size: seconds.count for size, seconds in durations.items()}
+        own, instruments = self.loop.lanes.own, self.loop.instruments
+        durations = instruments.steps.durations
         return encode(
             EngineReport(
                 engine=self.loop.engine,
                 pid=os.getpid(),
-                steps=steps,
-                migrations=migrations,
-                **status,
+                lanes={size: LaneCounts(*of) for size, of in instruments.report.counts().items()},
+                blocks=own.total + 1,
+                free_blocks=own.free_count(),
+                lent_blocks=instruments.report.lent_blocks(),
+                steps={size: seconds.count for size, seconds in durations.items()},
+                migrations=self.loop.migrations.incoming.counts(),
             )
         )
 
@@ -86,14 +89,19 @@ class EngineUtilities:
         """Return an `EngineFigures`: figures that only this engine knows, for `/metrics` and the
         live view.
         """
+        report, residency = self.loop.instruments.report, self.loop.residency
         durations = self.loop.instruments.steps.durations
-        steps = {size: seconds.row for size, seconds in durations.items()}
-        report, hard = self.loop.instruments.report, self.loop.arbiter.hard
-        kv = report.lent_blocks(), steps, report.prefix_cache, self.loop.migrations.counts()
-        residency = self.loop.residency
         lent_bytes = 0 if residency is None else residency.ledger.lent_bytes
         return encode(
-            EngineFigures(hard, report.counts(), *kv, replace(self.memory, lent_bytes=lent_bytes))
+            EngineFigures(
+                hard=self.loop.arbiter.hard,
+                requests=report.counts(),
+                lent_blocks=report.lent_blocks(),
+                steps={size: seconds.row for size, seconds in durations.items()},
+                prefix_cache=report.prefix_cache,
+                migrations=self.loop.migrations.incoming.counts(),
+                memory=replace(self.memory, lent_bytes=lent_bytes),
+            )
         )
 
     def flying_check(self) -> bool:

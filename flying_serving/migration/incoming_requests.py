@@ -6,17 +6,24 @@
 from collections.abc import Iterable, Mapping
 
 from flying_serving.migration.arrival import Arrival, ArrivalPhase
-from flying_serving.migration.host import TargetHost
+from flying_serving.migration.host import MigrationHost
 from flying_serving.migration.messages import ReleaseKV
+from flying_serving.migration.source import Source
 from flying_serving.vllm_adapter.blocks import SchedulerPool
 from flying_serving.wire import MigrationCounts
 
 
 class IncomingRequests:
-    """Requests that arrive in lanes which this engine leads; `pools`: of these lanes, by size."""
+    """Requests that arrive in lanes which this engine leads.
 
-    def __init__(self, pools: Mapping[int, SchedulerPool], host: TargetHost) -> None:
+    `pools`: of these lanes, by group size. `source`: keeps the KV of requests that are forwarded.
+    """
+
+    def __init__(
+        self, pools: Mapping[int, SchedulerPool], source: Source, host: MigrationHost
+    ) -> None:
         self._pools = pools
+        self._source = source
         self._host = host
         self.by_id: dict[str, Arrival] = {}
         """Requests that have not ended, or whose blocks members still write."""
@@ -83,7 +90,7 @@ class IncomingRequests:
     # ---- the ends of arrivals
 
     def admit(self, arrival: Arrival, tokens: int) -> None:
-        """Give a request to its scheduler, with the KV of its first `tokens` tokens."""
+        """End an arrival: its scheduler gets the request, with KV of the first `tokens` tokens."""
         pool, request = self._pools[arrival.size], arrival.request
         arrival.enter(ArrivalPhase.ADMITTED)
         if tokens > arrival.cached_tokens:
@@ -95,7 +102,7 @@ class IncomingRequests:
             if arrival.cached_tokens < request.num_tokens - 1:
                 self._prefilled_again += 1
         self._forget(arrival)
-        self._host.admit(request, arrival.size)
+        self._host.enqueue(request, arrival.size)
 
     def give_up(self, arrival: Arrival) -> None:
         """Admit a request with the KV that is here, as no more comes; drop a prefetch."""
@@ -119,7 +126,7 @@ class IncomingRequests:
             # cached tokens alone are not offered: a step under way may yet compute them
             has_pulled = arrival.pulled_tokens > arrival.cached_tokens
             tokens = arrival.pulled_tokens if has_pulled else 0
-            self._host.keep(arrival.forwarded_as, arrival.size, arrival.request_id, tokens)
+            self._source.keep(arrival.forwarded_as, arrival.size, arrival.request_id, tokens)
         self._forget(arrival)
         self._pools[arrival.size].release(arrival.request)
 

@@ -2,12 +2,8 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, Protocol
+from typing import Protocol
 
-from vllm.v1.request import Request
-
-from flying_serving.layout.groups import Group
-from flying_serving.migration.arrival import Arrival
 from flying_serving.migration.host import MigrationHost
 from flying_serving.migration.incoming_requests import IncomingRequests
 from flying_serving.migration.messages import KVPulled, PullKV, ReleaseKV
@@ -16,7 +12,6 @@ from flying_serving.migration.source import Source
 from flying_serving.migration.target import Target
 from flying_serving.migration.transfer import pull_kv
 from flying_serving.vllm_adapter.blocks import SchedulerPool
-from flying_serving.wire import MigrationCounts
 
 OFFER_POLL_S = 0.005
 """Seconds between two looks of a target for more offered KV."""
@@ -34,7 +29,7 @@ class KVLane(Protocol):
 
 
 class Migrations:
-    """All requests that leave an engine or arrive in it. It is the `TargetHost` of its target.
+    """All requests that leave an engine or arrive in it.
 
     `lanes`: the engine's, by group size. `table`: shows its KV to peers. `offers`: show it the KV
     of all engines.
@@ -56,14 +51,10 @@ class Migrations:
         """Context managers that are entered while this engine pulls."""
         pools = {size: lane.pool for size, lane in lanes.items() if lane.pool is not None}
         self.source = Source(pools, table)
-        self.incoming = IncomingRequests(pools, self)
-        self.target = Target(engine, pools, offers, self.incoming, self)
+        self.incoming = IncomingRequests(pools, self.source, host)
+        self.target = Target(engine, pools, offers, self.incoming, host, self.pull)
 
     # ---- calls of the engine
-
-    def expect(self, arrival: Arrival) -> None:
-        """Take in a request that arrives with its KV."""
-        self.incoming.expect(arrival)
 
     def retain(self, request_id: str, number: int) -> None:
         """Let a request leave for another group, which may pull its KV under this number."""
@@ -101,15 +92,11 @@ class Migrations:
         match message:
             case PullKV(group, request_id):
                 self.pull(message)
-                self.send(group[:1], KVPulled(group, self._engine, request_id))
+                self._host.send(group[:1], KVPulled(group, self._engine, request_id))
             case KVPulled():
                 self.target.pulled(message)
             case ReleaseKV():
                 self.source.release(message.number, message.tokens)
-
-    def counts(self) -> MigrationCounts:
-        """Return the counts of arrivals since the start."""
-        return self.incoming.counts()
 
     def is_pulling(self) -> bool:
         """Return whether members are about to write into blocks."""
@@ -127,19 +114,7 @@ class Migrations:
         self.source.dissolve(size)
         self.incoming.dissolve(size)
 
-    # ---- calls of the target: `TargetHost`
-
-    def send(self, group: Group, message: Any) -> None:
-        self._host.send(group, message)
-
-    def admit(self, request: Request, size: int) -> None:
-        self._host.admit(request, size)
-
-    def ask_blocks(self, size: int, missing: int) -> None:
-        self._host.ask_blocks(size, missing)
-
-    def keep(self, number: int, size: int, request_id: str, tokens: int) -> None:
-        self.source.keep(number, size, request_id, tokens)
+    # ---- the copy
 
     def pull(self, message: PullKV) -> None:
         """Copy the heads of this engine's devices, again if the source's blocks have moved.
@@ -158,8 +133,14 @@ class Migrations:
             source_blocks = self._source_blocks(message)
             while copied_from != source_blocks:
                 copied_from = source_blocks
-                places = message.source.group, copied_from, message.group, blocks
-                self._host.call_workers(pull_kv, *places, message.tokens)
+                self._host.call_workers(
+                    pull_kv,
+                    message.source.group,
+                    copied_from,
+                    message.group,
+                    blocks,
+                    message.tokens,
+                )
                 source_blocks = self._source_blocks(message)
 
     def _source_blocks(self, message: PullKV) -> dict[int, list[int]]:

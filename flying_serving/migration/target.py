@@ -4,12 +4,12 @@
 request passes through them. `incoming_requests.py` has the beginning and the end of an arrival.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from flying_serving.layout.groups import aligned_group
 from flying_serving.migration.arrival import Arrival, ArrivalPhase, Way
 from flying_serving.migration.chunks import Chunks
-from flying_serving.migration.host import TargetHost
+from flying_serving.migration.host import MigrationHost
 from flying_serving.migration.incoming_requests import IncomingRequests
 from flying_serving.migration.messages import KVPulled, PullKV
 from flying_serving.migration.offers import Offer, Offers
@@ -28,7 +28,8 @@ work.
 class Target:
     """Pulls the KV of requests that arrive in lanes which this engine leads.
 
-    `pools`: of these lanes, by group size. `offers`: of all engines.
+    `pools`: of these lanes, by group size. `offers`: of all engines. `pull`: copies the KV that a
+    message names to this engine's devices.
     """
 
     def __init__(
@@ -37,13 +38,15 @@ class Target:
         pools: Mapping[int, SchedulerPool],
         offers: Offers,
         incoming: IncomingRequests,
-        host: TargetHost,
+        host: MigrationHost,
+        pull: Callable[[PullKV], None],
     ) -> None:
         self._engine = engine
         self._pools = pools
         self._offers = offers
         self._incoming = incoming
         self._host = host
+        self._pull = pull
         self.chunks = Chunks(incoming.by_id, pools)
         self.has_more = False
         """True if the last `advance` left something that it could have pulled with more time."""
@@ -156,7 +159,7 @@ class Target:
         arrival.pulling_tokens = stop
         arrival.enter(ArrivalPhase.PULLING)
         if arrival.size == 1:
-            self._host.pull(message)
+            self._pull(message)
             self._end_pull(arrival)
             self.has_more |= stop < arrival.offered_tokens(offer)
         else:

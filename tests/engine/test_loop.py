@@ -183,7 +183,7 @@ def test_a_request_is_pulled_ahead_then_runs_then_is_released() -> None:
     engine.loop.handle(engine.receive())
     assert engine.loop.migrations.source.retained == {}
     assert (
-        engine.loop.migrations.counts().migrated_tokens
+        engine.loop.migrations.incoming.counts().migrated_tokens
         == engine.tokens[-1].stop - engine.tokens[0].start
     )
     engine.run(3)

@@ -16,7 +16,6 @@ from flying_serving.comm.board import StepBoard
 from flying_serving.engine.lane import Lane, Lanes
 from flying_serving.engine.messages import RunStep
 from flying_serving.engine.report import REPORT_S, Report
-from flying_serving.wire import LaneCounts
 from tests.engine.pairs import GROUP, Pair
 from tests.engine.schedulers import BLOCK, Hooks
 
@@ -199,20 +198,16 @@ def test_no_statistics_with_disable_log_stats(
     assert report.news(10.0) is None
 
 
-def test_status_counts_requests_and_blocks_of_each_lane(board: StepBoard) -> None:
-    """For the admin route: counts by lane, and blocks of the engine."""
+def test_requests_and_lent_blocks_are_counted_for_each_lane(board: StepBoard) -> None:
+    """For the admin route."""
     pair = Pair(lend_blocks=5)
     reports = reports_of(pair, board)
     pair.scheduler.add("r", 3 * BLOCK - 1, 2)
     step(pair)
     pair.own[0].add("local", BLOCK, 8)
-    assert reports[0].status() == {
-        "lanes": {1: LaneCounts(0, 1), 2: LaneCounts(1, 0)},
-        "blocks": BLOCKS + 1,
-        "free_blocks": BLOCKS - 5,
-        "lent_blocks": {2: 5},
-    }
-    assert reports[1].status()["lanes"] == {1: LaneCounts(0, 0)}
+    assert reports[0].counts() == {1: (0, 1), 2: (1, 0)}
+    assert reports[0].lent_blocks() == {2: 5}
+    assert reports[1].counts() == {1: (0, 0)}
 
 
 def test_prefix_caches_are_counted_for_each_lane(board: StepBoard) -> None:

@@ -12,6 +12,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from flying_serving.layout.groups import Group
 from flying_serving.migration.arrival import Arrival
+from flying_serving.migration.host import MigrationHost
 from flying_serving.migration.migrations import Migrations
 from flying_serving.migration.offers import KVSource, Offer, OfferTable
 from flying_serving.migration.transfer import pull_kv
@@ -31,10 +32,6 @@ class NodeHost:
         self._engine = engine
         self._groups = groups
 
-    def send(self, group: Group, message: Any) -> None:
-        """To the inboxes of engines."""
-        self._node.send(group, message)
-
     def call_workers(
         self, function: Any, source: Group, source_blocks: Mapping[int, Any], *rest: Any
     ) -> None:
@@ -43,7 +40,7 @@ class NodeHost:
         target, blocks, tokens = rest
         self._node._copy(self._engine, (source, source_blocks), (target, blocks), tokens)
 
-    def admit(self, request: Request, size: int) -> None:
+    def enqueue(self, request: Request, size: int) -> None:
         """To the scheduler of a lane."""
         self._node.lanes[self._groups[size]].scheduler.add_request(request)
 
@@ -85,7 +82,9 @@ class Node:
             for size in (1, 2)
         }
 
-        return Migrations(engine, lanes, self.tables[engine], self, NodeHost(self, engine, groups))
+        around = NodeHost(self, engine, groups)
+        host = MigrationHost(self.send, around.call_workers, around.enqueue, around.ask_blocks)
+        return Migrations(engine, lanes, self.tables[engine], self, host)
 
     # ---- what migrations see of other engines
 
@@ -150,7 +149,8 @@ class Node:
         self, request: Request, group: Group, source: KVSource, prefetch_tokens: int | None = None
     ) -> None:
         """A request arrives with its KV, or its KV is prefetched."""
-        self.at(group).expect(Arrival(request, len(group), source, self.now_s, prefetch_tokens))
+        arrival = Arrival(request, len(group), source, self.now_s, prefetch_tokens)
+        self.at(group).incoming.expect(arrival)
 
     def abort(self, name: str, group: Group) -> None:
         """The client ends a request."""

@@ -41,11 +41,11 @@ def test_a_request_arrives_with_its_kv(old: Group, new: Group, told_first: bool)
     if not told_first:
         settle(at)
         assert at.lanes[new].scheduler.requests == {}
-        assert at.at(new).counts() == NOTHING
+        assert at.at(new).incoming.counts() == NOTHING
         at.at(old).retain("a", 5)
     settle(at)
     assert not at.at(new).incoming
-    assert at.at(new).counts() == MigrationCounts(1, 12, 0)
+    assert at.at(new).incoming.counts() == MigrationCounts(1, 12, 0)
     assert at.at(old).source.retained == {}
     assert at.lanes[old].free() == at.lanes[old].pool.total
     assert at.lanes[new].scheduler.requests["a+1"].num_computed_tokens == 12
@@ -74,7 +74,9 @@ def test_tokens_without_kv_are_prefilled(steps: int) -> None:
     at.expect(again(before, "a+1"), BOTH, KVSource(A, 5))
     for _ in range(2):
         settle(at)
-    assert at.at(BOTH).counts() == (MigrationCounts(1, 8, 0) if steps else MigrationCounts(0, 0, 1))
+    assert at.at(BOTH).incoming.counts() == (
+        MigrationCounts(1, 8, 0) if steps else MigrationCounts(0, 0, 1)
+    )
     run_out(at)
     assert all_free(at)
 
@@ -85,7 +87,7 @@ def test_a_request_that_is_unknown_is_prefilled_at_once() -> None:
     at.at(A).retain("a", 5)
     at.expect(make("a+1", 3, 9, 2), B, KVSource(A, 5))
     settle(at)
-    assert at.at(B).counts() == MigrationCounts(0, 0, 1)
+    assert at.at(B).incoming.counts() == MigrationCounts(0, 0, 1)
     assert list(at.lanes[B].scheduler.requests) == ["a+1"]
 
 
@@ -114,7 +116,7 @@ def test_tokens_in_the_prefix_cache_are_not_pulled() -> None:
     at.at(A).retain("a", 5)
     at.expect(again(before, "a+1"), B, KVSource(A, 5))
     settle(at)
-    assert at.at(B).counts() == MigrationCounts(1, 4, 0)
+    assert at.at(B).incoming.counts() == MigrationCounts(1, 4, 0)
     assert at.lanes[B].pool.blocks_of("a+1")[:2] == shared
     assert at.lanes[B].has(3, shared, range(8))
     assert other.num_tokens == 10
@@ -133,7 +135,7 @@ def test_a_request_that_needs_no_kv_pulls_none(prompt: int) -> None:
     at.expect(again(before, "a+1"), B, KVSource(A, 5))
     settle(at)
     assert "a+1" in at.lanes[B].scheduler.requests
-    assert at.at(B).counts().migrated == 0
+    assert at.at(B).incoming.counts().migrated == 0
     run_out(at)
     assert all_free(at)
 
@@ -145,7 +147,7 @@ def test_kv_of_a_request_that_gave_up_is_not_retained() -> None:
     at.expect(again(before, "a+1"), B, KVSource(A, 5))
     at.now_s += OPENING_S + 0.1
     settle(at)
-    assert at.at(B).counts() == MigrationCounts(0, 0, 1)
+    assert at.at(B).incoming.counts() == MigrationCounts(0, 0, 1)
     at.at(A).retain("a", 5)
     assert at.at(A).source.retained == {}
     assert at.lanes[A].free() == at.lanes[A].pool.total
@@ -193,7 +195,7 @@ def test_a_pull_takes_the_time_that_there_is(new: Group) -> None:
         released.append(at.inboxes[0].popleft())
         at.migrations[0].handle(released[-1])
     assert pulled == [4, 9, 12]
-    assert at.at(new).counts() == MigrationCounts(1, 12, 0)
+    assert at.at(new).incoming.counts() == MigrationCounts(1, 12, 0)
     assert released == [ReleaseKV(A, 5, 4), ReleaseKV(A, 5, 9), ReleaseKV(A, 5)]
     settle(at)
     run_out(at)
@@ -214,6 +216,6 @@ def test_blocks_used_again_while_they_are_copied_do_not_count() -> None:
     at.lanes[A].kv[:] = [-2] * len(at.lanes[A].kv)
     settle(at)
     settle(at)
-    assert at.at(BOTH).counts() == MigrationCounts(1, 4, 0)
+    assert at.at(BOTH).incoming.counts() == MigrationCounts(1, 4, 0)
     run_out(at)
     assert all_free(at)

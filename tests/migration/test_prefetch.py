@@ -36,7 +36,7 @@ def test_kv_is_pulled_while_it_is_computed(early: bool) -> None:
     assert list(at.at(A).source.retained) == [5]
     at.expect(again(made, "b"), B, KVSource(A, 5))
     settle(at)
-    assert at.at(B).counts() == MigrationCounts(1, 12, 0)
+    assert at.at(B).incoming.counts() == MigrationCounts(1, 12, 0)
     assert at.at(A).source.retained == {}
     run_out(at)
     assert all_free(at)
@@ -58,7 +58,7 @@ def test_an_aborted_prefetch_leaves_the_offer_of_a_running_request() -> None:
         at.step(A)
     at.expect(again(made, "c"), BOTH, KVSource(A, 5))
     settle(at)
-    assert at.at(BOTH).counts() == MigrationCounts(1, 12, 0)
+    assert at.at(BOTH).incoming.counts() == MigrationCounts(1, 12, 0)
     run_out(at)
     at = node()
     ahead(at)
@@ -87,7 +87,7 @@ def test_a_request_waits_for_a_prefix_in_a_long_queue() -> None:
     assert at.lanes[B].free() == at.lanes[B].pool.total
     at.now_s += STALLED_S
     settle(at)
-    assert at.at(B).counts() == MigrationCounts(0, 0, 1)
+    assert at.at(B).incoming.counts() == MigrationCounts(0, 0, 1)
     assert "a" in at.lanes[B].scheduler.requests
 
 
@@ -108,7 +108,7 @@ def test_a_dropped_prefetch_is_pulled_when_its_request_arrives() -> None:
         at.step(A)
     at.expect(again(made, "b"), B, KVSource(A, 5))
     settle(at)
-    assert at.at(B).counts() == MigrationCounts(1, 12, 0)
+    assert at.at(B).incoming.counts() == MigrationCounts(1, 12, 0)
     run_out(at)
 
 
@@ -128,7 +128,7 @@ def test_a_request_with_all_its_blocks_needs_no_free_block() -> None:
         at.step(A)
     at.expect(again(made, "b"), B, KVSource(A, 5))
     settle(at)
-    assert at.at(B).counts() == MigrationCounts(1, 12, 0)
+    assert at.at(B).incoming.counts() == MigrationCounts(1, 12, 0)
     assert at.asked == []
 
 
@@ -146,6 +146,6 @@ def test_pulled_kv_of_a_preempted_request_stays() -> None:
     assert at.at(A).source.retained == {}
     at.expect(again(made, "b"), B, KVSource(A, 5))
     settle(at)
-    assert at.at(B).counts() == MigrationCounts(1, 8, 0)
+    assert at.at(B).incoming.counts() == MigrationCounts(1, 8, 0)
     run_out(at)
     assert all_free(at)

@@ -45,7 +45,7 @@ def test_kv_that_is_not_fetched_is_released() -> None:
     at.expect(make("a+1", 3, 9, 2), B, KVSource(A, 5))
     settle(at)
     assert list(at.lanes[B].scheduler.requests) == ["a+1"]
-    assert at.at(B).counts() == MigrationCounts(0, 0, 1)
+    assert at.at(B).incoming.counts() == MigrationCounts(0, 0, 1)
     at.now_s += 2.0
     settle(at)
     assert at.at(A).source.retained == {}
@@ -130,7 +130,7 @@ def test_only_whole_blocks_count_when_the_rest_of_one_was_copied_in_vain() -> No
     settle(at)
     settle(at)
     assert arrival.pulled_tokens == 8
-    assert at.at(BOTH).counts() == MigrationCounts(1, 8, 0)
+    assert at.at(BOTH).incoming.counts() == MigrationCounts(1, 8, 0)
     at.abort("b", A)
     run_out(at)
     assert all_free(at)
@@ -151,7 +151,7 @@ def test_pulled_blocks_are_freed_at_their_owner(old: Group, new: Group) -> None:
         settle(at)
         held.append((arrival.pulled_tokens, 19 - at.lanes[old].free(), 19 - at.lanes[new].free()))
     assert held == [(4, 5, 1), (8, 4, 2), (12, 3, 3), (16, 2, 4), (20, 1, 5), (21, 0, 6)]
-    assert at.at(new).counts() == MigrationCounts(1, before.num_tokens - 1, 0)
+    assert at.at(new).incoming.counts() == MigrationCounts(1, before.num_tokens - 1, 0)
     run_out(at)
     assert all_free(at)
 
@@ -174,7 +174,7 @@ def test_a_request_is_prefilled_if_a_part_of_its_kv_has_no_room() -> None:
     settle(at)
     assert not all_free(at)
     assert at.lanes[B].free() == 3
-    assert at.at(B).counts() == MigrationCounts(0, 0, 1)
+    assert at.at(B).incoming.counts() == MigrationCounts(0, 0, 1)
     at.lanes[B].pool.give(taken)
     run_out(at)
     assert all_free(at)

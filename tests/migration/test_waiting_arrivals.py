@@ -52,7 +52,7 @@ def test_requests_wait_where_blocks_are_missing() -> None:
     for _ in range(8):
         at.step(B)
     settle(at)
-    assert at.at(B).counts() == MigrationCounts(2, 24, 0)
+    assert at.at(B).incoming.counts() == MigrationCounts(2, 24, 0)
 
 
 def test_no_block_is_asked_for_while_a_chunk_is_on_its_way() -> None:
@@ -93,11 +93,11 @@ def test_a_request_that_has_waited_long_is_prefilled() -> None:
     at.expect(again(later, "b+1"), B, KVSource(A, 6))
     settle(at)
     assert list(at.at(B).incoming.by_id) == ["ahead", "a+1", "b+1"]
-    assert at.at(B).counts() == NOTHING
+    assert at.at(B).incoming.counts() == NOTHING
     at.now_s += 0.01
     settle(at)
     assert list(at.at(B).incoming.by_id) == ["ahead", "b+1"]
-    assert at.at(B).counts() == MigrationCounts(0, 0, 1)
+    assert at.at(B).incoming.counts() == MigrationCounts(0, 0, 1)
     assert list(at.at(A).source.retained) == [6]
     at.lanes[B].pool.give(taken)
 
@@ -113,7 +113,7 @@ def test_an_offer_that_is_never_made_is_not_awaited_for_ever() -> None:
     at.now_s += 0.1
     settle(at)
     assert at.at(B).incoming.by_id == {}
-    assert at.at(B).counts() == MigrationCounts(0, 0, 1)
+    assert at.at(B).incoming.counts() == MigrationCounts(0, 0, 1)
     run_out(at)
     assert all_free(at)
 
@@ -164,7 +164,7 @@ def test_a_forwarded_request_takes_its_kv_along(pulled: int) -> None:
     at.expect(again(before, "a+2"), BOTH, KVSource(B, 7))
     settle(at)
     settle(at)
-    assert at.at(BOTH).counts() == (
+    assert at.at(BOTH).incoming.counts() == (
         MigrationCounts(1, pulled, 0) if pulled else MigrationCounts(0, 0, 1)
     )
     assert at.at(A).source.retained == {}
@@ -189,7 +189,7 @@ def test_a_request_that_leaves_while_members_write_is_kept_after_that() -> None:
     assert found.is_final
     at.expect(again(before, "a+2"), A, KVSource(BOTH, 6))
     settle(at)
-    assert at.at(A).counts() == MigrationCounts(1, 12, 0)
+    assert at.at(A).incoming.counts() == MigrationCounts(1, 12, 0)
     run_out(at)
     assert all_free(at)
 

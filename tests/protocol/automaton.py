@@ -145,7 +145,7 @@ class Engines:
         )
         sent = tuple((members, self._message(message)) for members, message in engine.channel.sent)
         engine.channel.sent, engine.channel.next = [], None
-        self.pulled += engine.loop.migrations.counts().migrated
+        self.pulled += engine.loop.migrations.incoming.counts().migrated
         done = engine.settle()
         number = self._numbers.setdefault(key_of(engine), len(self._states))
         if number == len(self._states):

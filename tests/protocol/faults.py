@@ -209,6 +209,7 @@ def inject(fault: Fault | None, migrations: Migrations, table: Table) -> None:
     """Break migrations, if that is the fault."""
     migrations.source.__class__ = SOURCES.get(fault, Source)
     migrations.__class__ = _NotLookedAgain if fault is Fault.NOT_LOOKED_AGAIN else Migrations
+    migrations.target._pull = migrations.pull
     migrations.target.__class__ = TARGETS.get(fault, Target)
     migrations.target.chunks.__class__ = _NoNextBlock if fault is Fault.NO_NEXT_BLOCK else Chunks
     migrations.incoming.__class__ = _NotLeft if fault is Fault.NOT_LEFT else IncomingRequests
