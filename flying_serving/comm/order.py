@@ -14,7 +14,7 @@ from flying_serving.comm.mapped import MappedArray
 
 _KEPT = 4096
 """Number of each member's latest numbers whose sender is recorded."""
-_PLACES = 1 << 40
+_LIFE_BYTES = 1 << 40
 """First of the bytes, one per engine, that an engine holds locked as long as it lives; behind the
 contents of the file.
 """
@@ -32,11 +32,11 @@ class SequenceNumbers(MappedArray):
 
     def join(self, engine: int) -> None:
         """Let others see that this process, which is an engine, lives."""
-        hold(self.file, _PLACES + engine)
+        hold(self.file, _LIFE_BYTES + engine)
 
     def is_gone(self, engine: int) -> bool:
         """Return whether an engine that has joined does not live any more."""
-        return not is_held(self.file, _PLACES + engine)
+        return not is_held(self.file, _LIFE_BYTES + engine)
 
     def take(self, sender: int, members: Sequence[int]) -> list[int]:
         """Take the next number of each member, all in one step: no other leader's numbers fall
@@ -46,7 +46,7 @@ class SequenceNumbers(MappedArray):
         try:
             numbers = [self.numbers[m] for m in members]
             for member, number in zip(members, numbers, strict=True):
-                self.numbers[self._place(member, number)] = sender
+                self.numbers[self._sender_index(member, number)] = sender
                 self.numbers[member] = number + 1
         finally:
             fcntl.flock(self.file, fcntl.LOCK_UN)
@@ -60,7 +60,7 @@ class SequenceNumbers(MappedArray):
 
     def sender(self, member: int, number: int) -> int:
         """Return the engine that has taken a number, one of the last of a member."""
-        return self.numbers[self._place(member, number)]
+        return self.numbers[self._sender_index(member, number)]
 
-    def _place(self, member: int, number: int) -> int:
+    def _sender_index(self, member: int, number: int) -> int:
         return self._engines + member * _KEPT + number % _KEPT

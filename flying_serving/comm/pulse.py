@@ -37,15 +37,16 @@ class Pulse(MappedArray):
         It stops when the engine has said that it ends, so that an engine which hangs then is
         silent.
         """
-        place = self._place(engine, device)
+        counter = self._counter(engine, device)
         if device is not None:
-            hold(self.file, place)
-        threading.Thread(target=self._beat, args=(engine, place), name="pulse", daemon=True).start()
+            hold(self.file, counter)
+        arguments = engine, counter
+        threading.Thread(target=self._beat, args=arguments, name="pulse", daemon=True).start()
 
-    def _beat(self, engine: int, place: int) -> None:
+    def _beat(self, engine: int, counter: int) -> None:
         while not self.has_left(engine):
             time.sleep(BEAT_S)
-            self.numbers[place] += 1
+            self.numbers[counter] += 1
 
     def living_devices(self, engine: int) -> list[int]:
         """Return the devices of an engine whose processes, its children, have not ended; the engine
@@ -54,25 +55,32 @@ class Pulse(MappedArray):
         return [
             device
             for device in range(self._processes - 1)
-            if is_held(self.file, self._place(engine, device))
+            if is_held(self.file, self._counter(engine, device))
         ]
 
-    def _place(self, engine: int, device: int | None) -> int:
+    def _counter(self, engine: int, device: int | None) -> int:
+        """Return the index of a process's counter, which is also the byte that it holds locked."""
         return engine * self._processes + (0 if device is None else 1 + device)
 
-    def leave(self, engine: int, *, leaves: bool = True) -> None:
-        """Say that an engine ends because a signal has told it to; without `leaves`, that it has
-        just begun.
-        """
-        self.numbers[self._left + engine] = int(leaves)
+    def enter(self, engine: int) -> None:
+        """Say that an engine has begun."""
+        self.numbers[self._left + engine] = 0
+
+    def leave(self, engine: int) -> None:
+        """Say that an engine ends because a signal has told it to."""
+        self.numbers[self._left + engine] = 1
 
     def has_left(self, engine: int) -> bool:
         """Return whether an engine has said that it ends."""
         return bool(self.numbers[self._left + engine])
 
-    def lose(self, engine: int, *, lost: bool = True) -> None:
-        """Say that an engine is lost, or that it is there again."""
-        self.numbers[self._lost + engine] = int(lost)
+    def declare_lost(self, engine: int) -> None:
+        """Say to all processes that an engine is lost."""
+        self.numbers[self._lost + engine] = 1
+
+    def declare_back(self, engine: int) -> None:
+        """Say to all processes that a lost engine is there again."""
+        self.numbers[self._lost + engine] = 0
 
     def is_lost(self, engine: int) -> bool:
         """Return whether the API server has said that an engine is lost."""
@@ -111,11 +119,11 @@ class Silence:
         if len(found) != len(self._last):
             self._last, self._unchanged_s = found, [0.0] * len(found)
             self._not_begun = set(range(1, len(found)))
-        same = {place for place, old in enumerate(self._last) if found[place] == old}
+        same = {index for index, old in enumerate(self._last) if found[index] == old}
         self._not_begun &= same if starts else set()
         self._unchanged_s = [
-            silent_s + passed_s if place in same - self._not_begun else 0.0
-            for place, silent_s in enumerate(self._unchanged_s)
+            silent_s + passed_s if index in same - self._not_begun else 0.0
+            for index, silent_s in enumerate(self._unchanged_s)
         ]
         self._last, self._looked_s = found, now_s
         return max(self._unchanged_s, default=0.0)

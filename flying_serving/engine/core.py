@@ -75,7 +75,7 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
         leave_placement_to_workers()
         deployment = deployment_of(kwargs["vllm_config"].additional_config)
         pulse = Pulse(deployment.run_dir, deployment.engines, deployment.devices)
-        pulse.leave(kwargs["dp_rank"], leaves=False)
+        pulse.enter(kwargs["dp_rank"])
         pulse.beat(kwargs["dp_rank"])
         installer.install()
         with engine_classes(FlyingEngineCore):

@@ -35,10 +35,10 @@ def test_end_of_an_engine_is_noted_for_that_engine_alone() -> None:
     with TemporaryDirectory(dir="/dev/shm") as run_dir:
         watched, mine = Pulse(run_dir, 4, 2), Pulse(run_dir, 4, 2)
         mine.leave(3)
-        watched.lose(0)
+        watched.declare_lost(0)
         assert [watched.has_left(engine) for engine in range(4)] == [False, False, False, True]
         assert [mine.is_lost(engine) for engine in range(4)] == [True, False, False, False]
-        watched.lose(0, lost=False)
+        watched.declare_back(0)
         assert not any(mine.is_lost(engine) for engine in range(4))
 
 

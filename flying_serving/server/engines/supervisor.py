@@ -133,7 +133,7 @@ class EngineSupervisor:
         record.advance(EnginePhase.LOST)
 
         self._calls.lose(engine, reason)
-        self._pulse.lose(engine)
+        self._pulse.declare_lost(engine)
         self._shell.losses.lost(engine, loss, self._shell.controller.state.layout, frozen=frozen)
         return reason
 
@@ -211,7 +211,7 @@ class EngineSupervisor:
         record.advance(IS_READY[record.phase])
         record.joined_s = time.monotonic()
         self._calls.gain(engine)
-        self._pulse.lose(engine, lost=False)
+        self._pulse.declare_back(engine)
         self._watch(engine)
         await self._notices.tell_all(engine)
         if record.phase is not EnginePhase.JOINING:  # it is to be lost again, or is lost

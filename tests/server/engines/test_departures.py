@@ -14,7 +14,7 @@ from tests.server.engines.nodes import UNTIL_STARTED_S, node
 def living_device(run_dir: Path, engine: int, device: int) -> Pulse:
     """What the process of a device has opened, until it is closed."""
     pulse = Pulse(str(run_dir), 4, 2)
-    hold(pulse.file, pulse._place(engine, device))
+    hold(pulse.file, pulse._counter(engine, device))
     return pulse
 
 
