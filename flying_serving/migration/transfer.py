@@ -57,8 +57,8 @@ def pull_kv(
     the request's first token on.
     """
     view = worker.kv_views[len(target)]
-    place = worker.engine, worker.device
-    for (engine, device), heads in copies(source, target, place, worker.devices, worker.kv_heads):
+    reader = worker.engine, worker.device
+    for (engine, device), heads in copies(source, target, reader, worker.devices, worker.kv_heads):
         peer_view = worker.peers.view(engine, device, len(source))
         view.copy(peer_view, heads, (source_blocks[engine], blocks), tokens)
     if view.parts[0].is_cuda:  # the target reads the offer again when all of it is here

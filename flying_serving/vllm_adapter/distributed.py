@@ -18,8 +18,8 @@ from flying_serving.vllm_adapter.coordinator import LaneCoordinator
 
 
 @dataclass(frozen=True)
-class Place:
-    """The place of a worker: a device of an engine of a deployment.
+class TorchWorld:
+    """The torch world of a worker, which is a device of an engine.
 
     `shares_memory`: groups exchange through shared memory alone, so an engine's torch world has its
     own devices only, and it may start while others run. Otherwise all engines are in one torch
@@ -36,7 +36,7 @@ class Place:
         """The number of this device among the devices of all engines."""
         return world_rank(self.engine, self.device, self.deployment.engines)
 
-    def torch_world(self) -> tuple[str, int, int]:
+    def address(self) -> tuple[str, int, int]:
         """The world's file, its size and this worker's rank. An engine that is started again gets a
         new world.
         """
@@ -51,7 +51,7 @@ class Place:
         """While the body runs, a worker of vLLM's that sets up its distributed environment joins
         this world.
         """
-        return assigned(_place, self)
+        return assigned(_world, self)
 
     def coordinator(self, partition: list[list[int]], name: str) -> Any:
         """Make the coordinator of this worker's group; all workers of the torch world call it
@@ -68,7 +68,7 @@ class Place:
         return LaneCoordinator(self.rank, partition, name, local_rank)
 
 
-_place: ContextVar[Place | None] = ContextVar("place", default=None)
+_world: ContextVar[TorchWorld | None] = ContextVar("world", default=None)
 
 
 def join_world(
@@ -82,14 +82,14 @@ def join_world(
     """Wrap `init_worker_distributed_environment`: same signature, a world in the run directory,
     each rank alone.
     """
-    place = _place.get()
-    if place is None:
+    world = _world.get()
+    if world is None:
         original(vllm_config, rank, distributed_init_method, local_rank, backend)
         return
-    path, size, rank = place.torch_world()
+    path, size, rank = world.address()
     parallel_state.set_custom_all_reduce(not vllm_config.parallel_config.disable_custom_all_reduce)
     parallel_state.init_distributed_environment(
         size, rank, f"file://{path}", local_rank, backend, timedelta(seconds=START_TIMEOUT_S)
     )
-    # every rank alone, in every dimension; the lanes' own groups take the tensor-parallel place
+    # every rank alone, in every dimension; the lanes' own groups replace its tensor-parallel one
     parallel_state.initialize_model_parallel(1)

@@ -39,20 +39,20 @@ def promote(scheduler: Any, request_ids: Iterable[str]) -> None:
         heap = queue._heap
         # from the front: a request that rises moves others down at most to its old place, so the
         # places behind that stay right
-        for place in [place for place, request in enumerate(heap) if request in waiting]:
-            heap[place].priority = FOREMOST
-            _rise(heap, place)
+        for index in [index for index, request in enumerate(heap) if request in waiting]:
+            heap[index].priority = FOREMOST
+            _rise(heap, index)
 
 
-def _rise(heap: list[Any], place: int) -> None:
-    """Move the entry at `place`, which has become smaller, towards the front of a heap, to its new
+def _rise(heap: list[Any], index: int) -> None:
+    """Move the entry at `index`, which has become smaller, towards the front of a heap, to its new
     place.
     """
-    risen = heap[place]
-    while place > 0:
-        above = (place - 1) // 2
+    risen = heap[index]
+    while index > 0:
+        above = (index - 1) // 2
         if not risen < heap[above]:
             break
-        heap[place] = heap[above]
-        place = above
-    heap[place] = risen
+        heap[index] = heap[above]
+        index = above
+    heap[index] = risen

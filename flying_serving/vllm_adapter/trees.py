@@ -51,7 +51,7 @@ def module_tree(config: VllmConfig, device: torch.device) -> Module:
 
 
 def layer_kinds(tree: Module) -> dict[LayerKind, int]:
-    """Return each kind of layer in a model's lists of layers, with its first place in its list.
+    """Return each kind of layer in a model's lists of layers, with its first index in its list.
 
     Layers are of a kind if their modules have the same classes, shapes and windows, and have KV of
     their own or not.
@@ -62,8 +62,8 @@ def layer_kinds(tree: Module) -> dict[LayerKind, int]:
         if found := _NUMBERED.fullmatch(name):
             layers[found[1], int(found[2])].append(f"{found[3] or ''}: {_description(module)}")
     kinds: dict[LayerKind, int] = {}
-    for (place, number), parts in sorted(layers.items()):
-        kinds.setdefault((place, tuple(parts)), number)
+    for (path, number), parts in sorted(layers.items()):
+        kinds.setdefault((path, tuple(parts)), number)
     return kinds
 
 

@@ -1,4 +1,4 @@
-"""The place of a worker: the cores on which its process's threads run.
+"""The placement of a worker: the cores on which its process's threads run.
 
 vLLM places workers by variables of OpenMP. Its library reads them when a program begins, and a fork
 has the parent's values. So the process is bound as a whole, before it has a pool of OpenMP threads.
@@ -26,8 +26,8 @@ _POLICIES = Path("/proc/self/numa_maps")
 
 @contextmanager
 def placed(deployment: Deployment, engine: int, device: int) -> Iterator[None]:
-    """Bind this process to the deployment's place for a device of an engine, before the body makes
-    vLLM's worker.
+    """Bind this process to the deployment's placement of a device, before the body makes vLLM's
+    worker.
 
     The worker binds the memory to the node of the first CPU that it may use. The outcome is logged.
 
@@ -39,13 +39,13 @@ def placed(deployment: Deployment, engine: int, device: int) -> Iterator[None]:
         yield
         return
     with told_to_server(deployment.run_dir, engine):
-        take_place(placement)
+        apply_placement(placement)
     yield
     name = device_name(engine * deployment.devices + device, deployment.devices)
-    logger.info("%s: %s", name, place_taken(placement))
+    logger.info("%s: %s", name, describe_placement(placement))
 
 
-def take_place(placement: Placement) -> None:
+def apply_placement(placement: Placement) -> None:
     """Give this process its cores and its number of OpenMP threads. Raises ConfigError if it cannot
     have them.
     """
@@ -56,7 +56,7 @@ def take_place(placement: Placement) -> None:
         torch.set_num_threads(placement.threads)
 
 
-def place_taken(placement: Placement) -> str:
+def describe_placement(placement: Placement) -> str:
     """Return the placement in words: the cores, the threads and the policy of memory that this
     process really has.
     """

@@ -139,8 +139,8 @@ def in_order(model: Module, units: Mapping[str, Sequence[Units]]) -> list[tuple[
 
     `units`: by the name of their layer.
     """
-    places = {name: place for place, name in enumerate(dict(model.named_modules()))}
-    names = sorted(units, key=lambda name: (kind_of(model, name), -places[name]))
+    index_of = {name: index for index, name in enumerate(dict(model.named_modules()))}
+    names = sorted(units, key=lambda name: (kind_of(model, name), -index_of[name]))
     return [(name, piece) for name in names for piece in units[name]]
 
 

@@ -46,7 +46,7 @@ class LaneWorker:
     """Bytes of KV memory without any lent weights."""
 
     def init_device(self) -> None:
-        """Join a torch world as `distributed.Place` says, and get a communicator for each group."""
+        """Join the device's `TorchWorld`, and get a communicator for each group."""
         end_with_parent()
         installer.install()
         worker: Any = self
@@ -59,8 +59,8 @@ class LaneWorker:
             f"joining {deployment.engines} engines of {deployment.devices} devices",
         )
         shares_memory = self.pack_weights and deployment.flying.cpu_collectives == "shm"
-        place = distributed.Place(deployment, self.engine, worker.rank, shares_memory)
-        with place.joined():
+        world = distributed.TorchWorld(deployment, self.engine, worker.rank, shares_memory)
+        with world.joined():
             super().init_device()  # type: ignore[misc]
         self.communicators = CommunicatorPool(
             self.engine,
@@ -68,7 +68,7 @@ class LaneWorker:
             engines=deployment.engines,
             devices=deployment.devices,
             sizes=deployment.group_sizes,
-            make=place.coordinator,
+            make=world.coordinator,
             activate=tensor_parallel.activate,
         )
         tensor_parallel.set_home(self.communicators.coordinator(1))

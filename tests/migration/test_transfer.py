@@ -32,21 +32,21 @@ def check_pull(workers: Workers, source: Group, target: Group, tokens: range, se
     counts = [-(-tokens.stop // model.tokens(size)) for size in (old_size, new_size)]
     old = {engine: [free[engine].pop() for _ in range(counts[0])] for engine in source}
     new = {engine: [free[engine].pop() for _ in range(counts[1])] for engine in target}
-    for place in product(source, range(model.devices)):
-        rank = workers.rank(old_size, place)
-        workers.memories[place].write(
-            old_size, rank, old[place[0]], range(counts[0] * model.tokens(old_size))
+    for worker in product(source, range(model.devices)):
+        rank = workers.rank(old_size, worker)
+        workers.memories[worker].write(
+            old_size, rank, old[worker[0]], range(counts[0] * model.tokens(old_size))
         )
-    expected = {place: memory.values.copy() for place, memory in workers.memories.items()}
+    expected = {worker: memory.values.copy() for worker, memory in workers.memories.items()}
     tile = gcd(model.tokens(old_size), model.tokens(new_size))
     whole = range(tokens.start // tile * tile, -(-tokens.stop // tile) * tile)
-    for place in product(target, range(model.devices)):
-        rank = workers.rank(new_size, place)
-        for at, value in workers.memories[place].places(new_size, rank, new[place[0]], whole):
-            expected[place][at] = value
-        pull_kv(workers.workers[place], source, old, target, new[place[0]], tokens)
-    for place, memory in workers.memories.items():
-        np.testing.assert_array_equal(memory.values, expected[place])
+    for worker in product(target, range(model.devices)):
+        rank = workers.rank(new_size, worker)
+        for at, value in workers.memories[worker].places(new_size, rank, new[worker[0]], whole):
+            expected[worker][at] = value
+        pull_kv(workers.workers[worker], source, old, target, new[worker[0]], tokens)
+    for worker, memory in workers.memories.items():
+        np.testing.assert_array_equal(memory.values, expected[worker])
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -86,7 +86,7 @@ def test_pulls_are_measured(tmp_path: Path, devices: int, blocks: int, counts: l
     is not written.
     """
     workers = Workers(str(tmp_path), Model(2, devices, layers=1, head_size=1), blocks)
-    before = {place: memory.values.copy() for place, memory in workers.memories.items()}
+    before = {worker: memory.values.copy() for worker, memory in workers.memories.items()}
 
     def measured(worker: Any) -> list[MigrationRow]:
         slower = 0.01 * worker.engine
@@ -96,15 +96,15 @@ def test_pulls_are_measured(tmp_path: Path, devices: int, blocks: int, counts: l
         )
 
     found = workers.on_all(measured)
-    for (engine, _), rows in zip(workers.places, found, strict=True):
+    for (engine, _), rows in zip(workers.ids, found, strict=True):
         best_s = [0.1 + 0.01 * engine, 0.5 + 0.01 * engine]
         expected = [(size, best_s[n], count) for size in SIZES for n, count in enumerate(counts)]
         assert [astuple(row) for row in rows] == [pytest.approx(row) for row in expected]
     assert workers.barriers == 2 * REPETITIONS * len(SIZES) * len(counts)
-    for place, memory in workers.memories.items():
-        np.testing.assert_array_equal(memory.values[: memory.page], before[place][: memory.page])
+    for worker, memory in workers.memories.items():
+        np.testing.assert_array_equal(memory.values[: memory.page], before[worker][: memory.page])
         # the first two may get back what was theirs
-        assert place[0] < 2 or (memory.values != before[place]).any()
+        assert worker[0] < 2 or (memory.values != before[worker]).any()
 
 
 def test_migration_without_a_readable_source_is_not_measured(tmp_path: Path) -> None:

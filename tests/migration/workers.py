@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from flying_serving.memory.arena import Arena
 from flying_serving.memory.peers import PeerKV, announce_kv
-from flying_serving.migration.plan import Place
+from flying_serving.migration.plan import WorkerId
 from tests.memory.lanes import Memory, Model
 
 ENGINES, SIZES = 4, (1, 2, 4)
@@ -26,12 +26,12 @@ class Workers:
 
     def __init__(self, run_dir: str, model: Model, blocks: int) -> None:
         self.model = model
-        self.places: list[Place] = list(product(range(ENGINES), range(model.devices)))
-        self.memories: dict[Place, Memory] = {}
-        self.workers: dict[Place, Any] = {}
+        self.ids: list[WorkerId] = list(product(range(ENGINES), range(model.devices)))
+        self.memories: dict[WorkerId, Memory] = {}
+        self.workers: dict[WorkerId, Any] = {}
         self.barriers = 0
-        self._barrier = threading.Barrier(len(self.places), self._count_barrier, TIMEOUT_S)
-        for seed, (engine, device) in enumerate(self.places):
+        self._barrier = threading.Barrier(len(self.ids), self._count_barrier, TIMEOUT_S)
+        for seed, (engine, device) in enumerate(self.ids):
             arena = Arena(f"kv-{engine}", Memory.size_bytes(model, blocks))
             memory = self.memories[engine, device] = Memory(model, blocks, seed, arena)
             views = {size: memory.view(size, self.rank(size, (engine, device))) for size in SIZES}
@@ -49,9 +49,9 @@ class Workers:
             )
 
     @staticmethod
-    def rank(size: int, place: Place) -> int:
+    def rank(size: int, worker: WorkerId) -> int:
         """Of a device in its group of a size: ordered by device, then engine."""
-        return place[1] * size + place[0] % size
+        return worker[1] * size + worker[0] % size
 
     def _count_barrier(self) -> None:
         self.barriers += 1
@@ -65,12 +65,12 @@ class Workers:
     def on_all(self, work: Callable[[Any], T]) -> list[T]:
         """What each worker returns; the error of one ends all."""
 
-        def one(place: Place) -> T:
+        def one(worker: WorkerId) -> T:
             try:
-                return work(self.workers[place])
+                return work(self.workers[worker])
             except BaseException:
                 self._barrier.abort()
                 raise
 
-        with ThreadPoolExecutor(len(self.places)) as pool:
-            return list(pool.map(one, self.places))
+        with ThreadPoolExecutor(len(self.ids)) as pool:
+            return list(pool.map(one, self.ids))

@@ -20,19 +20,19 @@ import json, os, sys, threading
 from pathlib import Path
 import torch
 from flying_serving.placement.plan import Placement
-from flying_serving.worker.placed import place_taken, take_place
+from flying_serving.worker.placed import apply_placement, describe_placement
 
 end = threading.Event()
 early = threading.Thread(target=end.wait, daemon=True)
 early.start()
 placement = Placement.model_validate_json(sys.argv[1])
-take_place(placement)
+apply_placement(placement)
 x = torch.randn(512, 512)
 (x @ x).sum()
 texts = [(task / "status").read_text() for task in Path("/proc/self/task").iterdir()]
 lines = [line for text in texts for line in text.splitlines()]
 masks = [line.split()[1] for line in lines if line.startswith("Cpus_allowed_list")]
-found = {"masks": masks, "threads": torch.get_num_threads(), "told": place_taken(placement)}
+found = {"masks": masks, "threads": torch.get_num_threads(), "told": describe_placement(placement)}
 print(json.dumps(found | {"variable": os.environ["OMP_NUM_THREADS"]}))
 """
 
