@@ -131,32 +131,32 @@ class Traps:
         from flying_serving.memory.lending import LentBlocks
 
         def asked(leader: Any, *_: Any) -> None:
-            if leader._grants == {}:
+            if leader._answers == {}:
                 self.spring_at("blocks asked")
 
-        def granted(leader: Any, *_: Any) -> None:
-            if leader._grants is None:
+        def answered(leader: Any, *_: Any) -> None:
+            if leader._answers is None:
                 self.spring_at("blocks lent")
 
         def recalled(member: Any, count: int, now: float) -> None:
-            if member._needed_at == now:
+            if member._recalled_at_s == now:
                 self.spring_at("reclaim")
 
         _wrap(Leader, "_ask", after=asked)
         _wrap(
             Member,
-            "offer",
+            "reserve",
             lambda *_: self.spring_at("blocks asked"),
             lambda *_: self.spring_at("blocks reserved"),
         )
-        _wrap(Leader, "granted", after=granted)
+        _wrap(Leader, "take_answer", after=answered)
         _wrap(
             LentBlocks,
             "commit",
             before=lambda _, blocks: self.spring_at("blocks lent") if blocks else None,
         )
         _wrap(LentBlocks, "take_back", before=lambda *_: self.spring_at("release"))
-        _wrap(Member, "want_back", after=recalled)
+        _wrap(Member, "recall", after=recalled)
         _wrap(Leader, "give_back", before=lambda *_: self.spring_at("reclaim"))
 
     def _install_orders(self) -> None:

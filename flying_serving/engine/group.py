@@ -30,8 +30,8 @@ lend.
 The leader of a wider group waits longer: two leaders that ask at the same times could take each
 other's blocks for ever.
 """
-_GRANTED = float("inf")
-"""In place of a time: the leader waits until the members have answered."""
+_WHEN_ANSWERED = float("inf")
+"""In place of a time: a step waits until the members have answered."""
 
 
 def in_physical_blocks(plan: Any, lent: LentBlocks) -> Any:
@@ -76,7 +76,8 @@ class Member:
         self._own = own
         self._channel = channel
         self.lent = LentBlocks(own, shown)
-        self._needed_at = 0.0
+        self._recalled_at_s = 0.0
+        """When it last asked the leader for blocks."""
 
     def spare(self, ask: ReserveBlocks) -> int:
         """Return how many of its free blocks the group may have.
@@ -88,23 +89,23 @@ class Member:
         keep = max(self._own.needed_by_running(), free - ask.needed)
         return max(0, min(ask.count, free - min(self._own.reserved(), keep)))
 
-    def offer(self, ask: ReserveBlocks) -> int:
+    def reserve(self, ask: ReserveBlocks) -> int:
         """Set blocks aside for the group and tell the leader how many. Returns how many are
         missing.
         """
-        count = self.lent.offer(self.spare(ask), keep_free=0)
+        count = self.lent.reserve(self.spare(ask), keep_free=0)
         self._channel.send([self.group[0]], BlocksReserved(self.group, self._engine, count))
         return ask.count - count
 
     def dissolve(self) -> None:
         """Take all blocks back as this engine's own: a member is lost."""
         self.lent.take_all_back()
-        self._needed_at = 0.0
+        self._recalled_at_s = 0.0
 
-    def want_back(self, count: int, now: float) -> None:
+    def recall(self, count: int, now: float) -> None:
         """Ask the leader for blocks, at most once in ASK_AGAIN_S."""
-        if self.lent.lent_count and now - self._needed_at > ASK_AGAIN_S:
-            self._needed_at = now
+        if self.lent.lent_count and now - self._recalled_at_s > ASK_AGAIN_S:
+            self._recalled_at_s = now
             recall = RecallBlocks(self.group, self._engine, min(count, self.lent.lent_count))
             self._channel.send([self.group[0]], recall)
 
@@ -128,9 +129,12 @@ class Leader:
         """True while an ordered step has not run yet."""
         self.is_whole = True
         """True while all members are there."""
-        self._grants: dict[int, int] | None = None
-        self._ask_at = 0.0
-        self._retry_at = 0.0
+        self._answers: dict[int, int] | None = None
+        """Blocks that members have set aside, by engine; None: the members are not asked."""
+        self._may_ask_at_s = 0.0
+        """When the members may be asked for blocks, by the loop's clock."""
+        self._may_step_at_s = 0.0
+        """When the next step may be ordered, by the loop's clock, or _WHEN_ANSWERED."""
 
     @property
     def has_requests(self) -> bool:
@@ -145,15 +149,15 @@ class Leader:
         """Return whether a step can be ordered: there are requests, no step is under way, and it
         does not wait for blocks.
         """
-        return not self.outstanding and now >= self._retry_at and self.has_requests
+        return not self.outstanding and now >= self._may_step_at_s and self.has_requests
 
     def retry_in_s(self, now: float) -> float | None:
         """Return the seconds until `ready` may turn true by itself; None if only a message can
         change it.
         """
-        if self.outstanding or self._retry_at == _GRANTED or not self.has_requests:
+        if self.outstanding or self._may_step_at_s == _WHEN_ANSWERED or not self.has_requests:
             return None
-        return max(0.0, self._retry_at - now)
+        return max(0.0, self._may_step_at_s - now)
 
     def order(self, now: float, *, goes_on: bool = True) -> Any:
         """Order the next step, and blocks if they are short. Return outputs if nothing can run, so
@@ -165,13 +169,13 @@ class Leader:
         keep its own blocks meanwhile, and lanes that are all short could take each other's blocks
         for ever.
         """
-        asked = self._grants is not None or (now >= self._ask_at and self._ask(now))
+        asked = self._answers is not None or (now >= self._may_ask_at_s and self._ask(now))
         if asked and self._must_wait():
-            self._retry_at = _GRANTED
+            self._may_step_at_s = _WHEN_ANSWERED
             return None
         plan = self.scheduler.schedule()
         if not plan.total_num_scheduled_tokens and not plan.finished_req_ids:
-            self._retry_at = now + ASK_AGAIN_S
+            self._may_step_at_s = now + ASK_AGAIN_S
             return self.scheduler.update_from_output(plan, EMPTY_MODEL_RUNNER_OUTPUT)
         grammar = self.scheduler.get_grammar_bitmask(plan)
         # vLLM's buffer serves all lanes; another lane may step before this message is served
@@ -187,11 +191,11 @@ class Leader:
         self.outstanding = False
         return self.scheduler.update_from_output(plan, output)
 
-    def lacks(self, missing: int, now: float) -> None:
+    def ask_ahead(self, missing: int, now: float) -> None:
         """Ask the members for blocks that are missing for KV to come, unless they have just been
         asked.
         """
-        if self.is_whole and self._grants is None and now >= self._ask_at:
+        if self.is_whole and self._answers is None and now >= self._may_ask_at_s:
             self._ask(now, missing)
 
     def _ask(self, now: float, ahead: int = 0) -> bool:
@@ -200,7 +204,7 @@ class Leader:
         missing = self.pool.missing_for_next() + ahead if room else 0
         if not missing:
             return False
-        self._grants = {}
+        self._answers = {}
         needed = self.pool.missing_for_running(1) if self.scheduler.running else missing
         count = min(max(missing, self._lend_blocks), room)
         self._channel.send(self.group, ReserveBlocks(self.group, count, min(needed, count)))
@@ -214,23 +218,23 @@ class Leader:
             return self.pool.missing_for_running() > 0
         return self.borrowed.free_count() == 0
 
-    def granted(self, grant: BlocksReserved, now: float) -> bool:
+    def take_answer(self, answer: BlocksReserved, now: float) -> bool:
         """Take a member's answer; the last answer closes the round with the blocks that all members
-        offer.
+        have set aside.
 
         Returns True if the round has closed without a block.
         """
-        assert self._grants is not None
-        self._grants[grant.engine] = grant.count
-        if len(self._grants) < self.size:
+        assert self._answers is not None
+        self._answers[answer.engine] = answer.count
+        if len(self._answers) < self.size:
             return False
-        blocks = self.borrowed.choose(min(self._grants.values()))
-        self._grants = None
+        blocks = self.borrowed.choose(min(self._answers.values()))
+        self._answers = None
         self._channel.send(self.group, LendBlocks(self.group, blocks))
         self.borrowed.add(blocks)
-        self._retry_at = 0.0
+        self._may_step_at_s = 0.0
         if not blocks:
-            self._ask_at = now + ASK_AGAIN_S * (self.size // 2)
+            self._may_ask_at_s = now + ASK_AGAIN_S * (self.size // 2)
         return not blocks
 
     def unused(self) -> int:
@@ -257,10 +261,11 @@ class Leader:
         self.borrowed.give_up(self.borrowed.free_count())
         if self.borrowed.held:
             raise IntegrityError(
-                f"group {self.group}: blocks {sorted(self.borrowed.held)} are held by nobody"
+                f"group {self.group}: no request has blocks {sorted(self.borrowed.held)}, "
+                "and they are not free"
             )
         self.outstanding = False
-        self._grants, self._ask_at, self._retry_at = None, 0.0, 0.0
+        self._answers, self._may_ask_at_s, self._may_step_at_s = None, 0.0, 0.0
 
     def forget(self, **options: Any) -> bool:
         """Reset the group's prefix cache; False while requests hold blocks."""

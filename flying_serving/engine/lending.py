@@ -42,22 +42,22 @@ class BlockLending:
         size = len(message.group)
         match message:
             case ReserveBlocks():
-                self._offer(size, message)
+                self._reserve(size, message)
             case LendBlocks(_, blocks):
                 self._lanes.members[size].lent.commit(blocks)
             case ReturnBlocks(_, blocks):
                 self._lanes.members[size].lent.take_back(blocks)
             case BlocksReserved():
-                if self._lanes.leaders[size].granted(message, self._clock()):
+                if self._lanes.leaders[size].take_answer(message, self._clock()):
                     self._yield_blocks(size)
             case RecallBlocks(_, _, count):
                 self._give_back(size, count)
 
-    def _offer(self, size: int, ask: ReserveBlocks) -> None:
+    def _reserve(self, size: int, ask: ReserveBlocks) -> None:
         member = self._lanes.members[size]
         if not member.spare(ask):
             self._yield_blocks(1)
-        self._recall(member.offer(ask), but=size)
+        self._recall(member.reserve(ask), but=size)
 
     def _give_back(self, size: int, count: int) -> None:
         leader = self._lanes.leaders[size]
@@ -78,7 +78,7 @@ class BlockLending:
         if size == 1:
             self._recall(missing, but=1)
         elif self._lanes.leaders[size].borrowed.room():
-            self._lanes.leaders[size].lacks(missing, self._clock())
+            self._lanes.leaders[size].ask_ahead(missing, self._clock())
         else:
             self._yield_blocks(size)
 
@@ -101,4 +101,4 @@ class BlockLending:
             return
         for size, member in self._lanes.members.items():
             if size != but:
-                member.want_back(missing, self._clock())
+                member.recall(missing, self._clock())

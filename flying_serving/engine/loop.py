@@ -81,7 +81,8 @@ class EngineLoop:
         self._channel = channel
         self._host = host
         self.clock = clock
-        self._own_at_s = 0.0
+        self._lane_1_ready_at_s = 0.0
+        """When lane 1 may step again after a step in which nothing of it could run, by `clock`."""
 
     def run(self) -> None:
         """Observe, decide, act, until the engine ends."""
@@ -108,7 +109,7 @@ class EngineLoop:
 
     def _observe(self, wait: Wait | None) -> None:
         if self._host.take_messages(wait):
-            self._own_at_s = 0.0
+            self._lane_1_ready_at_s = 0.0
 
     def _advance_migrations(self) -> None:
         """Pull KV for as long as the last step took; without a limit while no lane has requests."""
@@ -121,7 +122,7 @@ class EngineLoop:
         leaders = self.lanes.leaders
         ready = {size: leader.ready(now_s) for size, leader in leaders.items()}
         has_own = self._host.has_own_steps()
-        ready[1] = has_own and now_s >= self._own_at_s
+        ready[1] = has_own and now_s >= self._lane_1_ready_at_s
         action = self.arbiter.choose(now_s, ready, message=self._channel.pending())
         if not isinstance(action, Wait):
             return action
@@ -130,7 +131,7 @@ class EngineLoop:
         parts = (self.residency, self.membership)
         retries_s += [part.retry_in_s(now_s) for part in parts if part is not None]
         if has_own and not ready[1]:
-            retries_s.append(self._own_at_s - now_s)
+            retries_s.append(self._lane_1_ready_at_s - now_s)
         return Wait(min((retry_s for retry_s in retries_s if retry_s is not None), default=None))
 
     def serve(self) -> None:
@@ -149,10 +150,11 @@ class EngineLoop:
                 self._step_group(size, message)
             case PullKV() | KVPulled() | ReleaseKV():
                 self.migrations.handle(message)
-                self._own_at_s = 0.0
+                self._lane_1_ready_at_s = 0.0
             case _:
                 self.lending.handle(message)
-                self._own_at_s = 0.0 if isinstance(message, ReturnBlocks) else self._own_at_s
+                if isinstance(message, ReturnBlocks):
+                    self._lane_1_ready_at_s = 0.0
 
     def _keeps(self, size: int) -> bool:
         return self.migrations.source.keeps(size)
@@ -167,7 +169,7 @@ class EngineLoop:
         if self._host.step_own():
             self._stepped(1, began_s, more=False, leads=True)
         else:  # older lanes may hold the blocks that it waits for: they step first
-            self._own_at_s = self.clock() + LANE_1_YIELD_S
+            self._lane_1_ready_at_s = self.clock() + LANE_1_YIELD_S
 
     def _step_group(self, size: int, message: RunStep) -> None:
         began_s = self.clock()
@@ -224,7 +226,7 @@ class EngineLoop:
         for _ in range(self._channel.waiting()):
             self.serve()
         self.membership.update(incarnations, self.clock())
-        self._own_at_s = 0.0
+        self._lane_1_ready_at_s = 0.0
 
     def add(self, request: Any, wave: int) -> None:
         """Give a request to its lane, at once or when its KV has arrived."""

@@ -57,7 +57,7 @@ class Report:
         self._lanes.note()
         own, members = self._lanes.own, self._lanes.members.values()
         free = own.free_count() + sum(
-            member.lent.lent_count + len(member.lent.offered) for member in members
+            member.lent.lent_count + len(member.lent.reserved) for member in members
         )
         in_use = sum(
             min(self._board.held(one.group[0], len(one.group)), one.lent.lent_count)

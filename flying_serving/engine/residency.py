@@ -172,7 +172,7 @@ class Residency:
             self._copy(copies, members)
         if len(copies) < len(used):
             for member in members:
-                member.want_back(len(used) - len(copies), now_s)
+                member.recall(len(used) - len(copies), now_s)
         return own.withheld.issuperset(blocks)
 
     def _copy(self, copies: dict[int, int], members: Iterable[Member]) -> None:

@@ -5,7 +5,7 @@ vLLM.
 |--------------------------|-----------------------------|-----------------------------------------|
 | free or cached locally   | the engine's own block pool | -                                       |
 | owned by a local request | the engine's own scheduler  | that scheduler                          |
-| offered to group g       | `LentBlocks.offered`        | commit of fewer, or it becomes lent     |
+| reserved for group g     | `LentBlocks.reserved`       | commit of fewer, or it becomes lent     |
 | lent to g as block v     | `LentBlocks.table[v]`       | `take_back`, when the leader returned v |
 """
 
@@ -43,7 +43,7 @@ class LentBlocks:
     def __init__(self, pool: Pool, shown: Callable[[int, int], None]) -> None:
         self._pool = pool
         self._shown = shown
-        self.offered: list[int] = []
+        self.reserved: list[int] = []
         self.table: dict[int, int] = {NULL_BLOCK: NULL_BLOCK}
 
     @property
@@ -51,30 +51,30 @@ class LentBlocks:
         """Number of blocks that the group has."""
         return len(self.table) - 1
 
-    def offer(self, count: int, keep_free: int) -> int:
+    def reserve(self, count: int, keep_free: int) -> int:
         """Set aside up to `count` free blocks, but leave `keep_free` to this engine. Returns how
         many.
         """
-        if self.offered:
+        if self.reserved:
             raise IntegrityError(
-                f"offer of {count} blocks while {len(self.offered)} are still offered"
+                f"{count} blocks to reserve while {len(self.reserved)} are still reserved"
             )
-        self.offered = self._pool.take(max(0, min(count, self._pool.free_count() - keep_free)))
-        return len(self.offered)
+        self.reserved = self._pool.take(max(0, min(count, self._pool.free_count() - keep_free)))
+        return len(self.reserved)
 
     def commit(self, group_blocks: list[int]) -> None:
-        """Lend offered blocks as `group_blocks`; the rest of the offer goes back to the pool."""
-        if len(group_blocks) > len(self.offered):
+        """Lend reserved blocks as `group_blocks`; the other reserved blocks go back to the pool."""
+        if len(group_blocks) > len(self.reserved):
             raise IntegrityError(
-                f"commit of {len(group_blocks)} blocks, {len(self.offered)} offered"
+                f"commit of {len(group_blocks)} blocks, {len(self.reserved)} reserved"
             )
-        for v, physical in zip(group_blocks, self.offered, strict=False):
+        for v, physical in zip(group_blocks, self.reserved, strict=False):
             if v in self.table:
                 raise IntegrityError(f"group block {v} is lent already")
             self.table[v] = physical
             self._shown(v, physical)
-        rest = self.offered[len(group_blocks) :]
-        self.offered = []
+        rest = self.reserved[len(group_blocks) :]
+        self.reserved = []
         self._pool.give(rest)
 
     def take_back(self, group_blocks: list[int]) -> None:
@@ -87,9 +87,9 @@ class LentBlocks:
     def take_all_back(self) -> None:
         """Take back all blocks as this engine's own: the group is no more."""
         self._pool.give(
-            [*self.offered, *(block for block in self.table.values() if block != NULL_BLOCK)]
+            [*self.reserved, *(block for block in self.table.values() if block != NULL_BLOCK)]
         )
-        self.offered, self.table = [], {NULL_BLOCK: NULL_BLOCK}
+        self.reserved, self.table = [], {NULL_BLOCK: NULL_BLOCK}
 
     def translate(self, group_blocks: Iterable[int]) -> list[int]:
         """Return the physical blocks of group blocks."""
@@ -104,13 +104,13 @@ class LentBlocks:
                 self._shown(group_block, copies[physical])
 
     def physical(self) -> set[int]:
-        """Return every physical block that is out: lent or offered."""
+        """Return every physical block that is out: lent or reserved."""
         out = set(self.table.values()) - {NULL_BLOCK}
-        if len(out) != self.lent_count or out & set(self.offered):
+        if len(out) != self.lent_count or out & set(self.reserved):
             raise IntegrityError(
-                f"{self.lent_count} lent and {len(self.offered)} offered blocks overlap"
+                f"{self.lent_count} lent and {len(self.reserved)} reserved blocks overlap"
             )
-        return out | set(self.offered)
+        return out | set(self.reserved)
 
 
 class BorrowedBlocks:

@@ -23,13 +23,13 @@ def handle(message: Any, member: Member, leader: Leader, now: float) -> int:
     member misses.
     """
     if isinstance(message, ReserveBlocks):
-        return member.offer(message)
+        return member.reserve(message)
     if isinstance(message, LendBlocks):
         member.lent.commit(message.blocks)
     elif isinstance(message, ReturnBlocks):
         member.lent.take_back(message.blocks)
     elif isinstance(message, BlocksReserved):
-        leader.granted(message, now)
+        leader.take_answer(message, now)
     else:
         assert isinstance(message, RecallBlocks)
         leader.give_back(message.count)

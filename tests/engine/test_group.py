@@ -125,11 +125,11 @@ def test_blocks_reserved_ahead_leave_the_blocks_of_local_requests() -> None:
     assert pair.kinds(1) == ["RunStep", "ReserveBlocks", "RunStep"]
     ask: Any = pair.inboxes.of_engine[1][1]
     assert ask.needed == 0
-    assert pair.members[1].offer(ask) == ask.count - 4
+    assert pair.members[1].reserve(ask) == ask.count - 4
     grant: Any = pair.inboxes.of_engine[0][-1]
     free = 12 - 2 - 1
     assert grant.count == free - 5
-    assert len(pair.members[1].lent.offered) == grant.count
+    assert len(pair.members[1].lent.reserved) == grant.count
 
 
 def test_a_waiting_local_request_takes_no_block_of_a_groups_running_one() -> None:
@@ -182,7 +182,7 @@ def test_short_request_steps_while_a_long_one_waits_for_blocks() -> None:
         pair.serve(engine, 0.0)
         pair.serve(engine, 0.0)
     pair.leader.finish(message.plan, "output")
-    assert pair.leader._grants == {}  # the members' answers are behind the step
+    assert pair.leader._answers == {}  # the members' answers are behind the step
     assert pair.leader.ready(0.0)
     pair.leader.order(0.0)
     pair.serve_all(0.0)
@@ -285,10 +285,10 @@ def test_blocks_are_recalled_and_returned() -> None:
     pair.lend(4)
     pair.leader.order(0.0)
     member = pair.members[1]
-    member.want_back(3, 10.0)
-    member.want_back(3, 10.0 + ASK_AGAIN_S / 2)
+    member.recall(3, 10.0)
+    member.recall(3, 10.0 + ASK_AGAIN_S / 2)
     assert pair.kinds(0) == ["RunStep", "RecallBlocks"]
-    member.want_back(99, 10.0 + 2 * ASK_AGAIN_S)
+    member.recall(99, 10.0 + 2 * ASK_AGAIN_S)
     assert pair.inboxes.of_engine[0][2] == RecallBlocks(GROUP, 1, 4)
     pair.leader.give_back(99)  # all are in use
     assert pair.kinds(1) == ["RunStep"]
@@ -309,7 +309,7 @@ def test_blocks_are_recalled_and_returned() -> None:
 def test_member_without_lent_blocks_recalls_none() -> None:
     """Its leader is left alone."""
     pair = Pair()
-    pair.members[1].want_back(3, 10.0)
+    pair.members[1].recall(3, 10.0)
     assert pair.kinds(0) == []
 
 

@@ -53,7 +53,7 @@ def test_member_without_a_block_to_lend_frees_retained_blocks(kept: int, asked: 
     keeper.keep(1, kept)
     keeper.lending.handle(ReserveBlocks(GROUP, 3, 3))
     assert keeper.asked == asked
-    assert len(keeper.pair.members[0].lent.offered) == (3 if asked else 1)
+    assert len(keeper.pair.members[0].lent.reserved) == (3 if asked else 1)
 
 
 @pytest.mark.parametrize(("kept", "asked"), [(5, [2]), (4, [])])

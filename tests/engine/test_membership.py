@@ -244,7 +244,7 @@ def test_a_leader_is_not_ready_before_its_group_is_whole() -> None:
     survivor = Survivor(lanes_of(pair, 0), (0, None))
     pair.scheduler.add("a", 3, 3)
     assert isinstance(pair.leader, Leader) and not pair.leader.ready(0.0)
-    pair.leader.lacks(3, 1.0)
+    pair.leader.ask_ahead(3, 1.0)
     assert pair.kinds(0) == []
     survivor.update(0, 1)
     assert pair.scheduler.requests == {}

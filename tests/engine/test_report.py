@@ -115,7 +115,7 @@ def test_offered_blocks_are_not_in_use(board: StepBoard) -> None:
     pair.scheduler.add("r", 3 * BLOCK - 1, 1)
     pair.leader.order(0.0)
     pair.serve(1, 0.0)
-    assert len(pair.members[1].lent.offered) == 3
+    assert len(pair.members[1].lent.reserved) == 3
     assert reports[1].blocks_in_use() == 0
 
 

@@ -46,7 +46,7 @@ class Engine:
         self.inbox: deque[tuple[str, Group, Any]] = deque()
 
     def outside(self) -> set[int]:
-        """Return what is lent or offered to any group."""
+        """Return what is lent to any group, or reserved for one."""
         return set().union(*(lent.physical() for lent in self.lent.values()))
 
 
@@ -156,14 +156,14 @@ class Lending(RuleBasedStateMachine):
         lent = member.lent[group]
         if kind == "ask":
             free = member.pool.free_count()
-            granted = lent.offer(content, keep_free)
+            granted = lent.reserve(content, keep_free)
             assert granted == max(0, min(content, free - keep_free))
             self.grant(group, engine, granted)
         elif kind == "commit":
-            offered = list(lent.offered)
+            reserved = list(lent.reserved)
             lent.commit(content)
-            assert lent.translate(content) == offered[: len(content)]
-            assert lent.offered == []
+            assert lent.translate(content) == reserved[: len(content)]
+            assert lent.reserved == []
         elif kind == "return":
             lent.take_back(content)
         else:
@@ -213,15 +213,15 @@ class Lending(RuleBasedStateMachine):
     # ---- what always holds
 
     @invariant()
-    def each_physical_block_is_one_of_free_owned_offered_and_lent(self) -> None:
+    def each_physical_block_is_one_of_free_owned_reserved_and_lent(self) -> None:
         for member in self.members:
             free, outside = member.pool.free_blocks(), member.outside()
-            offered = [block for lent in member.lent.values() for block in lent.offered]
+            reserved = [block for lent in member.lent.values() for block in lent.reserved]
             lent = [
                 p for lent in member.lent.values() for v, p in lent.table.items() if v != NULL_BLOCK
             ]
-            assert sorted([*free, *member.owned, *offered, *lent]) == list(range(1, BLOCKS))
-            assert outside == {*offered, *lent}
+            assert sorted([*free, *member.owned, *reserved, *lent]) == list(range(1, BLOCKS))
+            assert outside == {*reserved, *lent}
             for group, books in member.lent.items():
                 assert books.table.items() <= member.shown[group].items()
             if isinstance(member.pool, VllmPool):
@@ -268,25 +268,25 @@ def test_blocks_have_one_owner(engines: int, make: type[AnyPool]) -> None:
 # ---- wrong use
 
 
-def lent_blocks(offered: int) -> tuple[PlainPool, LentBlocks]:
-    """Return a pool of ten blocks and what it offered."""
+def lent_blocks(reserved: int) -> tuple[PlainPool, LentBlocks]:
+    """Return a pool of ten blocks and the books in which some are reserved."""
     pool = PlainPool(11)
     lent = LentBlocks(pool, {}.__setitem__)
-    assert lent.offer(offered, 0) == offered
+    assert lent.reserve(reserved, 0) == reserved
     return pool, lent
 
 
-def test_a_second_offer_before_the_commit_is_refused() -> None:
+def test_a_second_reservation_before_the_commit_is_refused() -> None:
     """A leader has one round open at a time."""
     _, lent = lent_blocks(2)
-    with pytest.raises(IntegrityError, match="offer of 3 blocks while 2 are still offered"):
-        lent.offer(3, 0)
+    with pytest.raises(IntegrityError, match="3 blocks to reserve while 2 are still reserved"):
+        lent.reserve(3, 0)
 
 
-def test_a_commit_of_more_than_was_offered_is_refused() -> None:
+def test_a_commit_of_more_than_was_reserved_is_refused() -> None:
     """Both numbers are said."""
     _, lent = lent_blocks(2)
-    with pytest.raises(IntegrityError, match="commit of 3 blocks, 2 offered"):
+    with pytest.raises(IntegrityError, match="commit of 3 blocks, 2 reserved"):
         lent.commit([4, 5, 6])
 
 
@@ -295,7 +295,7 @@ def test_a_group_block_is_lent_once(again: list[int]) -> None:
     """Nor does the null block stand for another."""
     _, lent = lent_blocks(1)
     lent.commit([4])
-    lent.offer(2, 0)
+    lent.reserve(2, 0)
     with pytest.raises(IntegrityError, match=f"group block {again[-1]} is lent already"):
         lent.commit(again)
 
@@ -313,15 +313,15 @@ def test_return_of_blocks_that_were_not_lent_is_refused(wrong: int) -> None:
 
 
 def test_two_group_blocks_over_one_physical_block_are_noticed() -> None:
-    """Also when it is offered and lent at once."""
+    """Also when it is reserved and lent at once."""
     _, lent = lent_blocks(2)
     lent.commit([4])
     lent.table[5] = lent.table[4]
-    with pytest.raises(IntegrityError, match="2 lent and 0 offered blocks overlap"):
+    with pytest.raises(IntegrityError, match="2 lent and 0 reserved blocks overlap"):
         lent.physical()
     del lent.table[5]
-    lent.offered = [lent.table[4]]
-    with pytest.raises(IntegrityError, match="1 lent and 1 offered blocks overlap"):
+    lent.reserved = [lent.table[4]]
+    with pytest.raises(IntegrityError, match="1 lent and 1 reserved blocks overlap"):
         lent.physical()
 
 
@@ -366,11 +366,11 @@ def test_the_null_block_stands_for_itself() -> None:
     assert NULL_BLOCK not in lent.physical()
 
 
-def test_engine_offers_no_block_that_it_needs() -> None:
-    """An offer leaves `keep_free`, and nothing is offered when fewer are free."""
+def test_engine_reserves_no_block_that_it_needs() -> None:
+    """A reservation leaves `keep_free`, and no block is reserved when fewer are free."""
     pool = PlainPool(11)
     lent = LentBlocks(pool, {}.__setitem__)
-    assert lent.offer(8, keep_free=4) == 6
+    assert lent.reserve(8, keep_free=4) == 6
     lent.commit([])
     assert pool.free_count() == 10
-    assert lent.offer(8, keep_free=12) == 0
+    assert lent.reserve(8, keep_free=12) == 0

@@ -24,7 +24,7 @@ def key_of(engine: Engine) -> Any:
     """Return all that matters of a state, as one hashable value."""
     loop = engine.loop
     parts = (
-        loop._own_at_s,
+        loop._lane_1_ready_at_s,
         loop.arbiter,
         loop.lanes.members,
         loop.lanes.leaders,
@@ -75,7 +75,7 @@ def forget_times(engine: Engine) -> None:
     paused = arbiter._older_paused_until_s > NOW_S
     # it may be over at any time
     arbiter._older_paused_until_s = NOW_S + TICK_S / 2 if paused else 0.0
-    loop._own_at_s = loop._own_at_s if loop._own_at_s > NOW_S else 0.0
+    loop._lane_1_ready_at_s = loop._lane_1_ready_at_s if loop._lane_1_ready_at_s > NOW_S else 0.0
     # only lanes that are led here are asked for; of those that are overdue it matters only which
     # was so first
     lead = [
@@ -94,10 +94,10 @@ def forget_times(engine: Engine) -> None:
         engine.overdue = {}
     arbiter._stepped_at_s = {size: NOW_S - ranks.get(age, age) for size, age in ages.items()}
     for leader in loop.lanes.leaders.values():
-        leader._retry_at = max(leader._retry_at, NOW_S)
-        leader._ask_at = max(leader._ask_at, NOW_S)
+        leader._may_step_at_s = max(leader._may_step_at_s, NOW_S)
+        leader._may_ask_at_s = max(leader._may_ask_at_s, NOW_S)
     for member in loop.lanes.members.values():
-        member._needed_at = max(member._needed_at, NOW_S - TICK_S)
+        member._recalled_at_s = max(member._recalled_at_s, NOW_S - TICK_S)
     loop.last_step_s = (0.0, 0.0)
     _forget_migrations(engine)
 
@@ -133,7 +133,7 @@ def rename_blocks(engine: Engine) -> None:
     holders += [request for _, request in sorted(own.kv_cache_manager.ahead.items())]
     holders = list({id(holder): holder for holder in holders}.values())
     found = [books.table[v] for books in lent.values() for v in sorted(books.table)]
-    found += [block for books in lent.values() for block in books.offered]
+    found += [block for books in lent.values() for block in books.reserved]
     found += [block for holder in holders for block in holder.blocks]
     found += own.pool.free
     extra = range(engine.settings.blocks, engine.settings.all_blocks)  # these stay apart
@@ -144,7 +144,7 @@ def rename_blocks(engine: Engine) -> None:
     }
     for books in lent.values():
         books.table = {v: new[books.table[v]] for v in sorted(books.table)}
-        books.offered = [new[block] for block in books.offered]
+        books.reserved = [new[block] for block in books.reserved]
     for holder in (*holders, *arrivals):
         holder.blocks = [new[block] for block in holder.blocks]
     pool = engine.loop.lanes.own

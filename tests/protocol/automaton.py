@@ -93,7 +93,7 @@ class Facts:
             tuple(
                 size for size, scheduler in engine.schedulers.items() if scheduler.has_requests()
             ),
-            {size: (frozenset(one.table) - {0}, len(one.offered)) for size, one in books.items()},
+            {size: (frozenset(one.table) - {0}, len(one.reserved)) for size, one in books.items()},
             {size: frozenset(leader.borrowed.held) for size, leader in lanes.leaders.items()},
             Overdue(bool(arrivals), bool(migrations.source.retained), bool(engine.weights)),
             tuple((arrival.source, arrival.size) for arrival in arrivals),

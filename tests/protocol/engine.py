@@ -253,12 +253,12 @@ class Engine:
         }
         loop.arbiter._hold_until_s -= TICK_S
         loop.arbiter._older_paused_until_s -= TICK_S
-        loop._own_at_s -= TICK_S
+        loop._lane_1_ready_at_s -= TICK_S
         for leader in loop.lanes.leaders.values():
-            leader._retry_at -= TICK_S
-            leader._ask_at -= TICK_S
+            leader._may_step_at_s -= TICK_S
+            leader._may_ask_at_s -= TICK_S
         for member in loop.lanes.members.values():
-            member._needed_at -= TICK_S
+            member._recalled_at_s -= TICK_S
 
     # ---- what may happen
 

@@ -84,7 +84,7 @@ class ProtocolModel:
         count = self.scenario.settings.lend_blocks
         for group in self.scenario.lent:
             if number in group:
-                engine.loop.lanes.members[len(group)].lent.offer(count, 0)
+                engine.loop.lanes.members[len(group)].lent.reserve(count, 0)
                 engine.loop.lanes.members[len(group)].lent.commit(list(range(1, count + 1)))
             if number == group[0]:
                 borrowed = engine.loop.lanes.leaders[len(group)].borrowed
