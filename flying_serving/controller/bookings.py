@@ -5,9 +5,9 @@ from collections.abc import Collection, Mapping
 from flying_serving.controller.commands import Command, Dispatch, Recall
 from flying_serving.controller.group_choice import GroupChoice
 from flying_serving.controller.migrations import to_migrate
-from flying_serving.controller.requests import KVOffer, RequestState
+from flying_serving.controller.requests import RequestState
 from flying_serving.controller.state import ClusterState
-from flying_serving.layout.groups import Group
+from flying_serving.layout.groups import Group, KVSource
 from flying_serving.predict.work import LaneFigures
 
 
@@ -47,7 +47,7 @@ class Bookings:
             request.request_id, group, output_tokens, limit_tokens, request.kv, request.offer
         )
 
-    def suspend(self, request: RequestState, now_s: float, kv: KVOffer | None) -> Recall:
+    def suspend(self, request: RequestState, now_s: float, kv: KVSource | None) -> Recall:
         """Take a request out of its group, which offers its KV as `kv`, or not at all."""
         state, group = self._state, request.group
         assert group is not None and request.request_id not in state.splits
@@ -58,7 +58,7 @@ class Bookings:
         state.switches.migrated(request.request_id, now_s)
         return Recall(request.request_id, group, None if kv is None else kv.number)
 
-    def requeue(self, request: RequestState, now_s: float, kv: KVOffer | None) -> Recall:
+    def requeue(self, request: RequestState, now_s: float, kv: KVSource | None) -> Recall:
         """Let a request that has a group wait for another one."""
         recall = self.suspend(request, now_s, kv)
         self._state.pool.add(request)
@@ -85,7 +85,7 @@ class Bookings:
             return []
         return [Recall(request.request_id, request.group)]
 
-    def offer_kv(self, request: RequestState) -> KVOffer | None:
+    def offer_kv(self, request: RequestState) -> KVSource | None:
         """Return an offer of a request's KV by its group; None if KV cannot migrate."""
         assert request.group is not None
         return self._state.new_offer(request.group) if self._state.migrates else None

@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from flying_serving.controller.requests import KVOffer
 from flying_serving.controller.switches import Switch
-from flying_serving.layout.groups import Group
+from flying_serving.layout.groups import Group, KVSource
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class Dispatch:
     group: Group
     output_tokens: int
     limit_tokens: int
-    migrated_from: KVOffer | None = None
+    migrated_from: KVSource | None = None
     offer: int | None = None
     publishes: bool = False
 
@@ -52,7 +51,7 @@ class PullAhead:
 
     request_id: str
     group: Group
-    kv: KVOffer
+    kv: KVSource
     tokens: int
 
 

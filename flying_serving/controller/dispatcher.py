@@ -8,10 +8,10 @@ from flying_serving.controller.admission import Pace
 from flying_serving.controller.bookings import Bookings
 from flying_serving.controller.commands import Command, Reject
 from flying_serving.controller.group_choice import GroupChoice
-from flying_serving.controller.requests import KVOffer, RequestState
+from flying_serving.controller.requests import RequestState
 from flying_serving.controller.splitter import Splitter
 from flying_serving.controller.state import ClusterState
-from flying_serving.layout.groups import Group, Layout
+from flying_serving.layout.groups import Group, KVSource, Layout
 from flying_serving.predict.work import LaneFigures
 
 
@@ -157,7 +157,7 @@ class Dispatcher:
         state, group = self._state, request.group
         assert group is not None
         is_full = state.lending.room_tokens(group) <= request.context_tokens
-        kv = None if request.offer is None else KVOffer(group, request.offer)
+        kv = None if request.offer is None else KVSource(group, request.offer)
 
         if self._has_wider(request):
             commands = self._splitter.undo(request.request_id)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flying_serving.controller.suspicion import Suspicion
-from flying_serving.layout.groups import Group, Layout
+from flying_serving.layout.groups import Group, KVSource, Layout
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,6 @@ class RequestSpec:
         return self.tokens if self.may_change_group else self.longest_tokens
 
 
-@dataclass(frozen=True)
-class KVOffer:
-    """KV of one request that a group offers under a number of its own, for any group to pull."""
-
-    group: Group
-    number: int
-
-
 @dataclass
 class RequestState:
     """A request from its arrival to its end.
@@ -95,7 +87,7 @@ class RequestState:
     likely_tokens: float = 0.0
     admitted: bool = False
     committed_tokens: float = 0.0
-    kv: KVOffer | None = None
+    kv: KVSource | None = None
     offer: int | None = None
     suspicion: Suspicion | None = None
 

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from flying_serving.controller.loads import GroupWork, Loads
-from flying_serving.controller.requests import KVOffer, RequestSpec, RequestState
-from flying_serving.layout.groups import Group, Layout
+from flying_serving.controller.requests import RequestSpec, RequestState
+from flying_serving.layout.groups import Group, KVSource, Layout
 from flying_serving.policy.split import VirtualBatch
 
 
@@ -32,7 +32,7 @@ class Split:
     """
 
     at: int
-    kv: KVOffer
+    kv: KVSource
     second: Group
     in_prompt: bool
     part: RequestState
@@ -74,7 +74,7 @@ class Splits:
         return request_id in self._open
 
     def begin(
-        self, request: RequestState, at: int, kv: KVOffer, second: Group, expected_tokens: float
+        self, request: RequestState, at: int, kv: KVSource, second: Group, expected_tokens: float
     ) -> Split:
         """Book a request on two groups; it will have `expected_tokens` at its end."""
         prompt_tokens, first = request.spec.prompt_tokens, kv.group

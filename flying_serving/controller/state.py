@@ -10,12 +10,12 @@ from flying_serving.controller.deadlines import Deadlines
 from flying_serving.controller.lengths import ExpectedLengths
 from flying_serving.controller.loads import Loads
 from flying_serving.controller.pool import TaskPool
-from flying_serving.controller.requests import KVOffer, RequestState
+from flying_serving.controller.requests import RequestState
 from flying_serving.controller.settings import Settings
 from flying_serving.controller.splits import Splits
 from flying_serving.controller.switches import Switches
 from flying_serving.controller.weight_lending import WeightLending
-from flying_serving.layout.groups import Group, Layout
+from flying_serving.layout.groups import Group, KVSource, Layout
 from flying_serving.predict.demand import Demand
 from flying_serving.predict.migrations import MigrationCost, cost_within
 from flying_serving.predict.steps import StepModel
@@ -84,9 +84,9 @@ class ClusterState:
             if request.group not in layout.groups
         }
 
-    def new_offer(self, group: Group) -> KVOffer:
+    def new_offer(self, group: Group) -> KVSource:
         """Return an offer of `group` under a number that no offer had before."""
-        return KVOffer(group, next(self._offers))
+        return KVSource(group, next(self._offers))
 
     def _is_wider(self, request: RequestState) -> bool:
         return request.is_wider_than(self.layout)

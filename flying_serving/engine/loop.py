@@ -232,8 +232,7 @@ class EngineLoop:
         """Give a request to its lane, at once or when its KV has arrived."""
         route = route_of(request)
         if route.offer is not None:
-            number, early = route.offer
-            self.migrations.source.offer(request.request_id, route.size, number, early=early)
+            self.migrations.source.offer(request.request_id, route.offer)
         if route.source is None:
             self.requests.enqueue(request, route.size, wave)
         else:

@@ -10,8 +10,8 @@ from vllm.v1.request import Request, RequestStatus
 
 from flying_serving.engine.aging import Aging
 from flying_serving.engine.lane import HashBlocks, Lanes
-from flying_serving.layout.groups import aligned_group
-from flying_serving.migration.offers import KVSource
+from flying_serving.layout.groups import KVSource, aligned_group
+from flying_serving.migration.source import RunningOffer
 from flying_serving.vllm_adapter.keys import AHEAD_KEY, LANE_KEY, MIGRATED_FROM_KEY, OFFER_KEY
 
 
@@ -21,13 +21,13 @@ class Route:
 
     `size`: of the lane's groups. `source`: the offer of its KV; None: the request begins here.
     `prefetch_tokens`: the request runs elsewhere, and the KV of this number of its tokens is
-    pulled. `offer`: number of the offer of its KV here, and whether it is made while it runs.
+    pulled. `offer`: the offer of its KV here.
     """
 
     size: int = 1
     source: KVSource | None = None
     prefetch_tokens: int | None = None
-    offer: tuple[int, bool] | None = None
+    offer: RunningOffer | None = None
 
 
 def _notes(params: SamplingParams | None) -> dict[str, Any]:
@@ -38,17 +38,14 @@ def _notes(params: SamplingParams | None) -> dict[str, Any]:
 def route_of(request: Request) -> Route:
     """Return the route of a request, and remove the API server's notes of it."""
     notes = _notes(request.sampling_params)
-    size, source, offer = (
-        notes.pop(LANE_KEY, 1),
-        notes.pop(MIGRATED_FROM_KEY, None),
-        notes.pop(OFFER_KEY, None),
-    )
-    if source is not None:
-        first, old_size, number = source
+    size, source, offer = notes.pop(LANE_KEY, 1), None, None
+    if MIGRATED_FROM_KEY in notes:
+        first, old_size, number = notes.pop(MIGRATED_FROM_KEY)
         source = KVSource(aligned_group(first, old_size), number)
-    return Route(
-        size, source, notes.pop(AHEAD_KEY, None), None if offer is None else (offer[0], offer[1])
-    )
+    if OFFER_KEY in notes:
+        number, early = notes.pop(OFFER_KEY)
+        offer = RunningOffer(number, size, early)
+    return Route(size, source, notes.pop(AHEAD_KEY, None), offer)
 
 
 class LaneRequests:

@@ -18,8 +18,8 @@ from enum import Enum
 from vllm.v1.request import Request
 
 from flying_serving.errors import IntegrityError
-from flying_serving.layout.groups import Group
-from flying_serving.migration.offers import KVSource, Offer
+from flying_serving.layout.groups import Group, KVSource
+from flying_serving.migration.offers import Offer
 
 Way = tuple[Group, int]
 """The group that KV comes from, and the size of the lane where it arrives."""

@@ -16,23 +16,12 @@ import msgspec
 import numpy as np
 
 from flying_serving.errors import PeerMemory
-from flying_serving.layout.groups import Group
+from flying_serving.layout.groups import Group, KVSource
 from flying_serving.memory.arena import Address, Arena, announce, announced, map_peer
 
 ENTRIES = 4096
 """Numbers this far apart share an entry; the later one takes it, which revokes the earlier one."""
 _NUMBER, _TOKENS, _FINAL, _BLOCKS = range(4)
-
-
-@dataclass(frozen=True)
-class KVSource:
-    """The source of a request's KV: a group, whose leader offers it under this number.
-
-    The number is unique in the life of the server.
-    """
-
-    group: Group
-    number: int
 
 
 @dataclass(frozen=True)

@@ -57,11 +57,11 @@ class Source:
         self.retained: dict[int, Retained] = {}
         """Retained KV by the number of its offer."""
 
-    def offer(self, request_id: str, size: int, number: int, *, early: bool) -> None:
-        """Expect a request in a lane whose KV will be asked for under `number`."""
-        self.running[request_id] = RunningOffer(number, size, early)
-        if early:  # its target waits for the first tokens, and not for the offer
-            self._table.publish(number, 0, [], final=False)
+    def offer(self, request_id: str, offer: RunningOffer) -> None:
+        """Expect a request whose KV will be asked for under the number of this offer."""
+        self.running[request_id] = offer
+        if offer.early:  # its target waits for the first tokens, and not for the offer
+            self._table.publish(offer.number, 0, [], final=False)
 
     def publish(self) -> None:
         """Publish, for requests that are offered early, how many tokens have KV; call this after a

@@ -16,10 +16,10 @@ from flying_serving.controller.commands import (
     Weave,
 )
 from flying_serving.controller.controller import Controller
-from flying_serving.controller.requests import KVOffer, RequestSpec
+from flying_serving.controller.requests import RequestSpec
 from flying_serving.controller.settings import Settings
 from flying_serving.controller.switches import Switch
-from flying_serving.layout.groups import Group, Layout
+from flying_serving.layout.groups import Group, KVSource, Layout
 from tests.controller.model_checks import check_books, check_dispatch, check_requests
 from tests.controller.model_settings import ANSWER
 from tests.controller.model_streams import ModelStream, Part
@@ -79,7 +79,7 @@ class ModelShell:
             self.finish(request_id)
         elif stream.tokens == stream.limit:
             stream.kv = (
-                KVOffer(stream.group, stream.offer)
+                KVSource(stream.group, stream.offer)
                 if stream.group and stream.offer is not None
                 else None
             )
@@ -302,7 +302,7 @@ class ModelShell:
             stream, number, Part(command.request_id, command.group, command.tokens, is_ahead=False)
         )
         stream.kv, stream.ahead = (
-            KVOffer(command.group, number),
+            KVSource(command.group, number),
             stream.spec.prompt_tokens - command.tokens,
         )
         stream.arrived_with_kv = True
@@ -364,7 +364,7 @@ class ModelShell:
         number = self._offered(command.offer)
         has_kv = stream.tokens_here > 0 or stream.arrived_with_kv
         assert not has_kv or (number is not None) == bool(self.controller.state.migrates)
-        stream.group, stream.kv = None, None if number is None else KVOffer(command.group, number)
+        stream.group, stream.kv = None, None if number is None else KVSource(command.group, number)
 
     def _refuse(self, command: Reject) -> None:
         stream = self.open.pop(command.request_id)

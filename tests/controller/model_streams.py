@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from flying_serving.controller.requests import KVOffer, RequestSpec
-from flying_serving.layout.groups import Group
+from flying_serving.controller.requests import RequestSpec
+from flying_serving.layout.groups import Group, KVSource
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ModelStream:
     tokens_here: int = 0
     limit: int = 0
     ahead: int = 0
-    kv: KVOffer | None = None
+    kv: KVSource | None = None
     offer: int | None = None
     arrived_with_kv: bool = False
 

@@ -13,11 +13,11 @@ from flying_serving.controller.commands import Dispatch
 from flying_serving.controller.controller import Controller
 from flying_serving.controller.group_choice import STEPS_AHEAD, GroupChoice
 from flying_serving.controller.loads import Loads
-from flying_serving.controller.requests import KVOffer, RequestSpec, RequestState
+from flying_serving.controller.requests import RequestSpec, RequestState
 from flying_serving.controller.settings import Capacity, Limits, Settings
 from flying_serving.controller.state import ClusterState
 from flying_serving.errors import RequestError
-from flying_serving.layout.groups import Group, Layout
+from flying_serving.layout.groups import Group, KVSource, Layout
 from flying_serving.policy.policies import POLICIES
 from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.steps import StepCost
@@ -213,7 +213,7 @@ def test_a_group_to_which_kv_can_come_is_preferred() -> None:
     loads.add(streams, (2,), 80.0)
     loads.token(streams, 1)
     loads.remove(streams)
-    streams.kv = KVOffer((2,), 1)
+    streams.kv = KVSource((2,), 1)
     assert place(streams, pairs, loads, 80, choice(), LANES) == (0, 1)
     # as near as in the other, and narrower
     assert place(streams, pairs, loads, 80, choice(), lanes) == (
@@ -236,7 +236,7 @@ def test_where_kv_can_migrate() -> None:
     lanes = {size: replace(lane, migration=costs[size]) for size, lane in LANES.items()}
     one, by = request(), choice()
     assert by.migration(one, (0, 1), lanes) is None
-    one.kv = KVOffer((0,), 1)
+    one.kv = KVSource((0,), 1)
     migrations = {group: by.migration(one, group, lanes) for group in GROUPS}
     assert migrations == {group: costs[len(group)] for group in GROUPS}
     assert by.migration(one, (1,), LANES) is None
@@ -286,7 +286,7 @@ def test_full_group_comes_last_without_limits() -> None:
     cost = StepCost(0.01, 1e-4, 0.0, 0.0)
     lanes = {2: LaneFigures(cost, 4, 200, 64, migration=MigrationCost(0.001, 1e-3))}
     one = request()
-    one.kv = KVOffer((0, 1), 1)
+    one.kv = KVSource((0, 1), 1)
     assert place(one, pairs, loads, 20.0, by, lanes) == (0, 1)
     for group, expected in (((0, 1), (2, 3)), ((2, 3), (0, 1))):
         for _ in range(LIMITS.max_num_seqs):

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flying_serving.controller.loads import Loads
-from flying_serving.controller.requests import KVOffer, RequestSpec, RequestState
+from flying_serving.controller.requests import RequestSpec, RequestState
 from flying_serving.controller.splits import Split, Splits, virtual_batch
-from flying_serving.layout.groups import Layout
+from flying_serving.layout.groups import KVSource, Layout
 from flying_serving.policy.split import VirtualBatch
 
 FIRST, SECOND = (0,), (1,)
@@ -21,7 +21,7 @@ def request(name: str, prompt: int, outputs: int) -> RequestState:
 def split(at: int) -> tuple[Loads, RequestState, Split]:
     """A request of 40 and 20 tokens, split there."""
     loads, one = Loads(), request("a", 40, 20)
-    return loads, one, Splits(loads).begin(one, at, KVOffer(FIRST, 1), SECOND, 60.0)
+    return loads, one, Splits(loads).begin(one, at, KVSource(FIRST, 1), SECOND, 60.0)
 
 
 def test_empty_group_has_an_empty_virtual_batch() -> None:

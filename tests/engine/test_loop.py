@@ -14,9 +14,10 @@ from flying_serving.engine.caches import reset_prefix_caches
 from flying_serving.engine.lane import Lane, Lanes
 from flying_serving.engine.loop import EngineLoop, Instruments
 from flying_serving.engine.steps import StepLog
+from flying_serving.layout.groups import KVSource
 from flying_serving.migration.messages import ReleaseKV
 from flying_serving.migration.migrations import OFFER_POLL_S
-from flying_serving.migration.offers import KVSource, Offer, OfferTable
+from flying_serving.migration.offers import Offer, OfferTable
 from flying_serving.migration.source import RETAIN_S
 from flying_serving.scheduling.arbiter import Wait
 from flying_serving.vllm_adapter.keys import AHEAD_KEY, MIGRATED_FROM_KEY, OFFER_KEY

@@ -10,11 +10,11 @@ from typing import Any
 
 from vllm.v1.request import Request, RequestStatus
 
-from flying_serving.layout.groups import Group
+from flying_serving.layout.groups import Group, KVSource
 from flying_serving.migration.arrival import Arrival
 from flying_serving.migration.host import MigrationHost
 from flying_serving.migration.migrations import Migrations
-from flying_serving.migration.offers import KVSource, Offer, OfferTable
+from flying_serving.migration.offers import Offer, OfferTable
 from flying_serving.migration.transfer import pull_kv
 from tests.engine.schedulers import Hooks
 from tests.vllm_adapter.lanes import BLOCK, Lane

@@ -5,8 +5,9 @@ from itertools import product
 import pytest
 
 from flying_serving.errors import IntegrityError
+from flying_serving.layout.groups import KVSource
 from flying_serving.migration.arrival import TRANSITIONS, Arrival, ArrivalPhase
-from flying_serving.migration.offers import KVSource, Offer
+from flying_serving.migration.offers import Offer
 from tests.engine.schedulers import Request
 
 PAIRS = list(product(ArrivalPhase, ArrivalPhase))

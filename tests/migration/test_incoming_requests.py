@@ -2,8 +2,8 @@
 schedulers.
 """
 
+from flying_serving.layout.groups import KVSource
 from flying_serving.migration.arrival import Arrival, ArrivalPhase
-from flying_serving.migration.offers import KVSource
 from tests.migration.nodes import GROUPS, Node
 from tests.migration.two_engines import again, begin, node, settle
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from flying_serving.layout.groups import Group
+from flying_serving.layout.groups import Group, KVSource
 from flying_serving.migration.messages import KVPulled, PullKV, ReleaseKV
-from flying_serving.migration.offers import KVSource, Offer
+from flying_serving.migration.offers import Offer
 from flying_serving.migration.target import OPENING_S
 from flying_serving.wire import MigrationCounts
 from tests.migration.two_engines import (

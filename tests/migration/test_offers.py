@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from flying_serving.errors import PeerMemory
+from flying_serving.layout.groups import KVSource
 from flying_serving.migration.offers import (
     ENTRIES,
-    KVSource,
     Offer,
     OfferTable,
     PeerOffers,

@@ -3,8 +3,8 @@
 import pytest
 from vllm.v1.request import Request
 
-from flying_serving.migration.offers import KVSource
-from flying_serving.migration.source import RETAIN_S
+from flying_serving.layout.groups import KVSource
+from flying_serving.migration.source import RETAIN_S, RunningOffer
 from flying_serving.migration.target import OPENING_S, STALLED_S
 from flying_serving.wire import MigrationCounts
 from tests.migration.nodes import Node
@@ -15,7 +15,7 @@ from tests.vllm_adapter.lanes import make
 def ahead(at: Node, early: bool = True) -> Request:
     """A request that ends in one group after three outputs, and is pulled ahead by the other."""
     made = make("a", 3, 10, 3)
-    at.at(A).source.offer("a", 1, 5, early=early)
+    at.at(A).source.offer("a", RunningOffer(5, 1, early=early))
     at.lanes[A].scheduler.add_request(made)
     at.expect(make("b", 3, 10, 20), B, KVSource(A, 5), 12)
     return made
@@ -79,7 +79,7 @@ def test_a_request_waits_for_a_prefix_in_a_long_queue() -> None:
     prefilled.
     """
     at = node()
-    at.at(A).source.offer("prefix", 1, 5, early=True)
+    at.at(A).source.offer("prefix", RunningOffer(5, 1, early=True))
     at.expect(make("a", 3, 10, 3), B, KVSource(A, 5))
     at.now_s += OPENING_S + 0.1
     settle(at)

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 from vllm.v1.request import Request
 
-from flying_serving.layout.groups import Group
-from flying_serving.migration.offers import KVSource
-from flying_serving.migration.source import RETAIN_S
+from flying_serving.layout.groups import Group, KVSource
+from flying_serving.migration.source import RETAIN_S, RunningOffer
 from tests.migration.nodes import GROUPS, Node
 from tests.vllm_adapter.lanes import make
 
@@ -87,7 +86,8 @@ class RandomMigrations(RuleBasedStateMachine):
         """One group computes the first tokens of a prompt, another all the rest."""
         part, number = min(part, prompt - 1), self._next()
         first, request = self._make(4, part, 1), self._make(4, prompt, 5)
-        self.node.at(groups[0]).source.offer(first.request_id, len(groups[0]), number, early=True)
+        offer = RunningOffer(number, len(groups[0]), early=True)
+        self.node.at(groups[0]).source.offer(first.request_id, offer)
         self.node.lanes[groups[0]].scheduler.add_request(first)
         self.node.expect(request, groups[1], KVSource(groups[0], number))
         self.all.append(Running(4, part, 1, groups[0], first.request_id, first))
@@ -106,7 +106,8 @@ class RandomMigrations(RuleBasedStateMachine):
         """
         number = self._next()
         request, ahead = self._make(5, prompt, here), self._make(5, prompt, here + 4)
-        self.node.at(groups[0]).source.offer(request.request_id, len(groups[0]), number, early=True)
+        offer = RunningOffer(number, len(groups[0]), early=True)
+        self.node.at(groups[0]).source.offer(request.request_id, offer)
         self.node.lanes[groups[0]].scheduler.add_request(request)
         self.node.expect(ahead, groups[1], KVSource(groups[0], number), prompt + here - 1)
         one = Running(5, prompt, here, groups[0], request.request_id, request)

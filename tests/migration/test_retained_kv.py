@@ -2,9 +2,9 @@
 
 import pytest
 
-from flying_serving.layout.groups import Group
-from flying_serving.migration.offers import KVSource, Offer
-from flying_serving.migration.source import RETAIN_S
+from flying_serving.layout.groups import Group, KVSource
+from flying_serving.migration.offers import Offer
+from flying_serving.migration.source import RETAIN_S, RunningOffer
 from flying_serving.migration.target import PATIENCE_S
 from flying_serving.wire import MigrationCounts
 from tests.migration.nodes import GROUPS, Node
@@ -74,7 +74,7 @@ def test_retained_kv_does_not_preempt_running_requests() -> None:
 def test_the_offer_of_a_request_that_does_not_end_is_revoked(how: str) -> None:
     """Before its blocks are free; it is not made again."""
     at = node()
-    at.at(A).source.offer("a", 1, 5, early=True)
+    at.at(A).source.offer("a", RunningOffer(5, 1, early=True))
     begin(at, A)
     offered = at.read(KVSource(A, 5))
     assert offered is not None
@@ -97,7 +97,7 @@ def test_cached_tokens_are_not_offered_before_they_are_computed() -> None:
     meanwhile.
     """
     at = node()
-    at.at(A).source.offer("b", 1, 5, early=True)
+    at.at(A).source.offer("b", RunningOffer(5, 1, early=True))
     for name in "ab":
         at.lanes[A].scheduler.add_request(make(name, 3, 5, 3))
     at.lanes[A].schedule()

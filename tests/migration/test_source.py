@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from flying_serving.migration.offers import OfferTable
-from flying_serving.migration.source import YIELD_S, Source
+from flying_serving.migration.source import YIELD_S, RunningOffer, Source
 from tests.engine.schedulers import Hooks
 from tests.vllm_adapter.lanes import BLOCK, Lane, make
 
@@ -22,7 +22,7 @@ class Owner:
         self.table = OfferTable(memoryview(bytearray(OfferTable.size_bytes(20, 40))), 20, 40)
         self.source = Source({1: self.lane.pool}, self.table)
         self.lane.scheduler.hooks = Hooks(blocks_freed=partial(self.source.blocks_freed, 1))
-        self.source.offer("a", 1, NUMBER, early=True)
+        self.source.offer("a", RunningOffer(NUMBER, 1, early=True))
         self.lane.scheduler.add_request(make("a", 3, PROMPT, outputs, stop_at=stop_at))
 
     def step(self) -> None:

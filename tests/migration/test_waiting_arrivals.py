@@ -3,9 +3,9 @@
 import pytest
 from vllm.v1.request import RequestStatus
 
-from flying_serving.layout.groups import Group
+from flying_serving.layout.groups import Group, KVSource
 from flying_serving.migration.migrations import OFFER_POLL_S
-from flying_serving.migration.offers import KVSource
+from flying_serving.migration.source import RunningOffer
 from flying_serving.migration.target import OPENING_S, PATIENCE_S
 from flying_serving.wire import MigrationCounts
 from tests.migration.two_engines import (
@@ -79,7 +79,7 @@ def test_a_request_that_has_waited_long_is_prefilled() -> None:
     """Its old group is told; who came later waits on; who is pulled ahead holds up nobody."""
     at = node()
     taken = at.lanes[B].pool.take(19)
-    at.at(A).source.offer("other", 1, 4, early=True)
+    at.at(A).source.offer("other", RunningOffer(4, 1, early=True))
     begin(at, A, "other", family=4)
     at.expect(make("ahead", 4, 10, 20), B, KVSource(A, 4), 30)
     before = begin(at, A)
@@ -158,7 +158,7 @@ def test_a_forwarded_request_takes_its_kv_along(pulled: int) -> None:
     at.expect(again(before, "a+1"), B, KVSource(A, 5))
     if pulled:
         at.at(B).advance(at.now_s, float(pulled))
-    at.at(B).source.offer("a+1", 1, 6, early=True)
+    at.at(B).source.offer("a+1", RunningOffer(6, 1, early=True))
     at.at(B).retain("a+1", 7)
     assert at.at(B).source.running == {}
     at.expect(again(before, "a+2"), BOTH, KVSource(B, 7))
@@ -206,7 +206,7 @@ def test_a_dissolved_group_leaves_no_kv(after: str) -> None:
     if after == "is retained":
         at.at(BOTH).retain("a", 5)
     else:
-        at.at(BOTH).source.offer("a", 2, 6, early=True)
+        at.at(BOTH).source.offer("a", RunningOffer(6, 2, early=True))
         at.at(BOTH).source.publish()
         source = KVSource(B, 5)
         made = begin(at, B, "b", family=4)

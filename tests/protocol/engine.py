@@ -273,7 +273,8 @@ class Engine:
                 if source is not None:
                     extra[MIGRATED_FROM_KEY] = (source.group[0], len(source.group), source.number)
                     extra[AHEAD_KEY] = client_message.ahead
-                extra[OFFER_KEY] = client_message.offer
+                if client_message.offer is not None:
+                    extra[OFFER_KEY] = client_message.offer
                 request = Request(name, client_message.prompt, client_message.tokens)
                 request.sampling_params = SimpleNamespace(extra_args=extra)
                 self.loop.add(request, 0)

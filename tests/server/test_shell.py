@@ -16,8 +16,7 @@ from vllm.v1.engine.output_processor import RequestOutputCollector
 from vllm.v1.metrics.stats import SchedulerStats
 
 from flying_serving.controller.commands import Recall, Reject
-from flying_serving.controller.requests import KVOffer
-from flying_serving.layout.groups import Layout
+from flying_serving.layout.groups import KVSource, Layout
 from flying_serving.vllm_adapter.keys import MIGRATED_FROM_KEY, OFFER_KEY
 from tests.server.doubles import ABORT, ADD, APART, PAIRS, UTILITY, Server
 
@@ -333,7 +332,7 @@ async def test_a_client_that_leaves_while_its_request_waits_leaves_no_kv() -> No
     server = Server()
     server.open_request("a")
     state = server.controller.state.started["a"]
-    server.shell.carry_out([server.controller.bookings.requeue(state, 0.0, KVOffer((0,), 5))])
+    server.shell.carry_out([server.controller.bookings.requeue(state, 0.0, KVSource((0,), 5))])
     assert server.told("flying_retain") == [0]
     server.messages.clear()
     task = asyncio.get_running_loop().create_task(server.shell.abort(["a"]))

@@ -11,9 +11,9 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 
 from flying_serving.controller.commands import Dispatch, DispatchPrefix, DropPart, PullAhead, Recall
-from flying_serving.controller.requests import KVOffer, RequestSpec
+from flying_serving.controller.requests import RequestSpec
 from flying_serving.controller.settings import Capacity
-from flying_serving.layout.groups import Group
+from flying_serving.layout.groups import Group, KVSource
 from flying_serving.server.requests import xargs
 from flying_serving.vllm_adapter.keys import (
     AHEAD_KEY,
@@ -262,7 +262,7 @@ def _deadline(request: EngineCoreRequest) -> dict[str, Any]:
     return {name: value for name, value in extra.items() if name == DEADLINE_KEY}
 
 
-def _source(kv: KVOffer) -> tuple[int, int, int]:
+def _source(kv: KVSource) -> tuple[int, int, int]:
     return kv.group[0], len(kv.group), kv.number
 
 

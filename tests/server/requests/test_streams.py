@@ -7,8 +7,8 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 
 from flying_serving.controller.commands import Dispatch, DispatchPrefix, PullAhead
-from flying_serving.controller.requests import KVOffer, RequestSpec
-from flying_serving.layout.groups import Group
+from flying_serving.controller.requests import RequestSpec
+from flying_serving.layout.groups import Group, KVSource
 from flying_serving.server.requests.streams import Streams
 from flying_serving.vllm_adapter.keys import (
     AHEAD_KEY,
@@ -32,7 +32,7 @@ def opened(extra: dict[str, Any] | None = None) -> tuple[Streams, EngineCoreRequ
 
 
 def sent(
-    streams: Streams, group: Group, migrated_from: KVOffer | None = None
+    streams: Streams, group: Group, migrated_from: KVSource | None = None
 ) -> tuple[str, dict[str, Any] | None]:
     """The id that a request has in a group, and what engines are told beside vLLM's parameters."""
     request = streams.to_engine(Dispatch("r", group, 0, 400, migrated_from))
@@ -46,12 +46,12 @@ def test_the_group_that_offers_the_kv_is_named_with_the_number() -> None:
     assert sent(streams, (0,)) == ("r", {"mine": 1})
     assert streams.take(EngineCoreOutput("r", [7]))
     streams.recall("r")
-    assert sent(streams, (2, 3), KVOffer((0,), 5)) == (
+    assert sent(streams, (2, 3), KVSource((0,), 5)) == (
         "r+1",
         {"mine": 1, LANE_KEY: 2, HISTORY_KEY: [7], MIGRATED_FROM_KEY: (0, 1, 5)},
     )
     streams.recall("r")
-    assert sent(streams, (1,), KVOffer((2, 3), 7)) == (
+    assert sent(streams, (1,), KVSource((2, 3), 7)) == (
         "r+2",
         {"mine": 1, HISTORY_KEY: [7], MIGRATED_FROM_KEY: (2, 2, 7)},
     )
@@ -65,7 +65,7 @@ def test_a_request_migrates_before_its_first_token() -> None:
     streams, request = opened()
     assert sent(streams, (0, 1)) == ("r", {LANE_KEY: 2})
     streams.recall("r")
-    assert sent(streams, (3,), KVOffer((0, 1), 1)) == ("r+1", {MIGRATED_FROM_KEY: (0, 2, 1)})
+    assert sent(streams, (3,), KVSource((0, 1), 1)) == ("r+1", {MIGRATED_FROM_KEY: (0, 2, 1)})
     assert request.sampling_params.extra_args is None
 
 
@@ -75,7 +75,7 @@ def test_output_of_the_old_group_is_stale() -> None:
     sent(streams, (0,))
     assert streams.recall("r") == "r"
     assert not streams.take(EngineCoreOutput("r", [7]))
-    sent(streams, (1,), KVOffer((0,), 1))
+    sent(streams, (1,), KVSource((0,), 1))
     assert not streams.take(EngineCoreOutput("r", [7]))
     output = EngineCoreOutput("r+1", [8])
     assert streams.take(output)
@@ -87,7 +87,7 @@ def test_a_request_that_is_over_goes_nowhere() -> None:
     streams, _ = opened()
     sent(streams, (0,))
     streams.close("r")
-    assert streams.to_engine(Dispatch("r", (1,), 0, 400, KVOffer((0,), 1))) is None
+    assert streams.to_engine(Dispatch("r", (1,), 0, 400, KVSource((0,), 1))) is None
 
 
 def test_a_group_is_told_under_which_number_it_offers_kv_at_the_end() -> None:
@@ -113,7 +113,7 @@ def test_a_prefix_is_a_request_of_its_own() -> None:
     assert params.temperature == 0.0
     assert params.stop_token_ids == []
     assert params.extra_args == {LANE_KEY: 2, OFFER_KEY: (5, True)}
-    assert sent(streams, (0,), KVOffer((2, 3), 5)) == (
+    assert sent(streams, (0,), KVSource((2, 3), 5)) == (
         "r",
         {"mine": 1, MIGRATED_FROM_KEY: (2, 2, 5)},
     )
@@ -133,7 +133,7 @@ def test_prefetched_request_goes_on_under_the_same_id() -> None:
     assert first is not None
     assert first.sampling_params.max_tokens == 2
     assert first.sampling_params.extra_args == {"mine": 1, OFFER_KEY: (5, True)}
-    kv = KVOffer((0,), 5)
+    kv = KVSource((0,), 5)
     ahead = streams.ahead(PullAhead("r", (1,), kv, 4))
     assert ahead is not None
     source = {"mine": 1, MIGRATED_FROM_KEY: (0, 1, 5)}
@@ -157,7 +157,7 @@ def test_dropped_part_cannot_go_on() -> None:
     """
     streams, _ = opened()
     sent(streams, (0,))
-    kv = KVOffer((0,), 5)
+    kv = KVSource((0,), 5)
     streams.ahead(PullAhead("r", (1,), kv, 4))
     assert streams.drop_part("r", 5) == "r~5"
     assert sent(streams, (1,), kv) == ("r+1", {MIGRATED_FROM_KEY: (0, 1, 5)})
@@ -173,7 +173,7 @@ def test_no_part_is_made_of_a_request_that_is_over() -> None:
     streams, _ = opened()
     streams.close("r")
     assert streams.prefix(DispatchPrefix("r", (1,), 2, 5)) is None
-    assert streams.ahead(PullAhead("r", (1,), KVOffer((0,), 5), 4)) is None
+    assert streams.ahead(PullAhead("r", (1,), KVSource((0,), 5), 4)) is None
 
 
 @pytest.mark.parametrize(
