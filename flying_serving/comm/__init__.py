@@ -1,1 +1,10 @@
-"""Communicators of aligned engine groups, and collectives over shared memory."""
+"""State that processes of a server share, and communicators of aligned groups of engines.
+
+- `order.py`: sequence numbers, which put all messages between engines in one order.
+- `pulse.py`, `life.py`: counters and locks by which a process shows that it lives.
+- `board.py`: the ends of engines' steps, and the load of their groups.
+- `mapped.py`, `group_files.py`: mapped files of numbers; the names of groups' files.
+- `pool.py`, `communicator.py`: the communicator of each group, made once at start.
+- `shm.py`, `shm_ranks.py`, `shm_kernels.py`: collectives over shared memory on the CPU: waits with
+  deadlines, the other ranks, the compiled loops.
+"""

@@ -1,1 +1,9 @@
-"""Weights in units, and KV blocks that engines lend to groups. Pure but for torch's tensors."""
+"""Memory of weights and KV blocks, and its owners: with torch's tensors, without vLLM.
+
+- `lending.py`: KV blocks that engines lend to a group, and the group's names for them.
+- `ledger.py`, `pages.py`: pages that weights give to KV: their owners; the pages themselves.
+- `arena.py`, `weight_file.py`: memory that other processes map; the file of dropped weights.
+- `kv_view.py`, `peers.py`: a lane's KV token by token; the KV memory of other engines.
+- `storage.py`, `units.py`, `padding.py`: a weight for lanes of any degree; units of it that can be
+  dropped; the pages that units leave free.
+"""

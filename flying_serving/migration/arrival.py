@@ -9,6 +9,18 @@
 
 PULLING ends by RESERVED, FORWARDED or ABORTED. ABORTED may follow every phase but ADMITTED and
 DROPPED.
+
+| phase     | entered in                                     | when                              |
+|-----------|------------------------------------------------|-----------------------------------|
+| EXPECTED  | `EngineLoop.add`                               | the API server adds the request   |
+| OFFERED   | `Target._read_offer`                           | its offer is open                 |
+| RESERVED  | `Chunks.reserve`                               | it gets its first blocks          |
+| RESERVED  | `Target._end_pull`                             | all members have copied           |
+| PULLING   | `Target._begin_pull`                           | members are told to copy          |
+| ADMITTED  | `IncomingRequests.admit`                       | all of its KV is here, or no more |
+| FORWARDED | `IncomingRequests.forward`                     | it leaves for a third group       |
+| ABORTED   | `IncomingRequests.abort`, `.dissolve`          | the client, or the group, is gone |
+| DROPPED   | `IncomingRequests.give_up`                     | no KV comes for a prefetch        |
 """
 
 from collections.abc import Mapping

@@ -1,1 +1,10 @@
-"""Costs of steps, arrivals, and forecasts from both. Pure."""
+"""Costs of steps, arrivals, and forecasts from both: pure.
+
+- `steps.py`, `probes.py`: the time of a step in each lane, fitted while serving; steps that a
+  server measures at its start.
+- `migrations.py`: the time in which KV of requests goes to another group.
+- `arrivals.py`, `events.py`, `demand.py`: the rate of arrivals; requests that come together; the
+  lengths of prompts and outputs.
+- `work.py`: the inputs of a forecast.
+- `rollout.py`, `forecast.py`: one group as a fluid model; the request-seconds of a layout.
+"""

@@ -1,1 +1,5 @@
-"""The choice of an engine's next step: its lane, and its number of prompt tokens. Pure."""
+"""The choice of an engine's next step, pure.
+
+- `arbiter.py`: the lane that steps next: present and older lanes, weave, holds.
+- `batches.py`: the number of prompt tokens that a step takes with `--tbt-slo-ms`.
+"""
