@@ -24,7 +24,7 @@ class StepBoard(MappedArray):
 
     def ended(self, engine: int, size: int, now: float) -> None:
         """Note that a step of the lane for groups of `size` has ended on an engine."""
-        self.numbers[engine * _LANES + size.bit_length() - 1] = now
+        self.numbers[_entry(engine, size)] = now
 
     def together_since(self, engines: Iterable[int], size: int, since: float) -> float:
         """Return when the last of `engines` ended a step in another lane than that of `size`; at
@@ -39,20 +39,25 @@ class StepBoard(MappedArray):
         )
         return max(since, *ends)
 
-    def hold(self, leader: int, size: int, blocks: int) -> None:
+    def note_blocks(self, leader: int, size: int, blocks: int) -> None:
         """Note how many blocks of each member the requests of a group of `size` hold, as its leader
         knows.
         """
-        self.numbers[self._blocks_at + leader * _LANES + size.bit_length() - 1] = blocks
+        self.numbers[self._blocks_at + _entry(leader, size)] = blocks
 
-    def held(self, leader: int, size: int) -> int:
-        """Return how many blocks the leader last noted with `hold`; 0 before."""
-        return int(self.numbers[self._blocks_at + leader * _LANES + size.bit_length() - 1])
+    def blocks(self, leader: int, size: int) -> int:
+        """Return how many blocks the leader last noted with `note_blocks`; 0 before."""
+        return int(self.numbers[self._blocks_at + _entry(leader, size)])
 
-    def run(self, leader: int, size: int, requests: int) -> None:
+    def note_requests(self, leader: int, size: int, requests: int) -> None:
         """Note how many requests run in a group of `size`."""
-        self.numbers[self._requests_at + leader * _LANES + size.bit_length() - 1] = requests
+        self.numbers[self._requests_at + _entry(leader, size)] = requests
 
-    def running(self, leader: int, size: int) -> int:
-        """Return how many requests the leader last noted with `run`; 0 before."""
-        return int(self.numbers[self._requests_at + leader * _LANES + size.bit_length() - 1])
+    def requests(self, leader: int, size: int) -> int:
+        """Return how many requests the leader last noted with `note_requests`; 0 before."""
+        return int(self.numbers[self._requests_at + _entry(leader, size)])
+
+
+def _entry(engine: int, size: int) -> int:
+    """Return the index of an engine's entry for groups of `size`."""
+    return engine * _LANES + size.bit_length() - 1

@@ -93,7 +93,7 @@ class Member:
         """Set blocks aside for the group and tell the leader how many. Returns how many are
         missing.
         """
-        count = self.lent.reserve(self.spare(ask), keep_free=0)
+        count = self.lent.reserve(self.spare(ask))
         self._channel.send([self.group[0]], BlocksReserved(self.group, self._engine, count))
         return ask.count - count
 

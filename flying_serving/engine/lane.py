@@ -121,18 +121,18 @@ class Lanes:
         """
         return (
             member.lent.lent_count > 0
-            and self._board.running(member.group[0], len(member.group)) > 0
+            and self._board.requests(member.group[0], len(member.group)) > 0
         )
 
-    def note(self) -> None:
+    def note_loads(self) -> None:
         """Show the members of groups that this engine leads how many requests run, and the blocks
         that they hold.
 
         Requests leave a group without a step, so no message of the group would say so.
         """
         for size, leader in self.leaders.items():
-            self._board.run(leader.group[0], size, len(leader.scheduler.running))
-            self._board.hold(leader.group[0], size, leader.borrowed.in_use)
+            self._board.note_requests(leader.group[0], size, len(leader.scheduler.running))
+            self._board.note_blocks(leader.group[0], size, leader.borrowed.in_use)
 
     def check(self) -> None:
         """Raise IntegrityError if the blocks of any lane do not add up."""

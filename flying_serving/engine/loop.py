@@ -88,13 +88,13 @@ class EngineLoop:
         """Observe, decide, act, until the engine ends."""
         while self._host.serves_on():
             self._observe(None)
-            self.lanes.note()
+            self.lanes.note_loads()
             self._advance_migrations()
             if self.residency:
                 self.residency.advance(self.clock(), self.clock)
             action = self._choose()
             if isinstance(action, Wait):
-                self._emit_stats(self.instruments.report.news(self.clock()))
+                self._emit_stats(self.instruments.report.stats_if_changed(self.clock()))
                 self._observe(action)
             elif isinstance(action, ServeMessage):
                 self.serve()
@@ -186,7 +186,7 @@ class EngineLoop:
             self._host.process_aborts()
             self._host.emit(leader.finish(message.plan, output))
         else:
-            self._emit_stats(self.instruments.report.due(began_s, idle=not message.more))
+            self._emit_stats(self.instruments.report.stats_if_due(began_s, idle=not message.more))
         self._stepped(size, began_s, more=message.more, leads=leader is not None, plan=message.plan)
 
     def _emit_stats(self, stats: Any) -> None:

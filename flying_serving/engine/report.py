@@ -33,10 +33,10 @@ class Report:
         queries, hits = self.prefix_cache[size]
         looked_up = stats.prefix_cache_stats
         self.prefix_cache[size] = (queries + looked_up.queries, hits + looked_up.hits)
-        self._reported = self._look()
+        self._reported = self._load()
         stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage = self._reported
 
-    def _look(self) -> tuple[int, int, float]:
+    def _load(self) -> tuple[int, int, float]:
         """Return the number of running and of waiting requests, and the share of the KV blocks in
         use.
         """
@@ -54,30 +54,30 @@ class Report:
         From then on members of the groups that this engine leads see how many blocks the groups'
         requests hold.
         """
-        self._lanes.note()
+        self._lanes.note_loads()
         own, members = self._lanes.own, self._lanes.members.values()
         free = own.free_count() + sum(
             member.lent.lent_count + len(member.lent.reserved) for member in members
         )
         in_use = sum(
-            min(self._board.held(one.group[0], len(one.group)), one.lent.lent_count)
+            min(self._board.blocks(one.group[0], len(one.group)), one.lent.lent_count)
             for one in members
         )
         return own.total - free + in_use
 
-    def news(self, now_s: float) -> Any:
+    def stats_if_changed(self, now_s: float) -> Any:
         """Return SchedulerStats before the engine waits, if they differ from its last report; None
         if they do not.
 
         Blocks become free, and requests leave, without a step: no output of a step would say so.
         While requests hold blocks and may go on, this is at most every REPORT_S.
         """
-        found = self._look()
+        found = self._load()
         if found == self._reported or (any(found) and now_s - self._reported_at_s < REPORT_S):
             return None
-        return self.due(now_s, idle=True)
+        return self.stats_if_due(now_s, idle=True)
 
-    def due(self, now: float, *, idle: bool) -> Any:
+    def stats_if_due(self, now: float, *, idle: bool) -> Any:
         """Return a member's SchedulerStats every REPORT_S, and when its group has become idle;
         otherwise None.
         """

@@ -51,15 +51,13 @@ class LentBlocks:
         """Number of blocks that the group has."""
         return len(self.table) - 1
 
-    def reserve(self, count: int, keep_free: int) -> int:
-        """Set aside up to `count` free blocks, but leave `keep_free` to this engine. Returns how
-        many.
-        """
+    def reserve(self, count: int) -> int:
+        """Set aside up to `count` free blocks. Returns how many."""
         if self.reserved:
             raise IntegrityError(
                 f"{count} blocks to reserve while {len(self.reserved)} are still reserved"
             )
-        self.reserved = self._pool.take(max(0, min(count, self._pool.free_count() - keep_free)))
+        self.reserved = self._pool.take(min(count, self._pool.free_count()))
         return len(self.reserved)
 
     def commit(self, group_blocks: list[int]) -> None:

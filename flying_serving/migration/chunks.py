@@ -76,10 +76,10 @@ class Chunks:
         needs_next = tokens == arrival.usable_tokens
 
         if arrival.has_blocks:
-            extended = pool.extend(arrival.request, tokens, next_token=needs_next)
-            if extended is None:
+            blocks = pool.extend(arrival.request, tokens, next_token=needs_next)
+            if blocks is None:
                 return False
-            _, arrival.blocks = extended
+            arrival.blocks = blocks
         else:
             prepared = pool.prepare(arrival.request, tokens, next_token=needs_next)
             if prepared is None:
@@ -98,12 +98,8 @@ class Chunks:
         """Renew the patience of all requests of a lane, as one made progress: when it is here, more
         blocks are free.
         """
-        for arrival in self._arrivals.values():
-            if (
-                arrival.size == size
-                and arrival.runs_here
-                and arrival.phase is not ArrivalPhase.EXPECTED
-            ):
+        for arrival in self._of_lane(size):
+            if arrival.runs_here and arrival.phase is not ArrivalPhase.EXPECTED:
                 arrival.last_progress_s = now_s
 
     def in_time(self, arrival: Arrival, stop: int, limit_s: float | None) -> tuple[int, float]:
@@ -134,7 +130,7 @@ class Chunks:
 
         Asked now it would answer that it has none, and be asked again only after a while.
         """
-        return any(arrival.writers for arrival in self._arrivals.values() if arrival.size == size)
+        return any(arrival.writers for arrival in self._of_lane(size))
 
     def _chunk_stop(self, arrival: Arrival, offered_tokens: int) -> int | None:
         """Return where the next chunk ends: with a block, or with the offer; None without a free

@@ -35,10 +35,6 @@ class IncomingRequests:
         """Return whether any request arrives."""
         return bool(self.by_id)
 
-    def of_lane(self, size: int) -> list[Arrival]:
-        """Return the requests that arrive in one lane."""
-        return [arrival for arrival in self.by_id.values() if arrival.size == size]
-
     def counts(self) -> MigrationCounts:
         """Return the counts of admitted requests since the start."""
         return MigrationCounts(self._migrated, self._migrated_tokens, self._prefilled_again)
@@ -74,7 +70,7 @@ class IncomingRequests:
         """End all arrivals in the lane of a group that has lost a member: no member answers any
         more.
         """
-        arriving = self.of_lane(size)
+        arriving = [arrival for arrival in self.by_id.values() if arrival.size == size]
         for arrival in arriving:
             arrival.writers.clear()
             if arrival.phase is not ArrivalPhase.ABORTED:

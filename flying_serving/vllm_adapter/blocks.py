@@ -102,17 +102,12 @@ class SchedulerPool:
         self._ahead.add(request.request_id)
         return start, self.blocks_of(request.request_id)
 
-    def extend(
-        self, request: Any, tokens: int, *, next_token: bool
-    ) -> tuple[int, list[int]] | None:
-        """Set more blocks aside for a request that has some. Returns 0 and all of them; None if
-        there are too few.
+    def extend(self, request: Any, tokens: int, *, next_token: bool) -> list[int] | None:
+        """Set more blocks aside for a request that has some. Returns all of them; None if there are
+        too few.
         """
-        return (
-            (0, self.blocks_of(request.request_id))
-            if self._allocate(request, tokens, next_token)
-            else None
-        )
+        has_room = self._allocate(request, tokens, next_token)
+        return self.blocks_of(request.request_id) if has_room else None
 
     def _allocate(self, request: Any, new_tokens: int, next_token: bool, **computed: Any) -> bool:
         made = self.scheduler.kv_cache_manager.allocate_slots(

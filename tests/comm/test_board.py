@@ -49,12 +49,12 @@ def test_load_of_a_group_is_seen_by_all_engines(
 ) -> None:
     """Each number has a place of its own, apart from times."""
     places = [(leader, size) for size in (1, 2, 4, 8) for leader in range(0, 8, size)]
-    assert all(boards[1].held(*place) == boards[1].running(*place) == 0 for place in places)
+    assert all(boards[1].blocks(*place) == boards[1].requests(*place) == 0 for place in places)
     for number, place in enumerate(places, 1):
-        boards[0].hold(*place, number)
-        boards[0].run(*place, 100 + number)
-    assert [boards[1].held(*place) for place in places] == [*range(1, 16)]
-    assert [boards[1].running(*place) for place in places] == [*range(101, 116)]
+        boards[0].note_blocks(*place, number)
+        boards[0].note_requests(*place, 100 + number)
+    assert [boards[1].blocks(*place) for place in places] == [*range(1, 16)]
+    assert [boards[1].requests(*place) for place in places] == [*range(101, 116)]
     assert not any(elsewhere(boards[1], range(8), size, 0.0) for size in (1, 2, 4, 8))
 
 

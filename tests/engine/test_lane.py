@@ -56,7 +56,7 @@ def begin(pair: Pair, lanes: list[Lanes]) -> None:
     pair.serve_all(0.0)
     pair.leader.order(0.0)
     pair.finish_step()
-    lanes[0].note()
+    lanes[0].note_loads()
 
 
 def active(lanes: list[Lanes]) -> list[int]:
@@ -84,7 +84,7 @@ def test_a_lane_whose_requests_have_left_is_active_on_no_member(boards: list[Ste
     begin(pair, lanes)
     pair.leader.pool.pin("r")
     pair.scheduler.finish_requests(["r"], RequestStatus.FINISHED_ABORTED)
-    lanes[0].note()
+    lanes[0].note_loads()
     assert pair.members[1].lent.lent_count
     assert active(lanes) == [0, 0]
 

@@ -53,7 +53,7 @@ def reports_of(pair: Pair, board: StepBoard) -> list[Report]:
 
 def usage(report: Report, now_s: float) -> float | None:
     """Return the usage that a report says before its engine waits, if it says anything."""
-    stats = report.news(now_s)
+    stats = report.stats_if_changed(now_s)
     return None if stats is None else stats.kv_cache_usage
 
 
@@ -122,11 +122,11 @@ def test_offered_blocks_are_not_in_use(board: StepBoard) -> None:
 def test_a_member_reports_now_and_then_and_at_the_end(board: StepBoard) -> None:
     """It has no outputs of the group's steps; one message a step would be too many."""
     report = reports_of(Pair(), board)[1]
-    assert report.due(10.0, idle=False) is not None
-    assert report.due(10.0 + REPORT_S / 2, idle=False) is None
-    assert report.due(10.0 + REPORT_S / 2, idle=True) is not None
-    assert report.due(10.0 + REPORT_S, idle=False) is None
-    assert report.due(11.0 + REPORT_S, idle=False) is not None
+    assert report.stats_if_due(10.0, idle=False) is not None
+    assert report.stats_if_due(10.0 + REPORT_S / 2, idle=False) is None
+    assert report.stats_if_due(10.0 + REPORT_S / 2, idle=True) is not None
+    assert report.stats_if_due(10.0 + REPORT_S, idle=False) is None
+    assert report.stats_if_due(11.0 + REPORT_S, idle=False) is not None
 
 
 def test_blocks_that_are_freed_without_a_step_are_reported_by_all_members(board: StepBoard) -> None:
@@ -163,16 +163,16 @@ def test_news_repeat_no_reported_figure(board: StepBoard) -> None:
     assert usage(report, 30.0 + REPORT_S) == 0.0
     pair.own[0].add("r", BLOCK, 2)
     assert pair.own[0].make_stats().num_waiting_reqs == 1
-    assert report.news(40.0) is None
+    assert report.stats_if_changed(40.0) is None
 
 
 def test_a_request_that_leaves_without_a_step_is_reported(board: StepBoard) -> None:
     pair = Pair()
     report = reports_of(pair, board)[0]
     pair.own[0].add("r", BLOCK, 2)
-    assert report.news(10.0).num_waiting_reqs == 1
+    assert report.stats_if_changed(10.0).num_waiting_reqs == 1
     pair.own[0].end("r")
-    assert report.news(10.0).num_waiting_reqs == 0
+    assert report.stats_if_changed(10.0).num_waiting_reqs == 0
 
 
 def test_blocks_of_a_lost_leader_are_not_in_use(board: StepBoard) -> None:
@@ -194,8 +194,8 @@ def test_no_statistics_with_disable_log_stats(
     nothing: Any = None
     monkeypatch.setattr(pair.own[1], "make_stats", lambda: nothing)
     report = reports_of(pair, board)[1]
-    assert report.due(10.0, idle=True) is None
-    assert report.news(10.0) is None
+    assert report.stats_if_due(10.0, idle=True) is None
+    assert report.stats_if_changed(10.0) is None
 
 
 def test_requests_and_lent_blocks_are_counted_for_each_lane(board: StepBoard) -> None:

@@ -78,7 +78,7 @@ class Engines:
     def _residency(self, engine: int) -> Residency:
         pair, leads = self.pair, engine == 0
         group = Lane(GROUP, BLOCK, None, pair.leader.pool if leads else None, pair.members[engine])
-        board: Any = SimpleNamespace(running=lambda leader, size: 0)
+        board: Any = SimpleNamespace(requests=lambda leader, size: 0)
         lanes = Lanes([Lane((engine,), BLOCK, None, pair.pools[engine]), group], board)
         ledger = PageLedger(PIECES, ExtraKV(EXTRA, 1, PAGE), PAGE)
         extra = range(OWN, OWN + EXTRA)
@@ -309,7 +309,7 @@ def test_narrower_lanes_with_requests_and_pieces_under_way_refuse_lending() -> N
 def test_lending_waits_for_narrower_lanes_and_their_steps() -> None:
     """A step that is ordered may still be ahead of a member when its leader's requests are over."""
     pair, device = Pair(blocks=OWN + EXTRA), Device(widest=4)
-    board: Any = SimpleNamespace(running=lambda leader, size: 0)
+    board: Any = SimpleNamespace(requests=lambda leader, size: 0)
     lanes = Lanes(
         [
             Lane((0,), BLOCK, None, pair.pools[0]),

@@ -155,10 +155,9 @@ class Lending(RuleBasedStateMachine):
         kind, group, content = member.inbox.popleft()
         lent = member.lent[group]
         if kind == "ask":
-            free = member.pool.free_count()
-            granted = lent.reserve(content, keep_free)
-            assert granted == max(0, min(content, free - keep_free))
-            self.grant(group, engine, granted)
+            spare = max(0, min(content, member.pool.free_count() - keep_free))
+            assert lent.reserve(spare) == spare
+            self.grant(group, engine, spare)
         elif kind == "commit":
             reserved = list(lent.reserved)
             lent.commit(content)
@@ -272,7 +271,7 @@ def lent_blocks(reserved: int) -> tuple[PlainPool, LentBlocks]:
     """Return a pool of ten blocks and the books in which some are reserved."""
     pool = PlainPool(11)
     lent = LentBlocks(pool, {}.__setitem__)
-    assert lent.reserve(reserved, 0) == reserved
+    assert lent.reserve(reserved) == reserved
     return pool, lent
 
 
@@ -280,7 +279,7 @@ def test_a_second_reservation_before_the_commit_is_refused() -> None:
     """A leader has one round open at a time."""
     _, lent = lent_blocks(2)
     with pytest.raises(IntegrityError, match="3 blocks to reserve while 2 are still reserved"):
-        lent.reserve(3, 0)
+        lent.reserve(3)
 
 
 def test_a_commit_of_more_than_was_reserved_is_refused() -> None:
@@ -295,7 +294,7 @@ def test_a_group_block_is_lent_once(again: list[int]) -> None:
     """Nor does the null block stand for another."""
     _, lent = lent_blocks(1)
     lent.commit([4])
-    lent.reserve(2, 0)
+    lent.reserve(2)
     with pytest.raises(IntegrityError, match=f"group block {again[-1]} is lent already"):
         lent.commit(again)
 
@@ -366,11 +365,9 @@ def test_the_null_block_stands_for_itself() -> None:
     assert NULL_BLOCK not in lent.physical()
 
 
-def test_engine_reserves_no_block_that_it_needs() -> None:
-    """A reservation leaves `keep_free`, and no block is reserved when fewer are free."""
+def test_engine_reserves_no_more_blocks_than_are_free() -> None:
     pool = PlainPool(11)
     lent = LentBlocks(pool, {}.__setitem__)
-    assert lent.reserve(8, keep_free=4) == 6
+    assert lent.reserve(12) == 10
     lent.commit([])
     assert pool.free_count() == 10
-    assert lent.reserve(8, keep_free=12) == 0

@@ -84,22 +84,22 @@ class Board:
         """Return when a step that ends now began."""
         return NOW_S - TOOK_S[size]
 
-    def run(self, leader: int, size: int, requests: int) -> None:
+    def note_requests(self, leader: int, size: int, requests: int) -> None:
         """Note nothing."""
 
-    def running(self, leader: int, size: int) -> int:
+    def requests(self, leader: int, size: int) -> int:
         """Return that a request runs."""
         return 1
 
-    def hold(self, leader: int, size: int, blocks: int) -> None:
+    def note_blocks(self, leader: int, size: int, blocks: int) -> None:
         """Note nothing."""
 
 
 class Nothing:
     """In place of what only measures and reports."""
 
-    def due(self, *args: Any, **options: Any) -> None:
+    def stats_if_due(self, *args: Any, **options: Any) -> None:
         """Report nothing."""
 
-    def news(self, now_s: float) -> None:
+    def stats_if_changed(self, now_s: float) -> None:
         """Report nothing."""

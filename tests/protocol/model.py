@@ -84,7 +84,7 @@ class ProtocolModel:
         count = self.scenario.settings.lend_blocks
         for group in self.scenario.lent:
             if number in group:
-                engine.loop.lanes.members[len(group)].lent.reserve(count, 0)
+                engine.loop.lanes.members[len(group)].lent.reserve(count)
                 engine.loop.lanes.members[len(group)].lent.commit(list(range(1, count + 1)))
             if number == group[0]:
                 borrowed = engine.loop.lanes.leaders[len(group)].borrowed
@@ -308,11 +308,11 @@ class ProtocolModel:
         for group in self._groups:
             borrowed = facts[group[0]].borrowed[len(group)]
             for engine in group:
-                lent, offered = facts[engine].lent[len(group)]
-                if lent != borrowed or offered:
+                lent, reserved = facts[engine].lent[len(group)]
+                if lent != borrowed or reserved:
                     books = (
                         f"{group} has borrowed {set(borrowed)}; {engine} has lent "
-                        f"{set(lent)}, offers {offered}"
+                        f"{set(lent)}, reserves {reserved}"
                     )
                     raise Wrong(books)
 

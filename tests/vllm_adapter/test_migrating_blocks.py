@@ -254,8 +254,8 @@ def test_blocks_are_set_aside_and_released_part_by_part() -> None:
     assert lane.pool.prepare(arriving, 9, next_token=False) == (8, lane.blocks(arriving))
     assert len(lane.blocks(arriving)) == 3
     assert lane.free == 4
-    assert lane.pool.extend(arriving, 12, next_token=False) == (0, lane.blocks(arriving))
-    assert lane.pool.extend(arriving, 20, next_token=True) == (0, lane.blocks(arriving))
+    assert lane.pool.extend(arriving, 12, next_token=False) == lane.blocks(arriving)
+    assert lane.pool.extend(arriving, 20, next_token=True) == lane.blocks(arriving)
     assert len(lane.blocks(arriving)) == 6
     assert lane.free == 1
     assert lane.pool.missing_for(27, 6) == 0
