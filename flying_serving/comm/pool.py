@@ -84,7 +84,7 @@ class CommunicatorPool:
         Every member has to do this, each once, as any incarnations have a file of their own. The
         earlier file is left. Raises what `ShmGroup` does.
         """
-        self.broken(size)
+        self.leave(size)
         coordinator = self._coordinators[size]
         if coordinator.world_size == 1:
             return
@@ -99,7 +99,7 @@ class CommunicatorPool:
         )
         coordinator.device_communicator.use(self._shm[size])
 
-    def broken(self, size: int) -> None:
+    def leave(self, size: int) -> None:
         """Leave the file of the group of `size` engines: a member is lost. Its collectives raise
         EngineLost.
 

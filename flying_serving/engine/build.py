@@ -205,12 +205,13 @@ def measured(
     path = f"{deployment.run_dir}/measured-{engine}"
     if not deployment.restarts:
         # a collective: all engines come here at the same time, when vLLM has made their schedulers
-        found = core.call_workers(WorkerLanes.get_calibration), core.call_workers(transfer.measure)
-        announce(path, Measured(*found))
-        return found
+        steps = core.call_workers(WorkerLanes.get_calibration)
+        copies = core.call_workers(transfer.measure)
+        announce(path, Measured(steps, copies))
+        return steps, copies
     core.call_workers(transfer.map_peers, [*filter(deployment.is_there, range(deployment.engines))])
-    kept = announced(path, Measured, f"measurements of engine {engine}")
-    return kept.steps, kept.migrations
+    measured_before = announced(path, Measured, f"measurements of engine {engine}")
+    return measured_before.steps, measured_before.migrations
 
 
 def _make_residency(core: Any, own: EnginePool, loop: EngineLoop) -> Residency:

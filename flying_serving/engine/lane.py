@@ -84,12 +84,12 @@ class Lanes:
     def __init__(self, lanes: Sequence[Lane], board: StepBoard) -> None:
         self._board = board
         self.by_size = {len(lane.group): lane for lane in lanes}
-        self.schedulers = {
-            size: lane.pool.scheduler
-            for size, lane in self.by_size.items()
-            if lane.pool is not None
+        self.pools = {
+            size: lane.pool for size, lane in self.by_size.items() if lane.pool is not None
         }
-        """vLLM's schedulers, of the groups that this engine leads, by group size."""
+        """Pools of the lanes that this engine leads, by group size."""
+        self.schedulers = {size: pool.scheduler for size, pool in self.pools.items()}
+        """vLLM's schedulers of these lanes, by group size."""
         self.members = {
             size: lane.member for size, lane in self.by_size.items() if lane.member is not None
         }
@@ -102,9 +102,7 @@ class Lanes:
     @property
     def own(self) -> SchedulerPool:
         """Lane 1's pool: the engine's physical blocks."""
-        pool = self.by_size[1].pool
-        assert pool is not None
-        return pool
+        return self.pools[1]
 
     def active(self) -> int:
         """Return how many lanes have requests that this engine steps."""

@@ -12,6 +12,7 @@ from flying_serving.engine.messages import (
     ReserveBlocks,
     ReturnBlocks,
 )
+from flying_serving.migration.source import Source
 from flying_serving.vllm_adapter.blocks import may_start
 
 LendingMessage = ReserveBlocks | LendBlocks | ReturnBlocks | BlocksReserved | RecallBlocks
@@ -20,21 +21,18 @@ LendingMessage = ReserveBlocks | LendBlocks | ReturnBlocks | BlocksReserved | Re
 class BlockLending:
     """The blocks of one engine in all its lanes.
 
-    `keeps(size)` says whether a lane keeps blocks of requests that have left it.
-    `yield_blocks(size)` frees some of these: it is called when the lane has no block for a request
-    that needs one.
+    `source`: keeps blocks of requests that have left a lane. It frees some of these when the lane
+    has no block for a request that needs one.
     """
 
     def __init__(
         self,
         lanes: Lanes,
-        keeps: Callable[[int], bool],
-        yield_blocks: Callable[[int], None],
+        source: Source,
         clock: Callable[[], float],
     ) -> None:
         self._lanes = lanes
-        self._keeps = keeps
-        self._yield_blocks = yield_blocks
+        self._source = source
         self._clock = clock
 
     def handle(self, message: LendingMessage) -> None:
@@ -49,20 +47,20 @@ class BlockLending:
                 self._lanes.members[size].lent.take_back(blocks)
             case BlocksReserved():
                 if self._lanes.leaders[size].take_answer(message, self._clock()):
-                    self._yield_blocks(size)
+                    self._source.yield_blocks(size, self._clock())
             case RecallBlocks(_, _, count):
                 self._give_back(size, count)
 
     def _reserve(self, size: int, ask: ReserveBlocks) -> None:
         member = self._lanes.members[size]
         if not member.spare(ask):
-            self._yield_blocks(1)
+            self._source.yield_blocks(1, self._clock())
         self._recall(member.reserve(ask), but=size)
 
     def _give_back(self, size: int, count: int) -> None:
         leader = self._lanes.leaders[size]
         if not leader.unused():
-            self._yield_blocks(size)
+            self._source.yield_blocks(size, self._clock())
         leader.give_back(count)
 
     def recall_if_short(self) -> None:
@@ -80,7 +78,7 @@ class BlockLending:
         elif self._lanes.leaders[size].borrowed.room():
             self._lanes.leaders[size].ask_ahead(missing, self._clock())
         else:
-            self._yield_blocks(size)
+            self._source.yield_blocks(size, self._clock())
 
     def yield_if_all_are_lent(self, size: int) -> None:
         """Free kept blocks if a group's requests may lack blocks and the members have lent all that
@@ -90,10 +88,10 @@ class BlockLending:
         blocks that it could free: the count looks at each request.
         """
         leader = self._lanes.leaders[size]
-        if leader.borrowed.room() or not self._keeps(size):
+        if leader.borrowed.room() or not self._source.keeps(size):
             return
         if leader.pool.missing_for_next(may_start(leader.scheduler)):
-            self._yield_blocks(size)
+            self._source.yield_blocks(size, self._clock())
 
     def _recall(self, missing: int, *, but: int) -> None:
         """Recall blocks from other lanes for the lane of groups of size `but`, which lacks them."""

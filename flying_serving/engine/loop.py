@@ -29,6 +29,7 @@ from flying_serving.migration.host import MigrationHost
 from flying_serving.migration.messages import KVPulled, PullKV, ReleaseKV
 from flying_serving.migration.migrations import Migrations
 from flying_serving.migration.offers import Offers, OfferTable
+from flying_serving.migration.source import Source
 from flying_serving.scheduling.arbiter import Action, LaneArbiter, ServeMessage, Wait
 from flying_serving.worker.lanes import StepLost, WorkerLanes
 
@@ -68,12 +69,13 @@ class EngineLoop:
         self.instruments = instruments
         self.arbiter = LaneArbiter(settings.weave_steps, settings.max_pause_ms / 1000)
         self.requests = LaneRequests(lanes, host.add_own, settings.priority_aging_s, clock)
-        self.lending = BlockLending(lanes, self._keeps, self._yield_blocks, clock)
+        table, offers = kv
+        source = Source(lanes.pools, table)
+        self.lending = BlockLending(lanes, source, clock)
         migration_host = MigrationHost(
             channel.send, host.call_workers, self.requests.enqueue, self.lending.ask
         )
-        table, offers = kv
-        self.migrations = Migrations(engine, lanes.by_size, table, offers, migration_host)
+        self.migrations = Migrations(engine, lanes.by_size, source, offers, migration_host)
         self.membership: Membership | None = None  # where the server survives the loss of an engine
         self.residency: Residency | None = None  # where weights may be lent
         self.last_step_s = (0.0, 0.0)
@@ -155,12 +157,6 @@ class EngineLoop:
                 self.lending.handle(message)
                 if isinstance(message, ReturnBlocks):
                     self._lane_1_ready_at_s = 0.0
-
-    def _keeps(self, size: int) -> bool:
-        return self.migrations.source.keeps(size)
-
-    def _yield_blocks(self, size: int) -> None:
-        self.migrations.source.yield_blocks(size, self.clock())
 
     def _step_own(self) -> None:
         began_s = self.clock()

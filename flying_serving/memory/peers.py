@@ -82,7 +82,9 @@ class PeerKV:
         """
         self._lost.update(engines)
         self._views = {
-            place: views for place, views in self._views.items() if place[0] not in self._lost
+            (engine, device): views
+            for (engine, device), views in self._views.items()
+            if engine not in self._lost
         }
 
     def view(self, engine: int, device: int, size: int) -> KVView:

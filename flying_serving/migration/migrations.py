@@ -7,7 +7,7 @@ from typing import Protocol
 from flying_serving.migration.host import MigrationHost
 from flying_serving.migration.incoming_requests import IncomingRequests
 from flying_serving.migration.messages import KVPulled, PullKV, ReleaseKV
-from flying_serving.migration.offers import Offers, OfferTable
+from flying_serving.migration.offers import Offers
 from flying_serving.migration.source import Source
 from flying_serving.migration.target import Target
 from flying_serving.migration.transfer import pull_kv
@@ -31,7 +31,7 @@ class KVLane(Protocol):
 class Migrations:
     """All requests that leave an engine or arrive in it.
 
-    `lanes`: the engine's, by group size. `table`: shows its KV to peers. `offers`: show it the KV
+    `lanes`: the engine's, by group size. `source`: shows its KV to peers. `offers`: show it the KV
     of all engines.
     """
 
@@ -39,7 +39,7 @@ class Migrations:
         self,
         engine: int,
         lanes: Mapping[int, KVLane],
-        table: OfferTable,
+        source: Source,
         offers: Offers,
         host: MigrationHost,
     ) -> None:
@@ -50,8 +50,8 @@ class Migrations:
         self.observers: list[Callable[[PullKV], AbstractContextManager[None]]] = []
         """Context managers that are entered while this engine pulls."""
         pools = {size: lane.pool for size, lane in lanes.items() if lane.pool is not None}
-        self.source = Source(pools, table)
-        self.incoming = IncomingRequests(pools, self.source, host)
+        self.source = source
+        self.incoming = IncomingRequests(pools, source, host)
         self.target = Target(engine, pools, offers, self.incoming, host, self.pull)
 
     # ---- calls of the engine

@@ -261,7 +261,7 @@ class WorkerLanes:
 
     def forget(self, size: int) -> None:
         """Forget the requests of the group of `size` engines, which has lost a member."""
-        self.communicators.broken(size)
+        self.communicators.leave(size)
         self.groups[size].runner.forget()
 
     def rejoin(self, size: int, incarnations: list[int]) -> None:

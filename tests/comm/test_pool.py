@@ -149,7 +149,7 @@ def test_a_group_is_whole_again_after_a_member_died_in_a_collective(devices: int
                 "exited or closed: engine 1 device" in text or "because of" in text for text in told
             ), told
             assert all("because of" in text for text in workers.ask((0,), "sum", 2))
-            workers.ask((0,), "broken", 2)
+            workers.ask((0,), "leave", 2)
             assert os.listdir(workers.directory) == []
             assert (
                 workers.ask((0,), "sum", 2)
@@ -178,8 +178,8 @@ def test_groups_without_the_lost_engine_go_on() -> None:
         first = workers.ask((1, 2, 3), "sum", 4)
         assert first == [15] * 3 or all("engine 0 device 0" in text for text in first)
         assert all("engine 0 device 0" in text for text in workers.ask((1, 2, 3), "sum", 4))
-        workers.ask((1,), "broken", 2)
-        workers.ask((1, 2, 3), "broken", 4)
+        workers.ask((1,), "leave", 2)
+        workers.ask((1, 2, 3), "leave", 4)
         assert workers.ask((2, 3), "sum", 2) == [4 + 8] * 2
         workers.start(0)
         workers.ask((0, 1), "reopen", 2, (1, 0))
@@ -196,7 +196,7 @@ def test_groups_without_the_lost_engine_go_on() -> None:
 def test_a_group_may_be_closed_at_any_time_and_again(tmp_path: Path) -> None:
     """Before it was opened, after it was aborted, and at the end."""
     pool = pool_of(0, 0, 2, 1, str(tmp_path))
-    pool.broken(2)
+    pool.leave(2)
     pool.reopen(2, (0, 0))
     group = pool.coordinator(2)
     shm = pool._shm[2]
@@ -204,7 +204,7 @@ def test_a_group_may_be_closed_at_any_time_and_again(tmp_path: Path) -> None:
     with pytest.raises(EngineLost, match="because of engine 1 device 0"):
         group.all_reduce(torch.ones(1))
     for _ in range(2):
-        pool.broken(2)
+        pool.leave(2)
     shm.close()
     with pytest.raises(EngineLost, match=r"gather: group lane2 of ranks \[0, 1\] is not whole"):
         group.gather(torch.ones(1))

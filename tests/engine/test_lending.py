@@ -30,9 +30,8 @@ class Keeper:
         self.asked: list[int] = []
         self.kept: dict[int, list[int]] = {1: [], 2: []}
         lanes = Lanes([Lane((0,), BLOCK, None, self.pair.pools[0]), group], NO_BOARD)
-        self.lending = BlockLending(
-            lanes, lambda size: bool(self.kept[size]), self._yield_blocks, lambda: 1.0
-        )
+        source: Any = self
+        self.lending = BlockLending(lanes, source, lambda: 1.0)
 
     def keep(self, size: int, count: int) -> None:
         """Some blocks of a lane are kept from now on."""
@@ -41,7 +40,12 @@ class Keeper:
     def _pool(self, size: int) -> Any:
         return self.pair.pools[0] if size == 1 else self.pair.leader.pool
 
-    def _yield_blocks(self, size: int) -> None:
+    def keeps(self, size: int) -> bool:
+        """Whether any blocks of a lane are kept."""
+        return bool(self.kept[size])
+
+    def yield_blocks(self, size: int, now_s: float) -> None:
+        """Free the blocks that are kept of a lane, and note that it was asked for."""
         self.asked.append(size)
         self._pool(size).give(self.kept[size])
         self.kept[size] = []

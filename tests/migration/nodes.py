@@ -15,6 +15,7 @@ from flying_serving.migration.arrival import Arrival
 from flying_serving.migration.host import MigrationHost
 from flying_serving.migration.migrations import Migrations
 from flying_serving.migration.offers import Offer, OfferTable
+from flying_serving.migration.source import Source
 from flying_serving.migration.transfer import pull_kv
 from tests.engine.schedulers import Hooks
 from tests.vllm_adapter.lanes import BLOCK, Lane
@@ -75,16 +76,12 @@ class Node:
             lane.scheduler.hooks = Hooks(blocks_freed=partial(self._freed, lane, group))
 
     def _migrations(self, engine: int, groups: dict[int, Group]) -> Migrations:
-        lanes: Any = {
-            size: SimpleNamespace(
-                pool=self.lanes[groups[size]].pool if size in groups else None, physical=list
-            )
-            for size in (1, 2)
-        }
-
+        pools = {size: self.lanes[group].pool for size, group in groups.items()}
+        lanes: Any = {size: SimpleNamespace(pool=pools.get(size), physical=list) for size in (1, 2)}
+        source = Source(pools, self.tables[engine])
         around = NodeHost(self, engine, groups)
         host = MigrationHost(self.send, around.call_workers, around.enqueue, around.ask_blocks)
-        return Migrations(engine, lanes, self.tables[engine], self, host)
+        return Migrations(engine, lanes, source, self, host)
 
     # ---- what migrations see of other engines
 

@@ -37,7 +37,7 @@ class Alone:
     def reopen(self, size: int, incarnations: list[int]) -> None:
         pass
 
-    def broken(self, size: int) -> None:
+    def leave(self, size: int) -> None:
         pass
 
 
