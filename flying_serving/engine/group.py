@@ -60,7 +60,7 @@ class Member:
     """This engine's part in one group: it lends blocks of lane 1's pool, `own`, and runs the
     leader's steps.
 
-    `shown`: as in `LentBlocks`.
+    `show`: as in `LentBlocks`.
     """
 
     def __init__(
@@ -69,13 +69,13 @@ class Member:
         engine: int,
         own: SchedulerPool,
         channel: Sender,
-        shown: Callable[[int, int], None],
+        show: Callable[[int, int], None],
     ) -> None:
         self.group = group
         self._engine = engine
         self._own = own
         self._channel = channel
-        self.lent = LentBlocks(own, shown)
+        self.lent = LentBlocks(own, show)
         self._recalled_at_s = 0.0
         """When it last asked the leader for blocks."""
 

@@ -48,7 +48,7 @@ class Residency:
         self._revoke = revoke
         self._answer: Future[int] | None = None
         self._work: Callable[[float], bool] = lambda now_s: True
-        self._next_s = 0.0
+        self._next_piece_at_s = 0.0
         own.withhold(extra)
 
     @property
@@ -112,22 +112,22 @@ class Residency:
 
     def advance(self, now_s: float, clock: Callable[[], float]) -> None:
         """Do one piece of the work, if it is time for it; call this between two steps."""
-        if self._answer is None or now_s < self._next_s:
+        if self._answer is None or now_s < self._next_piece_at_s:
             return
         done = self._work(now_s)
         took_s = clock() - now_s
-        self._next_s = (
+        self._next_piece_at_s = (
             now_s
             + took_s
             + (took_s * (1 - LOAN_SHARE) / LOAN_SHARE if self._lanes.active() else 0.0)
         )
         if done:
-            answer, self._answer, self._next_s = self._answer, None, 0.0
+            answer, self._answer, self._next_piece_at_s = self._answer, None, 0.0
             answer.set_result(self.ledger.blocks)
 
     def retry_in_s(self, now_s: float) -> float | None:
         """Return the seconds until `advance` has something to do; None if nothing is under way."""
-        return max(FREE_BLOCKS_POLL_S, self._next_s - now_s) if self else None
+        return max(FREE_BLOCKS_POLL_S, self._next_piece_at_s - now_s) if self else None
 
     def _lend_piece(self) -> bool:
         """Give the room of one piece to KV. Return whether it was the last piece."""

@@ -37,12 +37,12 @@ class LentBlocks:
     """A member's side: the physical blocks that it has lent to one group, and the group blocks that
     they are.
 
-    `shown` is told every block that is lent: the group's and the physical one.
+    `show` is called with each block that is lent: the group's and the physical one.
     """
 
-    def __init__(self, pool: Pool, shown: Callable[[int, int], None]) -> None:
+    def __init__(self, pool: Pool, show: Callable[[int, int], None]) -> None:
         self._pool = pool
-        self._shown = shown
+        self._show = show
         self.reserved: list[int] = []
         self.table: dict[int, int] = {NULL_BLOCK: NULL_BLOCK}
 
@@ -70,7 +70,7 @@ class LentBlocks:
             if v in self.table:
                 raise IntegrityError(f"group block {v} is lent already")
             self.table[v] = physical
-            self._shown(v, physical)
+            self._show(v, physical)
         rest = self.reserved[len(group_blocks) :]
         self.reserved = []
         self._pool.give(rest)
@@ -99,7 +99,7 @@ class LentBlocks:
         for group_block, physical in self.table.items():
             if physical in copies:
                 self.table[group_block] = copies[physical]
-                self._shown(group_block, copies[physical])
+                self._show(group_block, copies[physical])
 
     def physical(self) -> set[int]:
         """Return every physical block that is out: lent or reserved."""

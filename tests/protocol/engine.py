@@ -321,7 +321,7 @@ class Engine:
         for retained in migrations.source.retained.values() if is_overdue else ():
             retained.idle_since_s = NOW_S - RETAIN_S - TICK_S
         if self.weights is not None:
-            self.weights._next_s = 0.0 if overdue.weights else NOW_S + TICK_S
+            self.weights._next_piece_at_s = 0.0 if overdue.weights else NOW_S + TICK_S
         self.channel.next = message
         self._views = list(views)
         self._look_again()

@@ -43,7 +43,7 @@ class Weights(Residency):
         """Return whether it has done that, once."""
         is_done = bool(self.told) and not self
         self.told = "" if is_done else self.told
-        self._next_s = 0.0
+        self._next_piece_at_s = 0.0
         return is_done
 
     def __getstate__(self) -> dict[str, Any]:
