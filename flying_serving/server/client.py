@@ -117,7 +117,7 @@ class FlyingClient(AsyncMPClient):
         request.client_index = self.client_index
         self._ensure_output_queue_task()
         self._ensure_clock()
-        await add(self.shell, request)
+        await self.shell.add(request)
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
         """Abort requests, as `Shell.abort` does."""
@@ -125,7 +125,8 @@ class FlyingClient(AsyncMPClient):
 
     async def process_engine_outputs(self, outputs: EngineCoreOutputs) -> None:
         """Take a batch of outputs, as `Shell.take` does. vLLM calls this for each batch."""
-        await self.shell.take(self._calls.received(outputs))
+        self._calls.mark_idle_if_lost(outputs)
+        await self.shell.take(outputs)
 
     async def get_output_async(self) -> Any:
         """Return vLLM's outputs, without an error at the end of a server that was told to end."""
@@ -196,17 +197,6 @@ class FlyingClient(AsyncMPClient):
             self._parent.close()
         if not self._calls.ending:
             let_streams_end(loop)
-
-
-async def add(shell: Shell, request: EngineCoreRequest) -> None:
-    """Add a request: see `Shell.add`. If that fails, or the client leaves meanwhile, forget the
-    request.
-    """
-    try:
-        await shell.add(request)
-    except BaseException:  # vLLM has noted the request, and ends only requests that it got back
-        await shell.abort(shell.calls.channel.forget(request.request_id))
-        raise
 
 
 async def until_the_end(calls: EngineCalls, reading: Awaitable[Any]) -> Any:

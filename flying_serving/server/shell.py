@@ -40,7 +40,7 @@ from flying_serving.server.calls.engine_figures import LastFigures
 from flying_serving.server.calls.layout_orders import LayoutOrders
 from flying_serving.server.calls.weight_orders import WeightOrders
 from flying_serving.server.figures.losses import Losses
-from flying_serving.server.requests.checks import Checks, refused
+from flying_serving.server.requests.checks import Checks, as_refusals_of_vllm
 from flying_serving.server.requests.draining import Draining
 from flying_serving.server.requests.origin import origin_of
 from flying_serving.server.requests.streams import Streams
@@ -76,23 +76,35 @@ class Shell:
     async def add(self, request: EngineCoreRequest) -> None:
         """Hand a request to the controller; return when it waits for a group, or is sent to one.
 
+        If that fails, or the client leaves meanwhile, the request is forgotten.
+
         Raises:
             VLLMValidationError: if no layout of this server can run it (HTTP 400).
             GracefulHTTPError: if too many wait (429) and no place is held for it, or the server
                 ends (503).
         """
+        try:
+            await self.carry_out(self._take_in(request))
+        except BaseException:  # vLLM has noted the request, and ends only requests that it got back
+            await self.abort(self.calls.channel.forget(request.request_id))
+            raise
+
+    def _take_in(self, request: EngineCoreRequest) -> list[Command]:
+        """Check a request and open its stream. Returns the controller's commands. Raises as
+        `add`.
+        """
         self.checks.check_end(request.external_req_id)
-        spec = self.checks.spec(
+        spec = self.checks.checked_spec(
             {name: getattr(request, name) for name in request.__struct_fields__}
         )
         can_migrate = why_not_migratable(request, self.model_config) is None
         spec = replace(spec, can_migrate=can_migrate, prompt_splits=not request.mm_features)
-        with refused(spec):
+        with as_refusals_of_vllm(spec):
             commands = self.controller.arrived(
                 request.request_id, spec, self.clock(), origin_of(request)
             )
         self.streams.open(request)
-        await self.carry_out(commands)
+        return commands
 
     async def abort(self, request_ids: list[str]) -> None:
         """Abort requests where they run, or forget them if they wait."""
@@ -106,9 +118,7 @@ class Shell:
             if group is not None:
                 by_group.setdefault(group, []).append(self.streams.engine_id(request_id))
             self.streams.close(request_id)
-        sent = [
-            self._send(EngineCoreRequestType.ABORT, ids, group) for group, ids in by_group.items()
-        ]
+        sent = [self._abort_in(group, *ids) for group, ids in by_group.items()]
         commands = self.controller.finished(request_ids, self.clock(), aborted=True)
         await asyncio.shield(retrieved(asyncio.gather(*sent, self.carry_out(commands))))
 
@@ -126,7 +136,7 @@ class Shell:
         for output in outputs.outputs:
             if is_beginning(output):
                 self._begun(output.request_id)
-            elif request_id := self.streams.prefix_ended(output):
+            elif request_id := self.streams.end_prefix(output):
                 prefixes.append((request_id, output))
             elif self.streams.take(output):
                 shown.append(output)
@@ -164,7 +174,8 @@ class Shell:
         return continuing
 
     def _begun(self, engine_id: str) -> None:
-        if request_id := self.streams.begun(engine_id):
+        # the request may have left that engine by now: it has begun all the same
+        if request_id := self.streams.request_of(engine_id):
             self.controller.state.deadlines.drop(request_id)
 
     def _finish(self, request_ids: list[str], now_s: float) -> list[Command]:
@@ -200,7 +211,7 @@ class Shell:
                 continue
             if (
                 isinstance(command, Recall | DropPart)
-                and (leaving := self.streams.leaving(command)) is not None
+                and (leaving := self.streams.take_out(command)) is not None
             ):
                 retained.setdefault(command.group[0], []).append(leaving)
                 continue
@@ -226,46 +237,21 @@ class Shell:
     def _do(self, command: Command) -> list[Awaitable[Any]]:
         """Carry out a command. Returns its messages as awaitables."""
         match command:
-            case Dispatch(_, group):
-                request = self.streams.to_engine(command)
-                return (
-                    []
-                    if request is None
-                    else [self._send(EngineCoreRequestType.ADD, request, group)]
-                )
-            case DispatchPrefix(_, group):
-                prefix = self.streams.prefix(command)
-                return (
-                    [] if prefix is None else [self._send(EngineCoreRequestType.ADD, prefix, group)]
-                )
-            case PullAhead(_, group):
-                ahead = self.streams.ahead(command)
-                return (
-                    [] if ahead is None else [self._send(EngineCoreRequestType.ADD, ahead, group)]
-                )
+            case Dispatch():
+                return self._send(self.streams.dispatch(command), command.group)
+            case DispatchPrefix():
+                return self._send(self.streams.dispatch_prefix(command), command.group)
+            case PullAhead():
+                return self._send(self.streams.pull_ahead(command), command.group)
             case DropPart(request_id, group, offer):
-                return [
-                    self._send(
-                        EngineCoreRequestType.ABORT,
-                        [self.streams.drop_part(request_id, offer)],
-                        group,
-                    )
-                ]
+                return [self._abort_in(group, self.streams.drop_part(request_id, offer))]
             case Recall(request_id, group):  # without an offer; `_retain` has those with one
-                return [
-                    self._send(
-                        EngineCoreRequestType.ABORT, [self.streams.recall(request_id)], group
-                    )
-                ]
+                return [self._abort_in(group, self.streams.recall(request_id))]
             case Reject(request_id, waited_s, group):
                 queued = self.streams.recall(request_id)
                 message = f"the request waited {waited_s:.1f} s, longer than its queue_deadline_s"
                 self._fail(request_id, message, HTTPStatus.GATEWAY_TIMEOUT)
-                return (
-                    []
-                    if group is None
-                    else [self._send(EngineCoreRequestType.ABORT, [queued], group)]
-                )
+                return [] if group is None else [self._abort_in(group, queued)]
             case Fail(request_id, why):
                 self._fail(request_id, why, HTTPStatus.INTERNAL_SERVER_ERROR)
             case LendWeights() | FetchWeights():
@@ -284,8 +270,15 @@ class Shell:
             self.calls.tell(leader, "flying_retain", leaving)
         retained.clear()
 
-    def _send(self, kind: EngineCoreRequestType, content: Any, group: Group) -> Awaitable[Any]:
-        return self.calls.send(kind, content, group[0])
+    def _send(self, request: EngineCoreRequest | None, group: Group) -> list[Awaitable[Any]]:
+        """Send a group's leader a request, unless it is over by now (None)."""
+        if request is None:
+            return []
+        return [self.calls.send(EngineCoreRequestType.ADD, request, group[0])]
+
+    def _abort_in(self, group: Group, *engine_ids: str) -> Awaitable[Any]:
+        """Have a group's leader abort requests, by their ids in its engine."""
+        return self.calls.send(EngineCoreRequestType.ABORT, list(engine_ids), group[0])
 
     def _fail(self, request_id: str, why: str, status: HTTPStatus) -> None:
         self.streams.close(request_id)

@@ -162,7 +162,7 @@ class Server:
     ) -> list[Command]:
         """A request arrives. Returns the controller's commands, which are not carried out."""
         new = request(request_id, output_tokens, prompt_tokens, **extra)
-        spec = self.streams.spec(prompt_tokens, new.sampling_params, new.priority)
+        spec = self.streams.spec_of(prompt_tokens, new.sampling_params, new.priority)
         self.streams.open(new)
         return self.controller.arrived(request_id, spec, 0.0)
 

@@ -80,11 +80,10 @@ class EngineCalls:
         """
         return asyncio.sleep(0) if engine in self.lost else self.channel.send(kind, content, engine)
 
-    def received(self, outputs: EngineCoreOutputs) -> EngineCoreOutputs:
-        """Return the outputs of an engine. A lost engine is idle now, even if it was sending."""
+    def mark_idle_if_lost(self, outputs: EngineCoreOutputs) -> None:
+        """Let outputs of a lost engine say that it is idle, even if it was sending."""
         if outputs.engine_index in self.lost:
             outputs.scheduler_stats = idle()
-        return outputs
 
     def lose(self, engine: int, why: str) -> None:
         """Note the loss of an engine. Its unanswered calls fail, and so do later calls until its

@@ -31,8 +31,8 @@ class Checks:
         self._streams = streams
         self._places = controller.admission.places
 
-    def spec(self, fields: Mapping[str, Any]) -> RequestSpec:
-        """Return the request as the controller sees it, from fields by name.
+    def checked_spec(self, fields: Mapping[str, Any]) -> RequestSpec:
+        """Check the fields of a request, by name. Returns the request as the controller sees it.
 
         Raises:
             VLLMValidationError: naming the field, its value and the allowed values (HTTP 400).
@@ -42,7 +42,7 @@ class Checks:
         priority, params = fields["priority"], fields["sampling_params"]
         self.rights.check(priority, {} if params is None else params.extra_args or {})
         prompt = prompt_length(fields["prompt_token_ids"], fields["prompt_embeds"])
-        return self._streams.spec(prompt, params, priority)
+        return self._streams.spec_of(prompt, params, priority)
 
     def let_in(self, call: str, fields: Mapping[str, Any], answer: object) -> None:
         """Hold a place for the requests of a call, if they can be taken, until they arrive or
@@ -51,8 +51,8 @@ class Checks:
         Reading `answer` begins the requests.
 
         Raises:
-            VLLMValidationError: as `spec`; if no layout of this server can run them; if `n` is
-                more than it ever lets in (HTTP 400).
+            VLLMValidationError: as `checked_spec`; if no layout of this server can run them; if `n`
+                is more than it ever lets in (HTTP 400).
             GracefulHTTPError: if too many wait (429), or the server ends (503).
         """
         if not self._places.claim(call):
@@ -65,10 +65,10 @@ class Checks:
     def _hold(self, place: Place, fields: Mapping[str, Any], answer: object) -> None:
         if self._calls.ending:
             raise refusal()
-        spec = self.spec(fields)
+        spec = self.checked_spec(fields)
         place.prompt_tokens, place.urgent = spec.prompt_tokens, spec.urgent
         place.left = getattr(fields["sampling_params"], "n", 1)
-        with refused(spec):
+        with as_refusals_of_vllm(spec):
             self._controller.settings.capacity.sizes(spec)
             self._check_outputs(place)
             self._controller.admission.hold(place)
@@ -95,7 +95,7 @@ class Checks:
 
 
 @contextmanager
-def refused(spec: RequestSpec) -> Iterator[None]:
+def as_refusals_of_vllm(spec: RequestSpec) -> Iterator[None]:
     """Turn the refusals of a controller into vLLM's: VLLMValidationError, or GracefulHTTPError with
     429.
     """

@@ -29,17 +29,17 @@ from flying_serving.vllm_adapter.keys import (
 class Stream:
     """One request as the client asked for it.
 
-    `tokens`: its output tokens so far. `engine_id`: its id in the engine that runs it. It changes
-    with each move, so that outputs of the old engine are recognised as stale. `past_ids`: its ids
-    in engines that it has left. `capped`: its group may end it for want of room.
+    `output_ids`: its output tokens so far. `engine_id`: its id in the engine that runs it. It
+    changes with each move, so that outputs of the old engine are recognised as stale. `past_ids`:
+    its ids in engines that it has left. `may_fill_group`: its group may end it for want of room.
     """
 
     request: EngineCoreRequest
-    tokens: list[int] = field(default_factory=list)
+    output_ids: list[int] = field(default_factory=list)
     engine_id: str = ""
     past_ids: set[str] = field(default_factory=set)
     dispatches: int = 0
-    capped: bool = False
+    may_fill_group: bool = False
 
 
 class Streams:
@@ -54,7 +54,7 @@ class Streams:
         self._prefixes: dict[str, str] = {}
         self._ahead: set[int] = set()
 
-    def spec(self, prompt: int, params: SamplingParams | None, priority: int) -> RequestSpec:
+    def spec_of(self, prompt: int, params: SamplingParams | None, priority: int) -> RequestSpec:
         """Return the facts that the controller needs about a request with `prompt` prompt tokens.
 
         Raises:
@@ -66,21 +66,21 @@ class Streams:
         xargs.check_names(extra)
         # vLLM gives a request without max_tokens the rest of the model's length: it takes as many
         # as its group holds
-        left, most = self._left(prompt), self._most_outputs(prompt, params)
+        room, most = self._room_after(prompt), self._most_outputs(prompt, params)
         sure = most if params.ignore_eos else min(params.min_tokens, most)
         return RequestSpec(
             prompt,
-            prompt + (max(1, sure) if sure < left else 1),
+            prompt + (max(1, sure) if sure < room else 1),
             most,
             xargs.degree(extra, self._capacity.degrees),
             priority,
             xargs.deadline_s(extra),
             expected_tokens=xargs.tokens(extra, xargs.EXPECTED_KEY, 1, self._max_model_len),
             split_at=xargs.tokens(extra, xargs.SPLIT_KEY, 0, prompt + most),
-            most_tokens=prompt + most if most < left else None,
+            most_tokens=prompt + most if most < room else None,
         )
 
-    def _left(self, prompt: int) -> int:
+    def _room_after(self, prompt: int) -> int:
         """Return the tokens that the model's length leaves to a prompt, where vLLM's scheduler ends
         a request.
         """
@@ -110,9 +110,9 @@ class Streams:
             self._past_ids[stream.engine_id] = request_id
         return stream.engine_id
 
-    def leaving(self, command: Recall | DropPart) -> tuple[str, int] | None:
-        """Return the id in its engine of a request or part that leaves, and the number of its
-        retained KV. None if it retains none.
+    def take_out(self, command: Recall | DropPart) -> tuple[str, int] | None:
+        """Take a request or part out of its engine, which retains its KV. Returns its id there and
+        the number of that KV. None, and nothing is done, if no KV is retained.
         """
         if isinstance(command, DropPart):
             if not command.keeps:
@@ -120,46 +120,46 @@ class Streams:
             return self.drop_part(command.request_id, command.offer), command.offer
         return None if command.offer is None else (self.recall(command.request_id), command.offer)
 
-    def to_engine(self, dispatch: Dispatch) -> EngineCoreRequest | None:
-        """Return the request for a group's leader: with its lane, its tokens so far, and the
-        group's limit.
+    def dispatch(self, command: Dispatch) -> EngineCoreRequest | None:
+        """Give a request an id in the engine of a group's leader. Returns the message for it: with
+        its lane, its tokens so far, and the group's limit.
 
-        None if it is over by now.
+        None if the request is over by now.
         """
-        stream = self._streams.get(dispatch.request_id)
+        stream = self._streams.get(command.request_id)
         if stream is None:
             return None
         self._ids.pop(stream.engine_id, None)
-        kv = dispatch.migrated_from
+        kv = command.migrated_from
         if kv is not None and kv.number in self._ahead:  # the group has pulled its KV under this id
             self._ahead.discard(kv.number)
-            stream.engine_id = part_id(dispatch.request_id, kv.number)
+            stream.engine_id = part_id(command.request_id, kv.number)
         else:
             stream.engine_id = (
-                f"{dispatch.request_id}+{stream.dispatches}"
+                f"{command.request_id}+{stream.dispatches}"
                 if stream.dispatches
-                else dispatch.request_id
+                else command.request_id
             )
             stream.dispatches += 1
-        self._ids[stream.engine_id] = dispatch.request_id
+        self._ids[stream.engine_id] = command.request_id
         most = self._most_outputs_of(stream.request)
-        stream.capped = most > dispatch.limit_tokens
-        extra: dict[str, Any] = {HISTORY_KEY: list(stream.tokens)} if stream.tokens else {}
+        stream.may_fill_group = most > command.limit_tokens
+        extra: dict[str, Any] = {HISTORY_KEY: list(stream.output_ids)} if stream.output_ids else {}
         if kv is not None:
             extra[MIGRATED_FROM_KEY] = _source(kv)
-        if dispatch.offer is not None:
-            extra[OFFER_KEY] = (dispatch.offer, dispatch.publishes)
+        if command.offer is not None:
+            extra[OFFER_KEY] = (command.offer, command.publishes)
         return _sent(
             stream.request,
             stream.engine_id,
-            dispatch.group,
-            min(most, dispatch.limit_tokens),
+            command.group,
+            min(most, command.limit_tokens),
             extra,
         )
 
-    def prefix(self, command: DispatchPrefix) -> EngineCoreRequest | None:
-        """Return the first tokens of a request's prompt as a request of their own; None if the
-        request is over by now.
+    def dispatch_prefix(self, command: DispatchPrefix) -> EngineCoreRequest | None:
+        """Begin the prefix of a split request. Returns the first tokens of its prompt as a request
+        of their own; None if the request is over by now.
         """
         stream = self._streams.get(command.request_id)
         if stream is None:
@@ -176,9 +176,9 @@ class Streams:
         )
         return _sent(cut, engine_id, command.group, 1, extra)
 
-    def ahead(self, command: PullAhead) -> EngineCoreRequest | None:
-        """Return a request for a group that only pulls its KV for now; None if it is over by
-        now.
+    def pull_ahead(self, command: PullAhead) -> EngineCoreRequest | None:
+        """Begin the part of a split request that pulls ahead. Returns the request for its group,
+        which only pulls KV for now; None if it is over by now.
         """
         stream = self._streams.get(command.request_id)
         if stream is None:
@@ -197,20 +197,18 @@ class Streams:
         self._prefixes.pop(engine_id, None)
         return engine_id
 
-    def begun(self, engine_id: str) -> str | None:
-        """Return the request that has begun under an engine's present or past id; None if it is
-        over.
-
-        An engine may report it after the request has left it: the request has begun all the same.
-        """
+    def request_of(self, engine_id: str) -> str | None:
+        """Return the request that has, or had, this id in an engine; None if it is over."""
         return (
             self._ids.get(engine_id)
             or self._prefixes.get(engine_id)
             or self._past_ids.get(engine_id)
         )
 
-    def prefix_ended(self, output: EngineCoreOutput) -> str | None:
-        """Return the request whose prefix an output ends, if it ends one."""
+    def end_prefix(self, output: EngineCoreOutput) -> str | None:
+        """End the prefix whose last output this is. Returns its request; None if this is no end
+        of a prefix.
+        """
         return (
             self._prefixes.pop(output.request_id, None)
             if output.finish_reason is not None
@@ -222,8 +220,8 @@ class Streams:
         return self._most_outputs(prompt, request.sampling_params)
 
     def _most_outputs(self, prompt: int, params: SamplingParams | None) -> int:
-        left = self._left(prompt)
-        return left if params is None or params.max_tokens is None else min(params.max_tokens, left)
+        room = self._room_after(prompt)
+        return room if params is None or params.max_tokens is None else min(params.max_tokens, room)
 
     def take(self, output: EngineCoreOutput) -> bool:
         """Note the tokens of an output and give it vLLM's id. Returns False if it is stale, and
@@ -233,13 +231,14 @@ class Streams:
         if request_id is None:
             return False
         output.request_id = request_id
-        self._streams[request_id].tokens += output.new_token_ids
+        self._streams[request_id].output_ids += output.new_token_ids
         return True
 
     def is_full(self, output: EngineCoreOutput) -> bool:
         """Return whether the group has ended a request that could go on in a wider one."""
         return (
-            output.finish_reason == FinishReason.LENGTH and self._streams[output.request_id].capped
+            output.finish_reason == FinishReason.LENGTH
+            and self._streams[output.request_id].may_fill_group
         )
 
 

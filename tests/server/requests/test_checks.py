@@ -10,7 +10,7 @@ import pytest
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
-from flying_serving.server.client import FlyingClient, add
+from flying_serving.server.client import FlyingClient
 from flying_serving.server.patches import check_before_stream, check_response
 from tests.server.doubles import Server, request
 
@@ -51,7 +51,7 @@ class Engine:
         for number in range(sampling_params.n):
             new = request(f"{number}_{request_id}", OUTPUTS)
             new.external_req_id = request_id
-            adding = asyncio.ensure_future(add(self.server.shell, new))
+            adding = asyncio.ensure_future(self.server.shell.add(new))
             await asyncio.sleep(0)
             self.server.sent()
             await adding

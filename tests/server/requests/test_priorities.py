@@ -13,7 +13,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
 from flying_serving.config import FlyingConfig
-from flying_serving.server.client import FlyingClient, add
+from flying_serving.server.client import FlyingClient
 from flying_serving.server.patches import check_before_stream, check_response
 from flying_serving.server.requests.rights import ClientRights
 from tests.server.doubles import Server, request
@@ -57,7 +57,7 @@ class Engine:
     ) -> AsyncIterator[Any]:
         new = request(request_id, 20)
         new.external_req_id, new.priority = request_id, priority
-        adding = asyncio.ensure_future(add(self.server.shell, new))
+        adding = asyncio.ensure_future(self.server.shell.add(new))
         await asyncio.sleep(0)
         self.server.sent()
         await adding

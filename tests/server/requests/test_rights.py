@@ -132,10 +132,10 @@ async def test_shell_takes_only_settable_fields_from_clients(asked: dict[str, in
         "priority": asked.get("priority", 0),
         "sampling_params": SamplingParams(max_tokens=4, extra_args=extra),
     }
-    shell.checks.spec(fields)
+    shell.checks.checked_spec(fields)
     shell.checks.rights.has_key = True
     with pytest.raises(VLLMValidationError, match=r"clients may not set it on this server"):
-        shell.checks.spec(fields)
+        shell.checks.checked_spec(fields)
 
 
 @pytest.mark.parametrize(("keys", "told"), [(["a"], True), ([""], False), ([], False)], ids=str)

@@ -35,7 +35,7 @@ def sent(
     streams: Streams, group: Group, migrated_from: KVSource | None = None
 ) -> tuple[str, dict[str, Any] | None]:
     """The id that a request has in a group, and what engines are told beside vLLM's parameters."""
-    request = streams.to_engine(Dispatch("r", group, 0, 400, migrated_from))
+    request = streams.dispatch(Dispatch("r", group, 0, 400, migrated_from))
     assert request is not None
     return request.request_id, request.sampling_params.extra_args
 
@@ -87,12 +87,12 @@ def test_a_request_that_is_over_goes_nowhere() -> None:
     streams, _ = opened()
     sent(streams, (0,))
     streams.close("r")
-    assert streams.to_engine(Dispatch("r", (1,), 0, 400, KVSource((0,), 1))) is None
+    assert streams.dispatch(Dispatch("r", (1,), 0, 400, KVOffer((0,), 1))) is None
 
 
 def test_a_group_is_told_under_which_number_it_offers_kv_at_the_end() -> None:
     streams, _ = opened()
-    request = streams.to_engine(Dispatch("r", (0,), 0, 10, offer=4))
+    request = streams.dispatch(Dispatch("r", (0,), 0, 10, offer=4))
     assert request is not None
     assert request.sampling_params.extra_args == {OFFER_KEY: (4, False)}
 
@@ -103,7 +103,7 @@ def test_a_prefix_is_a_request_of_its_own() -> None:
     """
     streams, request = opened({"mine": 1})
     request.sampling_params.stop_token_ids = [7]
-    prefix = streams.prefix(DispatchPrefix("r", (2, 3), 2, 5))
+    prefix = streams.dispatch_prefix(DispatchPrefix("r", (2, 3), 2, 5))
     assert prefix is not None
     params = prefix.sampling_params
     assert prefix.request_id == "r~5"
@@ -118,10 +118,10 @@ def test_a_prefix_is_a_request_of_its_own() -> None:
         {"mine": 1, MIGRATED_FROM_KEY: (2, 2, 5)},
     )
     assert not streams.take(EngineCoreOutput("r~5", [9]))
-    assert streams.prefix_ended(EngineCoreOutput("r~5", [9])) is None
+    assert streams.end_prefix(EngineCoreOutput("r~5", [9])) is None
     over = EngineCoreOutput("r~5", [9], finish_reason=FinishReason.LENGTH)
     assert not streams.take(over)
-    assert [streams.prefix_ended(over), streams.prefix_ended(over)] == ["r", None]
+    assert [streams.end_prefix(over), streams.end_prefix(over)] == ["r", None]
 
 
 def test_prefetched_request_goes_on_under_the_same_id() -> None:
@@ -129,12 +129,12 @@ def test_prefetched_request_goes_on_under_the_same_id() -> None:
     request.
     """
     streams, _ = opened({"mine": 1})
-    first = streams.to_engine(Dispatch("r", (0,), 0, 2, offer=5, publishes=True))
+    first = streams.dispatch(Dispatch("r", (0,), 0, 2, offer=5, publishes=True))
     assert first is not None
     assert first.sampling_params.max_tokens == 2
     assert first.sampling_params.extra_args == {"mine": 1, OFFER_KEY: (5, True)}
-    kv = KVSource((0,), 5)
-    ahead = streams.ahead(PullAhead("r", (1,), kv, 4))
+    kv = KVOffer((0,), 5)
+    ahead = streams.pull_ahead(PullAhead("r", (1,), kv, 4))
     assert ahead is not None
     source = {"mine": 1, MIGRATED_FROM_KEY: (0, 1, 5)}
     assert ahead.request_id == "r~5"
@@ -157,23 +157,22 @@ def test_dropped_part_cannot_go_on() -> None:
     """
     streams, _ = opened()
     sent(streams, (0,))
-    kv = KVSource((0,), 5)
-    streams.ahead(PullAhead("r", (1,), kv, 4))
+    kv = KVOffer((0,), 5)
+    streams.pull_ahead(PullAhead("r", (1,), kv, 4))
     assert streams.drop_part("r", 5) == "r~5"
     assert sent(streams, (1,), kv) == ("r+1", {MIGRATED_FROM_KEY: (0, 1, 5)})
-    streams.prefix(DispatchPrefix("r", (2,), 2, 6))
+    streams.dispatch_prefix(DispatchPrefix("r", (2,), 2, 6))
     assert streams.drop_part("r", 6) == "r~6"
     assert (
-        streams.prefix_ended(EngineCoreOutput("r~6", [9], finish_reason=FinishReason.LENGTH))
-        is None
+        streams.end_prefix(EngineCoreOutput("r~6", [9], finish_reason=FinishReason.LENGTH)) is None
     )
 
 
 def test_no_part_is_made_of_a_request_that_is_over() -> None:
     streams, _ = opened()
     streams.close("r")
-    assert streams.prefix(DispatchPrefix("r", (1,), 2, 5)) is None
-    assert streams.ahead(PullAhead("r", (1,), KVSource((0,), 5), 4)) is None
+    assert streams.dispatch_prefix(DispatchPrefix("r", (1,), 2, 5)) is None
+    assert streams.pull_ahead(PullAhead("r", (1,), KVOffer((0,), 5), 4)) is None
 
 
 @pytest.mark.parametrize(
@@ -194,7 +193,7 @@ def test_request_needs_only_its_certain_tokens(
     """Of a prompt of 60 tokens, where the model's length is 400; all that it may take decides
     whether it is refused.
     """
-    spec = Streams(settings("manual").capacity, 400).spec(60, SamplingParams(**fields), 0)
+    spec = Streams(settings("manual").capacity, 400).spec_of(60, SamplingParams(**fields), 0)
     assert spec.tokens == needed
     assert spec.longest_tokens == longest
 
@@ -207,7 +206,7 @@ def test_no_group_is_formed_for_a_large_max_tokens(max_tokens: int | None) -> No
         shell.arrive(f"r{number}", RequestSpec(10, 30, 20))
         shell.tick()
         shell.token(f"r{number}", 20)
-    spec = Streams(shell.controller.settings.capacity, 400).spec(
+    spec = Streams(shell.controller.settings.capacity, 400).spec_of(
         60, SamplingParams(max_tokens=max_tokens), 0
     )
     shell.arrive("agent", spec)
@@ -224,11 +223,11 @@ def test_the_models_length_ends_a_request_for_good() -> None:
     params = SamplingParams(max_tokens=100_000, min_tokens=50_000)
     request = EngineCoreRequest("r", list(range(60)), None, params, None, 0.0, None, None, None)
     streams.open(request)
-    spec = streams.spec(60, params, 0)
+    spec = streams.spec_of(60, params, 0)
     assert spec.tokens == 61
     assert spec.max_output_tokens == 30
     for limit, full in ((29, True), (30, False), (40, False)):
-        sent = streams.to_engine(Dispatch("r", (0,), 0, limit))
+        sent = streams.dispatch(Dispatch("r", (0,), 0, limit))
         assert sent is not None
         assert sent.sampling_params.max_tokens == sent.sampling_params.min_tokens == min(limit, 30)
         output = EngineCoreOutput(sent.request_id, [7], finish_reason=FinishReason.LENGTH)

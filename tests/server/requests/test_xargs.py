@@ -20,7 +20,7 @@ from tests.controller.model_settings import settings
 def spec(max_tokens: int | None = None, **extra: Any) -> RequestSpec:
     """What a request of ten tokens asks for, of a model of 400."""
     params = SamplingParams(max_tokens=max_tokens, extra_args=extra)
-    return Streams(settings("manual").capacity, 400).spec(10, params, 0)
+    return Streams(settings("manual").capacity, 400).spec_of(10, params, 0)
 
 
 @pytest.mark.parametrize(("expected", "split"), [(1, 0), (400, 30), (7, 10)])

@@ -1,4 +1,4 @@
-"""FlyingClient: requests whose clients leave while they are added, and those that are refused."""
+"""Shell.add: requests whose clients leave while they are added, and those that are refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 from vllm.exceptions import VLLMValidationError
 
-from flying_serving.server.client import add
 from tests.server.doubles import ABORT, Server, request
 
 
@@ -39,7 +38,7 @@ async def test_a_client_that_leaves_while_its_request_is_added_ends_it() -> None
     server = Server()
     server.calls.channel.outputs = outputs = Outputs("first", "second")
     server.open_request("first")
-    task = asyncio.get_running_loop().create_task(add(server.shell, request("second")))
+    task = asyncio.get_running_loop().create_task(server.shell.add(request("second")))
     await asyncio.sleep(0)
     assert server.controller.state.running == 2
     task.cancel()
@@ -56,5 +55,5 @@ async def test_vllm_forgets_a_request_that_is_refused() -> None:
     server = Server()
     server.calls.channel.outputs = outputs = Outputs("long")
     with pytest.raises(VLLMValidationError):
-        await add(server.shell, request("long", prompt_tokens=1000))
+        await server.shell.add(request("long", prompt_tokens=1000))
     assert outputs.request_states == {}
