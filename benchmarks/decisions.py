@@ -113,7 +113,7 @@ class Bench:
             )
         for name in list(self.running):
             self.running[name] += 1
-            self.timed("tokens", lambda name=name: controller.tokens(name, 1, self.now_s))  # type: ignore[misc]
+            self.timed("tokens", lambda name=name: controller.got_tokens(name, 1, self.now_s))  # type: ignore[misc]
         over = [name for name in self.running if self.draw.random() < 1 / 200]
         for name in over:
             del self.running[name]

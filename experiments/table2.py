@@ -105,7 +105,7 @@ def _lending(lent: Lent, setting: Setting) -> int:
 
 
 def _capacity(of: object) -> int:
-    return max(of.settings.capacity.tokens.values())  # type: ignore[attr-defined,no-any-return]
+    return max(of.settings.capacity.kv_tokens.values())  # type: ignore[attr-defined,no-any-return]
 
 
 def cutover_ms(setting: Setting) -> float:

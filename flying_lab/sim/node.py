@@ -210,7 +210,7 @@ class SimNode:
             return
         count = request.tokens - request.reported_tokens
         if count:
-            self.controller.tokens(request.request_id, count, self.clock.now_s)
+            self.controller.got_tokens(request.request_id, count, self.clock.now_s)
             request.reported_tokens = request.tokens
 
     def _on_step(self, lane: SimLane, duration_s: float, step: SimStep) -> None:

@@ -29,7 +29,7 @@ class LayoutOrders:
         """Tell every engine of a switch."""
         switch.wall_time_s = self._clock.now_s
         answers: dict[int, SwitchAnswer] = {}
-        if not switch.regrouped:
+        if not switch.changed_engines:
             self._clock.after(self._message_s, self._regroup)
         for engine in range(self._cluster.shape.engines):
             done = partial(self._answered, switch, answers, engine, self._clock.now_s)
@@ -48,7 +48,7 @@ class LayoutOrders:
         all to this order.
         """
         answers[engine] = SwitchAnswer((now_s - begun_s) * 1e3, 0.0, 0.0)
-        if engine in switch.regrouped and answers.keys() >= set(switch.regrouped):
+        if engine in switch.changed_engines and answers.keys() >= set(switch.changed_engines):
             self._clock.after(self._message_s, self._regroup)
         if len(answers) == self._cluster.shape.engines:
             self._clock.after(self._message_s, self._acknowledge, list(answers.values()))

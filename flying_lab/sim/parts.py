@@ -71,7 +71,7 @@ class SplitParts:
     def begin_prefix(self, request: SimRequest, command: DispatchPrefix) -> None:
         """Send the beginning of a prompt to the first group, as a request of its own."""
         name = f"{request.request_id}~{command.offer}"
-        prefix = SimRequest(name, command.tokens, 1, request.arrival_s)
+        prefix = SimRequest(name, command.prefix_tokens, 1, request.arrival_s)
         self._parts[request.request_id] = _Part(request, command.offer, Phase.PREFIX, prefix)
         self._of_prefix[prefix] = request.request_id
         self._cluster.clock.after(self._message_s, self._arrive, prefix, command.group)

@@ -59,7 +59,7 @@ def _lending(system: System, machine: Machine) -> System:
     cannot.
     """
     settings, capacity = system.settings, system.settings.capacity
-    widest = max(capacity.tokens)
+    widest = max(capacity.kv_tokens)
     if not isinstance(machine, Modelled):
         raise ConfigError("--lend-weights: what it takes is modelled for packaged devices only")
     if widest < settings.engines or widest == 1:
@@ -67,7 +67,7 @@ def _lending(system: System, machine: Machine) -> System:
             f"--lend-weights: needs a group of all {settings.engines} engines, of two or more"
         )
     loan = machine.loan(capacity.devices, widest)
-    lent_tokens = capacity.tokens[widest] + loan.blocks * system.shape.block_tokens[widest]
+    lent_tokens = capacity.kv_tokens[widest] + loan.blocks * system.shape.block_tokens[widest]
     settings = replace(settings, capacity=replace(capacity, lent_tokens=lent_tokens))
     return replace(system, settings=settings, shape=replace(system.shape, loan=loan))
 
@@ -134,7 +134,7 @@ def _calibration(
 ) -> tuple[Step, ...]:
     """Return the steps that a live server would measure at its start."""
     steps = []
-    for size, room_tokens in capacity.tokens.items():
+    for size, room_tokens in capacity.kv_tokens.items():
         ended: set[tuple[bool, int]] = set()
         for probe in probes(options.max_num_seqs, options.max_num_batched_tokens, room_tokens):
             if probe.kind in ended:

@@ -168,7 +168,7 @@ class Admission:
     @property
     def _most_running(self) -> int:
         """Number of requests that all groups run together, in the layout of the most groups."""
-        sizes = self._settings.capacity.tokens
+        sizes = self._settings.capacity.kv_tokens
         pinned = self._settings.policy.pinned_size
         return self._settings.engines // (pinned or min)(list(sizes)) * self._least
 

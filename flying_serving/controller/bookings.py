@@ -25,7 +25,7 @@ class Bookings:
         state, choice = self._state, self._choice
         if choice.migration(request, group, lanes) is None:
             request.kv = None
-        booked_tokens = choice.booked_tokens(request, group, state.lengths.tokens(request))
+        booked_tokens = choice.booked_tokens(request, group, state.lengths.expected_tokens(request))
         state.loads.add(request, group, booked_tokens, with_kv=request.kv is not None)
         return self.send(request, group)
 
@@ -64,16 +64,16 @@ class Bookings:
         self._state.pool.add(request)
         return recall
 
-    def recall(self, request_ids: Collection[str], now_s: float, *, streams: bool) -> list[Command]:
+    def recall(self, request_ids: Collection[str], now_s: float, *, begun: bool) -> list[Command]:
         """Let requests wait that run in groups which the layout lacks.
 
-        See `to_migrate`, and there for `streams`.
+        See `to_migrate`, and there for `begun`.
         """
         state = self._state
         running = [
             request for request in state.started.values() if request.request_id in request_ids
         ]
-        recalled = to_migrate(running, state.layout, state.settings, streams=streams)
+        recalled = to_migrate(running, state.layout, state.settings, begun=begun)
         return [
             self.requeue(request, now_s, self.offer_kv(request) if has_kv else None)
             for request, has_kv in recalled

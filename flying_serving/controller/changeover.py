@@ -121,7 +121,7 @@ class Changeover:
             return None
         return self._change.switch
 
-    def is_changing(self, switch: Switch) -> bool:
+    def is_current(self, switch: Switch) -> bool:
         """Return whether this switch is under way.
 
         It is not once it has failed, even if engines answer later.
@@ -190,7 +190,7 @@ class Changeover:
         order = Order(switch, change.weave_steps)
         if self.holds_requests:
             return [order]
-        return [order, *self._bookings.recall(switch.draining, now_s, streams=False)]
+        return [order, *self._bookings.recall(switch.draining, now_s, begun=False)]
 
     def _end_pause(self) -> list[Command]:
         """Resume requests that a hard switch has paused, as this switch waits for their end."""
@@ -207,7 +207,7 @@ class Changeover:
         draining = change.switch.draining
         commands: list[Command] = []
         if was_holding:
-            commands += self._bookings.recall(draining, now_s, streams=True)
+            commands += self._bookings.recall(draining, now_s, begun=True)
         if change.begun_mode == "soft":
             commands += self._widen(draining, now_s)
         return commands

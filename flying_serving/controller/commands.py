@@ -28,8 +28,8 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class DispatchPrefix:
-    """Send the first `tokens` of a prompt to the leader of a group, which offers their KV under the
-    number `offer`.
+    """Send the first `prefix_tokens` of a prompt to the leader of a group, which offers their KV
+    under the number `offer`.
 
     The KV can be pulled from the first step on. Its output is dropped; its end goes to
     `Controller.prefix_ended`.
@@ -37,22 +37,22 @@ class DispatchPrefix:
 
     request_id: str
     group: Group
-    tokens: int
+    prefix_tokens: int
     offer: int
 
 
 @dataclass(frozen=True)
 class PullAhead:
-    """Let a group pull KV of a request that another group runs, up to `tokens` of prompt and
-    output.
+    """Let a group pull KV of a request that another group runs, up to this number of tokens of
+    prompt and output.
 
     A Dispatch with the same KV, or a DropPart, follows.
     """
 
     request_id: str
     group: Group
-    kv: KVSource
-    tokens: int
+    kv: KVOffer
+    up_to_tokens: int
 
 
 @dataclass(frozen=True)

@@ -64,13 +64,13 @@ class Controller:
         commands = self._place_waiting(now_s)
         return commands + self._change(now_s, decides=self.decider.is_worth_asking(request))
 
-    def tokens(self, request_id: str, count: int, now_s: float) -> None:
+    def got_tokens(self, request_id: str, count: int, now_s: float) -> None:
         """Count tokens that a running request got."""
         self.state.deadlines.drop(request_id)
         request = self.state.started.get(request_id)
         if request is not None:
-            self.state.loads.token(request, count)
-            self.state.switches.token(request_id, now_s)
+            self.state.loads.add_tokens(request, count)
+            self.state.switches.got_token(request_id, now_s)
 
     def finished(
         self, request_ids: Iterable[str], now_s: float, *, aborted: bool = False
@@ -140,9 +140,9 @@ class Controller:
         """The switch under way, as long as no engine knows of it."""
         return self._changeover.untold_switch
 
-    def is_changing(self, switch: Switch) -> bool:
+    def is_current(self, switch: Switch) -> bool:
         """Return whether this switch is under way. It is not, once an engine was lost."""
-        return self._changeover.is_changing(switch)
+        return self._changeover.is_current(switch)
 
     def order(
         self,
@@ -167,7 +167,7 @@ class Controller:
 
     def failed(self, switch: Switch, problem: str, now_s: float) -> None:
         """End a switch whose order some engine did not answer."""
-        if self.is_changing(switch):
+        if self.is_current(switch):
             self._changeover.fail(problem, now_s)
 
     def drop(self, reason: str, now_s: float) -> list[Command]:
@@ -243,5 +243,5 @@ class Controller:
             return self.order(decision.layout, decision.mode, None, now_s, decision)[1]
         if migrates_left_behind:
             left_behind = self.state.outside(self.state.layout)
-            return self.bookings.recall(left_behind, now_s, streams=True) + self._settle(now_s)
+            return self.bookings.recall(left_behind, now_s, begun=True) + self._settle(now_s)
         return []

@@ -46,7 +46,7 @@ class Decider:
         decision = self.last if self.last is not None and self.last.is_made else None
 
         if settings.dry_run:
-            self._note(decision)
+            self._record_dry_run(decision)
             return Verdict()
         if decision is not None:
             return Verdict(decision)
@@ -67,7 +67,7 @@ class Decider:
         runs_wide = any(state.loads[group].wide for group in state.layout.groups)
         return request.request_id in state.pool and is_short and not runs_wide
 
-    def _note(self, decision: Decision | None) -> None:
+    def _record_dry_run(self, decision: Decision | None) -> None:
         """Keep a decision of a dry run, unless the one before led to the same layout."""
         if decision is None:
             return

@@ -84,7 +84,7 @@ class Dispatcher:
         free = self._state.layout
         if reserved:
             free = Layout(tuple(group for group in free.groups if group not in reserved))
-        expected_tokens = self._state.lengths.tokens(request)
+        expected_tokens = self._state.lengths.expected_tokens(request)
         group = self._choice.place(request, free, lanes, expected_tokens)
         # a degree may get a group that the layout lacks
         return None if group in reserved else group
@@ -106,7 +106,7 @@ class Dispatcher:
 
         waits_for_degree = request.lacks_group(state.layout)
         if request.is_suspect or (waits_for_degree and state.pool.is_overdue(request, now_s)):
-            expected_tokens = state.lengths.tokens(request)
+            expected_tokens = state.lengths.expected_tokens(request)
             return self._choice.short_of_memory(request, state.layout, expected_tokens)
         return [
             group

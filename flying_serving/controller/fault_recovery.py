@@ -71,7 +71,7 @@ class FaultRecovery:
             self._forget_lost_kv(request)
         for request in list(state.started.values()):
             if request.group is not None and self._has_lost(request.group):
-                commands.append(self._orphaned(request, now_s))
+                commands.append(self._requeue_or_fail(request, now_s))
         for request in state.started.values():
             self._forget_lost_kv(request)
 
@@ -106,7 +106,7 @@ class FaultRecovery:
         if request.kv is not None and self._has_lost(request.kv.group):
             request.kv = None
 
-    def _orphaned(self, request: RequestState, now_s: float) -> Command:
+    def _requeue_or_fail(self, request: RequestState, now_s: float) -> Command:
         """Begin a request that has lost its group anew, with the tokens that it has, or fail it."""
         if request.suspicion is not None and request.suspicion.is_certain:
             return self._fail(request, _lost_while(request), now_s)

@@ -31,7 +31,7 @@ class TokenGaps:
         """Return whether a stream has got tokens."""
         return request_id in self._token_at
 
-    def token(self, request_id: str, now_s: float, *, watched: bool) -> None:
+    def got_token(self, request_id: str, now_s: float, *, watched: bool) -> None:
         """Note that a stream got a token; if nothing is `watched`, its gap is not needed."""
         last_s = self._token_at.get(request_id)
         self._token_at[request_id] = now_s

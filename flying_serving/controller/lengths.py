@@ -14,7 +14,7 @@ class ExpectedLengths:
         self._settings = settings
         self._demand = demand
 
-    def tokens(self, request: RequestState) -> float:
+    def expected_tokens(self, request: RequestState) -> float:
         """Return the tokens of a request at its end.
 
         Its prompt, and as many outputs as its client expects or as requests have had. They are more
@@ -24,7 +24,7 @@ class ExpectedLengths:
         outputs = max(
             spec.expected_tokens or self._demand.output_tokens, request.output_tokens + 1.0
         )
-        return max(spec.tokens, spec.prompt_tokens + min(outputs, spec.max_output_tokens))
+        return max(spec.least_tokens, spec.prompt_tokens + min(outputs, spec.max_output_tokens))
 
     def goes_on(self, request: RequestState) -> bool:
         """Return whether another group may go on with a request that has filled its group."""
@@ -32,7 +32,7 @@ class ExpectedLengths:
 
     def of_new(self, request: RequestState, formable: Sequence[int]) -> RequestState:
         """Set the group sizes of a request that arrives (see `sizes`), and its likely length."""
-        expected = self.tokens(request)
+        expected = self.expected_tokens(request)
         request.likely_tokens = (
             expected if self.goes_on(request) else max(expected, request.spec.longest_tokens)
         )
@@ -51,5 +51,7 @@ class ExpectedLengths:
         if not self._settings.forms_groups or request.spec.degree is not None:
             return tuple(holding)
         most_tokens = self._settings.capacity.most_tokens
-        needed = min(self.tokens(request), max((most_tokens[size] for size in formable), default=0))
+        needed = min(
+            self.expected_tokens(request), max((most_tokens[size] for size in formable), default=0)
+        )
         return tuple([size for size in holding if most_tokens[size] >= needed])

@@ -71,7 +71,7 @@ class Loads:
             work.urgent += 1
         self.unfinished[request.request_id] = request
 
-    def token(self, request: RequestState, count: int) -> None:
+    def add_tokens(self, request: RequestState, count: int) -> None:
         """Count tokens that a request got, which end its prompt."""
         assert request.group is not None
         work = self._groups[request.group]

@@ -17,26 +17,26 @@ class Leaving(NamedTuple):
 
 
 def to_migrate(
-    old: Iterable[RequestState], layout: Layout, settings: Settings, *, streams: bool
+    old: Iterable[RequestState], layout: Layout, settings: Settings, *, begun: bool
 ) -> list[Leaving]:
     """Return the requests that leave their groups, of requests in groups that `layout` lacks.
 
-    Prompts leave that their group has not begun, and with `streams` all requests that can migrate.
+    Prompts leave that their group has not begun. With `begun` all requests leave that can migrate.
     A request stays if it asks for a degree, may have killed engines, or has no room in any group of
     `layout`.
     """
-    begun: Counter[Group] = Counter()
+    ahead_tokens: Counter[Group] = Counter()
     sizes = {len(group) for group in layout.groups}
     leaving = []
     for request in old:
         assert request.group is not None
-        is_ahead_full = begun[request.group] >= settings.limits.max_num_batched_tokens
-        is_unbegun = request.prefill_tokens > 0 and is_ahead_full
+        is_step_full = ahead_tokens[request.group] >= settings.limits.max_num_batched_tokens
+        is_unbegun = request.prefill_tokens > 0 and is_step_full
         # perhaps in the step under way, or in the last one
-        begun[request.group] += request.prefill_tokens
+        ahead_tokens[request.group] += request.prefill_tokens
         spec = request.spec
         may_leave = spec.degree is None and not request.is_suspect
-        fits = may_leave and sizes.intersection(request.fitting(settings.capacity.tokens))
-        if fits and (is_unbegun or (streams and spec.can_migrate)):
+        fits = may_leave and sizes.intersection(request.fitting(settings.capacity.kv_tokens))
+        if fits and (is_unbegun or (begun and spec.can_migrate)):
             leaving.append(Leaving(request, has_kv=not is_unbegun or request.kv is not None))
     return leaving

@@ -13,7 +13,7 @@ from flying_serving.layout.groups import Group, KVSource, Layout
 class RequestSpec:
     """The request of a client.
 
-    `tokens`: number that it is sure to have: its prompt and one token, or the requested least
+    `least_tokens`: tokens that it is sure to have: its prompt and one token, or the requested least
     output (`min_tokens`, `ignore_eos`). `max_output_tokens`: upper bound of its output. `degree`:
     the TP degree that it asks for (`tp_degree`). `priority`: as in vLLM, lower is more urgent;
     below 0 is urgent, it gets a group at once. `deadline_s`: longest wait until a scheduler has it
@@ -28,7 +28,7 @@ class RequestSpec:
     """
 
     prompt_tokens: int
-    tokens: int
+    least_tokens: int
     max_output_tokens: int = 1
     degree: int | None = None
     priority: int = 0
@@ -42,7 +42,7 @@ class RequestSpec:
     @property
     def longest_tokens(self) -> int:
         """Tokens that some group has to hold, or the request is refused."""
-        return max(self.tokens, self.most_tokens or 0)
+        return max(self.least_tokens, self.most_tokens or 0)
 
     @property
     def urgent(self) -> bool:
@@ -59,7 +59,7 @@ class RequestSpec:
         """Tokens that its group has to hold: all that it may take, if no other group can go on with
         it.
         """
-        return self.tokens if self.may_change_group else self.longest_tokens
+        return self.least_tokens if self.may_change_group else self.longest_tokens
 
 
 @dataclass

@@ -15,14 +15,14 @@ from flying_serving.predict.work import Objective
 
 @dataclass(frozen=True)
 class Capacity:
-    """KV `tokens` that a group of each size holds.
+    """The KV tokens that a group of each size holds (`kv_tokens`).
 
     `devices`: per engine, for TP degrees. `block_tokens`: in one block of a group of each size.
     `lent_tokens`: of a widest group while it lends its weights to its KV cache; 0 if none does.
     `spare`: sizes that there are only while an engine is lost; no client may ask for them.
     """
 
-    tokens: Mapping[int, int]
+    kv_tokens: Mapping[int, int]
     devices: int
     block_tokens: Mapping[int, int] = field(default_factory=dict)
     lent_tokens: int = 0
@@ -54,8 +54,8 @@ class Capacity:
     @property
     def most_tokens(self) -> dict[int, int]:
         """Most tokens that a group of each size ever holds."""
-        widest = max(self.tokens)
-        return {**self.tokens, widest: max(self.tokens[widest], self.lent_tokens)}
+        widest = max(self.kv_tokens)
+        return {**self.kv_tokens, widest: max(self.kv_tokens[widest], self.lent_tokens)}
 
     def fitting_sizes(self, needed_tokens: int) -> list[int]:
         """Return the group sizes that can ever hold a number of tokens, narrow first."""
@@ -79,7 +79,7 @@ class Capacity:
         if degree is not None:
             return self._check_degree(tokens, degree, sizes)
         if not sizes:
-            widest = max(self.tokens)
+            widest = max(self.kv_tokens)
             raise RequestError(
                 f"prompt plus max_tokens are {tokens} tokens; the widest group "
                 f"(degree {self.degree(widest)}) holds {self.most_tokens[widest]}"
@@ -110,7 +110,7 @@ class Capacity:
     @property
     def degrees(self) -> list[int]:
         """Every degree that a client may ask for."""
-        return [self.degree(size) for size in sorted(self.tokens) if size not in self.spare]
+        return [self.degree(size) for size in sorted(self.kv_tokens) if size not in self.spare]
 
 
 @dataclass(frozen=True)

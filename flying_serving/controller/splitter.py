@@ -118,7 +118,7 @@ class Splitter:
         )
         if not others:
             return None
-        expected_tokens = self._state.lengths.tokens(request)
+        expected_tokens = self._state.lengths.expected_tokens(request)
         return self._choice.place(request, Layout(others), lanes, expected_tokens)
 
     def _plan(
@@ -149,7 +149,7 @@ class Splitter:
         """Return whether both groups have something to do, and room for a further token at the
         split.
         """
-        spec, tokens = request.spec, self._state.settings.capacity.tokens
+        spec, tokens = request.spec, self._state.settings.capacity.kv_tokens
         if at < spec.prompt_tokens:
             return at > 0 and spec.prompt_splits
         ends_before = at + 1 - spec.prompt_tokens >= spec.max_output_tokens
@@ -158,7 +158,7 @@ class Splitter:
     def _split(self, request: RequestState, at: int, first: Group, second: Group) -> list[Command]:
         state, request_id = self._state, request.request_id
         kv = state.new_offer(first)
-        expected_tokens = state.lengths.tokens(request)
+        expected_tokens = state.lengths.expected_tokens(request)
         booked_tokens = self._choice.booked_tokens(request, second, expected_tokens)
         split = state.splits.begin(request, at, kv, second, booked_tokens)
         if split.in_prompt:

@@ -35,7 +35,7 @@ class ClusterState:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.sizes = sorted(settings.capacity.tokens)
+        self.sizes = sorted(settings.capacity.kv_tokens)
 
         pinned_size = settings.policy.pinned_size
         self.layout = Layout.uniform(

@@ -71,18 +71,18 @@ class Switch:
     _forgotten: bool = False
 
     @property
-    def regrouped(self) -> list[int]:
+    def changed_engines(self) -> list[int]:
         """Engines whose groups change in the switch."""
         return [
             engine for group in self.new.groups if group not in self.old.groups for engine in group
         ]
 
     @property
-    def awaiting(self) -> list[int]:
-        """Engines that hold older lanes, once they have answered, until they hear which requests
+    def holding_engines(self) -> list[int]:
+        """Engines that hold older lanes after their answers, until they hear which requests
         migrate.
         """
-        return self.regrouped if self.mode in MIGRATING_MODES else []
+        return self.changed_engines if self.mode in MIGRATING_MODES else []
 
     def ordered(self, now_s: float) -> None:
         """Note that the engines are told."""
@@ -120,12 +120,12 @@ class Switch:
             if not self.draining and self.cutover_ms is not None:
                 self._drained(now_s)
 
-    def migrated(self, request_id: str, now_s: float, *, streams: bool) -> bool:
-        """Note that a request has left its group and goes on in another. `streams`: it has tokens.
+    def migrated(self, request_id: str, now_s: float, *, has_tokens: bool) -> bool:
+        """Note that a request has left its group and goes on in another.
 
         Returns whether its next token belongs to this switch.
         """
-        awaited = streams and request_id in self.draining
+        awaited = has_tokens and request_id in self.draining
         if awaited:
             self.migrating.add(request_id)
         self._left(request_id, now_s)
@@ -219,9 +219,9 @@ class Switches:
         self.kept.append(switch)
         return switch
 
-    def token(self, request_id: str, now_s: float) -> None:
+    def got_token(self, request_id: str, now_s: float) -> None:
         """Note that a stream got a token."""
-        self._gaps.token(request_id, now_s, watched=bool(self._open))
+        self._gaps.got_token(request_id, now_s, watched=bool(self._open))
         if request_id in self._migrating:
             for switch in self._migrating.pop(request_id):
                 switch.migrating.discard(request_id)
@@ -237,9 +237,9 @@ class Switches:
 
     def migrated(self, request_id: str, now_s: float) -> None:
         """Note that a request has left its group and goes on in another."""
-        streams = request_id in self._gaps
+        has_tokens = request_id in self._gaps
         for switch in self._open:
-            if switch.migrated(request_id, now_s, streams=streams):
+            if switch.migrated(request_id, now_s, has_tokens=has_tokens):
                 self._migrating.setdefault(request_id, []).append(switch)
         self.prune()
 

@@ -2,7 +2,7 @@
 
 `engine/residency.py` does it. Only a widest group lends. It lends only while its engines have
 nothing to do in narrower groups, whose weights are gone then. It holds `Capacity.lent_tokens`
-instead of `Capacity.tokens` until something needs narrower groups again.
+instead of `Capacity.kv_tokens` until something needs narrower groups again.
 """
 
 from collections.abc import Collection
@@ -37,7 +37,7 @@ class WeightLending:
 
     def __init__(self, capacity: Capacity, engines: int) -> None:
         self._capacity = capacity
-        self._widest = max(capacity.tokens)
+        self._widest = max(capacity.kv_tokens)
         self.stages = dict.fromkeys(Layout.uniform(engines, self._widest).groups, Stage.WHOLE)
         self.awaited: set[Group] = set()
         """Widest groups for whose loan a request waits.
@@ -52,7 +52,7 @@ class WeightLending:
     @property
     def lends(self) -> bool:
         """True if any group ever lends its weights."""
-        return self._capacity.lent_tokens > self._capacity.tokens[self._widest]
+        return self._capacity.lent_tokens > self._capacity.kv_tokens[self._widest]
 
     def begin(self, group: Group, stage: Stage, now_s: float) -> None:
         """Note that weights of a group begin to go (LENDING) or to come (FETCHING)."""
@@ -95,11 +95,11 @@ class WeightLending:
         It is the least of all widest groups.
         """
         if size < self._widest:
-            return self._capacity.tokens[size]
+            return self._capacity.kv_tokens[size]
         return min(
             self.room_tokens(group) - self._on_loan(group, loads)
             if stage is Stage.LENT
-            else self._capacity.tokens[size]
+            else self._capacity.kv_tokens[size]
             for group, stage in self.stages.items()
         )
 
@@ -114,7 +114,7 @@ class WeightLending:
     def room_tokens(self, group: Group) -> int:
         """Return the tokens that a group has room for now."""
         is_lent = self.stages.get(group) is Stage.LENT
-        return self._capacity.lent_tokens if is_lent else self._capacity.tokens[len(group)]
+        return self._capacity.lent_tokens if is_lent else self._capacity.kv_tokens[len(group)]
 
     def shared(self, group: Group, loads: Loads) -> float:
         """Return the tokens that the requests of a group may need together.
@@ -137,7 +137,7 @@ class WeightLending:
         return (
             self.room_tokens(group)
             if self.needs_loan(request)
-            else self._capacity.tokens[len(group)]
+            else self._capacity.kv_tokens[len(group)]
         )
 
     def outer(self, group: Group) -> Group:
@@ -169,7 +169,7 @@ class WeightLending:
 
     def needs_loan(self, request: RequestState) -> bool:
         """Return whether a request needs more than any group holds that lends nothing."""
-        return self.lends and request.needed_tokens > self._capacity.tokens[self._widest]
+        return self.lends and request.needed_tokens > self._capacity.kv_tokens[self._widest]
 
     def pinned(self, loads: Loads) -> set[Group]:
         """Return the groups with requests that no layout without them could go on with."""
@@ -227,7 +227,7 @@ class WeightLending:
         """Return the groups whose weights are called back and that have no request which needs
         their room.
         """
-        room = self._capacity.tokens[self._widest]
+        room = self._capacity.kv_tokens[self._widest]
         closing = [group for group, stage in self.stages.items() if stage is Stage.CLOSING]
         pinned = self.pinned(loads)
         return [

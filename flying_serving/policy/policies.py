@@ -52,11 +52,11 @@ class Policy:
             if (self.by_priority if need.urgent else self.by_context)
         ]
         if needs and not satisfies(snapshot.layout, needs):
-            return _provide(snapshot, needs, objective)
+            return _decide_for_needs(snapshot, needs, objective)
         if self.by_load:
-            return _improve(snapshot, needs, objective)
-        if (self.by_priority or self.by_context) and not self.by_load and not needs:
-            return _return_to(snapshot, snapshot.layout.apart(), objective)
+            return _decide_for_load(snapshot, needs, objective)
+        if self.decides and not needs:
+            return _decide_without_needs(snapshot, objective)
         return None
 
     def migrates_left_behind(self, snapshot: Snapshot, objective: Objective) -> bool:
@@ -104,7 +104,7 @@ def _shapes(snapshot: Snapshot, needs: Sequence[Need]) -> list[Layout]:
     return [layout for _, layout in best.values()]
 
 
-def _provide(snapshot: Snapshot, needs: Sequence[Need], objective: Objective) -> Decision:
+def _decide_for_needs(snapshot: Snapshot, needs: Sequence[Need], objective: Objective) -> Decision:
     """Switch to the best layout that satisfies the needs, at any cost, since a request cannot run
     otherwise.
 
@@ -150,7 +150,7 @@ def _decision(
     return Decision(layout, mode, reason, gain, considered[mode], considered, drain_s=drain_s)
 
 
-def _improve(snapshot: Snapshot, needs: Sequence[Need], objective: Objective) -> Decision:
+def _decide_for_load(snapshot: Snapshot, needs: Sequence[Need], objective: Objective) -> Decision:
     """Return the layout that is predicted to be best; the switch to it is made if it gains
     enough.
     """
@@ -193,10 +193,11 @@ def least_gain(stay: float, cost: float, snapshot: Snapshot) -> float:
     return FORECAST_ERROR * stay + 2 * cost + snapshot.promised
 
 
-def _return_to(snapshot: Snapshot, layout: Layout, objective: Objective) -> Decision | None:
+def _decide_without_needs(snapshot: Snapshot, objective: Objective) -> Decision | None:
     """Switch back to single engines when no request needs a group: at once only if that outweighs
     earlier promises.
     """
+    layout = snapshot.layout.apart()
     if layout == snapshot.layout or layout not in snapshot.layouts:
         return None
     considered = switching.costs(snapshot, layout, objective, urgent=False)

@@ -35,7 +35,7 @@ from flying_serving.controller.controller import Controller
 from flying_serving.controller.settings import Settings
 from flying_serving.layout.groups import Group
 from flying_serving.log import logger
-from flying_serving.server.calls.engine_calls import EngineCalls, retrieved
+from flying_serving.server.calls.engine_calls import EngineCalls, consume_exception
 from flying_serving.server.calls.engine_figures import LastFigures
 from flying_serving.server.calls.layout_orders import LayoutOrders
 from flying_serving.server.calls.weight_orders import WeightOrders
@@ -120,7 +120,7 @@ class Shell:
             self.streams.close(request_id)
         sent = [self._abort_in(group, *ids) for group, ids in by_group.items()]
         commands = self.controller.finished(request_ids, self.clock(), aborted=True)
-        await asyncio.shield(retrieved(asyncio.gather(*sent, self.carry_out(commands))))
+        await asyncio.shield(consume_exception(asyncio.gather(*sent, self.carry_out(commands))))
 
     async def abort_all(self) -> None:
         """End every request, also requests that wait or migrate; clients get the tokens so far."""
@@ -135,12 +135,12 @@ class Shell:
         finished, prefixes = list[str](), list[tuple[str, EngineCoreOutput]]()
         for output in outputs.outputs:
             if is_beginning(output):
-                self._begun(output.request_id)
+                self._note_begun(output.request_id)
             elif request_id := self.streams.end_prefix(output):
                 prefixes.append((request_id, output))
             elif self.streams.take(output):
                 shown.append(output)
-                self.controller.tokens(output.request_id, len(output.new_token_ids), now_s)
+                self.controller.got_tokens(output.request_id, len(output.new_token_ids), now_s)
                 if self.streams.is_full(output):
                     full.append(output)
                 elif output.finish_reason is not None:
@@ -173,7 +173,7 @@ class Shell:
         output.finish_reason = output.stop_reason = None
         return continuing
 
-    def _begun(self, engine_id: str) -> None:
+    def _note_begun(self, engine_id: str) -> None:
         # the request may have left that engine by now: it has begun all the same
         if request_id := self.streams.request_of(engine_id):
             self.controller.state.deadlines.drop(request_id)
@@ -185,7 +185,7 @@ class Shell:
 
     # ---- commands of the controller
 
-    def carry_out(self, commands: list[Command], awaiting: Iterable[int] = ()) -> Awaitable[Any]:
+    def carry_out(self, commands: list[Command], holding: Iterable[int] = ()) -> Awaitable[Any]:
         """Carry out commands in order. Returns an awaitable that is done when all messages to
         engines are sent.
 
@@ -195,7 +195,7 @@ class Shell:
         A command that fails ends its request, its part of a split one or its order, and the others
         are carried out.
 
-        `awaiting`: engines that wait to hear which requests leave them, or that none does. All
+        `holding`: engines that wait to hear which requests leave them, or that none does. All
         requests that leave an engine at the same time are named in one message, before any of them
         is sent on.
 
@@ -203,7 +203,7 @@ class Shell:
             EngineDeadError: if engines are dead, when every command that needs none is carried out.
         """
         sent, left, failed = list[Awaitable[Any]](), deque(commands), set[str]()
-        retained: dict[int, list[tuple[str, int]]] = {engine: [] for engine in awaiting}
+        retained: dict[int, list[tuple[str, int]]] = {engine: [] for engine in holding}
         dead: EngineDeadError | None = None
         while left:
             command = left.popleft()
@@ -221,7 +221,7 @@ class Shell:
             except EngineDeadError as error:
                 dead = error
             except Exception as error:  # noqa: BLE001 - after any error the other commands are carried out
-                left += self._failed(command, error)
+                left += self._end_failed(command, error)
                 failed |= (
                     set()
                     if isinstance(command, (*EVEN_IF_FAILED, *PARTS))
@@ -229,7 +229,7 @@ class Shell:
                 )
         self._retain(retained)
         # shielded: a client that leaves must not cancel messages of others
-        on_their_way = retrieved(asyncio.shield(retrieved(asyncio.gather(*sent))))
+        on_their_way = consume_exception(asyncio.shield(consume_exception(asyncio.gather(*sent))))
         if dead is not None:
             raise dead
         return on_their_way
@@ -284,7 +284,7 @@ class Shell:
         self.streams.close(request_id)
         self.calls.channel.fail_request(request_id, why, status)
 
-    def _failed(self, command: Command, error: Exception) -> list[Command]:
+    def _end_failed(self, command: Command, error: Exception) -> list[Command]:
         """End an order, a part, or a request that cannot be sent to an engine, with an error (HTTP
         500).
         """

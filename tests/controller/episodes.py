@@ -119,7 +119,7 @@ class Episode(RuleBasedStateMachine):
             lends=self.always_lends
             or (lends and self.policy.pinned_size is None and not self.survives),
         )
-        tokens = chosen.capacity.tokens
+        tokens = chosen.capacity.kv_tokens
         self.shell = self.made(chosen, costs(tuple(tokens), *factors))
         measured = migration_sizes if self.migrates is None else self.migrates
         self.shell.controller.state.migrates = dict.fromkeys(measured, MigrationCost(0.0005, 1e-6))
@@ -251,7 +251,7 @@ class Episode(RuleBasedStateMachine):
         sequences=st.integers(0, 4),
     )
     def measure(self, data: st.DataObject, duration_s: float, prefill: int, sequences: int) -> None:
-        size = data.draw(st.sampled_from(sorted(self.shell.controller.settings.capacity.tokens)))
+        size = data.draw(st.sampled_from(sorted(self.shell.controller.settings.capacity.kv_tokens)))
         self.shell.controller.stepped(
             [Step(size, duration_s, prefill, sequences, 10 * sequences)] * 25
         )

@@ -42,7 +42,7 @@ def check_dispatch(shell: ModelShell, command: Dispatch, holds: int) -> None:
 def _offers_kv(shell: ModelShell, command: Dispatch, holds: int) -> bool:
     """Return whether the request is to go on elsewhere, with its KV, when the group is full."""
     spec, chosen = shell.open[command.request_id].spec, shell.controller.settings
-    widest = max(chosen.capacity.tokens)
+    widest = max(chosen.capacity.kv_tokens)
     is_narrower = len(command.group) < widest or holds < chosen.capacity.lent_tokens
     ends_here = spec.max_output_tokens > command.limit_tokens and is_narrower
     goes_on = spec.can_migrate and spec.degree is None and not chosen.loses_groups
@@ -58,7 +58,7 @@ def _keeps_narrow_waiting(shell: ModelShell, request_id: str, group: Group) -> b
     widest = [
         outer
         for outer in shell.layout.groups
-        if len(outer) == max(capacity.tokens) and group[0] in outer
+        if len(outer) == max(capacity.kv_tokens) and group[0] in outer
     ]
     if group in widest or not widest or not capacity.lent_tokens:
         return False
@@ -67,7 +67,7 @@ def _keeps_narrow_waiting(shell: ModelShell, request_id: str, group: Group) -> b
     return any(
         stream.group is None
         and stream.spec.priority <= priority
-        and stream.needed_tokens > capacity.tokens[len(widest[0])]
+        and stream.needed_tokens > capacity.kv_tokens[len(widest[0])]
         for stream in before
     )
 

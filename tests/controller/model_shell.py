@@ -37,7 +37,7 @@ class ModelShell:
     def __init__(self, chosen: Settings, lanes: Costs | None = None) -> None:
         self.controller = Controller(chosen)
         self.controller.state.steps.calibrate(
-            measured(lanes or costs(tuple(chosen.capacity.tokens)))
+            measured(lanes or costs(tuple(chosen.capacity.kv_tokens)))
         )
         self.layout = self.controller.state.layout
         self.now_s = 0.0
@@ -74,7 +74,7 @@ class ModelShell:
         stream.tokens += count
         stream.tokens_here += count
         stream.ahead, stream.begun = 0, True
-        self.controller.tokens(request_id, count, self.now_s)
+        self.controller.got_tokens(request_id, count, self.now_s)
         if stream.tokens == stream.spec.max_output_tokens:
             self.finish(request_id)
         elif stream.tokens == stream.limit:
@@ -253,7 +253,7 @@ class ModelShell:
         self.weights[group] = "lending"
 
     def _needs_lent(self, group: Group) -> bool:
-        room = self.controller.settings.capacity.tokens[len(group)]
+        room = self.controller.settings.capacity.kv_tokens[len(group)]
         return any(one.needed_tokens > room for one in self.open.values() if one.group == group)
 
     def tokens_of(self, group: Group, needed: int = 0) -> int:
@@ -262,13 +262,13 @@ class ModelShell:
         Its engines have the weights for it.
         """
         capacity = self.controller.settings.capacity
-        if len(group) < max(capacity.tokens):
+        if len(group) < max(capacity.kv_tokens):
             assert all(
                 stage == "whole" for outer, stage in self.weights.items() if group[0] in outer
             )
-        elif self.weights[group] == "lent" and needed > capacity.tokens[len(group)]:
+        elif self.weights[group] == "lent" and needed > capacity.kv_tokens[len(group)]:
             return capacity.lent_tokens
-        return capacity.tokens[len(group)]
+        return capacity.kv_tokens[len(group)]
 
     def _dispatch(self, command: Dispatch) -> None:
         stream, group = self.open[command.request_id], command.group
@@ -297,13 +297,15 @@ class ModelShell:
     def _dispatch_prefix(self, command: DispatchPrefix) -> None:
         stream, number = self.open[command.request_id], self._offered(command.offer)
         assert number is not None and stream.group is None and stream.tokens == 0
-        assert 0 < command.tokens < stream.spec.prompt_tokens
+        assert 0 < command.prefix_tokens < stream.spec.prompt_tokens
         self._split(
-            stream, number, Part(command.request_id, command.group, command.tokens, is_ahead=False)
+            stream,
+            number,
+            Part(command.request_id, command.group, command.prefix_tokens, is_ahead=False),
         )
         stream.kv, stream.ahead = (
-            KVSource(command.group, number),
-            stream.spec.prompt_tokens - command.tokens,
+            KVOffer(command.group, number),
+            stream.spec.prompt_tokens - command.prefix_tokens,
         )
         stream.arrived_with_kv = True
 
@@ -312,13 +314,13 @@ class ModelShell:
         assert stream.group == kv.group
         assert stream.offer == kv.number
         assert stream.group != command.group
-        assert command.tokens == stream.spec.prompt_tokens + stream.limit - 1, (
+        assert command.up_to_tokens == stream.spec.prompt_tokens + stream.limit - 1, (
             "the last token has no KV"
         )
         self._split(
             stream,
             kv.number,
-            Part(command.request_id, command.group, command.tokens, is_ahead=True),
+            Part(command.request_id, command.group, command.up_to_tokens, is_ahead=True),
         )
 
     def _split(self, stream: ModelStream, number: int, part: Part) -> None:
@@ -336,7 +338,7 @@ class ModelShell:
     def group_of(self, tokens: int) -> list[int]:
         """Sizes of the groups that hold just as many tokens."""
         capacity = self.controller.settings.capacity
-        every = [*capacity.tokens.items(), (max(capacity.tokens), capacity.lent_tokens)]
+        every = [*capacity.kv_tokens.items(), (max(capacity.kv_tokens), capacity.lent_tokens)]
         return [size for size, holds in every if holds == tokens]
 
     def _offered(self, number: int | None) -> int | None:

@@ -48,8 +48,10 @@ def test_a_wider_group_never_holds_less(
     """Nor more than its engines' memory: twice the engines hold twice the tokens at most."""
     capacity = Capacity.of(SIZES, blocks, block_tokens, devices, kv_heads)
     for size in SIZES[:-1]:
-        assert capacity.tokens[size] <= capacity.tokens[2 * size] <= 2 * capacity.tokens[size]
-    assert capacity.tokens[1] == (blocks - 1) * block_tokens
+        assert (
+            capacity.kv_tokens[size] <= capacity.kv_tokens[2 * size] <= 2 * capacity.kv_tokens[size]
+        )
+    assert capacity.kv_tokens[1] == (blocks - 1) * block_tokens
 
 
 def test_request_for_a_spare_size_is_refused() -> None:

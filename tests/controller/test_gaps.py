@@ -19,7 +19,7 @@ class All:
     last_s: dict[str, float] = field(default_factory=dict)
     gaps: list[tuple[float, float]] = field(default_factory=list)
 
-    def token(self, stream: str, now_s: float) -> None:
+    def got_token(self, stream: str, now_s: float) -> None:
         if stream in self.last_s:
             self.gaps.append((self.last_s[stream], now_s))
         self.last_s[stream] = now_s
@@ -38,8 +38,8 @@ def test_the_longest_gap_is_that_of_all_tokens(
     kept, every, now_s = TokenGaps(), All(), 0.0
     for stream, after_s, ends in tokens:
         now_s += after_s
-        kept.token(stream, now_s, watched=True)
-        every.token(stream, now_s)
+        kept.got_token(stream, now_s, watched=True)
+        every.got_token(stream, now_s)
         if ends:
             kept.ended(stream)
             every.last_s.pop(stream)
@@ -55,9 +55,9 @@ def test_unwatched_tokens_are_not_kept() -> None:
     """But where the next gap begins."""
     kept = TokenGaps()
     for number in range(100):
-        kept.token("a", 100.0 - 1 / (1 + number), watched=False)
+        kept.got_token("a", 100.0 - 1 / (1 + number), watched=False)
     assert len(kept._gaps) == 0
-    kept.token("a", 102.0, watched=True)
+    kept.got_token("a", 102.0, watched=True)
     assert kept.worst_since(0.0) == pytest.approx(2.0 + 1 / 100)
 
 
@@ -66,8 +66,8 @@ def test_gaps_that_get_ever_shorter_are_bounded() -> None:
     kept, every, now_s = TokenGaps(), All(), 0.0
     for number in range(10 * MOST_GAPS):
         now_s += 1.0 - number / (11 * MOST_GAPS)
-        kept.token("a", now_s, watched=True)
-        every.token("a", now_s)
+        kept.got_token("a", now_s, watched=True)
+        every.got_token("a", now_s)
         assert len(kept._gaps) <= MOST_GAPS
     for part in range(10):
         start_s = now_s * part / 10

@@ -65,7 +65,7 @@ class Filled(Loads):
         )
         self.add(one, group, tokens)
         if done:
-            self.token(one, 1)
+            self.add_tokens(one, 1)
 
 
 def request(
@@ -211,7 +211,7 @@ def test_a_group_to_which_kv_can_come_is_preferred() -> None:
     loads, pairs = Filled(), Layout.uniform(4, 2)
     streams = request(prompt=60)
     loads.add(streams, (2,), 80.0)
-    loads.token(streams, 1)
+    loads.add_tokens(streams, 1)
     loads.remove(streams)
     streams.kv = KVSource((2,), 1)
     assert place(streams, pairs, loads, 80, choice(), LANES) == (0, 1)

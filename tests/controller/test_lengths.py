@@ -67,7 +67,7 @@ def test_request_ends_where_its_group_is_full_if_no_group_is_formed(policy: str)
         (replace(AGENT, expected_tokens=90), 20, (2, 4)),
         (replace(AGENT, max_output_tokens=30, most_tokens=70), 90, (1, 2, 4)),
         (replace(AGENT, max_output_tokens=2000, most_tokens=None, expected_tokens=1900), 20, (4,)),
-        (replace(AGENT, tokens=160), 20, (2, 4)),
+        (replace(AGENT, least_tokens=160), 20, (2, 4)),
         (replace(AGENT, degree=1, expected_tokens=55), 20, (1,)),
     ],
 )

@@ -34,11 +34,11 @@ def test_policy_sees_means_over_the_requests_of_a_group() -> None:
     first, second = state(1, prompt=100), state(2, prompt=300)
     loads.add(first, (0, 1), 120.0)
     loads.add(second, (0, 1), 320.0)
-    loads.token(first, 4)
+    loads.add_tokens(first, 4)
     assert loads.as_seen(EVEN) == {
         (0, 1): GroupLoad(2, EVEN.left(2.0), EVEN.longest(2.0, 2), 202.0, 300, 1)
     }
-    loads.token(second, 60)
+    loads.add_tokens(second, 60)
     assert loads.as_seen(EVEN) == {
         (0, 1): GroupLoad(2, EVEN.left(32.0), EVEN.longest(32.0, 2), 232.0, 0)
     }
@@ -53,7 +53,7 @@ def test_long_requests_are_counted_by_the_engines_that_they_need() -> None:
     four = RequestState("four", RequestSpec(600, 612, 12), (4,), 3, 0.0)
     loads.add(two, (0, 1, 2, 3), 320.0)
     loads.add(four, (0, 1, 2, 3), 612.0)
-    loads.token(four, 7)
+    loads.add_tokens(four, 7)
     left = EVEN.left(0.0)
     assert loads.as_seen(EVEN)[(0, 1, 2, 3)].by_least_size == {
         2: GroupLoad(2, (left + 5.0) / 2, left, (300 + 607) / 2, 300, 1),
@@ -73,7 +73,7 @@ def test_a_request_that_migrates_is_prefilled_again() -> None:
     loads = Loads()
     one = state(1, prompt=100)
     loads.add(one, (0,), 150.0)
-    loads.token(one, 7)
+    loads.add_tokens(one, 7)
     assert loads.unfinished == {}
     loads.remove(one)
     loads.remove(one)
@@ -94,7 +94,7 @@ def test_request_with_kv_prefills_only_its_remaining_tokens(tokens: int, ahead: 
     one = state(1, prompt=100)
     loads.add(one, (0,), 150.0)
     if tokens:
-        loads.token(one, tokens)
+        loads.add_tokens(one, tokens)
     loads.remove(one)
     loads.add(one, (0, 1), 150.0, with_kv=True)
     assert one.prefill_tokens == loads[(0, 1)].prefill_tokens == ahead
@@ -146,7 +146,7 @@ class Books(RuleBasedStateMachine):
     def get_tokens(self, data: st.DataObject, count: int) -> None:
         one = self.pick(data, self.inside)
         before = one.output_tokens
-        self.loads.token(one, count)
+        self.loads.add_tokens(one, count)
         assert one.output_tokens == before + count
         if one.request_id in self.fresh:
             self.fresh.remove(one.request_id)

@@ -57,7 +57,7 @@ def test_tokens_are_used_when_they_are_computed() -> None:
     controller = Controller(settings("manual", 2))
     controller.arrived("r", RequestSpec(30, 60), 0.0)
     assert load(controller).kv_tokens_used == 0
-    controller.tokens("r", 2, 1.0)
+    controller.got_tokens("r", 2, 1.0)
     found = load(controller)
     assert found.kv_tokens_used == 32
     assert found.kv_tokens_free == 168
@@ -71,7 +71,7 @@ def test_an_older_group_takes_room_from_the_layout() -> None:
     controller.regrouped(0.0)
     controller.acknowledged([ANSWER], 0.0)
     controller.arrived("r", RequestSpec(30, 150), 0.0)
-    controller.tokens("r", 2, 1.0)
+    controller.got_tokens("r", 2, 1.0)
     assert load(controller).kv_tokens_free == 168
     controller.order(Layout(((0,), (1,))), "weave", None, 2.0)
     found = load(controller)
@@ -104,7 +104,7 @@ def test_every_open_request_counts_once(requests: list[tuple[int, int, bool]]) -
         request_id = f"r{number}"
         controller.arrived(request_id, RequestSpec(prompt, prompt + 30), number / 10)
         for _ in range(tokens if request_id in controller.state.started else 0):
-            controller.tokens(request_id, 1, number / 10)
+            controller.got_tokens(request_id, 1, number / 10)
         if ends:
             controller.finished([request_id], number / 10)
         found = load(controller)

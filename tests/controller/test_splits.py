@@ -36,8 +36,8 @@ def test_prompts_and_streams_of_a_group() -> None:
     states = [request("prompt", 30, 10), request("stream", 20, 10), request("long", 10, 90)]
     for state, expected in zip(states, (40.0, 30.0, 20.0), strict=True):
         loads.add(state, FIRST, expected)
-    loads.token(states[1], 4)
-    loads.token(states[2], 25)
+    loads.add_tokens(states[1], 4)
+    loads.add_tokens(states[2], 25)
     mean_context, mean_left = (30 + 24 + 35) / 3, (10 + 6 + 1) / 3
     assert virtual_batch(loads[FIRST]) == VirtualBatch(30, 3, mean_context, mean_left, 30 * 15)
 

@@ -34,7 +34,7 @@ def busy(policy: str, *, dry_run: bool = False) -> ModelShell:
     arrives.
     """
     small = settings(policy, 2, max_num_batched_tokens=2048, dry_run=dry_run)
-    sizes = small.capacity.tokens
+    sizes = small.capacity.kv_tokens
     roomy = Capacity(
         {size: 10_000 * size for size in sizes}, 1, {size: 16 * size for size in sizes}
     )

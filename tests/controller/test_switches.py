@@ -184,7 +184,7 @@ def test_a_failed_switch_is_over() -> None:
 def test_engines_of_changed_groups_wait_for_their_leaving_streams(mode: str) -> None:
     """Engines whose group is another one then, if streams move."""
     switch = Switch(Layout(((0, 1), (2,), (3,))), Layout(((0, 1), (2, 3))), mode, 100.0, 1)
-    assert switch.awaiting == ([2, 3] if mode in ("soft", "migrate") else [])
+    assert switch.holding_engines == ([2, 3] if mode in ("soft", "migrate") else [])
 
 
 def begin(
@@ -199,22 +199,22 @@ def test_gaps_count_while_a_switch_is_open() -> None:
     neither.
     """
     switches = Switches()
-    switches.token("a", 90.0)
-    switches.token("b", 99.0)
+    switches.got_token("a", 90.0)
+    switches.got_token("b", 99.0)
     one = begin(switches, 100.0, "b")
-    switches.token("a", 100.5)
+    switches.got_token("a", 100.5)
     assert one.worst_token_gap_ms == pytest.approx(500.0)
-    switches.token("new", 103.0)
+    switches.got_token("new", 103.0)
     switches.ended("a", 103.0)
-    switches.token("a", 105.0)
+    switches.got_token("a", 105.0)
     assert one.worst_token_gap_ms == pytest.approx(500.0)
     two = begin(switches, 105.0)
-    switches.token("a", 106.0)
+    switches.got_token("a", 106.0)
     assert one.worst_token_gap_ms == 1000.0
     assert two.worst_token_gap_ms == 1000.0
     one.acknowledged(ANSWERS, 106.0)
     switches.ended("b", 107.0)
-    switches.token("a", 110.0)
+    switches.got_token("a", 110.0)
     assert one.drain_ms == pytest.approx(7000.0)
     assert one.worst_token_gap_ms == 1000.0
     assert two.worst_token_gap_ms == 4000.0
@@ -223,16 +223,16 @@ def test_gaps_count_while_a_switch_is_open() -> None:
 def test_the_gap_of_a_stream_that_migrates_counts_until_its_next_token() -> None:
     """Whatever else is over by then; a request without a token has no gap."""
     switches = Switches()
-    switches.token("a", 99.0)
+    switches.got_token("a", 99.0)
     one = begin(switches, 100.0, "a", "prompt")
     switches.migrated("a", 100.1)
     switches.migrated("prompt", 100.1)
     one.acknowledged(ANSWERS, 100.2)
     assert one.drain_ms == pytest.approx(200.0)
     assert one.open
-    switches.token("prompt", 103.0)
+    switches.got_token("prompt", 103.0)
     assert one.open
-    switches.token("a", 102.5)
+    switches.got_token("a", 102.5)
     assert one.worst_token_gap_ms == pytest.approx(2500.0)
     assert not one.open
     two = begin(switches, 110.0, "a")
@@ -256,7 +256,7 @@ def test_a_token_costs_the_same_however_many_switches_are_open() -> None:
 
     switches._open = Watched(switches._open)
     for number in range(5000):
-        switches.token("long", 1000.0 + number / 100 - number**2 / 1e6)
+        switches.got_token("long", 1000.0 + number / 100 - number**2 / 1e6)
     assert looked_at == []
     assert len(switches._gaps._gaps) <= MOST_GAPS
     switches.ended("long", 2000.0)
@@ -268,13 +268,13 @@ def test_open_switches_are_bounded() -> None:
     then.
     """
     switches = Switches()
-    switches.token("long", 0.0)
+    switches.got_token("long", 0.0)
     made = []
     for number in range(3 * MOST_OPEN):
         made.append(begin(switches, float(number), "long"))
         made[-1].acknowledged(ANSWERS, number + 0.1)
-        switches.token("long", number + 0.5)
-    switches.token("long", 1000.0)
+        switches.got_token("long", number + 0.5)
+    switches.got_token("long", 1000.0)
     gone, kept = made[:-MOST_OPEN], made[-MOST_OPEN:]
     assert not any(one.open or one.draining or one.drain_ms is not None for one in gone)
     assert [one.worst_token_gap_ms for one in gone] == [pytest.approx(1000.0)] * len(gone)

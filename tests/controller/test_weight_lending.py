@@ -245,7 +245,7 @@ def test_time_until_narrow_groups_open_is_the_last_measured() -> None:
 
 def test_room_of_a_lending_group_excludes_its_long_requests() -> None:
     shell = lent()
-    assert shell.controller.state.lanes()[4].kv_tokens == 700 - LONG.tokens
+    assert shell.controller.state.lanes()[4].kv_tokens == 700 - LONG.least_tokens
     shell.finish("long")
     assert shell.controller.state.lanes()[4].kv_tokens == 700
     assert shell.controller.state.lanes()[1].kv_tokens == 100
@@ -274,10 +274,10 @@ def test_auto_keeps_a_group_with_requests_that_need_the_room() -> None:
 def test_of_two_groups_one_lends_for_one_request() -> None:
     """The other begins only if that is not enough."""
     shell = ModelShell(settings("manual", 8, lends=True))
-    wide = Layout.uniform(8, max(shell.controller.settings.capacity.tokens))
+    wide = Layout.uniform(8, max(shell.controller.settings.capacity.kv_tokens))
     shell.order(wide)
     shell.acknowledge()
-    most = shell.controller.settings.capacity.tokens[wide.widest]
+    most = shell.controller.settings.capacity.kv_tokens[wide.widest]
     shell.arrive("long", RequestSpec(most, most + 50, 50))
     shell.tick()
     assert list(shell.weights.values()).count("lending") == 1

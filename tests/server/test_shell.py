@@ -322,7 +322,7 @@ async def test_a_request_that_ends_as_its_group_is_full_leaves_no_kv_there() -> 
     server.open_request("a", output_tokens=390)
     assert OFFER_KEY in server.vllm.extras["a"]
     server.messages.clear()
-    room = server.controller.settings.capacity.tokens[1] - 10
+    room = server.controller.settings.capacity.kv_tokens[1] - 10
     assert await server.outputs("a", [7] * room, over=True, reason=FinishReason.LENGTH) == ["a"]
     assert server.messages == [(ABORT, "a", 0)]
     assert server.controller.state.running == 0

@@ -69,7 +69,7 @@ class EngineCalls:
             raise ServerEnds
         if engine in self.lost:
             raise EngineLost(self.lost[engine])
-        call = retrieved(self.channel.call(engine, method, args))
+        call = consume_exception(self.channel.call(engine, method, args))
         self._unanswered[engine].add(call)
         call.add_done_callback(self._unanswered[engine].discard)
         return call
@@ -97,7 +97,7 @@ class EngineCalls:
         """Note the return of an engine."""
         del self.lost[engine]
 
-    def all(self, method: str, *args: Any) -> list[Coroutine[Any, Any, Any]]:
+    def call_all(self, method: str, *args: Any) -> list[Coroutine[Any, Any, Any]]:
         """Call a utility of every present engine; the answers are to be awaited together."""
         return [self.utility(engine, method, *args) for engine in self.engines]
 
@@ -175,13 +175,13 @@ class EngineCalls:
             self.channel.end_server(error)
 
 
-def retrieved(work: asyncio.Future[Any]) -> asyncio.Future[Any]:
+def consume_exception(work: asyncio.Future[Any]) -> asyncio.Future[Any]:
     """Return the same work; asyncio does not report its failure when nothing awaits it any more."""
     work.add_done_callback(lambda done: done.cancelled() or done.exception())
     return work
 
 
-def settle(waiting: asyncio.Future[None], error: Exception | None = None) -> None:
+def resolve_once(waiting: asyncio.Future[None], error: Exception | None = None) -> None:
     """End a wait, with an error if there is one. A wait that is over stays as it is."""
     if waiting.done():
         return

@@ -13,7 +13,7 @@ from flying_serving.controller.switches import Switch
 from flying_serving.errors import EngineLost, FlyingError, LayoutError, OrderDropped, ServerEnds
 from flying_serving.layout.groups import Layout
 from flying_serving.log import logger
-from flying_serving.server.calls.engine_calls import EngineCalls, retrieved, settle
+from flying_serving.server.calls.engine_calls import EngineCalls, consume_exception, resolve_once
 from flying_serving.wire import SwitchAnswer
 
 ALIVE_POLL_S = 1.0
@@ -80,7 +80,7 @@ class LayoutOrders:
                 groups, deployment.engines, deployment.group_sizes, self._controller.state.lost
             )
             switch, commands = self._controller.order(layout, str(mode), weave_steps, self._clock())
-            done = self._open_switches[switch.number] = retrieved(
+            done = self._open_switches[switch.number] = consume_exception(
                 asyncio.get_running_loop().create_future()
             )
             sent = self._carry_out(commands)
@@ -120,7 +120,7 @@ class LayoutOrders:
             return None
         commands = self._controller.drop(str(error), self._clock())
         logger.info("layout %s -> %s is not made: %s", switch.old, switch.new, error)
-        self._over(switch, error)
+        self._end_waits(switch, error)
         self._carry_out(commands)
         return switch
 
@@ -141,7 +141,7 @@ class LayoutOrders:
         switch.work_ms = (time.thread_time() - worked_s) * 1e3
         # orders wait for each other, also orders of the policy
         self._open_switches.setdefault(
-            switch.number, retrieved(asyncio.get_running_loop().create_future())
+            switch.number, consume_exception(asyncio.get_running_loop().create_future())
         )
         self._calls.background(self._await_answers(switch, answers))
 
@@ -154,12 +154,16 @@ class LayoutOrders:
         self, switch: Switch, answers: dict[int, Coroutine[Any, Any, SwitchAnswer]]
     ) -> None:
         every = {
-            engine: retrieved(asyncio.ensure_future(answer)) for engine, answer in answers.items()
+            engine: consume_exception(asyncio.ensure_future(answer))
+            for engine, answer in answers.items()
         }
-        if await self._answered(switch, [every[engine] for engine in switch.regrouped]) is None:
+        if (
+            await self._await_all(switch, [every[engine] for engine in switch.changed_engines])
+            is None
+        ):
             return
-        sent = self._carry_out(self._controller.regrouped(self._clock()), switch.awaiting)
-        answered = await self._answered(switch, list(every.values()))
+        sent = self._carry_out(self._controller.regrouped(self._clock()), switch.holding_engines)
+        answered = await self._await_all(switch, list(every.values()))
         if answered is None:
             return
         commands = self._controller.acknowledged(answered, self._clock())
@@ -173,10 +177,10 @@ class LayoutOrders:
         logger.info(
             "layout %s -> %s by %s in %s (%s)", switch.old, switch.new, switch.mode, took, why
         )
-        self._over(switch)
+        self._end_waits(switch)
         await asyncio.gather(sent, self._carry_out(commands))
 
-    async def _answered(
+    async def _await_all(
         self, switch: Switch, answers: Sequence[asyncio.Future[SwitchAnswer]]
     ) -> list[SwitchAnswer] | None:
         """Return the answers to an order when all of them have come. Returns None if one does not:
@@ -187,21 +191,21 @@ class LayoutOrders:
         except Exception as error:  # noqa: BLE001 - after any error the switch is over and an order may wait for it
             self.failed(switch, error)
             return None
-        return answered if self._controller.is_changing(switch) else None
+        return answered if self._controller.is_current(switch) else None
 
     def failed(self, switch: Switch, error: Exception) -> None:
         """Note the failure of a switch: engines did not get its order, or one did not answer."""
         self._controller.failed(switch, str(error), self._clock())
         if not self._calls.ending:
             logger.error("layout %s -> %s failed: %s", switch.old, switch.new, error)
-        self._over(switch, error)
+        self._end_waits(switch, error)
 
     def lose(self, error: EngineLost) -> None:
         """Fail the switch under way, if there is one, after the loss of an engine."""
         for number in list(self._open_switches):
-            settle(self._open_switches.pop(number), error)
+            resolve_once(self._open_switches.pop(number), error)
 
-    def _over(self, switch: Switch, error: Exception | None = None) -> None:
+    def _end_waits(self, switch: Switch, error: Exception | None = None) -> None:
         done = self._open_switches.pop(switch.number, None)
         if done is not None:
-            settle(done, error)
+            resolve_once(done, error)

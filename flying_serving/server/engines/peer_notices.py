@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from flying_serving.server.calls.engine_calls import EngineCalls, retrieved
+from flying_serving.server.calls.engine_calls import EngineCalls, consume_exception
 from flying_serving.server.engines.record import EngineRecord, incarnations
 
 
@@ -28,7 +28,9 @@ class PeerNotices:
             for engine in self._calls.engines
         }
         # each is awaited in a task of its own: all have been sent by now
-        answers = {engine: retrieved(asyncio.ensure_future(call)) for engine, call in calls.items()}
+        answers = {
+            engine: consume_exception(asyncio.ensure_future(call)) for engine, call in calls.items()
+        }
         blamed = {engine: engine if back is None else back for engine in answers}
         heard = [self._heard(engine, answers[engine], blamed[engine]) for engine in answers]
         return asyncio.ensure_future(asyncio.gather(*heard))

@@ -99,7 +99,7 @@ class Shutdown:
 
     async def _let_engines_leave(self, until_s: float) -> None:
         with contextlib.suppress(TimeoutError, ServerEnds, EngineDeadError):
-            answered = asyncio.gather(*self._calls.all("flying_leave"), return_exceptions=True)
+            answered = asyncio.gather(*self._calls.call_all("flying_leave"), return_exceptions=True)
             await asyncio.wait_for(answered, max(LEAVE_S, until_s - time.monotonic()))
 
 

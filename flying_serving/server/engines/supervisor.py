@@ -98,7 +98,7 @@ class EngineSupervisor:
         before = incarnations(self.records)
         killed = len(lost) == 1 and self.records[lost[0]].was_killed_by_others
 
-        reasons = [self._note(engine) for engine in lost]
+        reasons = [self._record_loss(engine) for engine in lost]
         left, least = len(self._calls.engines), self._deployment.flying.min_engines
         if left < least:
             allowed = f"at least {least} are needed (--min-engines)"
@@ -118,7 +118,7 @@ class EngineSupervisor:
             self._shell.orders.lose(EngineLost("; ".join(reasons)))
             self._shell.carry_out(controller.engines_lost(counted, now_s, killed=killed))
 
-    def _note(self, engine: int) -> str:
+    def _record_loss(self, engine: int) -> str:
         """Note the loss of an engine. Returns the reason."""
         record = self.records[engine]
         loss = Loss(time.time(), record.kill_reason or "its process has ended")

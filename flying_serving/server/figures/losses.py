@@ -48,7 +48,7 @@ class Losses:
             self.now[engine].why = loss.why
         else:
             self.now[engine] = loss
-            self._regrouped(engine, layout, is_back=False)
+            self._record_regrouping(engine, layout, is_back=False)
 
     def not_started(self, engine: int, problem: str) -> None:
         """Note that a lost engine could not be started again."""
@@ -58,7 +58,7 @@ class Losses:
     def back(self, engine: int, layout: Layout) -> None:
         """Note the return of a lost engine; `layout`: the layout without it."""
         self.back_s.observe(time.monotonic() - self.now.pop(engine).at_s)
-        self._regrouped(engine, layout, is_back=True)
+        self._record_regrouping(engine, layout, is_back=True)
 
     def total(self, engine: int) -> int:
         """Return how often an engine was lost, or could not be started again."""
@@ -87,7 +87,7 @@ class Losses:
         """
         return self.to_json() | {"regroupings": list(self._regroupings)}
 
-    def _regrouped(self, engine: int, layout: Layout, *, is_back: bool) -> None:
+    def _record_regrouping(self, engine: int, layout: Layout, *, is_back: bool) -> None:
         self._regroupings.append(
             {"time": time.time(), "engine": engine, "is_back": is_back, "from": layout.to_lists()}
         )

@@ -64,11 +64,12 @@ class Predictions:
         """Count the time since the last call for each request; `requests`: all that wait or run."""
         present = list(requests)
         self._windows = [
-            window for window in self._windows if self._goes_on(window, present, now_s)
+            window for window in self._windows if self._measure(window, present, now_s)
         ]
         self._at_s = now_s
 
-    def _goes_on(self, window: _Window, present: list[RequestState], now_s: float) -> bool:
+    def _measure(self, window: _Window, present: list[RequestState], now_s: float) -> bool:
+        """Add the time since the last call to a window. Returns False if the window is over."""
         if window.switch.problem is not None:
             return False
         passed_s = now_s - max(self._at_s, window.switch.decided_s)

@@ -27,7 +27,7 @@ class SwitchTrace:
         """
         _, answered, ended = self._follower.look(switches.kept)
         return [event for switch in answered for event in self._shown(switch)] + [
-            self._over(switch) for switch in ended
+            self._cutover(switch) for switch in ended
         ]
 
     def _shown(self, switch: Switch) -> list[Event]:
@@ -42,7 +42,7 @@ class SwitchTrace:
             )
         return events
 
-    def _over(self, switch: Switch) -> Event:
+    def _cutover(self, switch: Switch) -> Event:
         measured = {name: value for name, value in switch.to_json().items() if _is_measured(name)}
         ended_s = switch.ordered_s + max(switch.drain_ms or 0.0, switch.cutover_ms or 0.0) / 1e3
         return self._row.closed("switch", "switch", switch.number, ended_s, measured)

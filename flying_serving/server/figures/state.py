@@ -78,7 +78,7 @@ def _group(controller: Controller, group: Group) -> dict[str, Any]:
         "prefill_tokens": work.prefill_tokens,
         "held_tokens": work.prompt_tokens + work.output_tokens - work.prefill_tokens,
         "capacity_tokens": controller.state.lending.room_tokens(group)
-        if len(group) in capacity.tokens
+        if len(group) in capacity.kv_tokens
         else None,
     }
 

@@ -18,7 +18,7 @@ def describe(controller: Controller, deployment: Deployment) -> dict[str, Any]:
         "not_offered": {str(size): reason for size, reason in deployment.not_offered.items()},
         "devices_per_engine": deployment.devices,
         "capacity_tokens": {
-            str(size): tokens for size, tokens in controller.settings.capacity.tokens.items()
+            str(size): tokens for size, tokens in controller.settings.capacity.kv_tokens.items()
         },
         "lent_capacity_tokens": controller.settings.capacity.lent_tokens or None,
         "weights": _weights(controller),

@@ -77,14 +77,18 @@ async def read_json(request: Request) -> Any:
         raise HTTPException(400, f"body: JSON decode error: {error}") from None
 
 
-def _unbounded(length: int) -> None:
+def _accept_any(length: int) -> None:
     """Accept any length. Bodies of orders need no room: their senders are allowed, and they are
     short.
     """
 
 
 async def _read(
-    receive: Receive, headers: Mapping[str, str], most: int, flag: str = "", grow: Grow = _unbounded
+    receive: Receive,
+    headers: Mapping[str, str],
+    most: int,
+    flag: str = "",
+    grow: Grow = _accept_any,
 ) -> bytes:
     """Read the body, at most `most` bytes; one whose Content-Length is larger is refused unread.
 

@@ -56,7 +56,7 @@ class Gate:
         await self._publish_metrics(request)
         number_http_request()
         # between the check of draining and this line a request that generates awaits nothing
-        with shell_of(request.app).draining.answered() if request.generates else nullcontext():
+        with shell_of(request.app).draining.count_answer() if request.generates else nullcontext():
             await self._app(scope, request.receive, send)
 
     async def _publish_metrics(self, request: Incoming) -> None:

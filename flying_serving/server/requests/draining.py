@@ -37,7 +37,7 @@ class Draining:
             logger.info("the server takes new requests again")
 
     @contextmanager
-    def answered(self) -> Iterator[None]:
+    def count_answer(self) -> Iterator[None]:
         """Count one HTTP request more in `answering` while the block runs."""
         self.answering += 1
         try:

@@ -171,7 +171,7 @@ class Streams:
         extra: dict[str, Any] = {OFFER_KEY: (command.offer, True)} | _deadline(stream.request)
         cut = replace(
             stream.request,
-            prompt_token_ids=token_ids[: command.tokens],
+            prompt_token_ids=token_ids[: command.prefix_tokens],
             sampling_params=SamplingParams(temperature=0.0, ignore_eos=True),
         )
         return _sent(cut, engine_id, command.group, 1, extra)
@@ -185,7 +185,7 @@ class Streams:
             return None
         self._ahead.add(command.kv.number)
         engine_id = part_id(command.request_id, command.kv.number)
-        extra = {MIGRATED_FROM_KEY: _source(command.kv), AHEAD_KEY: command.tokens}
+        extra = {MIGRATED_FROM_KEY: _source(command.kv), AHEAD_KEY: command.up_to_tokens}
         return _sent(
             stream.request, engine_id, command.group, self._most_outputs_of(stream.request), extra
         )

@@ -103,7 +103,7 @@ def test_a_static_degree_holds_its_weights_once() -> None:
     wide, group = build("static-tp", machine, 2, Options()), build("auto", machine, 2, Options())
     assert wide.shape.engines == 1
     assert group.shape.engines == 4
-    assert wide.settings.capacity.tokens[1] > 1.5 * group.settings.capacity.tokens[4]
+    assert wide.settings.capacity.kv_tokens[1] > 1.5 * group.settings.capacity.kv_tokens[4]
     assert build("static-tp4", machine, 2, Options()).shape.engines == 2
 
 

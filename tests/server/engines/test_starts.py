@@ -73,7 +73,7 @@ async def test_all_others_lost_before_they_know_that_one_is_back(tmp_path: Path)
     async with node(tmp_path) as one:
         controller = one.server.controller
         controller.state.steps.calibrate(
-            measured(costs(tuple(controller.settings.capacity.tokens)))
+            measured(costs(tuple(controller.settings.capacity.kv_tokens)))
         )
         one.gate.clear()
         for engine in (1, 2, 3):

@@ -37,7 +37,7 @@ def switched(mode: str = "weave") -> tuple[Controller, Rolling]:
     controller, rolling = Controller(settings("manual", max_num_seqs=1, capped=True)), Rolling(4)
     rolling.look(1.0)
     controller.arrived("old", RequestSpec(30, 50, 20), 1.0)
-    controller.tokens("old", 2, 1.5)
+    controller.got_tokens("old", 2, 1.5)
     rolling.take(0, 0.25, 2, [0.5], [0.1], 1.5)
     controller.order(Layout(((0, 1), (2,), (3,))), mode, None, 2.0)
     controller.acknowledged([ANSWER], 2.1)

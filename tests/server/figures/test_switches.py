@@ -54,8 +54,8 @@ def test_a_switch_counts_at_its_cutover_and_its_drain_at_its_end() -> None:
     assert dict(tally.made) == {("1+1+1+1", "4", "load", "hard"): 1}
     assert tally.cutover_s["hard"].row[0] == pytest.approx(0.04)
     assert tally.drain_s["hard"].count == 0
-    switches.token("a", 10.5)
-    switches.token("a", 11.5)
+    switches.got_token("a", 10.5)
+    switches.got_token("a", 11.5)
     switches.ended("a", 12.0)
     tally.update(switches.kept)
     tally.update(switches.kept)

@@ -12,7 +12,7 @@ from flying_serving.server.requests.draining import Draining
 async def test_a_draining_node_is_not_ready_while_a_request_is_answered() -> None:
     draining = Draining()
     draining.begin()
-    with draining.answered():
+    with draining.count_answer():
         assert draining.to_json(0) == {"draining": True, "ready_to_stop": False}
 
 
@@ -37,7 +37,7 @@ async def test_a_request_whose_client_leaves_is_not_counted_any_more() -> None:
     draining = Draining()
 
     async def answer() -> None:
-        with draining.answered():
+        with draining.count_answer():
             await asyncio.sleep(60)
 
     answering = asyncio.ensure_future(answer())

@@ -194,7 +194,7 @@ def test_request_needs_only_its_certain_tokens(
     whether it is refused.
     """
     spec = Streams(settings("manual").capacity, 400).spec_of(60, SamplingParams(**fields), 0)
-    assert spec.tokens == needed
+    assert spec.least_tokens == needed
     assert spec.longest_tokens == longest
 
 
@@ -224,7 +224,7 @@ def test_the_models_length_ends_a_request_for_good() -> None:
     request = EngineCoreRequest("r", list(range(60)), None, params, None, 0.0, None, None, None)
     streams.open(request)
     spec = streams.spec_of(60, params, 0)
-    assert spec.tokens == 61
+    assert spec.least_tokens == 61
     assert spec.max_output_tokens == 30
     for limit, full in ((29, True), (30, False), (40, False)):
         sent = streams.dispatch(Dispatch("r", (0,), 0, limit))
