@@ -60,17 +60,17 @@ class FaultRecovery:
         `killed`: True if it is one engine, whose process was killed from outside.
         """
         state = self._state
-        state.lost.update(engines)
+        state.absent_engines.update(engines)
         self._suspect(engines, killed=killed)
 
         commands: list[Command] = []
         for request_id, split in list(state.splits.open.items()):
-            if self._has_lost((*split.kv.group, *split.second)):
+            if self._lacks_engine((*split.kv.group, *split.second)):
                 commands += self._splitter.undo(request_id)
         for request in state.pool:
             self._forget_lost_kv(request)
         for request in list(state.started.values()):
-            if request.group is not None and self._has_lost(request.group):
+            if request.group is not None and self._lacks_engine(request.group):
                 commands.append(self._requeue_or_fail(request, now_s))
         for request in state.started.values():
             self._forget_lost_kv(request)
@@ -98,12 +98,13 @@ class FaultRecovery:
             for request in overdue
         ]
 
-    def _has_lost(self, group: Group) -> bool:
-        return not self._state.lost.isdisjoint(group)
+    def _lacks_engine(self, group: Group) -> bool:
+        """Return whether an engine of a group is absent."""
+        return not self._state.absent_engines.isdisjoint(group)
 
     def _forget_lost_kv(self, request: RequestState) -> None:
         """Forget KV that a group with a lost engine offered."""
-        if request.kv is not None and self._has_lost(request.kv.group):
+        if request.kv is not None and self._lacks_engine(request.kv.group):
             request.kv = None
 
     def _requeue_or_fail(self, request: RequestState, now_s: float) -> Command:
@@ -131,7 +132,7 @@ class FaultRecovery:
     def engine_back(self, engine: int, now_s: float) -> None:
         """Add an engine that works again, alone, also to a layout that is to be formed."""
         state = self._state
-        state.lost.discard(engine)
+        state.absent_engines.discard(engine)
         if state.to_restore is not None:
             state.to_restore = state.to_restore.beside(engine)
         self._changeover.take_in(engine)
@@ -147,7 +148,7 @@ class FaultRecovery:
         None as well if it is the present layout.
         """
         state, layout = self._state, self._state.to_restore
-        if layout is None or self._has_lost(tuple(layout.engines)):
+        if layout is None or self._lacks_engine(tuple(layout.engines)):
             return None
         state.to_restore = None
         return None if layout == state.layout else layout
@@ -157,9 +158,11 @@ class FaultRecovery:
     def _regroup(self, layout: Layout) -> None:
         """Go on with the engines of `layout` that are there, and choose between their layouts."""
         state = self._state
-        state.layout = layout.without(state.lost)
+        state.layout = layout.without(state.absent_engines)
         every = Layout.all(state.settings.engines, state.sizes)
-        state.layouts = list(dict.fromkeys(layout.without(state.lost) for layout in every))
+        state.layouts = list(
+            dict.fromkeys(layout.without(state.absent_engines) for layout in every)
+        )
         state.formable = sorted({size for layout in state.layouts for size in layout.shape})
         state.pool.revise(self._resize)
 

@@ -121,11 +121,11 @@ class GroupChoice:
 
         It has to if each group that it might have includes the last engine.
         """
-        suspicion, lost = request.suspicion, self.state.lost
-        if suspicion is None or not suspicion.spares_last or not lost:
+        suspicion, absent = request.suspicion, self.state.absent_engines
+        if suspicion is None or not suspicion.spares_last or not absent:
             return False
         size = request.sizes[0]
-        return not self._there(size) or size + len(lost) >= self.state.settings.engines
+        return not self._there(size) or size + len(absent) >= self.state.settings.engines
 
     # ---- groups that suit a request
 
@@ -146,7 +146,7 @@ class GroupChoice:
     def _there(self, size: int) -> list[Group]:
         """Return the groups of a size whose engines are there, in the layout or not."""
         every = Layout.uniform(self.state.settings.engines, size).groups
-        return [group for group in every if self.state.lost.isdisjoint(group)]
+        return [group for group in every if self.state.absent_engines.isdisjoint(group)]
 
     def _for_suspect(self, request: RequestState, suspicion: Suspicion) -> list[Group]:
         """Return the groups for a request that may have killed engines: the narrowest that hold it.

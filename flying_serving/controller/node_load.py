@@ -73,7 +73,7 @@ def node_load(state: ClusterState, max_model_len: int) -> NodeLoad:
         ),
         layout=layout.to_lists(),
         engines=state.settings.engines,
-        lost_engines=sorted(state.lost),
+        lost_engines=sorted(state.absent_engines),
     )
 
 

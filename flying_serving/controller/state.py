@@ -27,7 +27,7 @@ class ClusterState:
 
     `layout`: the groups of the engines that are there. `layouts`, `formable`: the layouts that
     these engines can form, and the sizes of their groups.
-    `lost`: engines that are not there.
+    `absent_engines`: engines that were lost and are not back, which no layout has.
     `to_restore`: the layout before engines were lost, if it is to be made again.
     `started`: requests that have a group, in the order in which they got it.
     `migrates`: cost of migrating KV by the size of the group that pulls; sizes without cannot pull.
@@ -43,7 +43,7 @@ class ClusterState:
         )
         self.layouts: Sequence[Layout] = Layout.all(settings.engines, self.sizes)
         self.formable: Sequence[int] = self.sizes
-        self.lost: set[int] = set()
+        self.absent_engines: set[int] = set()
         self.to_restore: Layout | None = None
 
         self.lending = WeightLending(settings.capacity, settings.engines)
@@ -138,4 +138,5 @@ class ClusterState:
         assert self.splits.open.keys() <= self.started.keys(), f"split: {list(self.splits.open)}"
 
         self.loads.check_integrity()
-        assert self.lost.isdisjoint(self.layout.engines), f"{self.lost} are lost, in {self.layout}"
+        absent, layout = self.absent_engines, self.layout
+        assert absent.isdisjoint(layout.engines), f"{absent} are lost, in {layout}"

@@ -109,9 +109,9 @@ class ClientChannel:
         if answer is not None and not answer.done():
             answer.set_exception(error)
 
-    def lose(self, engine: int) -> None:
-        """Note the loss of an engine: vLLM sends it nothing by itself, and counts no request of
-        it.
+    def hide_engine(self, engine: int) -> None:
+        """Hide a lost engine from vLLM, which then sends it nothing by itself, and counts no
+        request of it.
         """
         # it may have been lost before its return
         if _identity(engine) in self._client.core_engines:
@@ -121,8 +121,8 @@ class ClientChannel:
             EngineCoreOutputs(engine_index=engine, scheduler_stats=idle())
         )
 
-    def gain(self, engine: int) -> None:
-        """Note the return of an engine."""
+    def show_engine(self, engine: int) -> None:
+        """Show vLLM an engine that is back."""
         self._client.core_engines.append(_identity(engine))
         self._client.core_engines.sort()
         self._client.core_engine = self._client.core_engines[0]

@@ -298,15 +298,10 @@ class ModelShell:
         stream, number = self.open[command.request_id], self._offered(command.offer)
         assert number is not None and stream.group is None and stream.tokens == 0
         assert 0 < command.prefix_tokens < stream.spec.prompt_tokens
-        self._split(
-            stream,
-            number,
-            Part(command.request_id, command.group, command.prefix_tokens, is_ahead=False),
-        )
-        stream.kv, stream.ahead = (
-            KVOffer(command.group, number),
-            stream.spec.prompt_tokens - command.prefix_tokens,
-        )
+        part = Part(command.request_id, command.group, command.prefix_tokens, is_ahead=False)
+        self._split(stream, number, part)
+        stream.kv = KVOffer(command.group, number)
+        stream.ahead = stream.spec.prompt_tokens - command.prefix_tokens
         stream.arrived_with_kv = True
 
     def _pull_ahead(self, command: PullAhead) -> None:
@@ -317,11 +312,8 @@ class ModelShell:
         assert command.up_to_tokens == stream.spec.prompt_tokens + stream.limit - 1, (
             "the last token has no KV"
         )
-        self._split(
-            stream,
-            kv.number,
-            Part(command.request_id, command.group, command.up_to_tokens, is_ahead=True),
-        )
+        part = Part(command.request_id, command.group, command.up_to_tokens, is_ahead=True)
+        self._split(stream, kv.number, part)
 
     def _split(self, stream: ModelStream, number: int, part: Part) -> None:
         spec, chosen = stream.spec, self.controller.settings

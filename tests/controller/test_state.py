@@ -43,7 +43,7 @@ def _book_tokens_for_none(state: ClusterState) -> None:
 
 
 def _keep_a_lost_engine(state: ClusterState) -> None:
-    state.lost.add(1)
+    state.absent_engines.add(1)
 
 
 DAMAGES = {

@@ -222,12 +222,12 @@ class Server:
     def lose(self, engine: int) -> None:
         """An engine is lost, as `Engines` tells of it."""
         why = f"engine {engine} was lost: injected"
-        self.calls.lose(engine, why)
-        self.calls.channel.lose(engine)
+        self.calls.cut_off(engine, why)
+        self.calls.channel.hide_engine(engine)
         self.shell.losses.lost(
             engine, Loss(time.time(), "injected"), self.controller.state.layout, frozen=False
         )
-        self.shell.orders.lose(EngineLost(why))
+        self.shell.orders.fail_open(EngineLost(why))
         self.shell.figures.forget(engine)
         self.shell.carry_out(self.controller.engines_lost([engine], 0.0))
 

@@ -47,11 +47,11 @@ class FakeCalls:
         self.asked = [0, 0]
         self.silent: dict[int, asyncio.Event] = {}
         self.refusing: set[int] = set()
-        self.lost: dict[int, str] = {}
+        self.unreachable: dict[int, str] = {}
 
     @property
     def engines(self) -> list[int]:
-        return [engine for engine in (0, 1) if engine not in self.lost]
+        return [engine for engine in (0, 1) if engine not in self.unreachable]
 
     async def utility(self, engine: int, method: str) -> EngineFigures:
         assert method == "flying_metrics"
@@ -131,7 +131,7 @@ async def test_a_lost_engine_is_not_asked_and_shows_no_figures(calls: FakeCalls)
     metrics = metrics_of(calls)
     calls.silent[1] = asyncio.Event()
     await metrics.page()
-    calls.lost[1] = "it was killed"
+    calls.unreachable[1] = "it was killed"
     calls.silent.pop(1).set()
     await asyncio.sleep(0)
     page = await metrics.page()
@@ -142,7 +142,7 @@ async def test_a_lost_engine_is_not_asked_and_shows_no_figures(calls: FakeCalls)
 
 async def test_a_scrape_without_any_engine_is_answered(calls: FakeCalls) -> None:
     """The server is about to end."""
-    calls.lost = {0: "it was killed", 1: "so was this"}
+    calls.unreachable = {0: "it was killed", 1: "so was this"}
     assert values(await metrics_of(calls).page(), "flying:engine_unanswered_seconds") == []
 
 

@@ -30,17 +30,19 @@ class EngineCalls:
         self.deployment = deployment
         self.ending = False
         """True once the server was told to end."""
-        self.leaving = False
+        self.engines_may_end = False
         """True once the engines may end."""
         self.tasks: set[asyncio.Task[None]] = set()
-        self.lost: dict[int, str] = {}
-        """Lost engines, each with the reason."""
+        self.unreachable: dict[int, str] = {}
+        """Engines that no call reaches, each with the reason of its loss."""
         self._unanswered: dict[int, set[asyncio.Future[Any]]] = defaultdict(set)
 
     @property
     def engines(self) -> list[int]:
-        """The engines that are not lost."""
-        return [engine for engine in range(self.deployment.engines) if engine not in self.lost]
+        """The engines that calls reach."""
+        return [
+            engine for engine in range(self.deployment.engines) if engine not in self.unreachable
+        ]
 
     def utility(
         self, engine: int, method: str, *args: Any, timeout_s: float | None = None
@@ -67,8 +69,8 @@ class EngineCalls:
         """
         if self.ending and self.channel.engines_dead:
             raise ServerEnds
-        if engine in self.lost:
-            raise EngineLost(self.lost[engine])
+        if engine in self.unreachable:
+            raise EngineLost(self.unreachable[engine])
         call = consume_exception(self.channel.call(engine, method, args))
         self._unanswered[engine].add(call)
         call.add_done_callback(self._unanswered[engine].discard)
@@ -78,24 +80,24 @@ class EngineCalls:
         """Send a message as the channel does, but none to a lost engine, which has nothing left of
         a request.
         """
-        return asyncio.sleep(0) if engine in self.lost else self.channel.send(kind, content, engine)
+        if engine in self.unreachable:
+            return asyncio.sleep(0)
+        return self.channel.send(kind, content, engine)
 
     def mark_idle_if_lost(self, outputs: EngineCoreOutputs) -> None:
         """Let outputs of a lost engine say that it is idle, even if it was sending."""
-        if outputs.engine_index in self.lost:
+        if outputs.engine_index in self.unreachable:
             outputs.scheduler_stats = idle()
 
-    def lose(self, engine: int, why: str) -> None:
-        """Note the loss of an engine. Its unanswered calls fail, and so do later calls until its
-        return.
-        """
-        self.lost[engine] = why
+    def cut_off(self, engine: int, why: str) -> None:
+        """Fail the unanswered calls of a lost engine, and later calls until `reconnect`."""
+        self.unreachable[engine] = why
         for call in list(self._unanswered[engine]):
             self.channel.fail_call(call, EngineLost(why))
 
-    def gain(self, engine: int) -> None:
-        """Note the return of an engine."""
-        del self.lost[engine]
+    def reconnect(self, engine: int) -> None:
+        """Let calls reach an engine that is back."""
+        del self.unreachable[engine]
 
     def call_all(self, method: str, *args: Any) -> list[Coroutine[Any, Any, Any]]:
         """Call a utility of every present engine; the answers are to be awaited together."""
@@ -152,7 +154,7 @@ class EngineCalls:
         try:
             return await answer
         except EngineLost:
-            if engine not in self.lost:
+            if engine not in self.unreachable:
                 raise
         return _NONE
 
@@ -163,7 +165,7 @@ class EngineCalls:
             self._log(error)
 
     def _log(self, error: Exception) -> None:
-        is_known = isinstance(error, EngineLost) and str(error) in self.lost.values()
+        is_known = isinstance(error, EngineLost) and str(error) in self.unreachable.values()
         if not (is_known or self.ending or self.channel.engines_dead):
             logger.error("%s", error)
 

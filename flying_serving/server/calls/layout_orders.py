@@ -55,17 +55,14 @@ class LayoutOrders:
                 then.
             EngineLost: naming the engines that did not answer, or because the server ends.
         """
-        deployment = self._calls.deployment
-        policy = deployment.flying.policy
+        policy = self._calls.deployment.flying.policy
         if policy != "manual":
             raise LayoutError(
                 "policy",
                 policy,
                 "this policy decides the layout; start with --policy manual to do it",
             )
-        layout = Layout.parse(
-            groups, deployment.engines, deployment.group_sizes, self._controller.state.lost
-        )
+        self._parse(groups)
         if mode not in MODES:
             raise LayoutError("mode", mode, f"must be one of {list(MODES)}")
         self._last_order += 1
@@ -76,9 +73,7 @@ class LayoutOrders:
                 await self._until(next(iter(self._open_switches.values())))
             if self._calls.ending:
                 raise ServerEnds
-            layout = Layout.parse(
-                groups, deployment.engines, deployment.group_sizes, self._controller.state.lost
-            )
+            layout = self._parse(groups)  # again: engines may have been lost since
             switch, commands = self._controller.order(layout, str(mode), weave_steps, self._clock())
             done = self._open_switches[switch.number] = consume_exception(
                 asyncio.get_running_loop().create_future()
@@ -95,6 +90,13 @@ class LayoutOrders:
                 raise
             done.result()
             return switch
+
+    def _parse(self, groups: object) -> Layout:
+        """Return the layout of these groups. Raises LayoutError if the present engines cannot form
+        it.
+        """
+        deployment, absent = self._calls.deployment, self._controller.state.absent_engines
+        return Layout.parse(groups, deployment.engines, deployment.group_sizes, absent)
 
     async def _until(self, done: asyncio.Future[None]) -> None:
         """Return when a switch is over, made or not. Raises ServerEnds or EngineDeadError if
@@ -200,7 +202,7 @@ class LayoutOrders:
             logger.error("layout %s -> %s failed: %s", switch.old, switch.new, error)
         self._end_waits(switch, error)
 
-    def lose(self, error: EngineLost) -> None:
+    def fail_open(self, error: EngineLost) -> None:
         """Fail the switch under way, if there is one, after the loss of an engine."""
         for number in list(self._open_switches):
             resolve_once(self._open_switches.pop(number), error)

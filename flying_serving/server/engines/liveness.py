@@ -39,6 +39,6 @@ class LivenessWatch:
         is_starting = record.phase in (EnginePhase.STARTING, EnginePhase.START_KILLED)
         silence = self._silences[record.process]
         silent_s = silence.look(self._pulse.of(engine), time.monotonic(), starts=is_starting)
-        ends_in_time = self._calls.leaving and self._pulse.has_left(engine)
+        ends_in_time = self._calls.engines_may_end and self._pulse.has_left(engine)
         is_silent = silent_s > self._limit_s and not ends_in_time
         return is_silent and not has_ended(record.process.sentinel)

@@ -42,7 +42,11 @@ class PeerNotices:
         try:
             await answer
         except Exception as error:  # noqa: BLE001 - the engine does not know its peers
-            if engine in self._calls.lost or self._calls.ending or self._calls.channel.engines_dead:
+            if (
+                engine in self._calls.unreachable
+                or self._calls.ending
+                or self._calls.channel.engines_dead
+            ):
                 return
             if record.process is process and record.can_be_killed:
                 record.kill(f"engine {engine} could not go on with those that are there: {error}")

@@ -60,7 +60,7 @@ class Shutdown:
 
     def _end_in(self, loop: asyncio.AbstractEventLoop, until_s: float) -> None:
         if in_loop(loop):  # the loop runs nothing until this returns
-            self._calls.leaving = True
+            self._calls.engines_may_end = True
             self._refuse_requests()
             self._channel.fail_calls(ServerEnds())
             for engine in self._calls.engines:
@@ -79,7 +79,7 @@ class Shutdown:
                 if time.monotonic() >= until_s:
                     break
                 await asyncio.sleep(DRAINED_POLL_S)
-            self._calls.leaving = True
+            self._calls.engines_may_end = True
             self._refuse_requests()
             if drains:
                 await self._let_engines_leave(until_s)

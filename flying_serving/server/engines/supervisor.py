@@ -5,6 +5,19 @@
    of the engine run elsewhere.
 3. `_bring_back`: once the other engines have answered, tries `_start` until it succeeds.
 4. `_join`: tells the other engines that it is back, then the controller.
+
+Who knows of a loss: `_lose` makes an entry in each of these registers, by the method named here.
+The first two entries are gone when the engine is JOINING, the others when it is UP again.
+
+| register | view of | effect of an entry |
+|---|---|---|
+| `EngineCalls.cut_off` | the server | calls of the engine fail, messages to it are dropped |
+| `Pulse.declare_lost` | the engines' offers | no engine pulls KV from it |
+| `EngineRecord.phase` | this supervisor | no process serves, and one is to be started |
+| `Losses.lost` | operators | the status, metrics and the live view show the loss |
+| `PeerNotices.tell_all` | the engines | groups with the engine are broken |
+| `ClientChannel.hide_engine` | vLLM | it counts no request of the engine |
+| `Controller.engines_lost` | the controller | no layout has the engine (`absent_engines`) |
 """
 
 import asyncio
@@ -92,7 +105,7 @@ class EngineSupervisor:
         await asyncio.sleep(in_s)
         record = self.records[engine]
         is_lost_by_now = not record.serves or record.process.sentinel != sentinel
-        if is_lost_by_now or self._calls.leaving or self._calls.channel.engines_dead:
+        if is_lost_by_now or self._calls.engines_may_end or self._calls.channel.engines_dead:
             return
         lost = [number for number, other in enumerate(self.records) if other.has_ended]
         before = incarnations(self.records)
@@ -107,15 +120,15 @@ class EngineSupervisor:
 
         answered = self._notices.tell_all()
         for engine in lost:
-            self._calls.channel.lose(engine)
+            self._calls.channel.hide_engine(engine)
             self._shell.figures.forget(engine)
             forget_groups(self._deployment.run_dir, engine, self._deployment.group_sizes, before)
             self._calls.background(self._bring_back(engine, answered))
 
         # the controller has not counted an engine that was JOINING
         controller, now_s = self._shell.controller, self._shell.clock()
-        if counted := set(lost) - controller.state.lost:
-            self._shell.orders.lose(EngineLost("; ".join(reasons)))
+        if counted := set(lost) - controller.state.absent_engines:
+            self._shell.orders.fail_open(EngineLost("; ".join(reasons)))
             self._shell.carry_out(controller.engines_lost(counted, now_s, killed=killed))
 
     def _record_loss(self, engine: int) -> str:
@@ -132,7 +145,7 @@ class EngineSupervisor:
         record.kill_reason = None
         record.advance(EnginePhase.LOST)
 
-        self._calls.lose(engine, reason)
+        self._calls.cut_off(engine, reason)
         self._pulse.declare_lost(engine)
         self._shell.losses.lost(engine, loss, self._shell.controller.state.layout, frozen=frozen)
         return reason
@@ -203,22 +216,22 @@ class EngineSupervisor:
         answered.
         """
         record = self.records[engine]
-        if self._calls.leaving:  # the others have heard that they may end
+        if self._calls.engines_may_end:  # the others have heard that they may end
             record.process.kill()
             record.advance(EnginePhase.LOST)
             return
 
         record.advance(IS_READY[record.phase])
         record.joined_s = time.monotonic()
-        self._calls.gain(engine)
-        self._pulse.declare_back(engine)
+        self._calls.reconnect(engine)
+        self._pulse.declare_lost(engine, lost=False)
         self._watch(engine)
         await self._notices.tell_all(engine)
         if record.phase is not EnginePhase.JOINING:  # it is to be lost again, or is lost
             return
 
         record.advance(EnginePhase.UP)
-        self._calls.channel.gain(engine)
+        self._calls.channel.show_engine(engine)
         self._shell.losses.back(engine, self._shell.controller.state.layout)
         self._shell.carry_out(self._shell.controller.engine_back(engine, self._shell.clock()))
         logger.info("engine %d is back", engine)

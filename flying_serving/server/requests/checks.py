@@ -90,7 +90,7 @@ class Checks:
         """Raise GracefulHTTPError (503) for a request that arrives as the server ends, unless it
         holds a place.
         """
-        if self._calls.leaving or (self._calls.ending and not self._places.holds(call)):
+        if self._calls.engines_may_end or (self._calls.ending and not self._places.holds(call)):
             raise refusal()
 
 

@@ -61,7 +61,7 @@ async def test_an_engine_lost_before_all_know_that_it_is_back_starts_again(tmp_p
         await one.until(lambda: one.engines.records[1].losses == 2)
         one.vllm.stopped.clear()
         one.answer(0)
-        await one.until(lambda: not one.server.controller.state.lost)
+        await one.until(lambda: not one.server.controller.state.absent_engines)
         assert one.incarnations == [0, 2, 0, 0] and len(one.vllm.core_engines) == 4
         assert one.ended == []
 
@@ -83,10 +83,12 @@ async def test_all_others_lost_before_they_know_that_one_is_back(tmp_path: Path)
         one.vllm.stopped.add(0)
         one.gate.set()
         await one.until(lambda: len(one.lost) == 2)
-        assert controller.state.lost == {1, 2, 3}
+        assert controller.state.absent_engines == {1, 2, 3}
         one.lives[0].die()
         one.vllm.stopped.clear()
-        await one.until(lambda: one.engines.records[0].losses == 1 and not controller.state.lost)
+        await one.until(
+            lambda: one.engines.records[0].losses == 1 and not controller.state.absent_engines
+        )
         assert one.ended == [] and controller.state.group_of("a") is not None
         assert one.incarnations == [1, 1, 1, 1] and not one.lost
 
@@ -116,7 +118,7 @@ async def test_an_engine_that_starts_as_others_leave_ends_too(tmp_path: Path) ->
         one.gate.clear()
         one.lives[1].die()
         await one.until(lambda: one.starts)
-        one.server.calls.ending = one.server.calls.leaving = True
+        one.server.calls.ending = one.server.calls.engines_may_end = True
         one.gate.set()
         await one.until(lambda: one.engines.records[1].process.kills)  # type: ignore[attr-defined]
         assert one.lost == [1]
@@ -127,7 +129,7 @@ async def test_an_engine_that_cannot_go_on_without_another_is_lost_too(tmp_path:
         one.vllm.failing.add(2)
         one.lives[1].die()
         await one.until(
-            lambda: not one.server.controller.state.lost and one.engines.records[2].losses
+            lambda: not one.server.controller.state.absent_engines and one.engines.records[2].losses
         )
         assert one.incarnations == [0, 1, 1, 0]
 
@@ -143,7 +145,7 @@ async def test_an_engine_that_others_cannot_go_on_with_starts_again_later(tmp_pa
         await one.until(lambda: one.engines.records[1].losses == 2)
         assert [life.kills for life in (one.lives[0], one.lives[2])] == [0, 0]
         assert one.engines.records[1].rapid_losses == 1
-        await one.until(lambda: not one.server.controller.state.lost)
+        await one.until(lambda: not one.server.controller.state.absent_engines)
         assert one.incarnations == [0, 2, 0, 0]
 
 
@@ -157,7 +159,7 @@ async def test_start_with_an_unexpected_failure_ends_no_server(tmp_path: Path) -
             path.touch()
         one.lives[1].die()
         await one.until(
-            lambda: not one.server.controller.state.lost and one.engines.records[1].losses
+            lambda: not one.server.controller.state.absent_engines and one.engines.records[1].losses
         )
         assert one.ended == [] and one.engines.records[1].incarnation == 2
         assert kept.exists() and not any(path.exists() for path in left)

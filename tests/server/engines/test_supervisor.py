@@ -25,7 +25,7 @@ async def test_a_loss_is_told_to_all_and_the_engine_is_started_again(tmp_path: P
         assert (ADD, "b+1", 2) in one.vllm.messages and (ABORT, "b", 1) not in one.vllm.messages
         await one.until(lambda: len(one.vllm.peers) == 7)
         assert one.vllm.peers[3:] == [(engine, [0, 1, 0, 0]) for engine in range(4)]
-        await one.until(lambda: not one.server.controller.state.lost)
+        await one.until(lambda: not one.server.controller.state.absent_engines)
         assert one.server.controller.state.layout.to_lists() == [[0], [1], [2], [3]]
         assert one.incarnations == [0, 1, 0, 0] and one.engines.records[1].losses == 1
         assert len(one.vllm.core_engines) == 4
@@ -103,7 +103,7 @@ async def test_a_kill_from_outside_makes_no_request_a_suspect(
 
 async def test_an_end_of_the_server_is_no_loss(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
-        one.server.calls.ending = one.server.calls.leaving = True
+        one.server.calls.ending = one.server.calls.engines_may_end = True
         one.lives[1].die()
         await asyncio.sleep(0.05)
         assert not one.lost and not one.starts
@@ -134,7 +134,7 @@ async def test_an_engine_that_a_signal_has_ended_is_lost_a_moment_later(
         assert not one.lost
         await one.until(lambda: one.lost)
         one.lives[2].die()
-        one.server.calls.leaving = True
+        one.server.calls.engines_may_end = True
         await asyncio.sleep(1.1)
         assert 2 not in one.lost
 
