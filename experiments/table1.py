@@ -37,7 +37,7 @@ WIDE = one_layout(
     "nothing, has nearly the same "
     "numbers: no request presses, so the table shows little of priority. For urgent requests "
     "among others the policy "
-    "asks for half of the engines (`controller/required_groups.py`)"
+    "asks for half of the engines (`controller/snapshots.py`)"
 )
 
 

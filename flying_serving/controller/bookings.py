@@ -1,13 +1,15 @@
 """Bookings of requests in groups, and their ends. Each change is a command."""
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
 
 from flying_serving.controller.commands import Command, Dispatch, Recall
 from flying_serving.controller.group_choice import GroupChoice
-from flying_serving.controller.migrations import to_migrate
-from flying_serving.controller.requests import RequestState
+from flying_serving.controller.requests import KVOffer, RequestState
+from flying_serving.controller.settings import Settings
 from flying_serving.controller.state import ClusterState
-from flying_serving.layout.groups import Group, KVSource
+from flying_serving.layout.groups import Group, Layout
 from flying_serving.predict.work import LaneFigures
 
 
@@ -65,9 +67,8 @@ class Bookings:
         return recall
 
     def recall(self, request_ids: Collection[str], now_s: float, *, begun: bool) -> list[Command]:
-        """Let requests wait that run in groups which the layout lacks.
-
-        See `to_migrate`, and there for `begun`.
+        """Let requests wait that run in groups which the layout lacks, if they may leave these: see
+        `to_migrate`.
         """
         state = self._state
         running = [
@@ -89,3 +90,37 @@ class Bookings:
         """Return an offer of a request's KV by its group; None if KV cannot migrate."""
         assert request.group is not None
         return self._state.new_offer(request.group) if self._state.migrates else None
+
+
+class Leaving(NamedTuple):
+    """A request that leaves its group. `has_kv`: the group has KV of it, or it came with KV."""
+
+    request: RequestState
+    has_kv: bool
+
+
+def to_migrate(
+    old: Iterable[RequestState], layout: Layout, settings: Settings, *, begun: bool
+) -> list[Leaving]:
+    """Return the requests that leave their groups, of requests in groups that `layout` lacks.
+
+    Prompts leave that their group has not begun. With `begun` all requests leave that can migrate.
+    A request stays if it asks for a degree, may have killed engines, or has no room in any group of
+    `layout`.
+    """
+    ahead_tokens: Counter[Group] = Counter()
+    sizes = {len(group) for group in layout.groups}
+    leaving = []
+    for request in old:
+        assert request.group is not None
+        # without a full step before it, a prompt may be in the step under way, or in the last one
+        is_step_full = ahead_tokens[request.group] >= settings.limits.max_num_batched_tokens
+        is_unbegun = request.prefill_tokens > 0 and is_step_full
+        ahead_tokens[request.group] += request.prefill_tokens
+
+        spec = request.spec
+        may_leave = spec.degree is None and not request.is_suspect
+        fits = may_leave and sizes.intersection(request.fitting(settings.capacity.kv_tokens))
+        if fits and (is_unbegun or (begun and spec.can_migrate)):
+            leaving.append(Leaving(request, has_kv=not is_unbegun or request.kv is not None))
+    return leaving

@@ -1,10 +1,10 @@
 """The policy's view of the state."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from flying_serving.controller.required_groups import required_groups
+from flying_serving.controller.requests import RequestState
 from flying_serving.controller.state import ClusterState
-from flying_serving.policy.snapshot import Snapshot
+from flying_serving.policy.snapshot import Need, Snapshot
 from flying_serving.predict.work import LaneFigures
 
 
@@ -26,9 +26,6 @@ def snapshot(state: ClusterState, lanes: Mapping[int, LaneFigures], now_s: float
     first = pool.first(now_s)
     begins = [*unfinished] if first is None else [first, *unfinished]
     urgent = pool.urgent + sum(loads[group].urgent for group in loads.groups)
-    needs = required_groups(
-        begins, urgent, state.formable, state.settings.engines, lending.needs_loan
-    )
 
     return Snapshot(
         now_s,
@@ -37,7 +34,39 @@ def snapshot(state: ClusterState, lanes: Mapping[int, LaneFigures], now_s: float
         lanes,
         loads.as_seen(state.demand.outputs),
         work,
-        needs,
+        required_groups(state, begins, urgent),
         promised=state.switches.promised(state.settings.objective.horizon_s, now_s),
         opens_in_s=lending.opens_in_s(now_s),
     )
+
+
+def required_groups(state: ClusterState, begins: Sequence[RequestState], urgent: int) -> list[Need]:
+    """Return the groups that some request cannot do without: for room, or because it is urgent.
+
+    A long request needs its group from when it is its turn until its prompt is done. Then the group
+    may drain, or it is kept until the request ends (`policy.snapshot.LATER`). While requests wait
+    that came before it, it could not begin there. An urgent request needs a group until it ends:
+    the widest that leaves engines to others, or the widest there is. No group can be required whose
+    size cannot be formed now.
+
+    Args:
+        begins: the request whose turn it is, and requests whose prompts are not done.
+        urgent: the number of urgent requests.
+    """
+    sizes, engines, needs_loan = state.formable, state.settings.engines, state.lending.needs_loan
+    needs = []
+
+    # a loan only a group of the layout gives, also to a request for a degree
+    least_sizes = [
+        request.sizes[0] for request in begins if request.spec.degree is None or needs_loan(request)
+    ]
+    longest = max(filter(sizes.__contains__, least_sizes), default=sizes[0])
+    if longest > sizes[0]:
+        reason = f"context: a request needs {longest} engines"
+        needs.append(Need(longest, urgent=False, reason=reason, lends=any(map(needs_loan, begins))))
+
+    if urgent:
+        leaving_room = [size for size in sizes if size <= engines // 2]
+        size = leaving_room[-1] if engines > 2 and leaving_room else sizes[-1]
+        needs.append(Need(size, urgent=True, reason=f"priority: {urgent} urgent requests"))
+    return needs
