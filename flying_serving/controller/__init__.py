@@ -3,7 +3,7 @@
 `Controller` owns one `ClusterState` and the parts that share it. No part inherits another.
 
 - `GroupChoice` chooses the group of a request.
-- `Bookings` books requests in groups, and takes them out again.
+- `Bookings` books requests in groups, and takes them out again, also to migrate.
 - `Splitter` gives a request two groups.
 - `Dispatcher` offers groups to the requests that wait.
 - `Changeover` takes the switch under way from phase to phase.
@@ -27,4 +27,16 @@ The method of each event notes the event. Then `Controller._settle` advances, in
    order starts again at 1. While one is under way, no other begins.
 
 An arrival ends nothing that a switch or weights wait for, so it begins at 2.
+
+The way of a switch, file by file:
+
+1. `controller.py`: `_change` asks for the next layout, or `order` gets one from an operator.
+2. `decider.py`: `decide` asks the policy, with the view of the state that `snapshots.py` makes.
+3. `policy/policies.py`: `decide` chooses a layout, and `policy/switching.py` its mode.
+4. `changeover.py`: `begin`, then `advance` until the switch waits for nothing more. The answer is
+   the command `Order`.
+5. `server/calls/layout_orders.py`: `tell_engines` calls `flying_switch` of every engine.
+6. `engine/utilities.py`: each engine names its present group, and answers.
+7. `changeover.py`: `regrouped`, when the engines that change have answered, then `acknowledged`.
+8. `switches.py`: the record of the switch, which stays open until old requests have ended.
 """

@@ -46,7 +46,7 @@ class EngineStarter:
         config = restart.again(client.vllm_config, deployment, self._blocks[engine])
         processes: list[EngineProcess] = []
 
-        def note(process: EngineProcess) -> None:
+        def forked(process: EngineProcess) -> None:
             processes.append(process)
             # vLLM ends it with the others
             client.resources.engine_manager.processes[engine] = process
@@ -55,7 +55,7 @@ class EngineStarter:
         while await client.input_socket.poll(0):  # of a start that was given up
             await client.input_socket.recv_multipart()
         fork = self._parent.start
-        starting = asyncio.to_thread(restart.start, fork, client, engine, config, note)
+        starting = asyncio.to_thread(restart.start, fork, client, engine, config, forked)
         is_ready = False
         try:
             await asyncio.wait_for(starting, VLLM_ENGINE_READY_TIMEOUT_S)

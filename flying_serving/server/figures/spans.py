@@ -64,12 +64,12 @@ def trace_switches(path: str | None, switches: Switches) -> Iterator[Callable[[]
     row = server_row(os.getpid())
     trace, writer = SwitchTrace(row), TraceWriter(path, row)
 
-    def note() -> None:
+    def write_news() -> None:
         for event in trace.news(switches):
             writer.add(event)
 
     try:
-        yield note
+        yield write_news
     finally:
-        note()
+        write_news()
         writer.close()
