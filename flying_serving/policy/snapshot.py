@@ -17,15 +17,20 @@ LATER = "later"
 class GroupLoad:
     """The requests that run in one group.
 
-    `tokens_left`: mean output tokens to go; `longest_left`: of the request that ends last.
-    `context_tokens`: mean. `prefill_tokens`: to compute, of all requests; `prompts`: requests with
-    any. `by_least_size`: by number of engines, the load of the requests that fewer engines cannot
-    hold.
+    Args:
+        requests: their number.
+        tokens_left: output tokens to go, mean.
+        longest_tokens_left: output tokens to go of the request that ends last.
+        context_tokens: tokens so far, mean.
+        prefill_tokens: prompt tokens to compute, of all requests.
+        prompts: requests that have prompt tokens to compute.
+        by_least_size: by number of engines, the load of the requests that fewer engines cannot
+            hold.
     """
 
     requests: int
     tokens_left: float
-    longest_left: float
+    longest_tokens_left: float
     context_tokens: float
     prefill_tokens: int = 0
     prompts: int = 0
@@ -40,11 +45,14 @@ class GroupLoad:
 
 @dataclass(frozen=True)
 class Need:
-    """A group of `least_size` engines or more that some request needs; `reason`: for the log.
+    """A group that some request needs.
 
-    `urgent`: True if the reason is the request's priority, False if it is its length. `lends`: the
-    group has to lend its weights for the request, which waits until narrower groups of the engines
-    have nothing to do.
+    Args:
+        least_size: the least number of its engines.
+        urgent: True if the reason is the request's priority, False if it is its length.
+        reason: for the log.
+        lends: True if the group has to lend its weights for the request, which waits until narrower
+            groups of the engines have nothing to do.
     """
 
     least_size: int
@@ -55,13 +63,20 @@ class Need:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The cluster at `now_s`.
+    """The cluster at one time.
 
-    `layouts`: every layout that may be chosen. `lanes`: by group size, the abilities of a group.
-    `loads`: requests by group, in the present layout and in older ones that drain. `work`: requests
-    that wait or are expected. `needs`: groups that a layout must have. `promised`: request-seconds
-    that recent switches for load were to gain, and have not had the time to. `opens_in_s`: of
-    widest groups that lend their weights, the seconds until narrower ones could have them.
+    Args:
+        now_s: the time, by the controller's clock.
+        layout: the present layout.
+        layouts: every layout that may be chosen.
+        lanes: by group size, the abilities of a group.
+        loads: requests by group, in the present layout and in older ones that drain.
+        work: requests that wait or are expected.
+        needs: groups that a layout must have.
+        promised: request-seconds that recent switches for load were to gain, and have not had the
+            time to.
+        opens_in_s: of widest groups that lend their weights, the seconds until narrower ones could
+            have them.
     """
 
     now_s: float
@@ -84,20 +99,27 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Decision:
-    """The best change of the layout, and whether it is made. Its figures are predicted
-    request-seconds.
+    """The best change of the layout, and whether it is made.
 
-    `gain`: saved over the horizon; infinite if a request cannot run otherwise. `cost`: of the
-    switch; `considered`: of it by mode. If `gain` is too small at any cost, `mode` and `considered`
-    are empty.
+    Its figures are predicted request-seconds, but for `drain_s`. `stay` and `promised` are None if
+    the switch is not for load. If `gain` is too small at any cost, `mode` and `considered` are
+    empty.
 
-    `stay`: if the layout stays. `least_gain`: the bound that `gain` has to exceed. `promised`: the
-    part of that bound from earlier switches. `stay` and `promised` are None if the switch is not
-    for load.
-
-    `predicted`: of each layout that was compared. `drain_s`: predicted seconds until the last
-    request of the old layout has ended, if no other requests run. `at_stake`: the difference of the
-    predictions for the two layouts, in a switch for a long request.
+    Args:
+        layout: the best other layout.
+        mode: the cheapest mode of the switch to it.
+        reason: for the log and for operators.
+        gain: saved over the horizon; infinite if a request cannot run otherwise.
+        cost: of the switch.
+        considered: the cost of the switch by mode.
+        stay: the prediction if the layout stays.
+        least_gain: the bound that `gain` has to exceed.
+        drain_s: seconds until the last request of the old layout has ended, if no other requests
+            run.
+        promised: the part of `least_gain` from earlier switches.
+        predicted: the prediction for each layout that was compared.
+        at_stake: the difference of the predictions for the two layouts, in a switch for a long
+            request.
     """
 
     layout: Layout

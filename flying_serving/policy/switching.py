@@ -40,24 +40,36 @@ def drain_s(snapshot: Snapshot, layout: Layout) -> float:
     other requests run.
     """
     groups = leaving(snapshot, layout).items()
-    return max((_Old.of(snapshot, group, load).alone_s for group, load in groups), default=0.0)
+    return max(
+        (DrainingGroup.of(snapshot, group, load).alone_s for group, load in groups), default=0.0
+    )
 
 
 @dataclass(frozen=True)
-class _Case:
+class SwitchCandidate:
     """A switch that is considered: the old requests, and a forecast of the other work in the new
     layout.
 
-    `stragglers`: load of the old requests that no new group holds. `last_s`: until the last old
-    request has ended, if no others run. `streaming_s`: request-seconds of old requests until then.
-    `groups`: number that share the work in the new layout. `size`: engines in the widest new group.
-    `aside`: the work without the old requests. `ahead`: forecast of the new groups with that work.
-    `used`: share of time in which they have work.
+    Args:
+        snapshot: the cluster now.
+        layout: the new layout.
+        old: the groups that end, with their requests: the old requests.
+        stragglers: load of the old requests that no new group holds, by old group.
+        requests: the number of old requests.
+        tokens: context tokens of the old requests.
+        last_s: seconds until the last old request has ended, if no others run.
+        streaming_s: request-seconds of the old requests until then.
+        groups: the number of groups that share the work in the new layout.
+        size: engines of the widest new group.
+        objective: of the layout.
+        other_work: the work without the old requests.
+        forecast: of the new groups with that work.
+        busy_share: share of time in which the new groups have work.
     """
 
     snapshot: Snapshot
     layout: Layout
-    old: list[_Old]
+    old: list[DrainingGroup]
     stragglers: dict[Group, GroupLoad]
     requests: int
     tokens: float
@@ -66,9 +78,9 @@ class _Case:
     groups: int
     size: int
     objective: Objective
-    aside: Work
-    ahead: Forecast
-    used: float
+    other_work: Work
+    forecast: Forecast
+    busy_share: float
 
     @property
     def in_flight(self) -> float:
@@ -80,20 +92,20 @@ class _Case:
     @classmethod
     def of(
         cls, snapshot: Snapshot, layout: Layout, leave: dict[Group, GroupLoad], objective: Objective
-    ) -> _Case:
-        """Return the case of a switch to `layout`, when requests of `leave` have to go."""
-        old = [_Old.of(snapshot, group, load) for group, load in leave.items()]
-        requests = sum(one.load.requests for one in old)
+    ) -> SwitchCandidate:
+        """Return the candidate of a switch to `layout`, when requests of `leave` have to go."""
+        old = [DrainingGroup.of(snapshot, group, load) for group, load in leave.items()]
+        requests = sum(group.load.requests for group in old)
         new = [group for group in layout.groups if group not in snapshot.layout.groups]
         # no group is new for requests that an earlier switch left behind
         size = max(map(len, new or layout.groups))
         work = snapshot.work
-        old_prompts = sum(one.load.prompts for one in old)
-        old_begun = sum(one.load.prefill_tokens for one in old) / work.prompt_tokens
+        old_prompts = sum(group.load.prompts for group in old)
+        old_begun = sum(group.load.prefill_tokens for group in old) / work.prompt_tokens
         streams, begun = work.running - (requests - old_prompts), work.begun - old_begun
-        aside = replace(work, running=max(0.0, streams), begun=max(0.0, begun))
+        other_work = replace(work, running=max(0.0, streams), begun=max(0.0, begun))
         groups = sum(map(len, layout.groups)) // size
-        ahead = forecast(snapshot.lanes[size], groups, aside, objective)
+        ahead = forecast(snapshot.lanes[size], groups, other_work, objective)
         busy = (
             work.waiting + work.rate * (ahead.ttft_s + work.output_tokens * ahead.tpot_s) / groups
         )
@@ -103,20 +115,22 @@ class _Case:
             old=old,
             stragglers=stragglers_of(leave, layout),
             requests=requests,
-            tokens=sum(one.tokens for one in old),
-            last_s=max(one.alone_s for one in old),
-            streaming_s=sum(one.load.requests * one.mean_s for one in old),
+            tokens=sum(group.tokens for group in old),
+            last_s=max(group.alone_s for group in old),
+            streaming_s=sum(group.load.requests * group.mean_s for group in old),
             groups=groups,
             size=size,
             objective=objective,
-            aside=aside,
-            ahead=ahead,
-            used=min(1.0, busy),
+            other_work=other_work,
+            forecast=ahead,
+            busy_share=min(1.0, busy),
         )
 
     def with_old(self, interference: Interference) -> float:
         """Return the request-seconds if old requests are not in the new layout, but in its way."""
-        return evaluate(self.layout, self.snapshot.lanes, self.aside, self.objective, interference)
+        return evaluate(
+            self.layout, self.snapshot.lanes, self.other_work, self.objective, interference
+        )
 
     def weave(self, blocked_s: float = 0.0) -> float:
         """Return the cost if both sides get half of the time while both have work, until the last
@@ -124,12 +138,12 @@ class _Case:
 
         Before that both do nothing for `blocked_s`.
         """
-        engines = sum(one.engines for one in self.old)
+        engines = sum(group.engines for group in self.old)
         overlap = min(1.0, engines / sum(map(len, self.layout.groups)))
-        slice_s = sum(one.step_s * one.engines for one in self.old) / engines
-        synced = max(1.0, max(one.engines for one in self.old) / self.size)
-        step_s = self.ahead.tpot_s
-        stretch = 1 + self.used * step_s / max(step_s, slice_s)
+        slice_s = sum(group.step_s * group.engines for group in self.old) / engines
+        synced = max(1.0, max(group.engines for group in self.old) / self.size)
+        step_s = self.forecast.tpot_s
+        stretch = 1 + self.busy_share * step_s / max(step_s, slice_s)
         woven_s = blocked_s + stretch * self.last_s
         interference = Interference(
             blocked_s, woven_s, slice_s, overlap, synced, held_tokens=self.tokens
@@ -142,7 +156,7 @@ class _Case:
 
         They pause for long if work arrives nearly as fast as it can be done.
         """
-        work, ahead, horizon_s = self.aside, self.ahead, self.objective.horizon_s
+        work, ahead, horizon_s = self.other_work, self.forecast, self.objective.horizon_s
         arriving = work.rate * 2 * self.last_s
         busy_s = (
             work.waiting + arriving
@@ -162,10 +176,10 @@ class _Case:
         """
         lanes, work = self.snapshot.lanes, self.snapshot.work
         slower = _slower(self.snapshot, self.layout)
-        step_s = self.ahead.tpot_s * (1 + slower)
+        step_s = self.forecast.tpot_s * (1 + slower)
         until_s = max(
             lanes[len(group)].prompts_s(load.prefill_tokens, load.prompts)
-            + load.longest_left * step_s
+            + load.longest_tokens_left * step_s
             for group, load in self.stragglers.items()
         )
         held_tokens = sum(load.requests * load.context_tokens for load in self.stragglers.values())
@@ -184,9 +198,9 @@ class _Case:
         pause_s = self.pause_s()
         migrating = self.requests - sum(load.requests for load in self.stragglers.values())
         if self.stragglers:
-            there = _Case.of(self.snapshot, self.layout, self.stragglers, self.objective).weave(
-                pause_s
-            )
+            there = SwitchCandidate.of(
+                self.snapshot, self.layout, self.stragglers, self.objective
+            ).weave(pause_s)
         else:
             work, blocked = self.snapshot.work, Interference(blocked_s=pause_s)
             there = evaluate(self.layout, self.snapshot.lanes, work, self.objective, blocked)
@@ -200,19 +214,19 @@ class _Case:
         lanes = self.snapshot.lanes
         again_tokens = 0.0
         migrating_s: defaultdict[Group, float] = defaultdict(float)
-        for one in self.old:
-            rest = self.stragglers.get(one.group, NO_LOAD)
+        for group in self.old:
+            rest = self.stragglers.get(group.group, NO_LOAD)
             requests, tokens = (
-                one.load.requests - rest.requests,
-                one.tokens - rest.requests * rest.context_tokens,
+                group.load.requests - rest.requests,
+                group.tokens - rest.requests * rest.context_tokens,
             )
-            size = max(one.engines, self.size)
+            size = max(group.engines, self.size)
             cost = lanes[size].migration
             if cost is None:
                 again_tokens += tokens
             else:
                 pairs = min(requests, size // self.size)
-                migrating_s[aligned_group(one.group[0], size)] += (
+                migrating_s[aligned_group(group.group[0], size)] += (
                     pairs * cost.fixed_s + cost.token_s * tokens
                 )
         again_s = lanes[self.size].prompts_s(again_tokens, self.requests) / self.groups
@@ -242,11 +256,16 @@ def _closed(snapshot: Snapshot, layout: Layout, objective: Objective, there: flo
 
 
 @dataclass(frozen=True)
-class _Old:
+class DrainingGroup:
     """A group that ends, with its requests.
 
-    `step_s`: of its requests together. If no others run, `prefill_s`: until its prompts are done;
-    `alone_s`: until its last request has ended; `mean_s`: until a request has ended, on average.
+    Args:
+        group: the group.
+        load: its requests.
+        step_s: seconds of a step of all of its requests.
+        prefill_s: seconds until its prompts are done, if no other requests run.
+        alone_s: seconds until its last request has ended, likewise.
+        mean_s: seconds until one of its requests has ended, likewise, on average.
     """
 
     group: Group
@@ -257,12 +276,12 @@ class _Old:
     mean_s: float
 
     @classmethod
-    def of(cls, snapshot: Snapshot, group: Group, load: GroupLoad) -> _Old:
+    def of(cls, snapshot: Snapshot, group: Group, load: GroupLoad) -> DrainingGroup:
         lane = snapshot.lanes[len(group)]
         prefill_s = lane.prompts_s(load.prefill_tokens, load.prompts)
         step_s = lane.cost.step_s(0, load.requests, load.requests * load.context_tokens)
         alone_s, mean_s = (
-            prefill_s + left * step_s for left in (load.longest_left, load.tokens_left)
+            prefill_s + left * step_s for left in (load.longest_tokens_left, load.tokens_left)
         )
         return cls(group, load, step_s, prefill_s, alone_s, mean_s)
 
@@ -300,23 +319,23 @@ def costs(
     closed = _closed(snapshot, layout, objective, there)
     if not leave:
         return {"weave": closed}
-    case = _Case.of(snapshot, layout, leave, objective)
+    candidate = SwitchCandidate.of(snapshot, layout, leave, objective)
     modes = {
-        "weave": case.weave(),
-        "migrate": max(case.migrate(), there + case.pause_s() * case.in_flight),
+        "weave": candidate.weave(),
+        "migrate": max(candidate.migrate(), there + candidate.pause_s() * candidate.in_flight),
     }
     # the floor of `migrate`: all requests in flight stand still for the pause, even if the fluid
     # model gains later
     # until stragglers have ended it is better to stay than to do nothing
-    if urgent or not case.stragglers:
-        modes["sequential"] = case.sequential()
-    elif case.stragglers.keys() & set(snapshot.layout.groups):
-        modes[LATER] = case.later()
+    if urgent or not candidate.stragglers:
+        modes["sequential"] = candidate.sequential()
+    elif candidate.stragglers.keys() & set(snapshot.layout.groups):
+        modes[LATER] = candidate.later()
     if urgent:  # no other request may pause running ones
-        modes["hard"] = case.hard()
+        modes["hard"] = candidate.hard()
     result = {mode: max(0.0, total - there) for mode, total in modes.items()}
-    if case.size > 1 and _has_idle_member(snapshot, layout):
-        result["soft"] = _soft(snapshot, case.size, case.last_s, objective.urgency)
+    if candidate.size > 1 and _has_idle_member(snapshot, layout):
+        result["soft"] = _soft(snapshot, candidate.size, candidate.last_s, objective.urgency)
     return {mode: cost + closed for mode, cost in result.items()}
 
 

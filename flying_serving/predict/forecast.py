@@ -50,7 +50,7 @@ def forecast(
     left_s = max(0.01 * horizon_s, horizon_s - blocked_s)
     arrived = work.rate_between(0.0, blocked_s) / groups * blocked_s if blocked_s else 0.0
     state = GroupState(blocked_s, queue + arrived, running / 2, running / 2)
-    state.held, state.queued_s = state.queue, (queue + arrived / 2) * blocked_s
+    state.blocked, state.queued_s = state.queue, (queue + arrived / 2) * blocked_s
     crowding = model.crowding(work.rate_between(blocked_s, blocked_s + left_s) / groups)
     ends = [blocked_s, *(blocked_s + part * left_s for part in _GRID)]
     for begin, end in pairwise(ends):
@@ -61,7 +61,7 @@ def forecast(
         model.step(state, part * horizon_s, 0.0, 1.0)
     ttft_s, tpot_s = (
         state.first_s / state.admitted,
-        state.streamed_s / (state.lives * model.outputs),
+        state.streamed_s / (state.lives * model.output_tokens),
     )
     model.finish(state)
     latency_s = objective.urgency * (state.queued_s + state.first_s) + state.streamed_s

@@ -25,8 +25,12 @@ do.
 
 
 class StepTimes(NamedTuple):
-    """Seconds of a step that decodes only, of one with a chunk of one prompt too, and of one full
-    of prompt tokens.
+    """Seconds of the steps of a group with some decoding requests.
+
+    Args:
+        decode_s: of a step that decodes only.
+        chunk_s: of a step with a chunk of one prompt too.
+        full_s: of a step full of prompt tokens.
     """
 
     decode_s: float
@@ -38,13 +42,20 @@ class StepTimes(NamedTuple):
     slots=True
 )  # not frozen: made for every layout that is evaluated, and that takes three times as long
 class GroupState:
-    """The requests of the group at `now_s`, in seconds from the decision, and sums since the start.
+    """The requests of the group at a time, and sums since the start.
 
-    `queue`: requests that wait for their prompt. `first_half`, `second_half`: requests that stream
-    that half of their output. `queued_s`, `first_s`, `streamed_s`: request-seconds in the queue,
-    from there to the first token, and streaming. `admitted`, `lives`: requests taken from the
-    queue, and outputs streamed. `missed`: requests that miss the service-level objective. `held`:
-    requests of the queue that waited while the group was blocked.
+    Args:
+        now_s: the time, in seconds from the decision.
+        queue: requests that wait for their prompt.
+        first_half: requests that stream the first half of their output.
+        second_half: requests that stream the second half.
+        queued_s: request-seconds in the queue.
+        first_s: request-seconds from the queue to the first token.
+        streamed_s: request-seconds from the first token to the last.
+        admitted: requests taken from the queue.
+        lives: outputs streamed, in whole outputs.
+        missed: requests that miss the service-level objective.
+        blocked: requests of the queue that waited while the group was blocked.
     """
 
     now_s: float
@@ -57,25 +68,34 @@ class GroupState:
     admitted: float = 0.0
     lives: float = 0.0
     missed: float = 0.0
-    held: float = 0.0
+    blocked: float = 0.0
 
 
 @dataclass(slots=True)
 class FluidModel:
     """The constants of a rollout: the group's lane, and the shape of its requests.
 
-    `max_running`: requests that the group can run, `max_running_woven` while an older group holds
-    memory. `request_s`: seconds that a decoding request adds to a step. `parts`: (prompt tokens,
-    seconds) of the three steps of `StepTimes`, without decoding requests and without the extra cost
-    of first tokens.
+    Args:
+        lane: the abilities of the group.
+        objective: the targets of requests.
+        interference: the requests of an older layout, which are in the way at first.
+        groups: the number of groups that share the work evenly.
+        prompt_tokens: of a request, mean.
+        output_tokens: of a request, mean, at least 1.
+        chunks: steps that a prompt takes, mean.
+        max_running: requests that the group can run.
+        max_running_woven: the same while an older group holds memory.
+        request_s: seconds that a decoding request adds to a step.
+        parts: (prompt tokens, seconds) of the three steps of `StepTimes`, without decoding requests
+            and without the extra cost of first tokens.
     """
 
     lane: LaneFigures
     objective: Objective
     interference: Interference
     groups: int
-    prompt: float
-    outputs: float
+    prompt_tokens: float
+    output_tokens: float
     chunks: float
     max_running: float
     max_running_woven: float
@@ -146,7 +166,7 @@ class FluidModel:
         """Advance `state` by a span of T = `span_s` seconds in which requests arrive at `rate`.
 
         Of the running requests, r = early + late (`first_half`, `second_half`). s is the seconds of
-        a step and F the most prompts in the span (`pace`). With n = `outputs` tokens, c = n s / 2
+        a step and F the most prompts in the span (`pace`). With n = `output_tokens`, c = n s / 2
         is the seconds of half an output.
 
             remaining    e = exp(-T / c)                        of requests in a stage at its start
@@ -168,7 +188,7 @@ class FluidModel:
         limit, demand = self.limit(state.now_s), queue / span_s + rate
         free = limit - running if limit > running else 0.0
         step_s, chunk_s, most = self.pace(state, span_s, demand, free)
-        stage_s = self.outputs * step_s / 2
+        stage_s = self.output_tokens * step_s / 2
         remaining = math.exp(-span_s / stage_s)
         admitted = min(demand * span_s, most, free + running * (1 - remaining) / 2)
         state.queue = queue + rate * span_s - admitted
@@ -185,8 +205,8 @@ class FluidModel:
         ended -= state.second_half
         lives = (halfway + ended) / 2
         if self.objective.has_slo:
-            held = min(state.held, admitted)
-            state.held -= held
+            held = min(state.blocked, admitted)
+            state.blocked -= held
             waited_s = queued_s + held * self.interference.blocked_s
             ttft_s = first_s + waited_s / admitted if admitted > 0.0 else math.inf
             state.missed += self.missed(admitted, lives, ttft_s, step_s)
@@ -220,17 +240,21 @@ class FluidModel:
         prompt_s = self.chunks * (chunk_s - decode_s) * (interference.synced if woven else 1.0)
         all_share, free_share = 1.0 - prompt_s * demand, 1.0 - prompt_s * free / span_s
         step_s = decode_s / all_share if all_share * full_s > decode_s else full_s
-        freed_s = decode_s + prompt_s * running / self.outputs
+        freed_s = decode_s + prompt_s * running / self.output_tokens
         step_s = freed_s / free_share if free_share * step_s > freed_s else step_s
-        return step_s, chunk_s, span_s / full_s * self.lane.max_num_batched_tokens / self.prompt
+        return (
+            step_s,
+            chunk_s,
+            span_s / full_s * self.lane.max_num_batched_tokens / self.prompt_tokens,
+        )
 
     def finish(self, state: GroupState) -> None:
         """Add the rest at the end of the spans to the sums, worked off while nothing arrives."""
         limit, left = self.limit(state.now_s), state.first_half + state.second_half + state.queue
         decode_s, chunk_s, full_s = self.times(max(1.0, min(limit, left)))
         per_s = min(
-            self.lane.max_num_batched_tokens / (self.prompt * full_s),
-            limit / (self.outputs * decode_s),
+            self.lane.max_num_batched_tokens / (self.prompt_tokens * full_s),
+            limit / (self.output_tokens * decode_s),
         )
         lives = state.first_half + state.second_half / 2 + state.queue
         if self.objective.has_slo:
@@ -240,7 +264,7 @@ class FluidModel:
             )
         state.queued_s += state.queue**2 / (2 * per_s)
         state.first_s += state.queue * self.chunks * chunk_s
-        state.streamed_s += lives * self.outputs * decode_s
+        state.streamed_s += lives * self.output_tokens * decode_s
 
     def missed(self, admitted: float, lives: float, ttft_s: float, tpot_s: float) -> float:
         """Return how many requests with a first token, or that stream, miss the service-level
@@ -261,7 +285,7 @@ class FluidModel:
         alpha * rho^beta / (1 - rho)", 1977).
         """
         decode_s, _, full_s = self.times(1.0)
-        used = rate * (full_s - decode_s) / self.lane.max_num_batched_tokens * self.prompt
+        used = rate * (full_s - decode_s) / self.lane.max_num_batched_tokens * self.prompt_tokens
         used = used if used < MAX_UTILIZATION else MAX_UTILIZATION
         groups, variation = self.groups, (1 + LENGTHS_CV**2) / 2
         return 1 + variation * used ** (math.sqrt(2 * (groups + 1)) - 1) / (groups * (1 - used))

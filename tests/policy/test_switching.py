@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from flying_serving.config import MODES
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.policy.snapshot import LATER, GroupLoad, Need, Snapshot
-from flying_serving.policy.switching import _Case, costs, leaving, stragglers_of
+from flying_serving.policy.switching import SwitchCandidate, costs, leaving, stragglers_of
 from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.work import Work
 from tests.policy.costs import costs as lane_costs
@@ -60,7 +60,7 @@ def pause_s(
 ) -> float:
     """Return the seconds that old requests pause while they migrate."""
     shot = snapshot(old, QUIET, loads, migrations=migrations)
-    return _Case.of(shot, new, leaving(shot, new), OBJECTIVE).pause_s()
+    return SwitchCandidate.of(shot, new, leaving(shot, new), OBJECTIVE).pause_s()
 
 
 def price(
@@ -249,7 +249,7 @@ def test_the_pause_is_of_the_kv_that_migrates() -> None:
     cost = MigrationCost(0.010, 1e-5)
     loads = {(0, 1): replace(with_long(5, 50.0), context_tokens=4000 / 6)}
     shot = snapshot(WIDE, QUIET, loads, migrations={2: cost})
-    found = _Case.of(shot, NARROW, leaving(shot, NARROW), OBJECTIVE).pause_s()
+    found = SwitchCandidate.of(shot, NARROW, leaving(shot, NARROW), OBJECTIVE).pause_s()
     assert found == pytest.approx(2 * 0.010 + 1e-5 * 2000)
 
 
