@@ -13,18 +13,21 @@ from flying_serving.layout.groups import Group, KVSource, Layout
 class RequestSpec:
     """The request of a client.
 
-    `least_tokens`: tokens that it is sure to have: its prompt and one token, or the requested least
-    output (`min_tokens`, `ignore_eos`). `max_output_tokens`: upper bound of its output. `degree`:
-    the TP degree that it asks for (`tp_degree`). `priority`: as in vLLM, lower is more urgent;
-    below 0 is urgent, it gets a group at once. `deadline_s`: longest wait until a scheduler has it
-    in a step: see `Deadlines`.
-
-    `can_migrate`: whether another group can go on with it, with its KV or after prefilling prompt
-    and outputs again. `expected_tokens`: output tokens that its client expects. `split_at`: the
-    token of prompt and output at which it asks to be split over two groups. `prompt_splits`:
-    whether that may be inside the prompt. `most_tokens`: prompt and max_tokens together, which some
-    group has to hold. It is None for a request without max_tokens, which may be as long as its
-    group holds.
+    Args:
+        prompt_tokens: of its prompt.
+        least_tokens: tokens of prompt and output that it is sure to have: its prompt and one token,
+            or the requested least output (`min_tokens`, `ignore_eos`).
+        max_output_tokens: upper bound of its output.
+        degree: the TP degree that it asks for (`tp_degree`).
+        priority: as in vLLM, lower is more urgent. Below 0 is urgent: it gets a group at once.
+        deadline_s: longest wait until a scheduler has it in a step: see `Deadlines`.
+        can_migrate: whether another group can go on with it, with its KV or after prefilling prompt
+            and outputs again.
+        expected_tokens: output tokens that its client expects.
+        split_at: the token of prompt and output at which it asks to be split over two groups.
+        prompt_splits: whether a split may be inside the prompt.
+        most_tokens: prompt and max_tokens together, which some group has to hold. None without
+            max_tokens: then it may be as long as its group holds.
     """
 
     prompt_tokens: int
@@ -66,14 +69,25 @@ class RequestSpec:
 class RequestState:
     """A request from its arrival to its end.
 
-    `sizes`: group sizes that it may have. `order`: number of its arrival. `likely_tokens`: at its
-    end; groups that have room and hold them come first. `prefill_tokens`: prompt tokens that its
-    group has not finished yet, 0 after the first token. `admitted`: some group had it.
-
-    `kv`: where it waits, the offer of its KV; where it runs, the one that it came with; None if
-    there is none. `offer`: the number under which its group offers its KV when it ends there, if it
-    may go on elsewhere then. `suspicion`: None unless, since its last token, its group has lost an
-    engine before it gave the request a token.
+    Args:
+        request_id: vLLM's.
+        spec: the request as its client sent it.
+        sizes: group sizes that it may have, narrow first.
+        order: number of its arrival.
+        arrived_s: time of its arrival, by the controller's clock.
+        group: that has it; None while it waits.
+        output_tokens: that it has got so far.
+        prefill_tokens: prompt tokens that its group has not finished yet, 0 after the first token.
+        likely_tokens: of prompt and output at its end; groups that have room and hold them come
+            first.
+        admitted: whether some group had it.
+        committed_tokens: tokens of prompt and output that are booked for it in its group.
+        kv: where it waits, the offer of its KV; where it runs, the one that it came with; None if
+            there is none.
+        offer: the number under which its group offers its KV when it ends there, if it may go on
+            elsewhere then.
+        suspicion: None unless, since its last token, its group has lost an engine before it gave
+            the request a token.
     """
 
     request_id: str

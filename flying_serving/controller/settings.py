@@ -15,11 +15,15 @@ from flying_serving.predict.work import Objective
 
 @dataclass(frozen=True)
 class Capacity:
-    """The KV tokens that a group of each size holds (`kv_tokens`).
+    """The tokens of KV that groups hold.
 
-    `devices`: per engine, for TP degrees. `block_tokens`: in one block of a group of each size.
-    `lent_tokens`: of a widest group while it lends its weights to its KV cache; 0 if none does.
-    `spare`: sizes that there are only while an engine is lost; no client may ask for them.
+    Args:
+        kv_tokens: that a group holds, by its size.
+        devices: of an engine, for TP degrees.
+        block_tokens: in one block of a group, by its size.
+        lent_tokens: that a widest group holds while it lends its weights to its KV cache; 0 if none
+            does.
+        spare: sizes that there are only while an engine is lost; no client may ask for them.
     """
 
     kv_tokens: Mapping[int, int]
@@ -115,11 +119,13 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Limits:
-    """vLLM's settings of the same names: requests per group, and tokens per step, at least one for
-    each request.
+    """The limits of a group's scheduler.
 
-    `capped`: nothing is dispatched ahead of the engines' progress. A server whose layout never
-    changes gains nothing by holding back, unless its queue is bounded in time.
+    Args:
+        max_num_seqs: vLLM's: requests that a group runs at a time.
+        max_num_batched_tokens: vLLM's: tokens of a step, at least one for each request.
+        capped: nothing is dispatched ahead of the engines' progress. A server whose layout never
+            changes gains nothing by holding back, unless its queue is bounded in time.
     """
 
     max_num_seqs: int
@@ -131,11 +137,19 @@ class Limits:
 class Settings:
     """Settings of one server's controller.
 
-    `weave_steps`: steps of a new layout for each step of an older one. `most_waiting`,
-    `most_waiting_tokens`, `most_wait_s`: requests, prompt tokens and seconds that may wait; more is
-    refused: see `Admission`. `aging_s`: after this wait a request is overdue: see `TaskPool`.
-    `dry_run`: decide and record, but change nothing. `tbt_slo_s`: target for the time between two
-    tokens, infinite without one.
+    Args:
+        engines: their number.
+        capacity: the tokens of KV that groups hold.
+        policy: decides the layout.
+        limits: of the schedulers.
+        objective: of the policy.
+        weave_steps: steps of a new layout for each step of an older one.
+        most_waiting: requests that may wait; more are refused, see `Admission`.
+        most_waiting_tokens: the same for the tokens of their prompts.
+        most_wait_s: the same for the seconds that a request has to wait.
+        aging_s: after this wait a request is overdue: see `TaskPool`.
+        dry_run: decide and record, but change nothing.
+        tbt_slo_s: target for the time between two tokens, infinite without one.
     """
 
     engines: int

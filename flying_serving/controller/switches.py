@@ -31,19 +31,30 @@ MOST_OPEN = 64
 class Switch:
     """One change of layout.
 
-    `requests_in_flight`: at the decision. `draining`: of these, the requests in groups which the
-    new layout lacks. With None as `decision` an operator ordered it. `number` is given by
-    `Switches.begin`.
-
-    `cutover_ms`: from the order until the last engine works in the new layout. Of that,
-    `in_flight_ms` is the step that was under way there, and `overhead_ms` the rest (messages, and
-    waiting for a processor). `work_ms`: processor time that the switch itself took: the API
-    server's and the busiest engine's. `drain_ms`: until the last old request ended or migrated; it
-    stays None if too many later switches began before that.
-
-    `worst_token_gap_ms`: the longest time between two tokens of any stream. It counts from the
-    order to the end of the drain, and to the next token of each stream that migrated.
-    `promises_from_s`: from when on its promise gets less (`Switches.promised`).
+    Args:
+        old: the layout before.
+        new: the layout after it.
+        mode: of the switch; it may change while the switch waits.
+        decided_s: time of the decision, by the controller's clock.
+        requests_in_flight: number of requests that had a group at the decision.
+        draining: of these, the requests in groups which the new layout lacks.
+        decision: of the policy; None if an operator ordered the switch.
+        number: given by `Switches.begin`.
+        ordered_s: time of the order to the engines, by the controller's clock.
+        wall_time_s: the same, as `time.time`.
+        cutover_ms: from the order until the last engine works in the new layout.
+        in_flight_ms: of that, the step that was under way there.
+        overhead_ms: of that, the rest: messages, and waiting for a processor.
+        work_ms: processor time that the switch itself took, the API server's and the busiest
+            engine's.
+        waited_for_idle_ms: from the decision to the order.
+        drain_ms: from the order until the last old request ended or migrated. None as well if too
+            many later switches began before that.
+        problem: why it has failed or was dropped.
+        was_dropped: whether it was not made.
+        promises_from_s: time from which on its promise gets less (`Switches.promised`).
+        migrating: requests that have tokens, migrate, and have not got the next token.
+        gaps: times between tokens, while the switch is open.
     """
 
     old: Layout
@@ -133,7 +144,11 @@ class Switch:
 
     @property
     def worst_token_gap_ms(self) -> float:
-        """The longest gap so far, in ms."""
+        """The longest time so far between two tokens of any stream, in ms.
+
+        It counts from the order to the end of the drain, and to the next token of each stream that
+        migrated.
+        """
         return (
             self._worst_token_gap_ms
             if self.gaps is None

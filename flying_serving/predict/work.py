@@ -16,8 +16,13 @@ BURST_S = 20.0
 class LaneFigures:
     """The abilities of one group of a size.
 
-    `cost`: of its steps. `kv_tokens`: tokens that its pooled KV cache holds. `migration`: cost of
-    migrating KV from one group to another within its engines; None if KV cannot migrate.
+    Args:
+        cost: of its steps.
+        max_num_seqs: vLLM's: requests that it runs at a time.
+        kv_tokens: tokens that its pooled KV cache holds.
+        max_num_batched_tokens: vLLM's: tokens of a step.
+        migration: cost of migrating KV from one group to another within its engines; None if KV
+            cannot migrate.
     """
 
     cost: StepCost
@@ -40,11 +45,16 @@ class LaneFigures:
 
 @dataclass(frozen=True)
 class Work:
-    """Requests that arrive, wait (no group has them yet) and run (stream, in any group); lengths
-    are means.
+    """Requests that arrive, wait and run.
 
-    `rate`: arrivals per second, `usual_rate`: in the long run. `begun`: prompt tokens that groups
-    have not computed yet, in prompts of mean length.
+    Args:
+        rate: arrivals per second.
+        prompt_tokens: of a request, mean.
+        output_tokens: of a request, mean.
+        waiting: requests that no group has yet.
+        running: requests that stream, in any group.
+        begun: prompt tokens that groups have not computed yet, in prompts of mean length.
+        usual_rate: arrivals per second in the long run.
     """
 
     rate: float
@@ -90,8 +100,14 @@ class Objective:
     A service-level objective has targets (`ttft_s`, `tpot_s`; infinite without one). A request that
     is predicted to miss it counts `horizon_s` more, as if it had to wait for the whole horizon. So
     the share of requests that meet it comes first, and latency decides between layouts with equal
-    shares. `urgency`: factor of seconds before a first token, above 1 if the switch is for an
-    urgent request.
+    shares.
+
+    Args:
+        horizon_s: seconds for which a forecast counts.
+        ttft_s: target of the time to the first token.
+        tpot_s: target of the time per output token.
+        urgency: factor of seconds before a first token, above 1 if the switch is for an urgent
+            request.
     """
 
     horizon_s: float
@@ -109,11 +125,15 @@ class Objective:
 class Interference:
     """Requests of an older layout, which keep the groups of a layout from new work at first.
 
-    `blocked_s`: the groups do no new work for this long. `woven_s`: until then, each step is
-    followed by a time slice of an older group. The slice is as long as the step, and at least one
-    of the older group's steps of `slice_s`. `overlap`: share of the engines with such slices.
-    `synced`: number of groups that share an older group, and so also wait for each other's prompts.
-    `held_tokens`: KV tokens, of all groups, that are not free meanwhile.
+    Args:
+        blocked_s: the groups do no new work for this long.
+        woven_s: until then, each step is followed by a time slice of an older group.
+        slice_s: seconds of a step of the older group. A time slice is as long as the new group's
+            step, and at least this long.
+        overlap: share of the engines with such slices.
+        synced: number of groups that share an older group, and so also wait for each other's
+            prompts.
+        held_tokens: KV tokens, of all groups, that are not free meanwhile.
     """
 
     blocked_s: float = 0.0
