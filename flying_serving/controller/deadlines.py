@@ -35,8 +35,8 @@ class Deadlines:
             self._gone += 1
             self._forget_gone()
 
-    def expired(self, now_s: float) -> list[RequestState]:
-        """Return the requests whose deadline has passed; they have none from now on."""
+    def take_expired(self, now_s: float) -> list[RequestState]:
+        """Take out the requests whose deadline has passed. They have none from now on."""
         expired = []
         while self._heap and self._heap[0][0] <= now_s:
             request = self._waiting.pop(heapq.heappop(self._heap)[1], None)

@@ -41,7 +41,7 @@ class Decider:
             return Verdict()
 
         shot = snapshot(state, lanes, now_s)
-        state.switches.see(shot.needs, now_s)
+        state.switches.note_needs(shot.needs, now_s)
         self.last = settings.policy.decide(shot, settings.objective)
         decision = self.last if self.last is not None and self.last.is_made else None
 

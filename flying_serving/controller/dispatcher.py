@@ -41,7 +41,7 @@ class Dispatcher:
         again.
         """
         state = self._state
-        state.pool.add(state.lengths.of_new(request, state.formable))
+        state.pool.add(state.lengths.set_sizes_of_new(request, state.formable))
         state.deadlines.add(request)
         if request.spec.degree is None and request.sizes[0] > state.sizes[0]:
             state.switches.needed_again(now_s)
@@ -64,7 +64,7 @@ class Dispatcher:
         def place(request: RequestState) -> bool:
             group = self._group_for(request, lanes, reserved)
             if group is None:
-                reserved.update(self._to_reserve(request, now_s))
+                reserved.update(self._wait_for_room(request, now_s))
                 return False
             if not request.admitted:
                 self._pace.dispatched()
@@ -89,8 +89,8 @@ class Dispatcher:
         # a degree may get a group that the layout lacks
         return None if group in reserved else group
 
-    def _to_reserve(self, request: RequestState, now_s: float) -> list[Group]:
-        """Return the groups that other requests may not have while this one waits for room in them.
+    def _wait_for_room(self, request: RequestState, now_s: float) -> list[Group]:
+        """Let a request wait for room in groups. Returns these: other requests may not have them.
 
         It may wait for weights instead; then `WeightLending` gets to know. A suspect reserves only
         groups that are short of memory: in the others it waits for other suspects. A request for a
@@ -133,7 +133,7 @@ class Dispatcher:
 
     def reject_expired(self, now_s: float) -> list[Command]:
         """Reject the requests that no scheduler has had by their deadlines."""
-        expired = self._state.deadlines.expired(now_s)
+        expired = self._state.deadlines.take_expired(now_s)
         commands: list[Command] = [
             Reject(request.request_id, now_s - request.arrived_s, request.group)
             for request in expired

@@ -30,7 +30,7 @@ class ExpectedLengths:
         """Return whether another group may go on with a request that has filled its group."""
         return request.spec.may_change_group and not self._settings.loses_groups
 
-    def of_new(self, request: RequestState, formable: Sequence[int]) -> RequestState:
+    def set_sizes_of_new(self, request: RequestState, formable: Sequence[int]) -> RequestState:
         """Set the group sizes of a request that arrives (see `sizes`), and its likely length."""
         expected = self.expected_tokens(request)
         request.likely_tokens = (

@@ -94,9 +94,9 @@ class TaskPool:
         self.prompt_tokens += spec.prompt_tokens
         if spec.urgent:
             self.urgent += 1
-        self._queue(request)
+        self._enqueue(request)
 
-    def _queue(self, request: RequestState) -> None:
+    def _enqueue(self, request: RequestState) -> None:
         kind = self._kind(request)
         heapq.heappush(
             self._queues.setdefault(kind, []),
@@ -113,17 +113,17 @@ class TaskPool:
             before = self._kind(request)
             change(request)
             if self._kind(request) != before:
-                self._queue(request)
+                self._enqueue(request)
                 self._gone += 1
         self._forget_gone()
 
     def remove(self, request_id: str) -> RequestState | None:
         """Take a request out; None if it does not wait."""
-        request = self._out(request_id)
+        request = self._take_out(request_id)
         self._forget_gone()
         return request
 
-    def _out(self, request_id: str) -> RequestState | None:
+    def _take_out(self, request_id: str) -> RequestState | None:
         request = self._waiting.pop(request_id, None)
         if request is not None:
             self.prompt_tokens -= request.spec.prompt_tokens
@@ -159,7 +159,7 @@ class TaskPool:
             if request is None:
                 break
             if place(request):
-                self._out(request.request_id)
+                self._take_out(request.request_id)
                 self._oldest_next = not by_age
             else:
                 refused.add(self._kind(request))

@@ -283,7 +283,7 @@ class Switches:
                 total += left * switch.decision.promise
         return total
 
-    def see(self, needs: Sequence[Need], now_s: float) -> None:
+    def note_needs(self, needs: Sequence[Need], now_s: float) -> None:
         """Note the groups that requests which wait or begin need now."""
         if not all(need.urgent for need in needs):
             self.needed_again(now_s)

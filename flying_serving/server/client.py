@@ -87,7 +87,7 @@ class FlyingClient(AsyncMPClient):
     def _ensure_clock(self) -> None:
         if not self._clock_runs:
             asyncio.get_running_loop()
-            self._calls.background(keep_time(self.shell, self.metrics))
+            self._calls.run_in_background(keep_time(self.shell, self.metrics))
             if self.supervisor is not None:
                 self.supervisor.watch()
             self._clock_runs = True

@@ -27,7 +27,7 @@ async def keep_time(shell: Shell, metrics: ServerMetrics | None) -> None:
     """
     started = asyncio.Event()
     calls, controller = shell.calls, shell.controller
-    calls.background(_start(shell, started))
+    calls.run_in_background(_start(shell, started))
     asked: set[int] = set()
     ticks = 0
     with trace_switches(calls.deployment.flying.trace_out, controller.state.switches) as trace:
@@ -41,7 +41,7 @@ async def keep_time(shell: Shell, metrics: ServerMetrics | None) -> None:
             if ticks % MEASURE_TICKS == 0 and controller.state.running and started.is_set():
                 for engine in {*calls.engines} - asked:
                     asked.add(engine)
-                    calls.background(_measure(shell, engine, asked))
+                    calls.run_in_background(_measure(shell, engine, asked))
 
 
 async def _start(shell: Shell, started: asyncio.Event) -> None:

@@ -27,7 +27,7 @@ def test_late_requests_are_reported_once(
         if begun:
             deadlines.drop(begun)
         else:
-            expired += [one.request_id for one in deadlines.expired(time_s)]
+            expired += [one.request_id for one in deadlines.take_expired(time_s)]
     expected = {
         f"r{number}"
         for number, (deadline_s, begins_s) in enumerate(requests)
@@ -47,5 +47,5 @@ def test_ended_requests_leave_no_entries() -> None:
         deadlines.add(state(number, deadline_s=1e6))
         deadlines.drop(f"r{number}")
         assert len(deadlines._heap) <= 8
-    assert [one.request_id for one in deadlines.expired(2e6)] == ["r0", "r1", "r2"]
+    assert [one.request_id for one in deadlines.take_expired(2e6)] == ["r0", "r1", "r2"]
     assert len(deadlines) == 0

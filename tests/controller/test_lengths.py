@@ -100,7 +100,7 @@ def test_where_groups_may_go_away_one_that_holds_all_comes_first() -> None:
     """It could not go on in another group: it would end."""
     shell = ModelShell(settings("load"), WIDE_IS_WORSE)
     state = RequestState("agent", AGENT, (1, 2, 4), 1, 0.0)
-    assert shell.controller.state.lengths.of_new(state, [1, 2, 4]).likely_tokens == 160
+    assert shell.controller.state.lengths.set_sizes_of_new(state, [1, 2, 4]).likely_tokens == 160
 
 
 @pytest.mark.parametrize(("most_tokens", "degree"), [(401, None), (101, 1)])
@@ -122,7 +122,7 @@ def test_group_of_a_lost_engine_is_not_expected() -> None:
     """A pair would be needed, and none can be formed: it begins where it can."""
     shell = ModelShell(settings("auto"), WIDE_IS_WORSE)
     state = RequestState("r", replace(AGENT, expected_tokens=90), (1, 2, 4), 1, 0.0)
-    assert shell.controller.state.lengths.of_new(state, [1]).sizes == (1, 2, 4)
+    assert shell.controller.state.lengths.set_sizes_of_new(state, [1]).sizes == (1, 2, 4)
 
 
 def test_certain_tokens_of_a_request_are_booked() -> None:

@@ -353,7 +353,7 @@ def test_urgent_need_does_not_prolong_the_promise_for_length(
 ) -> None:
     switches = Switches()
     begin(switches, 0.0, decision=Decision(NEW, "weave", "context", math.inf, 0.5, at_stake=8.0))
-    switches.see([Need(2, urgent=urgent, reason="") for urgent in needs], 10.0)
+    switches.note_needs([Need(2, urgent=urgent, reason="") for urgent in needs], 10.0)
     assert switches.promised(20.0, 10.0) == pytest.approx(8.0 * left)
 
 

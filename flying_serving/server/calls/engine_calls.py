@@ -123,9 +123,9 @@ class EngineCalls:
         except Exception as error:  # noqa: BLE001 - as in `_told`
             self._log(error)
         else:
-            self.background(self._told(answer))
+            self.run_in_background(self._told(answer))
 
-    def background(self, work: Coroutine[Any, Any, None]) -> None:
+    def run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a task in the background. An exception in it ends the server, as with vLLM's own
         tasks.
         """

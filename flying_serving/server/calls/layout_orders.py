@@ -145,7 +145,7 @@ class LayoutOrders:
         self._open_switches.setdefault(
             switch.number, consume_exception(asyncio.get_running_loop().create_future())
         )
-        self._calls.background(self._await_answers(switch, answers))
+        self._calls.run_in_background(self._await_answers(switch, answers))
 
     def weave(self, engines: Iterable[int]) -> None:
         """Tell engines to pause older lanes no longer."""

@@ -44,7 +44,7 @@ class WeightOrders:
         # no step of a narrower lane may be left when the first piece goes
         if isinstance(command, LendWeights):
             methods = ["flying_prepare_to_lend", "flying_lend_weights"]
-        self._calls.background(
+        self._calls.run_in_background(
             self._carry_through(command, methods, self._all(command, methods[0]))
         )
 

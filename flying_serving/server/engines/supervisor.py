@@ -83,7 +83,7 @@ class EngineSupervisor:
         """Begin to watch, in the running event loop."""
         for engine in range(len(self.records)):
             self._watch(engine)
-        self._calls.background(LivenessWatch(self.records, self._pulse, self._calls).run())
+        self._calls.run_in_background(LivenessWatch(self.records, self._pulse, self._calls).run())
 
     # ---- the end of a process
 
@@ -96,7 +96,7 @@ class EngineSupervisor:
         asyncio.get_running_loop().remove_reader(sentinel)
         # a signal that has ended the engine may be on its way to the server too
         in_s = LEFT_S if self._pulse.has_left(engine) else 0.0
-        self._calls.background(self._lose(engine, sentinel, in_s))
+        self._calls.run_in_background(self._lose(engine, sentinel, in_s))
 
     # ---- the loss
 
@@ -123,7 +123,7 @@ class EngineSupervisor:
             self._calls.channel.hide_engine(engine)
             self._shell.figures.forget(engine)
             forget_groups(self._deployment.run_dir, engine, self._deployment.group_sizes, before)
-            self._calls.background(self._bring_back(engine, answered))
+            self._calls.run_in_background(self._bring_back(engine, answered))
 
         # the controller has not counted an engine that was JOINING
         controller, now_s = self._shell.controller, self._shell.clock()

@@ -21,7 +21,7 @@ class SwitchTrace:
         self._row = row
         self._follower = SwitchFollower()
 
-    def news(self, switches: Switches) -> list[Event]:
+    def take_news(self, switches: Switches) -> list[Event]:
         """Return the events since the last call. A switch is shown when all engines have answered,
         or one has failed to.
         """
@@ -65,7 +65,7 @@ def trace_switches(path: str | None, switches: Switches) -> Iterator[Callable[[]
     trace, writer = SwitchTrace(row), TraceWriter(path, row)
 
     def write_news() -> None:
-        for event in trace.news(switches):
+        for event in trace.take_news(switches):
             writer.add(event)
 
     try:

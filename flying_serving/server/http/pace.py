@@ -30,9 +30,9 @@ class BodyPace:
         """
         self.deadline_s = min(self.deadline_s + count / LEAST_BYTES_S, now_s + GRACE_S)
 
-    def excuses(self, now_s: float) -> bool:
-        """Return whether this process did not run when the deadline passed; if so, set a new
-        deadline.
+    def excuse_stall(self, now_s: float) -> bool:
+        """Set a new deadline if this process did not run when the deadline passed. Returns whether
+        it did so.
         """
         if now_s - self.deadline_s <= STALL_S:
             return False
@@ -65,6 +65,6 @@ async def _next(receive: Receive, pace: BodyPace) -> Message:
             async with asyncio.timeout_at(pace.deadline_s):
                 return await receive()
         except TimeoutError:
-            if not pace.excuses(asyncio.get_running_loop().time()):
+            if not pace.excuse_stall(asyncio.get_running_loop().time()):
                 problem = f"has fallen {GRACE_S:g} s behind the least rate, {LEAST_BYTES_S} bytes/s"
                 raise HTTPException(408, f"body: {problem}") from None

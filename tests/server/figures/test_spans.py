@@ -56,7 +56,7 @@ class Played:
             for switch in self.all:
                 self.switches.ended(f"r{switch.number - 1}", self.now_s)
         elif step == "look":
-            self.events += self.trace.news(self.switches)
+            self.events += self.trace.take_news(self.switches)
         self.switches.prune()
 
 
