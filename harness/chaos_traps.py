@@ -245,7 +245,7 @@ class Traps:
         )
         _wrap(
             FaultRecovery,
-            "_orphaned",
+            "_requeue_or_fail",
             before=lambda _, request, now_s: self.note("orphaned", request=request.request_id),
         )
         _wrap(Controller, "engines_lost", before=self._between_groups)
