@@ -4,13 +4,14 @@ waits for that.
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from pathlib import Path
 
 from flying_serving.comm.group_files import world_file
 from flying_serving.comm.pulse import Pulse
 from flying_serving.errors import EngineLost
 from flying_serving.server.engines.processes import has_ended
+from flying_serving.server.engines.record import EngineRecord
 from flying_serving.vllm_adapter.queues import remove_queues
 
 ENDED_S = 30.0
@@ -18,16 +19,14 @@ ENDED_S = 30.0
 _ENDED_POLL_S = 0.02
 
 
-async def until_ended(departing: Callable[[], Mapping[int, int]], pulse: Pulse) -> None:
+async def until_ended(records: Sequence[EngineRecord], pulse: Pulse) -> None:
     """Wait until all processes of lost engines have ended, also the processes of their devices.
-
-    `departing`: at each look, the lost engines and the sentinels of their processes.
 
     Raises:
         EngineLost: naming the processes that are left after ENDED_S.
     """
     until_s = time.monotonic() + ENDED_S
-    while left := _left(departing(), pulse):
+    while left := _left(records, pulse):
         if time.monotonic() > until_s:
             raise EngineLost(
                 f"lost engines hold memory, as they have not ended within {ENDED_S:g} s: "
@@ -44,10 +43,13 @@ def remove_remains(run_dir: str, engine: int, incarnation: int) -> None:
     Path(world_file(run_dir, engine, incarnation)).unlink(missing_ok=True)
 
 
-def _left(departing: Mapping[int, int], pulse: Pulse) -> list[str]:
+def _left(records: Sequence[EngineRecord], pulse: Pulse) -> list[str]:
+    """Return the names of processes of lost engines that have not ended."""
     left = []
-    for engine, sentinel in departing.items():
-        if not has_ended(sentinel):
+    for engine, record in enumerate(records):
+        if not record.holds_memory:
+            continue
+        if not has_ended(record.process.sentinel):
             left.append(f"engine {engine}")
         left += [f"device {device} of engine {engine}" for device in pulse.living_devices(engine)]
     return left

@@ -106,7 +106,9 @@ class EngineRecord:
 
     @property
     def holds_memory(self) -> bool:
-        """True if a process that ends, or has ended a moment ago, may hold the engine's memory."""
+        """True if a process that ends, or has ended a moment ago, may hold memory that a start
+        needs.
+        """
         return self.phase not in (EnginePhase.UP, EnginePhase.JOINING)
 
     @property
@@ -130,8 +132,3 @@ class EngineRecord:
 def incarnations(records: Iterable[EngineRecord]) -> list[int | None]:
     """Return the incarnation of each engine, None of a lost one."""
     return [record.incarnation if record.serves else None for record in records]
-
-
-def departing(records: Iterable[EngineRecord]) -> dict[int, int]:
-    """Return the sentinels of engines whose processes may hold memory that a start needs."""
-    return {engine: r.process.sentinel for engine, r in enumerate(records) if r.holds_memory}

@@ -38,7 +38,6 @@ from flying_serving.server.engines.record import (
     EnginePhase,
     EngineRecord,
     WatchedProcess,
-    departing,
     incarnations,
 )
 from flying_serving.server.figures.losses import Loss
@@ -186,7 +185,7 @@ class EngineSupervisor:
             record.process = process
 
         try:
-            await until_ended(lambda: departing(self.records), self._pulse)
+            await until_ended(self.records, self._pulse)
             remove_remains(self._deployment.run_dir, engine, record.incarnation)
             record.incarnation += 1
             present = incarnations(self.records)

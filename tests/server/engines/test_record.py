@@ -13,7 +13,6 @@ from flying_serving.server.engines.record import (
     TRANSITIONS,
     EnginePhase,
     EngineRecord,
-    departing,
     incarnations,
 )
 
@@ -97,8 +96,5 @@ def test_incarnations_of_engines_without_a_process_that_serves_are_none() -> Non
 
 
 def test_engines_that_end_or_have_ended_hold_memory() -> None:
-    engines = [
-        record(phase)
-        for phase in (EnginePhase.UP, EnginePhase.KILLED, EnginePhase.LOST, EnginePhase.JOINING)
-    ]
-    assert departing(engines) == {1: 7, 2: 7}
+    holding = {phase for phase in EnginePhase if record(phase).holds_memory}
+    assert holding == set(EnginePhase) - {EnginePhase.UP, EnginePhase.JOINING}
