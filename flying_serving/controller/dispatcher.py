@@ -85,7 +85,7 @@ class Dispatcher:
         if reserved:
             free = Layout(tuple(group for group in free.groups if group not in reserved))
         expected_tokens = self._state.lengths.expected_tokens(request)
-        group = self._choice.place(request, free, lanes, expected_tokens)
+        group = self._choice.choose(request, free, lanes, expected_tokens)
         # a degree may get a group that the layout lacks
         return None if group in reserved else group
 

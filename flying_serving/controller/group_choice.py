@@ -48,7 +48,7 @@ class GroupChoice:
         self.capacity = state.settings.capacity
         self.limits = state.settings.limits
 
-    def place(
+    def choose(
         self,
         request: RequestState,
         layout: Layout,

@@ -119,7 +119,7 @@ class Splitter:
         if not others:
             return None
         expected_tokens = self._state.lengths.expected_tokens(request)
-        return self._choice.place(request, Layout(others), lanes, expected_tokens)
+        return self._choice.choose(request, Layout(others), lanes, expected_tokens)
 
     def _plan(
         self, request: RequestState, first: Group, second: Group, lanes: Mapping[int, LaneFigures]

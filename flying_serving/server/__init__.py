@@ -19,7 +19,7 @@ The way of a request to an engine, file by file:
 5. `shell.py`: `add` tells the controller that the request has arrived.
 6. `controller/controller.py`: `arrived` puts it into the task pool.
 7. `controller/dispatcher.py`: `place_waiting` offers it the groups of the layout.
-8. `controller/group_choice.py`: `place` chooses one of them.
+8. `controller/group_choice.py`: `choose` returns the best of them.
 9. `controller/bookings.py`: `start` books the request there. The answer is the command `Dispatch`.
 10. `requests/streams.py`: `dispatch` makes the message, which `carry_out` of the shell sends.
 11. `engine/core.py`: `add_request` takes it, in the process of the group's leader.

@@ -27,7 +27,7 @@ async def keep_time(shell: Shell, metrics: ServerMetrics | None) -> None:
     """
     started = asyncio.Event()
     calls, controller = shell.calls, shell.controller
-    calls.run_in_background(_start(shell, started))
+    calls.run_in_background(_calibrate(shell, started))
     asked: set[int] = set()
     ticks = 0
     with trace_switches(calls.deployment.flying.trace_out, controller.state.switches) as trace:
@@ -44,7 +44,7 @@ async def keep_time(shell: Shell, metrics: ServerMetrics | None) -> None:
                     calls.run_in_background(_measure(shell, engine, asked))
 
 
-async def _start(shell: Shell, started: asyncio.Event) -> None:
+async def _calibrate(shell: Shell, started: asyncio.Event) -> None:
     """Take the engines' measurements of their start, and put engines into the first layout of a
     fixed policy.
     """

@@ -88,7 +88,7 @@ def place(
     """Return the group of a request of which `tokens` are expected, beside these loads."""
     chooses = by or choice()
     chooses.state.loads = loads
-    return chooses.place(one, layout, lanes, tokens)
+    return chooses.choose(one, layout, lanes, tokens)
 
 
 # ---- what can run at all

@@ -13,7 +13,7 @@ class RoundRobin(GroupChoice):
 
     _next = 0
 
-    def place(self, request: RequestState, layout: Layout, *_: Any, **__: Any) -> Group:
+    def choose(self, request: RequestState, layout: Layout, *_: Any, **__: Any) -> Group:
         """Return the next group in turn."""
         self._next += 1
         return layout.groups[(self._next - 1) % len(layout.groups)]
@@ -22,7 +22,7 @@ class RoundRobin(GroupChoice):
 class LeastLoad(GroupChoice):
     """A choice of the group with the fewest requests."""
 
-    def place(self, request: RequestState, layout: Layout, *_: Any, **__: Any) -> Group:
+    def choose(self, request: RequestState, layout: Layout, *_: Any, **__: Any) -> Group:
         """Return the first group of all with the fewest requests."""
         return min(layout.groups, key=lambda group: len(self.state.loads[group].requests))
 

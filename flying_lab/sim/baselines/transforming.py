@@ -102,7 +102,7 @@ KINDS = {
 class Anywhere(GroupChoice):
     """A choice of any group. `Transforms` chooses instances after it."""
 
-    def place(self, request: RequestState, layout: Layout, *_: Any, **__: Any) -> Group:
+    def choose(self, request: RequestState, layout: Layout, *_: Any, **__: Any) -> Group:
         """Return the first group of the layout."""
         return layout.groups[0]
 

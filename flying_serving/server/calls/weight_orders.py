@@ -45,10 +45,10 @@ class WeightOrders:
         if isinstance(command, LendWeights):
             methods = ["flying_prepare_to_lend", "flying_lend_weights"]
         self._calls.run_in_background(
-            self._carry_through(command, methods, self._all(command, methods[0]))
+            self._carry_through(command, methods, self._call_group(command, methods[0]))
         )
 
-    def _all(
+    def _call_group(
         self, command: LendWeights | FetchWeights, method: str
     ) -> list[Coroutine[Any, Any, int]]:
         """Call all engines of a group. Each answers when it is done; only its end ends the wait
@@ -66,7 +66,9 @@ class WeightOrders:
         results = await asyncio.gather(*answers, return_exceptions=True)
         for method in methods[1:]:
             if not any(isinstance(answer, BaseException) for answer in results):
-                results = await asyncio.gather(*self._all(command, method), return_exceptions=True)
+                results = await asyncio.gather(
+                    *self._call_group(command, method), return_exceptions=True
+                )
         problems = [str(answer) for answer in results if isinstance(answer, BaseException)]
         now_s = self._clock()
         if problems and not self._calls.ending:
