@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from flying_serving.cli import render
-from flying_serving.cli.connection import Connection, failed, output
+from flying_serving.cli.connection import Connection, exit_with, output
 from flying_serving.cli.flags import flags
 from flying_serving.config import MODES
 
@@ -87,7 +87,7 @@ def layout(
     dropped if its command ends first.
     """
     if cancel == bool(groups):
-        raise failed("GROUP... or --cancel is expected, and not both", 2)
+        raise exit_with("GROUP... or --cancel is expected, and not both", 2)
     if not groups:
         answer = server.ask("DELETE", "/flying/layout")
         server.show(answer, lambda found: f"cancelled: {found['cancelled']}")
@@ -126,7 +126,7 @@ def drain(
     request is left.
     """
     if cancel and wait_s is not None:
-        raise failed("--cancel or --wait-s is expected, not both", 2)
+        raise exit_with("--cancel or --wait-s is expected, not both", 2)
     answer = server.ask(
         "DELETE" if cancel else "POST", "/flying/drain", body=None if cancel else {}
     )
@@ -136,7 +136,7 @@ def drain(
         answer = server.ask("GET", "/flying/drain")
     server.show(answer, render.drain)
     if wait_s is not None and not answer["ready_to_stop"]:
-        raise failed(f"{answer['requests']} requests are left after {wait_s:g} s", 1)
+        raise exit_with(f"{answer['requests']} requests are left after {wait_s:g} s", 1)
 
 
 @app.command(**PASSED_ON, options_metavar="[MODEL] [OPTIONS]")
@@ -157,6 +157,6 @@ def _engines(group: str) -> list[int]:
     try:
         return [int(engine) for engine in group.split(",")]
     except ValueError:
-        raise failed(
+        raise exit_with(
             f"GROUP={group!r}: engine numbers with commas between are expected, like 0,1", 2
         ) from None

@@ -36,32 +36,34 @@ class Connection(BaseModel):
                 method, self.url.rstrip("/") + path, json=body, headers=headers, timeout=timeout
             )
         except httpx.TimeoutException:
-            raise failed(f"{self.url}: no answer in time", 1) from None
+            raise exit_with(f"{self.url}: no answer in time", 1) from None
         except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-            raise failed(f"--url={self.url!r}: {error}", 2) from None
+            raise exit_with(f"--url={self.url!r}: {error}", 2) from None
         except httpx.HTTPError as error:
-            raise failed(f"{self.url}: no server answers ({error})", 1) from None
+            raise exit_with(f"{self.url}: no server answers ({error})", 1) from None
         except UnicodeError:
-            raise failed("--api-key or --url has characters that HTTP does not carry", 2) from None
+            raise exit_with(
+                "--api-key or --url has characters that HTTP does not carry", 2
+            ) from None
         if answer.status_code != 200:
-            raise self._refused(answer)
+            raise self._exit_for(answer)
         try:
             return answer.json()
         except ValueError:
-            raise failed(
+            raise exit_with(
                 f"{self.url}: the answer is not JSON; is this a Flying Serving server?", 1
             ) from None
 
-    def _refused(self, answer: httpx.Response) -> typer.Exit:
-        """Return the one line for an answer with another status than 200."""
+    def _exit_for(self, answer: httpx.Response) -> typer.Exit:
+        """Write the one line for an answer with another status than 200. Returns the exception."""
         code = answer.status_code
         if code == 401:
-            return failed(
+            return exit_with(
                 f"{self.url}: the API key is missing or wrong; set --api-key or VLLM_API_KEY", 2
             )
         if code in (404, 405):
-            return failed(f"{self.url}: this is not a Flying Serving server ({code})", 1)
-        return failed(f"{self.url}: {_message(answer)} ({code})", 2 if code < 500 else 1)
+            return exit_with(f"{self.url}: this is not a Flying Serving server ({code})", 1)
+        return exit_with(f"{self.url}: {_message(answer)} ({code})", 2 if code < 500 else 1)
 
     def show(self, answer: Any, draw: Callable[[Any], RenderableType]) -> None:
         """Print an answer as JSON or as `draw` draws it."""
@@ -71,7 +73,7 @@ class Connection(BaseModel):
         try:
             drawn = draw(answer)
         except UNKNOWN_FORM as error:
-            raise failed(
+            raise exit_with(
                 f"the answer has an unknown form ({error!r}); --json shows it", 1
             ) from None
         output().print(drawn)
@@ -94,7 +96,7 @@ def output(*, stderr: bool = False, width: int = NARROWEST_PIPE) -> Console:
     return console
 
 
-def failed(message: str, code: int) -> typer.Exit:
+def exit_with(message: str, code: int) -> typer.Exit:
     """Write a message on stderr. Returns the exception to raise."""
     typer.echo(f"flying-serving: {message}", err=True)
     return typer.Exit(code)

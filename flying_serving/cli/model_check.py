@@ -59,7 +59,7 @@ def run(argv: list[str]) -> list[Finding]:
     began = time.monotonic()
     args = serve.parse(argv, "flying-serving doctor")
     try:
-        with serve.explained(args):
+        with serve.explain_mistakes(args):
             config = _configuration(args)
             checked = _check(args, config)
     except FlyingError as error:

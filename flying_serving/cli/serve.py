@@ -62,7 +62,7 @@ def main(argv: list[str]) -> None:
     import uvloop
     from vllm.entrypoints.launchers.api_server.entry import run_server
 
-    with explained(args):
+    with explain_mistakes(args):
         uvloop.run(run_server(args))
 
 
@@ -163,7 +163,7 @@ def _in_one_line(error: BaseException) -> str:
 
 
 @contextmanager
-def explained(args: Any) -> Iterator[None]:
+def explain_mistakes(args: Any) -> Iterator[None]:
     """While the body runs a server with these flags, report a user's mistake in them, or wish, in
     one line.
 

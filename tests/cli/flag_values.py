@@ -53,7 +53,7 @@ def outcome(model: str, flag: str) -> str:
     argv = [model, "--max-model-len=2048", "--data-parallel-size=2", flag]
     try:
         args = serve.parse(argv, "serve")
-        with serve.explained(args):
+        with serve.explain_mistakes(args):
             config = AsyncEngineArgs.from_cli_args(args).create_engine_config(
                 UsageContext.OPENAI_API_SERVER
             )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from flying_serving.cli.serve import _add_flags, _enforce_eager, _flying_settings, explained
+from flying_serving.cli.serve import _add_flags, _enforce_eager, _flying_settings, explain_mistakes
 from flying_serving.config import KEY, Deployment, FlyingConfig, deployment_of, parse_flying
 from flying_serving.errors import ConfigError
 from flying_serving.memory.peers import KVBlocks
@@ -177,7 +177,7 @@ def start(args: SimpleNamespace, error: BaseException, *callers: tuple[str, str]
     for module, name in reversed(callers):
         caller = FunctionType(_call.__code__.replace(co_name=name), {"__name__": module})
         call = partial(caller, call)
-    with explained(args):
+    with explain_mistakes(args):
         call()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from flying_serving.cli.serve import _flying_settings, explained
+from flying_serving.cli.serve import _flying_settings, explain_mistakes
 from flying_serving.config import KEY as CONFIG_KEY
 from flying_serving.config import Deployment, FlyingConfig
 from flying_serving.observe.tracing.file import begin_trace
@@ -104,7 +104,7 @@ def placement(**variables: str) -> None:
 
 def starting() -> None:
     """vLLM's server at its start, on a port that another has."""
-    with explained(SimpleNamespace(model="m", host="127.0.0.1", port=8000)):
+    with explain_mistakes(SimpleNamespace(model="m", host="127.0.0.1", port=8000)):
         raise OSError(errno.EADDRINUSE, "Address already in use")
 
 
