@@ -7,13 +7,13 @@
 4. `_join`: tells the other engines that it is back, then the controller.
 
 Who knows of a loss: `_lose` makes an entry in each of these registers, by the method named here.
-The first two entries are gone when the engine is JOINING, the others when it is UP again.
+The first three entries are gone when the engine is JOINING, the others when it is UP again.
 
 | register | view of | effect of an entry |
 |---|---|---|
-| `EngineCalls.cut_off` | the server | calls of the engine fail, messages to it are dropped |
-| `Pulse.declare_lost` | the engines' offers | no engine pulls KV from it |
-| `EngineRecord.phase` | this supervisor | no process serves, and one is to be started |
+| `EngineRecord.advance` | this supervisor | no process serves, and another is to be started |
+| `EngineCalls.cut_off` | the server's calls | they fail, and messages to the engine are dropped |
+| `Pulse.declare_lost` | the engines' offers | no engine pulls KV that it has offered |
 | `Losses.lost` | operators | the status, metrics and the live view show the loss |
 | `PeerNotices.tell_all` | the engines | groups with the engine are broken |
 | `ClientChannel.hide_engine` | vLLM | it counts no request of the engine |
