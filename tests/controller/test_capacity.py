@@ -10,10 +10,10 @@ SIZES = (1, 2, 4, 8)
 
 def test_tokens_grow_with_the_group_until_heads_replicate() -> None:
     """101 blocks of 32 tokens, one of them vLLM's null block; two KV heads are cut once."""
-    assert Capacity.of(SIZES, 101, 32, 1, 8).tokens == {1: 3200, 2: 6400, 4: 12800, 8: 25600}
-    assert Capacity.of(SIZES, 101, 32, 1, 2).tokens == {1: 3200, 2: 6400, 4: 6400, 8: 6400}
-    assert Capacity.of(SIZES, 101, 32, 1, 1).tokens == dict.fromkeys(SIZES, 3200)
-    assert Capacity.of((1, 2, 4), 101, 32, 2, 4).tokens == {1: 3200, 2: 6400, 4: 6400}
+    assert Capacity.of(SIZES, 101, 32, 1, 8).kv_tokens == {1: 3200, 2: 6400, 4: 12800, 8: 25600}
+    assert Capacity.of(SIZES, 101, 32, 1, 2).kv_tokens == {1: 3200, 2: 6400, 4: 6400, 8: 6400}
+    assert Capacity.of(SIZES, 101, 32, 1, 1).kv_tokens == dict.fromkeys(SIZES, 3200)
+    assert Capacity.of((1, 2, 4), 101, 32, 2, 4).kv_tokens == {1: 3200, 2: 6400, 4: 6400}
 
 
 def test_degrees_count_devices() -> None:

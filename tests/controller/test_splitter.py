@@ -38,7 +38,7 @@ def busy(policy: str, *, dry_run: bool = False) -> ModelShell:
     roomy = Capacity(
         {size: 10_000 * size for size in sizes}, 1, {size: 16 * size for size in sizes}
     )
-    shell = ModelShell(replace(small, capacity=roomy), costs(tuple(roomy.tokens)))
+    shell = ModelShell(replace(small, capacity=roomy), costs(tuple(roomy.kv_tokens)))
     shell.controller.state.migrates = dict(QUICK)
     for number in range(2):
         shell.arrive(f"r{number}", RequestSpec(1000, 1300, 300, degree=1))
