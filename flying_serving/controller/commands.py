@@ -51,7 +51,7 @@ class PullAhead:
 
     request_id: str
     group: Group
-    kv: KVOffer
+    kv: KVSource
     up_to_tokens: int
 
 

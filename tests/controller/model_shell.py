@@ -300,7 +300,7 @@ class ModelShell:
         assert 0 < command.prefix_tokens < stream.spec.prompt_tokens
         part = Part(command.request_id, command.group, command.prefix_tokens, is_ahead=False)
         self._split(stream, number, part)
-        stream.kv = KVOffer(command.group, number)
+        stream.kv = KVSource(command.group, number)
         stream.ahead = stream.spec.prompt_tokens - command.prefix_tokens
         stream.arrived_with_kv = True
 

@@ -223,7 +223,7 @@ class EngineSupervisor:
         record.advance(IS_READY[record.phase])
         record.joined_s = time.monotonic()
         self._calls.reconnect(engine)
-        self._pulse.declare_lost(engine, lost=False)
+        self._pulse.declare_back(engine)
         self._watch(engine)
         await self._notices.tell_all(engine)
         if record.phase is not EnginePhase.JOINING:  # it is to be lost again, or is lost

@@ -87,7 +87,7 @@ def test_a_request_that_is_over_goes_nowhere() -> None:
     streams, _ = opened()
     sent(streams, (0,))
     streams.close("r")
-    assert streams.dispatch(Dispatch("r", (1,), 0, 400, KVOffer((0,), 1))) is None
+    assert streams.dispatch(Dispatch("r", (1,), 0, 400, KVSource((0,), 1))) is None
 
 
 def test_a_group_is_told_under_which_number_it_offers_kv_at_the_end() -> None:
@@ -133,7 +133,7 @@ def test_prefetched_request_goes_on_under_the_same_id() -> None:
     assert first is not None
     assert first.sampling_params.max_tokens == 2
     assert first.sampling_params.extra_args == {"mine": 1, OFFER_KEY: (5, True)}
-    kv = KVOffer((0,), 5)
+    kv = KVSource((0,), 5)
     ahead = streams.pull_ahead(PullAhead("r", (1,), kv, 4))
     assert ahead is not None
     source = {"mine": 1, MIGRATED_FROM_KEY: (0, 1, 5)}
@@ -157,7 +157,7 @@ def test_dropped_part_cannot_go_on() -> None:
     """
     streams, _ = opened()
     sent(streams, (0,))
-    kv = KVOffer((0,), 5)
+    kv = KVSource((0,), 5)
     streams.pull_ahead(PullAhead("r", (1,), kv, 4))
     assert streams.drop_part("r", 5) == "r~5"
     assert sent(streams, (1,), kv) == ("r+1", {MIGRATED_FROM_KEY: (0, 1, 5)})
@@ -172,7 +172,7 @@ def test_no_part_is_made_of_a_request_that_is_over() -> None:
     streams, _ = opened()
     streams.close("r")
     assert streams.dispatch_prefix(DispatchPrefix("r", (1,), 2, 5)) is None
-    assert streams.pull_ahead(PullAhead("r", (1,), KVOffer((0,), 5), 4)) is None
+    assert streams.pull_ahead(PullAhead("r", (1,), KVSource((0,), 5), 4)) is None
 
 
 @pytest.mark.parametrize(
