@@ -164,7 +164,7 @@ class SimNode:
 
     def order(self, layout: Layout, mode: str) -> None:
         """Order a switch as an operator; only one may be under way."""
-        self._carry_out(self.controller.order(layout, mode, None, self.clock.now_s)[1])
+        self._carry_out(self.controller.begin_switch(layout, mode, None, self.clock.now_s)[1])
 
     def _admit(self, request: SimRequest, spec: RequestSpec, origin: Origin) -> None:
         try:

@@ -30,7 +30,7 @@ An arrival ends nothing that a switch or weights wait for, so it begins at 2.
 
 The way of a switch, file by file:
 
-1. `controller.py`: `_change` asks for the next layout, or `order` gets one from an operator.
+1. `controller.py`: `_change` asks for the next layout, or `begin_switch` gets one from an operator.
 2. `decider.py`: `decide` asks the policy, with the view of the state that `snapshots.py` makes.
 3. `policy/policies.py`: `decide` chooses a layout, and `policy/switching.py` its mode.
 4. `changeover.py`: `begin`, then `advance` until the switch waits for nothing more. The answer is

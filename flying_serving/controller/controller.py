@@ -144,7 +144,7 @@ class Controller:
         """Return whether this switch is under way. It is not, once an engine was lost."""
         return self._changeover.is_current(switch)
 
-    def order(
+    def begin_switch(
         self,
         layout: Layout,
         mode: str,
@@ -234,13 +234,13 @@ class Controller:
             return []
         layout = self.recovery.take_restored()
         if layout is not None:
-            return self.order(layout, "migrate", None, now_s)[1]
+            return self.begin_switch(layout, "migrate", None, now_s)[1]
         if not decides:
             return []
 
         decision, migrates_left_behind = self.decider.decide(now_s)
         if decision is not None:
-            return self.order(decision.layout, decision.mode, None, now_s, decision)[1]
+            return self.begin_switch(decision.layout, decision.mode, None, now_s, decision)[1]
         if migrates_left_behind:
             left_behind = self.state.outside(self.state.layout)
             return self.bookings.recall(left_behind, now_s, begun=True) + self._settle(now_s)

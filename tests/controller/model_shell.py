@@ -150,7 +150,7 @@ class ModelShell:
 
     def order(self, layout: Layout, mode: str = "weave") -> None:
         """An operator wants a layout."""
-        _, commands = self.controller.order(layout, mode, None, self.now_s)
+        _, commands = self.controller.begin_switch(layout, mode, None, self.now_s)
         self.carry_out(commands)
         assert not self.parts, "an operator's order undoes every split"
 

@@ -67,13 +67,13 @@ def test_tokens_are_used_when_they_are_computed() -> None:
 def test_an_older_group_takes_room_from_the_layout() -> None:
     """A group of two has 32 of its 200 tokens, which leaves each of its engines 84 of 100."""
     controller = Controller(settings("manual", 2))
-    _, _ = controller.order(Layout(((0, 1),)), "weave", None, 0.0)
+    _, _ = controller.begin_switch(Layout(((0, 1),)), "weave", None, 0.0)
     controller.regrouped(0.0)
     controller.acknowledged([ANSWER], 0.0)
     controller.arrived("r", RequestSpec(30, 150), 0.0)
     controller.got_tokens("r", 2, 1.0)
     assert load(controller).kv_tokens_free == 168
-    controller.order(Layout(((0,), (1,))), "weave", None, 2.0)
+    controller.begin_switch(Layout(((0,), (1,))), "weave", None, 2.0)
     found = load(controller)
     assert found.layout == [[0], [1]]
     assert found.kv_tokens_used == 32

@@ -203,7 +203,7 @@ def test_a_policys_switch_undoes_splits_over_groups_that_it_ends() -> None:
     assert groups == {(0,), (1,), (2,), (3,)}
     layout = Layout(((0, 1), (2,), (3,)))
     decision = Decision(layout, "weave", "load: 1.00 requests/s", 1.0, 0.1)
-    shell.carry_out(shell.controller.order(layout, "weave", None, shell.now_s, decision)[1])
+    shell.carry_out(shell.controller.begin_switch(layout, "weave", None, shell.now_s, decision)[1])
     assert [part.request_id for part in shell.parts.values()] == ["b"]
     shell.settle(4)
 

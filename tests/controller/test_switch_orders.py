@@ -63,7 +63,7 @@ def test_a_switch_that_waits_longer_than_predicted_is_made_at_once(mode: str) ->
     shell = manual()
     shell.arrive("long", SHORT)
     decision = Decision(WIDE, mode, "load: 1.00 requests/s", 5.0, 1.0, drain_s=0.4)
-    shell.carry_out(shell.controller.order(WIDE, mode, None, shell.now_s, decision)[1])
+    shell.carry_out(shell.controller.begin_switch(WIDE, mode, None, shell.now_s, decision)[1])
     shell.arrive("c", SHORT)
     shell.tick(0.5)
     assert shell.ordered is None

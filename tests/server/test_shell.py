@@ -171,7 +171,9 @@ async def test_a_request_that_fails_stops_no_other_command() -> None:
     commands = [
         command for number in range(8) for command in server.arrived(f"r{number}", prompt_tokens=70)
     ]
-    made, ordered = server.controller.order(Layout.parse(PAIRS, 4, (1, 2, 4)), "weave", None, 0.0)
+    made, ordered = server.controller.begin_switch(
+        Layout.parse(PAIRS, 4, (1, 2, 4)), "weave", None, 0.0
+    )
     recalled = [command.request_id for command in ordered if isinstance(command, Recall)]
     assert len(recalled) == 4
     server.vllm.unsendable = {recalled[0]}

@@ -74,7 +74,9 @@ class LayoutOrders:
             if self._calls.ending:
                 raise ServerEnds
             layout = self._parse(groups)  # again: engines may have been lost since
-            switch, commands = self._controller.order(layout, str(mode), weave_steps, self._clock())
+            switch, commands = self._controller.begin_switch(
+                layout, str(mode), weave_steps, self._clock()
+            )
             done = self._open_switches[switch.number] = consume_exception(
                 asyncio.get_running_loop().create_future()
             )

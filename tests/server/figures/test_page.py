@@ -132,7 +132,7 @@ def test_lanes_of_older_layouts_are_woven_or_paused() -> None:
     controller.arrived("r", RequestSpec(10, 20), 1.0)
     group = controller.state.group_of("r")
     assert group in ((0,), (1,))
-    controller.order(Layout.uniform(2, 2), "weave", None, 2.0)
+    controller.begin_switch(Layout.uniform(2, 2), "weave", None, 2.0)
     for figures, state in (({}, "woven"), ({0: FIGURES, 1: FIGURES}, "paused")):
         set_ = sorted(
             name for name, value in read(put_lanes, controller, (1, 2), figures).items() if value
@@ -144,7 +144,7 @@ def test_lanes_of_older_layouts_are_woven_or_paused() -> None:
 def test_a_lost_engine_has_no_lane_and_no_group() -> None:
     """Nor has the group that it was in; the others have theirs."""
     controller = Controller(settings("manual", engines=2))
-    controller.order(Layout.uniform(2, 2), "weave", None, 2.0)
+    controller.begin_switch(Layout.uniform(2, 2), "weave", None, 2.0)
     controller.acknowledged([ANSWER], 2.1)
     controller.engines_lost([1], 3.0)
     found = read(put_lanes, controller, (1, 2), {})
@@ -197,7 +197,7 @@ def test_switches_are_counted_by_kind_from_the_start() -> None:
     """Those of every way to switch are there from the start, so that rates begin at 0."""
     controller, tally = Controller(settings("manual", engines=2)), SwitchTally()
     predictions = Predictions(settings().objective)
-    controller.order(Layout.uniform(2, 2), "soft", None, 2.0)
+    controller.begin_switch(Layout.uniform(2, 2), "soft", None, 2.0)
     controller.acknowledged([ANSWER], 2.1)
     tally.update(controller.state.switches.kept)
     predictions.count, predictions.gain, predictions.cost = 3, 4.0, 5.0

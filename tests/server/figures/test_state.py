@@ -166,7 +166,9 @@ def test_switches_are_the_last_and_open_ones_say_so() -> None:
     assert [(each["mode"], each["open"]) for each in found["switches"]] == [("weave", True)]
     controller.finished(["old"], 9.5)
     for number in range(SHOWN_SWITCHES + 3):
-        controller.order(Layout.uniform(4, 2 if number % 2 else 4), "weave", None, 10.0 + number)
+        controller.begin_switch(
+            Layout.uniform(4, 2 if number % 2 else 4), "weave", None, 10.0 + number
+        )
         controller.acknowledged([ANSWER], 10.1 + number)
     found = look(controller, rolling, 99.0)
     assert len(found["switches"]) == SHOWN_SWITCHES
