@@ -48,10 +48,10 @@ TRANSITIONS: Mapping[SwitchPhase, tuple[SwitchPhase, ...]] = {
     SwitchPhase.REGROUPED: (SwitchPhase.IDLE,),
 }
 """The phases that may follow a phase."""
-HOLDING = ((SwitchPhase.WAITING, "sequential"), (SwitchPhase.ORDERED, "migrate"))
-"""The phases in which switches of these modes keep new requests waiting.
+HOLDING_BACK = ((SwitchPhase.WAITING, "sequential"), (SwitchPhase.ORDERED, "migrate"))
+"""The phases in which switches of these modes hold back new requests.
 
-By *migrate* they wait until engines whose groups change have answered. These answer after the step
+By *migrate* these wait until engines whose groups change have answered. These answer after the step
 under way, so its tokens migrate too. The other engines are not waited for: their step may be long.
 """
 WAITING_MODES = ("sequential", "soft")
@@ -109,10 +109,10 @@ class Changeover:
         return self.phase is not SwitchPhase.IDLE
 
     @property
-    def holds_requests(self) -> bool:
+    def holds_back_requests(self) -> bool:
         """True if the switch keeps new requests waiting."""
         change = self._change
-        return change is not None and (self.phase, change.switch.mode) in HOLDING
+        return change is not None and (self.phase, change.switch.mode) in HOLDING_BACK
 
     @property
     def untold_switch(self) -> Switch | None:
@@ -188,7 +188,7 @@ class Changeover:
         self._pauses_older = switch.mode == "hard"
 
         order = Order(switch, change.weave_steps)
-        if self.holds_requests:
+        if self.holds_back_requests:
             return [order]
         return [order, *self._bookings.recall(switch.draining, now_s, begun=False)]
 
@@ -201,12 +201,12 @@ class Changeover:
 
     def regrouped(self, now_s: float) -> list[Command]:
         """Let requests that migrate leave: the engines whose groups change have answered."""
-        change, was_holding = self._change, self.holds_requests
+        change, held_back = self._change, self.holds_back_requests
         assert change is not None
         self._enter(SwitchPhase.REGROUPED)
         draining = change.switch.draining
         commands: list[Command] = []
-        if was_holding:
+        if held_back:
             commands += self._bookings.recall(draining, now_s, begun=True)
         if change.begun_mode == "soft":
             commands += self._widen(draining, now_s)

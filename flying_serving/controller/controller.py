@@ -121,7 +121,7 @@ class Controller:
         policy.
         """
         commands = self.recovery.fail_overdue_suspects(now_s)
-        waits = len(self.state.pool) > 0 and not self._changeover.holds_requests
+        waits = len(self.state.pool) > 0 and not self._changeover.holds_back_requests
         self.admission.pace.tick(now_s, waits=waits)
         commands += self._dispatcher.reject_expired(now_s)
         return commands + self._settle(now_s, decides=True)
@@ -221,7 +221,7 @@ class Controller:
     def _place_waiting(self, now_s: float) -> list[Command]:
         """Give groups to requests that wait, and lend weights to one that needs them."""
         state, changeover = self.state, self._changeover
-        if changeover.holds_requests:
+        if changeover.holds_back_requests:
             return []
         if changeover.is_under_way:
             return self._dispatcher.place_waiting(now_s, splits=False)

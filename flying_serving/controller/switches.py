@@ -89,8 +89,8 @@ class Switch:
         ]
 
     @property
-    def holding_engines(self) -> list[int]:
-        """Engines that hold older lanes after their answers, until they hear which requests
+    def paused_engines(self) -> list[int]:
+        """Engines that pause older lanes after their answers, until they hear which requests
         migrate.
         """
         return self.changed_engines if self.mode in MIGRATING_MODES else []

@@ -12,7 +12,7 @@ HOLD_S = 0.05
 """Seconds that a member holds for the next step of its present group after the leader announced
 more.
 """
-RECALL_S = 0.5
+PAUSE_OLDER_S = 0.5
 """Seconds that older lanes pause after an order with which requests migrate, until the API server
 says which.
 """
@@ -145,7 +145,7 @@ class LaneArbiter:
         """Pause older lanes: their requests are about to leave, and a step would be wasted on
         them.
         """
-        self._older_paused_until_s = now + RECALL_S
+        self._older_paused_until_s = now + PAUSE_OLDER_S
 
     def resume_older(self) -> None:
         """Resume older lanes: the API server has said which requests leave."""

@@ -185,7 +185,7 @@ class Shell:
 
     # ---- commands of the controller
 
-    def carry_out(self, commands: list[Command], holding: Iterable[int] = ()) -> Awaitable[Any]:
+    def carry_out(self, commands: list[Command], paused: Iterable[int] = ()) -> Awaitable[Any]:
         """Carry out commands in order. Returns an awaitable that is done when all messages to
         engines are sent.
 
@@ -195,15 +195,15 @@ class Shell:
         A command that fails ends its request, its part of a split one or its order, and the others
         are carried out.
 
-        `holding`: engines that wait to hear which requests leave them, or that none does. All
-        requests that leave an engine at the same time are named in one message, before any of them
-        is sent on.
+        `paused`: engines whose older lanes pause until they hear which requests leave, or that none
+        does. All requests that leave an engine at the same time are named in one message, before
+        any of them is sent on.
 
         Raises:
             EngineDeadError: if engines are dead, when every command that needs none is carried out.
         """
         sent, left, failed = list[Awaitable[Any]](), deque(commands), set[str]()
-        retained: dict[int, list[tuple[str, int]]] = {engine: [] for engine in holding}
+        retained: dict[int, list[tuple[str, int]]] = {engine: [] for engine in paused}
         dead: EngineDeadError | None = None
         while left:
             command = left.popleft()

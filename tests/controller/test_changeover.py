@@ -47,10 +47,10 @@ def end_old(state: ClusterState) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_waiting_switch_holds_requests_only_if_sequential(mode: str) -> None:
+def test_waiting_switch_holds_back_requests_only_if_sequential(mode: str) -> None:
     _, changeover = begun(mode)
     assert changeover.phase is SwitchPhase.WAITING
-    assert changeover.holds_requests == (mode == "sequential")
+    assert changeover.holds_back_requests == (mode == "sequential")
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -72,14 +72,14 @@ def test_idle_old_groups_let_engines_be_told(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_ordered_switch_holds_requests_only_if_it_migrates(mode: str) -> None:
+def test_ordered_switch_holds_back_requests_only_if_it_migrates(mode: str) -> None:
     state, changeover = begun(mode)
     end_old(state)
     changeover.advance(102.0)
     assert changeover.phase is SwitchPhase.ORDERED
-    assert changeover.holds_requests == (mode == "migrate")
+    assert changeover.holds_back_requests == (mode == "migrate")
     changeover.regrouped(103.0)
-    assert not changeover.holds_requests
+    assert not changeover.holds_back_requests
 
 
 @pytest.mark.parametrize("mode", MODES)

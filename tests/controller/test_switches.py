@@ -184,7 +184,7 @@ def test_a_failed_switch_is_over() -> None:
 def test_engines_of_changed_groups_wait_for_their_leaving_streams(mode: str) -> None:
     """Engines whose group is another one then, if streams move."""
     switch = Switch(Layout(((0, 1), (2,), (3,))), Layout(((0, 1), (2, 3))), mode, 100.0, 1)
-    assert switch.holding_engines == ([2, 3] if mode in ("soft", "migrate") else [])
+    assert switch.paused_engines == ([2, 3] if mode in ("soft", "migrate") else [])
 
 
 def begin(

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from flying_serving.scheduling.arbiter import (
     HOLD_OLDER_S,
     HOLD_S,
-    RECALL_S,
+    PAUSE_OLDER_S,
     LaneArbiter,
     ServeMessage,
     StepLane,
@@ -139,8 +139,8 @@ def test_a_pause_of_older_lanes_ends_by_itself(present: bool) -> None:
         arbiter.ran(2, 10.2, more=True, leads=False)
     action = arbiter.choose(10.2, {1: True}, message=False)
     assert isinstance(action, Wait)
-    assert action.timeout_s == pytest.approx(RECALL_S - 0.2)
-    assert arbiter.choose(10.0 + RECALL_S, {1: True}, message=False) == StepLane(1)
+    assert action.timeout_s == pytest.approx(PAUSE_OLDER_S - 0.2)
+    assert arbiter.choose(10.0 + PAUSE_OLDER_S, {1: True}, message=False) == StepLane(1)
     arbiter.pause_older(20.0)
     arbiter.resume_older()
     assert arbiter.choose(20.0, {1: True}, message=False) == StepLane(1)

@@ -166,7 +166,7 @@ class LayoutOrders:
             is None
         ):
             return
-        sent = self._carry_out(self._controller.regrouped(self._clock()), switch.holding_engines)
+        sent = self._carry_out(self._controller.regrouped(self._clock()), switch.paused_engines)
         answered = await self._await_all(switch, list(every.values()))
         if answered is None:
             return
