@@ -66,7 +66,9 @@ class Bookings:
         self._state.pool.add(request)
         return recall
 
-    def recall(self, request_ids: Collection[str], now_s: float, *, begun: bool) -> list[Command]:
+    def recall(
+        self, request_ids: Collection[str], now_s: float, *, also_begun: bool
+    ) -> list[Command]:
         """Let requests wait that run in groups which the layout lacks, if they may leave these: see
         `to_migrate`.
         """
@@ -74,7 +76,7 @@ class Bookings:
         running = [
             request for request in state.started.values() if request.request_id in request_ids
         ]
-        recalled = to_migrate(running, state.layout, state.settings, begun=begun)
+        recalled = to_migrate(running, state.layout, state.settings, also_begun=also_begun)
         return [
             self.requeue(request, now_s, self.offer_kv(request) if has_kv else None)
             for request, has_kv in recalled
@@ -100,13 +102,13 @@ class Leaving(NamedTuple):
 
 
 def to_migrate(
-    old: Iterable[RequestState], layout: Layout, settings: Settings, *, begun: bool
+    old: Iterable[RequestState], layout: Layout, settings: Settings, *, also_begun: bool
 ) -> list[Leaving]:
     """Return the requests that leave their groups, of requests in groups that `layout` lacks.
 
-    Prompts leave that their group has not begun. With `begun` all requests leave that can migrate.
-    A request stays if it asks for a degree, may have killed engines, or has no room in any group of
-    `layout`.
+    Prompts leave that their group has not begun. With `also_begun` all requests leave that can
+    migrate. A request stays if it asks for a degree, may have killed engines, or has no room in any
+    group of `layout`.
     """
     ahead_tokens: Counter[Group] = Counter()
     sizes = {len(group) for group in layout.groups}
@@ -121,6 +123,6 @@ def to_migrate(
         spec = request.spec
         may_leave = spec.degree is None and not request.is_suspect
         fits = may_leave and sizes.intersection(request.fitting(settings.capacity.kv_tokens))
-        if fits and (is_unbegun or (begun and spec.can_migrate)):
+        if fits and (is_unbegun or (also_begun and spec.can_migrate)):
             leaving.append(Leaving(request, has_kv=not is_unbegun or request.kv is not None))
     return leaving

@@ -190,7 +190,7 @@ class Changeover:
         order = Order(switch, change.weave_steps)
         if self.holds_back_requests:
             return [order]
-        return [order, *self._bookings.recall(switch.draining, now_s, begun=False)]
+        return [order, *self._bookings.recall(switch.draining, now_s, also_begun=False)]
 
     def _end_pause(self) -> list[Command]:
         """Resume requests that a hard switch has paused, as this switch waits for their end."""
@@ -207,7 +207,7 @@ class Changeover:
         draining = change.switch.draining
         commands: list[Command] = []
         if held_back:
-            commands += self._bookings.recall(draining, now_s, begun=True)
+            commands += self._bookings.recall(draining, now_s, also_begun=True)
         if change.begun_mode == "soft":
             commands += self._widen(draining, now_s)
         return commands

@@ -243,5 +243,5 @@ class Controller:
             return self.begin_switch(decision.layout, decision.mode, None, now_s, decision)[1]
         if migrates_left_behind:
             left_behind = self.state.outside(self.state.layout)
-            return self.bookings.recall(left_behind, now_s, begun=True) + self._settle(now_s)
+            return self.bookings.recall(left_behind, now_s, also_begun=True) + self._settle(now_s)
         return []

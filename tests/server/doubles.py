@@ -227,7 +227,7 @@ class Server:
         self.shell.losses.lost(
             engine, Loss(time.time(), "injected"), self.controller.state.layout, frozen=False
         )
-        self.shell.orders.fail_open(EngineLost(why))
+        self.shell.orders.fail_under_way(EngineLost(why))
         self.shell.figures.forget(engine)
         self.shell.carry_out(self.controller.engines_lost([engine], 0.0))
 

@@ -38,7 +38,8 @@ class LayoutOrders:
         self._carry_out = carry_out
         self._clock = clock
         self._one_order = asyncio.Lock()
-        self._open_switches: dict[int, asyncio.Future[None]] = {}
+        self._under_way: dict[int, asyncio.Future[None]] = {}
+        """Done when the switch under way is over, made or not; by the number of the switch."""
         self._last_order = 0
 
     async def switch(
@@ -69,15 +70,15 @@ class LayoutOrders:
         order = self._last_order
         self._replace_waiting()
         async with self._one_order:
-            while self._open_switches:  # its client may have left, or it makes a layout again
-                await self._until(next(iter(self._open_switches.values())))
+            while self._under_way:  # its client may have left, or it makes a layout again
+                await self._until(next(iter(self._under_way.values())))
             if self._calls.ending:
                 raise ServerEnds
             layout = self._parse(groups)  # again: engines may have been lost since
             switch, commands = self._controller.begin_switch(
                 layout, str(mode), weave_steps, self._clock()
             )
-            done = self._open_switches[switch.number] = consume_exception(
+            done = self._under_way[switch.number] = consume_exception(
                 asyncio.get_running_loop().create_future()
             )
             sent = self._carry_out(commands)
@@ -144,7 +145,7 @@ class LayoutOrders:
         }
         switch.work_ms = (time.thread_time() - worked_s) * 1e3
         # orders wait for each other, also orders of the policy
-        self._open_switches.setdefault(
+        self._under_way.setdefault(
             switch.number, consume_exception(asyncio.get_running_loop().create_future())
         )
         self._calls.run_in_background(self._await_answers(switch, answers))
@@ -204,12 +205,12 @@ class LayoutOrders:
             logger.error("layout %s -> %s failed: %s", switch.old, switch.new, error)
         self._end_waits(switch, error)
 
-    def fail_open(self, error: EngineLost) -> None:
+    def fail_under_way(self, error: EngineLost) -> None:
         """Fail the switch under way, if there is one, after the loss of an engine."""
-        for number in list(self._open_switches):
-            resolve_once(self._open_switches.pop(number), error)
+        for number in list(self._under_way):
+            resolve_once(self._under_way.pop(number), error)
 
     def _end_waits(self, switch: Switch, error: Exception | None = None) -> None:
-        done = self._open_switches.pop(switch.number, None)
+        done = self._under_way.pop(switch.number, None)
         if done is not None:
             resolve_once(done, error)

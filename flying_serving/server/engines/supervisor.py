@@ -127,7 +127,7 @@ class EngineSupervisor:
         # the controller has not counted an engine that was JOINING
         controller, now_s = self._shell.controller, self._shell.clock()
         if counted := set(lost) - controller.state.absent_engines:
-            self._shell.orders.fail_open(EngineLost("; ".join(reasons)))
+            self._shell.orders.fail_under_way(EngineLost("; ".join(reasons)))
             self._shell.carry_out(controller.engines_lost(counted, now_s, killed=killed))
 
     def _record_loss(self, engine: int) -> str:
