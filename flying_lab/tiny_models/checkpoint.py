@@ -24,9 +24,8 @@ from flying_lab.tiny_models.tokenizer import BOS, EOS, MAX_POSITIONS, write_json
 Array = npt.NDArray[np.float32]
 
 MARKER = "tiny.json"
-STD_AT_256 = (
-    0.12  # of the weights, at hidden size 256: logits then have a standard deviation of about 2
-)
+STD_AT_256 = 0.12
+"""Standard deviation of the weights at hidden size 256: that of logits is then about 2."""
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ class FaultRecovery:
         is_fixed = state.settings.dry_run or not state.settings.policy.decides
         if state.to_restore is None and is_fixed:
             state.to_restore = state.layout
-        self._regroup(state.layout)
+        self._set_layout(state.layout)
         self._note_cornered(now_s)
         return commands
 
@@ -136,7 +136,7 @@ class FaultRecovery:
         if state.to_restore is not None:
             state.to_restore = state.to_restore.beside(engine)
         self._changeover.take_in(engine)
-        self._regroup(state.layout.beside(engine))
+        self._set_layout(state.layout.beside(engine))
         for request in state.started.values():
             _trust(request, engine)
         state.pool.revise(lambda request: _trust(request, engine))
@@ -155,7 +155,7 @@ class FaultRecovery:
 
     # ---- at a loss and at a return
 
-    def _regroup(self, layout: Layout) -> None:
+    def _set_layout(self, layout: Layout) -> None:
         """Go on with the engines of `layout` that are there, and choose between their layouts."""
         state = self._state
         state.layout = layout.without(state.absent_engines)
@@ -172,12 +172,12 @@ class FaultRecovery:
         It has no use for groups that cannot be formed, and for wider ones once they can be.
         """
         capacity = self._state.settings.capacity
-        holding = [
+        fitting = [
             size
             for size in capacity.sizes(request.spec)
             if capacity.most_tokens[size] >= request.needed_tokens
         ]
-        request.sizes = self._state.lengths.sizes(request, holding, self._state.formable)
+        request.sizes = self._state.lengths.sizes(request, fitting, self._state.formable)
 
     def _note_cornered(self, now_s: float) -> None:
         """Keep since when each suspect that waits may have none of the engines that are there."""
@@ -231,9 +231,8 @@ class FaultRecovery:
             for group, work in state.loads.of_engine(engine).items()
         }
         for group, work in broken.items():
-            begun_tokens = (
-                0  # the first in the group may be in the step under way or in the next one
-            )
+            # the first in the group may be in the step under way or in the next one
+            begun_tokens = 0
             for booked, request in work.requests.items():
                 if request.prefill_tokens and begun_tokens < step_tokens:
                     computing[prefixes.get(booked, booked)].add(group)

@@ -38,9 +38,8 @@ class StepTimes(NamedTuple):
     full_s: float
 
 
-@dataclass(
-    slots=True
-)  # not frozen: made for every layout that is evaluated, and that takes three times as long
+# not frozen: made for every layout that is evaluated, and that takes three times as long
+@dataclass(slots=True)
 class GroupState:
     """The requests of the group at a time, and sums since the start.
 

@@ -110,13 +110,12 @@ class SchedulerPool:
         return self.blocks_of(request.request_id) if has_room else None
 
     def _allocate(self, request: Any, new_tokens: int, next_token: bool, **computed: Any) -> bool:
+        # without `next_token`, requests that wait for its block could hold all blocks for ever
         made = self.scheduler.kv_cache_manager.allocate_slots(
             request,
             new_tokens,
             **computed,
-            num_lookahead_tokens=int(
-                next_token
-            ),  # without it, requests that wait for it could hold all blocks for ever
+            num_lookahead_tokens=int(next_token),
             delay_cache_blocks=True,
             has_scheduled_reqs=False,
         )

@@ -50,10 +50,8 @@ class LaneRandomness:
     def __init__(self, device: torch.device, seed: int) -> None:
         self._generators: list[tuple[Callable[[], Any], Callable[[Any], None]]] = [
             (random.getstate, random.setstate),
-            (
-                mtrand.get_bit_generator,
-                mtrand.set_bit_generator,
-            ),  # exchanged: numpy takes long to copy a state
+            # exchanged: numpy takes long to copy a state
+            (mtrand.get_bit_generator, mtrand.set_bit_generator),
             (torch.get_rng_state, torch.set_rng_state),
         ]
         self._states: list[Any] = [random.getstate(), np.random.MT19937(), torch.get_rng_state()]

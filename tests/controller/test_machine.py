@@ -22,7 +22,7 @@ class Manual(Episode):
 
 
 class Crowded(Episode):
-    """An operator migration_sizes streams to groups that have not room for all of them."""
+    """An operator migrates streams to groups that have not room for all of them."""
 
     names = ("manual",)
     limited = True

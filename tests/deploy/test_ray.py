@@ -50,9 +50,8 @@ from tests.deploy.ray_cluster import (
 def cluster() -> Iterator[Cluster]:
     """A cluster with one application of two nodes, whose number Ray may change by the load."""
     told = {"RAY_AUTH_TOKEN": uuid.uuid4().hex + uuid.uuid4().hex, "RAY_USAGE_STATS_ENABLED": "0"}
-    told["RAY_prestart_worker_first_driver"] = (
-        "0"  # as many processes as there are CPUs, which nothing here uses
-    )
+    # otherwise as many processes as there are CPUs, which nothing here uses
+    told["RAY_prestart_worker_first_driver"] = "0"
     told["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with (
         ReservedPort() as port,

@@ -62,9 +62,8 @@ def is_whole(server: Server) -> bool:
     return len(server.http.get("/flying/status").json()["engines"]) == 4
 
 
-@pytest.mark.parametrize(
-    "layout", [[[0], [1], [2], [3]], [[0, 1], [2, 3]]]
-)  # in a group it kills all members
+# in a group the request kills all members
+@pytest.mark.parametrize("layout", [[[0], [1], [2], [3]], [[0, 1], [2, 3]]])
 def test_harmful_request_fails_and_others_are_served(
     server: Server, layout: list[list[int]]
 ) -> None:
