@@ -136,16 +136,8 @@ class FetchWeights:
     group: Group
 
 
-Command = (
-    Dispatch
-    | DispatchPrefix
-    | PullAhead
-    | DropPart
-    | Recall
-    | Reject
-    | Fail
-    | Order
-    | Weave
-    | LendWeights
-    | FetchWeights
-)
+PartCommand = DispatchPrefix | PullAhead
+"""Begins a part of a split request. Where that fails, the request goes on as an ordinary one."""
+RequestCommand = Dispatch | PartCommand | Recall | Reject | Fail
+"""Is void once its request has failed."""
+Command = RequestCommand | DropPart | Order | Weave | LendWeights | FetchWeights

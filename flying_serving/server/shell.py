@@ -26,9 +26,11 @@ from flying_serving.controller.commands import (
     FetchWeights,
     LendWeights,
     Order,
+    PartCommand,
     PullAhead,
     Recall,
     Reject,
+    RequestCommand,
     Weave,
 )
 from flying_serving.controller.controller import Controller
@@ -46,11 +48,6 @@ from flying_serving.server.requests.origin import origin_of
 from flying_serving.server.requests.streams import Streams
 from flying_serving.vllm_adapter.beginnings import is_beginning
 from flying_serving.vllm_adapter.history import why_not_migratable
-
-EVEN_IF_FAILED = (Order, Weave, DropPart, LendWeights, FetchWeights)
-"""Commands that are carried out even if a request has failed."""
-PARTS = (DispatchPrefix, PullAhead)
-"""Commands whose failure leaves an ordinary request."""
 
 
 class Shell:
@@ -207,7 +204,7 @@ class Shell:
         dead: EngineDeadError | None = None
         while left:
             command = left.popleft()
-            if not isinstance(command, EVEN_IF_FAILED) and command.request_id in failed:
+            if isinstance(command, RequestCommand) and command.request_id in failed:
                 continue
             if (
                 isinstance(command, Recall | DropPart)
@@ -221,12 +218,7 @@ class Shell:
             except EngineDeadError as error:
                 dead = error
             except Exception as error:  # noqa: BLE001 - after any error the other commands are carried out
-                left += self._end_failed(command, error)
-                failed |= (
-                    set()
-                    if isinstance(command, (*EVEN_IF_FAILED, *PARTS))
-                    else {command.request_id}
-                )
+                left += self._end_failed(command, error, failed)
         self._retain(retained)
         # shielded: a client that leaves must not cancel messages of others
         on_their_way = consume_exception(asyncio.shield(consume_exception(asyncio.gather(*sent))))
@@ -284,9 +276,11 @@ class Shell:
         self.streams.close(request_id)
         self.calls.channel.fail_request(request_id, why, status)
 
-    def _end_failed(self, command: Command, error: Exception) -> list[Command]:
+    def _end_failed(self, command: Command, error: Exception, failed: set[str]) -> list[Command]:
         """End an order, a part, or a request that cannot be sent to an engine, with an error (HTTP
         500).
+
+        Adds a request to `failed` if its later commands are void.
         """
         if isinstance(command, Order):
             self.orders.failed(command.switch, error)
@@ -295,8 +289,10 @@ class Shell:
             return []  # the server ends
         request_id = command.request_id
         logger.error("request %r cannot be sent to an engine", request_id, exc_info=error)
-        if isinstance(command, PARTS):
+        if isinstance(command, PartCommand):
             return self.controller.part_failed(request_id)
+        if isinstance(command, RequestCommand):
+            failed.add(request_id)
         self.streams.close(request_id)
         self.calls.channel.end_requests([request_id], FinishReason.ERROR)
         return self.controller.finished([request_id], self.clock(), aborted=True)
