@@ -138,8 +138,8 @@ class Traps:
             if leader._answers is None:
                 self.spring_at("blocks lent")
 
-        def recalled(member: Any, count: int, now: float) -> None:
-            if member._recalled_at_s == now:
+        def recalled(member: Any, count: int, now_s: float) -> None:
+            if member._recalled_at_s == now_s:
                 self.spring_at("reclaim")
 
         _wrap(Leader, "_ask", after=asked)

@@ -199,7 +199,7 @@ class Cluster:
             for size, lane in engine.lanes.items():
                 if size != order.size:
                     lane.preempt_all()
-        engine.arbiter.switch(order.size, hard=hard, weave_steps=order.weave_steps, now=now_s)
+        engine.arbiter.switch(order.size, hard=hard, weave_steps=order.weave_steps, now_s=now_s)
         engine.awaits_announcement = order.mode in MIGRATING_MODES and changes
         order.done(now_s)
         return changes

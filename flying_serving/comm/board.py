@@ -22,9 +22,9 @@ class StepBoard(MappedArray):
         self._blocks_at = engines * _LANES
         self._requests_at = 2 * engines * _LANES
 
-    def ended(self, engine: int, size: int, now: float) -> None:
+    def ended(self, engine: int, size: int, now_s: float) -> None:
         """Note that a step of the lane for groups of `size` has ended on an engine."""
-        self.numbers[_entry(engine, size)] = now
+        self.numbers[_entry(engine, size)] = now_s
 
     def together_since(self, engines: Iterable[int], size: int, since: float) -> float:
         """Return when the last of `engines` ended a step in another lane than that of `size`; at

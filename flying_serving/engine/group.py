@@ -102,10 +102,10 @@ class Member:
         self.lent.take_all_back()
         self._recalled_at_s = 0.0
 
-    def recall(self, count: int, now: float) -> None:
+    def recall(self, count: int, now_s: float) -> None:
         """Ask the leader for blocks, at most once in ASK_AGAIN_S."""
-        if self.lent.lent_count and now - self._recalled_at_s > ASK_AGAIN_S:
-            self._recalled_at_s = now
+        if self.lent.lent_count and now_s - self._recalled_at_s > ASK_AGAIN_S:
+            self._recalled_at_s = now_s
             recall = RecallBlocks(self.group, self._engine, min(count, self.lent.lent_count))
             self._channel.send([self.group[0]], recall)
 
@@ -145,21 +145,21 @@ class Leader:
         """
         return self.is_whole and bool(self.scheduler.has_requests())
 
-    def ready(self, now: float) -> bool:
+    def ready(self, now_s: float) -> bool:
         """Return whether a step can be ordered: there are requests, no step is under way, and it
         does not wait for blocks.
         """
-        return not self.outstanding and now >= self._may_step_at_s and self.has_requests
+        return not self.outstanding and now_s >= self._may_step_at_s and self.has_requests
 
-    def retry_in_s(self, now: float) -> float | None:
+    def retry_in_s(self, now_s: float) -> float | None:
         """Return the seconds until `ready` may turn true by itself; None if only a message can
         change it.
         """
         if self.outstanding or self._may_step_at_s == _WHEN_ANSWERED or not self.has_requests:
             return None
-        return max(0.0, self._may_step_at_s - now)
+        return max(0.0, self._may_step_at_s - now_s)
 
-    def order(self, now: float, *, goes_on: bool = True) -> Any:
+    def order(self, now_s: float, *, goes_on: bool = True) -> Any:
         """Order the next step, and blocks if they are short. Return outputs if nothing can run, so
         no model is needed.
 
@@ -169,13 +169,13 @@ class Leader:
         keep its own blocks meanwhile, and lanes that are all short could take each other's blocks
         for ever.
         """
-        asked = self._answers is not None or (now >= self._may_ask_at_s and self._ask(now))
+        asked = self._answers is not None or (now_s >= self._may_ask_at_s and self._ask(now_s))
         if asked and self._must_wait():
             self._may_step_at_s = _WHEN_ANSWERED
             return None
         plan = self.scheduler.schedule()
         if not plan.total_num_scheduled_tokens and not plan.finished_req_ids:
-            self._may_step_at_s = now + ASK_AGAIN_S
+            self._may_step_at_s = now_s + ASK_AGAIN_S
             return self.scheduler.update_from_output(plan, EMPTY_MODEL_RUNNER_OUTPUT)
         grammar = self.scheduler.get_grammar_bitmask(plan)
         # vLLM's buffer serves all lanes; another lane may step before this message is served
@@ -191,14 +191,14 @@ class Leader:
         self.outstanding = False
         return self.scheduler.update_from_output(plan, output)
 
-    def ask_ahead(self, missing: int, now: float) -> None:
+    def ask_ahead(self, missing: int, now_s: float) -> None:
         """Ask the members for blocks that are missing for KV to come, unless they have just been
         asked.
         """
-        if self.is_whole and self._answers is None and now >= self._may_ask_at_s:
-            self._ask(now, missing)
+        if self.is_whole and self._answers is None and now_s >= self._may_ask_at_s:
+            self._ask(now_s, missing)
 
-    def _ask(self, now: float, ahead: int = 0) -> bool:
+    def _ask(self, now_s: float, ahead: int = 0) -> bool:
         room = self.borrowed.room()
         # counted only where there is room to ask for
         missing = self.pool.missing_for_next() + ahead if room else 0
@@ -218,7 +218,7 @@ class Leader:
             return self.pool.missing_for_running() > 0
         return self.borrowed.free_count() == 0
 
-    def take_answer(self, answer: BlocksReserved, now: float) -> bool:
+    def take_answer(self, answer: BlocksReserved, now_s: float) -> bool:
         """Take a member's answer; the last answer closes the round with the blocks that all members
         have set aside.
 
@@ -234,7 +234,7 @@ class Leader:
         self.borrowed.add(blocks)
         self._may_step_at_s = 0.0
         if not blocks:
-            self._may_ask_at_s = now + ASK_AGAIN_S * (self.size // 2)
+            self._may_ask_at_s = now_s + ASK_AGAIN_S * (self.size // 2)
         return not blocks
 
     def unused(self) -> int:

@@ -120,7 +120,7 @@ class Membership:
             self.broken.discard(size)
         self._tell_parts()
         if self._arbiter.present in self.broken:
-            self._arbiter.switch(1, hard=False, weave_steps=self._arbiter.weave_steps, now=now_s)
+            self._arbiter.switch(1, hard=False, weave_steps=self._arbiter.weave_steps, now_s=now_s)
 
     def _dissolve(self, size: int) -> None:
         """Remove a group from this engine: its requests, its blocks, its KV on the way."""

@@ -77,13 +77,13 @@ class Report:
             return None
         return self.stats_if_due(now_s, idle=True)
 
-    def stats_if_due(self, now: float, *, idle: bool) -> Any:
+    def stats_if_due(self, now_s: float, *, idle: bool) -> Any:
         """Return a member's SchedulerStats every REPORT_S, and when its group has become idle;
         otherwise None.
         """
-        if not idle and now - self._reported_at_s < REPORT_S:
+        if not idle and now_s - self._reported_at_s < REPORT_S:
             return None
-        self._reported_at_s = now
+        self._reported_at_s = now_s
         return self._lanes.schedulers[1].make_stats()
 
     def counts(self) -> dict[int, tuple[int, int]]:

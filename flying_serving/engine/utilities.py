@@ -49,7 +49,7 @@ class EngineUtilities:
         arbiter, trace = self.loop.arbiter, self.loop.instruments.trace
         if mode in MIGRATING_MODES and len(group) != arbiter.present:
             arbiter.pause_older(now_s)
-        arbiter.switch(len(group), hard=mode == "hard", weave_steps=weave_steps, now=now_s)
+        arbiter.switch(len(group), hard=mode == "hard", weave_steps=weave_steps, now_s=now_s)
         if trace is not None:
             trace.ordered(group, mode, now_s)
         began_s, ended_s = self.loop.last_step_s

@@ -128,11 +128,11 @@ class LaneArbiter:
         self._holds_for_older = False
         self._older_paused_until_s = 0.0
 
-    def switch(self, present: int, *, hard: bool, weave_steps: int, now: float) -> None:
+    def switch(self, present: int, *, hard: bool, weave_steps: int, now_s: float) -> None:
         """Change the layout: `present` is the size of this engine's group from now on."""
         if present != self.present:
             self._hold_until_s = 0.0
-            self._stepped_at_s.setdefault(self.present, now)
+            self._stepped_at_s.setdefault(self.present, now_s)
         self.present, self.hard, self.weave_steps = present, hard, weave_steps
         self._present_steps = 0
         self._slice.end()
@@ -141,11 +141,11 @@ class LaneArbiter:
         """Let a hard switch pause older lanes no longer."""
         self.hard = False
 
-    def pause_older(self, now: float) -> None:
+    def pause_older(self, now_s: float) -> None:
         """Pause older lanes: their requests are about to leave, and a step would be wasted on
         them.
         """
-        self._older_paused_until_s = now + PAUSE_OLDER_S
+        self._older_paused_until_s = now_s + PAUSE_OLDER_S
 
     def resume_older(self) -> None:
         """Resume older lanes: the API server has said which requests leave."""
@@ -154,7 +154,7 @@ class LaneArbiter:
     def ran(
         self,
         size: int,
-        now: float,
+        now_s: float,
         *,
         more: bool,
         leads: bool,
@@ -166,11 +166,11 @@ class LaneArbiter:
 
         It took `took_s` without the wait for other members, which was `waited_s`.
         """
-        self._stepped_at_s[size] = now
+        self._stepped_at_s[size] = now_s
         if not leads:
             self._holds_for_older = size != self.present
             hold_s = HOLD_OLDER_S if self._holds_for_older else HOLD_S
-            self._hold_until_s = now + hold_s if more else 0.0
+            self._hold_until_s = now_s + hold_s if more else 0.0
         elif size == self.present:
             self._hold_until_s = 0.0
         if size == self.present:
@@ -189,48 +189,48 @@ class LaneArbiter:
         self._slice.announce(size, goes_on=goes_on)
         return goes_on
 
-    def choose(self, now: float, ready: Mapping[int, bool], *, message: bool) -> Action:
-        """Choose the next action at `now`.
+    def choose(self, now_s: float, ready: Mapping[int, bool], *, message: bool) -> Action:
+        """Choose the next action at `now_s`.
 
         `ready`: by size, whether a lane that is led here has a step to make. `message`: True if one
         waits.
         """
         present_ready = ready.get(self.present, False)
         older = [size for size, is_ready in ready.items() if is_ready and size != self.present]
-        paused_s = self._older_paused_until_s - now
+        paused_s = self._older_paused_until_s - now_s
         steppable = older if paused_s <= 0 else []
 
         # an older lane steps when it is due, or when nothing but older lanes has work
-        present_busy = message or present_ready or now < self._hold_until_s
+        present_busy = message or present_ready or now_s < self._hold_until_s
         due = steppable
         if present_busy:
-            due = [size for size in steppable if self._is_due(size, now, present_ready)]
+            due = [size for size in steppable if self._is_due(size, now_s, present_ready)]
         if due:
             return StepLane(min(due, key=self._precedence))
 
         # other engines wait for a message, and for no step of the present lane
         if message:
             return ServeMessage()
-        if present_ready and not self.holds(now):
+        if present_ready and not self.holds(now_s):
             return StepLane(self.present)
 
-        patience_s = self._patience_s(steppable, now, present_ready)
+        patience_s = self._patience_s(steppable, now_s, present_ready)
         if older and not steppable:  # the order for which older lanes pause may never come
             patience_s = paused_s if patience_s is None else min(patience_s, paused_s)
         return Wait(patience_s)
 
-    def holds(self, now: float) -> bool:
+    def holds(self, now_s: float) -> bool:
         """Return whether the present lane waits for the next step of an older group, of which this
         engine is a member.
         """
-        return self._holds_for_older and now < self._hold_until_s
+        return self._holds_for_older and now_s < self._hold_until_s
 
-    def _is_due(self, size: int, now: float, present_ready: bool) -> bool:
+    def _is_due(self, size: int, now_s: float, present_ready: bool) -> bool:
         """Return whether an older lane steps before the present one."""
         # Time bounds the weave too: other leaders' steps in a third lane start the count of present
         # steps anew. But a pause may be shorter than a step: between two steps of older lanes the
         # present lane gets one.
-        paused_s = now - self._stepped_at_s.setdefault(size, now)
+        paused_s = now_s - self._stepped_at_s.setdefault(size, now_s)
         if paused_s >= self.max_pause_s and (self._present_steps > 0 or not present_ready):
             return True
         is_woven = self._present_steps >= self.weave_steps
@@ -243,11 +243,11 @@ class LaneArbiter:
         continues = not self.hard and self._slice.continues(size)
         return not continues, self._stepped_at_s.get(size, 0.0)
 
-    def _patience_s(self, older: list[int], now: float, present_ready: bool) -> float | None:
+    def _patience_s(self, older: list[int], now_s: float, present_ready: bool) -> float | None:
         """Return the seconds until a lane may be due; None if no lane has a step to make."""
         if not older and not present_ready:
             return None
         ends_s = [self._hold_until_s]
         if self._present_steps or not present_ready:  # otherwise the present lane steps first
-            ends_s += [self._stepped_at_s.get(size, now) + self.max_pause_s for size in older]
-        return max(0.0, min(ends_s) - now)
+            ends_s += [self._stepped_at_s.get(size, now_s) + self.max_pause_s for size in older]
+        return max(0.0, min(ends_s) - now_s)

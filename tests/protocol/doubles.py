@@ -75,7 +75,7 @@ class Board:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def ended(self, engine: int, size: int, now: float) -> None:
+    def ended(self, engine: int, size: int, now_s: float) -> None:
         """A step has taken a tick, where time is exact."""
         if self._engine.settings.exact:
             self._engine.pass_time()

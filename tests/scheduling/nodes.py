@@ -25,7 +25,7 @@ def node(
     """Return engines in a layout, their steps of 20 ms each unless said otherwise."""
     arbiters = [LaneArbiter(k, max_pause_s) for _ in present]
     for one, size in zip(arbiters, present, strict=True):
-        one.switch(size, hard=hard, weave_steps=k, now=0.0)
+        one.switch(size, hard=hard, weave_steps=k, now_s=0.0)
     return Node(arbiters, busy, step_s or (lambda group: EVENLY_S), lambda: ORDER_S)
 
 

@@ -41,7 +41,7 @@ def test_every_lane_with_work_gets_a_step_in_time(
     chance = random.Random(seed)
     arbiters = [LaneArbiter(k, max_pause_s) for _ in range(4)]
     for one, size in zip(arbiters, present, strict=True):
-        one.switch(size, hard=hard, weave_steps=k, now=0.0)
+        one.switch(size, hard=hard, weave_steps=k, now_s=0.0)
     engines = Node(
         arbiters,
         busy,
@@ -88,7 +88,7 @@ def test_busy_lane_is_not_starved_by_switches(
     for present, busy, hard, k in phases:
         engines.busy = busy | {always}
         for engine, size in enumerate(present):
-            arbiters[engine].switch(size, hard=hard, weave_steps=k, now=engines.now)
+            arbiters[engine].switch(size, hard=hard, weave_steps=k, now_s=engines.now)
             engines.look_again(engine)
         end += chance.uniform(0.01, 2.0)
         engines.run_until(end)
@@ -188,7 +188,7 @@ def test_an_older_group_goes_on_only_if_its_members_were_told() -> None:
     ready = {1: True, 2: True}
     for before_s, told in ((0.02, True), (0.1, False)):
         arbiters = LaneArbiter(1, 10.0)
-        arbiters.switch(1, hard=False, weave_steps=1, now=0.0)
+        arbiters.switch(1, hard=False, weave_steps=1, now_s=0.0)
         arbiters.ran(2, 0.0, more=False, leads=True, took_s=before_s)
         arbiters.ran(1, 0.1, more=True, leads=True, took_s=0.1)
         assert arbiters.announce(2) is told
@@ -199,7 +199,7 @@ def test_an_older_group_goes_on_only_if_its_members_were_told() -> None:
 def test_older_lane_pays_for_waits_after_its_first_step() -> None:
     """Coming together costs it nothing, doing so again for its next step does."""
     arbiters = LaneArbiter(1, 10.0)
-    arbiters.switch(1, hard=False, weave_steps=1, now=0.0)
+    arbiters.switch(1, hard=False, weave_steps=1, now_s=0.0)
     ready = {1: True, 2: True}
     arbiters.ran(1, 0.2, more=True, leads=True, took_s=0.2)
     for now in (0.4, 0.6):
@@ -293,12 +293,12 @@ def test_member_does_not_hold_after_the_last_step() -> None:
     """
     ready = {1: True}
     arbiters = LaneArbiter(1000, 1e6)
-    arbiters.switch(2, hard=False, weave_steps=1000, now=0.0)
+    arbiters.switch(2, hard=False, weave_steps=1000, now_s=0.0)
     arbiters.ran(2, 1.0, more=False, leads=False)
     assert arbiters.choose(1.0, ready, message=False) == StepLane(1)
     arbiters.ran(2, 2.0, more=True, leads=True)
     assert arbiters.choose(2.0, ready, message=False) == StepLane(1)
     arbiters.ran(2, 3.0, more=True, leads=False)
     assert isinstance(arbiters.choose(3.0, ready, message=False), Wait)
-    arbiters.switch(4, hard=False, weave_steps=1000, now=3.0)
+    arbiters.switch(4, hard=False, weave_steps=1000, now_s=3.0)
     assert arbiters.choose(3.0, ready, message=False) == StepLane(1)

@@ -45,7 +45,7 @@ class Choices(RuleBasedStateMachine):
             self.last.setdefault(self.present, self.now)
         self.present, self.hard, self.k, self.present_steps = present, hard, k, 0
         self.left_s, self.sliced = 0.0, set()
-        self.arbiter.switch(present, hard=hard, weave_steps=k, now=self.now)
+        self.arbiter.switch(present, hard=hard, weave_steps=k, now_s=self.now)
 
     @rule()
     def weave(self) -> None:
@@ -133,7 +133,7 @@ def test_a_pause_of_older_lanes_ends_by_itself(present: bool) -> None:
     for.
     """
     arbiter = LaneArbiter(4, 1.0)
-    arbiter.switch(2, hard=False, weave_steps=4, now=10.0)
+    arbiter.switch(2, hard=False, weave_steps=4, now_s=10.0)
     arbiter.pause_older(10.0)
     if present:
         arbiter.ran(2, 10.2, more=True, leads=False)
