@@ -163,17 +163,17 @@ class Changeover:
         """
         state, change = self._state, self._change
         if change is None:
-            return [*state.lending.fetch((), state.loads, now_s)]
+            return [*state.weight_lending.fetch((), state.loads, now_s)]
         if self.phase is SwitchPhase.WAITING and change.is_overdue(now_s):
             shot = snapshot(state, state.lanes(), now_s)
             change.switch.mode = at_once(shot, change.switch.new, state.settings.objective)
 
         groups = change.switch.new.groups
-        leaving = state.lending.stages.keys() - set(groups)
-        fetches = state.lending.fetch(leaving, state.loads, now_s)
+        leaving = state.weight_lending.stages.keys() - set(groups)
+        fetches = state.weight_lending.fetch(leaving, state.loads, now_s)
         if self.phase is not SwitchPhase.WAITING:
             return [*fetches]
-        if change.waits_for_requests or not all(map(state.lending.has_weights, groups)):
+        if change.waits_for_requests or not all(map(state.weight_lending.has_weights, groups)):
             return [*fetches, *self._end_pause()]
         return [*fetches, *self._order(change, now_s)]
 

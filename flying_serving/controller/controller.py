@@ -181,13 +181,13 @@ class Controller:
         """Note that a group's engines have lent their weights. If not all could, all get them
         back.
         """
-        self.state.lending.end(group, now_s, complete=complete)
+        self.state.weight_lending.end(group, now_s, complete=complete)
         commands: list[Command] = [] if complete else [FetchWeights(group)]
         return commands + self._settle(now_s)
 
     def weights_back(self, group: Group, now_s: float) -> list[Command]:
         """Note that the engines of a group have all their weights again."""
-        self.state.lending.end(group, now_s)
+        self.state.weight_lending.end(group, now_s)
         return self._settle(now_s)
 
     # ---- engines
@@ -226,7 +226,7 @@ class Controller:
         if changeover.is_under_way:
             return self._dispatcher.place_waiting(now_s, splits=False)
         commands = self._dispatcher.place_waiting(now_s, splits=True)
-        return [*commands, *state.lending.lend(state.layout, state.loads, now_s)]
+        return [*commands, *state.weight_lending.lend(state.layout, state.loads, now_s)]
 
     def _change(self, now_s: float, *, decides: bool) -> list[Command]:
         """Make a lost layout again, or with `decides` the policy's choice; one at a time."""

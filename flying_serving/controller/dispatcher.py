@@ -54,7 +54,7 @@ class Dispatcher:
         at once as long as short ones arrive.
         """
         state = self._state
-        state.lending.awaited, state.lending.narrow_waits = set(), set()
+        state.weight_lending.awaited, state.weight_lending.narrow_waits = set(), set()
         if not len(state.pool):
             return []
         commands: list[Command] = []
@@ -96,7 +96,7 @@ class Dispatcher:
         groups that are short of memory: in the others it waits for other suspects. A request for a
         degree that the layout lacks reserves groups that are short of memory once it is overdue.
         """
-        state, lending = self._state, self._state.lending
+        state, lending = self._state, self._state.weight_lending
         if lending.needs_loan(request):
             lending.awaited |= lending.stages.keys() & set(state.layout.groups)
         elif request.spec.degree is not None:
@@ -156,7 +156,7 @@ class Dispatcher:
 
         state, group = self._state, request.group
         assert group is not None
-        is_full = state.lending.room_tokens(group) <= request.context_tokens
+        is_full = state.weight_lending.room_tokens(group) <= request.context_tokens
         kv = None if request.offer is None else KVSource(group, request.offer)
 
         if self._has_wider(request):

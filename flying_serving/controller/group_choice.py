@@ -67,7 +67,7 @@ class GroupChoice:
             if self._has_room(request, group, expected_tokens, with_kv=migration is not None):
                 with_room[group] = migration
 
-        lending = self.state.lending
+        lending = self.state.weight_lending
         lasting = [
             group for group in with_room if lending.room_tokens(group) >= request.likely_tokens
         ]
@@ -108,13 +108,13 @@ class GroupChoice:
         """Return the tokens to book for a request in a group: the expected ones, up to its limit
         there.
         """
-        return min(expected_tokens, self.state.lending.room(request, group))
+        return min(expected_tokens, self.state.weight_lending.room(request, group))
 
     def may_exceed(self, request: RequestState, group: Group) -> bool:
         """Return whether other groups hold a request which is as long as `group` holds."""
         most_tokens = self.capacity.most_tokens[len(group)]
         is_narrower = len(group) < request.sizes[-1]
-        return is_narrower or self.state.lending.room(request, group) < most_tokens
+        return is_narrower or self.state.weight_lending.room(request, group) < most_tokens
 
     def is_cornered(self, request: RequestState) -> bool:
         """Return whether a suspect has to wait until engines are back.
@@ -136,7 +136,7 @@ class GroupChoice:
             groups = self._for_suspect(request, request.suspicion)
         elif request.spec.degree is not None and not groups:
             groups = self._there(request.sizes[0])
-        needed, lending = request.needed_tokens, self.state.lending
+        needed, lending = request.needed_tokens, self.state.weight_lending
         return [
             group
             for group in groups
@@ -165,7 +165,7 @@ class GroupChoice:
         self, request: RequestState, group: Group, expected_tokens: float, *, with_kv: bool
     ) -> bool:
         work = self.state.loads[group]
-        is_limited = self.limits.capped or self.state.lending.is_called_back(group)
+        is_limited = self.limits.capped or self.state.weight_lending.is_called_back(group)
         if not work.requests or not is_limited:
             return True
         booked_tokens = self.booked_tokens(request, group, expected_tokens)
@@ -188,14 +188,14 @@ class GroupChoice:
         """Return whether each engine of a group has room for its part of `tokens` beside the
         running requests.
         """
-        share = tokens / self.state.lending.shared(group, self.state.loads)
+        share = tokens / self.state.weight_lending.shared(group, self.state.loads)
         return all(self._booked_share(engine) + share <= 1.0 for engine in group)
 
     def _booked_share(self, engine: int) -> float:
         """Return the share of an engine's KV memory that is booked."""
         loads = self.state.loads
         return sum(
-            work.committed_tokens / self.state.lending.shared(group, loads)
+            work.committed_tokens / self.state.weight_lending.shared(group, loads)
             for group, work in loads.of_engine(engine).items()
         )
 

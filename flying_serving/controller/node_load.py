@@ -50,7 +50,7 @@ def node_load(state: ClusterState, max_model_len: int) -> NodeLoad:
     """Return the load at this moment. `max_model_len`: tokens of prompt and output that vLLM allows
     a request.
     """
-    layout, loads, lending = state.layout, state.loads, state.lending
+    layout, loads, lending = state.layout, state.loads, state.weight_lending
     most_seqs = state.settings.limits.max_num_seqs
     behind = sum(max(0, len(loads[group].requests) - most_seqs) for group in loads.groups)
     shares = {engine: _share(state, engine) for engine in layout.engines}
@@ -84,7 +84,5 @@ def _held_tokens(state: ClusterState, group: Group) -> int:
 
 def _share(state: ClusterState, engine: int) -> float:
     """Return the share of an engine's KV memory that requests of all its groups have."""
-    groups = state.loads.of_engine(engine)
-    return min(
-        1.0, sum(_held_tokens(state, group) / state.lending.room_tokens(group) for group in groups)
-    )
+    groups, room_tokens = state.loads.of_engine(engine), state.weight_lending.room_tokens
+    return min(1.0, sum(_held_tokens(state, group) / room_tokens(group) for group in groups))

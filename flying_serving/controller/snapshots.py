@@ -10,7 +10,7 @@ from flying_serving.predict.work import LaneFigures
 
 def snapshot(state: ClusterState, lanes: Mapping[int, LaneFigures], now_s: float) -> Snapshot:
     """Return the state at `now_s`; `lanes`: the abilities of a group of each size."""
-    loads, lending, pool = state.loads, state.lending, state.pool
+    loads, lending, pool = state.loads, state.weight_lending, state.pool
     unfinished = loads.unfinished.values()
 
     # the part of a split request is unfinished too
@@ -53,7 +53,8 @@ def required_groups(state: ClusterState, begins: Sequence[RequestState], urgent:
         begins: the request whose turn it is, and requests whose prompts are not done.
         urgent: the number of urgent requests.
     """
-    sizes, engines, needs_loan = state.formable, state.settings.engines, state.lending.needs_loan
+    sizes, engines = state.formable, state.settings.engines
+    needs_loan = state.weight_lending.needs_loan
     needs = []
 
     # a loan only a group of the layout gives, also to a request for a degree

@@ -46,8 +46,8 @@ class ClusterState:
         self.absent_engines: set[int] = set()
         self.to_restore: Layout | None = None
 
-        self.lending = WeightLending(settings.capacity, settings.engines)
-        self.pool = TaskPool(settings.aging_s, self.lending.needs_loan, self._is_wider)
+        self.weight_lending = WeightLending(settings.capacity, settings.engines)
+        self.pool = TaskPool(settings.aging_s, self.weight_lending.needs_loan, self._is_wider)
         self.loads = Loads()
         self.started: dict[str, RequestState] = {}
         self.deadlines = Deadlines()
@@ -112,7 +112,7 @@ class ClusterState:
             size: LaneFigures(
                 self.steps.cost(size),
                 limits.max_num_seqs,
-                self.lending.room_of(size, self.loads),
+                self.weight_lending.room_of(size, self.loads),
                 limits.max_num_batched_tokens,
                 cost_within(self.migrates, size),
             )

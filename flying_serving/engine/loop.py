@@ -71,9 +71,9 @@ class EngineLoop:
         self.requests = LaneRequests(lanes, host.add_own, settings.priority_aging_s, clock)
         table, offers = kv
         source = Source(lanes.pools, table)
-        self.lending = BlockLending(lanes, source, clock)
+        self.block_lending = BlockLending(lanes, source, clock)
         migration_host = MigrationHost(
-            channel.send, host.call_workers, self.requests.enqueue, self.lending.ask
+            channel.send, host.call_workers, self.requests.enqueue, self.block_lending.ask
         )
         self.migrations = Migrations(engine, lanes.by_size, source, offers, migration_host)
         self.membership: Membership | None = None  # where the server survives the loss of an engine
@@ -103,7 +103,7 @@ class EngineLoop:
             elif action.size == 1:
                 self._step_own()
             else:
-                self.lending.yield_if_all_are_lent(action.size)
+                self.block_lending.yield_if_all_are_lent(action.size)
                 goes_on = self.arbiter.announce(action.size)
                 self._host.emit(
                     self.lanes.leaders[action.size].order(self.clock(), goes_on=goes_on)
@@ -154,14 +154,14 @@ class EngineLoop:
                 self.migrations.handle(message)
                 self._lane_1_ready_at_s = 0.0
             case _:
-                self.lending.handle(message)
+                self.block_lending.handle(message)
                 if isinstance(message, ReturnBlocks):
                     self._lane_1_ready_at_s = 0.0
 
     def _step_own(self) -> None:
         began_s = self.clock()
         self._require_weights(1, self.lanes.own.scheduler.get_num_unfinished_requests())
-        self.lending.recall_if_short()
+        self.block_lending.recall_if_short()
         if self._host.step_own():
             self._stepped(1, began_s, more=False, leads=True)
         else:  # older lanes may hold the blocks that it waits for: they step first

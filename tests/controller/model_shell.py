@@ -51,7 +51,7 @@ class ModelShell:
         self.switches: list[Switch] = []
         self.offers: set[int] = set()
         self.parts: dict[int, Part] = {}
-        self.weights = dict.fromkeys(self.controller.state.lending.stages, "whole")
+        self.weights = dict.fromkeys(self.controller.state.weight_lending.stages, "whole")
         """Of the widest groups: whole, lending, lent or fetching, as engines are told and
         answer.
         """

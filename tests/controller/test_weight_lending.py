@@ -85,7 +85,7 @@ def test_a_dropped_order_leaves_weights_lent() -> None:
     shell.order(APART)
     shell.drop()
     shell.tick()
-    assert shell.controller.state.lending.stages[GROUP] is Stage.LENT
+    assert shell.controller.state.weight_lending.stages[GROUP] is Stage.LENT
     shell.arrive("longer", RequestSpec(100, 150, 50))
     assert shell.open["longer"].group == GROUP
 
@@ -160,7 +160,7 @@ def test_weights_stay_lent_for_a_long_request_before_a_narrower_one() -> None:
     shell.finish("long")
     assert shell.open["longer"].group == GROUP
     shell.tick()
-    assert shell.controller.state.lending.stages[GROUP] is Stage.CLOSING
+    assert shell.controller.state.weight_lending.stages[GROUP] is Stage.CLOSING
 
 
 def test_a_request_without_limit_has_more_room_only_when_it_needs_it() -> None:

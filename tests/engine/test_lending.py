@@ -31,7 +31,7 @@ class Keeper:
         self.kept: dict[int, list[int]] = {1: [], 2: []}
         lanes = Lanes([Lane((0,), BLOCK, None, self.pair.pools[0]), group], NO_BOARD)
         source: Any = self
-        self.lending = BlockLending(lanes, source, lambda: 1.0)
+        self.block_lending = BlockLending(lanes, source, lambda: 1.0)
 
     def keep(self, size: int, count: int) -> None:
         """Some blocks of a lane are kept from now on."""
@@ -55,7 +55,7 @@ class Keeper:
 def test_member_without_a_block_to_lend_frees_retained_blocks(kept: int, asked: list[int]) -> None:
     keeper = Keeper()
     keeper.keep(1, kept)
-    keeper.lending.handle(ReserveBlocks(GROUP, 3, 3))
+    keeper.block_lending.handle(ReserveBlocks(GROUP, 3, 3))
     assert keeper.asked == asked
     assert len(keeper.pair.members[0].lent.reserved) == (3 if asked else 1)
 
@@ -68,7 +68,7 @@ def test_leader_without_a_block_to_return_frees_retained_blocks(
     keeper.pair.lend(1)
     keeper.pair.scheduler.end("first")
     keeper.keep(2, kept)
-    keeper.lending.handle(RecallBlocks(GROUP, 1, 2))
+    keeper.block_lending.handle(RecallBlocks(GROUP, 1, 2))
     assert keeper.asked == asked
     assert len(keeper.pair.leader.borrowed.held) == (3 if asked else 4)
 
@@ -79,9 +79,9 @@ def test_group_without_lent_blocks_frees_retained_blocks(others: int) -> None:
     keeper = Keeper()
     keeper.pair.scheduler.add("r", BLOCK, 2)
     keeper.pair.leader.order(ASK_AGAIN_S)
-    keeper.lending.handle(BlocksReserved(GROUP, 0, 4))
+    keeper.block_lending.handle(BlocksReserved(GROUP, 0, 4))
     assert keeper.asked == []
-    keeper.lending.handle(BlocksReserved(GROUP, 1, others))
+    keeper.block_lending.handle(BlocksReserved(GROUP, 1, others))
     assert keeper.asked == ([] if others else [2])
 
 
@@ -94,9 +94,9 @@ def test_group_with_all_blocks_frees_retained_blocks_for_a_request(prompt: int) 
     keeper.pair.leader.borrowed.add(keeper.pair.leader.borrowed.choose(BLOCKS))
     keeper.keep(2, BLOCKS - 2)
     keeper.pair.scheduler.add("r", prompt - 1, 2)
-    keeper.lending.yield_if_all_are_lent(2)
+    keeper.block_lending.yield_if_all_are_lent(2)
     assert keeper.asked == ([] if prompt == BLOCK else [2])
-    keeper.lending.ask(2, 1)
+    keeper.block_lending.ask(2, 1)
     assert keeper.asked[-1] == 2
     assert keeper.pair.kinds(0) == []
 
@@ -109,7 +109,7 @@ def test_group_without_retained_blocks_counts_no_missing_blocks(
     keeper.pair.leader.borrowed.add(keeper.pair.leader.borrowed.choose(BLOCKS))
     keeper.pair.scheduler.add("r", 20 * BLOCK, 2)
     looked_at = looks(monkeypatch, keeper.pair.scheduler)
-    keeper.lending.yield_if_all_are_lent(2)
+    keeper.block_lending.yield_if_all_are_lent(2)
     keeper.pair.leader.order(ASK_AGAIN_S)
     assert keeper.asked == []
     assert looked_at == []
@@ -123,7 +123,7 @@ def test_group_frees_no_block_for_a_request_that_may_not_run_yet() -> None:
     keeper.pair.scheduler.add("r", BLOCK - 1, 2)
     keeper.pair.scheduler.schedule()
     keeper.pair.scheduler.add("waits", 3 * BLOCK, 2)
-    keeper.lending.yield_if_all_are_lent(2)
+    keeper.block_lending.yield_if_all_are_lent(2)
     assert keeper.asked == []
 
 

@@ -77,7 +77,7 @@ def _group(controller: Controller, group: Group) -> dict[str, Any]:
         "requests": len(work.requests),
         "prefill_tokens": work.prefill_tokens,
         "held_tokens": work.prompt_tokens + work.output_tokens - work.prefill_tokens,
-        "capacity_tokens": controller.state.lending.room_tokens(group)
+        "capacity_tokens": controller.state.weight_lending.room_tokens(group)
         if len(group) in capacity.kv_tokens
         else None,
     }
@@ -114,11 +114,11 @@ def _splits(controller: Controller) -> dict[str, Any]:
 
 def to_ask(controller: Controller, latest: Mapping[int, EngineFigures]) -> list[int]:
     """Return the engines whose memory figures are missing or may be out of date."""
-    engines = sorted(controller.state.layout.engines)
+    engines, lends_now = controller.state.layout.engines, controller.state.weight_lending.lends_now
     return [
-        e
-        for e in engines
-        if e not in latest or latest[e].memory.lent_bytes or controller.state.lending.lends_now(e)
+        engine
+        for engine in sorted(engines)
+        if engine not in latest or latest[engine].memory.lent_bytes or lends_now(engine)
     ]
 
 

@@ -38,11 +38,11 @@ def describe(controller: Controller, deployment: Deployment) -> dict[str, Any]:
 
 def _weights(controller: Controller) -> dict[str, str]:
     """Return where the weights of each widest group are, if groups lend them."""
-    if not controller.state.lending.lends:
+    if not controller.state.weight_lending.lends:
         return {}
     return {
         ",".join(map(str, group)): stage.value
-        for group, stage in controller.state.lending.stages.items()
+        for group, stage in controller.state.weight_lending.stages.items()
     }
 
 

@@ -92,14 +92,14 @@ def test_an_engines_memory_is_that_of_all_its_devices(devices: int) -> None:
 def test_engines_are_asked_for_memory_that_may_change() -> None:
     """Once at first; then while they lend weights, until they have said that all are back."""
     controller, whole = Controller(settings("manual")), having(EngineMemory(900, 500))
-    (group,) = controller.state.lending.stages
+    (group,) = controller.state.weight_lending.stages
     assert to_ask(controller, {}) == [0, 1, 2, 3]
     assert to_ask(controller, dict.fromkeys(group, whole)) == []
     for stage in Stage:
-        controller.state.lending.stages[group] = stage
+        controller.state.weight_lending.stages[group] = stage
         asked = [] if stage is Stage.WHOLE else [0, 1, 2, 3]
         assert to_ask(controller, dict.fromkeys(group, whole)) == asked
-    controller.state.lending.stages[group] = Stage.WHOLE
+    controller.state.weight_lending.stages[group] = Stage.WHOLE
     lent = having(EngineMemory(900, 500, 400))
     assert to_ask(controller, dict.fromkeys(group, whole) | {1: lent}) == [1]
 
