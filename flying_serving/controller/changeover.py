@@ -169,7 +169,7 @@ class Changeover:
             change.switch.mode = at_once(shot, change.switch.new, state.settings.objective)
 
         groups = change.switch.new.groups
-        leaving = state.weight_lending.stages.keys() - set(groups)
+        leaving = state.weight_lending.phases.keys() - set(groups)
         fetches = state.weight_lending.fetch(leaving, state.loads, now_s)
         if self.phase is not SwitchPhase.WAITING:
             return [*fetches]

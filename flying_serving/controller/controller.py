@@ -181,13 +181,13 @@ class Controller:
         """Note that a group's engines have lent their weights. If not all could, all get them
         back.
         """
-        self.state.weight_lending.end(group, now_s, complete=complete)
+        self.state.weight_lending.lent(group, now_s, complete=complete)
         commands: list[Command] = [] if complete else [FetchWeights(group)]
         return commands + self._settle(now_s)
 
     def weights_back(self, group: Group, now_s: float) -> list[Command]:
         """Note that the engines of a group have all their weights again."""
-        self.state.weight_lending.end(group, now_s)
+        self.state.weight_lending.back(group, now_s)
         return self._settle(now_s)
 
     # ---- engines

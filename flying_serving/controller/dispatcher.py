@@ -98,10 +98,10 @@ class Dispatcher:
         """
         state, lending = self._state, self._state.weight_lending
         if lending.needs_loan(request):
-            lending.awaited |= lending.stages.keys() & set(state.layout.groups)
+            lending.awaited |= lending.phases.keys() & set(state.layout.groups)
         elif request.spec.degree is not None:
             size = request.sizes[0]
-            narrow_waits = {outer for outer in lending.stages if len(outer) != size}
+            narrow_waits = {outer for outer in lending.phases if len(outer) != size}
             lending.narrow_waits |= narrow_waits - lending.awaited
 
         waits_for_degree = request.lacks_group(state.layout)

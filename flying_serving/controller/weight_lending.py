@@ -3,9 +3,13 @@
 `engine/residency.py` does it. Only a widest group lends. It lends only while its engines have
 nothing to do in narrower groups, whose weights are gone then. It holds `Capacity.lent_tokens`
 instead of `Capacity.kv_tokens` until something needs narrower groups again.
+
+    WHOLE --lend--> LENDING --lent--> LENT <--fetch--> CLOSING --fetch--> FETCHING --back--> WHOLE
+
+If an engine could not lend, a group goes from LENDING to FETCHING.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from enum import Enum
 
 from flying_serving.controller.commands import FetchWeights, LendWeights
@@ -15,8 +19,8 @@ from flying_serving.controller.settings import Capacity
 from flying_serving.layout.groups import Group, Layout
 
 
-class Stage(Enum):
-    """The state of the weights of a widest group.
+class LendingPhase(Enum):
+    """The phases of the weights of a widest group.
 
     WHOLE: in their place.
     LENDING: engines drop them.
@@ -32,13 +36,25 @@ class Stage(Enum):
     FETCHING = "fetching"
 
 
+TRANSITIONS: Mapping[LendingPhase, tuple[LendingPhase, ...]] = {
+    LendingPhase.WHOLE: (LendingPhase.LENDING,),
+    LendingPhase.LENDING: (LendingPhase.LENT, LendingPhase.FETCHING),
+    LendingPhase.LENT: (LendingPhase.CLOSING,),
+    LendingPhase.CLOSING: (LendingPhase.LENT, LendingPhase.FETCHING),
+    LendingPhase.FETCHING: (LendingPhase.WHOLE,),
+}
+"""The phases that may follow a phase. Engines answer each order once, so no answer is a stray."""
+
+
 class WeightLending:
-    """The stage of each widest group, and the tokens that groups hold in it."""
+    """The phase of each widest group, and the tokens that groups hold in it."""
 
     def __init__(self, capacity: Capacity, engines: int) -> None:
         self._capacity = capacity
         self._widest = max(capacity.kv_tokens)
-        self.stages = dict.fromkeys(Layout.uniform(engines, self._widest).groups, Stage.WHOLE)
+        self.phases = dict.fromkeys(
+            Layout.uniform(engines, self._widest).groups, LendingPhase.WHOLE
+        )
         self.awaited: set[Group] = set()
         """Widest groups for whose loan a request waits.
 
@@ -46,28 +62,25 @@ class WeightLending:
         """
         self.narrow_waits: set[Group] = set()
         """Widest groups whose engines a request for a lower degree waits for."""
-        self._began_s: dict[Group, float] = {}
-        self._took_s: dict[Stage, float] = {}
+        self._entered_s: dict[Group, float] = {}
+        self._took_s: dict[LendingPhase, float] = {}
 
     @property
     def lends(self) -> bool:
         """True if any group ever lends its weights."""
         return self._capacity.lent_tokens > self._capacity.kv_tokens[self._widest]
 
-    def begin(self, group: Group, stage: Stage, now_s: float) -> None:
-        """Note that weights of a group begin to go (LENDING) or to come (FETCHING)."""
-        self.stages[group], self._began_s[group] = stage, now_s
+    def _enter(self, group: Group, phase: LendingPhase, now_s: float) -> float:
+        """Enter the next phase of a group. Returns the seconds in the phase before.
 
-    def end(self, group: Group, now_s: float, *, complete: bool = True) -> None:
-        """Note that weights have gone, or are back. If not all engines could drop theirs, fetch
-        them all back.
+        Raises RuntimeError if the phase may not follow the present one.
         """
-        stage = self.stages[group]
-        if complete:
-            self._took_s[stage] = now_s - self._began_s[group]
-            self.stages[group] = Stage.LENT if stage is Stage.LENDING else Stage.WHOLE
-        else:
-            self.begin(group, Stage.FETCHING, now_s)
+        before, entered_s = self.phases[group], self._entered_s.get(group, now_s)
+        if phase not in TRANSITIONS[before]:
+            change = f"from {before.value} to {phase.value}"
+            raise RuntimeError(f"weights of group {list(group)}: {change}")
+        self.phases[group], self._entered_s[group] = phase, now_s
+        return now_s - entered_s
 
     def opens_in_s(self, now_s: float) -> dict[Group, float]:
         """Return the seconds until narrower groups could have their weights, by widest group that
@@ -76,16 +89,16 @@ class WeightLending:
         The estimate is the time that it took last. Before the first time it is the time that it
         took to lend them. That is less than it takes to have them back, but not nothing.
         """
-        lend_s = self._took_s.get(Stage.LENDING, 0.0)
-        fetch_s = self._took_s.get(Stage.FETCHING, lend_s)
+        lend_s = self._took_s.get(LendingPhase.LENDING, 0.0)
+        fetch_s = self._took_s.get(LendingPhase.FETCHING, lend_s)
         opens_in_s = {}
-        for group, stage in self.stages.items():
-            gone_s = now_s - self._began_s.get(group, now_s)
-            if stage is Stage.FETCHING:
+        for group, phase in self.phases.items():
+            gone_s = now_s - self._entered_s.get(group, now_s)
+            if phase is LendingPhase.FETCHING:
                 opens_in_s[group] = max(0.0, fetch_s - gone_s)
-            elif stage is not Stage.WHOLE:
+            elif phase is not LendingPhase.WHOLE:
                 opens_in_s[group] = fetch_s + (
-                    max(0.0, lend_s - gone_s) if stage is Stage.LENDING else 0.0
+                    max(0.0, lend_s - gone_s) if phase is LendingPhase.LENDING else 0.0
                 )
         return opens_in_s
 
@@ -98,9 +111,9 @@ class WeightLending:
             return self._capacity.kv_tokens[size]
         return min(
             self.room_tokens(group) - self._on_loan(group, loads)
-            if stage is Stage.LENT
+            if phase is LendingPhase.LENT
             else self._capacity.kv_tokens[size]
-            for group, stage in self.stages.items()
+            for group, phase in self.phases.items()
         )
 
     def _on_loan(self, group: Group, loads: Loads) -> float:
@@ -113,7 +126,7 @@ class WeightLending:
 
     def room_tokens(self, group: Group) -> int:
         """Return the tokens that a group has room for now."""
-        is_lent = self.stages.get(group) is Stage.LENT
+        is_lent = self.phases.get(group) is LendingPhase.LENT
         return self._capacity.lent_tokens if is_lent else self._capacity.kv_tokens[len(group)]
 
     def shared(self, group: Group, loads: Loads) -> float:
@@ -122,7 +135,7 @@ class WeightLending:
         Until weights that are called back can go, requests that need the room have it. The others
         have the tokens of a whole group.
         """
-        if self.stages.get(group) is not Stage.CLOSING:
+        if self.phases.get(group) is not LendingPhase.CLOSING:
             return self.room_tokens(group)
         return min(
             self._capacity.lent_tokens, self.room_tokens(group) + self._on_loan(group, loads)
@@ -148,16 +161,17 @@ class WeightLending:
     def lends_now(self, engine: int) -> bool:
         """Return whether an engine is without some of its weights."""
         return any(
-            engine in group and stage is not Stage.WHOLE for group, stage in self.stages.items()
+            engine in group and phase is not LendingPhase.WHOLE
+            for group, phase in self.phases.items()
         )
 
     def is_called_back(self, group: Group) -> bool:
         """Return whether the weights of a group come back, or will."""
-        return self.stages.get(group) in (Stage.CLOSING, Stage.FETCHING)
+        return self.phases.get(group) in (LendingPhase.CLOSING, LendingPhase.FETCHING)
 
     def has_weights(self, group: Group) -> bool:
         """Return whether its engines have the weights that a group needs."""
-        return len(group) == self._widest or self.stages[self.outer(group)] is Stage.WHOLE
+        return len(group) == self._widest or self.phases[self.outer(group)] is LendingPhase.WHOLE
 
     def is_open(self, group: Group) -> bool:
         """Return whether it may begin requests: its engines have the weights, and need not become
@@ -175,8 +189,8 @@ class WeightLending:
         """Return the groups with requests that no layout without them could go on with."""
         return {
             group
-            for group, stage in self.stages.items()
-            if stage is not Stage.WHOLE
+            for group, phase in self.phases.items()
+            if phase is not LendingPhase.WHOLE
             and any(map(self.needs_loan, loads[group].requests.values()))
         }
 
@@ -187,13 +201,22 @@ class WeightLending:
 
         One group begins at a time.
         """
-        if not self.awaited or Stage.LENDING in self.stages.values():
+        if not self.awaited or LendingPhase.LENDING in self.phases.values():
             return []
         group = next((group for group in layout.groups if self._may_lend(group, loads)), None)
         if group is None:
             return []
-        self.begin(group, Stage.LENDING, now_s)
+        self._enter(group, LendingPhase.LENDING, now_s)
         return [LendWeights(group)]
+
+    def lent(self, group: Group, now_s: float, *, complete: bool) -> None:
+        """Note that the weights of a group have gone. If not all engines could drop theirs, they
+        all come back.
+        """
+        if complete:
+            self._took_s[LendingPhase.LENDING] = self._enter(group, LendingPhase.LENT, now_s)
+        else:
+            self._enter(group, LendingPhase.FETCHING, now_s)
 
     def fetch(self, leaving: Collection[Group], loads: Loads, now_s: float) -> list[FetchWeights]:
         """Let weights come back to engines of which narrower groups are needed.
@@ -202,33 +225,37 @@ class WeightLending:
         """
         if not self.lends:
             return []
-        self._call_back({*leaving, *self.narrow_waits})
+        self._call_back({*leaving, *self.narrow_waits}, now_s)
         groups = self._to_fetch(loads)
         for group in groups:
-            self.begin(group, Stage.FETCHING, now_s)
+            self._enter(group, LendingPhase.FETCHING, now_s)
         return [FetchWeights(group) for group in groups]
+
+    def back(self, group: Group, now_s: float) -> None:
+        """Note that the engines of a group have their weights back."""
+        self._took_s[LendingPhase.FETCHING] = self._enter(group, LendingPhase.WHOLE, now_s)
 
     def _may_lend(self, group: Group, loads: Loads) -> bool:
         """Return whether a group could begin to lend: it is a widest one, and its engines are
         otherwise idle.
         """
         others = {other for engine in group for other in loads.of_engine(engine)} - {group}
-        return self.stages.get(group) is Stage.WHOLE and not others
+        return self.phases.get(group) is LendingPhase.WHOLE and not others
 
-    def _call_back(self, groups: Collection[Group]) -> None:
+    def _call_back(self, groups: Collection[Group], now_s: float) -> None:
         """Call back the weights of these widest groups, and of no others."""
-        for group, stage in self.stages.items():
-            if stage is Stage.LENT and group in groups:
-                self.stages[group] = Stage.CLOSING
-            elif stage is Stage.CLOSING and group not in groups:
-                self.stages[group] = Stage.LENT
+        for group, phase in self.phases.items():
+            if phase is LendingPhase.LENT and group in groups:
+                self._enter(group, LendingPhase.CLOSING, now_s)
+            elif phase is LendingPhase.CLOSING and group not in groups:
+                self._enter(group, LendingPhase.LENT, now_s)
 
     def _to_fetch(self, loads: Loads) -> list[Group]:
         """Return the groups whose weights are called back and that have no request which needs
         their room.
         """
         room = self._capacity.kv_tokens[self._widest]
-        closing = [group for group, stage in self.stages.items() if stage is Stage.CLOSING]
+        closing = [group for group, phase in self.phases.items() if phase is LendingPhase.CLOSING]
         pinned = self.pinned(loads)
         return [
             group

@@ -51,7 +51,7 @@ class ModelShell:
         self.switches: list[Switch] = []
         self.offers: set[int] = set()
         self.parts: dict[int, Part] = {}
-        self.weights = dict.fromkeys(self.controller.state.weight_lending.stages, "whole")
+        self.weights = dict.fromkeys(self.controller.state.weight_lending.phases, "whole")
         """Of the widest groups: whole, lending, lent or fetching, as engines are told and
         answer.
         """
@@ -184,7 +184,7 @@ class ModelShell:
 
     def going(self) -> list[Group]:
         """Groups whose weights go or come."""
-        return [group for group, stage in self.weights.items() if stage in ("lending", "fetching")]
+        return [group for group, phase in self.weights.items() if phase in ("lending", "fetching")]
 
     def prefixes(self) -> list[int]:
         """Numbers of the prefixes that groups have."""
@@ -264,7 +264,7 @@ class ModelShell:
         capacity = self.controller.settings.capacity
         if len(group) < max(capacity.kv_tokens):
             assert all(
-                stage == "whole" for outer, stage in self.weights.items() if group[0] in outer
+                phase == "whole" for outer, phase in self.weights.items() if group[0] in outer
             )
         elif self.weights[group] == "lent" and needed > capacity.kv_tokens[len(group)]:
             return capacity.lent_tokens

@@ -1,8 +1,10 @@
 """When weights are lent and called back; under any sequence of events: test_machine.py."""
 
+import pytest
+
 from flying_serving.controller.requests import RequestSpec
 from flying_serving.controller.snapshots import snapshot
-from flying_serving.controller.weight_lending import Stage
+from flying_serving.controller.weight_lending import TRANSITIONS, LendingPhase
 from flying_serving.layout.groups import Layout
 from flying_serving.predict.migrations import MigrationCost
 from tests.controller.model_settings import settings
@@ -85,7 +87,7 @@ def test_a_dropped_order_leaves_weights_lent() -> None:
     shell.order(APART)
     shell.drop()
     shell.tick()
-    assert shell.controller.state.weight_lending.stages[GROUP] is Stage.LENT
+    assert shell.controller.state.weight_lending.phases[GROUP] is LendingPhase.LENT
     shell.arrive("longer", RequestSpec(100, 150, 50))
     assert shell.open["longer"].group == GROUP
 
@@ -160,7 +162,7 @@ def test_weights_stay_lent_for_a_long_request_before_a_narrower_one() -> None:
     shell.finish("long")
     assert shell.open["longer"].group == GROUP
     shell.tick()
-    assert shell.controller.state.weight_lending.stages[GROUP] is Stage.CLOSING
+    assert shell.controller.state.weight_lending.phases[GROUP] is LendingPhase.CLOSING
 
 
 def test_a_request_without_limit_has_more_room_only_when_it_needs_it() -> None:
@@ -208,6 +210,29 @@ def test_engines_that_could_not_lend_have_weights_come_back() -> None:
     assert shell.weights[GROUP] == "fetching"
     shell.answer_weights(GROUP)
     assert shell.weights[GROUP] == "lending"
+
+
+def test_weights_that_are_lent_come_back_only_when_fetched() -> None:
+    shell = lent()
+    with pytest.raises(RuntimeError, match=r"weights of group \[0, 1, 2, 3\]: from lent to whole"):
+        shell.controller.weights_back(GROUP, shell.now_s)
+    assert shell.controller.state.weight_lending.phases[GROUP] is LendingPhase.LENT
+
+
+def test_weights_that_come_back_are_not_lent() -> None:
+    shell = lent()
+    shell.order(APART)
+    shell.finish("long")
+    with pytest.raises(RuntimeError, match="from fetching to lent"):
+        shell.controller.weights_lent(GROUP, shell.now_s)
+
+
+@pytest.mark.parametrize("phase", LendingPhase)
+def test_every_phase_leads_back_to_whole_weights(phase: LendingPhase) -> None:
+    reached = {phase}
+    for _ in LendingPhase:
+        reached |= {following for before in reached for following in TRANSITIONS[before]}
+    assert LendingPhase.WHOLE in reached
 
 
 def test_time_until_narrow_groups_open_is_the_last_measured() -> None:

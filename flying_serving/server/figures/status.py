@@ -41,8 +41,8 @@ def _weights(controller: Controller) -> dict[str, str]:
     if not controller.state.weight_lending.lends:
         return {}
     return {
-        ",".join(map(str, group)): stage.value
-        for group, stage in controller.state.weight_lending.stages.items()
+        ",".join(map(str, group)): phase.value
+        for group, phase in controller.state.weight_lending.phases.items()
     }
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from flying_serving.controller.controller import Controller
 from flying_serving.controller.requests import RequestSpec
-from flying_serving.controller.weight_lending import Stage
+from flying_serving.controller.weight_lending import LendingPhase
 from flying_serving.layout.groups import Layout
 from flying_serving.observe.view.rolling import Rolling
 from flying_serving.predict.migrations import MigrationCost
@@ -92,14 +92,14 @@ def test_an_engines_memory_is_that_of_all_its_devices(devices: int) -> None:
 def test_engines_are_asked_for_memory_that_may_change() -> None:
     """Once at first; then while they lend weights, until they have said that all are back."""
     controller, whole = Controller(settings("manual")), having(EngineMemory(900, 500))
-    (group,) = controller.state.weight_lending.stages
+    (group,) = controller.state.weight_lending.phases
     assert to_ask(controller, {}) == [0, 1, 2, 3]
     assert to_ask(controller, dict.fromkeys(group, whole)) == []
-    for stage in Stage:
-        controller.state.weight_lending.stages[group] = stage
-        asked = [] if stage is Stage.WHOLE else [0, 1, 2, 3]
+    for phase in LendingPhase:
+        controller.state.weight_lending.phases[group] = phase
+        asked = [] if phase is LendingPhase.WHOLE else [0, 1, 2, 3]
         assert to_ask(controller, dict.fromkeys(group, whole)) == asked
-    controller.state.weight_lending.stages[group] = Stage.WHOLE
+    controller.state.weight_lending.phases[group] = LendingPhase.WHOLE
     lent = having(EngineMemory(900, 500, 400))
     assert to_ask(controller, dict.fromkeys(group, whole) | {1: lent}) == [1]
 
