@@ -3,6 +3,15 @@
     IDLE --begin--> WAITING --advance--> ORDERED --regrouped--> REGROUPED --acknowledged--> IDLE
 
 A switch may fail in any phase, and may be dropped in WAITING. Then the phase is IDLE again.
+
+| phase     | entered in                          | when                                       |
+|-----------|-------------------------------------|--------------------------------------------|
+| WAITING   | `Changeover.begin`                  | the policy decides, or an operator asks    |
+| ORDERED   | `Changeover._order` from `.advance` | it waits for nothing, and engines are told |
+| REGROUPED | `Changeover.regrouped`              | the engines whose groups change answer     |
+| IDLE      | `Changeover.acknowledged`           | all engines have answered                  |
+| IDLE      | `Changeover.fail`                   | an engine is lost, or does not answer      |
+| IDLE      | `Changeover.drop`                   | it is not made                             |
 """
 
 from collections.abc import Collection, Mapping

@@ -1,9 +1,24 @@
 """The record of an engine in the server: its phase, its process, and its losses.
 
-    UP ──> KILLED ──> LOST ──> STARTING ──> JOINING ──> UP
+    UP --> KILLED --> LOST --> STARTING --> JOINING --> UP
+             ^                    |
+             |                    v
+             +------------- START_KILLED
 
-If its process ends by itself, an engine goes from UP or JOINING to LOST at once. A start that
-fails ends in LOST.
+When its process ends or its start fails, an engine goes from any other phase to LOST. A kill leads
+from JOINING to KILLED as well.
+
+| phase        | entered in                             | when                                   |
+|--------------|----------------------------------------|----------------------------------------|
+| KILLED       | `EngineRecord.kill`                    | this server kills the process          |
+| KILLED       | `EngineSupervisor._join` by `IS_READY` | the new process was killed, and ready  |
+| LOST         | `EngineSupervisor._record_loss`        | the process has ended                  |
+| LOST         | `EngineSupervisor._start_failed`       | a start has failed                     |
+| LOST         | `EngineSupervisor._join`               | the new process is ready too late      |
+| STARTING     | `EngineSupervisor._start` in `started` | a new process is forked                |
+| START_KILLED | `EngineRecord.kill`                    | this server kills the new process      |
+| JOINING      | `EngineSupervisor._join` by `IS_READY` | the new process is ready               |
+| UP           | `EngineSupervisor._join`               | the other engines know that it is back |
 """
 
 import signal
@@ -56,8 +71,8 @@ IS_READY: Mapping[EnginePhase, EnginePhase] = {
     EnginePhase.START_KILLED: EnginePhase.KILLED,
 }
 """The phase after a start has succeeded. A process may be killed at the moment it is ready."""
-WITHOUT_ENGINE = frozenset({EnginePhase.LOST, EnginePhase.STARTING, EnginePhase.START_KILLED})
-"""Phases in which no process serves."""
+LOST_PHASES = frozenset({EnginePhase.LOST, EnginePhase.STARTING, EnginePhase.START_KILLED})
+"""Phases of an engine that is lost: no process of it serves."""
 
 
 class WatchedProcess(Protocol):
@@ -91,8 +106,10 @@ class EngineRecord:
 
     @property
     def serves(self) -> bool:
-        """True if a process of the engine serves, or did until this server has killed it."""
-        return self.phase not in WITHOUT_ENGINE
+        """True if the engine is not lost: a process of it serves, or did until this server has
+        killed it.
+        """
+        return self.phase not in LOST_PHASES
 
     @property
     def has_ended(self) -> bool:
@@ -116,15 +133,15 @@ class EngineRecord:
         """True if the engine's process was killed, and not by this server."""
         return self.kill_reason is None and self.process.exitcode == -signal.SIGKILL
 
-    def advance(self, phase: EnginePhase) -> None:
-        """Go to the next phase. Raises RuntimeError for a phase that cannot follow."""
+    def enter(self, phase: EnginePhase) -> None:
+        """Enter the next phase. Raises RuntimeError if it may not follow the present one."""
         if phase not in TRANSITIONS[self.phase]:
             raise RuntimeError(f"an engine that is {self.phase.value} cannot be {phase.value} next")
         self.phase = phase
 
     def kill(self, reason: str) -> None:
         """Kill the process of the engine, which has not been killed."""
-        self.advance(IS_KILLED[self.phase])
+        self.enter(IS_KILLED[self.phase])
         self.kill_reason = reason
         self.process.kill()
 

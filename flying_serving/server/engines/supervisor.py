@@ -11,7 +11,7 @@ The first three entries are gone when the engine is JOINING, the others when it 
 
 | register | view of | effect of an entry |
 |---|---|---|
-| `EngineRecord.advance` | this supervisor | no process serves, and another is to be started |
+| `EngineRecord.enter` | this supervisor | no process serves, and another is to be started |
 | `EngineCalls.cut_off` | the server's calls | they fail, and messages to the engine are dropped |
 | `Pulse.declare_lost` | the engines' offers | no engine pulls KV that it has offered |
 | `Losses.lost` | operators | the status, metrics and the live view show the loss |
@@ -142,7 +142,7 @@ class EngineSupervisor:
         record.rapid_losses = record.rapid_losses + 1 if is_rapid else 0
         record.losses += 1
         record.kill_reason = None
-        record.advance(EnginePhase.LOST)
+        record.enter(EnginePhase.LOST)
 
         self._calls.cut_off(engine, reason)
         self._pulse.declare_lost(engine)
@@ -181,7 +181,7 @@ class EngineSupervisor:
             if given_up.is_set():
                 process.kill()
                 return
-            record.advance(EnginePhase.STARTING)
+            record.enter(EnginePhase.STARTING)
             record.process = process
 
         try:
@@ -208,7 +208,7 @@ class EngineSupervisor:
         record.rapid_losses += 1
         record.kill_reason = None
         if record.phase is not EnginePhase.LOST:  # a process had started
-            record.advance(EnginePhase.LOST)
+            record.enter(EnginePhase.LOST)
 
     async def _join(self, engine: int) -> None:
         """Tell the other engines that an engine is ready, and the controller when all have
@@ -217,10 +217,10 @@ class EngineSupervisor:
         record = self.records[engine]
         if self._calls.engines_may_end:  # the others have heard that they may end
             record.process.kill()
-            record.advance(EnginePhase.LOST)
+            record.enter(EnginePhase.LOST)
             return
 
-        record.advance(IS_READY[record.phase])
+        record.enter(IS_READY[record.phase])
         record.joined_s = time.monotonic()
         self._calls.reconnect(engine)
         self._pulse.declare_back(engine)
@@ -229,7 +229,7 @@ class EngineSupervisor:
         if record.phase is not EnginePhase.JOINING:  # it is to be lost again, or is lost
             return
 
-        record.advance(EnginePhase.UP)
+        record.enter(EnginePhase.UP)
         self._calls.channel.show_engine(engine)
         self._shell.losses.back(engine, self._shell.controller.state.layout)
         self._shell.carry_out(self._shell.controller.engine_back(engine, self._shell.clock()))

@@ -41,7 +41,7 @@ def record(phase: EnginePhase = EnginePhase.UP, **fields: Any) -> EngineRecord:
 def test_a_loss_and_return_go_through_the_phases_in_order() -> None:
     engine = record()
     for phase in A_LOSS_AND_RETURN:
-        engine.advance(phase)
+        engine.enter(phase)
     assert engine.phase is EnginePhase.UP
 
 
@@ -51,7 +51,7 @@ def test_a_phase_that_cannot_follow_is_an_error(phase: EnginePhase, other: Engin
     with pytest.raises(
         RuntimeError, match=f"an engine that is {phase.value} cannot be {other.value} next"
     ):
-        engine.advance(other)
+        engine.enter(other)
     assert engine.phase is phase
 
 
