@@ -214,7 +214,7 @@ class Traps:
         _wrap(Target, "_begin_pull", before=begins)
         _wrap(Target, "_end_pull", after=pulled)
         _wrap(IncomingRequests, "admit", before=admitted)
-        _wrap(Migrations, "pull", pulls, has_pulled)
+        _wrap(Migrations, "pull_part", pulls, has_pulled)
         _wrap(Source, "publish", after=published)
         in_time = Chunks.in_time
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flying_serving.controller.suspicion import Suspicion
-from flying_serving.layout.groups import Group, KVSource, Layout
+from flying_serving.layout.groups import Group, Layout
+from flying_serving.layout.kv_source import KVSource
 
 
 @dataclass(frozen=True)

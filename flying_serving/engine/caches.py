@@ -26,5 +26,8 @@ def reset_prefix_caches(
     options = {"reset_running_requests": reset_running_requests, "reset_connector": reset_connector}
     lent = sum(len(member.lent.physical()) for member in loop.lanes.members.values())
     return all(
-        [loop.lanes.own.forget(lent, **options), *(leader.forget(**options) for leader in leaders)]
+        [
+            loop.lanes.own.reset_prefix_cache(lent, **options),
+            *(leader.reset_prefix_cache(**options) for leader in leaders),
+        ]
     )

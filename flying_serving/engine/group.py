@@ -267,9 +267,11 @@ class Leader:
         self.outstanding = False
         self._answers, self._may_ask_at_s, self._may_step_at_s = None, 0.0, 0.0
 
-    def forget(self, **options: Any) -> bool:
+    def reset_prefix_cache(self, **options: Any) -> bool:
         """Reset the group's prefix cache; False while requests hold blocks."""
-        return self.pool.forget(self.borrowed.capacity - len(self.borrowed.held), **options)
+        return self.pool.reset_prefix_cache(
+            self.borrowed.capacity - len(self.borrowed.held), **options
+        )
 
     def check(self) -> None:
         """Raise IntegrityError if the group's blocks do not add up."""

@@ -88,7 +88,7 @@ class BlockLending:
         blocks that it could free: the count looks at each request.
         """
         leader = self._lanes.leaders[size]
-        if leader.borrowed.room() or not self._source.keeps(size):
+        if leader.borrowed.room() or not self._source.retains_any(size):
             return
         if leader.pool.missing_for_next(may_start(leader.scheduler)):
             self._source.yield_blocks(size, self._clock())

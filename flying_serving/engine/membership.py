@@ -107,8 +107,8 @@ class Membership:
             self._dissolve(size)
         self._tell_parts()
         if lost:  # the API server starts them again when all have unmapped their memory
-            self._offers.forget(lost)
-            self._call_workers(transfer.forget_peers, lost)
+            self._offers.unmap(lost)
+            self._call_workers(transfer.unmap_peers, lost)
         if back:
             self._offers.map(back)
             self._call_workers(transfer.map_peers, back)
@@ -130,4 +130,4 @@ class Membership:
         if size in self._lanes.leaders:
             self._lanes.leaders[size].dissolve()
         self._lanes.members[size].dissolve()
-        self._call_workers(WorkerLanes.forget, size)
+        self._call_workers(WorkerLanes.drop_requests, size)

@@ -1,4 +1,4 @@
-"""Aligned groups of engines, layouts made of them, and the KV of a request in a group."""
+"""Aligned groups of engines, and layouts made of them."""
 
 from __future__ import annotations
 
@@ -181,14 +181,3 @@ def _check_partition(groups: Iterable[Group], engines: Collection[int]) -> None:
             [list(g) for g in groups],
             f"engine {missing[0]} is in no group; name every engine",
         )
-
-
-@dataclass(frozen=True)
-class KVSource:
-    """The KV of one request in a group, whose leader offers it under this number to other groups.
-
-    The number is unique in the life of the server.
-    """
-
-    group: Group
-    number: int

@@ -71,12 +71,12 @@ class PeerKV:
         """Map the memory of some engines, when all is announced or about to be. Raises PeerMemory
         if it cannot be mapped.
         """
-        self.forget(engines)
+        self.unmap(engines)
         self._lost.difference_update(engines)
         for engine, device in product(engines, range(devices)):
             self.view(engine, device, 1)
 
-    def forget(self, engines: Iterable[int]) -> None:
+    def unmap(self, engines: Iterable[int]) -> None:
         """Unmap the memory of lost engines: memory of an ended process is free once no other
         process maps it.
         """

@@ -30,7 +30,8 @@ from enum import Enum
 from vllm.v1.request import Request
 
 from flying_serving.errors import IntegrityError
-from flying_serving.layout.groups import Group, KVSource
+from flying_serving.layout.groups import Group
+from flying_serving.layout.kv_source import KVSource
 from flying_serving.migration.offers import Offer
 
 Way = tuple[Group, int]

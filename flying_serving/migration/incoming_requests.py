@@ -122,7 +122,9 @@ class IncomingRequests:
             # cached tokens alone are not offered: a step under way may yet compute them
             has_pulled = arrival.pulled_tokens > arrival.cached_tokens
             tokens = arrival.pulled_tokens if has_pulled else 0
-            self._source.keep(arrival.forwarded_as, arrival.size, arrival.request_id, tokens)
+            self._source.pin_and_offer(
+                arrival.forwarded_as, arrival.size, arrival.request_id, tokens
+            )
         self._forget(arrival)
         self._pools[arrival.size].release(arrival.request)
 

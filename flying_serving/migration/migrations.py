@@ -52,14 +52,14 @@ class Migrations:
         pools = {size: lane.pool for size, lane in lanes.items() if lane.pool is not None}
         self.source = source
         self.incoming = IncomingRequests(pools, source, host)
-        self.target = Target(engine, pools, offers, self.incoming, host, self.pull)
+        self.target = Target(engine, pools, offers, self.incoming, host, self.pull_part)
 
     # ---- calls of the engine
 
     def retain(self, request_id: str, number: int) -> None:
         """Let a request leave for another group, which may pull its KV under this number."""
         if self.incoming.forward(request_id, number):
-            self.source.forget([request_id])
+            self.source.revoke_running([request_id])
         else:
             self.source.retain(request_id, number)
 
@@ -91,10 +91,10 @@ class Migrations:
         """Carry out a message of another engine, or of this one's leader."""
         match message:
             case PullKV(group, request_id):
-                self.pull(message)
+                self.pull_part(message)
                 self._host.send(group[:1], KVPulled(group, self._engine, request_id))
             case KVPulled():
-                self.target.pulled(message)
+                self.target.member_pulled(message)
             case ReleaseKV():
                 self.source.release(message.number, message.tokens)
 
@@ -116,8 +116,11 @@ class Migrations:
 
     # ---- the copy
 
-    def pull(self, message: PullKV) -> None:
-        """Copy the heads of this engine's devices, again if the source's blocks have moved.
+    def pull_part(self, message: PullKV) -> None:
+        """Copy this engine's part of a pull: the heads of its devices. `Target` calls it in lane 1,
+        and `handle` in each member of a group.
+
+        It copies again if the blocks of the source have moved.
 
         A member moves its own blocks (`engine/residency.py`), and cannot revoke its leader's
         offers. Nothing is copied from a group that has lost an engine: its offers are void, so the

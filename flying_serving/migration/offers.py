@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 
 from flying_serving.errors import PeerMemory
-from flying_serving.layout.groups import Group, KVSource
+from flying_serving.layout.groups import Group
+from flying_serving.layout.kv_source import KVSource
 from flying_serving.memory.arena import Address, Arena, announce, announced, map_peer
 
 ENTRIES = 4096
@@ -158,7 +159,7 @@ class PeerOffers:
             self._tables.pop(engine, None)
             self._table(engine)
 
-    def forget(self, engines: Iterable[int]) -> None:
+    def unmap(self, engines: Iterable[int]) -> None:
         """Unmap the tables of engines that are lost."""
         for engine in engines:
             self._tables.pop(engine, None)

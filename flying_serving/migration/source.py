@@ -1,8 +1,9 @@
 """The owner's side: it offers the KV of requests that leave an engine, or will leave it.
 
-An offer is of a request that runs (`Source.offer`, `publish`) or has left (`retain`, `keep`). It
-ends when its target has the KV (`release`) or when its blocks are needed (`yield_blocks`). It also
-ends when no target pulls (`advance`), or when the request is aborted or preempted.
+An offer is of a request that runs (`Source.offer`, `publish`) or has left (`retain`,
+`pin_and_offer`). It ends when its target has the KV (`release`) or when its blocks are needed
+(`yield_blocks`). It also ends when no target pulls (`advance`), or when the request is aborted or
+preempted.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -86,13 +87,13 @@ class Source:
         for size, pool in self._pools.items():
             request = pool.scheduler.requests.get(request_id)
             if request is not None:
-                self.keep(number, size, request_id, pool.valid_tokens(request))
+                self.pin_and_offer(number, size, request_id, pool.valid_tokens(request))
                 pool.scheduler.finish_requests([request_id], RequestStatus.FINISHED_ABORTED)
                 return
         if number not in self.retained:  # otherwise it has ended by now, and all of it is offered
             self._table.revoke(number)
 
-    def keep(self, number: int, size: int, request_id: str, tokens: int) -> None:
+    def pin_and_offer(self, number: int, size: int, request_id: str, tokens: int) -> None:
         """Keep a request's blocks, even if the request ends, and offer its first `tokens`
         tokens.
         """
@@ -118,10 +119,13 @@ class Source:
             self._table.revoke(offered.number)
         else:
             tokens = self._pools[size].valid_tokens(request)
-            self.keep(offered.number, size, request.request_id, tokens)
+            self.pin_and_offer(offered.number, size, request.request_id, tokens)
 
-    def forget(self, request_ids: Iterable[str]) -> None:
-        """Revoke offers of requests that have ended or leave; perhaps no scheduler has had them."""
+    def revoke_running(self, request_ids: Iterable[str]) -> None:
+        """Revoke offers, made as they run, of requests that have ended or leave.
+
+        Perhaps no scheduler has had them.
+        """
         for request_id in request_ids:
             offered = self.running.pop(request_id, None)
             if offered is not None:
@@ -131,7 +135,7 @@ class Source:
         """Revoke all offers of requests that have ended, here and elsewhere: no target pulls their
         retained KV either.
         """
-        self.forget(request_ids)
+        self.revoke_running(request_ids)
         for number, retained in list(self.retained.items()):
             if retained.request_id in request_ids:
                 self.release(number)
@@ -169,7 +173,7 @@ class Source:
     def dissolve(self, size: int) -> None:
         """Revoke all offers of the lane of `size`: no engine may read any KV of it from now on."""
         self._release_lane(size)
-        self.forget([name for name, offer in self.running.items() if offer.size == size])
+        self.revoke_running([name for name, offer in self.running.items() if offer.size == size])
 
     def _release_lane(self, size: int) -> None:
         for number, retained in list(self.retained.items()):
@@ -184,7 +188,7 @@ class Source:
         self.running = {name: offer for name, offer in self.running.items() if not offer.early}
         self.release_all()
 
-    def keeps(self, size: int) -> bool:
+    def retains_any(self, size: int) -> bool:
         """Return whether KV of a request that has left the lane of `size` is retained."""
         return any(retained.size == size for retained in self.retained.values())
 
@@ -242,7 +246,7 @@ class Source:
         scheduler = self._pools[1].scheduler
         waits = scheduler.waiting or scheduler.kv_holding_waiting
         most = may_start(scheduler)
-        if not self.keeps(1) or not waits or most == 0:
+        if not self.retains_any(1) or not waits or most == 0:
             return False
         return self._pools[1].missing_for_next(most) > 0
 

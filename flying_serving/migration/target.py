@@ -15,7 +15,7 @@ from flying_serving.migration.messages import KVPulled, PullKV
 from flying_serving.migration.offers import Offer, Offers
 from flying_serving.vllm_adapter.blocks import SchedulerPool
 
-PATIENCE_S = 1.0
+BLOCKS_WAIT_S = 1.0
 """Seconds that a request waits for blocks for its KV, before it is prefilled instead."""
 OPENING_S = 5.0
 """Seconds that a request waits for the offer: its owner may be in a long step."""
@@ -28,8 +28,8 @@ work.
 class Target:
     """Pulls the KV of requests that arrive in lanes which this engine leads.
 
-    `pools`: of these lanes, by group size. `offers`: of all engines. `pull`: copies the KV that a
-    message names to this engine's devices.
+    `pools`: of these lanes, by group size. `offers`: of all engines. `pull_part`: copies
+    this engine's part of the KV that a message names (`Migrations.pull_part`).
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class Target:
         offers: Offers,
         incoming: IncomingRequests,
         host: MigrationHost,
-        pull: Callable[[PullKV], None],
+        pull_part: Callable[[PullKV], None],
     ) -> None:
         self._engine = engine
         self._pools = pools
         self._offers = offers
         self._incoming = incoming
         self._host = host
-        self._pull = pull
+        self._pull_part = pull_part
         self.chunks = Chunks(incoming.by_id, pools)
         self.has_more = False
         """True if the last `advance` left something that it could have pulled with more time."""
@@ -122,8 +122,8 @@ class Target:
         return 0.0
 
     def _wait_for_blocks(self, arrival: Arrival, now_s: float) -> None:
-        """Ask for missing blocks; after PATIENCE_S admit the request without its KV."""
-        if arrival.runs_here and arrival.waited_s(now_s) > PATIENCE_S:
+        """Ask for missing blocks; after BLOCKS_WAIT_S admit the request without its KV."""
+        if arrival.runs_here and arrival.waited_s(now_s) > BLOCKS_WAIT_S:
             self._incoming.admit(arrival, 0)
         elif not self.chunks.is_copying(arrival.size):
             self._host.ask_blocks(arrival.size, self.chunks.missing_blocks(arrival))
@@ -159,7 +159,7 @@ class Target:
         arrival.pulling_tokens = stop
         arrival.enter(ArrivalPhase.PULLING)
         if arrival.size == 1:
-            self._pull(message)
+            self._pull_part(message)
             self._end_pull(arrival)
             self.has_more |= stop < arrival.offered_tokens(offer)
         else:
@@ -167,8 +167,8 @@ class Target:
             self._host.send(group, message)
         return took_s
 
-    def pulled(self, message: KVPulled) -> None:
-        """Note that a member has its part."""
+    def member_pulled(self, message: KVPulled) -> None:
+        """Note that a member of a group has its part."""
         arrival = self._incoming.by_id[message.request_id]
         arrival.writers.discard(message.engine)
         if not arrival.writers:

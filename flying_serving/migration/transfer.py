@@ -71,9 +71,9 @@ def map_peers(worker: KVWorker, engines: Sequence[int]) -> None:
         worker.peers.map(engines, worker.devices)
 
 
-def forget_peers(worker: KVWorker, engines: Sequence[int]) -> None:
+def unmap_peers(worker: KVWorker, engines: Sequence[int]) -> None:
     """Unmap the KV of engines that are lost."""
-    worker.peers.forget(engines)
+    worker.peers.unmap(engines)
 
 
 def measure(worker: KVWorker, clock: Callable[[], float] = time.perf_counter) -> list[MigrationRow]:

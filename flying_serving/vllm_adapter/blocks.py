@@ -176,7 +176,7 @@ class SchedulerPool:
                 f"{len(free)} blocks without reference, {self.free_count()} in the free list"
             )
 
-    def forget(self, outside: int, **options: Any) -> bool:
+    def reset_prefix_cache(self, outside: int, **options: Any) -> bool:
         """Reset the prefix cache as vLLM does, which fails while blocks are in use; `outside`
         blocks are used by others.
         """

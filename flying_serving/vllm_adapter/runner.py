@@ -75,7 +75,7 @@ class Runner:
         else:
             self._randomness.seed(seed_of(seed, group, incarnations))
 
-    def forget(self) -> None:
+    def drop_requests(self) -> None:
         """Drop all requests, and the state of a step that was not finished."""
         self._runner.execute_model_state = None
         ended = SchedulerOutput.make_empty()

@@ -259,10 +259,10 @@ class WorkerLanes:
         except EngineLost as error:
             return StepLost(str(error))
 
-    def forget(self, size: int) -> None:
+    def drop_requests(self, size: int) -> None:
         """Forget the requests of the group of `size` engines, which has lost a member."""
         self.communicators.leave(size)
-        self.groups[size].runner.forget()
+        self.groups[size].runner.drop_requests()
 
     def rejoin(self, size: int, incarnations: list[int]) -> None:
         """Reopen the group of `size` engines, whose members are all present again, in these

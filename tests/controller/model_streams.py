@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from flying_serving.controller.requests import RequestSpec
-from flying_serving.layout.groups import Group, KVSource
+from flying_serving.layout.groups import Group
+from flying_serving.layout.kv_source import KVSource
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class Keeper:
     def _pool(self, size: int) -> Any:
         return self.pair.pools[0] if size == 1 else self.pair.leader.pool
 
-    def keeps(self, size: int) -> bool:
+    def retains_any(self, size: int) -> bool:
         """Whether any blocks of a lane are kept."""
         return bool(self.kept[size])
 

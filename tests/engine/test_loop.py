@@ -14,7 +14,7 @@ from flying_serving.engine.caches import reset_prefix_caches
 from flying_serving.engine.lane import Lane, Lanes
 from flying_serving.engine.loop import EngineLoop, Instruments
 from flying_serving.engine.steps import StepLog
-from flying_serving.layout.groups import KVSource
+from flying_serving.layout.kv_source import KVSource
 from flying_serving.migration.messages import ReleaseKV
 from flying_serving.migration.migrations import OFFER_POLL_S
 from flying_serving.migration.offers import Offer, OfferTable

@@ -37,7 +37,7 @@ class Survivor:
         self.mapped: list[int] = []
         self.arbiter = LaneArbiter(1, 1.0)
         self.unmapped: list[int] = []
-        self.offers = SimpleNamespace(lost=set(), map=self._map, forget=self.unmapped.extend)
+        self.offers = SimpleNamespace(lost=set(), map=self._map, unmap=self.unmapped.extend)
         migrations: Any = SimpleNamespace(dissolve=self.dissolved.append)
         offers: Any = self.offers
         self.membership = Membership(
@@ -125,8 +125,8 @@ class Losses(RuleBasedStateMachine):
             assert self.survivor.membership.broken == {2}
         self.survivor.arbiter.present = 2
         assert self.survivor.update(0, None) == [
-            (WorkerLanes.forget, 2),
-            (transfer.forget_peers, [1]),
+            (WorkerLanes.drop_requests, 2),
+            (transfer.unmap_peers, [1]),
         ]
         for inbox in pair.inboxes.of_engine:
             inbox.clear()
@@ -145,7 +145,7 @@ class Losses(RuleBasedStateMachine):
             GROUP, 1, pair.pools[1], pair.inboxes, lambda group_block, block: None
         )  # type: ignore[arg-type]
         expected = [
-            (WorkerLanes.forget, 2),
+            (WorkerLanes.drop_requests, 2),
             (transfer.map_peers, [1]),
             (WorkerLanes.rejoin, 2, [0, self.incarnation]),
         ]
@@ -177,19 +177,22 @@ TestLosses.settings = settings(max_examples=100, stateful_step_count=30)
 
 def test_only_groups_with_the_lost_engine_are_broken() -> None:
     survivor = Survivor(members_of(3, (2, 4)), (0, 0, 0, 0))
-    assert survivor.update(0, None, 0, 0) == [(WorkerLanes.forget, 4), (transfer.forget_peers, [1])]
+    assert survivor.update(0, None, 0, 0) == [
+        (WorkerLanes.drop_requests, 4),
+        (transfer.unmap_peers, [1]),
+    ]
     assert survivor.membership.broken == {4}
     assert survivor.dissolved == [4]
     assert survivor.update(0, None, None, 0) == [
-        (WorkerLanes.forget, 2),
-        (WorkerLanes.forget, 4),
-        (transfer.forget_peers, [2]),
+        (WorkerLanes.drop_requests, 2),
+        (WorkerLanes.drop_requests, 4),
+        (transfer.unmap_peers, [2]),
     ]
     assert survivor.membership.broken == {2, 4}
     back = survivor.update(0, None, 2, 0)
     assert back == [
-        (WorkerLanes.forget, 2),
-        (WorkerLanes.forget, 4),
+        (WorkerLanes.drop_requests, 2),
+        (WorkerLanes.drop_requests, 4),
         (transfer.map_peers, [2]),
         (WorkerLanes.rejoin, 2, [2, 0]),
     ]
@@ -201,8 +204,8 @@ def test_memory_of_a_lost_engine_is_unmapped_after_dissolving() -> None:
     """That of an engine which shares no group with this one too."""
     survivor = Survivor(members_of(3, (2,)), (0, 0, 0, 0))
     assert survivor.update(0, None, None, 0) == [
-        (WorkerLanes.forget, 2),
-        (transfer.forget_peers, [1, 2]),
+        (WorkerLanes.drop_requests, 2),
+        (transfer.unmap_peers, [1, 2]),
     ]
     assert survivor.unmapped == [1, 2]
 
@@ -216,7 +219,11 @@ def test_an_engine_that_is_started_while_another_is_lost_has_broken_groups() -> 
 def test_an_engine_that_has_changed_unseen_is_another() -> None:
     """It was lost and came back before this engine heard of either."""
     survivor = Survivor(members_of(1, (2,)), (0, 0))
-    expected = [(WorkerLanes.forget, 2), (transfer.map_peers, [0]), (WorkerLanes.rejoin, 2, [1, 0])]
+    expected = [
+        (WorkerLanes.drop_requests, 2),
+        (transfer.map_peers, [0]),
+        (WorkerLanes.rejoin, 2, [1, 0]),
+    ]
     assert survivor.update(1, 0) == expected
 
 

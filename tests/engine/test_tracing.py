@@ -9,7 +9,7 @@ import pytest
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from flying_serving.engine.tracing import EngineTrace
-from flying_serving.layout.groups import KVSource
+from flying_serving.layout.kv_source import KVSource
 from flying_serving.migration.messages import PullKV
 from flying_serving.observe.tracing import file as trace_file
 from tests.engine.schedulers import FakeScheduler, Hooks

@@ -110,7 +110,7 @@ def test_memory_of_a_lost_engine_is_unmapped(tmp_path: Path) -> None:
     peers.map([2], 1)
     peers.map([1], 2)
     assert peers.view(1, 1, 1).stacks
-    peers.forget([1])
+    peers.unmap([1])
     assert [mapped_bytes(f"flying-test-{place}") for place in "abc"] == [
         size_bytes,
         size_bytes,

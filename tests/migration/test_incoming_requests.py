@@ -2,7 +2,7 @@
 schedulers.
 """
 
-from flying_serving.layout.groups import KVSource
+from flying_serving.layout.kv_source import KVSource
 from flying_serving.migration.arrival import Arrival, ArrivalPhase
 from tests.migration.nodes import GROUPS, Node
 from tests.migration.two_engines import again, begin, node, settle

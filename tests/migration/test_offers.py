@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from flying_serving.errors import PeerMemory
-from flying_serving.layout.groups import KVSource
+from flying_serving.layout.kv_source import KVSource
 from flying_serving.migration.offers import (
     ENTRIES,
     Offer,
@@ -129,7 +129,7 @@ def test_the_table_of_a_lost_engine_is_unmapped(tmp_path: Path) -> None:
     peers.map([9])
     assert maps.read_text().count("memfd:flying-offers-9") == before + 1
     peers.lost = {9}
-    peers.forget([9])
+    peers.unmap([9])
     assert maps.read_text().count("memfd:flying-offers-9") == before
     assert not peers.is_mapped((8, 9)) and peers.is_mapped((10, 11))
     with pytest.raises(PeerMemory, match="offers of engine 9: the engine is lost"):

@@ -2,10 +2,11 @@
 
 import pytest
 
-from flying_serving.layout.groups import Group, KVSource
+from flying_serving.layout.groups import Group
+from flying_serving.layout.kv_source import KVSource
 from flying_serving.migration.offers import Offer
 from flying_serving.migration.source import RETAIN_S, RunningOffer
-from flying_serving.migration.target import PATIENCE_S
+from flying_serving.migration.target import BLOCKS_WAIT_S
 from flying_serving.wire import MigrationCounts
 from tests.migration.nodes import GROUPS, Node
 from tests.migration.two_engines import (
@@ -170,7 +171,7 @@ def test_a_request_is_prefilled_if_a_part_of_its_kv_has_no_room() -> None:
     assert at.lanes[A].free() == 16
     assert at.lanes[B].free() == 0
     assert at.asked[-1] == (1, 3)
-    at.now_s += PATIENCE_S + 0.1
+    at.now_s += BLOCKS_WAIT_S + 0.1
     settle(at)
     assert not all_free(at)
     assert at.lanes[B].free() == 3

@@ -3,10 +3,11 @@
 import pytest
 from vllm.v1.request import RequestStatus
 
-from flying_serving.layout.groups import Group, KVSource
+from flying_serving.layout.groups import Group
+from flying_serving.layout.kv_source import KVSource
 from flying_serving.migration.migrations import OFFER_POLL_S
 from flying_serving.migration.source import RunningOffer
-from flying_serving.migration.target import OPENING_S, PATIENCE_S
+from flying_serving.migration.target import BLOCKS_WAIT_S, OPENING_S
 from flying_serving.wire import MigrationCounts
 from tests.migration.two_engines import (
     BOTH,
@@ -46,7 +47,7 @@ def test_requests_wait_where_blocks_are_missing() -> None:
     assert at.at(B).retry_in_s(at.now_s) == OFFER_POLL_S
     assert list(at.lanes[BOTH].scheduler.requests) == ["c+1"]
     at.lanes[B].pool.give(taken)
-    at.now_s += PATIENCE_S / 2
+    at.now_s += BLOCKS_WAIT_S / 2
     settle(at)
     assert list(at.lanes[B].scheduler.requests) == ["a+1"]
     for _ in range(8):
@@ -87,7 +88,7 @@ def test_a_request_that_has_waited_long_is_prefilled() -> None:
     at.expect(again(before, "a+1"), B, KVSource(A, 5))
     settle(at)
     assert at.asked == [(1, 8), (1, 4)]
-    at.now_s += PATIENCE_S
+    at.now_s += BLOCKS_WAIT_S
     later = begin(at, A, "b", family=5)
     at.at(A).retain("b", 6)
     at.expect(again(later, "b+1"), B, KVSource(A, 6))

@@ -12,7 +12,8 @@ from itertools import product
 from typing import Any
 
 from flying_serving.engine.messages import Message, RunStep
-from flying_serving.layout.groups import Group, KVSource
+from flying_serving.layout.groups import Group
+from flying_serving.layout.kv_source import KVSource
 from flying_serving.migration.offers import Offer
 from tests.engine.schedulers import BLOCK
 from tests.protocol import weights

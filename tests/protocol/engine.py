@@ -21,7 +21,7 @@ from flying_serving.engine.utilities import EngineUtilities
 from flying_serving.layout.groups import Group, aligned_group
 from flying_serving.migration.arrival import ArrivalPhase
 from flying_serving.migration.source import RETAIN_S
-from flying_serving.migration.target import OPENING_S, PATIENCE_S, STALLED_S
+from flying_serving.migration.target import BLOCKS_WAIT_S, OPENING_S, STALLED_S
 from flying_serving.migration.transfer import pull_kv
 from flying_serving.vllm_adapter.blocks import SchedulerPool
 from flying_serving.vllm_adapter.engine_pool import EnginePool
@@ -315,7 +315,7 @@ class Engine:
                 arrival.last_progress_s -= OPENING_S + TICK_S if self.settings.stalls else 0.0
             else:
                 arrival.last_progress_s -= TICK_S + (
-                    STALLED_S if self.settings.stalls else PATIENCE_S
+                    STALLED_S if self.settings.stalls else BLOCKS_WAIT_S
                 )
         is_overdue = overdue.retained and not self.settings.retains
         for retained in migrations.source.retained.values() if is_overdue else ():

@@ -76,8 +76,8 @@ class _RetainedEarly(Source):
 
 
 class _ReleasedEarly(Source):
-    def keep(self, number: int, size: int, request_id: str, tokens: int) -> None:
-        super().keep(number, size, request_id, tokens)
+    def pin_and_offer(self, number: int, size: int, request_id: str, tokens: int) -> None:
+        super().pin_and_offer(number, size, request_id, tokens)
         if number in self.retained:
             self._pools[size].unpin(self.retained.pop(number).blocks)
 
@@ -111,7 +111,7 @@ class _NeverRevoked(Table):
 
 
 class _AdmittedEarly(Target):
-    def pulled(self, message: KVPulled) -> None:
+    def member_pulled(self, message: KVPulled) -> None:
         arrival = self._incoming.by_id.get(message.request_id)
         if arrival is not None and arrival.writers:
             arrival.writers.clear()
@@ -179,11 +179,11 @@ class _KeepsBlocks(Target):
 
 
 class _NotLookedAgain(Migrations):
-    def pull(self, message: PullKV) -> None:
+    def pull_part(self, message: PullKV) -> None:
         blocks = self._source_blocks(message)
         self._source_blocks = lambda message: blocks  # type: ignore[method-assign]
         try:
-            super().pull(message)
+            super().pull_part(message)
         finally:
             del self._source_blocks
 
@@ -209,7 +209,7 @@ def inject(fault: Fault | None, migrations: Migrations, table: Table) -> None:
     """Break migrations, if that is the fault."""
     migrations.source.__class__ = SOURCES.get(fault, Source)
     migrations.__class__ = _NotLookedAgain if fault is Fault.NOT_LOOKED_AGAIN else Migrations
-    migrations.target._pull = migrations.pull
+    migrations.target._pull_part = migrations.pull_part
     migrations.target.__class__ = TARGETS.get(fault, Target)
     migrations.target.chunks.__class__ = _NoNextBlock if fault is Fault.NO_NEXT_BLOCK else Chunks
     migrations.incoming.__class__ = _NotLeft if fault is Fault.NOT_LEFT else IncomingRequests

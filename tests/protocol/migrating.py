@@ -9,7 +9,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from flying_serving.layout.groups import Group, KVSource
+from flying_serving.layout.groups import Group
+from flying_serving.layout.kv_source import KVSource
 from tests.protocol.client import Job
 from tests.protocol.scenario import Scenario, Stage
 from tests.protocol.settings import Settings

@@ -13,7 +13,8 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from flying_serving.controller.commands import Dispatch, DispatchPrefix, DropPart, PullAhead, Recall
 from flying_serving.controller.requests import RequestSpec
 from flying_serving.controller.settings import Capacity
-from flying_serving.layout.groups import Group, KVSource
+from flying_serving.layout.groups import Group
+from flying_serving.layout.kv_source import KVSource
 from flying_serving.server.requests import xargs
 from flying_serving.vllm_adapter.keys import (
     AHEAD_KEY,
