@@ -28,15 +28,5 @@ The method of each event notes the event. Then `Controller._settle` advances, in
 
 An arrival ends nothing that a switch or weights wait for, so it begins at 2.
 
-The way of a switch, file by file:
-
-1. `controller.py`: `_change` asks for the next layout, or `begin_switch` gets one from an operator.
-2. `decider.py`: `decide` asks the policy, with the view of the state that `snapshots.py` makes.
-3. `policy/policies.py`: `decide` chooses a layout, and `policy/switching.py` its mode.
-4. `changeover.py`: `begin`, then `advance` until the switch waits for nothing more. The answer is
-   the command `Order`.
-5. `server/calls/layout_orders.py`: `tell_engines` calls `flying_switch` of every engine.
-6. `engine/utilities.py`: each engine names its present group, and answers.
-7. `changeover.py`: `regrouped`, when the engines that change have answered, then `acknowledged`.
-8. `switches.py`: the record of the switch, which stays open until old requests have ended.
+docs/architecture.md has the way of a request and that of a switch, file by file.
 """

@@ -1,5 +1,7 @@
-"""The choice of a request's group: of the groups with room, the one with the soonest first
-token.
+"""The choice of a request's group among the groups with room.
+
+Groups that hold the likely length of the request come before the others, then the least `Score`
+decides.
 """
 
 from collections.abc import Mapping

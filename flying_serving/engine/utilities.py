@@ -40,9 +40,10 @@ class EngineUtilities:
     def flying_switch(self, group: list[int], mode: str, weave_steps: int, sent_s: float) -> Any:
         """Make `group` this engine's present group from now on. Return a `SwitchAnswer`.
 
-        `mode`: a sequential or soft switch is ordered when no request of the old layout is left.
-        `weave_steps`: steps of the new layout for each step of an older one. `sent_s`: when the API
-        server ordered it (CLOCK_MONOTONIC).
+        `mode`: by *hard* older lanes pause, by every other mode they are woven in. By *migrate* or
+        *soft* they pause first, until `flying_retain`, if the group changes. `weave_steps`: steps
+        of the new layout for each step of an older one. `sent_s`: when the API server ordered it
+        (CLOCK_MONOTONIC).
         """
         worked_s = time.thread_time()
         now_s = self.loop.clock()

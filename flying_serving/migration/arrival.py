@@ -44,8 +44,9 @@ class ArrivalPhase(Enum):
     EXPECTED: its owner offers nothing yet. OFFERED: KV can be pulled, and the request has no blocks
     here. RESERVED: it has blocks, and no member copies. PULLING: members copy the next chunk.
 
-    The last four are final. ADMITTED: the scheduler of the lane has the request. FORWARDED: the
-    request continues in a third group. ABORTED: it has ended. DROPPED: a prefetch was given up.
+    The last four end the arrival. No phase follows them, but ABORTED may follow FORWARDED.
+    ADMITTED: the scheduler of the lane has the request. FORWARDED: the request continues in a third
+    group. ABORTED: it has ended. DROPPED: a prefetch was given up.
     """
 
     EXPECTED = "expected"
@@ -139,7 +140,7 @@ class Arrival:
 
     @property
     def has_ended(self) -> bool:
-        """True if its phase is final."""
+        """True if the arrival has ended. Members may still write a chunk that they have begun."""
         return self.phase in _ENDS
 
     @property

@@ -1,4 +1,4 @@
-"""Both sides of an engine's migrations: the owner's and the target's (see the package's walk)."""
+"""Both sides of an engine's migrations: the owner's and the target's."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
