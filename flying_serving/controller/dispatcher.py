@@ -75,7 +75,7 @@ class Dispatcher:
                 commands.append(self._bookings.start(request, group, lanes))
             return True
 
-        state.pool.take(place, now_s)
+        state.pool.hand_out(place, now_s)
         return commands
 
     def _group_for(

@@ -148,7 +148,7 @@ class TaskPool:
         }
         return {kind: queue for kind, queue in left.items() if queue}
 
-    def take(self, place: Callable[[RequestState], bool], now_s: float) -> None:
+    def hand_out(self, place: Callable[[RequestState], bool], now_s: float) -> None:
         """Offer the first request of every kind to `place` until it refuses one of that kind.
 
         Requests that it takes leave the pool.

@@ -72,7 +72,7 @@ class StepLog:
         for listener in self.listeners:
             listener(row)
 
-    def take(self) -> list[StepRow]:
+    def take_rows(self) -> list[StepRow]:
         """Return the steps since the last call, oldest first, at most KEPT_STEPS."""
         taken = list(self._steps)
         self._steps.clear()

@@ -153,7 +153,7 @@ class EngineUtilities:
 
     def flying_steps(self) -> Any:
         """Return the steps that this engine has led since the last call: a `StepRow` each."""
-        return encode(self.loop.instruments.steps.take())
+        return encode(self.loop.instruments.steps.take_rows())
 
     def flying_calibration(self) -> Any:
         """Return the steps measured at start, in all lanes of this engine: a `CalibrationRow`

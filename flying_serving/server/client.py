@@ -124,9 +124,9 @@ class FlyingClient(AsyncMPClient):
         await self.shell.abort(request_ids)
 
     async def process_engine_outputs(self, outputs: EngineCoreOutputs) -> None:
-        """Take a batch of outputs, as `Shell.take` does. vLLM calls this for each batch."""
+        """Take a batch of outputs, as `Shell.take_outputs` does. vLLM calls this for each batch."""
         self._calls.mark_idle_if_lost(outputs)
-        await self.shell.take(outputs)
+        await self.shell.take_outputs(outputs)
 
     async def get_output_async(self) -> Any:
         """Return vLLM's outputs, without an error at the end of a server that was told to end."""

@@ -125,7 +125,7 @@ class Shell:
         self.calls.channel.end_requests(request_ids, FinishReason.ABORT)
         await self.abort(request_ids)
 
-    async def take(self, outputs: EngineCoreOutputs) -> None:
+    async def take_outputs(self, outputs: EngineCoreOutputs) -> None:
         """Take a batch of outputs of an engine: note tokens and ends, and drop stale outputs."""
         now_s = self.clock()
         shown, full = list[EngineCoreOutput](), list[EngineCoreOutput]()
@@ -135,7 +135,7 @@ class Shell:
                 self._note_begun(output.request_id)
             elif request_id := self.streams.end_prefix(output):
                 prefixes.append((request_id, output))
-            elif self.streams.take(output):
+            elif self.streams.note_tokens(output):
                 shown.append(output)
                 self.controller.got_tokens(output.request_id, len(output.new_token_ids), now_s)
                 if self.streams.is_full(output):

@@ -30,7 +30,7 @@ class RollingLogger(AggregateStatLoggerBase):
             tokens = iteration_stats.num_generation_tokens
             first_s = iteration_stats.time_to_first_tokens_iter
             gaps_s = iteration_stats.inter_token_latencies_iter
-        self._rolling.take(engine_idx, kv_usage, tokens, first_s, gaps_s, time.monotonic())
+        self._rolling.note_batch(engine_idx, kv_usage, tokens, first_s, gaps_s, time.monotonic())
 
     def log_engine_initialized(self) -> None:
         """Log nothing about an engine that is ready."""

@@ -37,7 +37,7 @@ def taken(pool: TaskPool, most: int = 1000, now_s: float = 0.0) -> list[str]:
         ids.append(one.request_id)
         return True
 
-    pool.take(place, now_s)
+    pool.hand_out(place, now_s)
     return ids
 
 
@@ -60,7 +60,7 @@ def test_one_kind_that_finds_no_room_does_not_hold_back_others() -> None:
         tried.append(one.request_id)
         return one.spec.prompt_tokens < 50
 
-    pool.take(place, 0.0)
+    pool.hand_out(place, 0.0)
     assert tried == ["r0", "r1", "r2", "r3", "r5"]
     assert {one.request_id for one in pool} == {"r2", "r4"}
 
@@ -78,7 +78,7 @@ def test_a_suspect_that_finds_no_group_holds_back_none_tried_otherwise(
     for one, suspicion in zip(suspects, (Suspicion(2, 1, frozenset({0})), other), strict=True):
         one.suspicion = suspicion
         pool.add(one)
-    pool.take(lambda one: one is not suspects[0], 0.0)
+    pool.hand_out(lambda one: one is not suspects[0], 0.0)
     assert [one.request_id for one in pool] == ["r0"]
 
 
@@ -115,7 +115,7 @@ def test_ended_requests_leave_no_entries(how: str) -> None:
     for number in range(10, 5000):
         pool.add(state(number, kind=KINDS[3 if how == "taken" else number % 4]))
         if how == "taken":
-            pool.take(lambda one: one not in remaining, 0.0)
+            pool.hand_out(lambda one: one not in remaining, 0.0)
         else:
             pool.remove(f"r{number}")
         queues = [*pool._queues.values(), *pool._ages.values()]
@@ -147,7 +147,7 @@ def test_one_overdue_that_finds_no_room_does_not_hold_back_another_kind() -> Non
         tried.append(one.request_id)
         return one.sizes != KINDS[1][1]
 
-    pool.take(place, AGING_S)
+    pool.hand_out(place, AGING_S)
     assert tried == ["r2", "r0", "r1", "r3", "r4"]
     assert pool.first(AGING_S).request_id == "r0"  # type: ignore[union-attr]
 
@@ -247,7 +247,7 @@ class Waiting(RuleBasedStateMachine):
             given.append(one)
             return True
 
-        self.pool.take(place, self.now_s)
+        self.pool.hand_out(place, self.now_s)
         assert given == expected
         for one in given:
             del self.model[one.request_id]

@@ -66,13 +66,13 @@ def test_a_request_from_its_prompt_to_its_last_token(board: StepBoard, clock: Cl
     for seconds in (0.5, 0.25, 0.125, 0.0625):
         step(scheduler, clock, seconds)
         clock.now += 7.0  # between steps
-    assert log.take() == [
+    assert log.take_rows() == [
         StepRow(1, 0.5, 8, 0, 0, 0, False),
         StepRow(1, 0.25, 2, 0, 8, 16, False),
         StepRow(1, 0.125, 0, 1, 10, 0, False),
         StepRow(1, 0.0625, 0, 1, 11, 0, False),
     ]
-    assert log.take() == []
+    assert log.take_rows() == []
     assert {size: seconds.count for size, seconds in log.durations.items()} == {1: 4}
     assert log.durations[1].row[0] == 0.9375, "what was taken still counts for /metrics"
 
@@ -87,7 +87,7 @@ def test_prompts_and_decoding_in_one_step(board: StepBoard, clock: Clock) -> Non
     step(scheduler, clock, 2.0)
     step(scheduler, clock, 3.0)
     step(scheduler, clock, 4.0)
-    assert log.take() == [
+    assert log.take_rows() == [
         StepRow(2, 1.0, 6, 0, 0, 0, False),
         StepRow(2, 2.0, 7, 1, 6, 0, False),
         StepRow(2, 3.0, 2, 1, 14, 14, False),
@@ -102,7 +102,7 @@ def test_steps_without_tokens_are_left_out(board: StepBoard, clock: Clock) -> No
     scheduler.add("a", prompt=2, max_tokens=1)
     step(scheduler, clock, 1.0)
     step(scheduler, clock, 1.0)
-    assert [entry.size for entry in log.take()] == [1]
+    assert [entry.size for entry in log.take_rows()] == [1]
     assert {size: seconds.count for size, seconds in log.durations.items()} == {1: 1}
 
 
@@ -120,7 +120,10 @@ def test_plans_under_way_at_once(board: StepBoard, clock: Clock) -> None:
     scheduler.update_from_output(plans[0], None)
     clock.now = 113.0
     scheduler.update_from_output(plans[1], None)
-    assert [(entry.seconds, entry.prefill_tokens) for entry in log.take()] == [(10.0, 3), (3.0, 4)]
+    assert [(entry.seconds, entry.prefill_tokens) for entry in log.take_rows()] == [
+        (10.0, 3),
+        (3.0, 4),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +154,7 @@ def test_step_interval_covers_outputs_plan_and_sending(
     if not same_request:
         scheduler.add("b", prompt=2, max_tokens=1)
     step(scheduler, clock, 1.0)
-    assert [entry.seconds for entry in log.take()] == [1.0, duration_s]
+    assert [entry.seconds for entry in log.take_rows()] == [1.0, duration_s]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +179,7 @@ def test_steps_that_waited_for_another_lane_are_marked(
     board.ended(engine, size, ended)
     clock.now += 1.0
     scheduler.update_from_output(plan, None)
-    assert log.take() == [StepRow(2, 1.0, 2, 0, 0, 0, disturbed)]
+    assert log.take_rows() == [StepRow(2, 1.0, 2, 0, 0, 0, disturbed)]
 
 
 def test_the_oldest_steps_are_dropped_but_counted(
@@ -189,7 +192,7 @@ def test_the_oldest_steps_are_dropped_but_counted(
     scheduler.add("a", prompt=1, max_tokens=10)
     for number in range(10):
         step(scheduler, clock, float(number))
-    assert [entry.seconds for entry in log.take()] == [7.0, 8.0, 9.0]
+    assert [entry.seconds for entry in log.take_rows()] == [7.0, 8.0, 9.0]
     assert {size: seconds.count for size, seconds in log.durations.items()} == {1: 10}
 
 

@@ -213,7 +213,7 @@ class Server:
         outputs = EngineCoreOutputs(
             outputs=[EngineCoreOutput(engine_id, tokens, finish_reason=reason)]
         )
-        processing = asyncio.get_running_loop().create_task(self.shell.take(outputs))
+        processing = asyncio.get_running_loop().create_task(self.shell.take_outputs(outputs))
         await asyncio.sleep(0)
         self.sent()
         await asyncio.wait_for(processing, 5)

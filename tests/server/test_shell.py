@@ -57,7 +57,7 @@ async def test_statistics_of_a_lost_engine_are_those_of_an_idle_one() -> None:
             engine_index=engine, scheduler_stats=SchedulerStats(num_running_reqs=5)
         )
         server.calls.mark_idle_if_lost(delayed)
-        await server.shell.take(delayed)
+        await server.shell.take_outputs(delayed)
         assert delayed.scheduler_stats is not None
         assert delayed.scheduler_stats.num_running_reqs == running
 

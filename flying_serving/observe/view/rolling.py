@@ -59,7 +59,7 @@ class Rolling:
         """
         return self._engines[engine].kv_usage
 
-    def take(
+    def note_batch(
         self,
         engine: int,
         kv_usage: float | None,

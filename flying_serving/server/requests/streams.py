@@ -224,7 +224,7 @@ class Streams:
         room = self._room_after(prompt)
         return room if params is None or params.max_tokens is None else min(params.max_tokens, room)
 
-    def take(self, output: EngineCoreOutput) -> bool:
+    def note_tokens(self, output: EngineCoreOutput) -> bool:
         """Note the tokens of an output and give it vLLM's id. Returns False if it is stale, and
         must not be shown.
         """

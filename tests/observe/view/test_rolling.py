@@ -57,7 +57,7 @@ def test_figures_are_those_of_the_window(given_batches: list[Batch]) -> None:
         now_s += batch.after_s
         rolling.look(now_s)
         tokens = len(batch.first_s) + len(batch.gaps_s)
-        rolling.take(batch.engine, 0.5, tokens, batch.first_s, batch.gaps_s, now_s)
+        rolling.note_batch(batch.engine, 0.5, tokens, batch.first_s, batch.gaps_s, now_s)
         taken.append((now_s, batch))
     for engines in ((0,), (1,), (0, 1)):
         figures = rolling.figures(engines, now_s)
@@ -84,12 +84,12 @@ def test_tokens_are_not_noted_without_a_viewer() -> None:
     next.
     """
     rolling = Rolling(1)
-    rolling.take(0, 0.5, 3, [0.1], [0.2], 5.0)
+    rolling.note_batch(0, 0.5, 3, [0.1], [0.2], 5.0)
     assert rolling.kv_usage(0) is None
     rolling.look(10.0)
-    rolling.take(0, 0.5, 3, [0.1], [0.2], 11.0)
+    rolling.note_batch(0, 0.5, 3, [0.1], [0.2], 11.0)
     assert rolling.kv_usage(0) == 0.5
-    rolling.take(0, 0.9, 3, [0.1], [0.2], 10.0 + UNWATCHED_S + 0.1)
+    rolling.note_batch(0, 0.9, 3, [0.1], [0.2], 10.0 + UNWATCHED_S + 0.1)
     assert rolling.kv_usage(0) == 0.5
     rolling.look(10.0 + UNWATCHED_S + 1.0)
     assert rolling.kv_usage(0) is None
@@ -101,7 +101,7 @@ def test_kept_figures_are_bounded() -> None:
     rolling = Rolling(1)
     for i in range(20_000):
         rolling.look(i * 0.01)
-        rolling.take(0, None, 2, [0.5], [0.02], i * 0.01)
+        rolling.note_batch(0, None, 2, [0.5], [0.02], i * 0.01)
     engine = rolling._engines[0]
     assert len(engine.first_s) <= KEPT_FIRST
     assert len(engine.buckets) <= WINDOW_S / BUCKET_S + 1
@@ -113,5 +113,5 @@ def test_kept_figures_are_bounded() -> None:
 def test_one_in_ten_is_longer_than_the_90th_percentile() -> None:
     rolling = Rolling(1)
     rolling.look(1.0)
-    rolling.take(0, None, 11, [i / 10 for i in range(11)], [], 1.0)
+    rolling.note_batch(0, None, 11, [i / 10 for i in range(11)], [], 1.0)
     assert rolling.figures([0], 1.0)["ttft_p90_ms"] == pytest.approx(900)

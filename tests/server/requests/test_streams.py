@@ -45,7 +45,7 @@ def test_the_group_that_offers_the_kv_is_named_with_the_number() -> None:
     """Each time anew; and engines know a request by another id each time."""
     streams, request = opened({"mine": 1})
     assert sent(streams, (0,)) == ("r", {"mine": 1})
-    assert streams.take(EngineCoreOutput("r", [7]))
+    assert streams.note_tokens(EngineCoreOutput("r", [7]))
     streams.recall("r")
     assert sent(streams, (2, 3), KVSource((0,), 5)) == (
         "r+1",
@@ -75,11 +75,11 @@ def test_output_of_the_old_group_is_stale() -> None:
     streams, _ = opened()
     sent(streams, (0,))
     assert streams.recall("r") == "r"
-    assert not streams.take(EngineCoreOutput("r", [7]))
+    assert not streams.note_tokens(EngineCoreOutput("r", [7]))
     sent(streams, (1,), KVSource((0,), 1))
-    assert not streams.take(EngineCoreOutput("r", [7]))
+    assert not streams.note_tokens(EngineCoreOutput("r", [7]))
     output = EngineCoreOutput("r+1", [8])
-    assert streams.take(output)
+    assert streams.note_tokens(output)
     assert output.request_id == "r"
 
 
@@ -118,10 +118,10 @@ def test_a_prefix_is_a_request_of_its_own() -> None:
         "r",
         {"mine": 1, MIGRATED_FROM_KEY: (2, 2, 5)},
     )
-    assert not streams.take(EngineCoreOutput("r~5", [9]))
+    assert not streams.note_tokens(EngineCoreOutput("r~5", [9]))
     assert streams.end_prefix(EngineCoreOutput("r~5", [9])) is None
     over = EngineCoreOutput("r~5", [9], finish_reason=FinishReason.LENGTH)
-    assert not streams.take(over)
+    assert not streams.note_tokens(over)
     assert [streams.end_prefix(over), streams.end_prefix(over)] == ["r", None]
 
 
@@ -141,13 +141,13 @@ def test_prefetched_request_goes_on_under_the_same_id() -> None:
     assert ahead.request_id == "r~5"
     assert ahead.sampling_params.extra_args == source | {AHEAD_KEY: 4}
     output = EngineCoreOutput("r", [7, 8], finish_reason=FinishReason.LENGTH)
-    assert streams.take(output)
+    assert streams.note_tokens(output)
     assert streams.is_full(output)
     streams.recall("r")
     assert sent(streams, (1,), kv) == ("r~5", source | {HISTORY_KEY: [7, 8]})
-    assert not streams.take(EngineCoreOutput("r", [9]))
+    assert not streams.note_tokens(EngineCoreOutput("r", [9]))
     last = EngineCoreOutput("r~5", [9], finish_reason=FinishReason.LENGTH)
-    assert streams.take(last)
+    assert streams.note_tokens(last)
     assert last.request_id == "r"
     assert streams.is_full(last) is False
 
@@ -232,5 +232,5 @@ def test_the_models_length_ends_a_request_for_good() -> None:
         assert sent is not None
         assert sent.sampling_params.max_tokens == sent.sampling_params.min_tokens == min(limit, 30)
         output = EngineCoreOutput(sent.request_id, [7], finish_reason=FinishReason.LENGTH)
-        assert streams.take(output)
+        assert streams.note_tokens(output)
         assert streams.is_full(output) == full
