@@ -100,7 +100,7 @@ class Leavers:
             left = iter(range(streams))
 
             async def client() -> None:
-                for _ in left:
+                while next(left, None) is not None or self.found.switches < LEAST_SWITCHES:
                     await self._one(http)
 
             switching = asyncio.create_task(self._switch(http))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.cancel import FLAGS, cancel, ends_at_once
+from benchmarks.cancel import FLAGS, LEAST_SWITCHES, cancel, ends_at_once
 from harness.live import HOST, Server, wait_until
 
 pytestmark = pytest.mark.server
@@ -69,7 +69,7 @@ def test_clients_that_leave_at_random_moments_free_all_blocks(server: Server) ->
     """A short form of benchmarks/cancel.py."""
     found = cancel(server, STREAMS, clients=16, seed=1)
     ends_at_once(server)
-    assert found.where.total() == STREAMS
-    assert found.switches >= 3
+    assert found.where.total() >= STREAMS
+    assert found.switches >= LEAST_SWITCHES
     assert sum(count for where, count in found.where.items() if where.startswith("decoded")) >= 10
     assert sum(count for where, count in found.where.items() if "changing" in where) >= 10
