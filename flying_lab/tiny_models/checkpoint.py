@@ -71,14 +71,14 @@ ARCHITECTURES = {
 }
 
 
-def make_model(path: str | Path, shape: str, *, seed: int = 0) -> Path:
-    """Write the model named `shape` (see SHAPES) to the directory `path`, unless this code has
-    written it there.
+def make_model(path: str | Path, shape: str | Shape, *, seed: int = 0) -> Path:
+    """Write the model of a `shape`, or of a name in SHAPES, to the directory `path`, unless this
+    code has written it there.
 
     The directory appears complete or not at all. Raises KeyError for an unknown shape and
     FileExistsError if the path holds something that is not a model made here.
     """
-    path, sizes = Path(path), SHAPES[shape]
+    path, sizes = Path(path), SHAPES[shape] if isinstance(shape, str) else shape
     key = _key(shape, seed)
     if _made_by(path) == key:
         return path
@@ -95,7 +95,7 @@ def make_model(path: str | Path, shape: str, *, seed: int = 0) -> Path:
         write_json(scratch / "config.json", _config(sizes))
         write_json(scratch / "generation_config.json", {"bos_token_id": BOS, "eos_token_id": EOS})
         write_tokenizer(scratch, sizes.vocab)
-        write_json(scratch / MARKER, {"key": key, "shape": shape, "seed": seed})
+        write_json(scratch / MARKER, {"key": key, "shape": str(shape), "seed": seed})
         scratch.chmod(0o755)
         if path.exists():
             shutil.rmtree(path)
@@ -120,7 +120,7 @@ def weights_hash(path: str | Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _key(shape: str, seed: int) -> str:
+def _key(shape: str | Shape, seed: int) -> str:
     """Return the identity of a model: the text of the modules that write it, the shape and the
     seed.
     """

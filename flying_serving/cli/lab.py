@@ -30,6 +30,11 @@ COMMANDS = {
         "Replay a workload against an OpenAI-compatible server, without waiting for answers, and "
         "measure it.",
     ),
+    "emulate": LabCommand(
+        "flying_lab.cli.emulate",
+        "Start a server on devices that you do not have: real engines, whose steps last as long as "
+        "the simulator says.",
+    ),
     "fit": LabCommand(
         "flying_lab.cli.fit",
         "Describe a server to the simulator: the step times by group size that it measured, and "

@@ -144,7 +144,7 @@ class LaneWorker:
         first = not self.deployment.restarts
         if first:
             with told_to_server(self.deployment.run_dir, self.engine):
-                self.lanes.check()
+                self.check_lanes()
         times = super().compile_or_warm_up_model()  # type: ignore[misc]
         if first:
             self.lanes.warm()
@@ -156,6 +156,10 @@ class LaneWorker:
             leave_signals_to_parent()
         give_back_freed()
         return times
+
+    def check_lanes(self) -> None:
+        """Compare each lane with lane 1. Raises LaneError if one differs."""
+        self.lanes.check()
 
     def on_lanes(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function of `WorkerLanes` for the engine, through vLLM's `collective_rpc`. Returns

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from vllm.platforms import current_platform
+from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
@@ -71,7 +72,7 @@ def prepare(config: Any, client_count: int) -> Any:
     if flying.trace_out is not None:
         begin_trace(flying.trace_out)
     config.additional_config = {**config.additional_config, KEY: deployment.model_dump()}
-    parallel.worker_cls = _WORKERS[parallel.worker_cls]
+    parallel.worker_cls = _WORKERS.get(parallel.worker_cls, parallel.worker_cls)
     config.cache_config.enable_prefix_caching = bool(config.cache_config.enable_prefix_caching)
     if current_platform.is_cpu():
         let_devices_share_nodes(parallel)
@@ -90,8 +91,22 @@ def _refuse_unusable(config: Any, flying: FlyingConfig) -> None:
             "is off"
         )
     worker_cls = config.parallel_config.worker_cls
-    if worker_cls not in _WORKERS:
-        raise Unsupported(f"--worker-cls={worker_cls}: one of {sorted(_WORKERS)} is needed")
+    if worker_cls not in _WORKERS and not _has_lanes(worker_cls):
+        raise Unsupported(
+            f"--worker-cls={worker_cls}: one of {sorted(_WORKERS)}, or a subclass of LaneWorker, "
+            "is needed"
+        )
+
+
+def _has_lanes(worker_cls: str) -> bool:
+    """Return whether the name is that of a worker class of ours."""
+    from flying_serving.worker.worker import LaneWorker
+
+    try:
+        found = resolve_obj_by_qualname(worker_cls)
+    except (ImportError, AttributeError, ValueError):
+        return False
+    return isinstance(found, type) and issubclass(found, LaneWorker)
 
 
 def survives(flying: FlyingConfig, engines: int) -> bool:

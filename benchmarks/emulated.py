@@ -1,0 +1,199 @@
+"""Servers on emulated devices: stock vLLM at fixed degrees beside `auto`, and each beside the
+simulator.
+
+python -m benchmarks.emulated [--model llama-3-70b] [--execution graph] [--slowdown 2] [--rounds 3]
+
+A load of quiet phases and bursts is replayed against each system in turn, the order rotated from
+round to round; the others are stopped meanwhile. Steps last `slowdown` times as long as on the
+devices, and so do the load's times. All times are given as on the devices: divided by it. The
+simulator then runs the same load on the same slowed devices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.systems import ROOT, System, Systems, commit
+from flying_lab.bench.client import Target
+from flying_lab.bench.options import BenchOptions
+from flying_lab.bench.replay import measure, probe
+from flying_lab.emulation.command import server_flags
+from flying_lab.emulation.profile import Profile
+from flying_lab.emulation.slowed import Slowed
+from flying_lab.results.metrics import summarise
+from flying_lab.sim.cluster import Options
+from flying_lab.sim.machine import Machine
+from flying_lab.sim.node import System as SimulatedSystem
+from flying_lab.sim.run import results, simulate
+from flying_lab.sim.system import flying, static
+from flying_lab.workload.model import Workload
+from flying_lab.workload.shape import scale_time
+from flying_lab.workload.synth import Alternating, synthesise
+from flying_serving.policy.policies import POLICIES
+
+HARDWARE = "h200x8"
+OPTIONS = Options(max_num_seqs=1024, max_num_batched_tokens=8192, keep_times=False)
+FLAGS = [
+    f"--max-num-seqs={OPTIONS.max_num_seqs}",
+    f"--max-num-batched-tokens={OPTIONS.max_num_batched_tokens}",
+    "--max-model-len=8192",
+    "--no-enable-prefix-caching",
+    "--disable-uvicorn-access-log",
+]
+FIGURES = tuple(
+    f"{kind}_{name}_ms" for name in ("ttft", "tpot", "e2el") for kind in ("mean", "p90")
+)
+OUT = ROOT / ".bench"
+Rows = dict[tuple[str, str, str], list[float]]
+"""Values of the rounds, by system, phase and figure."""
+
+
+def systems_of(args: argparse.Namespace) -> dict[str, Profile]:
+    """Return the systems to compare, by name: stock vLLM at each degree, and `auto`."""
+    common = {
+        "hardware": HARDWARE,
+        "model": args.model,
+        "execution": args.execution,
+        "slowdown": args.slowdown,
+    }
+    least = Profile.model_validate(common | {"devices_per_engine": 8}).machine.smallest_engine
+    degrees = {"auto": least, "stock-dp": least}
+    degrees |= {f"static-tp{degree}": degree for degree in args.degrees if degree > least}
+    return {
+        name: Profile.model_validate(common | {"devices_per_engine": degree})
+        for name, degree in degrees.items()
+        if name in args.systems or not args.systems
+    }
+
+
+def workload_of(args: argparse.Namespace, seed: int) -> Workload:
+    """Return the load in the devices' time."""
+    low_rps, burst_rps = args.rates
+    return synthesise(
+        Alternating(
+            duration_s=args.cycles * sum(args.phases),
+            low_rate_rps=low_rps,
+            burst_rate_rps=burst_rps,
+            low_s=args.phases[0],
+            burst_s=args.phases[1],
+        ),
+        seed,
+    )
+
+
+def started(name: str, profile: Profile) -> System:
+    """Start one server."""
+    stock = name != "auto"
+    path, *flags = server_flags(profile, ROOT / ".models", stock=stock)
+    return System(name, Path(path), [*flags, *FLAGS], ours=not stock)
+
+
+def simulated(name: str, profile: Profile, workload: Workload) -> dict[str, Any]:
+    """Return the summary of the same load on the simulated devices."""
+    machine: Machine = Slowed.of(profile)
+    system: SimulatedSystem
+    if name == "auto":
+        system = flying(machine, profile.devices_per_engine, POLICIES["auto"], OPTIONS)
+    else:
+        system = static(machine, profile.devices_per_engine, POLICIES["static-dp"], OPTIONS)
+    outcome = simulate(system, workload.requests)
+    return summarise(results(system, workload, outcome, "emulated")) | {
+        "switches": len(outcome.switches)
+    }
+
+
+def replayed(system: System, workload: Workload) -> dict[str, Any]:
+    """Return the summary of a replay against a live server, with the number of its switches."""
+    settings = BenchOptions(token_ids=(300, 499))
+    target = Target(system.url)
+    before = len(system.ask("switches")["switches"]) if system.ours else 0
+    summary = summarise(measure(workload, target, probe(target, settings), settings))
+    after = len(system.ask("switches")["switches"]) if system.ours else 0
+    return summary | {"switches": after - before}
+
+
+def values_of(summary: dict[str, Any], slowdown: float) -> Iterator[tuple[str, str, float]]:
+    """Yield phase, figure and value, in the devices' time."""
+    for phase, part in {**summary.get("phases", {}), "all": summary}.items():
+        for figure in FIGURES:
+            yield phase, figure, part[figure] / slowdown
+    yield "all", "switches", float(summary["switches"])
+    yield "all", "not completed", float(summary["failed"] + summary["unfinished"])
+
+
+def run(args: argparse.Namespace) -> tuple[Rows, Rows]:
+    """Return the values of live servers and of the simulator."""
+    live: Rows = {}
+    modelled: Rows = {}
+    profiles = systems_of(args)
+    names = list(profiles)
+    with Systems() as systems:
+        for name, profile in profiles.items():
+            print(
+                name, f"ready in {systems.start(started(name, profile)).ready_s:.0f} s", flush=True
+            )
+        for number in range(args.rounds):
+            workload = scale_time(workload_of(args, args.seed + number), args.slowdown)
+            for name in names[number % len(names) :] + names[: number % len(names)]:
+                system = systems.all[name]
+                system.resume()
+                summary = replayed(system, workload)
+                system.pause()
+                there = simulated(name, profiles[name], workload)
+                for rows, found in ((live, summary), (modelled, there)):
+                    for phase, figure, value in values_of(found, args.slowdown):
+                        rows.setdefault((name, phase, figure), []).append(value)
+                print(
+                    number,
+                    name,
+                    {
+                        f"{phase} {figure}": (round(values[-1], 1), round(modelled[key][-1], 1))
+                        for key, values in live.items()
+                        for (system_name, phase, figure) in [key]
+                        if system_name == name
+                    },
+                    flush=True,
+                )
+    return live, modelled
+
+
+def main() -> None:
+    """Run the comparison, print medians and ratios, keep all rows."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="llama-3-70b")
+    parser.add_argument("--execution", choices=("graph", "eager"), default="graph")
+    parser.add_argument("--slowdown", type=float, default=2.0)
+    parser.add_argument("--degrees", type=int, nargs="+", default=[4, 8])
+    parser.add_argument("--systems", nargs="+", default=[])
+    parser.add_argument("--rates", type=float, nargs=2, default=(3.5, 15.0))
+    parser.add_argument("--phases", type=float, nargs=2, default=(60.0, 20.0))
+    parser.add_argument("--cycles", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    live, modelled = run(args)
+    OUT.mkdir(exist_ok=True)
+    kept = [
+        {"system": name, "phase": phase, "figure": figure, "live": values, "simulated": there}
+        for (name, phase, figure), values in live.items()
+        for there in [modelled[name, phase, figure]]
+    ]
+    settings = vars(args) | {"commit": commit()}
+    out = OUT / f"emulated-{args.model}-{args.execution}.json"
+    out.write_text(json.dumps({"settings": settings, "rows": kept}, indent=1), encoding="utf-8")
+    for row in kept:
+        here, there = median(row["live"]), median(row["simulated"])
+        ratio = here / there if there else 1.0
+        print(
+            f"{row['system']:12} {row['phase']:6} {row['figure']:14} live {here:9.1f} "
+            f"simulated {there:9.1f} ratio {ratio:.2f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
