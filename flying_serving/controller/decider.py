@@ -1,11 +1,13 @@
 """Questions to the policy for the next layout, and its answers, which are kept for operators."""
 
 from collections import deque
+from dataclasses import replace
 from typing import NamedTuple
 
 from flying_serving.controller.requests import RequestState
 from flying_serving.controller.snapshots import snapshot
 from flying_serving.controller.state import ClusterState
+from flying_serving.policy.regret import Regret
 from flying_serving.policy.snapshot import Decision
 
 
@@ -25,6 +27,7 @@ class Decider:
     def __init__(self, state: ClusterState) -> None:
         self._state = state
         self.last: Decision | None = None
+        self._regret = Regret(state.settings.objective.horizon_s)
         self.dry_run: deque[Decision] = deque(maxlen=100)
 
     def decide(self, now_s: float) -> Verdict:
@@ -40,9 +43,11 @@ class Decider:
         if len(lanes) < len(state.sizes):
             return Verdict()
 
-        shot = snapshot(state, lanes, now_s)
+        shot = replace(snapshot(state, lanes, now_s), lost=self._regret.until(state.layout, now_s))
         state.switches.note_needs(shot.needs, now_s)
         self.last = settings.policy.decide(shot, settings.objective)
+        is_for_load = self.last is not None and self.last.stay is not None
+        self._regret.note(self.last.gain if self.last is not None and is_for_load else 0.0)
         decision = self.last if self.last is not None and self.last.is_made else None
 
         if settings.dry_run:

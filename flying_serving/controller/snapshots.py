@@ -36,6 +36,7 @@ def snapshot(state: ClusterState, lanes: Mapping[int, LaneFigures], now_s: float
         work,
         required_groups(state, begins, urgent),
         promised=state.switches.promised(state.settings.objective.horizon_s, now_s),
+        recent_switches=state.switches.recent(now_s),
         opens_in_s=lending.opens_in_s(now_s),
     )
 

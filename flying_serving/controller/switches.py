@@ -1,5 +1,6 @@
 """Changes of layout: the one under way, and the record of each, kept for `GET /flying/switches`."""
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ from flying_serving.policy.snapshot import Decision, Need
 from flying_serving.wire import SwitchAnswer
 
 KEPT = 1000
+RECENT_S = 60.0
+"""Seconds in which each switch for load makes the next one less likely."""
 PREDICTIONS = (
     "predicted_request_s",
     "predicted_stay_request_s",
@@ -94,6 +97,11 @@ class Switch:
         migrate.
         """
         return self.changed_engines if self.mode in MIGRATING_MODES else []
+
+    @property
+    def is_for_load(self) -> bool:
+        """Whether the policy made the switch for the present load."""
+        return self.decision is not None and self.decision.stay is not None and not self.was_dropped
 
     def ordered(self, now_s: float) -> None:
         """Note that the engines are told."""
@@ -282,6 +290,13 @@ class Switches:
             if switch.decision is not None and switch.problem is None:
                 total += left * switch.decision.promise
         return total
+
+    def recent(self, now_s: float) -> int:
+        """Return the number of switches for load in the last RECENT_S."""
+        recent = itertools.takewhile(
+            lambda switch: now_s - switch.decided_s < RECENT_S, reversed(self.kept)
+        )
+        return sum(switch.is_for_load for switch in recent)
 
     def note_needs(self, needs: Sequence[Need], now_s: float) -> None:
         """Note the groups that requests which wait or begin need now."""

@@ -75,6 +75,8 @@ class Snapshot:
         needs: groups that a layout must have.
         promised: request-seconds that recent switches for load were to gain, and have not had the
             time to.
+        lost: request-seconds that the present layout is predicted to have lost to better ones.
+        recent_switches: number of switches for load in the last minute.
         opens_in_s: of widest groups that lend their weights, the seconds until narrower ones could
             have them.
     """
@@ -87,6 +89,8 @@ class Snapshot:
     work: Work
     needs: Sequence[Need] = ()
     promised: float = 0.0
+    lost: float = 0.0
+    recent_switches: int = 0
     opens_in_s: Mapping[Group, float] = field(default_factory=dict)
 
     def closed_s(self, layout: Layout) -> float:

@@ -190,6 +190,12 @@ class SwitchCandidate:
         """Return the cost if new requests wait until the last old one has ended."""
         return self.streaming_s + self.with_old(Interference(blocked_s=self.last_s))
 
+    def blocked(self) -> float:
+        """Return the request-seconds that new requests wait until the last old one has ended."""
+        work = self.snapshot.work
+        arriving = work.rate_between(0.0, self.last_s) * self.last_s if self.last_s else 0.0
+        return self.objective.urgency * (work.waiting + arriving / 2) * self.last_s
+
     def migrate(self) -> float:
         """Return the cost if old requests go on in the new groups once their KV is there.
 
@@ -320,15 +326,14 @@ def costs(
     if not leave:
         return {"weave": closed}
     candidate = SwitchCandidate.of(snapshot, layout, leave, objective)
+    # Requests that stand still cost their time at least, even if the fluid model gains later.
     modes = {
         "weave": candidate.weave(),
         "migrate": max(candidate.migrate(), there + candidate.pause_s() * candidate.in_flight),
     }
-    # the floor of `migrate`: all requests in flight stand still for the pause, even if the fluid
-    # model gains later
     # until stragglers have ended it is better to stay than to do nothing
     if urgent or not candidate.stragglers:
-        modes["sequential"] = candidate.sequential()
+        modes["sequential"] = max(candidate.sequential(), there + candidate.blocked())
     elif candidate.stragglers.keys() & set(snapshot.layout.groups):
         modes[LATER] = candidate.later()
     if urgent:  # no other request may pause running ones

@@ -362,3 +362,17 @@ def test_need_does_not_prolong_the_promise_for_load() -> None:
     for_load(switches, 0.0)
     switches.needed_again(10.0)
     assert switches.promised(20.0, 10.0) == pytest.approx(25.0)
+
+
+def test_switches_for_load_of_the_last_minute_are_recent() -> None:
+    switches = Switches()
+    for at_s in (0.0, 30.0, 61.0):
+        begin(switches, at_s, decision=Decision(NEW, "weave", "load", 50.0, 0.5, stay=100.0))
+    assert switches.recent(62.0) == 2
+
+
+def test_switches_for_a_long_request_or_by_an_operator_are_not_recent_ones_for_load() -> None:
+    switches = Switches()
+    begin(switches, 0.0, decision=Decision(NEW, "weave", "context", math.inf, 0.5))
+    begin(switches, 1.0, decision=None)
+    assert switches.recent(2.0) == 0

@@ -312,3 +312,18 @@ def test_the_cheapest_mode_fits_the_case() -> None:
     assert cheapest_first(unhurried) == ["migrate", "sequential", "weave"]
     urgent = costs(snapshot(NARROW, waits, long), WIDE, OBJECTIVE, urgent=True)
     assert cheapest_first(urgent) == ["hard", "weave", "migrate", "sequential"]
+
+
+@given(situation=situations())
+def test_new_requests_that_wait_for_old_ones_cost_their_wait_at_least(
+    situation: tuple[Snapshot, Layout],
+) -> None:
+    """However much sooner the old ones end meanwhile: the wait is sure, that gain is a forecast."""
+    shot, layout = situation
+    leave = leaving(shot, layout)
+    cost = costs(shot, layout, OBJECTIVE, urgent=False).get("sequential")
+    if not leave or cost is None:
+        return
+    candidate = SwitchCandidate.of(shot, layout, leave, OBJECTIVE)
+    arriving = shot.work.rate * candidate.last_s
+    assert cost >= (shot.work.waiting + arriving / 2) * candidate.last_s * (1 - 1e-9) - 1e-6
