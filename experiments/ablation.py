@@ -139,7 +139,6 @@ CONSTANTS = (
     Constant("CHANGE_S", "s", "how long a rate lasts", "predict.arrivals"),
     Constant("AHEAD", "times mean", "rate that a change is expected to bring", "predict.arrivals"),
     Constant("LEAST_RATE", "1/s", "rate that an idle server expects", "predict.arrivals"),
-    Constant("BURST_S", "s", "how long a rate above the mean goes on", "predict.work"),
     Constant(
         "MAX_UTILIZATION",
         "share",

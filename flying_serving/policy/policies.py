@@ -188,9 +188,9 @@ def least_gain(stay: float, cost: float, snapshot: Snapshot) -> float:
 
     The cost counts twice: the switch may have to be reversed. Another switch may seem right before
     the last one has earned its predicted gain. Then one of the two forecasts was wrong by about
-    that gain: the new switch has to outweigh the promise of the last one. Two switches in the
-    last minute are a reason for more doubt, and more of them for more. The request-seconds that the present layout has lost already
-    pay for the doubt.
+    that gain: the new switch has to outweigh the promise of the last one. Two switches in the last
+    minute are a reason for more doubt, and more of them for more. The request-seconds that the
+    present layout has lost already pay for the doubt.
     """
     doubt = FORECAST_ERROR * stay * max(1, snapshot.recent_switches)
     return max(0.0, doubt - snapshot.lost) + 2 * cost + snapshot.promised

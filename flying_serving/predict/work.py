@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from flying_serving.predict import arrivals
 from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.steps import StepCost
-
-BURST_S = 20.0
-"""Mean seconds that a rate above the usual one is expected to last."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +66,12 @@ class Work:
     def rate_between(self, from_s: float, to_s: float) -> float:
         """Return the mean arrivals per second between two times from now.
 
-        A rate above the usual one decays over BURST_S.
+        A rate above the usual one decays over `arrivals.CHANGE_S`, the mean time that a rate lasts.
         """
         if self.rate <= self.usual_rate:
             return self.rate
-        left_s = BURST_S * (math.exp(-from_s / BURST_S) - math.exp(-to_s / BURST_S))
+        lasts_s = arrivals.CHANGE_S
+        left_s = lasts_s * (math.exp(-from_s / lasts_s) - math.exp(-to_s / lasts_s))
         return self.usual_rate + (self.rate - self.usual_rate) * left_s / (to_s - from_s)
 
     @property
