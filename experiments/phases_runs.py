@@ -157,6 +157,7 @@ def switch_row(switch: Switch, phases: Sequence[Span], devices: int) -> Numbers:
         "to": layout_name(switch.new, devices),
         "mode": switch.mode,
         "in_flight": switch.requests_in_flight,
+        "waited_s": round(switch.waited_for_idle_ms / 1e3, 2),
         "drain_s": None if switch.drain_ms is None else round(switch.drain_ms / 1e3, 2),
     }
     if (decision := switch.decision) is not None:
