@@ -9,16 +9,14 @@ The plan, with all of its numbers, is experiments/plans/phases.md.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
-from msgspec.structs import replace as with_fields
+from msgspec.structs import replace
 
-from experiments.common import FIRST, MODELS, machine
+from experiments.common import FIRST, MODELS, machine, unbounded
 from flying_lab.sim.catalog import build
 from flying_lab.sim.cluster import Options
-from flying_lab.sim.node import System
 from flying_lab.sim.run import simulate
 from flying_lab.workload.model import Workload
 from flying_lab.workload.synth import Alternating, Poisson, synthesise
@@ -40,8 +38,6 @@ BURSTS: Mapping[str, int] = {"llama-3-70b": 4, "gpt-oss-120b": 2, "nemotron-8b":
 AT_ONCE: Mapping[str, int] = {"llama-3-70b": 2_000, "gpt-oss-120b": 10_000, "nemotron-8b": 10_000}
 """Requests that arrive together to find the capacity: about four times what the engines run."""
 
-NO_BOUND = 10**9
-
 
 class Span(NamedTuple):
     """One phase, in seconds since the start of the load."""
@@ -61,14 +57,6 @@ def capacity_rps(model: str) -> float:
     workload = synthesise(Poisson(requests=count, rate_rps=1e5), FIRST.seed)
     ends = sorted(request.end_s for request in simulate(static, workload.requests).ended)
     return (3 * count // 5 - count // 5) / (ends[3 * count // 5] - ends[count // 5])
-
-
-def unbounded(one: System) -> System:
-    """Return a system that refuses no request for others that wait (`--max-waiting-requests`,
-    `--max-waiting-tokens`).
-    """
-    settings = replace(one.settings, most_waiting=NO_BOUND, most_waiting_tokens=NO_BOUND)
-    return replace(one, settings=settings)
 
 
 def rates_rps(model: str) -> tuple[float, float]:
@@ -110,7 +98,7 @@ def phased(low_rps: float, burst_rps: float, bursts: int, seed: int) -> Workload
     )
     drawn = synthesise(shape, seed)
     return drawn.having(
-        with_fields(one, phase=phase_at(phases, one.arrival_s)) for one in drawn.requests
+        replace(one, phase=phase_at(phases, one.arrival_s)) for one in drawn.requests
     )
 
 

@@ -13,8 +13,8 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from experiments.common import Numbers, Setting, machine, run
-from experiments.phases_load import OPTIONS, PHASES, Span, unbounded
+from experiments.common import Numbers, Setting, machine, run, unbounded
+from experiments.phases_load import OPTIONS, PHASES, Span
 from flying_lab.sim.catalog import build
 from flying_lab.sim.machine import Modelled
 from flying_lab.sim.node import System
