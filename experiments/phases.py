@@ -84,7 +84,8 @@ def measure(setting: Setting) -> Numbers:
 
 def pages(found: Kept, folder: Path) -> list[Row]:
     """Write the page; it compares nothing with the paper."""
-    lines = [*_setting(found), *_summary(found), *_switching(found)]
+    causes = ["## Why", "", *paragraph(template("phases_causes"))]
+    lines = [*_setting(found), *_summary(found), *causes, *_switching(found)]
     for model in MODELS:
         for server in SERVERS:
             lines += [f"## {model}, {server}", "", *_table(found, model, server)]
@@ -178,11 +179,13 @@ def _switching(found: Kept) -> list[str]:
             counts = spread([float(len(one["switches"])) for one in runs])
             delays = [_delays(runs, phase, model) for phase in ("burst", "after")]
             layouts = "; ".join(f"{phase}: {_layouts(runs, phase)}" for phase in PHASES)
-            rows.append([model, f"{name}, {server}", counts, *delays, layouts])
+            waits = _waits(runs)
+            rows.append([model, f"{name}, {server}", counts, waits, *delays, layouts])
     headings = [
         "model",
         "system",
         "switches",
+        "of them sequential: waits (s)",
         "first after a burst's begin (s)",
         "first after its end (s)",
         "share of time in layouts",
@@ -196,6 +199,14 @@ def _switchers(found: Kept, model: str) -> Iterator[tuple[str, str]]:
         for name in names(found, model, server):
             if name in ("auto", "fork"):
                 yield server, name
+
+
+def _waits(runs: Sequence[Numbers]) -> str:
+    """Return how long new requests waited for old ones in the switches that wait for these, and
+    how many such switches there were.
+    """
+    waits = [row["waited_s"] for one in runs for row in one["switches"] if row["waited_s"] > 0]
+    return f"{spread(waits)}, {len(waits)} times" if waits else "none"
 
 
 def _delays(runs: Sequence[Numbers], phase: str, model: str) -> str:
