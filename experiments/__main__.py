@@ -32,6 +32,7 @@ from experiments import (
     low_phases,
     nodes,
     oracle,
+    phases,
     release_switches,
     table1,
     table2,
@@ -62,6 +63,7 @@ class Experiment(Protocol):
 
 
 ALL: dict[str, Experiment] = {
+    "phases": phases,
     "oracle": oracle,
     "low_phases": low_phases,
     "fig8_fig9": fig8_fig9,

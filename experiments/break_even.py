@@ -26,14 +26,15 @@ def measure(setting: Setting) -> Numbers:
 
 
 def _measure(name: str, setting: Setting) -> Numbers:
-    fixed = {static: _mean_s(static, name, setting)[0] for static in STATIC}
+    fixed = {static: mean_s(static, name, setting)[0] for static in STATIC}
     return {
         **fixed,
-        "auto": {f"{cost:g}": _mean_s("auto", name, setting, cost) for cost in COSTS_S},
+        "auto": {f"{cost:g}": mean_s("auto", name, setting, cost) for cost in COSTS_S},
     }
 
 
-def _mean_s(name: str, workload: str, setting: Setting, switch_s: float = 0.0) -> tuple[float, int]:
+def mean_s(name: str, workload: str, setting: Setting, switch_s: float = 0.0) -> tuple[float, int]:
+    """Mean end-to-end latency in s and switches of one system, of which each costs `switch_s`."""
     one = system(name, MODEL, setting, keep_times=False)
     one = replace(one, shape=replace(one.shape, switch_s=switch_s))
     done = run(one, MODEL, trace(workload, setting.seed))

@@ -43,6 +43,7 @@ KERNELS = 0.896
 """H100's `memory_efficiency`, of single kernels; the H200's is fitted to serving in eager mode
 (docs/simulator.md).
 """
+NO_BOUND = 10**9
 Numbers = dict[str, Any]
 """What one run of an experiment has found, as JSON."""
 
@@ -155,11 +156,22 @@ def machine(model: str, setting: Setting, devices: str = "h200x8") -> Modelled:
 
 
 def system(name: str, model: str, setting: Setting, **options: Any) -> System:
-    """One of the simulator's systems on the paper's machine, engines as small as possible."""
+    """One of the simulator's systems on the paper's machine, engines as small as possible; it
+    refuses nothing.
+    """
     where = machine(model, setting)
-    return build(
-        name, where, where.smallest_engine, replace(Options(max_num_seqs=MAX_NUM_SEQS), **options)
-    )
+    given = replace(Options(max_num_seqs=MAX_NUM_SEQS), **options)
+    return unbounded(build(name, where, where.smallest_engine, given))
+
+
+def unbounded(one: System) -> System:
+    """Return a system that refuses no request for others that wait, as stock vLLM does not.
+
+    Our server has bounds (`--max-waiting-requests`, `--max-waiting-tokens`). Latencies compare only
+    if all systems serve the same requests.
+    """
+    settings = replace(one.settings, most_waiting=NO_BOUND, most_waiting_tokens=NO_BOUND)
+    return replace(one, settings=settings)
 
 
 def run(one: System, model: str, workload: Workload) -> Simulated:

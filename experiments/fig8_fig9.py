@@ -73,10 +73,11 @@ def _measure(model: str, setting: Setting) -> Numbers:
             "distributions": RESULTS / f"fig9_{model}.png",
         }
         pictures([measured(one) for one in runs], paths)
-    return {"faster": faster, **{one.system.name: _numbers(one, model, setting) for one in runs}}
+    return {"faster": faster, **{one.system.name: figures_of(one, model, setting) for one in runs}}
 
 
-def _numbers(one: Any, model: str, setting: Setting) -> dict[str, float]:
+def figures_of(one: Any, model: str, setting: Setting) -> dict[str, float]:
+    """Times, peak and switches of the run of one system."""
     burst = one.summary["phases"]["burst"]
     low = low_run(one.system.name, model, setting).summary
     return {

@@ -80,13 +80,16 @@ def _measure(name: str, setting: Setting) -> Numbers:
     workload = trace(name, setting.seed)
     mean_s, switches, plan = oracle(list(workload.requests), setting)
     found: Numbers = {"oracle": {"mean_e2e_s": mean_s, "switches": switches, "plan": plan}}
-    for other in SYSTEMS:
-        done = run(system(other, MODEL, setting), MODEL, workload)
-        found[other] = {
-            "mean_e2e_s": done.summary["mean_e2el_ms"] / 1e3,
-            "switches": len(done.outcome.switches),
-        }
-    return found
+    return found | {other: measure_one(other, name, setting) for other in SYSTEMS}
+
+
+def measure_one(other: str, name: str, setting: Setting) -> Numbers:
+    """Mean end-to-end latency and switches of one system on one workload."""
+    done = run(system(other, MODEL, setting), MODEL, trace(name, setting.seed))
+    return {
+        "mean_e2e_s": done.summary["mean_e2el_ms"] / 1e3,
+        "switches": len(done.outcome.switches),
+    }
 
 
 def beside(found: Kept, name: str, system_name: str) -> list[float]:

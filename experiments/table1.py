@@ -47,22 +47,27 @@ def measure(setting: Setting) -> Numbers:
 
 
 def _measure(longest: int, setting: Setting) -> Numbers:
+    return {
+        name: measure_one(name, longest, setting)
+        | {"peak_tokens_per_s": peak_tokens_per_s(name, MODEL, setting)}
+        for name in SYSTEMS
+    }
+
+
+def measure_one(name: str, longest: int, setting: Setting) -> dict[str, float]:
+    """Times of urgent and of all requests with one system."""
     plain = synthesise(
         Poisson(requests=1500, rate_rps=4.0, prompt_tokens=(128, longest)), setting.seed
     )
     workload = shape.with_priority(plain, SHARE, -1, seed=setting.seed)
-    found = {}
-    for name in SYSTEMS:
-        summary = run(system(name, MODEL, setting), MODEL, workload).summary
-        urgent = summary["priorities"]["-1"]
-        found[name] = {
-            "priority_tpot_ms": urgent["mean_tpot_ms"],
-            "tpot_ms": summary["mean_tpot_ms"],
-            "priority_ttft_ms": urgent["mean_ttft_ms"],
-            "ttft_ms": summary["mean_ttft_ms"],
-            "peak_tokens_per_s": peak_tokens_per_s(name, MODEL, setting),
-        }
-    return found
+    summary = run(system(name, MODEL, setting), MODEL, workload).summary
+    urgent = summary["priorities"]["-1"]
+    return {
+        "priority_tpot_ms": urgent["mean_tpot_ms"],
+        "tpot_ms": summary["mean_tpot_ms"],
+        "priority_ttft_ms": urgent["mean_ttft_ms"],
+        "ttft_ms": summary["mean_ttft_ms"],
+    }
 
 
 def pages(found: Kept, folder: Path) -> list[Row]:

@@ -28,6 +28,7 @@ from flying_lab.sim.baselines.routers import ROUTERS
 from flying_lab.sim.baselines.shift_parallel import shifting
 from flying_lab.sim.baselines.transforming import KINDS, transforming
 from flying_lab.sim.cluster import Cluster, Options
+from flying_lab.sim.cost import Execution
 from flying_lab.sim.machine import Machine, Modelled
 from flying_lab.sim.node import System
 from flying_lab.sim.system import flying, static
@@ -61,9 +62,11 @@ def names(machine: Machine) -> list[str]:
     ]
 
 
-def build(name: str, machine: Machine, devices: int, options: Options) -> System:
+def build(
+    name: str, machine: Machine, devices: int, options: Options, execution: Execution = "graph"
+) -> System:
     """Build the system of a name. `devices`: devices of an engine if the name does not give its
-    degree.
+    degree. `execution`: of our policies' steps; `fork` is always eager, all others run graphs.
 
     Raises:
         ConfigError: for an unknown name, with the known ones; for a system that the machine cannot
@@ -73,7 +76,7 @@ def build(name: str, machine: Machine, devices: int, options: Options) -> System
         raise ConfigError(f"--policy={name!r}: not one of {', '.join(names(machine))}")
     apart, widest = POLICIES["static-dp"], machine.degrees(devices)[-1]
     if name in FLYING:
-        system = flying(machine, devices, POLICIES[name], options)
+        system = flying(machine, devices, POLICIES[name], options, execution)
     elif name == "fork":
         policy = Draining("fork", by_load=True, by_priority=True, by_context=True)
         system = flying(machine, devices, policy, options, "eager", recomputes=True)

@@ -66,6 +66,8 @@ class System:
         placing: how its controller chooses groups.
         hint: the output length that clients announce, by the actual one; without it they announce
             none.
+        max_tokens: the cap on the output that clients send, by the actual length. Without it they
+            ask for that length (`ignore_eos`), so the server knows it.
         sender: makes the sender of requests to engines, if its controller does not choose them.
         hash_id_tokens: tokens of one hash id of the prompts that prefix caches keep; None if they
             keep nothing.
@@ -78,6 +80,7 @@ class System:
     calibration: Sequence[Step]
     placing: type[GroupChoice] = GroupChoice
     hint: Callable[[int], int] | None = None
+    max_tokens: Callable[[int], int] | None = None
     sender: MakeSender | None = None
     hash_id_tokens: int | None = None
 
@@ -118,7 +121,7 @@ class SimNode:
         self.outcome = Outcome(layouts=[LayoutChange(clock.now_s, self.controller.state.layout)])
         self.open: dict[str, SimRequest] = {}
         self._on_end = on_end
-        self._hint = system.hint
+        self._hint, self._max_tokens = system.hint, system.max_tokens
         self._learns = settings.policy.splits or settings.policy.pinned_size is None
         self._measured: list[Step] = []
         self._seen_steps = 0
@@ -129,29 +132,22 @@ class SimNode:
         """A client sends a request now; the controller hears of it when the API server is done with
         it.
         """
-        prompt, output = request.prompt_tokens, request.output_tokens
         mine = SimRequest(
-            str(request.index), prompt, output, self.clock.now_s, hash_ids=request.hash_ids
+            str(request.index),
+            request.prompt_tokens,
+            request.output_tokens,
+            self.clock.now_s,
+            hash_ids=request.hash_ids,
         )
         if self.shape.options.keep_times:
             mine.token_s = array("d")
-        expected = None if self._hint is None else self._hint(output)
-        spec = RequestSpec(
-            prompt,
-            prompt + output,
-            output if expected is None else max(output, expected),
-            request.tp_degree,
-            request.priority,
-            request.deadline_s,
-            expected_tokens=expected,
-        )
         self.open[mine.request_id] = mine
         origin = ALONE if request.event is None else Origin(event=str(request.event))
         self.clock.after(
             max(0.0, self.shape.frontend_s - self.shape.options.message_s),
             self._admit,
             mine,
-            spec,
+            request_spec(request, self._hint, self._max_tokens),
             origin,
         )
 
@@ -217,8 +213,11 @@ class SimNode:
         """Keep as many steps as one engine makes: learning from a step costs more time than
         simulating it.
         """
-        for request in step.prompts if len(self.controller.state.deadlines) else ():
-            self.controller.state.deadlines.drop(self.parts.served_by(request))
+        for request in step.prompts:
+            if math.isnan(request.begun_s):
+                request.begun_s = self.clock.now_s
+            if len(self.controller.state.deadlines):
+                self.controller.state.deadlines.drop(self.parts.served_by(request))
         self._seen_steps += 1
         if self._learns and self._seen_steps % self.shape.engines == 0:
             context, pairs = step.context_tokens, step.prefill_pairs
@@ -316,3 +315,30 @@ class SimNode:
         """Give a request to a group, unless it was dispatched elsewhere meanwhile."""
         if request.group is None and self.controller.state.group_of(request.request_id) == group:
             self.cluster.add(group, request)
+
+
+def request_spec(
+    request: Request,
+    hint: Callable[[int], int] | None,
+    max_tokens: Callable[[int], int] | None,
+) -> RequestSpec:
+    """Return the facts that the controller gets about a request, as the live server finds them
+    in what a client sends. `hint`, `max_tokens`: see System.
+    """
+    prompt, output = request.prompt_tokens, request.output_tokens
+    expected = None if hint is None else hint(output)
+    if max_tokens is None:
+        most, sure, held = max(output, expected or 0), output, None
+    else:
+        most, sure = max(output, max_tokens(output)), 1
+        held = prompt + most
+    return RequestSpec(
+        prompt,
+        prompt + sure,
+        most,
+        request.tp_degree,
+        request.priority,
+        request.deadline_s,
+        expected_tokens=expected,
+        most_tokens=held,
+    )

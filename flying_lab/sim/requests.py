@@ -23,6 +23,7 @@ class SimRequest:
     Args:
         output_tokens: all that it is to have; `limit_tokens`: how many of them it may have when
             its group is done with it.
+        begun_s: when the first step with a part of its prompt began.
         tokens: output tokens that it has. While it decodes, `DecodeBatch.sync` brings them up to
             date.
         reported_tokens: how many of these tokens the controller knows.
@@ -39,6 +40,7 @@ class SimRequest:
     output_tokens: int
     arrival_s: float
     limit_tokens: int = UNLIMITED
+    begun_s: float = math.nan
     first_token_s: float = math.nan
     end_s: float = math.nan
     tokens: int = 0

@@ -53,8 +53,9 @@ def simulate(
 def results(system: System, workload: Workload, outcome: Outcome, where: str) -> Results:
     """Return the same table that `flying-serving bench` makes of a live server.
 
-    Without kept times, a request gets its first token and, at its end, all others. `where`: model
-    and hardware.
+    Without kept times, a request gets its first token and, at its end, all others. Its time in the
+    queue is that from the end of the API server's work to the begin of its first step. `where`:
+    model and hardware.
     """
     over = {request.request_id: request for request in outcome.ended}
     reasons = {request.request_id: reason for request, reason in outcome.refused}
@@ -62,7 +63,7 @@ def results(system: System, workload: Workload, outcome: Outcome, where: str) ->
     for request in workload.requests:
         name = str(request.index)
         if name in over:
-            records.append(_served(request, over[name]))
+            records.append(_served(request, over[name], system.shape.frontend_s))
         else:
             records.append(Record(request, "failed", reasons[name], request.arrival_s))
     end_s = max((request.end_s for request in outcome.ended), default=workload.duration_s)
@@ -72,11 +73,12 @@ def results(system: System, workload: Workload, outcome: Outcome, where: str) ->
     return Results.of(run, records)
 
 
-def _served(request: Request, simulated: SimRequest) -> Record:
+def _served(request: Request, simulated: SimRequest, frontend_s: float) -> Record:
     record = Record(
         request, "ok", None, request.arrival_s, simulated.first_token_s, simulated.end_s
     )
     record.finish_reason = "length"
+    record.queue_s = max(0.0, simulated.begun_s - simulated.arrival_s - frontend_s)
     record.usage_tokens = simulated.tokens
     if simulated.token_s is not None:
         record.token_s = simulated.token_s

@@ -25,6 +25,7 @@ PAGES = (
     "low_phases",
     "nodes",
     "oracle",
+    "phases",
     "release_switches",
     "table1",
     "table2",
@@ -33,7 +34,7 @@ PAGES = (
 
 MODELLED = set(PAGES) - {"dynaserve"}
 """Pages whose simulated groups have collectives."""
-GPT_OSS = {"against_paper", "fig8", "fig9", "low_phases", "table2"}
+GPT_OSS = {"against_paper", "fig8", "fig9", "low_phases", "phases", "table2"}
 """Pages on which GPT-OSS-120B serves requests."""
 
 

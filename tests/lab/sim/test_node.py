@@ -4,18 +4,23 @@ does.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flying_lab.sim.clock import Clock
+from flying_lab.sim.node import SimNode, request_spec
 from flying_lab.workload.model import Request
 from flying_lab.workload.synth import Alternating, synthesise
 from flying_serving.config import MODES
+from flying_serving.controller.requests import RequestSpec
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.policies import POLICIES
 from flying_serving.predict.demand import Demand
 from flying_serving.predict.migrations import MigrationCost
-from tests.lab.sim.nodes import check_over, node_of, run
+from tests.lab.sim.nodes import check_over, node_of, run, system_of
 
 COST = MigrationCost(0.002, 1e-6)
 
@@ -145,6 +150,28 @@ def test_lone_request_takes_the_time_of_its_steps() -> None:
     (one,) = node.outcome.ended
     assert one.first_token_s == pytest.approx(1.0 + 0.05 + 0.022 + 0.1)
     assert one.end_s - one.first_token_s == pytest.approx(2 * (0.022 + 0.0008))
+
+
+def test_a_request_begins_with_the_step_that_has_its_prompt() -> None:
+    """The second prompt has to wait for the step of the first, which takes all tokens of a step."""
+    requests = [Request(index, 1.0, 128, 3) for index in range(2)]
+    node = run(node_of("static-dp", engines=1, frontend_s=0.05), requests)
+    first, second = sorted(node.outcome.ended, key=lambda one: one.begun_s)
+    assert first.begun_s == pytest.approx(1.0 + 0.05)
+    assert second.begun_s == pytest.approx(first.first_token_s)
+
+
+def test_a_cap_above_the_length_hides_the_length() -> None:
+    request = Request(0, 0.0, 100, 10)
+    assert request_spec(request, None, None) == RequestSpec(100, 110, 10)
+    capped = request_spec(request, None, lambda _: 40)
+    assert capped == RequestSpec(100, 101, 40, most_tokens=140)
+
+
+def test_requests_with_a_larger_cap_get_the_tokens_that_they_have() -> None:
+    requests = bursts(150)
+    system = replace(system_of("auto"), max_tokens=lambda _: 240)
+    check_over(run(SimNode(system, Clock()), requests), requests)
 
 
 def test_the_controller_knows_every_token_at_the_end() -> None:

@@ -78,6 +78,7 @@ def test_every_system_serves_all_requests(name: str) -> None:
     outcome = simulate(system, WORKLOAD.requests)
     summary = summarise(results(system, WORKLOAD, outcome, "llama-3-8b on h200x4"))
     assert summary["completed"] == summary["num_prompts"] == 120
+    assert 0.0 <= summary["mean_queue_time_ms"] < summary["mean_ttft_ms"]
     assert summary["total_output_tokens"] == WORKLOAD.output_tokens
     assert 0 < summary["mean_ttft_ms"] < summary["mean_e2el_ms"]
     assert set(summary["phases"]) == {"low", "burst"}

@@ -1,0 +1,61 @@
+"""Headline pages: one short run of each is simulated as its numbers are kept.
+
+Runs of fixed layouts, which change only if the simulator or the cost model does. `auto` has other
+numbers with each change of a policy, so those of a page are of the commit that it names.
+"""
+
+import pytest
+
+from experiments import break_even, fig8_fig9, oracle, table1
+from experiments.common import FIRST, kept, paper_workload, run, system
+
+LLAMA = "llama-3-70b"
+
+
+def _near(then: dict[str, float]) -> dict[str, float]:
+    """Values within rounding of other versions of libraries."""
+    return pytest.approx(then, rel=1e-6)  # type: ignore[no-any-return]
+
+
+def test_figures_8_and_9_are_simulated_as_they_are_kept() -> None:
+    """The bursts, the low load and the peak of static TP."""
+    then = kept("fig8_fig9").seeds[0][LLAMA]
+    workload = paper_workload(LLAMA, then["faster"], FIRST.seed)
+    static = run(system("static-tp", LLAMA, FIRST), LLAMA, workload)
+    assert fig8_fig9.figures_of(static, LLAMA, FIRST) == _near(then["static-tp"])
+
+
+def test_figure_8_finds_its_rate_of_bursts_in_what_the_paper_reports() -> None:
+    """Static DP's mean time to first token, with the rate that was found, is the published one."""
+    then = kept("fig8_fig9").seeds[0][LLAMA]["static-dp"]
+    published_s = fig8_fig9.PAPER[LLAMA]["burst_dp_ttft_s"]
+    assert then["burst_mean_ttft_s"] == pytest.approx(published_s, rel=0.05)
+
+
+@pytest.mark.parametrize("longest", [table1.PAPERS, table1.SHORTER])
+def test_table_1_is_simulated_as_it_is_kept(longest: int) -> None:
+    then = kept("table1").seeds[0][str(longest)]["static-tp"]
+    found = table1.measure_one("static-tp", longest, FIRST)
+    assert found == _near({name: then[name] for name in found})
+
+
+@pytest.mark.parametrize("system_name", ["static-tp4", "shift-parallel"])
+def test_systems_beside_the_oracle_are_simulated_as_they_are_kept(system_name: str) -> None:
+    then = kept("oracle").seeds[0]["azure code"][system_name]
+    assert oracle.measure_one(system_name, "azure code", FIRST) == _near(then)
+
+
+def test_fixed_layouts_of_the_break_even_are_simulated_as_they_are_kept() -> None:
+    then = kept("break_even").seeds[0]["alternating"]
+    for static in break_even.STATIC:
+        mean_s, switches = break_even.mean_s(static, "alternating", FIRST)
+        assert mean_s == pytest.approx(then[static], rel=1e-6), static
+        assert switches == 0
+
+
+def test_a_switch_that_stops_engines_for_seconds_costs_latency() -> None:
+    """The first and the last cost of the page, on its workload."""
+    free_s, switches = break_even.mean_s("auto", "alternating", FIRST, break_even.COSTS_S[0])
+    dear_s, _ = break_even.mean_s("auto", "alternating", FIRST, break_even.COSTS_S[-1])
+    assert switches > 0
+    assert dear_s > 2 * free_s

@@ -1,0 +1,190 @@
+"""The load with phases, its servers, and ratios to the best fixed layout."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from experiments import phases
+from experiments.common import FIRST, MODELS, Kept, Numbers, kept
+from experiments.phases_load import (
+    AFTER_S,
+    BURST_S,
+    BURSTS,
+    CAPACITY_RPS,
+    LOW_S,
+    PHASES,
+    Span,
+    capacity_rps,
+    phase_at,
+    phased,
+    spans,
+)
+from experiments.phases_runs import (
+    FIGURES,
+    GRAPHS,
+    MAX_TOKENS,
+    PRODUCT,
+    STOCK,
+    is_fixed,
+    layout_name,
+    layout_shares,
+    measure_system,
+    systems,
+)
+from flying_lab.sim.outcome import LayoutChange
+from flying_lab.sim.requests import SimStep
+from flying_serving.layout.groups import Layout
+
+MODEL = "llama-3-70b"
+
+
+def test_a_load_begins_and_ends_low_and_has_the_seconds_after_each_burst() -> None:
+    cycle_s = LOW_S + BURST_S
+    assert list(spans(1)) == [
+        Span("low", 0.0, LOW_S),
+        Span("burst", LOW_S, cycle_s),
+        Span("after", cycle_s, cycle_s + AFTER_S),
+        Span("low", cycle_s + AFTER_S, cycle_s + LOW_S),
+    ]
+
+
+def test_requests_have_the_phase_and_the_rate_of_their_arrival() -> None:
+    workload = phased(1.0, 10.0, 1, seed=1)
+    every = list(spans(1))
+    for request in workload.requests:
+        assert request.phase == phase_at(every, request.arrival_s)
+    count = sum(request.phase == "burst" for request in workload.requests)
+    assert count == pytest.approx(10.0 * BURST_S, rel=0.15)
+    assert {request.phase for request in workload.requests} == set(PHASES)
+
+
+def test_a_capacity_is_found_again() -> None:
+    assert capacity_rps(MODEL) == pytest.approx(CAPACITY_RPS[MODEL], rel=0.01)
+
+
+def test_the_plan_has_the_rates_that_are_run() -> None:
+    plan = (Path(phases.__file__).parent / "plans" / "phases.md").read_text(encoding="utf-8")
+    for model in MODELS:
+        low_rps, burst_rps = phases.rates_rps(model)
+        row = f"| {model} | {CAPACITY_RPS[model]:g} | {low_rps:.3g} | {burst_rps:.3g} |"
+        assert f"{row} {BURSTS[model]} |" in plan
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_each_server_has_every_degree_as_a_fixed_layout(model: str) -> None:
+    degrees = {"llama-3-70b": ("dp", "tp4", "tp8")}.get(model, ("dp", "tp2", "tp4", "tp8"))
+    for server, kind in ((PRODUCT, "pinned"), (GRAPHS, "pinned"), (STOCK, "static")):
+        names = [one.name for one in systems(server, model, FIRST) if is_fixed(one.name)]
+        assert names == [f"{kind}-{degree}" for degree in degrees]
+
+
+def test_only_the_product_is_eager_and_has_nccl_alone() -> None:
+    """One decoding request in the widest group: eager steps are longer, and without the kernel for
+    small messages longer still.
+    """
+    step = SimStep([], 1, 1000)
+    product, graphs = (
+        next(iter(systems(server, "nemotron-8b", FIRST))).step_time for server in (PRODUCT, GRAPHS)
+    )
+    assert product(1, step) > graphs(1, step)
+    assert product(8, step) - graphs(8, step) > product(1, step) - graphs(1, step)
+
+
+def test_no_server_is_told_the_lengths_of_outputs() -> None:
+    for server in (PRODUCT, GRAPHS, STOCK):
+        for one in systems(server, MODEL, FIRST):
+            assert one.max_tokens is not None
+            assert one.max_tokens(10) == one.max_tokens(500) == MAX_TOKENS
+
+
+def test_layouts_share_the_time_of_each_phase() -> None:
+    changes = [
+        LayoutChange(-10.0, Layout.uniform(4, 4)),
+        LayoutChange(LOW_S + BURST_S / 4, Layout.uniform(4, 1)),
+        LayoutChange(LOW_S + BURST_S + AFTER_S, Layout(((0,), (1,), (2, 3)))),
+    ]
+    shares = layout_shares(changes, list(spans(1)), devices=2)
+    assert shares["burst"] == {"1 x TP8": 0.25, "4 x TP2": 0.75}
+    assert shares["after"] == {"4 x TP2": 1.0}
+    assert shares["low"]["2 x TP2 + 1 x TP4"] == pytest.approx(160 / 340, rel=1e-3)
+
+
+def test_layouts_are_named_by_their_degrees() -> None:
+    assert layout_name(Layout.uniform(8, 2), devices=1) == "4 x TP2"
+
+
+def test_a_run_has_every_figure_of_every_phase_and_its_switches() -> None:
+    """A load so low that it takes a second."""
+    workload, every = phased(0.2, 4.0, 1, seed=1), list(spans(1))
+    auto = next(iter(systems(GRAPHS, MODEL, FIRST)))
+    found = measure_system(auto, MODEL, workload, every)
+    assert found["refused"] == 0
+    for phase in PHASES:
+        assert all(found["phases"][phase][figure] >= 0 for figure in FIGURES)
+        assert sum(found["layouts"][phase].values()) == pytest.approx(1.0, rel=1e-3)
+    assert len(found["switches"]) > 0
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+# ---- the page
+
+
+def _kept(auto: Mapping[str, float], **others: Mapping[str, float]) -> Kept:
+    """Numbers of one model and server, each figure of a phase the same."""
+    every = {"auto": auto} | {name.replace("_", "-"): one for name, one in others.items()}
+    found: Numbers = {
+        name: {"phases": {phase: dict.fromkeys(FIGURES, one[phase]) for phase in PHASES}}
+        for name, one in every.items()
+    }
+    return Kept("abcdef0", [{"m": {"s": found}}])
+
+
+def test_a_ratio_is_to_the_fixed_layout_that_is_best_in_that_phase() -> None:
+    found = _kept(
+        {"low": 3.0, "burst": 6.0, "after": 5.0},
+        pinned_dp={"low": 4.0, "burst": 5.0, "after": 4.0},
+        pinned_tp8={"low": 2.0, "burst": 10.0, "after": 5.0},
+    )
+    far = phases.worst(found, "m", "s", "auto")
+    assert (far.ratios, far.phase) == ([1.5], "low")
+    assert phases.worst(found, "m", "s", "pinned-dp").ratios == [2.0]
+    assert phases.worst(found, "m", "s", "auto", ["burst"]).ratios == [1.2]
+
+
+def test_causes_that_the_page_names_are_in_the_numbers() -> None:
+    """Switches that wait for old requests; a model that never switches; one within 1.05."""
+    found = kept("phases")
+    for server in (PRODUCT, GRAPHS):
+        runs = [one[MODEL][server]["auto"] for one in found.seeds]
+        waiting = [row for one in runs for row in one["switches"] if row["waited_s"] > 5.0]
+        assert {row["mode"] for row in waiting} == {"sequential"}
+    assert not any(one["nemotron-8b"][PRODUCT]["auto"]["switches"] for one in found.seeds)
+    assert phases.worst(found, "nemotron-8b", GRAPHS, "auto").mean <= 1.05
+    fixed = [name for name in found.seeds[0]["nemotron-8b"][GRAPHS] if is_fixed(name)]
+    assert all(phases.worst(found, "nemotron-8b", GRAPHS, name).mean >= 1.5 for name in fixed)
+
+
+def test_tp_4_is_behind_in_the_bursts_that_auto_forms_it_for() -> None:
+    found = kept("phases")
+    model, cell = "gpt-oss-120b", ("burst", "mean_e2el_ms")
+    assert min(phases.ratios(found, model, GRAPHS, "pinned-tp4", cell)) > 1.4
+    assert max(phases.ratios(found, model, GRAPHS, "pinned-dp", cell)) < 1.1
+    for one in found.seeds:
+        assert one[model][GRAPHS]["auto"]["switches"]
+
+
+@pytest.mark.parametrize(
+    ("server", "name"),
+    [(STOCK, "static-dp"), (STOCK, "shift-parallel"), (GRAPHS, "pinned-tp8")],
+)
+def test_phases_are_simulated_as_they_are_kept(server: str, name: str) -> None:
+    """The shortest runs, of systems that decide nothing."""
+    then = kept("phases").seeds[0][MODEL][server][name]
+    one = next(one for one in systems(server, MODEL, FIRST) if one.name == name)
+    workload = phases.load(MODEL, FIRST.seed)
+    found = measure_system(one, MODEL, workload, list(spans(BURSTS[MODEL])))
+    for phase in PHASES:
+        for figure, value in found["phases"][phase].items():
+            assert value == pytest.approx(then["phases"][phase][figure], rel=1e-4), figure
