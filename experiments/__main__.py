@@ -35,6 +35,7 @@ from experiments import (
     release_switches,
     table1,
     table2,
+    token_split,
 )
 from experiments.common import (
     KERNELS,
@@ -62,6 +63,7 @@ class Experiment(Protocol):
 
 
 ALL: dict[str, Experiment] = {
+    "token_split": token_split,
     "oracle": oracle,
     "low_phases": low_phases,
     "fig8_fig9": fig8_fig9,
