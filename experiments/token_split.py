@@ -7,11 +7,12 @@ from statistics import mean
 
 from experiments import token_split_runs
 from experiments.common import MODELS, Kept, Numbers, Setting, template
-from experiments.rows import Row, markdown, page, paragraph, spread, write
+from experiments.rows import Row, markdown, number, page, paragraph, spread, write
 from experiments.token_split_runs import (
     CELLS,
     FIGURES,
     LANES,
+    LOADS,
     OUTPUTS,
     SHOWN_PROMPT,
     Cell,
@@ -65,31 +66,159 @@ def is_worth_building(found: Kept) -> bool:
 
 def pages(found: Kept, folder: Path) -> list[Row]:
     """Write the page; it compares nothing with the paper."""
-    lines = [*_ratios(found), *_prompts(found), *_rows(found)]
+    lines = [*_verdict(found), *_ratios(found), *_prompts(found), *_rows(found)]
     title = "Prompts split by tokens, outputs apart: an upper bound"
     notices = ("simulated", "gpt_oss")
     write(folder, "token_split", page(title, {"token_split": found}, lines, notices))
     return []
 
 
+def _verdict(found: Kept) -> list[str]:
+    """Say whether the lane is worth building, and what bounds it."""
+    lane = {
+        figure: _range(found, "token-split", f"mean_{figure}_s")
+        for figure in ("ttft", "tpot", "e2e")
+    }
+    verdict = template(
+        "token_split_verdict",
+        worth="worth building" if is_worth_building(found) else "not worth building",
+        ahead=_all_ahead(found, "token-split"),
+        cells=len(CELLS),
+        **lane,
+        ahead_large=_all_ahead(found, "token-split-large"),
+        e2e_large=_range(found, "token-split-large", "mean_e2e_s"),
+        ahead_fused=_all_ahead(found, "token-split-fused"),
+        ahead_fused_large=_all_ahead(found, "token-split-fused-large"),
+        e2e_fused_large=_range(found, "token-split-fused-large", "mean_e2e_s"),
+    )
+    reasons = [template(f"token_split_{name}", **values) for name, values in _bounds(found).items()]
+    shift = sum(_best_layouts(found, cell) == ["shift-parallel"] for cell in CELLS)
+    instead = template("token_split_shift", best=shift, cells=len(CELLS), **_over_stock(found))
+    listed = [line for one in reasons for line in _item(one)]
+    return ["## Verdict", "", *paragraph(verdict), "What bounds it:", "", *listed, "",
+            *paragraph(instead)]  # fmt: skip
+
+
+def _item(text: str) -> list[str]:
+    first, *rest = paragraph(text)[:-1]
+    return [f"- {first}", *(f"  {line}" for line in rest)]
+
+
+def _all_ahead(found: Kept, system: str) -> int:
+    return sum(cells_ahead(found, model, system) for model in MODELS)
+
+
+def _range(found: Kept, system: str, figure: str, load: float | None = None) -> str:
+    """The least and the largest ratio to the best fixed layout of all cells, of one load if
+    given.
+    """
+    cells = [cell for cell in CELLS if load in (None, cell.load)]
+    values = [mean(ratios(found, cell, system, figure)) for cell in cells]
+    return f"{number(min(values))} to {number(max(values))}"
+
+
+def _bounds(found: Kept) -> dict[str, dict[str, str]]:
+    """By reason, the values of its sentence."""
+    prompts = {model: found.seeds[0][model]["prompt"] for model in MODELS}
+    shares = {
+        key: [parts[key] / parts["token"] for parts in prompts.values()]
+        for key in ("all_to_all", "pull", "coordination")
+    }
+    return {
+        "apart": {
+            "ahead": f"{_all_ahead(found, 'free-prompts')} of {len(CELLS)}",
+            **{
+                f"at_{number_}": _range(found, "free-prompts", "mean_e2e_s", load)
+                for number_, load in zip(("low", "middle", "high"), LOADS, strict=True)
+            },
+        },
+        "weights": {
+            "tokens": f"{SHOWN_PROMPT:,}",
+            "split": _device_times(prompts, "token"),
+            "tensor": _device_times(prompts, "tensor"),
+        },
+        "waiting": {"over": _fused_over_woven(found)},
+        "links": {key: f"{100 * max(values):.0f} %" for key, values in shares.items()},
+    }
+
+
+def _device_times(prompts: dict[str, Numbers], lane: str) -> str:
+    """A prompt's device time in a lane over that in one engine, by model."""
+    return ", ".join(
+        f"{parts['engines'] * parts[lane] / parts['engine']:.2f} ({model})"
+        for model, parts in prompts.items()
+    )
+
+
+def _fused_over_woven(found: Kept) -> str:
+    """Mean E2E of the fused form over the woven one's, with large steps: the least and largest."""
+    values = [
+        mean(
+            one[cell.model][cell.name]["token-split-fused-large"]["mean_e2e_s"]
+            / one[cell.model][cell.name]["token-split-large"]["mean_e2e_s"]
+            for one in found.seeds
+        )
+        for cell in CELLS
+    ]
+    return f"{number(min(values))} to {number(max(values))}"
+
+
+def _over_stock(found: Kept) -> dict[str, str]:
+    """Shift Parallelism's mean E2E over the best tensor or data parallel layout's, by load."""
+    over = {}
+    for name, load in zip(("low", "middle", "high"), LOADS, strict=True):
+        values = []
+        for cell in [cell for cell in CELLS if cell.load == load]:
+            runs = [one[cell.model][cell.name] for one in found.seeds]
+            stock = fixed_systems(cell.model)[:-1]
+            values.append(
+                mean(
+                    run["shift-parallel"]["mean_e2e_s"]
+                    / min(run[layout]["mean_e2e_s"] for layout in stock)
+                    for run in runs
+                )
+            )
+        over[f"over_{name}"] = f"{number(min(values))} to {number(max(values))}"
+    return over
+
+
 def _ratios(found: Kept) -> list[str]:
-    lines = ["## Beside the best fixed layout", ""]
-    for system in LANES:
-        headings = ["system", "model", "outputs", "load", *FIGURES.values(), "least mean E2E", ""]
-        rows = [
+    """The lane in every figure, and every form in two of them."""
+    lines = ["## Beside the best fixed layout", "", *paragraph(template("token_split_ratios"))]
+    headings = ["model", "outputs", "load"]
+    lines += markdown(
+        [*headings, *FIGURES.values(), "least mean E2E", "ahead"],
+        [
             [
-                system,
-                cell.model,
-                cell.outputs,
-                f"{cell.load:g}",
-                *(f"{mean(ratios(found, cell, system, figure)):.2f}" for figure in FIGURES),
+                *_cell(cell),
+                *(_ratio(found, cell, "token-split", figure) for figure in FIGURES),
                 ", ".join(_best_layouts(found, cell)),
-                "ahead" if is_ahead(found, cell, system) else "",
+                "yes" if is_ahead(found, cell, "token-split") else "no",
             ]
             for cell in CELLS
+        ],
+    )
+    for figure in ("mean_e2e_s", "mean_ttft_s"):
+        lines += [
+            f"### {FIGURES[figure]} of every form",
+            "",
+            *markdown(
+                [*headings, *LANES],
+                [
+                    [*_cell(cell), *(_ratio(found, cell, system, figure) for system in LANES)]
+                    for cell in CELLS
+                ],
+            ),
         ]
-        lines += markdown(headings, rows)
     return lines
+
+
+def _cell(cell: Cell) -> list[str]:
+    return [cell.model, cell.outputs, f"{cell.load:g}"]
+
+
+def _ratio(found: Kept, cell: Cell, system: str, figure: str) -> str:
+    return number(mean(ratios(found, cell, system, figure)))
 
 
 def _best_layouts(found: Kept, cell: Cell) -> list[str]:

@@ -11,6 +11,7 @@ import numpy as np
 from experiments.common import MAX_NUM_SEQS, MODELS, Numbers, Setting, machine
 from flying_lab.sim.baselines.token_split import (
     TokenSplit,
+    free_prompts,
     tensor_split,
     token_split,
     token_split_fused,
@@ -37,13 +38,32 @@ SHOWN_PROMPT = 2048
 MANY = 10**9
 """Requests and prompt tokens that may wait."""
 OPTIONS = Options(max_num_seqs=MAX_NUM_SEQS, keep_times=False)
+Make = Callable[[Modelled, int, Options], System]
 
-LANES: Mapping[str, Callable[[Modelled, int, Options], System]] = {
+
+def _large(make: Make) -> Make:
+    """A server whose lane has the step tokens of an engine for each engine."""
+
+    def made(where: Modelled, devices: int, options: Options) -> System:
+        step_tokens = options.max_num_batched_tokens * TokenSplit.of(where, devices).engines
+        return make(where, devices, replace(options, max_num_batched_tokens=step_tokens))
+
+    return made
+
+
+PLANNED: Mapping[str, Make] = {
     "tensor-split": tensor_split,
     "token-split": token_split,
     "token-split-fused": token_split_fused,
 }
-"""Servers with a lane for prompts."""
+"""Servers with a lane for prompts, and the bound of the one that splits tokens."""
+ADDED: Mapping[str, Make] = {
+    "token-split-large": _large(token_split),
+    "token-split-fused-large": _large(token_split_fused),
+    "free-prompts": free_prompts,
+}
+"""Systems that were added when the first results had been seen."""
+LANES = {**PLANNED, **ADDED}
 FIGURES = {
     "mean_ttft_s": "mean TTFT",
     "p90_ttft_s": "P90 TTFT",

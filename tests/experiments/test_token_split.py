@@ -111,7 +111,11 @@ def test_a_page_of_two_seeds(tmp_path: Path) -> None:
     found = Kept("1234567", [numbers(token_split=9.0), numbers(token_split=8.0)])
     assert token_split.pages(found, tmp_path) == []
     text = (tmp_path / "token_split.md").read_text(encoding="utf-8")
-    ratios = "| 1.00 | 1.00 | 1.00 | 1.00 | 0.85 | 1.00 |"
-    assert f"| token-split | llama-3-70b | short | 0.3 {ratios} shift-parallel | ahead |" in text
+    ratios = "| 1 | 1 | 1 | 1 | 0.85 | 1 |"
+    assert f"| llama-3-70b | short | 0.3 {ratios} shift-parallel | yes |" in text
+    assert "| llama-3-70b | short | 0.3 | 1 | 0.85 | 1 | 1 | 1 | 1 |" in text
+    flat = " ".join(text.split())
+    assert "the lane is worth building: `token-split` is ahead in 18 of 18 cells" in flat
+    assert "4.00 (llama-3-70b), 4.00 (gpt-oss-120b), 4.00 (nemotron-8b)" in flat
     assert "| 0.3 | static-dp | 10,000 | 10,000 | 10,000 | 10,000 | 10,000 | 10,000 |" in text
     assert "Capacity of `static-dp`: 8 requests/s." in text

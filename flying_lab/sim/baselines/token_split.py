@@ -1,6 +1,6 @@
 """Prompts in a lane of all engines, outputs in the engines apart: a server that is not built.
 
-The lane divides each prompt over all devices. Three forms are compared:
+The lane divides each prompt over all devices. Its forms, and a bound:
 
 - `token-split`: every engine computes a share of the prompt's tokens with all of its weights.
   Attention is divided by heads, between two all-to-alls in each layer. The lane's steps are woven
@@ -8,6 +8,9 @@ The lane divides each prompt over all devices. Three forms are compared:
 - `tensor-split`: the same, but the lane is tensor parallel, as the groups of our server are.
 - `token-split-fused`: as `token-split`, but each engine decodes its outputs in the lane's steps.
   Weights are then read once for both. Outputs are divided evenly at every step, without a cost.
+
+- `free-prompts`: engines apart whose prompts take no time. It bounds every server that decodes
+  outputs apart.
 
 Keys and values of a prompt are left with the devices that own its heads. The engine that decodes
 the output pulls the heads that it lacks, and steps no lane meanwhile.
@@ -17,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from flying_lab.sim.baselines.parallelisms import without_attention_s
-from flying_lab.sim.cluster import Cluster, Options
+from flying_lab.sim.cluster import SHORTEST_S, Cluster, Options
 from flying_lab.sim.cost import LaneCost, all_reduce_s
 from flying_lab.sim.machine import (
     GROUP_REQUEST_S,
@@ -204,6 +207,17 @@ def token_split_fused(machine: Modelled, devices: int, options: Options) -> Syst
     apart = POLICIES["static-dp"]
     system = static(machine, split.degree, apart, options, resident=devices, time=split.fused_s)
     return replace(system, name="token-split-fused")
+
+
+def free_prompts(machine: Modelled, devices: int, options: Options) -> System:
+    """Build stock engines apart whose steps take the time of their outputs alone."""
+    time = machine.step_time(devices)
+
+    def outputs_s(step: SimStep) -> float:
+        return max(SHORTEST_S, time(SimStep([], step.sequences, step.decode_context_tokens)))
+
+    system = static(machine, devices, POLICIES["static-dp"], options, time=outputs_s)
+    return replace(system, name="free-prompts")
 
 
 def _woven(split: TokenSplit, options: Options, lane: DegreeTime) -> System:

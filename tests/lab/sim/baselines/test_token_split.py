@@ -9,6 +9,7 @@ import pytest
 from flying_lab.sim import hardware, models
 from flying_lab.sim.baselines.token_split import (
     TokenSplit,
+    free_prompts,
     tensor_split,
     token_split,
     token_split_fused,
@@ -31,7 +32,7 @@ MIXED = synthesise(
     Poisson(requests=150, rate_rps=8.0, prompt_tokens=(10, 6000), output_tokens=(1, 400)), 5
 )
 Make = Callable[[Modelled, int, Options], System]
-MAKE: tuple[Make, ...] = (token_split, tensor_split, token_split_fused)
+MAKE: tuple[Make, ...] = (token_split, tensor_split, token_split_fused, free_prompts)
 
 
 def h200x8(model: str) -> Modelled:
@@ -182,6 +183,17 @@ def test_the_second_token_waits_for_the_pull() -> None:
     assert second - first - pull_s == pytest.approx(third - second, rel=0.01)
     prompt_s = split.woven_s(PROMPT)
     assert first - request.arrival_s == pytest.approx(prompt_s + machine.frontend_s, rel=0.01)
+
+
+def test_free_prompts_leave_the_time_of_outputs() -> None:
+    machine = h200x8("llama-3-70b")
+    node = SimNode(free_prompts(machine, 2, OPTIONS), Clock())
+    node.start()
+    run(node, [Request(0, 0.0, 4096, 3)])
+    (request,) = node.outcome.ended
+    assert request.first_token_s - request.arrival_s == pytest.approx(machine.frontend_s, rel=1e-3)
+    decodes_s = sum(machine.step_time(2)(SimStep([], 1, 4096 + n)) for n in (0, 1))
+    assert request.end_s - request.first_token_s == pytest.approx(decodes_s, rel=1e-3)
 
 
 def test_the_lane_has_a_first_token_sooner_than_an_engine() -> None:
