@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import mean
 
 from experiments import token_split_runs
-from experiments.common import MODELS, Kept, Numbers, Setting, template
+from experiments.common import MAX_NUM_SEQS, MODELS, Kept, Numbers, Setting, template
 from experiments.rows import Row, markdown, number, page, paragraph, spread, write
 from experiments.token_split_runs import (
     CELLS,
@@ -41,7 +41,7 @@ def best(of_cell: Numbers, model: str, figure: str) -> tuple[float, str]:
 
 def ratios(found: Kept, cell: Cell, system: str, figure: str) -> list[float]:
     """A system's figure over that of the best fixed layout, for each seed."""
-    runs = [one[cell.model][cell.name] for one in found.seeds]
+    runs = _runs(found, cell)
     return [float(run[system][figure]) / best(run, cell.model, figure)[0] for run in runs]
 
 
@@ -95,8 +95,38 @@ def _verdict(found: Kept) -> list[str]:
     shift = sum(_best_layouts(found, cell) == ["shift-parallel"] for cell in CELLS)
     instead = template("token_split_shift", best=shift, cells=len(CELLS), **_over_stock(found))
     listed = [line for one in reasons for line in _item(one)]
-    return ["## Verdict", "", *paragraph(verdict), "What bounds it:", "", *listed, "",
-            *paragraph(instead)]  # fmt: skip
+    beside = template("token_split_beside_dp", cells=len(CELLS), **_beside_dp(found))
+    lines = ["## Verdict", "", *paragraph(verdict), *paragraph(beside)]
+    return [*lines, "What bounds it:", "", *listed, "", *paragraph(instead)]
+
+
+def _beside_dp(found: Kept) -> dict[str, object]:
+    """Static data parallelism's figures, and the cells in which the lane beats stock layouts."""
+    cells = [cell for cell in CELLS if (cell.outputs, cell.load) == ("long", LOADS[0])]
+    stock = [
+        cell
+        for cell in CELLS
+        if all(
+            run["token-split"]["mean_e2e_s"]
+            <= AHEAD * min(run[layout]["mean_e2e_s"] for layout in fixed_systems(cell.model)[:-1])
+            for run in _runs(found, cell)
+        )
+    ]
+    return {
+        "ttft": ", ".join(_over_dp(found, cell, "mean_ttft_s") for cell in cells),
+        "tpot": ", ".join(_over_dp(found, cell, "mean_tpot_s") for cell in cells),
+        "ahead_stock": len(stock),
+    }
+
+
+def _over_dp(found: Kept, cell: Cell, figure: str) -> str:
+    values = [run["token-split"][figure] / run["static-dp"][figure] for run in _runs(found, cell)]
+    return f"{mean(values):.2f} ({cell.model})"
+
+
+def _runs(found: Kept, cell: Cell) -> list[Numbers]:
+    """The numbers of a cell, for each seed."""
+    return [one[cell.model][cell.name] for one in found.seeds]
 
 
 def _item(text: str) -> list[str]:
@@ -154,9 +184,8 @@ def _fused_over_woven(found: Kept) -> str:
     """Mean E2E of the fused form over the woven one's, with large steps: the least and largest."""
     values = [
         mean(
-            one[cell.model][cell.name]["token-split-fused-large"]["mean_e2e_s"]
-            / one[cell.model][cell.name]["token-split-large"]["mean_e2e_s"]
-            for one in found.seeds
+            run["token-split-fused-large"]["mean_e2e_s"] / run["token-split-large"]["mean_e2e_s"]
+            for run in _runs(found, cell)
         )
         for cell in CELLS
     ]
@@ -169,13 +198,12 @@ def _over_stock(found: Kept) -> dict[str, str]:
     for name, load in zip(("low", "middle", "high"), LOADS, strict=True):
         values = []
         for cell in [cell for cell in CELLS if cell.load == load]:
-            runs = [one[cell.model][cell.name] for one in found.seeds]
             stock = fixed_systems(cell.model)[:-1]
             values.append(
                 mean(
                     run["shift-parallel"]["mean_e2e_s"]
                     / min(run[layout]["mean_e2e_s"] for layout in stock)
-                    for run in runs
+                    for run in _runs(found, cell)
                 )
             )
         over[f"over_{name}"] = f"{number(min(values))} to {number(max(values))}"
@@ -222,8 +250,7 @@ def _ratio(found: Kept, cell: Cell, system: str, figure: str) -> str:
 
 
 def _best_layouts(found: Kept, cell: Cell) -> list[str]:
-    runs = [one[cell.model][cell.name] for one in found.seeds]
-    return sorted({best(run, cell.model, "mean_e2e_s")[1] for run in runs})
+    return sorted({best(run, cell.model, "mean_e2e_s")[1] for run in _runs(found, cell)})
 
 
 PARTS = {
@@ -258,7 +285,11 @@ def _prompts(found: Kept) -> list[str]:
 
 def _rows(found: Kept) -> list[str]:
     """Every figure of every run, in ms, by model and outputs."""
-    lines = ["## Every row", "", *paragraph(template("token_split_rows", seeds=len(found.seeds)))]
+    lines = [
+        "## Every row",
+        "",
+        *paragraph(template("token_split_rows", seeds=len(found.seeds), seqs=MAX_NUM_SEQS)),
+    ]
     for model in MODELS:
         for outputs in OUTPUTS:
             capacities = [one[model]["capacity_rps"][outputs] for one in found.seeds]
@@ -281,5 +312,5 @@ def _rows(found: Kept) -> list[str]:
 
 
 def _figures(found: Kept, cell: Cell, name: str) -> list[str]:
-    runs = [one[cell.model][cell.name][name] for one in found.seeds]
+    runs = [run[name] for run in _runs(found, cell)]
     return [spread([run[figure] * MILLISECONDS for run in runs]) for figure in FIGURES]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from experiments import token_split, token_split_runs
-from experiments.common import FIRST, MODELS, ROOT, Kept, Numbers
+from experiments.common import FIRST, MODELS, ROOT, Kept, Numbers, kept
 from experiments.token_split_runs import CELLS, FIGURES, LANES, Cell
 from flying_lab.sim.requests import SimRequest
 
@@ -105,6 +105,38 @@ def test_parts_of_a_prompt_are_the_ones_that_the_page_shows() -> None:
     assert parts.keys() == {"engines", *token_split.PARTS}
     assert parts["weights"] + parts["all_to_all"] < parts["token"] < parts["tensor"]
     assert parts["token"] < parts["engine"] < parts["engines"] * parts["token"]
+
+
+def test_bounds_are_as_the_page_says_in_the_kept_numbers() -> None:
+    """Its sentences that hold no number."""
+    found = kept("token_split")
+    for run in found.seeds:
+        for model in MODELS:
+            parts = run[model]["prompt"]
+            for lane in ("token", "tensor"):
+                assert parts["engines"] * parts[lane] > parts["engine"]
+            links = parts["all_to_all"] + parts["pull"]
+            assert links < parts["token"] - parts["engine"] / parts["engines"]
+    for cell in CELLS:
+        for run in token_split._runs(found, cell):
+            fused, woven = run["token-split-fused"], run["token-split"]
+            assert fused["mean_e2e_s"] < woven["mean_e2e_s"]
+            assert run["free-prompts"]["mean_e2e_s"] < fused["mean_e2e_s"]
+        if cell.outputs == "long" and cell.load < 0.7:
+            assert not token_split.is_ahead(found, cell, "free-prompts")
+        if (cell.outputs, cell.load) == ("long", 0.3):
+            for run in token_split._runs(found, cell):
+                lane, apart = run["token-split"], run["static-dp"]
+                dense = cell.model != "gpt-oss-120b"
+                assert (lane["mean_ttft_s"] < apart["mean_ttft_s"]) == dense
+                assert lane["mean_tpot_s"] > apart["mean_tpot_s"]
+
+
+def test_no_request_was_refused_and_enough_count() -> None:
+    for cell in CELLS:
+        for run in token_split._runs(kept("token_split"), cell):
+            assert {one["refused"] for one in run.values()} == {0}
+            assert min(one["requests"] for one in run.values()) > 300
 
 
 def test_a_page_of_two_seeds(tmp_path: Path) -> None:
