@@ -181,8 +181,19 @@ def test_the_second_token_waits_for_the_pull() -> None:
     first, second, third = request.token_s
     pull_s = split.migration().seconds(4096)
     assert second - first - pull_s == pytest.approx(third - second, rel=0.01)
+    decode_s = machine.step_time(2, size=1)(SimStep([], 1, 4098))
+    assert third - second == pytest.approx(decode_s, rel=1e-6)
     prompt_s = split.woven_s(PROMPT)
     assert first - request.arrival_s == pytest.approx(prompt_s + machine.frontend_s, rel=0.01)
+
+
+def test_the_fused_form_has_the_limits_and_the_memory_of_all_engines() -> None:
+    machine = h200x8("nemotron-8b")
+    fused, woven = (make(machine, 1, OPTIONS) for make in (token_split_fused, token_split))
+    assert fused.settings.limits.max_num_seqs == 8 * woven.settings.limits.max_num_seqs
+    tokens = woven.settings.capacity.tokens
+    assert fused.settings.capacity.tokens[1] == pytest.approx(tokens[8], rel=1e-3)
+    assert fused.settings.capacity.tokens[1] == pytest.approx(8 * tokens[1], rel=1e-3)
 
 
 def test_free_prompts_leave_the_time_of_outputs() -> None:
