@@ -36,6 +36,7 @@ from experiments import (
     release_switches,
     table1,
     table2,
+    token_split,
 )
 from experiments.common import (
     KERNELS,
@@ -63,6 +64,7 @@ class Experiment(Protocol):
 
 
 ALL: dict[str, Experiment] = {
+    "token_split": token_split,
     "phases": phases,
     "oracle": oracle,
     "low_phases": low_phases,

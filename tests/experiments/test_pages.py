@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from experiments import dynaserve, gyges, low_phases, nodes_runs, release_switches, table2
+from experiments import (
+    dynaserve,
+    gyges,
+    low_phases,
+    nodes_runs,
+    release_switches,
+    table2,
+    token_split_runs,
+)
 from experiments.__main__ import ALL, write_pages
 from experiments.common import FIRST, MODELS, RESULTS, kept, paper_workload, run, system
 from experiments.dynaserve_runs import Name, lengths, requests, serve, server
@@ -29,12 +37,13 @@ PAGES = (
     "release_switches",
     "table1",
     "table2",
+    "token_split",
 )
 
 
 MODELLED = set(PAGES) - {"dynaserve"}
 """Pages whose simulated groups have collectives."""
-GPT_OSS = {"against_paper", "fig8", "fig9", "low_phases", "phases", "table2"}
+GPT_OSS = {"against_paper", "fig8", "fig9", "low_phases", "phases", "table2", "token_split"}
 """Pages on which GPT-OSS-120B serves requests."""
 
 
@@ -159,6 +168,17 @@ def test_nodes_behind_a_router_are_simulated_as_they_are_kept() -> None:
     then = kept("nodes").seeds[0]["routers"]["cache-aware"]["1.0"]
     found = nodes_runs.measure_router("cache-aware", 1.0, FIRST)
     assert _flat(found) == pytest.approx(_flat(then), rel=1e-6)
+
+
+def test_prompts_split_by_tokens_are_simulated_as_they_are_kept() -> None:
+    """The cell whose runs are the shortest, with the lane and without."""
+    cell = token_split_runs.Cell("llama-3-70b", "short", 0.3)
+    then = kept("token_split").seeds[0][cell.model]
+    assert token_split_runs.prompt_parts(cell.model, FIRST) == pytest.approx(then["prompt"])
+    capacity_rps = then["capacity_rps"][cell.outputs]
+    for name in ("static-dp", *token_split_runs.LANES):
+        found = token_split_runs.serve(name, cell, capacity_rps, FIRST)
+        assert found == pytest.approx(then[cell.name][name], rel=1e-6), name
 
 
 def _flat(numbers: object, name: str = "") -> dict[str, float]:

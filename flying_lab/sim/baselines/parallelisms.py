@@ -24,11 +24,17 @@ def sequence_parallel(machine: Modelled, base: int, degree: int) -> DegreeTime:
         tokens = step.sequences + step.prefill_tokens
         all_to_all_s = 2 * machine.model.layers * tensor.all_reduce_s(tokens * row_bytes)
         attention_s = tensor.attention_s(step.sequences, step.decode_context_tokens, step.chunks)
-        share = [Chunk(-(-tokens // parts), 0)]
-        rest_s = part.step_s(0, 0, share) - part.attention_s(0, 0, share)
-        return rest_s + attention_s + all_to_all_s
+        return without_attention_s(part, -(-tokens // parts)) + attention_s + all_to_all_s
 
     return seconds
+
+
+def without_attention_s(part: LaneCost, tokens: int) -> float:
+    """Return the seconds of a step of one part, which computes these tokens of prompts, without its
+    attention.
+    """
+    share = [Chunk(tokens, 0)]
+    return part.step_s(0, 0, share) - part.attention_s(0, 0, share)
 
 
 def pipelined(machine: Modelled, base: int, stages: int) -> DegreeTime:
