@@ -34,6 +34,8 @@ from harness.streams import RequestFailed, Stream, stream, streamed_body
 FLAGS = ("--max-num-seqs=4", "--shutdown-timeout=60", "--kv-cache-memory-bytes=33554432")
 LAYOUTS = [[[0], [1], [2], [3]], [[0, 1], [2, 3]], [[0, 1, 2, 3]], [[0, 1], [2], [3]]]
 LONGEST_PROMPT, OUTPUT_TOKENS, LATEST_S, LAST_EVENT, PATIENCE_S = 1500, 200, 0.3, 40, 1.0
+LEAST_SWITCHES = 3
+"""Streams go on to leave until the layout has changed as often."""
 SHARED_MEMORY = Path("/dev/shm")
 
 

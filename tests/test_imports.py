@@ -15,7 +15,7 @@ from flying_serving.cli.lab import LIBRARIES
 
 ROOT = Path(__file__).parent.parent
 LABORATORY = (
-    *("demo", "cli", "bench", "sim", "results", "workload"),
+    *("demo", "cli", "bench", "emulation", "sim", "results", "workload"),
     *("server_process", "signals", "sse", "tiny_models", "errors"),
 )
 PRODUCT = (

@@ -45,8 +45,10 @@ class EmulatedDevices(BaseModel):
 
 @flags
 def emulate(devices: EmulatedDevices, more: Flags = None) -> None:
-    """Start a server on devices that are not there: its steps last as long as the simulator says,
-    and its tokens are drawn at random.
+    """Start a server on devices that you do not have: real engines, whose steps last as long as
+    the simulator says.
+
+    Its tokens are drawn at random.
     """
     from flying_lab.emulation.command import run
 

@@ -23,7 +23,8 @@ _LANE_WORKER = "flying_lab.emulation.worker.EmulatedLaneWorker"
 def server_flags(profile: Profile, folder: Path, *, stock: bool) -> list[str]:
     """Write the stand-in model into `folder`. Returns the model's path and flags of `vllm serve`.
 
-    The path comes first. `stock`: for vLLM's own server, else for `flying-serving serve`.
+    The path comes first. `stock`: for vLLM's own server; otherwise
+    for `flying-serving serve`.
     """
     return [
         str(write_stand_in(profile, folder)),

@@ -100,7 +100,7 @@ class Switch:
 
     @property
     def is_for_load(self) -> bool:
-        """Whether the policy made the switch for the present load."""
+        """True if the policy made the switch for the present load."""
         return self.decision is not None and self.decision.stay is not None and not self.was_dropped
 
     def ordered(self, now_s: float) -> None:

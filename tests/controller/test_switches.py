@@ -371,7 +371,7 @@ def test_switches_for_load_of_the_last_minute_are_recent() -> None:
     assert switches.recent(62.0) == 2
 
 
-def test_switches_for_a_long_request_or_by_an_operator_are_not_recent_ones_for_load() -> None:
+def test_switches_of_an_operator_or_for_long_requests_do_not_count() -> None:
     switches = Switches()
     begin(switches, 0.0, decision=Decision(NEW, "weave", "context", math.inf, 0.5))
     begin(switches, 1.0, decision=None)

@@ -52,7 +52,7 @@ def test_another_layout_has_lost_nothing() -> None:
     cost=st.floats(0.0, 100.0),
     recent=st.integers(0, 5),
 )
-def test_a_layout_that_stays_worse_loses_at_most_the_doubt_before_it_is_left(
+def test_a_worse_layout_is_left_before_it_loses_more_than_the_doubt(
     stay: float, share: float, cost: float, recent: int
 ) -> None:
     """The ski rental's bound: the loss before the switch is at most what the switch is dreaded to
