@@ -15,9 +15,11 @@ import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 from typing import Any
 
+from msgspec.structs import replace
+
+from benchmarks.emulated_report import table
 from benchmarks.systems import ROOT, System, Systems, commit
 from flying_lab.bench.client import Target
 from flying_lab.bench.options import BenchOptions
@@ -31,7 +33,7 @@ from flying_lab.sim.machine import Machine
 from flying_lab.sim.node import System as SimulatedSystem
 from flying_lab.sim.run import results, simulate
 from flying_lab.sim.system import flying, static
-from flying_lab.workload.model import Workload
+from flying_lab.workload.model import Request, Workload
 from flying_lab.workload.shape import scale_time
 from flying_lab.workload.synth import Alternating, synthesise
 from flying_serving.policy.policies import POLICIES
@@ -45,6 +47,8 @@ FLAGS = [
     "--no-enable-prefix-caching",
     "--disable-uvicorn-access-log",
 ]
+AFTER_S = 20.0
+"""Seconds of a low phase that count apart, after a burst."""
 FIGURES = tuple(
     f"{kind}_{name}_ms" for name in ("ttft", "tpot", "e2el") for kind in ("mean", "p90")
 )
@@ -72,18 +76,26 @@ def systems_of(args: argparse.Namespace) -> dict[str, Profile]:
 
 
 def workload_of(args: argparse.Namespace, seed: int) -> Workload:
-    """Return the load in the devices' time."""
+    """Return the load in the devices' time: it ends with a low phase, whose begin counts apart."""
     low_rps, burst_rps = args.rates
-    return synthesise(
+    low_s, burst_s = args.phases
+    made = synthesise(
         Alternating(
-            duration_s=args.cycles * sum(args.phases),
+            duration_s=args.bursts * (low_s + burst_s) + low_s,
             low_rate_rps=low_rps,
             burst_rate_rps=burst_rps,
-            low_s=args.phases[0],
-            burst_s=args.phases[1],
+            low_s=low_s,
+            burst_s=burst_s,
         ),
         seed,
     )
+
+    def labelled(request: Request) -> Request:
+        cycle, in_cycle_s = divmod(request.arrival_s, low_s + burst_s)
+        is_after = cycle > 0 and in_cycle_s < min(AFTER_S, low_s)
+        return replace(request, phase="after") if is_after else request
+
+    return made.having(map(labelled, made.requests))
 
 
 def started(name: str, profile: Profile) -> System:
@@ -163,7 +175,7 @@ def run(args: argparse.Namespace) -> tuple[Rows, Rows]:
 
 
 def main() -> None:
-    """Run the comparison, print medians and ratios, keep all rows."""
+    """Run the comparison, keep all rows, print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="llama-3-70b")
     parser.add_argument("--execution", choices=("graph", "eager"), default="graph")
@@ -171,28 +183,25 @@ def main() -> None:
     parser.add_argument("--degrees", type=int, nargs="+", default=[4, 8])
     parser.add_argument("--systems", nargs="+", default=[])
     parser.add_argument("--rates", type=float, nargs=2, default=(3.5, 15.0))
-    parser.add_argument("--phases", type=float, nargs=2, default=(60.0, 20.0))
-    parser.add_argument("--cycles", type=int, default=2)
+    parser.add_argument("--phases", type=float, nargs=2, default=(40.0, 25.0))
+    parser.add_argument("--bursts", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="a JSON file; by default in .bench/")
     args = parser.parse_args()
+
     live, modelled = run(args)
-    OUT.mkdir(exist_ok=True)
-    kept = [
+    rows = [
         {"system": name, "phase": phase, "figure": figure, "live": values, "simulated": there}
         for (name, phase, figure), values in live.items()
         for there in [modelled[name, phase, figure]]
     ]
-    settings = vars(args) | {"commit": commit()}
-    out = OUT / f"emulated-{args.model}-{args.execution}.json"
-    out.write_text(json.dumps({"settings": settings, "rows": kept}, indent=1), encoding="utf-8")
-    for row in kept:
-        here, there = median(row["live"]), median(row["simulated"])
-        ratio = here / there if there else 1.0
-        print(
-            f"{row['system']:12} {row['phase']:6} {row['figure']:14} live {here:9.1f} "
-            f"simulated {there:9.1f} ratio {ratio:.2f}"
-        )
+    settings = {name: value for name, value in vars(args).items() if name != "out"}
+    out = args.out or OUT / f"emulated-{args.model}-{args.execution}.json"
+    out.parent.mkdir(exist_ok=True)
+    kept = {"commit": commit(), "settings": settings, "rows": rows}
+    out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    print(table(kept))
 
 
 if __name__ == "__main__":
