@@ -1,0 +1,33 @@
+"""The table of a comparison on emulated devices: live over simulated, and over the best layout."""
+
+import pytest
+
+from benchmarks.emulated_report import FIGURES, PHASES, medians, ratios, table
+
+
+def kept(**live: list[float]) -> dict[str, object]:
+    """Return rows in which every figure of a system has these live values, and 100 simulated."""
+    return {
+        "rows": [
+            {"system": name, "phase": phase, "figure": figure, "live": values, "simulated": [100.0]}
+            for name, values in live.items()
+            for phase in PHASES
+            for figure in FIGURES
+        ]
+    }
+
+
+def test_a_ratio_is_that_of_medians_over_the_best_fixed_layout() -> None:
+    values = medians(kept(auto=[90.0, 110.0, 500.0], narrow=[100.0], wide=[200.0]))
+    assert ratios(values, "auto", "low") == pytest.approx([1.1] * len(FIGURES))
+
+
+def test_our_own_figures_are_not_the_best_fixed_layout() -> None:
+    values = medians(kept(auto=[50.0], narrow=[100.0]))
+    assert ratios(values, "narrow", "burst") == pytest.approx([1.0] * len(FIGURES))
+
+
+def test_the_table_has_a_row_for_each_phase_and_system() -> None:
+    lines = table(kept(auto=[50.0], narrow=[100.0])).splitlines()
+    assert len(lines) == 2 + len(PHASES) * 2
+    assert lines[3].startswith("| low | auto | 50 / 0.50 |")
