@@ -39,7 +39,7 @@ def switched(mode: str = "weave") -> tuple[Controller, Rolling]:
     controller.arrived("old", RequestSpec(30, 50, 20), 1.0)
     controller.got_tokens("old", 2, 1.5)
     rolling.note_batch(0, 0.25, 2, [0.5], [0.1], 1.5)
-    controller.order(Layout(((0, 1), (2,), (3,))), mode, None, 2.0)
+    controller.begin_switch(Layout(((0, 1), (2,), (3,))), mode, None, 2.0)
     controller.acknowledged([ANSWER], 2.1)
     for number in range(5):
         controller.arrived(f"new{number}", RequestSpec(10, 20, 10), 3.0 + number)
