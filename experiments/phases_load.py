@@ -8,6 +8,7 @@ The plan, with all of its numbers, is experiments/plans/phases.md.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import NamedTuple
@@ -109,6 +110,7 @@ def phase_at(phases: list[Span], time_s: float) -> str:
 
 def main() -> None:
     """Print the capacities."""
+    argparse.ArgumentParser("python -m experiments.phases_load", description=__doc__).parse_args()
     for model in MODELS:
         print(f"{model}: {capacity_rps(model):.2f} requests/s", flush=True)
 

@@ -191,9 +191,9 @@ def test_the_fused_form_has_the_limits_and_the_memory_of_all_engines() -> None:
     machine = h200x8("nemotron-8b")
     fused, woven = (make(machine, 1, OPTIONS) for make in (token_split_fused, token_split))
     assert fused.settings.limits.max_num_seqs == 8 * woven.settings.limits.max_num_seqs
-    tokens = woven.settings.capacity.tokens
-    assert fused.settings.capacity.tokens[1] == pytest.approx(tokens[8], rel=1e-3)
-    assert fused.settings.capacity.tokens[1] == pytest.approx(8 * tokens[1], rel=1e-3)
+    tokens = woven.settings.capacity.kv_tokens
+    assert fused.settings.capacity.kv_tokens[1] == pytest.approx(tokens[8], rel=1e-3)
+    assert fused.settings.capacity.kv_tokens[1] == pytest.approx(8 * tokens[1], rel=1e-3)
 
 
 def test_free_prompts_leave_the_time_of_outputs() -> None:
