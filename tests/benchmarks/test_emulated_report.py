@@ -1,8 +1,14 @@
 """The table of a comparison on emulated devices: live over simulated, and over the best layout."""
 
+import json
+
 import pytest
 
 from benchmarks.emulated_report import FIGURES, PHASES, medians, ratios, table
+from harness.live import ROOT
+
+PAGE = ROOT / "docs" / "emulation.md"
+ROWS = ROOT / "docs" / "results" / "numbers" / "emulated.json"
 
 
 def kept(**live: list[float]) -> dict[str, object]:
@@ -31,3 +37,8 @@ def test_the_table_has_a_row_for_each_phase_and_system() -> None:
     lines = table(kept(auto=[50.0], narrow=[100.0])).splitlines()
     assert len(lines) == 2 + len(PHASES) * 2
     assert lines[3].startswith("| low | auto | 50 / 0.50 |")
+
+
+def test_the_page_has_the_table_of_the_rows_that_are_kept() -> None:
+    rows = json.loads(ROWS.read_text(encoding="utf-8"))
+    assert table(rows) in PAGE.read_text(encoding="utf-8")
