@@ -154,25 +154,22 @@ def test_a_ratio_is_to_the_fixed_layout_that_is_best_in_that_phase() -> None:
 
 
 def test_causes_that_the_page_names_are_in_the_numbers() -> None:
-    """Switches that wait for old requests; a model that never switches; one within 1.05."""
+    """No switch that waits for old requests; a model within 1.05, whose fixed layouts are not."""
     found = kept("phases")
     for server in (PRODUCT, GRAPHS):
         runs = [one[MODEL][server]["auto"] for one in found.seeds]
-        waiting = [row for one in runs for row in one["switches"] if row["waited_s"] > 5.0]
-        assert {row["mode"] for row in waiting} == {"sequential"}
-    assert not any(one["nemotron-8b"][PRODUCT]["auto"]["switches"] for one in found.seeds)
+        modes = {row["mode"] for run in runs for row in run["switches"] if row["waited_s"] > 1.0}
+        assert not modes
     assert phases.worst(found, "nemotron-8b", GRAPHS, "auto").mean <= 1.05
     fixed = [name for name in found.seeds[0]["nemotron-8b"][GRAPHS] if is_fixed(name)]
     assert all(phases.worst(found, "nemotron-8b", GRAPHS, name).mean >= 1.5 for name in fixed)
 
 
-def test_tp_4_is_behind_in_the_bursts_that_auto_forms_it_for() -> None:
+def test_tp_4_is_behind_in_bursts_of_gpt_oss() -> None:
     found = kept("phases")
     model, cell = "gpt-oss-120b", ("burst", "mean_e2el_ms")
     assert min(phases.ratios(found, model, GRAPHS, "pinned-tp4", cell)) > 1.4
     assert max(phases.ratios(found, model, GRAPHS, "pinned-dp", cell)) < 1.1
-    for one in found.seeds:
-        assert one[model][GRAPHS]["auto"]["switches"]
 
 
 @pytest.mark.parametrize(
