@@ -19,12 +19,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from benchmarks.emulated_report import table
+from benchmarks.emulated_report import FIGURES, table
 from benchmarks.systems import ROOT, System, Systems, commit
 from flying_lab.bench.client import Target
 from flying_lab.bench.options import BenchOptions
 from flying_lab.bench.replay import measure, probe
-from flying_lab.emulation.command import server_flags
+from flying_lab.emulation.command import profile, server_flags
 from flying_lab.emulation.profile import Profile
 from flying_lab.emulation.slowed import Slowed
 from flying_lab.results.metrics import summarise
@@ -49,9 +49,6 @@ FLAGS = [
 ]
 AFTER_S = 20.0
 """Seconds of a low phase that count apart, after a burst."""
-FIGURES = tuple(
-    f"{kind}_{name}_ms" for name in ("ttft", "tpot", "e2el") for kind in ("mean", "p90")
-)
 OUT = ROOT / ".bench"
 Rows = dict[tuple[str, str, str], list[float]]
 """Values of the rounds, by system, phase and figure."""
@@ -65,11 +62,11 @@ def systems_of(args: argparse.Namespace) -> dict[str, Profile]:
         "execution": args.execution,
         "slowdown": args.slowdown,
     }
-    least = Profile.model_validate(common | {"devices_per_engine": 8}).machine.smallest_engine
+    least = profile(common | {"devices_per_engine": None}).devices_per_engine
     degrees = {"auto": least, "stock-dp": least}
     degrees |= {f"static-tp{degree}": degree for degree in args.degrees if degree > least}
     return {
-        name: Profile.model_validate(common | {"devices_per_engine": degree})
+        name: profile(common | {"devices_per_engine": degree})
         for name, degree in degrees.items()
         if name in args.systems or not args.systems
     }
@@ -98,21 +95,21 @@ def workload_of(args: argparse.Namespace, seed: int) -> Workload:
     return made.having(map(labelled, made.requests))
 
 
-def started(name: str, profile: Profile) -> System:
+def started(name: str, devices: Profile) -> System:
     """Start one server."""
     stock = name != "auto"
-    path, *flags = server_flags(profile, ROOT / ".models", stock=stock)
+    path, *flags = server_flags(devices, ROOT / ".models", stock=stock)
     return System(name, Path(path), [*flags, *FLAGS], ours=not stock)
 
 
-def simulated(name: str, profile: Profile, workload: Workload) -> dict[str, Any]:
+def simulated(name: str, devices: Profile, workload: Workload) -> dict[str, Any]:
     """Return the summary of the same load on the simulated devices."""
-    machine: Machine = Slowed.of(profile)
+    machine: Machine = Slowed.of(devices)
     system: SimulatedSystem
     if name == "auto":
-        system = flying(machine, profile.devices_per_engine, POLICIES["auto"], OPTIONS)
+        system = flying(machine, devices.devices_per_engine, POLICIES["auto"], OPTIONS)
     else:
-        system = static(machine, profile.devices_per_engine, POLICIES["static-dp"], OPTIONS)
+        system = static(machine, devices.devices_per_engine, POLICIES["static-dp"], OPTIONS)
     outcome = simulate(system, workload.requests)
     return summarise(results(system, workload, outcome, "emulated")) | {
         "switches": len(outcome.switches)
@@ -145,10 +142,9 @@ def run(args: argparse.Namespace) -> tuple[Rows, Rows]:
     profiles = systems_of(args)
     names = list(profiles)
     with Systems() as systems:
-        for name, profile in profiles.items():
-            print(
-                name, f"ready in {systems.start(started(name, profile)).ready_s:.0f} s", flush=True
-            )
+        for name, devices in profiles.items():
+            system = systems.start(started(name, devices))
+            print(name, f"ready in {system.ready_s:.0f} s", flush=True)
         for number in range(args.rounds):
             workload = scale_time(workload_of(args, args.seed + number), args.slowdown)
             for name in names[number % len(names) :] + names[: number % len(names)]:

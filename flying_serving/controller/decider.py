@@ -1,7 +1,6 @@
 """Questions to the policy for the next layout, and its answers, which are kept for operators."""
 
 from collections import deque
-from dataclasses import replace
 from typing import NamedTuple
 
 from flying_serving.controller.requests import RequestState
@@ -43,7 +42,7 @@ class Decider:
         if len(lanes) < len(state.sizes):
             return Verdict()
 
-        shot = replace(snapshot(state, lanes, now_s), lost=self._regret.until(state.layout, now_s))
+        shot = snapshot(state, lanes, now_s, self._regret.until(state.layout, now_s))
         state.switches.note_needs(shot.needs, now_s)
         self.last = settings.policy.decide(shot, settings.objective)
         is_for_load = self.last is not None and self.last.stay is not None

@@ -8,8 +8,12 @@ from flying_serving.policy.snapshot import Need, Snapshot
 from flying_serving.predict.work import LaneFigures
 
 
-def snapshot(state: ClusterState, lanes: Mapping[int, LaneFigures], now_s: float) -> Snapshot:
-    """Return the state at `now_s`; `lanes`: the abilities of a group of each size."""
+def snapshot(
+    state: ClusterState, lanes: Mapping[int, LaneFigures], now_s: float, lost: float = 0.0
+) -> Snapshot:
+    """Return the state at `now_s`; `lanes`: the abilities of a group of each size; `lost` as in
+    `Snapshot`.
+    """
     loads, lending, pool = state.loads, state.weight_lending, state.pool
     unfinished = loads.unfinished.values()
 
@@ -36,6 +40,7 @@ def snapshot(state: ClusterState, lanes: Mapping[int, LaneFigures], now_s: float
         work,
         required_groups(state, begins, urgent),
         promised=state.switches.promised(state.settings.objective.horizon_s, now_s),
+        lost=lost,
         recent_switches=state.switches.recent(now_s),
         opens_in_s=lending.opens_in_s(now_s),
     )
