@@ -69,7 +69,9 @@ class Controller:
         self.state.deadlines.drop(request_id)
         request = self.state.started.get(request_id)
         if request is not None:
+            before = request.output_tokens
             self.state.loads.add_tokens(request, count)
+            self.state.demand.grew(before, request.output_tokens)
             self.state.switches.got_token(request_id, now_s)
 
     def finished(

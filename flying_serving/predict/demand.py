@@ -4,10 +4,9 @@ import math
 from dataclasses import dataclass
 
 from flying_serving.predict.arrivals import Arrivals
+from flying_serving.predict.lifetimes import MEMORY_REQUESTS, Lifetimes
 from flying_serving.predict.work import Work
 
-MEMORY_REQUESTS = 50
-"""Requests over which lengths are averaged."""
 FIRST_TOKENS = (512.0, 128.0)
 """Lengths of prompt and output that are expected at first; a server's first request is often a
 probe.
@@ -60,17 +59,13 @@ class Outputs:
 
 
 class Demand:
-    """Arrival rate, and mean lengths of the last MEMORY_REQUESTS requests."""
+    """Arrival rate, and lengths of about the last MEMORY_REQUESTS requests."""
 
     def __init__(self, first_tokens: tuple[float, float] | None = None) -> None:
         prompt_tokens, output_tokens = first_tokens or FIRST_TOKENS
         self._arrivals = Arrivals()
-        self._prompts, self._outputs, self._caps = (
-            _Mean(prompt_tokens),
-            _Mean(output_tokens),
-            _Mean(output_tokens),
-        )
-        self._squares = _Mean(4 / 3 * output_tokens**2)  # of a uniform distribution from 0
+        self._prompts, self._caps = _Mean(prompt_tokens), _Mean(output_tokens)
+        self._lifetimes = Lifetimes(output_tokens)
 
     def arrived(
         self, prompt_tokens: int, most_tokens: int, now_s: float, event: str | None = None
@@ -82,10 +77,16 @@ class Demand:
         self._arrivals.add(now_s, event)
         self._prompts.add(prompt_tokens)
 
+    def grew(self, before_tokens: int, output_tokens: int) -> None:
+        """Note that a running request has `output_tokens`, after `before_tokens`."""
+        self._lifetimes.grew(before_tokens, output_tokens)
+
     def finished(self, output_tokens: int) -> None:
-        """Note that a request has ended by itself."""
-        self._outputs.add(max(1, output_tokens))
-        self._squares.add(max(1, output_tokens) ** 2)
+        """Note that a request has ended by itself, with tokens that `grew` has noted.
+
+        An output that ends at its client's bound counts with its length, as others have bounds too.
+        """
+        self._lifetimes.ended(max(1, output_tokens))
 
     @property
     def prompt_tokens(self) -> float:
@@ -95,13 +96,14 @@ class Demand:
     @property
     def output_tokens(self) -> float:
         """Mean length of outputs, in tokens."""
-        return min(self._outputs.value, self._caps.value)
+        return min(self._lifetimes.moments[0], self._caps.value)
 
     @property
     def outputs(self) -> Outputs:
         """Lengths of outputs, in tokens."""
-        mean, known = self.output_tokens, self._outputs.value
-        return Outputs(mean, self._squares.value * (mean / known) ** 2)
+        learned, square = self._lifetimes.moments
+        mean = self.output_tokens
+        return Outputs(mean, square * (mean / learned) ** 2)
 
     def work(self, waiting: int, unfinished_tokens: int, running: int, now_s: float) -> Work:
         """Return the work at hand: `waiting` and `running` requests, the rest of begun prompts, and

@@ -21,6 +21,7 @@ def sizes(policy: str, spec: RequestSpec, usual_output: int = 20) -> tuple[int, 
     """Return the group sizes of a request that arrives where outputs are usually so long."""
     shell = ModelShell(settings(policy), WIDE_IS_WORSE)
     for _ in range(50):
+        shell.controller.state.demand.grew(0, usual_output)
         shell.controller.state.demand.finished(usual_output)
         shell.controller.state.demand.arrived(10, 400, 0.0)
     shell.arrive("r", spec)
@@ -129,6 +130,7 @@ def test_certain_tokens_of_a_request_are_booked() -> None:
     """Where others have had less: two would preempt each other on an engine of 100 tokens."""
     shell = ModelShell(settings("manual", 2), WIDE_IS_WORSE)
     for _ in range(50):
+        shell.controller.state.demand.grew(0, 5)
         shell.controller.state.demand.finished(5)
     for number in range(3):
         shell.arrive(f"r{number}", RequestSpec(10, 90, 80, most_tokens=90))

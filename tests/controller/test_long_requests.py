@@ -114,6 +114,7 @@ def test_a_long_request_is_not_starved_by_short_ones(long: RequestSpec) -> None:
     prefilled.
     """
     shell = ModelShell(settings("manual", 2, max_num_seqs=20, max_num_batched_tokens=32))
+    shell.controller.state.demand.grew(0, 170)
     shell.controller.state.demand.finished(170)
     shell.order(WIDE)
     shell.acknowledge()

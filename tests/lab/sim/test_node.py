@@ -180,6 +180,7 @@ def test_the_controller_knows_every_token_at_the_end() -> None:
     """
     node, expected = node_of("auto", engines=2), Demand()
     run(node, [Request(0, 0.0, 10, 7)])
+    expected.grew(0, 7)
     expected.finished(7)
     assert node.controller.state.demand.output_tokens == expected.output_tokens
 
