@@ -63,10 +63,14 @@ class Arrivals:
         self._bin_count += self._events.begins(event, now_s)
 
     def rate(self, now_s: float) -> float:
-        """Return the requests per second, at least LEAST_RATE."""
-        if self._bin_from is None:
-            return LEAST_RATE
+        """Return the requests per second, at least LEAST_RATE.
+
+        The first question begins the record, so that the time before the first arrival counts.
+        """
+        begins = self._bin_from is None
         bin_from = self._close_until(now_s)
+        if begins:
+            return LEAST_RATE
         weight, counts, spans_s = self._after(self._bin_count, max(1e-3, now_s - bin_from))
         events_rate = float(weight @ ((1.0 + counts) / (self._prior_s + spans_s)))
         return max(LEAST_RATE, events_rate * self._events.mean_size)
