@@ -48,6 +48,8 @@ class Decider:
         is_for_load = self.last is not None and self.last.stay is not None
         self._regret.note(self.last.gain if self.last is not None and is_for_load else 0.0)
         decision = self.last if self.last is not None and self.last.is_made else None
+        if is_for_load and not state.switches.are_settled(now_s):
+            decision = None
 
         if settings.dry_run:
             self._record_dry_run(decision)

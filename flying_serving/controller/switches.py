@@ -16,6 +16,11 @@ from flying_serving.wire import SwitchAnswer
 KEPT = 1000
 RECENT_S = 60.0
 """Seconds in which each switch for load makes the next one less likely."""
+SETTLE_S = 2.0
+"""Seconds from a switch for load to the next one at least.
+
+The rate of a burst that has just begun is uncertain, and so is which layout suits it.
+"""
 PREDICTIONS = (
     "predicted_request_s",
     "predicted_stay_request_s",
@@ -277,10 +282,9 @@ class Switches:
         self._gaps.forget_before(self._open[0].ordered_s if self._open else math.inf)
 
     def promised(self, horizon_s: float, now_s: float) -> float:
-        """Return the request-seconds that recent switches promised (`Decision.promise`) and have
-        yet to gain.
+        """Return what recent switches promised (`Decision.promise`), less as the horizon passes.
 
-        A switch that was dropped or has failed gains nothing.
+        A switch that was dropped or has failed promises nothing.
         """
         total = 0.0
         for switch in reversed(self.kept):
@@ -297,6 +301,13 @@ class Switches:
             lambda switch: now_s - switch.decided_s < RECENT_S, reversed(self.kept)
         )
         return sum(switch.is_for_load for switch in recent)
+
+    def are_settled(self, now_s: float) -> bool:
+        """Return whether a switch for load may follow the last one."""
+        last_s = next(
+            (switch.decided_s for switch in reversed(self.kept) if switch.is_for_load), -math.inf
+        )
+        return now_s - last_s >= SETTLE_S
 
     def note_needs(self, needs: Sequence[Need], now_s: float) -> None:
         """Note the groups that requests which wait or begin need now."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from flying_serving.layout.groups import Layout
 from flying_serving.policy import switching
+from flying_serving.policy.ranking import Ranking
 from flying_serving.policy.snapshot import Decision, Need, Snapshot
 from flying_serving.predict.forecast import evaluate
 from flying_serving.predict.work import Objective
@@ -136,9 +137,8 @@ def _decide_for_needs(snapshot: Snapshot, needs: Sequence[Need], objective: Obje
     found = replace(_decision(snapshot, layout, reason, math.inf, considered), predicted=predicted)
     if urgent:
         return found
-    return replace(
-        found, at_stake=abs(predicted[layout] - evaluate(snapshot.layout, lanes, work, objective))
-    )
+    figures = Ranking.of([layout, snapshot.layout], snapshot, objective).figures()
+    return replace(found, promise=abs(figures[layout] - figures[snapshot.layout]))
 
 
 def _decision(
@@ -154,45 +154,60 @@ def _decide_for_load(snapshot: Snapshot, needs: Sequence[Need], objective: Objec
     """Return the layout that is predicted to be best; the switch to it is made if it gains
     enough.
     """
-    lanes, work, present = snapshot.lanes, snapshot.work, snapshot.layout
-    stay = evaluate(present, lanes, work, objective)
+    work, present = snapshot.work, snapshot.layout
     layouts = [one for one in _shapes(snapshot, needs) if one.shape != present.shape]
-    predicted = {one: evaluate(one, lanes, work, objective) for one in layouts if one.is_uniform}
-    # a mixed layout lies between uniform ones: it can be the best one only if it lies between the
-    # best two
-    uniform = predicted | ({present: stay} if present.is_uniform else {})
-    sizes = {one.widest for one in sorted(uniform, key=uniform.__getitem__)[:2]}
-    mixed = [one for one in layouts if not one.is_uniform and sizes.issuperset(one.shape)]
-    predicted |= {one: evaluate(one, lanes, work, objective) for one in mixed}
+    ranking = _ranking(layouts, snapshot, objective)
+    predicted = ranking.figures()
+    stay = predicted.pop(present)
     layout = min(predicted, key=predicted.__getitem__, default=present)
-    gain = stay - predicted.get(layout, stay)
-    found = Decision(
-        layout, "", f"load: {work.rate:.2f} requests/s, {work.waiting:.0f} waiting", gain, cost=0.0
-    )
-    needed = least_gain(stay, 0.0, snapshot)
-    if gain > needed:
-        considered = switching.costs(
-            snapshot, layout, objective, urgent=False, there=predicted[layout]
-        )
-        found = _decision(snapshot, layout, found.reason, gain, considered)
-        needed = least_gain(stay, found.cost, snapshot)
     predicted[present] = stay
+
+    gain = stay - predicted[layout]
+    sooner = max(0.0, ranking.delay(present) - ranking.delay(layout))
+    reason = f"load: {work.rate:.2f} requests/s, {work.waiting:.0f} waiting"
+    found = Decision(layout, "", reason, gain, cost=0.0)
+    needed = least_gain(stay, 0.0, snapshot, sooner)
+    if gain > needed:
+        there = ranking.forecasts[layout].request_seconds
+        considered = switching.costs(snapshot, layout, objective, urgent=False, there=there)
+        found = _decision(snapshot, layout, reason, gain, considered)
+        needed = least_gain(stay, found.cost, snapshot, sooner)
     return replace(
         found, stay=stay, least_gain=needed, promised=snapshot.promised, predicted=predicted
     )
 
 
-def least_gain(stay: float, cost: float, snapshot: Snapshot) -> float:
+def _ranking(layouts: Sequence[Layout], snapshot: Snapshot, objective: Objective) -> Ranking:
+    """Forecast the present layout and those others that can be the best.
+
+    A mixed layout lies between uniform ones: it can be the best one only if it lies between the
+    best two.
+    """
+    present = snapshot.layout
+    uniform = Ranking.of([present, *filter(_is_uniform, layouts)], snapshot, objective)
+    figures = uniform.figures()
+    best = sorted(filter(_is_uniform, figures), key=figures.__getitem__)[:2]
+    sizes = {one.widest for one in best}
+    mixed = [one for one in layouts if not one.is_uniform and sizes.issuperset(one.shape)]
+    return uniform.with_more(Ranking.of(mixed, snapshot, objective))
+
+
+def _is_uniform(layout: Layout) -> bool:
+    return layout.is_uniform
+
+
+def least_gain(stay: float, cost: float, snapshot: Snapshot, sooner: float = 0.0) -> float:
     """Return the request-seconds that a switch for load must gain if staying costs `stay` and the
     switch `cost`.
 
-    The cost counts twice: the switch may have to be reversed. Another switch may seem right before
-    the last one has earned its predicted gain. Then one of the two forecasts was wrong by about
-    that gain: the new switch has to outweigh the promise of the last one. Two switches in the last
-    minute are a reason for more doubt, and more of them for more. The request-seconds that the
-    present layout has lost already pay for the doubt.
+    The cost counts twice: the switch may have to be reversed. The gain has to exceed the doubt
+    about the forecasts. Two switches in the last minute are a reason for more doubt, and more of
+    them for more. The request-seconds that the present layout has lost already pay for the doubt.
+    First tokens that come sooner, by the share `sooner`, take as much of the doubt away: while few
+    requests run their time is known well. A switch for a long request has promised to be of use
+    for a while, and that counts too.
     """
-    doubt = FORECAST_ERROR * stay * max(1, snapshot.recent_switches)
+    doubt = (FORECAST_ERROR * max(1, snapshot.recent_switches) - sooner) * stay
     return max(0.0, doubt - snapshot.lost) + 2 * cost + snapshot.promised
 
 
@@ -207,7 +222,7 @@ def _decide_without_needs(snapshot: Snapshot, objective: Objective) -> Decision 
     found = _decision(snapshot, layout, "no request needs a group", 0.0, considered)
     if not snapshot.promised:
         return found
-    stay, there = (
-        evaluate(one, snapshot.lanes, snapshot.work, objective) for one in (snapshot.layout, layout)
-    )
-    return replace(found, gain=stay - there, least_gain=least_gain(stay, found.cost, snapshot))
+    figures = Ranking.of([snapshot.layout, layout], snapshot, objective).figures()
+    stay = figures[snapshot.layout]
+    gain = stay - figures[layout]
+    return replace(found, gain=gain, least_gain=least_gain(stay, found.cost, snapshot))

@@ -73,8 +73,8 @@ class Snapshot:
         loads: requests by group, in the present layout and in older ones that drain.
         work: requests that wait or are expected.
         needs: groups that a layout must have.
-        promised: request-seconds that recent switches for load were to gain, and have not had the
-            time to.
+        promised: request-seconds that a switch has to gain more because of recent ones for long
+            requests (`Decision.promise`).
         lost: request-seconds that the present layout is predicted to have lost to better ones.
         recent_switches: number of switches for load in the last minute.
         opens_in_s: of widest groups that lend their weights, the seconds until narrower ones could
@@ -122,8 +122,8 @@ class Decision:
             run.
         promised: the part of `least_gain` from earlier switches.
         predicted: the prediction for each layout that was compared.
-        at_stake: the difference of the predictions for the two layouts, in a switch for a long
-            request.
+        promise: of a switch for a long request, the gain of going back at once. At first a switch
+            for load must gain that much more, since the next long request may be near.
     """
 
     layout: Layout
@@ -137,18 +137,7 @@ class Decision:
     drain_s: float = math.inf
     promised: float | None = None
     predicted: Mapping[Layout, float] = field(default_factory=dict)
-    at_stake: float = 0.0
-
-    @property
-    def promise(self) -> float:
-        """Request-seconds by which a switch back must gain more at first, so that two switches do
-        not follow at once.
-
-        For a switch for load it is its gain. If the switch seems wrong so soon, one of the two
-        forecasts was wrong by about that. For a switch for a long request it is the gain of going
-        back at once, since the next such request may be near.
-        """
-        return self.at_stake if self.stay is None else self.gain
+    promise: float = 0.0
 
     @property
     def is_made(self) -> bool:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from flying_serving.layout.groups import Layout
 from flying_serving.predict.rollout import FluidModel, GroupState
@@ -28,11 +29,21 @@ _LEAST_RATE = 1e-6
 class Forecast:
     """Forecast of `groups` equal groups with some work: mean times in seconds, and the cost of
     `Objective`.
+
+    `ttft_s` begins when a request leaves the queue, `wait_s` when it arrives.
     """
 
     ttft_s: float
     tpot_s: float
     request_seconds: float
+    wait_s: float
+
+
+class LayoutForecast(NamedTuple):
+    """Request-seconds of a layout, and mean seconds from arrivals to first tokens."""
+
+    request_seconds: float
+    wait_s: float
 
 
 def forecast(
@@ -65,7 +76,8 @@ def forecast(
     )
     model.finish(state)
     latency_s = objective.urgency * (state.queued_s + state.first_s) + state.streamed_s
-    return Forecast(ttft_s, tpot_s, groups * (latency_s + horizon_s * state.missed))
+    wait_s = (state.queued_s + state.first_s) / (state.admitted + state.queue)
+    return Forecast(ttft_s, tpot_s, groups * (latency_s + horizon_s * state.missed), wait_s)
 
 
 def first_per_s(lane: LaneFigures, groups: int, work: Work) -> float:
@@ -82,26 +94,38 @@ def evaluate(
     objective: Objective,
     interference: Interference = FREE,
 ) -> float:
-    """Return the request-seconds if new work goes to this layout from now on, beside its running
-    requests.
+    """Return the request-seconds of `assess`."""
+    return assess(layout, lanes, work, objective, interference).request_seconds
+
+
+def assess(
+    layout: Layout,
+    lanes: Mapping[int, LaneFigures],
+    work: Work,
+    objective: Objective,
+    interference: Interference = FREE,
+) -> LayoutForecast:
+    """Forecast a layout to which new work goes from now on, beside its running requests.
 
     The groups of a mixed layout share the work in proportion to their capacity, or the widest ones
     get all of it.
     """
     counts = Counter(map(len, layout.groups))
     widest = max(counts)
-    in_widest = forecast(
-        lanes[widest], counts[widest], work, objective, interference
-    ).request_seconds
+    all_of_it = forecast(lanes[widest], counts[widest], work, objective, interference)
+    in_widest = LayoutForecast(all_of_it.request_seconds, all_of_it.wait_s)
     if len(counts) == 1:
         return in_widest
+
     first = {size: first_per_s(lanes[size], count, work) for size, count in counts.items()}
-    total = sum(first.values())
-    shared = sum(
-        forecast(
-            lanes[size], count, work.part(first[size] / total), objective, interference
-        ).request_seconds
+    shares = {size: per_s / sum(first.values()) for size, per_s in first.items()}
+    parts = {
+        size: forecast(lanes[size], count, work.part(shares[size]), objective, interference)
         for size, count in counts.items()
+    }
+    shared = LayoutForecast(
+        sum(part.request_seconds for part in parts.values()),
+        sum(shares[size] * part.wait_s for size, part in parts.items()),
     )
     return min(shared, in_widest)
 

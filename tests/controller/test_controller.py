@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from flying_serving.controller.requests import RequestSpec
+from flying_serving.controller.switches import SETTLE_S
 from flying_serving.errors import PoolFull
 from flying_serving.layout.groups import Layout
 from flying_serving.predict.steps import Step
@@ -101,6 +102,7 @@ def test_measured_steps_decide() -> None:
     slow = measured({2: costs(fixed=3.0, rest=3.0)[2]})
     shell.controller.stepped([step for _ in range(100) for step in slow])
     shell.controller.stepped([Step(1, 0.03, 0, 1, 16)])
+    shell.now_s += SETTLE_S
     shell.tick()
     assert shell.controller.state.layout == NARROW
     decision = shell.switches[-1].decision

@@ -298,23 +298,29 @@ def test_numbers_go_on_when_old_switches_are_forgotten() -> None:
     reasons=st.data(),
     later_s=st.floats(0, 100),
 )
-def test_switches_for_load_promise_gains_over_the_horizon(
+def test_promises_of_long_requests_fade_over_the_horizon(
     times: list[float], reasons: st.DataObject, later_s: float
 ) -> None:
-    """Less the longer ago they were; not those of an operator or for another reason."""
+    """Operators and switches for load promise nothing."""
     switches = Switches()
     now_s = max(times, default=0.0) + later_s
     expected = 0.0
-    for at in times:
-        reason = reasons.draw(st.sampled_from(["operator", "load", "priority"]))
-        stay = 100.0 if reason == "load" else None
-        decision = (
-            None if reason == "operator" else Decision(NEW, "weave", reason, 4.0, 0.5, stay=stay)
-        )
-        begin(switches, at, decision=decision)
-        if reason == "load":
-            expected += 4.0 * max(0.0, 1.0 - (now_s - at) / 20.0)
+    for at_s in times:
+        reason = reasons.draw(st.sampled_from(["operator", "load", "context"]))
+        if reason == "operator":
+            begin(switches, at_s, decision=None)
+        elif reason == "load":
+            for_load(switches, at_s)
+        else:
+            for_length(switches, at_s, 4.0)
+            expected += 4.0 * max(0.0, 1.0 - (now_s - at_s) / 20.0)
     assert switches.promised(20.0, now_s) == pytest.approx(expected)
+
+
+def for_length(switches: Switches, at_s: float, promise: float) -> Switch:
+    """Begin a switch for a long request."""
+    decision = Decision(NEW, "weave", "context", math.inf, 0.5, promise=promise)
+    return begin(switches, at_s, decision=decision)
 
 
 def for_load(switches: Switches, at_s: float) -> Switch:
@@ -325,24 +331,24 @@ def for_load(switches: Switches, at_s: float) -> Switch:
 @pytest.mark.parametrize("end", ["dropped", "failed"])
 def test_switch_that_is_not_made_leaves_no_promise(end: str) -> None:
     switches = Switches()
-    for_load(switches, 0.0)
-    getattr(for_load(switches, 10.0), end)("cancelled", 10.1)
+    for_length(switches, 0.0, 50.0)
+    getattr(for_length(switches, 10.0, 50.0), end)("cancelled", 10.1)
     assert switches.promised(20.0, 11.0) == pytest.approx(50.0 * 9 / 20)
 
 
 def test_void_promises_count_no_more() -> None:
     """Those of later switches do."""
     switches = Switches()
-    for_load(switches, 0.0)
+    for_length(switches, 0.0, 50.0)
     switches.void_promises()
     assert switches.promised(20.0, 1.0) == 0.0
-    for_load(switches, 1.0)
+    for_length(switches, 1.0, 50.0)
     assert switches.promised(20.0, 1.0) == pytest.approx(50.0)
 
 
 def test_promise_of_a_need_counts_from_the_last_need_of_its_kind() -> None:
     switches = Switches()
-    begin(switches, 0.0, decision=Decision(NEW, "weave", "context", math.inf, 0.5, at_stake=8.0))
+    for_length(switches, 0.0, 8.0)
     switches.needed_again(10.0)
     assert switches.promised(20.0, 15.0) == pytest.approx(6.0)
 
@@ -352,16 +358,20 @@ def test_urgent_need_does_not_prolong_the_promise_for_length(
     needs: tuple[bool, ...], left: float
 ) -> None:
     switches = Switches()
-    begin(switches, 0.0, decision=Decision(NEW, "weave", "context", math.inf, 0.5, at_stake=8.0))
+    for_length(switches, 0.0, 8.0)
     switches.note_needs([Need(2, urgent=urgent, reason="") for urgent in needs], 10.0)
     assert switches.promised(20.0, 10.0) == pytest.approx(8.0 * left)
 
 
-def test_need_does_not_prolong_the_promise_for_load() -> None:
+@pytest.mark.parametrize(("after_s", "settled"), [(0.0, False), (1.9, False), (2.0, True)])
+def test_switch_for_load_follows_another_only_once_that_has_settled(
+    after_s: float, settled: bool
+) -> None:
     switches = Switches()
-    for_load(switches, 0.0)
-    switches.needed_again(10.0)
-    assert switches.promised(20.0, 10.0) == pytest.approx(25.0)
+    assert switches.are_settled(5.0)
+    for_load(switches, 5.0)
+    for_length(switches, 5.0, 50.0)
+    assert switches.are_settled(5.0 + after_s) == settled
 
 
 def test_switches_for_load_of_the_last_minute_are_recent() -> None:
