@@ -40,49 +40,47 @@ class FlyingConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     group_sizes: tuple[int, ...] | None = None
-    """Engines per group, like 1,2,4, 1 always among them; if not given: all that the model
-    allows.
-    """
+    """Engines per group, like 1,2,4. Must contain 1. Default: all sizes that the model allows."""
     policy: PolicyName = "auto"
-    """Decides the layout: `auto` composes `load`, `priority` and `context`; with `split` engines
-    stay apart and share requests; with `manual` an operator does.
+    """The rule that decides the layout. `auto` combines `load`, `priority` and `context`. With
+    `split` engines stay apart and share requests. With `manual` an operator decides.
     """
     policy_dry_run: bool = False
-    """Only record what the policy would do, as `would_do` in /flying/status."""
+    """Only record the policy's decisions, as `would_do` in /flying/status."""
     horizon_s: float = Field(default=20.0, gt=0, le=3600)
     """Seconds ahead over which layouts are compared."""
     slo: str | None = None
-    """Targets in ms, like ttft:500,tpot:50: layouts are compared by the share of requests that meet
-    them, then by latency; default: by mean end-to-end latency.
+    """Targets in ms, like ttft:500,tpot:50. Layouts are compared by the share of requests that meet
+    the targets, then by latency. Default: by mean end-to-end latency.
     """
     tbt_slo_ms: float | None = Field(default=None, gt=0, le=3_600_000)
-    """Milliseconds between two tokens of a request, at most: steps take fewer prompt tokens;
-    default: no limit.
+    """Longest time in ms between two tokens of a request: steps take fewer prompt tokens. Default:
+    no limit.
     """
     max_waiting_requests: int = Field(default=10_000, ge=1, le=10_000_000)
-    """More requests than this are answered with 429; so are more urgent ones, which are counted
-    alone.
+    """Requests get 429 while this number of requests waits. Urgent requests count only each
+    other.
     """
     max_waiting_tokens: int = Field(default=4_000_000, ge=1, le=10_000_000_000)
-    """Requests are answered with 429 while prompts with as many tokens wait; urgent ones with twice
-    as many.
+    """Requests get 429 while prompts with this number of tokens wait. The limit for urgent requests
+    is twice this.
     """
     max_queue_wait_s: float | None = Field(default=None, gt=0, le=86_400)
-    """Requests that would wait longer, as fast as others leave the queue, are answered with 429;
-    default: no limit.
+    """Requests that would wait longer get 429, by the rate at which others leave the queue.
+    Default: no limit.
     """
     max_body_bytes: int = Field(default=2**24, ge=1024, le=2**40)
-    """Requests with a longer body are answered with 413."""
+    """Requests with a longer body get 413."""
     priority_aging_s: float = Field(default=30.0, ge=1, le=86_400)
     """Seconds after which a waiting request gets every second place, whatever the priorities."""
     most_urgent_priority: int | None = Field(default=None, ge=-(2**63), le=0)
-    """Requests with a lower `priority`, which is more urgent, are refused, but none with the usual
-    0; default: none.
+    """Requests with a lower (more urgent) `priority` are refused. The usual priority 0 is never
+    refused. Default: no limit.
     """
     clients_may_set: tuple[Steering, ...] | None = None
     """Fields that clients may set in their requests: priority, tp_degree, split_at,
-    expected_tokens, or none. If not given: all without an API key; with one none, except priority
-    where --most-urgent-priority is given.
+    expected_tokens, or none. Default without an API key: all. Default with a key: none, or
+    priority if --most-urgent-priority is given.
     """
     cpu_collectives: Literal["shm", "gloo"] = "shm"
     """How engines on the CPU exchange data."""
@@ -91,34 +89,30 @@ class FlyingConfig(BaseModel):
     max_pause_ms: float = Field(default=1000.0, ge=1, le=3_600_000)
     """Milliseconds after which a paused lane is due for a step."""
     collective_timeout_s: float = Field(default=60.0, gt=0, le=86_400)
-    """Seconds that an engine waits for the others of its group."""
+    """Seconds that an engine waits for the other engines of its group."""
     engine_timeout_s: float = Field(default=5.0, ge=0.5, le=3600)
     """Seconds without a sign of life after which an engine counts as lost, and is killed."""
     min_engines: int = Field(default=1, ge=1, le=MAX_ENGINES)
-    """The server ends when fewer engines than this are left; lost ones are started again."""
+    """The server ends when fewer engines than this are left. Lost engines are started again."""
     lend_blocks: int = Field(default=16, ge=1, le=1_000_000)
-    """Blocks that a group asks its members for at a time, at the least."""
+    """Smallest number of KV blocks that a group asks its engines for at a time."""
     lend_weights: bool = False
-    """Give memory of weights that the widest group does not need to the KV cache, while a request
-    needs it.
+    """While a request needs it, give the KV cache the memory of weights that the widest group does
+    not need.
     """
     node_metrics: bool = False
-    """In /metrics, vllm:num_requests_running, vllm:num_requests_waiting and
-    vllm:kv_cache_usage_perc are one series of all engines together, as routers between nodes read
-    them, not one for each engine.
+    """In /metrics, one series of all engines together for vllm:num_requests_running,
+    vllm:num_requests_waiting and vllm:kv_cache_usage_perc. Routers between nodes read them so.
     """
     trace_out: str | None = None
-    """File for a trace of all steps and switches, for ui.perfetto.dev; its contents are
-    overwritten.
-    """
+    """File for a trace of all steps and switches, for ui.perfetto.dev. The file is overwritten."""
 
     @field_validator("slo")
     @classmethod
     def _targets(cls, value: str | None) -> str | None:
         if value is not None and parse_slo(value).e2el is not None:
             raise ValueError(
-                "layouts are compared by ttft and tpot, in ms; e2el is what they are compared by "
-                "anyway"
+                "must be targets of ttft and tpot, in ms; layouts are compared by e2el anyway"
             )
         return value
 
@@ -126,7 +120,7 @@ class FlyingConfig(BaseModel):
     @classmethod
     def _steering(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
         if value is not None and "none" in value and len(value) > 1:
-            raise ValueError("none stands alone")
+            raise ValueError("none cannot be combined with other fields")
         return value
 
     @property

@@ -22,26 +22,23 @@ SECTIONS = {
 
 WIDTH = 120
 HOW = (
-    "Written by `make zoo` of commit {commit} ({versions}). For every text-generation "
-    "architecture of vLLM's registry "
-    "that transformers can build it makes a tiny random checkpoint in float32, serves it with "
-    "two engines, asks both "
-    "lanes (`tp_degree` 1 and 2) and stock vLLM (TP 1 and TP 2) the same five requests, and "
-    "compares: prompts of 5 to "
-    "300 tokens, four of them at once, sampled with a seed at temperature 1. *ok* means equal "
-    "tokens, and logprobs of "
-    f"each token and of the five likeliest within {TOLERANCE:g} of stock vLLM at the same "
-    "degree. Where the noise of a "
-    "seed has put two tokens closer together than that, one request of a model may part there, "
-    "and the row says so."
+    "`make zoo` wrote this page at commit {commit} ({versions}). It tries every text-generation "
+    "architecture of vLLM's registry that transformers can build. For each it makes a tiny random "
+    "checkpoint in float32 and serves it with two engines. Both lanes (`tp_degree` 1 and 2) and "
+    "stock vLLM (TP 1 and TP 2) get the same five requests. These have prompts of 5 to 300 "
+    "tokens, four of them at once, sampled with a seed at temperature 1."
+)
+OK_MEANS = (
+    "*ok* means the same tokens as stock vLLM at the same degree. It also means that the logprobs "
+    f"of each token and of the five likeliest are within {TOLERANCE:g}. The noise of a seed may "
+    "put two tokens closer together than that. Then one request of a model may part there, and "
+    "the row says so."
 )
 WHAT = (
-    f"Models are served with `--max-model-len {MAX_MODEL_LEN}`. Those that attend through a "
-    "window are tried twice: "
-    f"with one of {ALL_OF_IT} tokens, which no request leaves, and with one of {WINDOW} "
-    "(*sliding window*). The others "
-    "beside the usual configuration of an architecture are ways of binding weights that it does "
-    "not show."
+    f"Models are served with `--max-model-len {MAX_MODEL_LEN}`. Models with window attention are "
+    f"tried twice: with a window of {ALL_OF_IT} tokens, which no request leaves, and with one of "
+    f"{WINDOW} (*sliding window*). Each other variant is a way of binding weights that the usual "
+    "configuration of its architecture does not show."
 )
 
 
@@ -61,7 +58,9 @@ def page(rows: Sequence[Row], commit: str, versions: str, missing: int = 0) -> s
     lines = [
         "# Models",
         "",
-        *wrap(HOW.format(commit=commit, versions=versions), WIDTH),
+        *wrap(HOW.format(commit=commit, versions=versions), WIDTH, break_on_hyphens=False),
+        "",
+        *wrap(OK_MEANS, WIDTH),
         "",
         *wrap(WHAT, WIDTH),
         "",

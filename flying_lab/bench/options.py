@@ -117,7 +117,7 @@ class WorkloadOptions(BaseModel):
     priority_share: float = Field(
         default=0.0, ge=0, le=1, description="Share of requests that get --priority."
     )
-    priority: int = Field(default=-1, description="Their priority; lower is more urgent.")
+    priority: int = Field(default=-1, description="Priority of these requests; lower goes first.")
     long_prompts: Annotated[
         tuple[Positive, Tokens, Tokens] | None, _numbers("EVERY_S:PROMPT:OUTPUT", float, int, int)
     ] = Field(
@@ -149,7 +149,7 @@ class BenchOptions(BaseModel):
         default=None, description="File for the workload; default: workload.jsonl in --out."
     )
     save_timed_trace: Path | None = Field(
-        default=None, description="Save it for `vllm bench serve --dataset-name timed_trace` too."
+        default=None, description="Also save it for `vllm bench serve --dataset-name timed_trace`."
     )
     out: Path | None = Field(
         default=None, description="Directory for the results; default: bench-NAME-TIME."
@@ -167,7 +167,7 @@ class BenchOptions(BaseModel):
         default=(1000, 29999), description="FIRST:LAST, token ids of prompts; default: 1000:29999."
     )
     prompt_seed: int | None = Field(
-        default=None, ge=0, description="Other prompts for the same workload; default: its seed."
+        default=None, ge=0, description="Seed of the prompts' tokens; default: the workload's seed."
     )
     extra_body: Annotated[dict[str, Any], _parsed(_object)] = Field(
         default={}, description='JSON object to add to each request, like {"temperature": 0}.'

@@ -57,7 +57,7 @@ def layout(
     groups: Annotated[
         list[str] | None,
         typer.Argument(
-            help="One word for each group, its engines with commas between: 0,1 2,3",
+            help="One word for each group, with commas between its engines: 0,1 2,3",
             metavar="GROUP",
         ),
     ] = None,
@@ -77,7 +77,7 @@ def layout(
         ),
     ] = False,
     timeout_s: Annotated[
-        float, typer.Option(min=0.1, help="How long to wait for the switch.")
+        float, typer.Option(min=0.1, help="Longest wait for the switch, in seconds.")
     ] = 600.0,
 ) -> None:
     """Change the layout.

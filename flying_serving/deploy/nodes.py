@@ -55,7 +55,7 @@ class Supervised:
         environment: all of its variables.
         url: without a path.
         ready: the path that answers 200 as soon as requests may be sent.
-        ready_s: how long a start may take.
+        ready_s: longest time of a start.
     """
 
     def __init__(

@@ -106,7 +106,7 @@ def _refuse_binding_by_openmp(variables: Mapping[str, str]) -> None:
         allowed = "must be unset or 'false'" if name == PROC_BIND else "must be unset"
         problem = "it would bind all engines to the same cores"
         raise ConfigError(
-            f"{name}={variables[name]!r}: {allowed}, as {problem}; {BIND} gives each its own"
+            f"{name}={variables[name]!r}: {allowed}, as {problem}; {BIND} gives each engine its own"
         )
 
 

@@ -235,7 +235,7 @@ def test_refusal_by_vllm_is_one_line() -> None:
     with pytest.raises(ConfigError, match=r"--port=80: address already in use"):
         start(args, OSError(errno.EADDRINUSE, "x"))
     with pytest.raises(
-        ConfigError, match=r"^--model=m: .* no model of that name can be had: We couldn't$"
+        ConfigError, match=r"^--model=m: .* no model of that name is available: We couldn't$"
     ):
         start(args, OSError("We couldn't\nCheck your internet connection"), READS)
     for interrupt, code in ((KeyboardInterrupt("terminated"), 143), (KeyboardInterrupt(), 130)):

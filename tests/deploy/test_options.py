@@ -159,7 +159,7 @@ async def test_nodes_of_this_machine_need_a_key_if_others_reach_the_router(
         ):
             await check_nodes(parse(["--host=0.0.0.0", at]))
         node.shutdown()
-    with pytest.raises(ConfigError, match=f"{at}: does not say whether it asks for a key"):
+    with pytest.raises(ConfigError, match=f"{at}: this node does not tell whether it needs a key"):
         await check_nodes(parse(["--host=0.0.0.0", at]))
 
 

@@ -86,7 +86,7 @@ def test_a_wish_that_cannot_be_satisfied_is_one_line(
         plan(machine(8), read_wishes(variables), engines=2, devices=1)
 
 
-COMMON = f"as it would bind all engines to the same cores; {BIND} gives each its own"
+COMMON = f"as it would bind all engines to the same cores; {BIND} gives each engine its own"
 
 
 @pytest.mark.parametrize(

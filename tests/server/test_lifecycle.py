@@ -345,7 +345,8 @@ def taken_port() -> Iterator[int]:
         (
             run,
             "models/nope",
-            "--model=models/nope: there is no such directory, and no model of that name can be had",
+            "--model=models/nope: there is no such directory, and no model of that name is "
+            "available",
         ),
     ],
     ids=["sizes", "LoRA", "port", "length", "model"],

@@ -96,7 +96,7 @@ async def check_nodes(options: Options) -> None:
                 status = (await http.get(f"{url}{ADMIN}")).status_code
             except httpx.HTTPError as error:
                 raise ConfigError(
-                    f"--node-url={url}: does not say whether it asks for a key ({error!r})"
+                    f"--node-url={url}: this node does not tell whether it needs a key ({error!r})"
                 ) from None
             if status != HTTPStatus.UNAUTHORIZED:
                 raise ConfigError(

@@ -160,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
         "--ready-timeout-s",
         type=float,
         default=READY_S,
-        help="how long a start may take (default: %(default)s)",
+        help="longest time of a start (default: %(default)s)",
     )
     return parser
 

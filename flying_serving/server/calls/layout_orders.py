@@ -61,7 +61,7 @@ class LayoutOrders:
             raise LayoutError(
                 "policy",
                 policy,
-                "this policy decides the layout; start with --policy manual to do it",
+                "this policy decides the layout; start with --policy manual to change it",
             )
         self._parse(groups)
         if mode not in MODES:

@@ -10,7 +10,7 @@ from flying_serving.errors import Unsupported
 _OFF = ("", "0")
 """Values of a variable that do not set it."""
 _ELSEWHERE = "engines of another process or machine"
-_RANKS = "an engine that another process has given its number"
+_RANKS = "an engine whose number another process sets"
 
 
 def refuse_other_front_ends(args: Any, environment: Mapping[str, str]) -> None:
@@ -34,7 +34,7 @@ def _front_ends(args: Any) -> Iterator[tuple[str, str]]:
     if args.headless:
         yield "--headless", "engines without an API server"
     if args.api_server_count not in (None, 1):
-        yield f"--api-server-count={args.api_server_count}", "another number of API servers than 1"
+        yield f"--api-server-count={args.api_server_count}", "a number of API servers other than 1"
     if args.data_parallel_multi_port_external_lb:
         yield "--data-parallel-multi-port-external-lb", "an API server for each engine"
     if args.data_parallel_external_lb:
@@ -62,7 +62,7 @@ def _engines(args: Any) -> Iterator[tuple[str, str]]:
     if args.distributed_executor_backend not in (None, "mp", "uni"):
         yield (
             f"--distributed-executor-backend={args.distributed_executor_backend}",
-            "another executor than mp or uni",
+            "an executor other than mp and uni",
         )
     if args.enable_fault_tolerance:
         yield (
@@ -79,7 +79,7 @@ def _variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         ("VLLM_DP_RANK", _RANKS),
         (
             "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION",
-            "requests whose clients choose the ids that engines know them by",
+            "request ids that clients choose",
         ),
     ):
         value = environment.get(name, "")

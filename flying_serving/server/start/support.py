@@ -36,9 +36,7 @@ def refuse_missing_model(model: str) -> None:
             "Hugging Face"
         )
     elif "://" not in model and not _NAME.fullmatch(model):
-        raise ConfigError(
-            f"--model={model}: there is no such directory, and no name on Hugging Face is like that"
-        )
+        raise ConfigError(f"--model={model}: neither a directory nor a valid name on Hugging Face")
 
 
 def refuse_unusable_address(args: Any) -> None:
@@ -57,7 +55,7 @@ def refuse_unusable_address(args: Any) -> None:
 def no_model(model: str, reason: str) -> ConfigError:
     """Return the one-line error for a name that no hub has, or gives out."""
     return ConfigError(
-        f"--model={model}: there is no such directory, and no model of that name can be had: "
+        f"--model={model}: there is no such directory, and no model of that name is available: "
         f"{reason}"
     )
 

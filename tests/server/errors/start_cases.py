@@ -79,10 +79,8 @@ def _variable(name: str, value: str, problem: str) -> Start:
 
 
 def _openmp(name: str, value: str, allowed: str) -> Start:
-    problem = (
-        f"{allowed}, as it would bind all engines to the same cores; {BIND} gives each its own"
-    )
-    return _variable(name, value, problem)
+    reason = f"it would bind all engines to the same cores; {BIND} gives each engine its own"
+    return _variable(name, value, f"{allowed}, as {reason}")
 
 
 FLAG_CASES: tuple[Start, ...] = (
@@ -132,18 +130,16 @@ FLAG_CASES: tuple[Start, ...] = (
         "degree",
         "'degree' must be 'priority', 'tp_degree', 'split_at', 'expected_tokens' or 'none'",
     ),
-    _flag("clients-may-set", "none,priority", "none stands alone"),
+    _flag("clients-may-set", "none,priority", "none cannot be combined with other fields"),
     _flag("cpu-collectives", "mpi", "must be 'shm' or 'gloo'"),
     _additional({"colour": 1}, ".colour=1: unknown; known are group_sizes, policy"),
     _additional({"weave_steps": 0}, ".weave_steps=0: must be a whole number from 1 up to 1000"),
     _additional("x", "='x': must be a JSON object"),
-    _model(
-        model, "models/a/b", "there is no such directory, and no name on Hugging Face is like that"
-    ),
+    _model(model, "models/a/b", "neither a directory nor a valid name on Hugging Face"),
     _model(
         unknown_name,
         "models/nope",
-        "there is no such directory, and no model of that name can be had",
+        "there is no such directory, and no model of that name is available",
     ),
     _model(model, "docs", "there is no config.json in this directory"),
     _model(
@@ -174,28 +170,28 @@ FRONT_END_CASES: tuple[Start, ...] = (
     _front_end("--grpc", "vLLM's gRPC server"),
     _front_end("--grpc-port=1", "vLLM's gRPC server"),
     _front_end("--headless", "engines without an API server"),
-    _front_end("--api-server-count=2", "another number of API servers than 1"),
+    _front_end("--api-server-count=2", "a number of API servers other than 1"),
     _front_end("--data-parallel-multi-port-external-lb", "an API server for each engine"),
     _front_end("--data-parallel-external-lb", "an external load balancer"),
     _front_end("--data-parallel-hybrid-lb", "a hybrid load balancer"),
     _front_end("--data-parallel-size-local=1", "engines of another process or machine"),
-    _front_end("--data-parallel-rank=0", "an engine that another process has given its number"),
+    _front_end("--data-parallel-rank=0", "an engine whose number another process sets"),
     _front_end("--data-parallel-start-rank=0", "engines of another process or machine"),
     _front_end("--data-parallel-address=10.0.0.7", "engines of another process or machine"),
     _front_end("--data-parallel-backend=ray", "engines that Ray starts"),
     _front_end("--nnodes=2", "more than one node"),
     _front_end("--node-rank=1", "more than one node"),
-    _front_end("--distributed-executor-backend=ray", "another executor than mp or uni"),
+    _front_end("--distributed-executor-backend=ray", "an executor other than mp and uni"),
     _front_end(
         "--enable-fault-tolerance",
         "vLLM's fault tolerance (lost engines are started again without it)",
     ),
     _front_end("VLLM_USE_RUST_FRONTEND=1", "vLLM's front end in Rust"),
-    _front_end("VLLM_DP_SIZE=2", "an engine that another process has given its number"),
-    _front_end("VLLM_DP_RANK=1", "an engine that another process has given its number"),
+    _front_end("VLLM_DP_SIZE=2", "an engine whose number another process sets"),
+    _front_end("VLLM_DP_RANK=1", "an engine whose number another process sets"),
     _front_end(
         "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=1",
-        "requests whose clients choose the ids that engines know them by",
+        "request ids that clients choose",
     ),
 )
 FEATURE_CASES: tuple[Start, ...] = (
