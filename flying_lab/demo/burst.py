@@ -38,8 +38,10 @@ def run(console: Console, models: Path, *, short: bool = False) -> Shown:
     workload = load.workload(spans)
     out = Path(tempfile.mkdtemp(prefix="flying-demo-"))
     files.save(workload, out / "workload.jsonl")
-    console.print(f"emulated devices: {load.DEVICES_TEXT}. Nothing is computed: steps last as")
-    console.print("long as a cost model says; requests, engines and switches are real. The load:")
+    console.print(
+        f"emulated devices: {load.DEVICES_TEXT}. Nothing is computed: a step lasts as long as a "
+        "cost model says. Requests, engines and switches are real. The load:"
+    )
     for span in spans:
         console.print(f"  {span.label}: {span.length_s:g} s at {span.rate_rps:g} requests/s")
 
@@ -62,16 +64,18 @@ def report(console: Console, compared: Compared, out: Path) -> list[str]:
     console.print(phases.table(figures))
     console.print(*phases.decisions(auto, switches, devices), sep="\n", markup=False)
     is_compared = set(phases.FIXED) <= set(compared.summaries)
+    observed = Observed(figures, len(switches))
     if is_compared:
         console.print(phases.conclusion(figures, switches))
+        console.print(claims.aim_line(observed))
 
     systems = reported.comparison(out)
     drawn = page.pictures(systems, {PICTURE: out / f"{PICTURE}.png"})
     console.print("\na picture, and the report with all figures (emulated devices):")
     for path in [*drawn, page.write(systems, out)]:
         console.print(f"  {path}", soft_wrap=True, markup=False)
-    judged = claims.CLAIMS if is_compared else claims.CLAIMS[:1]
-    return claims.problems(Observed(figures, len(switches)), judged)
+    checked = claims.CLAIMS if is_compared else claims.CLAIMS[:1]
+    return claims.problems(observed, checked)
 
 
 def _switches(out: Path) -> tuple[list[LoggedSwitch], int]:

@@ -37,23 +37,23 @@ SHORT_PHASES = tuple(Phase(one.label, one.rate_rps, 6.0) for one in PHASES)
 """The phases of the short form."""
 
 
-class InTurn(Synthesis):
+class PhaseSequence(Synthesis):
     """Given phases, one after the other. Arrivals in each are Poisson."""
 
-    in_turn: tuple[Phase, ...]
+    sequence: tuple[Phase, ...]
 
     def phases(self, rng: np.random.Generator) -> Iterator[Phase]:
         """Yield the phases."""
-        yield from self.in_turn
+        yield from self.sequence
 
 
 def workload(phases: tuple[Phase, ...] = PHASES) -> Workload:
     """Return the requests of the phases."""
-    shape = InTurn(
+    shape = PhaseSequence(
         duration_s=sum(one.length_s for one in phases),
         prompt_tokens=(1000, 3000),
         output_tokens=(16, 48),
-        in_turn=phases,
+        sequence=phases,
     )
     drawn = synthesise(shape, SEED)
     return Workload("demo", SEED, drawn.requests, origin=f"flying_lab.demo; {DEVICES_TEXT}")

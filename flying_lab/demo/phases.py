@@ -71,7 +71,9 @@ def phases_of(summaries: Mapping[str, Summary]) -> list[PhaseFigures]:
 def table(phases: Sequence[PhaseFigures]) -> Table:
     """Return a table with one row for each phase and server: means and P90, in ms."""
     title = "\nmean and P90 on emulated devices, in ms"
-    made = Table(title=title, title_justify="left", title_style="", box=SIMPLE)
+    made = Table(
+        title=title, title_justify="left", title_style="", box=SIMPLE, padding=(0, 1, 0, 0)
+    )
     made.add_column("phase", no_wrap=True)
     made.add_column("server", no_wrap=True)
     for heading in HEADINGS:
