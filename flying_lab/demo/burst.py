@@ -58,11 +58,11 @@ def report(console: Console, compared: Compared, out: Path) -> list[str]:
     """Show the phases, the switches of `auto`, one conclusion and the pictures' paths. Returns the
     claims that were missed.
     """
-    switches, devices = _switches(out)
+    switches = _switches(out)
     figures = phases.phases_of(compared.summaries)
     auto = compared.measured[phases.AUTO].results
     console.print(phases.table(figures))
-    console.print(*phases.decisions(auto, switches, devices), sep="\n", markup=False)
+    console.print(*phases.decisions(auto, switches), sep="\n", markup=False)
     is_compared = set(phases.FIXED) <= set(compared.summaries)
     observed = Observed(figures, len(switches))
     if is_compared:
@@ -78,8 +78,8 @@ def report(console: Console, compared: Compared, out: Path) -> list[str]:
     return claims.problems(observed, checked)
 
 
-def _switches(out: Path) -> tuple[list[LoggedSwitch], int]:
-    """Return the switches of `auto` while the load ran, and the devices of an engine.
+def _switches(out: Path) -> list[LoggedSwitch]:
+    """Return the switches of `auto` while the load ran.
 
     Raises:
         BenchError: if there is no log of switches.
@@ -87,4 +87,4 @@ def _switches(out: Path) -> tuple[list[LoggedSwitch], int]:
     system = next(one for one in reported.comparison(out) if one.name == phases.AUTO)
     if system.log is None:
         raise BenchError(f"{out / phases.AUTO / SWITCHES}: there is no log of switches")
-    return switchlog.during(system.log, system.results.run), system.log.devices_per_engine
+    return switchlog.during(system.log, system.results.run)

@@ -87,17 +87,14 @@ def table(phases: Sequence[PhaseFigures]) -> Table:
     return made
 
 
-def decisions(results: Results, switches: Sequence[LoggedSwitch], devices: int) -> Iterator[str]:
-    """Yield when `auto` changed the layout and why, a line for each switch.
-
-    `devices`: of each engine.
-    """
-    yield "\nthe switches of auto, degrees of tensor parallelism:"
+def decisions(results: Results, switches: Sequence[LoggedSwitch]) -> Iterator[str]:
+    """Yield when `auto` changed the layout and why, a line for each switch."""
+    yield "\nthe switches of auto; a layout is the engines of each group:"
     if not switches:
         yield "  none"
     for switch in switches:
         at_s = switch.time_s - results.run.started_wall_s
-        degrees = " to ".join(degrees_text(end, devices) for end in (switch.old, switch.new))
+        degrees = " to ".join(degrees_text(end) for end in (switch.old, switch.new))
         yield (
             f"  {at_s:.1f} s, {phase_at(results, at_s)}: {degrees} by {switch.mode}, "
             f"{switch.requests_in_flight} in flight"

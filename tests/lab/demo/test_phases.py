@@ -82,17 +82,17 @@ def test_the_table_says_that_devices_are_emulated() -> None:
 
 
 def test_each_switch_says_when_and_why() -> None:
-    assert list(phases.decisions(RESULTS, SWITCHES, 2)) == [
-        "\nthe switches of auto, degrees of tensor parallelism:",
-        "  -0.2 s, test request: 2+2 to 4 by weave, 1 in flight",
+    assert list(phases.decisions(RESULTS, SWITCHES)) == [
+        "\nthe switches of auto; a layout is the engines of each group:",
+        "  -0.2 s, test request: 1+1 to 2 by weave, 1 in flight",
         "    because of load: 0.05 requests/s",
-        "  11.3 s, burst: 4 to 2+2 by migrate, 3 in flight",
+        "  11.3 s, burst: 2 to 1+1 by migrate, 3 in flight",
         "    because of load: 1.45 requests/s",
     ]
 
 
 def test_server_without_switches_shows_no_decision() -> None:
-    assert list(phases.decisions(RESULTS, [], 2))[1:] == ["  none"]
+    assert list(phases.decisions(RESULTS, []))[1:] == ["  none"]
 
 
 def test_the_conclusion_tells_layouts_switches_and_distances() -> None:
