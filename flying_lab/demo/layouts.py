@@ -1,5 +1,7 @@
-"""The demo's first part: two engines share a request. Then requests stream while an operator
-changes the layout from engines apart to all together and back.
+"""The demo's first part: a real tiny model, whose tokens are the same in every layout.
+
+Two engines share a request. Then requests stream while an operator changes the layout from engines
+apart to all together and back.
 """
 
 import asyncio
@@ -20,7 +22,7 @@ from flying_lab.bench import servers, view
 from flying_lab.bench.client import Replay
 from flying_lab.bench.options import BenchOptions
 from flying_lab.bench.replay import SWITCHES, replay_one
-from flying_lab.demo import split
+from flying_lab.demo import split, tokens
 from flying_lab.demo.server import ENGINES, FLAGS, SIZES, Shown, layout_of, problems, show_start
 from flying_lab.tiny_models.checkpoint import make_model
 from flying_lab.workload.model import Workload
@@ -35,41 +37,47 @@ OPTIONS = BenchOptions(token_ids=(0, 255))
 
 
 def run(console: Console, models: Path, seconds: float) -> Shown:
-    """Start a server, go through PLAN with `seconds` in each layout, stop."""
+    """Start a server, go through PLAN with `seconds` in each layout, compare tokens, stop."""
     model = make_model(models / "llama", "llama")
     out = Path(tempfile.mkdtemp(prefix="flying-demo-"))
     args = servers.parse_server_args([str(model), f"--data-parallel-size={ENGINES}", *FLAGS])
     with servers.start("manual", args, "", out / "server.log") as server:
         ready_s = show_start(server, console)
         seen = split.show(server.url)
-        console.print(
-            f"{ENGINES} engines ready in {ready_s:.1f} s",
-            *([] if seen.wrong else [seen.line]),
-            sep="\n",
-        )
+        console.print(f"a tiny model with real tokens; {ENGINES} engines ready in {ready_s:.1f} s")
+        if not seen.wrong:
+            console.print(seen.line)
+
         console.print(f"{RATE_RPS:g} requests/s from here on")
         operator = partial(_operate, server.url, console, seconds)
         replayed = replay_one(OPTIONS, workload(seconds), server.url, out, console, operator)
         if replayed.stopped:
             raise KeyboardInterrupt
+
+        by_layout = tokens.collect(server.url)
         check = httpx.post(f"{server.url}/flying/check", json={}, timeout=SWITCH_S, trust_env=False)
         stopped = server.stop()
+
     records = json.loads((out / SWITCHES).read_text(encoding="utf-8"))["switches"]
     console.print(view.report(replayed.summary), switch_table(records), sep="\n")
-    wrong = seen.wrong + problems(out)
-    if len(records) != len(PLAN):
-        wrong.append(f"{len(records)} switches recorded, {len(PLAN)} made")
-    times = [
-        (record["number"], name, record[name])
-        for record in records
-        for name in ("cutover_ms", "drain_ms")
-    ]
-    wrong += [f"switch {number} has no {name}" for number, name, value in times if value is None]
+    wrong = [*seen.wrong, *problems(out), *tokens.wrong(by_layout), *unmade(records)]
     if check.status_code != 200:
         wrong.append(f"block bookkeeping: {check.text}")
     if not wrong:
-        console.print(conclusion(records))
+        console.print(tokens.line(by_layout), conclusion(records), sep="\n")
     return Shown(wrong if stopped else [*wrong, "the server had to be killed"], [replayed.summary])
+
+
+def unmade(records: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the problems in the log of switches: one that is missing, or was not carried out."""
+    found = []
+    if len(records) != len(PLAN):
+        found.append(f"{len(records)} switches recorded, {len(PLAN)} made")
+    for record in records:
+        for name in ("cutover_ms", "drain_ms"):
+            if record[name] is None:
+                found.append(f"switch {record['number']} has no {name}")
+    return found
 
 
 def workload(seconds: float) -> Workload:

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from flying_lab.demo import layouts, traffic
-from flying_lab.demo.server import ENGINES, SIZES, engines_for
+from flying_lab.demo import layouts, load
+from flying_lab.demo.server import SIZES, engines_for
 from flying_lab.workload.model import Workload
 
 
@@ -37,23 +37,23 @@ def test_requests_arrive_in_every_layout_of_the_plan() -> None:
     )
 
 
-def test_the_comparison_has_a_burst_between_two_quiet_phases() -> None:
-    assert phases(traffic.workload(traffic.PHASES)) == [
-        ("quiet", 5),
-        ("burst", 24 * ENGINES),
-        ("quiet again", 6),
+def test_the_load_is_that_of_the_plan() -> None:
+    assert phases(load.workload()) == [("quiet", 23), ("burst", 72), ("after", 21)]
+
+
+def test_each_request_arrives_in_its_phase() -> None:
+    ends_s = dict(zip(("quiet", "burst", "after"), (12.0, 22.0, 37.0), strict=True))
+    begins_s = dict(zip(("quiet", "burst", "after"), (0.0, 12.0, 22.0), strict=True))
+    for one in load.workload().requests:
+        assert begins_s[str(one.phase)] <= one.arrival_s < ends_s[str(one.phase)]
+
+
+def test_the_load_names_the_emulated_devices() -> None:
+    assert "emulated H200s" in load.workload().origin
+    assert (load.DEVICES.engines, load.DEVICES.machine.devices) == (2, 4)
+
+
+def test_the_short_form_has_the_same_phases_and_rates() -> None:
+    assert [(one.label, one.rate_rps) for one in load.SHORT_PHASES] == [
+        (one.label, one.rate_rps) for one in load.PHASES
     ]
-
-
-def test_phases_begin_when_the_one_before_has_ended() -> None:
-    made = traffic.workload(traffic.PHASES).requests
-    first = {
-        phase: next(one.arrival_s for one in made if one.phase == phase)
-        for phase in ("burst", "quiet again")
-    }
-    quiet, burst, _ = traffic.PHASES
-    burst_s = quiet.requests * quiet.every_s
-    assert first["burst"] == pytest.approx(burst_s)
-    assert first["quiet again"] == pytest.approx(
-        burst_s + burst.requests * burst.every_s + traffic.PAUSE_S
-    )
