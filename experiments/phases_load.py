@@ -52,10 +52,18 @@ def capacity_rps(model: str) -> float:
     """Return the requests per second of static DP while it ends the second and the third fifth of
     many that have arrived at once.
     """
-    count = AT_ONCE[model]
+    return rate_at_once_rps(
+        model, synthesise(Poisson(requests=AT_ONCE[model], rate_rps=1e5), FIRST.seed)
+    )
+
+
+def rate_at_once_rps(model: str, workload: Workload) -> float:
+    """Return the rate at which static DP ends the second and the third fifth of a workload whose
+    requests arrive together.
+    """
+    count = len(workload.requests)
     where = machine(model, FIRST)
     static = unbounded(build("static-dp", where, where.smallest_engine, OPTIONS))
-    workload = synthesise(Poisson(requests=count, rate_rps=1e5), FIRST.seed)
     ends = sorted(request.end_s for request in simulate(static, workload.requests).ended)
     return (3 * count // 5 - count // 5) / (ends[3 * count // 5] - ends[count // 5])
 

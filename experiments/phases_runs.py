@@ -127,7 +127,7 @@ def layout_shares(
 ) -> dict[str, dict[str, float]]:
     """Return the share of each phase's time that each layout had, by phase and layout."""
     last = LayoutChange(phases[-1].end_s, layouts[-1].layout)
-    seconds: dict[str, dict[str, float]] = {phase: defaultdict(float) for phase in PHASES}
+    seconds: dict[str, dict[str, float]] = {span.phase: defaultdict(float) for span in phases}
     for change, following in pairwise([*layouts, last]):
         for span in phases:
             inside_s = min(following.at_s, span.end_s) - max(change.at_s, span.start_s)

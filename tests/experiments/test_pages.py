@@ -30,6 +30,7 @@ PAGES = (
     "fig8",
     "fig9",
     "gyges",
+    "held_out",
     "low_phases",
     "nodes",
     "oracle",
@@ -43,7 +44,16 @@ PAGES = (
 
 MODELLED = set(PAGES) - {"dynaserve"}
 """Pages whose simulated groups have collectives."""
-GPT_OSS = {"against_paper", "fig8", "fig9", "low_phases", "phases", "table2", "token_split"}
+GPT_OSS = {
+    "against_paper",
+    "fig8",
+    "fig9",
+    "held_out",
+    "low_phases",
+    "phases",
+    "table2",
+    "token_split",
+}
 """Pages on which GPT-OSS-120B serves requests."""
 
 

@@ -1,0 +1,264 @@
+"""`auto` on loads that its constants were not chosen on: switches per minute, and latencies beside
+the best fixed layout's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+from experiments.ablation import CONSTANTS
+from experiments.common import MODELS, Kept, Numbers, template
+from experiments.held_out_load import BATCH, LOADS, SECONDS, Load
+from experiments.held_out_runs import MEANS, OTHERS, SERVERS, SETTLE_S, measure
+from experiments.phases_runs import is_fixed
+from experiments.rows import Row, markdown, number, page, paragraph, spread, write
+
+__all__ = ["measure", "pages"]
+
+MOST_RATIO = 1.03
+"""Of mean E2E to the best fixed layout's."""
+MOST_SWITCHES = 1.0
+"""In a minute of a load whose rate does not change."""
+ON_ABLATION = "not noted; half and twice tried on the loads of `experiments/ablation.py`"
+CHOSEN: Mapping[str, str] = {
+    "FORECAST_ERROR": "three seeds of `experiments/ablation.py`: 0.05 before",
+    "CHANGE_S": "by hand; `experiments/ablation.py`, then the alternating load of "
+    "[phases.md](phases.md), on which a second constant for bursts went",
+    "LENGTHS_CV": "that of uniform lengths: the paper's generator",
+    "RECENT_S": "by hand, with the alternating load of [phases.md](phases.md)",
+    "TOGETHER_S": "by hand, with unit tests of `n` = 8",
+    "MEMORY_EVENTS": "by hand: as MEMORY_REQUESTS",
+}
+"""On which loads a constant was chosen; the others: ON_ABLATION."""
+NOTICES = ("phases_notice", "gpt_oss")
+
+
+class Place(NamedTuple):
+    """One line of the page: a load of a model on a server."""
+
+    model: str
+    server: str
+    load: Load
+
+
+# ---- what they show
+
+
+def places() -> Iterator[Place]:
+    """Yield every line of the page."""
+    for model in MODELS:
+        for server in SERVERS:
+            for load in LOADS:
+                yield Place(model, server, load)
+
+
+def runs(found: Kept, place: Place, system: str) -> list[Numbers]:
+    """Return the figures of a system, for each seed."""
+    return [one[place.model][place.server][place.load.name][system] for one in found.seeds]
+
+
+def fixed(found: Kept, place: Place) -> list[str]:
+    """Return the fixed layouts of a server."""
+    return [
+        name
+        for name in found.seeds[0][place.model][place.server][place.load.name]
+        if is_fixed(name)
+    ]
+
+
+def ratios(found: Kept, place: Place, system: str, figure: str = "e2el") -> list[float]:
+    """Return a system's mean over the least of the fixed layouts', for each seed."""
+    key = f"mean_{figure}_ms"
+    best = zip(*(runs(found, place, name) for name in fixed(found, place)), strict=True)
+    return [
+        one[key] / min(other[key] for other in others)
+        for one, others in zip(runs(found, place, system), best, strict=True)
+    ]
+
+
+def is_slow(found: Kept, place: Place) -> bool:
+    """Whether `auto` misses the aim of mean E2E."""
+    return mean(ratios(found, place, "auto")) > MOST_RATIO
+
+
+def is_restless(found: Kept, place: Place) -> bool:
+    """Whether `auto` switches more often than it may although the rate does not change."""
+    most = max(one["per_minute"] for one in runs(found, place, "auto"))
+    return place.load.is_constant and most > MOST_SWITCHES
+
+
+# ---- the page
+
+
+def pages(found: Kept, folder: Path) -> list[Row]:
+    """Write the page; it compares nothing with the paper."""
+    lines = [
+        *_setting(found),
+        *_constants(found),
+        *_summary(found),
+        *_misses(found),
+        *["## Why", "", *paragraph(template("held_out_causes"))],
+    ]
+    for model in MODELS:
+        for server in SERVERS:
+            lines += [f"## {model}, {server}", "", *_table(found, model, server)]
+    title = "Loads that the policy's constants were not chosen on"
+    write(folder, "held_out", page(title, {"held_out": found}, lines, NOTICES))
+    return []
+
+
+def _setting(found: Kept) -> list[str]:
+    given: dict[str, Any] = {
+        "batch": BATCH,
+        "seconds": ", ".join(f"{SECONDS[model]:g} s on {model}" for model in MODELS),
+        "seeds": len(found.seeds),
+        "most_ratio": MOST_RATIO,
+        "most_switches": f"{MOST_SWITCHES:g}",
+        "settle_s": f"{SETTLE_S:g}",
+    }
+    return paragraph(template("held_out", **given))
+
+
+def _constants(found: Kept) -> list[str]:
+    values = found.seeds[0]["constants"]
+    rows = [
+        [
+            f"`{one.name}` (`{one.module.replace('.', '/')}.py`)",
+            _value(values[one.name]),
+            one.unit,
+            one.purpose,
+            CHOSEN.get(one.name, ON_ABLATION),
+        ]
+        for one in (*CONSTANTS, *OTHERS)
+        if one.name in values
+    ]
+    headings = ["constant", "value", "unit", "purpose", "chosen on"]
+    text = paragraph(template("held_out_constants"))
+    return ["## Constants", "", *text, *markdown(headings, rows)]
+
+
+def _value(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _summary(found: Kept) -> list[str]:
+    """Return how many loads meet the aims, and the worst of each family."""
+    rows = []
+    for family in dict.fromkeys(load.family for load in LOADS):
+        there = [place for place in places() if place.load.family == family]
+        slow = sum(is_slow(found, place) for place in there)
+        worst = max(there, key=lambda place: mean(ratios(found, place, "auto")))
+        rates = [one["per_minute"] for place in there for one in runs(found, place, "auto")]
+        restless = sum(is_restless(found, place) for place in there)
+        rows.append(
+            [
+                family,
+                "yes" if there[0].load.is_held_out else "no",
+                f"{len(there) - slow} of {len(there)}",
+                f"{spread(ratios(found, worst, 'auto'))}: {worst.load.share:g}, "
+                f"{worst.model}, {worst.server}",
+                spread(rates),
+                f"{len(there) - restless} of {len(there)}"
+                if there[0].load.is_constant
+                else "the rate changes",
+            ]
+        )
+    headings = [
+        "family",
+        "held out",
+        f"mean E2E at most {MOST_RATIO}",
+        "worst mean E2E",
+        "switches a minute",
+        f"at most {MOST_SWITCHES:g} a minute",
+    ]
+    return ["## By family", "", *markdown(headings, rows)]
+
+
+def _misses(found: Kept) -> list[str]:
+    rows = [
+        [
+            place.model,
+            place.server,
+            place.load.name,
+            _marked(spread(ratios(found, place, "auto")), is_slow(found, place)),
+            _best(found, place),
+            _marked(_per_minute(found, place), is_restless(found, place)),
+            _layouts(runs(found, place, "auto")),
+        ]
+        for place in places()
+        if is_slow(found, place) or is_restless(found, place)
+    ]
+    headings = [
+        "model",
+        "server",
+        "load",
+        "mean E2E / best",
+        "best",
+        "switches a minute",
+        "share of time in layouts",
+    ]
+    none = ["None.", ""]
+    return ["## Misses", "", *(markdown(headings, rows) if rows else none)]
+
+
+def _marked(text: str, misses: bool) -> str:
+    return f"**{text}**" if misses else text
+
+
+def _per_minute(found: Kept, place: Place) -> str:
+    return spread([one["per_minute"] for one in runs(found, place, "auto")])
+
+
+def _best(found: Kept, place: Place) -> str:
+    """Return the fixed layout with the least mean E2E."""
+    names = fixed(found, place)
+    return min(names, key=lambda name: mean(ratios(found, place, name)))
+
+
+def _layouts(there: Sequence[Numbers]) -> str:
+    """Return the mean share of time of each layout, those of 1 % or more."""
+    names = {name for one in there for name in one["layouts"]}
+    shares = {name: mean(one["layouts"].get(name, 0.0) for one in there) for name in names}
+    ordered = sorted(shares.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{name} {share:.0%}" for name, share in ordered if share >= 0.01)
+
+
+def _table(found: Kept, model: str, server: str) -> list[str]:
+    rows = [_row(found, place) for place in places() if place[:2] == (model, server)]
+    headings = [
+        "load",
+        "requests",
+        "mean TTFT (s)",
+        "mean TPOT (ms)",
+        "mean E2E (s)",
+        "E2E of fixed layouts / best",
+        "switches a minute",
+        "switches",
+        "share of time in layouts",
+    ]
+    return markdown(headings, rows)
+
+
+def _row(found: Kept, place: Place) -> list[str]:
+    there = runs(found, place, "auto")
+    cells = []
+    for figure, scale in zip(MEANS, (1e3, 1.0, 1e3), strict=True):
+        value = mean(one[f"mean_{figure}_ms"] for one in there) / scale
+        cells.append(f"{number(value)} ({spread(ratios(found, place, 'auto', figure))})")
+    others = ", ".join(
+        f"{name} {number(mean(ratios(found, place, name)))}" for name in fixed(found, place)
+    )
+    return [
+        place.load.name,
+        number(mean(one["requests"] for one in there)),
+        cells[0],
+        cells[1],
+        _marked(cells[2], is_slow(found, place)),
+        others,
+        _marked(_per_minute(found, place), is_restless(found, place)),
+        spread([float(len(one["switches"])) for one in there]),
+        _layouts(there),
+    ]
