@@ -24,10 +24,10 @@ from experiments.common import (
 )
 from experiments.paper_rows import AUTO, Value, compared, notice, systems_tables, systems_text
 from experiments.paper_runs import (
-    LIMITS,
     PRODUCT,
     calibrated,
     key,
+    limits,
     low_run,
     peak_tokens_per_s,
     systems,
@@ -88,7 +88,7 @@ def _measure(model: str, setting: Setting) -> Numbers:
     faster, workload = calibrated(model, setting)
     found: Numbers = {"faster": faster, "max_tokens": MAX_TOKENS}
     drawn = []
-    for limit in LIMITS:
+    for limit in limits(setting):
         figures = found[key(limit)] = {}
         for one in systems(model, setting, limit):
             done = run(one, model, workload)

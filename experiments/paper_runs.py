@@ -52,6 +52,13 @@ def systems(model: str, setting: Setting, limit: int = MAX_NUM_SEQS) -> Iterator
     yield replace(operated(fork, THRESHOLDS[model]), name=FORK)
 
 
+def limits(setting: Setting) -> tuple[int, ...]:
+    """Return the values of `max_num_seqs` that a run has: with another memory efficiency the
+    inferred one alone, as no column shows the other.
+    """
+    return LIMITS if setting.memory_efficiency is None else LIMITS[:1]
+
+
 def static_dp(model: str, setting: Setting, options: Options) -> System:
     """Return stock vLLM's data parallel engines."""
     return servers.stock("static-dp", model, setting, options)

@@ -10,7 +10,7 @@ from pathlib import Path
 from experiments import servers
 from experiments.common import FIRST, MAX_NUM_SEQS, PAPER, Kept, Numbers, Setting, run, template
 from experiments.paper_rows import AUTO, Value, compared, notice, systems_tables, systems_text
-from experiments.paper_runs import LIMITS, key, peak_tokens_per_s, systems
+from experiments.paper_runs import key, limits, peak_tokens_per_s, systems
 from experiments.reasons import why
 from experiments.rows import (
     Row,
@@ -83,7 +83,7 @@ def measure(setting: Setting) -> Numbers:
 
 def _measure(longest: int, rate_rps: float, setting: Setting) -> Numbers:
     found: Numbers = {"rate_rps": rate_rps, "max_tokens": MAX_TOKENS}
-    for limit in LIMITS:
+    for limit in limits(setting):
         found[key(limit)] = {
             one.name: measure_one(one, longest, setting.seed, rate_rps)
             | {"peak_tokens_per_s": peak_tokens_per_s(one, MODEL, setting.seed)}

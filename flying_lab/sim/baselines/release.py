@@ -35,7 +35,7 @@ class Draining(Policy):
 
 @dataclass(frozen=True)
 class Thresholds:
-    """When an operator switches, by requests in flight: those that wait count.
+    """When an operator switches, by requests in flight. Requests that wait count.
 
     `join_at_most`: up to this number all engines join. `part_above`: above it they part.
     """
@@ -54,8 +54,9 @@ class Operated(Policy):
     thresholds: Thresholds = Thresholds(0, 0)
 
     def decide(self, snapshot: Snapshot, objective: Objective) -> Decision | None:
-        """Return the switch that a threshold asks for; None if it asks for none, or while the
-        server is idle, as the release cannot switch then.
+        """Return the switch that a threshold asks for, None without one.
+
+        None while the server is idle: the release cannot switch then.
         """
         running = sum(load.requests for load in snapshot.loads.values())
         in_flight = running + round(snapshot.work.waiting)

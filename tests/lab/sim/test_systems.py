@@ -180,11 +180,11 @@ def test_the_fork_stops_running_requests_for_an_urgent_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "requests", "wanted"),
+    ("size", "requests", "target"),
     [(1, 4, 4), (1, 5, None), (4, 32, None), (4, 33, 1), (4, 4, None), (1, 0, None)],
 )
 def test_an_operated_fork_switches_beyond_its_thresholds(
-    size: int, requests: int, wanted: int | None
+    size: int, requests: int, target: int | None
 ) -> None:
     """It joins at 4 requests, parts above 32, and does neither while it is idle."""
     fork = build("fork", h200("llama-3-70b"), 2, Options())
@@ -192,7 +192,7 @@ def test_an_operated_fork_switches_beyond_its_thresholds(
     layout = Layout.uniform(4, size)
     loads = {layout.groups[0]: load(requests)} if requests else {}
     decision = policy.decide(snapshot(layout, replace(BUSY, waiting=0.0), loads), OBJECTIVE)
-    assert (decision and decision.layout.widest) == wanted
+    assert (decision and decision.layout.widest) == target
     assert decision is None or (decision.is_made and decision.mode == "sequential")
 
 
