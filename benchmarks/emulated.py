@@ -17,8 +17,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
-
 from benchmarks.emulated_report import FIGURES, table
 from benchmarks.systems import ROOT, System, Systems, commit
 from flying_lab.bench.client import Target
@@ -33,8 +31,8 @@ from flying_lab.sim.machine import Machine
 from flying_lab.sim.node import System as SimulatedSystem
 from flying_lab.sim.run import results, simulate
 from flying_lab.sim.system import flying, static
-from flying_lab.workload.model import Request, Workload
-from flying_lab.workload.shape import scale_time
+from flying_lab.workload.model import Workload
+from flying_lab.workload.shape import scale_time, with_after
 from flying_lab.workload.synth import Alternating, synthesise
 from flying_serving.policy.policies import POLICIES
 
@@ -87,12 +85,7 @@ def workload_of(args: argparse.Namespace, seed: int) -> Workload:
         seed,
     )
 
-    def labelled(request: Request) -> Request:
-        cycle, in_cycle_s = divmod(request.arrival_s, low_s + burst_s)
-        is_after = cycle > 0 and in_cycle_s < min(AFTER_S, low_s)
-        return replace(request, phase="after") if is_after else request
-
-    return made.having(map(labelled, made.requests))
+    return with_after(made, low_s, burst_s, AFTER_S)
 
 
 def started(name: str, devices: Profile) -> System:

@@ -1,7 +1,7 @@
 """`make experiments`: every table and figure of docs/results that is simulated, and the pages of
 live measurements.
 
-    python -m experiments             all that is simulated, with every seed
+    python -m experiments             all that is simulated, with all seeds that it has
     python -m experiments NAME ...    those; then all pages are written, the others from the numbers
                                       that are kept of them
     python -m experiments --pages     only the pages, from the numbers that are kept: simulated

@@ -12,6 +12,8 @@ from experiments.common import KERNELS, SEEDS, Kept, template
 from experiments.rows import (
     OF_REASONS,
     Row,
+    cells_beside,
+    columns_beside,
     label,
     markdown,
     number,
@@ -40,7 +42,6 @@ HEADINGS = [
     "",
     "known before",
     f"with {KERNELS}",
-    "page",
 ]
 
 
@@ -54,6 +55,12 @@ def pages(kept: Mapping[str, Kept], rows: Mapping[str, Sequence[Row]], folder: P
     """
     compared = {name: [one for one in rows[name] if one.verdict and one.counts] for name in PAGES}
     all_rows = [one for found in compared.values() for one in found]
+    others = columns_beside(all_rows)
+    cells = [
+        [*_cells(one), *cells_beside(one, others), PAGES[name]]
+        for name, found in compared.items()
+        for one in found
+    ]
     lines = [
         *paragraph(template("against_paper_oracle", **_beside_oracle(kept["oracle"]))),
         *paragraph(
@@ -67,10 +74,7 @@ def pages(kept: Mapping[str, Kept], rows: Mapping[str, Sequence[Row]], folder: P
         *_classes(all_rows),
         "",
         *paragraph(template("against_paper_kernels", kernels=KERNELS, **_reversed(all_rows))),
-        *markdown(
-            HEADINGS,
-            [_cells(one, PAGES[name]) for name, found in compared.items() for one in found],
-        ),
+        *markdown([*HEADINGS, *others, "page"], cells),
         "## Why it is worse, or differs by more than 20 %",
         "",
         *paragraph(OF_REASONS),
@@ -82,12 +86,15 @@ def pages(kept: Mapping[str, Kept], rows: Mapping[str, Sequence[Row]], folder: P
     ]
     sources = {name: kept[name] for name in ("oracle", *PAGES)}
     text = page(
-        "`auto` against the Flying Serving of the paper", sources, lines, ("simulated", "gpt_oss")
+        "`auto` against the Flying Serving of the paper",
+        sources,
+        lines,
+        ("against_paper_notice" if others else "simulated", "gpt_oss"),
     )
     write(folder, "against_paper", text)
 
 
-def _cells(one: Row, where: str) -> list[str]:
+def _cells(one: Row) -> list[str]:
     with_kernels = "" if one.kernels is None else number(one.kernels)
     ratio = f"{one.ratio:.2f}"
     return [
@@ -98,7 +105,6 @@ def _cells(one: Row, where: str) -> list[str]:
         one.verdict,
         label(one),
         with_kernels,
-        where,
     ]
 
 

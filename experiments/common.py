@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from experiments.fitting import replaced
@@ -23,7 +22,7 @@ from flying_lab.sim.machine import Modelled
 from flying_lab.sim.node import System
 from flying_lab.sim.run import results, simulate
 from flying_lab.workload.model import Workload
-from flying_lab.workload.synth import Paper, Poisson, synthesise
+from flying_lab.workload.synth import Paper, synthesise
 
 ROOT = Path(__file__).parent.parent
 DATA = Path(__file__).parent / "data"
@@ -190,50 +189,3 @@ def paper_workload(model: str, faster: float, seed: int) -> Workload:
     return synthesise(
         paper.model_copy(update={"requests": 4000 if model == "llama-3-70b" else 8000}), seed
     )
-
-
-@cache
-def calibrated(model: str, setting: Setting) -> tuple[float, Workload]:
-    """The paper's workload with bursts in which static DP's mean TTFT is what the paper reports for
-    it.
-
-    The paper gives one range of rates for all models, which our smaller models would not notice.
-    One number, static DP's, fixes the load; all others are compared.
-    """
-    published_s = PAPER[model]["burst_dp_ttft_s"]
-    low, high = 0.5, 16.0
-    for _ in range(8):
-        middle = (low * high) ** 0.5
-        workload = paper_workload(model, middle, setting.seed)
-        in_burst = {str(request.index) for request in workload.requests if request.phase == "burst"}
-        ended = simulate(
-            system("static-dp", model, setting, keep_times=False), workload.requests
-        ).ended
-        found = mean(r.first_token_s - r.arrival_s for r in ended if r.request_id in in_burst)
-        low, high = (low, middle) if found > published_s else (middle, high)
-    faster = round((low * high) ** 0.5, 2)
-    return faster, paper_workload(model, faster, setting.seed)
-
-
-def low_run(name: str, model: str, setting: Setting) -> Simulated:
-    """A system in the paper's low phases alone, 2 to 5 requests per second, without a backlog from
-    a burst.
-    """
-    return run(
-        system(name, model, setting),
-        model,
-        synthesise(Poisson(requests=600, rate_rps=3.5), setting.seed),
-    )
-
-
-@cache
-def peak_tokens_per_s(name: str, model: str, setting: Setting) -> float:
-    """Output tokens per second of a system that always has work: 2,000 of the paper's requests at
-    once, the middle.
-    """
-    workload = synthesise(Poisson(requests=2000, rate_rps=2000.0), setting.seed)
-    one = run(system(name, model, setting), model, workload)
-    ends = sorted(r.end_s for r in one.outcome.ended)
-    begin_s, end_s = ends[len(ends) // 5], ends[3 * len(ends) // 5]
-    times = one.results.event_s
-    return float(((begin_s <= times) & (times < end_s)).sum() / (end_s - begin_s))

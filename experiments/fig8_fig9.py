@@ -5,8 +5,8 @@ throughput.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from experiments.common import (
     BURST_S,
@@ -19,18 +19,23 @@ from experiments.common import (
     Kept,
     Numbers,
     Setting,
+    run,
+    template,
+)
+from experiments.paper_rows import AUTO, Value, compared, notice, systems_tables, systems_text
+from experiments.paper_runs import (
+    PRODUCT,
     calibrated,
+    key,
+    limits,
     low_run,
     peak_tokens_per_s,
-    run,
-    system,
-    template,
+    systems,
 )
 from experiments.reasons import why
 from experiments.rows import (
     Known,
     Row,
-    markdown,
     one_layout,
     page,
     paragraph,
@@ -39,10 +44,25 @@ from experiments.rows import (
     table,
     write,
 )
+from experiments.servers import MAX_TOKENS
 from flying_lab.bench.report.page import pictures
-from flying_lab.cli.simulation import measured
+from flying_lab.cli.simulation import Simulated, measured
 
-SYSTEMS = ("auto", "static-dp", "static-tp", "shift-parallel", "fork")
+DRAWN = ("auto", PRODUCT, "static-dp", "static-tp", "shift-parallel", "fork")
+FIG8_COLUMNS = {
+    "burst_mean_ttft_s": "burst mean TTFT (s)",
+    "burst_p90_ttft_s": "burst P90 TTFT (s)",
+    "burst_mean_queue_s": "burst mean queue time (s)",
+    "burst_p90_queue_s": "burst P90 queue time (s)",
+    "low_mean_ttft_ms": "low load mean TTFT (ms)",
+    "mean_e2e_s": "mean E2E (s)",
+    "switches": "switches",
+}
+FIG9_COLUMNS = {
+    "median_tpot_ms": "median TPOT (ms)",
+    "low_median_tpot_ms": "low load median TPOT (ms)",
+    "peak_tokens_per_s": "peak tokens/s",
+}
 GROUPED = one_layout(
     "`auto` serves low load with the widest group. In the model its steps cost static TP's time "
     "plus measured "
@@ -60,35 +80,45 @@ TITLES = {
 
 
 def measure(setting: Setting) -> Numbers:
-    """Times, peaks and switches of each system, by model."""
+    """The rates of bursts, and figures of each system by `max_num_seqs`, by model."""
     return {model: _measure(model, setting) for model in MODELS}
 
 
 def _measure(model: str, setting: Setting) -> Numbers:
     faster, workload = calibrated(model, setting)
-    runs = [run(system(name, model, setting), model, workload) for name in SYSTEMS]
-    if setting.draws:
+    found: Numbers = {"faster": faster, "max_tokens": MAX_TOKENS}
+    drawn = []
+    for limit in limits(setting):
+        figures = found[key(limit)] = {}
+        for one in systems(model, setting, limit):
+            done = run(one, model, workload)
+            figures[one.name] = figures_of(done, model, setting.seed)
+            if setting.draws and limit == MAX_NUM_SEQS and one.name in DRAWN:
+                drawn.append(measured(done))
+    if drawn:
         paths = {
             "over_time": RESULTS / f"fig8_{model}.png",
             "distributions": RESULTS / f"fig9_{model}.png",
         }
-        pictures([measured(one) for one in runs], paths)
-    return {"faster": faster, **{one.system.name: figures_of(one, model, setting) for one in runs}}
+        pictures(drawn, paths)
+    return found
 
 
-def figures_of(one: Any, model: str, setting: Setting) -> dict[str, float]:
+def figures_of(done: Simulated, model: str, seed: int) -> dict[str, float]:
     """Times, peak and switches of the run of one system."""
-    burst = one.summary["phases"]["burst"]
-    low = low_run(one.system.name, model, setting).summary
+    burst = done.summary["phases"]["burst"]
+    low = low_run(done.system, model, seed).summary
     return {
         "burst_mean_ttft_s": burst["mean_ttft_ms"] / 1e3,
         "burst_p90_ttft_s": burst["p90_ttft_ms"] / 1e3,
+        "burst_mean_queue_s": burst["mean_queue_time_ms"] / 1e3,
+        "burst_p90_queue_s": burst["p90_queue_time_ms"] / 1e3,
         "low_mean_ttft_ms": low["mean_ttft_ms"],
         "low_median_tpot_ms": low["median_tpot_ms"],
-        "median_tpot_ms": one.summary["median_tpot_ms"],
-        "mean_e2e_s": one.summary["mean_e2el_ms"] / 1e3,
-        "switches": len(one.outcome.switches),
-        "peak_tokens_per_s": peak_tokens_per_s(one.system.name, model, setting),
+        "median_tpot_ms": done.summary["median_tpot_ms"],
+        "mean_e2e_s": done.summary["mean_e2el_ms"] / 1e3,
+        "switches": len(done.outcome.switches),
+        "peak_tokens_per_s": peak_tokens_per_s(done.system, model, seed),
     }
 
 
@@ -97,37 +127,29 @@ def pages(found: Kept, folder: Path) -> list[Row]:
     return _fig8(found, folder) + _fig9(found, folder)
 
 
-def _ratio(model: str, key: str, top: str, bottom: str) -> Callable[[Numbers], float]:
-    return lambda one: one[model][top][key] / one[model][bottom][key]
+def _ratio(model: str, figure: str, top: str, bottom: str) -> Value:
+    """The ratio of two systems; `auto` stands for our system, by the name that it has there."""
+
+    def value(one: Numbers, ours: str, limit: str) -> float:
+        there = one[model][limit]
+        high, low = (there[ours if name == AUTO else name][figure] for name in (top, bottom))
+        return float(high / low)
+
+    return value
 
 
 def _fig8(found: Kept, folder: Path) -> list[Row]:
-    lines, compared = [*paragraph(template("fig8")), *_setting(found)], []
+    lines, rows_of_all = [*paragraph(template("fig8")), *_setting(found)], []
     for model in MODELS:
         rows = why("fig8", model, _ttft_rows(model, found))
-        compared += [one.of(model) for one in rows]
-        lines += [f"## {model}", "", *table(rows)]
-        headings = [
-            "burst mean TTFT (s)",
-            "burst P90 TTFT (s)",
-            "low load mean TTFT (ms)",
-            "mean E2E (s)",
-            "switches",
-        ]
-        keys = [
-            "burst_mean_ttft_s",
-            "burst_p90_ttft_s",
-            "low_mean_ttft_ms",
-            "mean_e2e_s",
-            "switches",
-        ]
-        lines += _systems(model, found, headings, keys)
+        rows_of_all += [one.of(model) for one in rows]
+        lines += [f"## {model}", "", *table(rows), *_systems(model, found, FIG8_COLUMNS)]
         lines += [f"![P90 TTFT over time](fig8_{model}.png)", ""]
     rows = why("fig8", "all", [_shift_row(found)])
-    compared += rows
+    rows_of_all += rows
     lines += ["## Shift Parallelism at low load", "", *table(rows)]
     write(folder, "fig8", _page(TITLES["fig8"], found, lines))
-    return compared
+    return rows_of_all
 
 
 def _ttft_rows(model: str, found: Kept) -> list[Row]:
@@ -158,16 +180,24 @@ def _ttft_rows(model: str, found: Kept) -> list[Row]:
         ),
     ]
     return [
-        row(
-            f"{what}, {ratio[1]} / {ratio[2]}",
-            paper[key],
+        compared(
+            partial(_row, f"{what}, {ratio[1]} / {ratio[2]}", paper[named], found, higher, known),
             found,
             _ratio(model, *ratio),
-            higher,
-            known,
         )
-        for what, key, ratio, higher, known in specs
+        for what, named, ratio, higher, known in specs
     ]
+
+
+def _row(
+    name: str,
+    paper: float | None,
+    found: Kept,
+    higher: bool,
+    known: Known | None,
+    of: Callable[[Numbers], float],
+) -> Row:
+    return row(name, paper, found, of, higher, known)
 
 
 def _apart(model: str) -> Known | None:
@@ -178,58 +208,47 @@ def _apart(model: str) -> Known | None:
 def _shift_row(found: Kept) -> Row:
     """The paper has one number, "up to", for the models that Shift Parallelism can run."""
     ratios = [
-        _ratio(model, "low_mean_ttft_ms", "auto", "shift-parallel")
+        _ratio(model, "low_mean_ttft_ms", AUTO, "shift-parallel")
         for model in ("llama-3-70b", "nemotron-8b")
     ]
+
+    def larger(one: Numbers, ours: str, limit: str) -> float:
+        return max(ratio(one, ours, limit) for ratio in ratios)
+
     name = "low load, mean TTFT, auto / shift-parallel, the larger of Llama's and Nemotron's"
     paper = PAPER["low_flying_over_shift_ttft"]
-    return row(name, paper, found, lambda one: max(of(one) for of in ratios), False, GROUPED)
+    return compared(partial(_row, name, paper, found, False, GROUPED), found, larger)
 
 
 def _fig9(found: Kept, folder: Path) -> list[Row]:
-    lines, compared = _setting(found), []
+    lines, rows_of_all = _setting(found), []
     for model in MODELS:
-        paper = PAPER[model]
-        tpot = _ratio(model, "median_tpot_ms", "static-dp", "auto")
-        rows = [
-            row(
-                "median TPOT, static-dp / auto",
-                paper["dp_over_flying_median_tpot"],
-                found,
-                tpot,
-                True,
-            )
-        ]
-        for other, key in (("static-dp", "dp"), ("static-tp", "tp"), ("shift-parallel", "shift")):
-            peak, published = (
-                _ratio(model, "peak_tokens_per_s", "auto", other),
-                paper[f"peak_flying_over_{key}"],
-            )
-            rows.append(
-                row(f"peak tokens/s, auto / {other}", published, found, peak, True, _apart(model))
-            )
-        rows = why("fig9", model, rows)
-        compared += [one.of(model) for one in rows]
-        lines += [f"## {model}", "", *table(rows)]
-        headings = ["median TPOT (ms)", "low load median TPOT (ms)", "peak tokens/s"]
-        lines += _systems(
-            model, found, headings, ["median_tpot_ms", "low_median_tpot_ms", "peak_tokens_per_s"]
-        )
+        rows = why("fig9", model, _token_rows(model, found))
+        rows_of_all += [one.of(model) for one in rows]
+        lines += [f"## {model}", "", *table(rows), *_systems(model, found, FIG9_COLUMNS)]
         lines += [f"![distributions](fig9_{model}.png)", ""]
     write(folder, "fig9", _page(TITLES["fig9"], found, lines))
-    return compared
+    return rows_of_all
 
 
-def _systems(model: str, found: Kept, headings: list[str], keys: list[str]) -> list[str]:
-    cells = [
-        [name, *(spread([one[model][name][key] for one in found.seeds]) for key in keys)]
-        for name in SYSTEMS
-    ]
-    return markdown(["system", *headings], cells)
+def _token_rows(model: str, found: Kept) -> list[Row]:
+    """Time per token, and peaks."""
+    paper, name = PAPER[model], "median TPOT, static-dp / auto"
+    tpot = partial(_row, name, paper["dp_over_flying_median_tpot"], found, True, None)
+    rows = [compared(tpot, found, _ratio(model, "median_tpot_ms", "static-dp", AUTO))]
+    for other, short in (("static-dp", "dp"), ("static-tp", "tp"), ("shift-parallel", "shift")):
+        name, published = f"peak tokens/s, auto / {other}", paper[f"peak_flying_over_{short}"]
+        peak = partial(_row, name, published, found, True, _apart(model))
+        rows.append(compared(peak, found, _ratio(model, "peak_tokens_per_s", AUTO, other)))
+    return rows
+
+
+def _systems(model: str, found: Kept, columns: dict[str, str]) -> list[str]:
+    return systems_tables(model, [one[model] for one in found.seeds], columns)
 
 
 def _page(title: str, found: Kept, lines: list[str]) -> str:
-    return page(title, {"fig8_fig9": found}, lines, ("simulated", "gpt_oss"))
+    return page(title, {"fig8_fig9": found}, lines, (notice(found), "gpt_oss"))
 
 
 def _setting(found: Kept) -> list[str]:
@@ -242,4 +261,5 @@ def _setting(found: Kept) -> list[str]:
         "low_s": f"{LOW_S:g}",
         "burst_s": f"{BURST_S:g}",
     }
-    return paragraph(template("fig8_fig9", faster=faster, seeds=len(found.seeds), **given))
+    text = template("fig8_fig9", faster=faster, seeds=len(found.seeds), **given)
+    return [*paragraph(text), *systems_text(found)]

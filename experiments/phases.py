@@ -9,28 +9,12 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
+from experiments import phases_load
 from experiments.common import MODELS, Kept, Numbers, Setting, template
-from experiments.phases_load import (
-    AFTER_S,
-    BURST_S,
-    BURSTS,
-    CAPACITY_RPS,
-    LOW_S,
-    PHASES,
-    load,
-    rates_rps,
-    spans,
-)
-from experiments.phases_runs import (
-    FIGURES,
-    MAX_TOKENS,
-    SERVERS,
-    STOCK,
-    is_fixed,
-    measure_system,
-    systems,
-)
+from experiments.phases_load import BURSTS, PHASES, spans
+from experiments.phases_runs import FIGURES, measure_system, systems
 from experiments.rows import Row, markdown, number, page, paragraph, spread, write
+from experiments.servers import MAX_TOKENS, SERVERS, STOCK, is_fixed
 
 COMPARED = tuple(figure for figure in FIGURES if "queue" not in figure)
 """The figures whose ratios count: a queue of nearly 0 has no useful ratio."""
@@ -72,7 +56,7 @@ def measure(setting: Setting) -> Numbers:
         model: {
             server: {
                 one.name: measure_system(
-                    one, model, load(model, setting.seed), list(spans(BURSTS[model]))
+                    one, model, phases_load.load(model, setting.seed), list(spans(BURSTS[model]))
                 )
                 for one in systems(server, model, setting)
             }
@@ -142,14 +126,15 @@ def worst(
 
 def _setting(found: Kept) -> list[str]:
     rates = "; ".join(
-        f"{model} {rates_rps(model)[0]:.3g} and {rates_rps(model)[1]:.3g} requests/s "
-        f"(capacity {CAPACITY_RPS[model]:.3g}), {BURSTS[model]} bursts"
+        f"{model} {low_rps:.3g} and {burst_rps:.3g} requests/s "
+        f"(capacity {phases_load.CAPACITY_RPS[model]:.3g}), {BURSTS[model]} bursts"
         for model in MODELS
+        for low_rps, burst_rps in [phases_load.rates_rps(model)]
     )
     given = {
-        "low_s": f"{LOW_S:g}",
-        "burst_s": f"{BURST_S:g}",
-        "after_s": f"{AFTER_S:g}",
+        "low_s": f"{phases_load.LOW_S:g}",
+        "burst_s": f"{phases_load.BURST_S:g}",
+        "after_s": f"{phases_load.AFTER_S:g}",
         "max_tokens": f"{MAX_TOKENS:,}",
     }
     return paragraph(template("phases", rates=rates, seeds=len(found.seeds), **given))
@@ -214,7 +199,7 @@ def _delays(runs: Sequence[Numbers], phase: str, model: str) -> str:
     begins a switch follows at all.
     """
     begins = [
-        (span.start_s, span.end_s if phase == "burst" else span.start_s + LOW_S)
+        (span.start_s, span.end_s if phase == "burst" else span.start_s + phases_load.LOW_S)
         for span in spans(BURSTS[model])
         if span.phase == phase
     ]

@@ -13,13 +13,12 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
 from experiments.common import FIRST, MODELS, machine, unbounded
 from flying_lab.sim.catalog import build
 from flying_lab.sim.cluster import Options
 from flying_lab.sim.run import simulate
 from flying_lab.workload.model import Workload
+from flying_lab.workload.shape import with_after
 from flying_lab.workload.synth import Alternating, Poisson, synthesise
 
 LOW_S, BURST_S, AFTER_S = 180.0, 60.0, 20.0
@@ -97,23 +96,15 @@ def phased(low_rps: float, burst_rps: float, bursts: int, seed: int) -> Workload
     """Return a load with these rates and this many bursts; lengths as in the paper's section
     6.1.
     """
-    phases = list(spans(bursts))
+    *_, last = spans(bursts)
     shape = Alternating(
         low_rate_rps=low_rps,
         burst_rate_rps=burst_rps,
         low_s=LOW_S,
         burst_s=BURST_S,
-        duration_s=phases[-1].end_s,
+        duration_s=last.end_s,
     )
-    drawn = synthesise(shape, seed)
-    return drawn.having(
-        replace(one, phase=phase_at(phases, one.arrival_s)) for one in drawn.requests
-    )
-
-
-def phase_at(phases: list[Span], time_s: float) -> str:
-    """Return the phase of a time."""
-    return next(span.phase for span in phases if span.start_s <= time_s < span.end_s)
+    return with_after(synthesise(shape, seed), LOW_S, BURST_S, AFTER_S)
 
 
 def main() -> None:

@@ -8,28 +8,21 @@ import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from experiments.common import Numbers, Setting, machine, run, unbounded
+from experiments import servers
+from experiments.common import Numbers, Setting, run
 from experiments.phases_load import OPTIONS, PHASES, Span
-from flying_lab.sim.catalog import build
-from flying_lab.sim.machine import Modelled
 from flying_lab.sim.node import System
 from flying_lab.sim.outcome import LayoutChange, Outcome
 from flying_lab.sim.requests import SimRequest
-from flying_lab.sim.system import flying
 from flying_lab.workload.model import Workload
 from flying_serving.controller.switches import Switch
 from flying_serving.layout.groups import Layout
-from flying_serving.policy.policies import POLICIES, Policy
+from flying_serving.policy.policies import POLICIES
 
-MAX_TOKENS = 2048
-"""That clients send with each request: four times the longest output."""
-PRODUCT, GRAPHS, STOCK = "as the product runs", "with graphs", "stock vLLM"
-SERVERS = (PRODUCT, GRAPHS, STOCK)
 FIGURES = tuple(
     f"{statistic}_{name}_ms"
     for name in ("ttft", "tpot", "e2el", "queue_time")
@@ -40,47 +33,16 @@ _DIGITS = 5
 
 def systems(server: str, model: str, setting: Setting) -> Iterator[System]:
     """Yield the systems of a server, the fixed layouts last."""
-    where = machine(model, setting)
-    devices, degrees = where.smallest_engine, where.degrees(where.smallest_engine)
-    if server == STOCK:
-        names = ["static-dp", *(f"static-tp{degree}" for degree in degrees[1:])]
-        found = [
-            build(name, where, devices, OPTIONS) for name in ("fork", "shift-parallel", *names)
-        ]
-    else:
-        policies = [POLICIES["auto"], *(_pinned(degree, devices) for degree in degrees)]
-        built = (
-            (_without_custom_all_reduce(where), "eager") if server == PRODUCT else (where, "graph")
-        )
-        found = [flying(built[0], devices, policy, OPTIONS, built[1]) for policy in policies]
-    for one in found:
-        yield replace(unbounded(one), max_tokens=_generous)
-
-
-def is_fixed(name: str) -> bool:
-    """Whether a system keeps one layout for good."""
-    return name.startswith(("pinned-", "static-"))
-
-
-def _generous(output_tokens: int) -> int:
-    return MAX_TOKENS
-
-
-def _pinned(degree: int, devices: int) -> Policy:
-    """Return our server's policy that keeps all groups at one degree."""
-    name = f"pinned-tp{degree}" if degree > devices else "pinned-dp"
-    return Policy(name, pinned_size=lambda sizes: degree // devices)
-
-
-def _without_custom_all_reduce(where: Modelled) -> Modelled:
-    """Return the machine whose groups have NCCL for messages of every size, as the product's."""
-    hardware = where.kind.hardware
-    nccl = {
-        ranks: lines.model_copy(update={"small": lines.large})
-        for ranks, lines in hardware.all_reduce.items()
-    }
-    hardware = hardware.model_copy(update={"all_reduce": nccl})
-    return replace(where, kind=replace(where.kind, hardware=hardware))
+    devices, *wider = servers.degrees(model, setting)
+    if server == servers.STOCK:
+        for name in ("fork", "shift-parallel", "static-dp"):
+            yield servers.stock(name, model, setting, OPTIONS)
+        for degree in wider:
+            yield servers.stock(f"static-tp{degree}", model, setting, OPTIONS)
+        return
+    fixed = [servers.pinned(degree, devices) for degree in (devices, *wider)]
+    for policy in (POLICIES["auto"], *fixed):
+        yield servers.ours(server, policy, model, setting, OPTIONS)
 
 
 def measure_system(one: System, model: str, workload: Workload, phases: Sequence[Span]) -> Numbers:

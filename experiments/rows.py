@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean
 
@@ -67,6 +67,7 @@ class Row:
             once.
         kernels: ours with the other memory efficiency.
         why: why it is worse than the paper's, or differs much.
+        beside: ours on other servers, by the heading of their column, one for each seed.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Row:
     counts: bool = True
     kernels: float | None = None
     why: str = ""
+    beside: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def of(self, model: str) -> Row:
         """The same with the model in its name."""
@@ -152,18 +154,28 @@ def table(rows: Sequence[Row], source: str = "paper") -> list[str]:
     """Markdown with the source's number, ours and the ratio; below it why, for each number that
     needs a reason.
     """
-    headings = ["number", source, "ours", f"ours / {source}", "", "known before"]
+    others = columns_beside(rows)
+    headings = ["number", source, "ours", f"ours / {source}", "", "known before", *others]
     cells = []
     for one in rows:
         ratio = "" if one.ratio is None else f"{one.ratio:.2f}"
-        cells.append(
-            [one.name, published(one.paper), spread(one.ours), ratio, one.verdict, label(one)]
-        )
+        first = [one.name, published(one.paper), spread(one.ours), ratio, one.verdict, label(one)]
+        cells.append([*first, *cells_beside(one, others)])
     lines = [*markdown(headings, cells), *_known_of(rows)]
     if reasons := reasons_of(rows):
         why = "Why numbers are worse, or differ by more than 20 %."
         lines += [*paragraph(why, OF_REASONS), *reasons, ""]
     return lines
+
+
+def columns_beside(rows: Sequence[Row]) -> list[str]:
+    """Headings of the other servers that any row has a number of."""
+    return list(dict.fromkeys(heading for one in rows for heading in one.beside))
+
+
+def cells_beside(one: Row, columns: Sequence[str]) -> list[str]:
+    """A row's numbers of other servers, empty where it has none."""
+    return [spread(one.beside[name]) if name in one.beside else "" for name in columns]
 
 
 def label(one: Row) -> str:

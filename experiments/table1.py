@@ -4,12 +4,31 @@ second.
 
 from __future__ import annotations
 
+from functools import cache, partial
 from pathlib import Path
 
-from experiments.common import PAPER, Kept, Numbers, Setting, peak_tokens_per_s, run, system
+from experiments import servers
+from experiments.common import FIRST, MAX_NUM_SEQS, PAPER, Kept, Numbers, Setting, run, template
+from experiments.paper_rows import AUTO, Value, compared, notice, systems_tables, systems_text
+from experiments.paper_runs import key, limits, peak_tokens_per_s, systems
 from experiments.reasons import why
-from experiments.rows import Row, markdown, one_layout, page, row, spread, table, write
+from experiments.rows import (
+    Row,
+    markdown,
+    number,
+    one_layout,
+    page,
+    paragraph,
+    row,
+    table,
+    write,
+)
+from experiments.servers import MAX_TOKENS
+from flying_lab.sim.cluster import Options
+from flying_lab.sim.node import System
+from flying_lab.sim.run import simulate
 from flying_lab.workload import shape
+from flying_lab.workload.model import Workload
 from flying_lab.workload.synth import Poisson, synthesise
 
 MODEL = "llama-3-70b"
@@ -31,7 +50,18 @@ RATIOS = (
 """What the paper's table is there to show: urgent requests as with static TP, all others as with
 static DP.
 """
-SYSTEMS = ("static-tp", "static-dp", "auto", "fork")
+REQUESTS, RATE_RPS = 1500, 4.0
+PRESSED = "pressed"
+"""Under which the numbers of the load at which static TP collapses are kept."""
+SHARES, COLLAPSED_MS, AT_ONCE = (1.0, 1.25, 1.5), PAPER["priority"]["static-tp"]["ttft_ms"], 2000
+"""The rule of experiments/plans/paper_pages.md: rates as shares of static TP's capacity."""
+COLUMNS = {
+    "priority_tpot_ms": "priority TPOT (ms)",
+    "tpot_ms": "TPOT (ms)",
+    "priority_ttft_ms": "priority TTFT (ms)",
+    "ttft_ms": "TTFT (ms)",
+    "peak_tokens_per_s": "peak tokens/s",
+}
 WIDE = one_layout(
     "at this load `auto` keeps wide groups for all requests, and static TP, which decides "
     "nothing, has nearly the same "
@@ -42,25 +72,31 @@ WIDE = one_layout(
 
 
 def measure(setting: Setting) -> Numbers:
-    """By longest prompt and system."""
-    return {str(longest): _measure(longest, setting) for longest in (PAPERS, SHORTER)}
+    """By longest prompt, and for the load that presses: its rate, and systems by
+    `max_num_seqs`.
+    """
+    given = {str(longest): _measure(longest, RATE_RPS, setting) for longest in (PAPERS, SHORTER)}
+    searched = pressing()
+    pressed = _measure(PAPERS, searched[-1][0], setting)
+    return given | {PRESSED: pressed | {"searched": searched}}
 
 
-def _measure(longest: int, setting: Setting) -> Numbers:
-    return {
-        name: measure_one(name, longest, setting)
-        | {"peak_tokens_per_s": peak_tokens_per_s(name, MODEL, setting)}
-        for name in SYSTEMS
-    }
+def _measure(longest: int, rate_rps: float, setting: Setting) -> Numbers:
+    found: Numbers = {"rate_rps": rate_rps, "max_tokens": MAX_TOKENS}
+    for limit in limits(setting):
+        found[key(limit)] = {
+            one.name: measure_one(one, longest, setting.seed, rate_rps)
+            | {"peak_tokens_per_s": peak_tokens_per_s(one, MODEL, setting.seed)}
+            for one in systems(MODEL, setting, limit)
+        }
+    return found
 
 
-def measure_one(name: str, longest: int, setting: Setting) -> dict[str, float]:
+def measure_one(
+    one: System, longest: int, seed: int, rate_rps: float = RATE_RPS
+) -> dict[str, float]:
     """Times of urgent and of all requests with one system."""
-    plain = synthesise(
-        Poisson(requests=1500, rate_rps=4.0, prompt_tokens=(128, longest)), setting.seed
-    )
-    workload = shape.with_priority(plain, SHARE, -1, seed=setting.seed)
-    summary = run(system(name, MODEL, setting), MODEL, workload).summary
+    summary = run(one, MODEL, load(longest, seed, rate_rps)).summary
     urgent = summary["priorities"]["-1"]
     return {
         "priority_tpot_ms": urgent["mean_tpot_ms"],
@@ -68,6 +104,36 @@ def measure_one(name: str, longest: int, setting: Setting) -> dict[str, float]:
         "priority_ttft_ms": urgent["mean_ttft_ms"],
         "ttft_ms": summary["mean_ttft_ms"],
     }
+
+
+def load(longest: int, seed: int, rate_rps: float) -> Workload:
+    """Return the table's requests, a share of them urgent."""
+    shape_of = Poisson(requests=REQUESTS, rate_rps=rate_rps, prompt_tokens=(128, longest))
+    return shape.with_priority(synthesise(shape_of, seed), SHARE, -1, seed=seed)
+
+
+@cache
+def pressing() -> list[tuple[float, float]]:
+    """Return the rates that were tried until static TP alone collapses, each with its mean TTFT in
+    ms: the last one is the rate of the load that presses.
+    """
+    static = servers.stock("static-tp", MODEL, FIRST, Options(max_num_seqs=MAX_NUM_SEQS))
+    capacity_rps = _capacity_rps(static)
+    tried = []
+    for share in SHARES:
+        rate_rps = round(share * capacity_rps, 2)
+        ttft_ms = measure_one(static, PAPERS, FIRST.seed, rate_rps)["ttft_ms"]
+        tried.append((rate_rps, ttft_ms))
+        if ttft_ms >= COLLAPSED_MS:
+            break
+    return tried
+
+
+def _capacity_rps(static: System) -> float:
+    """Requests per second while the second and third fifth of many end that come together."""
+    together = synthesise(Poisson(requests=AT_ONCE, rate_rps=1e5), FIRST.seed)
+    ends = sorted(one.end_s for one in simulate(static, together.requests).ended)
+    return (3 * AT_ONCE // 5 - AT_ONCE // 5) / (ends[3 * AT_ONCE // 5] - ends[AT_ONCE // 5])
 
 
 def pages(found: Kept, folder: Path) -> list[Row]:
@@ -79,57 +145,79 @@ def pages(found: Kept, folder: Path) -> list[Row]:
         "table counts in",
         "[against_paper.md](against_paper.md), but for the peak, which is figure 9's.",
         "",
+        *systems_text(found),
     ]
-    compared = []
+    rows_of_all = []
     for title, longest in (("Prompts as in section 6.1", PAPERS), ("Shorter prompts", SHORTER)):
         rows = why("table1", str(longest), _rows(str(longest), found))
-        compared += [one.of("priority") for one in rows if longest == PAPERS]
-        headings = [
-            "system",
-            "priority TPOT (ms)",
-            "TPOT (ms)",
-            "priority TTFT (ms)",
-            "TTFT (ms)",
-            "peak tokens/s",
-        ]
-        lines += [
-            f"## {title}: 128 to {longest:,} tokens",
-            "",
-            *markdown(headings, _systems(str(longest), found)),
-        ]
-        lines += table(rows)
-    write(folder, "table1", page("Flying Serving, table 1: priority", {"table1": found}, lines))
-    return compared
+        rows_of_all += [one.of("priority") for one in rows if longest == PAPERS]
+        heading = f"{title}: 128 to {longest:,} tokens"
+        lines += [f"## {heading}", "", *_systems(heading, str(longest), found), *table(rows)]
+    lines += _pressed(found)
+    title = "Flying Serving, table 1: priority"
+    write(folder, "table1", page(title, {"table1": found}, lines, (notice(found),)))
+    return rows_of_all
 
 
-def _systems(longest: str, found: Kept) -> list[list[str]]:
-    keys = found.seeds[0][longest]["auto"]
+def _systems(heading: str, part: str, found: Kept) -> list[str]:
+    return systems_tables(heading, [one[part] for one in found.seeds], COLUMNS)
+
+
+def _pressed(found: Kept) -> list[str]:
+    """The load at which static TP collapses, beside the paper's table; nothing for older
+    numbers.
+    """
+    if PRESSED not in found.seeds[0]:
+        return []
+    part = found.seeds[0][PRESSED]
+    tried = "; ".join(f"{rate:g} requests/s {number(ms)} ms" for rate, ms in part["searched"])
+    collapsed = part["searched"][-1][1] >= COLLAPSED_MS
+    verdict = "At the last of them it collapses" if collapsed else "It never collapses"
+    text = template(
+        "table1_pressed", rate=f"{part['rate_rps']:g}", tried=tried, verdict=verdict,
+        capacity=f"{part['searched'][0][0]:g}",
+    )  # fmt: skip
+    heading = f"A load that presses: {part['rate_rps']:g} requests/s"
+    published_rows = [
+        [f"{name}, the paper at 3 to 5", *(number(values[figure]) for figure in COLUMNS)]
+        for name, values in PAPER["priority"].items()
+    ]
     return [
-        [name, *(spread([one[longest][name][key] for one in found.seeds]) for key in keys)]
-        for name in SYSTEMS
+        f"## {heading}",
+        "",
+        *paragraph(text),
+        *markdown(["system", *COLUMNS.values()], published_rows),
+        *_systems(heading, PRESSED, found),
     ]
 
 
 def _rows(longest: str, found: Kept) -> list[Row]:
     paper = PAPER["priority"]
-    rows = [
-        row(
-            f"auto / {other}: {key.replace('_', ' ')}",
-            paper["auto"][key] / paper[other][key],
-            found,
-            lambda one, key=key, other=other: one[longest]["auto"][key] / one[longest][other][key],  # type: ignore[misc]
-            higher,
-            WIDE if key != "peak_tokens_per_s" else None,
-        ).counted(key != "peak_tokens_per_s")
-        for key, other, higher in RATIOS
-    ]
-    return rows + [
-        row(
-            f"{name}: {key.replace('_', ' ')}",
-            value,
-            found,
-            lambda one, n=name, k=key: one[longest][n][k],
-        )  # type: ignore[misc]
-        for name, values in paper.items()
-        for key, value in values.items()
-    ]
+    rows = []
+    for figure, other, higher in RATIOS:
+        name = f"auto / {other}: {figure.replace('_', ' ')}"
+        published = paper["auto"][figure] / paper[other][figure]
+        known = WIDE if figure != "peak_tokens_per_s" else None
+        of = partial(row, name, published, found, higher=higher, known=known)
+        one = compared(of, found, _ratio(longest, figure, other))
+        rows.append(one.counted(figure != "peak_tokens_per_s"))
+    for system, values in paper.items():
+        for figure, published in values.items():
+            of = partial(row, f"{system}: {figure.replace('_', ' ')}", published, found)
+            rows.append(compared(of, found, _figure(longest, system, figure)))
+    return rows
+
+
+def _ratio(longest: str, figure: str, other: str) -> Value:
+    def value(one: Numbers, ours: str, limit: str) -> float:
+        there = one[longest][limit]
+        return float(there[ours][figure] / there[other][figure])
+
+    return value
+
+
+def _figure(longest: str, system: str, figure: str) -> Value:
+    def value(one: Numbers, ours: str, limit: str) -> float:
+        return float(one[longest][limit][ours if system == AUTO else system][figure])
+
+    return value

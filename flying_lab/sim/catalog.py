@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from flying_lab.sim.baselines.disaggregated import Disaggregated
-from flying_lab.sim.baselines.release import Draining
+from flying_lab.sim.baselines.release import Draining, Operated, Thresholds
 from flying_lab.sim.baselines.routers import ROUTERS
 from flying_lab.sim.baselines.shift_parallel import shifting
 from flying_lab.sim.baselines.transforming import KINDS, transforming
@@ -95,6 +95,12 @@ def build(
         system = static(machine, devices, apart, options)
         system = replace(system, placing=ROUTERS.get(name, GroupChoice))
     return replace(system, name=name)
+
+
+def operated(fork: System, thresholds: Thresholds) -> System:
+    """Return the fork with an operator who switches by two thresholds."""
+    policy = Operated(fork.settings.policy.name, by_load=True, thresholds=thresholds)
+    return replace(fork, settings=replace(fork.settings, policy=policy))
 
 
 def paired(machine: Machine, devices: int, options: Options, name: str) -> System:

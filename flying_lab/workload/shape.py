@@ -33,6 +33,20 @@ def window(workload: Workload, start_s: float = 0.0, end_s: float = math.inf) ->
     return workload.having(kept)
 
 
+def with_after(workload: Workload, low_s: float, burst_s: float, after_s: float) -> Workload:
+    """Name the phase of the first `after_s` of each low phase that follows a burst "after".
+
+    `low_s`, `burst_s`: lengths of the phases, which come in turn, low first.
+    """
+
+    def labelled(request: Request) -> Request:
+        cycle, in_cycle_s = divmod(request.arrival_s, low_s + burst_s)
+        is_after = cycle > 0 and in_cycle_s < min(after_s, low_s)
+        return replace(request, phase="after") if is_after else request
+
+    return workload.having(map(labelled, workload.requests))
+
+
 def first(workload: Workload, requests: int) -> Workload:
     """Return the first requests, or all if there are fewer."""
     if requests < 1:

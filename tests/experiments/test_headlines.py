@@ -6,8 +6,10 @@ numbers with each change of a policy, so those of a page are of the commit that 
 
 import pytest
 
-from experiments import break_even, fig8_fig9, oracle, table1
-from experiments.common import FIRST, kept, paper_workload, run, system
+from experiments import break_even, fig8_fig9, oracle, paper_runs, servers, table1
+from experiments.common import FIRST, MAX_NUM_SEQS, PAPER, kept, paper_workload, run
+from flying_lab.sim.cluster import Options
+from flying_lab.sim.node import System
 
 LLAMA = "llama-3-70b"
 
@@ -21,22 +23,51 @@ def test_figures_8_and_9_are_simulated_as_they_are_kept() -> None:
     """The bursts, the low load and the peak of static TP."""
     then = kept("fig8_fig9").seeds[0][LLAMA]
     workload = paper_workload(LLAMA, then["faster"], FIRST.seed)
-    static = run(system("static-tp", LLAMA, FIRST), LLAMA, workload)
-    assert fig8_fig9.figures_of(static, LLAMA, FIRST) == _near(then["static-tp"])
+    static = run(static_tp(), LLAMA, workload)
+    figures = then[paper_runs.key(MAX_NUM_SEQS)]["static-tp"]
+    found = fig8_fig9.figures_of(static, LLAMA, FIRST.seed)
+    assert {name: found[name] for name in figures} == _near(figures)
+
+
+def static_tp() -> System:
+    """Stock vLLM's widest engine."""
+    return servers.stock("static-tp", LLAMA, FIRST, Options(max_num_seqs=MAX_NUM_SEQS))
 
 
 def test_figure_8_finds_its_rate_of_bursts_in_what_the_paper_reports() -> None:
     """Static DP's mean time to first token, with the rate that was found, is the published one."""
-    then = kept("fig8_fig9").seeds[0][LLAMA]["static-dp"]
-    published_s = fig8_fig9.PAPER[LLAMA]["burst_dp_ttft_s"]
+    then = kept("fig8_fig9").seeds[0][LLAMA][paper_runs.key(MAX_NUM_SEQS)]["static-dp"]
+    published_s = PAPER[LLAMA]["burst_dp_ttft_s"]
     assert then["burst_mean_ttft_s"] == pytest.approx(published_s, rel=0.05)
 
 
 @pytest.mark.parametrize("longest", [table1.PAPERS, table1.SHORTER])
 def test_table_1_is_simulated_as_it_is_kept(longest: int) -> None:
-    then = kept("table1").seeds[0][str(longest)]["static-tp"]
-    found = table1.measure_one("static-tp", longest, FIRST)
+    then = kept("table1").seeds[0][str(longest)][paper_runs.key(MAX_NUM_SEQS)]["static-tp"]
+    found = table1.measure_one(static_tp(), longest, FIRST.seed)
     assert found == _near({name: then[name] for name in found})
+
+
+def test_table_1_presses_at_the_first_rate_at_which_static_tp_collapses() -> None:
+    *held, (_, collapsed_ms) = table1.pressing()
+    assert collapsed_ms >= table1.COLLAPSED_MS
+    assert all(ttft_ms < table1.COLLAPSED_MS for _, ttft_ms in held)
+
+
+def test_figures_8_and_9_have_every_degree_and_both_eager_servers() -> None:
+    names = [one.name for one in paper_runs.systems("nemotron-8b", FIRST)]
+    assert names == [
+        *("auto", "static-dp", "static-tp2", "static-tp4", "static-tp", "shift-parallel"),
+        *(paper_runs.PRODUCT, "fork", paper_runs.FORK),
+    ]
+
+
+def test_every_system_of_the_figures_has_the_limit_and_the_max_tokens() -> None:
+    for limit in paper_runs.LIMITS:
+        for one in paper_runs.systems(LLAMA, FIRST, limit):
+            assert one.settings.limits.max_num_seqs == limit
+            assert one.max_tokens is not None
+            assert one.max_tokens(10) == servers.MAX_TOKENS
 
 
 @pytest.mark.parametrize("system_name", ["static-tp4", "shift-parallel"])

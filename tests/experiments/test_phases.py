@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import phases
+from experiments import phases, phases_load, phases_runs, servers
 from experiments.common import FIRST, MODELS, Kept, Numbers, kept
 from experiments.phases_load import (
     AFTER_S,
@@ -16,23 +16,10 @@ from experiments.phases_load import (
     LOW_S,
     PHASES,
     Span,
-    capacity_rps,
-    phase_at,
-    phased,
     spans,
 )
-from experiments.phases_runs import (
-    FIGURES,
-    GRAPHS,
-    MAX_TOKENS,
-    PRODUCT,
-    STOCK,
-    is_fixed,
-    layout_name,
-    layout_shares,
-    measure_system,
-    systems,
-)
+from experiments.phases_runs import FIGURES, systems
+from experiments.servers import GRAPHS, PRODUCT, STOCK
 from flying_lab.sim.outcome import LayoutChange
 from flying_lab.sim.requests import SimStep
 from flying_serving.layout.groups import Layout
@@ -51,23 +38,24 @@ def test_a_load_begins_and_ends_low_and_has_the_seconds_after_each_burst() -> No
 
 
 def test_requests_have_the_phase_and_the_rate_of_their_arrival() -> None:
-    workload = phased(1.0, 10.0, 1, seed=1)
+    workload = phases_load.phased(1.0, 10.0, 1, seed=1)
     every = list(spans(1))
     for request in workload.requests:
-        assert request.phase == phase_at(every, request.arrival_s)
+        there = [one.phase for one in every if one.start_s <= request.arrival_s < one.end_s]
+        assert there == [request.phase]
     count = sum(request.phase == "burst" for request in workload.requests)
     assert count == pytest.approx(10.0 * BURST_S, rel=0.15)
     assert {request.phase for request in workload.requests} == set(PHASES)
 
 
 def test_a_capacity_is_found_again() -> None:
-    assert capacity_rps(MODEL) == pytest.approx(CAPACITY_RPS[MODEL], rel=0.01)
+    assert phases_load.capacity_rps(MODEL) == pytest.approx(CAPACITY_RPS[MODEL], rel=0.01)
 
 
 def test_the_plan_has_the_rates_that_are_run() -> None:
     plan = (Path(phases.__file__).parent / "plans" / "phases.md").read_text(encoding="utf-8")
     for model in MODELS:
-        low_rps, burst_rps = phases.rates_rps(model)
+        low_rps, burst_rps = phases_load.rates_rps(model)
         row = f"| {model} | {CAPACITY_RPS[model]:g} | {low_rps:.3g} | {burst_rps:.3g} |"
         assert f"{row} {BURSTS[model]} |" in plan
 
@@ -76,7 +64,7 @@ def test_the_plan_has_the_rates_that_are_run() -> None:
 def test_each_server_has_every_degree_as_a_fixed_layout(model: str) -> None:
     degrees = {"llama-3-70b": ("dp", "tp4", "tp8")}.get(model, ("dp", "tp2", "tp4", "tp8"))
     for server, kind in ((PRODUCT, "pinned"), (GRAPHS, "pinned"), (STOCK, "static")):
-        names = [one.name for one in systems(server, model, FIRST) if is_fixed(one.name)]
+        names = [one.name for one in systems(server, model, FIRST) if servers.is_fixed(one.name)]
         assert names == [f"{kind}-{degree}" for degree in degrees]
 
 
@@ -96,30 +84,33 @@ def test_no_server_is_told_the_lengths_of_outputs() -> None:
     for server in (PRODUCT, GRAPHS, STOCK):
         for one in systems(server, MODEL, FIRST):
             assert one.max_tokens is not None
-            assert one.max_tokens(10) == one.max_tokens(500) == MAX_TOKENS
+            assert one.max_tokens(10) == one.max_tokens(500) == servers.MAX_TOKENS
 
 
 def test_layouts_share_the_time_of_each_phase() -> None:
     changes = [
         LayoutChange(-10.0, Layout.uniform(4, 4)),
         LayoutChange(LOW_S + BURST_S / 4, Layout.uniform(4, 1)),
-        LayoutChange(LOW_S + BURST_S + AFTER_S, Layout(((0,), (1,), (2, 3)))),
+        LayoutChange(
+            LOW_S + BURST_S + AFTER_S,
+            Layout(((0,), (1,), (2, 3))),
+        ),
     ]
-    shares = layout_shares(changes, list(spans(1)), devices=2)
+    shares = phases_runs.layout_shares(changes, list(spans(1)), devices=2)
     assert shares["burst"] == {"1 x TP8": 0.25, "4 x TP2": 0.75}
     assert shares["after"] == {"4 x TP2": 1.0}
     assert shares["low"]["2 x TP2 + 1 x TP4"] == pytest.approx(160 / 340, rel=1e-3)
 
 
 def test_layouts_are_named_by_their_degrees() -> None:
-    assert layout_name(Layout.uniform(8, 2), devices=1) == "4 x TP2"
+    assert phases_runs.layout_name(Layout.uniform(8, 2), devices=1) == "4 x TP2"
 
 
 def test_a_run_has_every_figure_of_every_phase_and_its_switches() -> None:
     """A load so low that it takes a second."""
-    workload, every = phased(0.2, 4.0, 1, seed=1), list(spans(1))
+    workload, every = phases_load.phased(0.2, 4.0, 1, seed=1), list(spans(1))
     auto = next(iter(systems(GRAPHS, MODEL, FIRST)))
-    found = measure_system(auto, MODEL, workload, every)
+    found = phases_runs.measure_system(auto, MODEL, workload, every)
     assert found["refused"] == 0
     for phase in PHASES:
         assert all(found["phases"][phase][figure] >= 0 for figure in FIGURES)
@@ -161,7 +152,7 @@ def test_causes_that_the_page_names_are_in_the_numbers() -> None:
         modes = {row["mode"] for run in runs for row in run["switches"] if row["waited_s"] > 1.0}
         assert not modes
     assert phases.worst(found, "nemotron-8b", GRAPHS, "auto").mean <= 1.05
-    fixed = [name for name in found.seeds[0]["nemotron-8b"][GRAPHS] if is_fixed(name)]
+    fixed = [name for name in found.seeds[0]["nemotron-8b"][GRAPHS] if servers.is_fixed(name)]
     assert all(phases.worst(found, "nemotron-8b", GRAPHS, name).mean >= 1.5 for name in fixed)
 
 
@@ -180,8 +171,8 @@ def test_phases_are_simulated_as_they_are_kept(server: str, name: str) -> None:
     """The shortest runs, of systems that decide nothing."""
     then = kept("phases").seeds[0][MODEL][server][name]
     one = next(one for one in systems(server, MODEL, FIRST) if one.name == name)
-    workload = phases.load(MODEL, FIRST.seed)
-    found = measure_system(one, MODEL, workload, list(spans(BURSTS[MODEL])))
+    workload = phases_load.load(MODEL, FIRST.seed)
+    found = phases_runs.measure_system(one, MODEL, workload, list(spans(BURSTS[MODEL])))
     for phase in PHASES:
         for figure, value in found["phases"][phase].items():
             assert value == pytest.approx(then["phases"][phase][figure], rel=1e-4), figure

@@ -30,6 +30,8 @@ from flying_lab.results.timeline import concurrency, stretches, tokens_per_s
 
 LABEL_SHARE = 0.045
 """A layout that takes less of the width than this has no label inside."""
+SHORTEST_S = 1e-4
+"""Shorter times are drawn as this one: a log scale has no place for a queue that is empty."""
 GAP = 0.05
 """The gap between groups of a band, in engines."""
 
@@ -89,15 +91,14 @@ def _percentile(
     width_s: float,
     title: str,
 ) -> None:
-    """Draw the P90 of completed requests over time."""
+    """Draw the P90 of completed requests over time, on a scale that ends at SHORTEST_S."""
     curves = []
     for one in systems:
         values = np.where(one.results.ok, metric(one.results), np.nan)
-        curves.append(
-            series.rolling(
-                one.results.floats("sent_s"), values, width_s, one.results.run.duration_s, 90
-            )
+        points, heights = series.rolling(
+            one.results.floats("sent_s"), values, width_s, one.results.run.duration_s, 90
         )
+        curves.append((points, np.maximum(heights, SHORTEST_S)))
     drawn = np.concatenate([heights[heights > 0] for _, heights in curves])
     unit, factor = _unit(drawn)
     for place, (points, heights) in enumerate(curves):

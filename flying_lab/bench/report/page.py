@@ -32,7 +32,8 @@ FIGURES: dict[str, tuple[Callable[[Sequence[MeasuredSystem]], Figure | None], st
         figures.over_time,
         "Load, P90 latencies, tokens/s and layouts over time. A layout is drawn from the moment "
         "in the server's log "
-        "at which its engines were told of it; engines in one block work as one group.",
+        "at which its engines were told of it; engines in one block work as one group. Latencies "
+        "below 0.1 ms are drawn as 0.1 ms.",
     ),
     "bars": (
         figures.bars,

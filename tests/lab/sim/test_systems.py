@@ -4,6 +4,7 @@ anything runs.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 
 from flying_lab.results.metrics import summarise
 from flying_lab.sim import hardware, models
+from flying_lab.sim.baselines.release import Thresholds
 from flying_lab.sim.baselines.shift_parallel import shifting
-from flying_lab.sim.catalog import build, names
+from flying_lab.sim.catalog import build, names, operated
 from flying_lab.sim.clock import Clock
 from flying_lab.sim.cluster import Options
 from flying_lab.sim.machine import (
@@ -33,7 +35,7 @@ from flying_serving.layout.groups import Layout
 from flying_serving.policy.snapshot import Decision, Need, Snapshot
 from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.steps import StepCost
-from tests.policy.snapshots import BUSY, decide, load, snapshot
+from tests.policy.snapshots import BUSY, OBJECTIVE, decide, load, snapshot
 
 
 def h200(model: str = "llama-3-8b", devices: str = "h200x4") -> Modelled:
@@ -175,6 +177,23 @@ def test_the_fork_stops_running_requests_for_an_urgent_one() -> None:
         snapshot(Layout.uniform(4, 1), BUSY, {(n,): load(4) for n in range(4)}, [need])
     )
     assert fork is not None and (fork.mode, fork.cost) == ("hard", fork.considered["hard"])
+
+
+@pytest.mark.parametrize(
+    ("size", "requests", "target"),
+    [(1, 4, 4), (1, 5, None), (4, 32, None), (4, 33, 1), (4, 4, None), (1, 0, None)],
+)
+def test_an_operated_fork_switches_beyond_its_thresholds(
+    size: int, requests: int, target: int | None
+) -> None:
+    """It joins at 4 requests, parts above 32, and does neither while it is idle."""
+    fork = build("fork", h200("llama-3-70b"), 2, Options())
+    policy = operated(fork, Thresholds(4, 32)).settings.policy
+    layout = Layout.uniform(4, size)
+    loads = {layout.groups[0]: load(requests)} if requests else {}
+    decision = policy.decide(snapshot(layout, replace(BUSY, waiting=0.0), loads), OBJECTIVE)
+    assert (decision and decision.layout.widest) == target
+    assert decision is None or (decision.is_made and decision.mode == "sequential")
 
 
 def test_groups_and_lanes_cost_the_measured_time() -> None:

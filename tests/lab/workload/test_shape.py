@@ -108,3 +108,19 @@ def test_parameters_out_of_range_are_named_by_field(cut: object, field: str) -> 
     with pytest.raises(WorkloadError) as refused:
         cut()
     assert refused.value.field == field
+
+
+def test_the_begin_of_a_low_phase_after_a_burst_has_its_own_name() -> None:
+    """Low to 4, burst to 6, after to 7, low to 10, and again."""
+    times = (0.0, 3.9, 4.0, 6.0, 6.9, 7.0, 10.0, 12.0)
+    phases = ("low", "low", "burst", "low", "low", "low", "burst", "low")
+    drawn = THREE.having(
+        Request(number, at_s, 1, 1, phase=phase)
+        for number, (at_s, phase) in enumerate(zip(times, phases, strict=True))
+    )
+    named = shape.with_after(drawn, low_s=4.0, burst_s=2.0, after_s=1.0)
+    assert [one.phase for one in named.requests] == [
+        *("low", "low", "burst"),
+        *("after", "after", "low"),
+        *("burst", "after"),
+    ]
