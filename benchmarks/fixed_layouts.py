@@ -1,0 +1,103 @@
+"""Two engines with a link limited by bytes: when together is better, and when apart is.
+
+python -m benchmarks.fixed_layouts [--shares 0.1 0.85] [--seconds 60]
+
+Fixed layouts alone, at shares of the capacity of engines apart. The plan is in
+experiments/plans/live.md: it says when the link is accepted for `benchmarks.quiet_and_bursts`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.live_report import FIXED, LABELS, table, values
+from benchmarks.policies import LINKS, server
+from benchmarks.rounds import BENCH, Lengths, Rows, add, capacity_rps, keep, replayed, steady
+from benchmarks.systems import ROOT
+from flying_lab.tiny_models.checkpoint import make_model
+
+MODEL = "llama-75m"
+REGIME = "bytes"
+LENGTHS: Lengths = {"prompt_tokens": (256, 1024), "output_tokens": (8, 24)}
+LOW, HIGH = 0.1, 0.85
+"""Shares of the capacity at which the link is judged."""
+MOST_TOGETHER, MOST_APART = 0.85, 0.5
+"""Together over apart at `LOW`, and apart over together at `HIGH`."""
+OUT = BENCH / "live_fixed_layouts.json"
+
+
+def phase(share: float) -> str:
+    """Return the name of a load."""
+    return f"{share:g} of capacity"
+
+
+def judged(kept: Mapping[str, Any]) -> Iterator[tuple[str, float, float]]:
+    """Yield each condition of the plan: its text, the ratio, and the most that is allowed."""
+    found = values(kept)
+    apart, together = FIXED
+    sides = [
+        (LOW, together, apart, MOST_TOGETHER, ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")),
+        (HIGH, apart, together, MOST_APART, ("p90_ttft_ms", "p90_e2el_ms")),
+    ]
+    for share, better, other, most, figures in sides:
+        for figure in figures:
+            top, bottom = (median(found[name, phase(share), figure]) for name in (better, other))
+            text = f"{better} / {other} at {phase(share)}, {LABELS[figure]}"
+            yield text, top / bottom, most
+
+
+def is_accepted(kept: Mapping[str, Any]) -> bool:
+    """Return whether the link has the shape that the plan asks for."""
+    return all(ratio <= most for _, ratio, most in judged(kept))
+
+
+def verdict(kept: Mapping[str, Any]) -> str:
+    """Return the conditions with their ratios, and whether all hold."""
+    lines = [
+        f"- {text}: {ratio:.2f}, at most {most:.2f}{'' if ratio <= most else ' (missed)'}"
+        for text, ratio, most in judged(kept)
+    ]
+    end = "accepted" if is_accepted(kept) else "not accepted"
+    return "\n".join([*lines, f"- The link is {end}."])
+
+
+def run(args: argparse.Namespace) -> tuple[float, Rows]:
+    """Return the capacity of engines apart, and the rows."""
+    model = make_model(ROOT / ".models" / MODEL, MODEL)
+    rows: Rows = {}
+    capacity = 0.0
+    for name in FIXED:
+        with server(name, REGIME, model) as system:
+            if name == FIXED[0]:
+                capacity = capacity_rps(system, LENGTHS, args.requests)
+                print(f"capacity of {name}: {capacity:.2f} requests/s", flush=True)
+            for share in args.shares:
+                load = steady(share * capacity, args.seconds, LENGTHS, args.seed, phase(share))
+                add(rows, name, replayed(system, load))
+    return capacity, rows
+
+
+def main() -> None:
+    """Run the loads, keep all rows, print the table and the verdict."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shares", type=float, nargs="+", default=[LOW, HIGH])
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--requests", type=int, default=256, help="that find the capacity")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=OUT)
+    args = parser.parse_args()
+    capacity, rows = run(args)
+    kept = keep(args.out, vars(args) | {"capacity_rps": capacity, "link": LINKS[REGIME]}, rows)
+    print(table(kept))
+    if {LOW, HIGH} <= set(args.shares):
+        print(verdict(kept))
+
+
+if __name__ == "__main__":
+    main()
