@@ -1,6 +1,6 @@
 """Two engines with a link limited by bytes: when together is better, and when apart is.
 
-python -m benchmarks.fixed_layouts [--shares 0.1 0.85] [--seconds 60]
+python -m benchmarks.fixed_layouts [--shares 0.1 0.85] [--seconds 120 60]
 
 Fixed layouts alone, at shares of the capacity of engines apart. The plan is in
 experiments/plans/live.md: it says when the link is accepted for `benchmarks.quiet_and_bursts`.
@@ -75,8 +75,8 @@ def run(args: argparse.Namespace) -> tuple[float, Rows]:
             if name == FIXED[0]:
                 capacity = capacity_rps(system, LENGTHS, args.requests)
                 print(f"capacity of {name}: {capacity:.2f} requests/s", flush=True)
-            for share in args.shares:
-                load = steady(share * capacity, args.seconds, LENGTHS, args.seed, phase(share))
+            for share, seconds in zip(args.shares, args.seconds, strict=True):
+                load = steady(share * capacity, seconds, LENGTHS, args.seed, phase(share))
                 add(rows, name, replayed(system, load))
     return capacity, rows
 
@@ -87,11 +87,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shares", type=float, nargs="+", default=[LOW, HIGH])
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument(
+        "--seconds", type=float, nargs="+", default=[120.0, 60.0], help="at each of the shares"
+    )
     parser.add_argument("--requests", type=int, default=256, help="that find the capacity")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
+    if len(args.seconds) != len(args.shares):
+        parser.error(
+            f"--seconds: {len(args.seconds)} values, allowed: {len(args.shares)} as --shares"
+        )
     capacity, rows = run(args)
     kept = keep(args.out, vars(args) | {"capacity_rps": capacity, "link": LINKS[REGIME]}, rows)
     print(table(kept))
