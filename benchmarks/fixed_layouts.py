@@ -9,12 +9,10 @@ experiments/plans/live.md: it says when the link is accepted for `benchmarks.qui
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from statistics import median
-from typing import Any
 
-from benchmarks.live_report import FIXED, LABELS, table, values
+from benchmarks.link_verdict import HIGH, LOW, phase, verdict
+from benchmarks.live_report import FIXED, table
 from benchmarks.policies import LINKS, server
 from benchmarks.rounds import BENCH, Lengths, Rows, add, capacity_rps, keep, replayed, steady
 from benchmarks.systems import ROOT
@@ -23,46 +21,7 @@ from flying_lab.tiny_models.checkpoint import make_model
 MODEL = "llama-75m"
 REGIME = "bytes"
 LENGTHS: Lengths = {"prompt_tokens": (256, 1024), "output_tokens": (8, 24)}
-LOW, HIGH = 0.1, 0.85
-"""Shares of the capacity at which the link is judged."""
-MOST_TOGETHER, MOST_APART = 0.85, 0.5
-"""Together over apart at `LOW`, and apart over together at `HIGH`."""
 OUT = BENCH / "live_fixed_layouts.json"
-
-
-def phase(share: float) -> str:
-    """Return the name of a load."""
-    return f"{share:g} of capacity"
-
-
-def judged(kept: Mapping[str, Any]) -> Iterator[tuple[str, float, float]]:
-    """Yield each condition of the plan: its text, the ratio, and the most that is allowed."""
-    found = values(kept)
-    apart, together = FIXED
-    sides = [
-        (LOW, together, apart, MOST_TOGETHER, ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")),
-        (HIGH, apart, together, MOST_APART, ("p90_ttft_ms", "p90_e2el_ms")),
-    ]
-    for share, better, other, most, figures in sides:
-        for figure in figures:
-            top, bottom = (median(found[name, phase(share), figure]) for name in (better, other))
-            text = f"{better} / {other} at {phase(share)}, {LABELS[figure]}"
-            yield text, top / bottom, most
-
-
-def is_accepted(kept: Mapping[str, Any]) -> bool:
-    """Return whether the link has the shape that the plan asks for."""
-    return all(ratio <= most for _, ratio, most in judged(kept))
-
-
-def verdict(kept: Mapping[str, Any]) -> str:
-    """Return the conditions with their ratios, and whether all hold."""
-    lines = [
-        f"- {text}: {ratio:.2f}, at most {most:.2f}{'' if ratio <= most else ' (missed)'}"
-        for text, ratio, most in judged(kept)
-    ]
-    end = "accepted" if is_accepted(kept) else "not accepted"
-    return "\n".join([*lines, f"- The link is {end}."])
 
 
 def run(args: argparse.Namespace) -> tuple[float, Rows]:

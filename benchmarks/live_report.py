@@ -35,13 +35,18 @@ Values = dict[tuple[str, str, str], list[float]]
 
 
 def values(kept: Mapping[str, Any]) -> Values:
-    """Return the values of the rounds, by system, phase and figure."""
-    return {(row["system"], row["phase"], row["figure"]): row["values"] for row in kept["rows"]}
+    """Return the live values of the rounds, by system, phase and figure. Rows on emulated devices
+    have simulated ones beside them.
+    """
+    return {
+        (row["system"], row["phase"], row["figure"]): row.get("values") or row["live"]
+        for row in kept["rows"]
+    }
 
 
 def names(found: Values) -> list[str]:
-    """Return the systems in the order of their rows."""
-    return list(dict.fromkeys(name for name, _, _ in found))
+    """Return the systems in the order of their rows, `auto` last."""
+    return sorted(dict.fromkeys(name for name, _, _ in found), key=lambda name: name == "auto")
 
 
 def phases(found: Values) -> list[str]:
@@ -49,14 +54,16 @@ def phases(found: Values) -> list[str]:
     return list(dict.fromkeys(phase for _, phase, _ in found if phase != "all"))
 
 
-def ratios(found: Values, system: str, phase: str, figure: str) -> list[float]:
-    """Return a system's figure over that of the better fixed layout, for each round; empty if
+def ratios(
+    found: Values, system: str, phase: str, figure: str, fixed: Sequence[str] = FIXED
+) -> list[float]:
+    """Return a system's figure over that of the best of the fixed layouts, for each round; empty if
     either has none.
     """
-    fixed = [found[name, phase, figure] for name in FIXED if (name, phase, figure) in found]
-    if (system, phase, figure) not in found or not fixed:
+    others = [found[name, phase, figure] for name in fixed if (name, phase, figure) in found]
+    if (system, phase, figure) not in found or not others:
         return []
-    best = [min(of_round) for of_round in zip(*fixed, strict=True)]
+    best = [min(of_round) for of_round in zip(*others, strict=True)]
     return [a / b for a, b in zip(found[system, phase, figure], best, strict=True)]
 
 
@@ -74,13 +81,18 @@ class Worst:
         return median(self.ratios)
 
 
-def worst(found: Values, system: str, of: Sequence[str] | None = None) -> Worst | None:
-    """Return where a system is farthest from the better fixed layout, in all or some phases."""
+def worst(
+    found: Values,
+    system: str,
+    of: Sequence[str] | None = None,
+    fixed: Sequence[str] = FIXED,
+) -> Worst | None:
+    """Return where a system is farthest from the best fixed layout, in all or some phases."""
     candidates = [
         Worst(phase, figure, tuple(each))
         for phase in (phases(found) if of is None else of)
         for figure in FIGURES
-        if (each := ratios(found, system, phase, figure))
+        if (each := ratios(found, system, phase, figure, fixed))
     ]
     return max(candidates, key=lambda candidate: candidate.median, default=None)
 
@@ -117,7 +129,7 @@ def _cells(found: Values, name: str, phase: str) -> list[str]:
     return [phase, name, *cells, served, "" if at is None else spread(at.ratios, 2)]
 
 
-def summary(kept: Mapping[str, Any]) -> str:
+def summary(kept: Mapping[str, Any], fixed: Sequence[str] = FIXED) -> str:
     """Return the short table: a row for each system with its mean E2E in each phase, the ratio in
     its worst phase and figure, and its switches.
     """
@@ -125,14 +137,14 @@ def summary(kept: Mapping[str, Any]) -> str:
     heads = [
         "system",
         *(f"{phase}, mean E2E" for phase in phases(found)),
-        "worst / better fixed",
+        "worst / best fixed",
         "where",
         "switches",
     ]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name in names(found):
         e2e = [spread(found[name, phase, "mean_e2el_ms"]) for phase in phases(found)]
-        at = worst(found, name)
+        at = worst(found, name, fixed=fixed)
         assert at is not None
         where = f"{at.phase}, {LABELS[at.figure]}"
         switches = spread(found[name, "all", "switches"])

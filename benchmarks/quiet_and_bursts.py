@@ -13,7 +13,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks.fixed_layouts import LENGTHS, MODEL, REGIME, is_accepted
+from benchmarks.fixed_layouts import LENGTHS, MODEL, REGIME
+from benchmarks.link_verdict import is_accepted
 from benchmarks.live_report import read, summary, table
 from benchmarks.policies import server
 from benchmarks.rounds import BENCH, NUMBERS, Rows, add, keep, phased, replayed, rotated

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.fixed_layouts import HIGH, LOW, is_accepted, phase, verdict
+from benchmarks.link_verdict import HIGH, LOW, is_accepted, phase, verdict
 from benchmarks.live_report import FIGURES, ratios, spread, summary, table, values, worst
 
 DP, TP = [100.0, 100.0, 100.0], [50.0, 200.0, 100.0]
@@ -105,3 +105,10 @@ def test_the_verdict_marks_what_was_missed() -> None:
         "static-tp / static-dp at 0.1 of capacity, mean TPOT: 0.90, at most 0.85 (missed)" in text
     )
     assert text.endswith("not accepted.")
+
+
+def test_the_fixed_layouts_of_another_comparison_are_named() -> None:
+    found = values(kept(wide=[100.0], narrow=[80.0], auto=[120.0]))
+    at = worst(found, "auto", fixed=("wide", "narrow"))
+    assert at is not None
+    assert at.median == 1.5
