@@ -35,6 +35,10 @@ NAMES = (
     "handoff",
     "time_between_tokens",
     "split",
+    "fixed_layouts",
+    "quiet_and_bursts",
+    "long_prompts",
+    "urgent_requests",
 )
 
 

@@ -54,7 +54,7 @@ _SHAPE = SHAPES[MODEL]
 _TOKEN_BYTES = _SHAPE.layers * _SHAPE.kv_heads * 2 * _SHAPE.head_dim * 4
 LIVE = "unaware, live"
 RUNS = ("auto", "short alone", "unaware", LIVE)
-POLL_S, LONGEST_S = 0.2, 3600.0
+POLL_S, LONGEST_S, FINISH_S = 0.2, 3600.0, 600.0
 
 
 def context_flags(engines: int, kv_tokens: int) -> list[str]:
@@ -92,6 +92,8 @@ class Operator(threading.Thread):
         """Set it when no short request runs any more."""
         self._longs = longs
         self.served = 0
+        self.latencies_s: list[float] = []
+        """From when each request that was served was due to its end."""
 
     def run(self) -> None:
         """One after the other."""
@@ -106,11 +108,20 @@ class Operator(threading.Thread):
             }
             body["max_tokens"] = long.output_tokens
             answer = httpx.post(f"{self._system.url}/v1/completions", json=body, timeout=300)
-            self.served += answer.status_code == 200
+            if answer.status_code == 200:
+                self.served += 1
+                self.latencies_s.append(time.monotonic() - began_s - long.arrival_s)
             if self._live:
                 self._system.layout(self._apart)
         self._wait_empty(began_s + LONGEST_S)
         self._system.layout(self._apart)
+
+    def finish(self) -> None:
+        """Let it end when no short request runs any more. Raises TimeoutError after FINISH_S."""
+        self.over.set()
+        self.join(FINISH_S)
+        if self.is_alive():
+            raise TimeoutError(f"long prompts were not served within {FINISH_S:.0f} s")
 
     def _wait_empty(self, until_s: float) -> None:
         """Until then; apart as soon as nothing runs."""
@@ -142,8 +153,7 @@ def replay(system: System, workload: Workload, operator: Operator | None) -> dic
     results = measure(workload, target, found, settings)
     served = 0
     if operator is not None:
-        operator.over.set()
-        operator.join(600)
+        operator.finish()
         served = operator.served
     long = results.floats("prompt_tokens") > MOST_SHORT_TOKENS
     for error in filter(None, results.texts("error")):

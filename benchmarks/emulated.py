@@ -13,15 +13,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.emulated_report import FIGURES, table
+from benchmarks.emulated_report import table
+from benchmarks.rounds import Rows, phased, replayed, rotated, values_of
 from benchmarks.systems import ROOT, System, Systems, commit
-from flying_lab.bench.client import Target
-from flying_lab.bench.options import BenchOptions
-from flying_lab.bench.replay import measure, probe
 from flying_lab.emulation.command import profile, server_flags
 from flying_lab.emulation.profile import Profile
 from flying_lab.emulation.slowed import Slowed
@@ -32,8 +29,8 @@ from flying_lab.sim.node import System as SimulatedSystem
 from flying_lab.sim.run import results, simulate
 from flying_lab.sim.system import flying, static
 from flying_lab.workload.model import Workload
-from flying_lab.workload.shape import scale_time, with_after
-from flying_lab.workload.synth import Alternating, synthesise
+from flying_lab.workload.shape import scale_time
+from flying_lab.workload.synth import Alternating
 from flying_serving.policy.policies import POLICIES
 
 HARDWARE = "h200x8"
@@ -45,11 +42,7 @@ FLAGS = [
     "--no-enable-prefix-caching",
     "--disable-uvicorn-access-log",
 ]
-AFTER_S = 20.0
-"""Seconds of a low phase that count apart, after a burst."""
 OUT = ROOT / ".bench"
-Rows = dict[tuple[str, str, str], list[float]]
-"""Values of the rounds, by system, phase and figure."""
 
 
 def systems_of(args: argparse.Namespace) -> dict[str, Profile]:
@@ -74,7 +67,7 @@ def workload_of(args: argparse.Namespace, seed: int) -> Workload:
     """Return the load in the devices' time: it ends with a low phase, whose begin counts apart."""
     low_rps, burst_rps = args.rates
     low_s, burst_s = args.phases
-    made = synthesise(
+    return phased(
         Alternating(
             duration_s=args.bursts * (low_s + burst_s) + low_s,
             low_rate_rps=low_rps,
@@ -85,14 +78,21 @@ def workload_of(args: argparse.Namespace, seed: int) -> Workload:
         seed,
     )
 
-    return with_after(made, low_s, burst_s, AFTER_S)
-
 
 def started(name: str, devices: Profile) -> System:
-    """Start one server."""
-    stock = name != "auto"
-    path, *flags = server_flags(devices, ROOT / ".models", stock=stock)
-    return System(name, Path(path), [*flags, *FLAGS], ours=not stock)
+    """Start one server of this comparison."""
+    if name == "auto":
+        return served(name, devices, "--policy=auto")
+    path, *flags = server_flags(devices, ROOT / ".models", stock=True)
+    return System(name, Path(path), [*flags, *FLAGS], ours=False)
+
+
+def served(name: str, devices: Profile, *more: str) -> System:
+    """Start our server on emulated devices with further flags, which win over those before."""
+    path, *flags = server_flags(devices, ROOT / ".models", stock=False)
+    system = System(name, Path(path), [*flags, *FLAGS, *more], ours=True)
+    system.model = devices.model
+    return system
 
 
 def simulated(name: str, devices: Profile, workload: Workload) -> dict[str, Any]:
@@ -109,25 +109,6 @@ def simulated(name: str, devices: Profile, workload: Workload) -> dict[str, Any]
     }
 
 
-def replayed(system: System, workload: Workload) -> dict[str, Any]:
-    """Return the summary of a replay against a live server, with the number of its switches."""
-    settings = BenchOptions(token_ids=(300, 499))
-    target = Target(system.url)
-    before = len(system.ask("switches")["switches"]) if system.ours else 0
-    summary = summarise(measure(workload, target, probe(target, settings), settings))
-    after = len(system.ask("switches")["switches"]) if system.ours else 0
-    return summary | {"switches": after - before}
-
-
-def values_of(summary: dict[str, Any], slowdown: float) -> Iterator[tuple[str, str, float]]:
-    """Yield phase, figure and value, in the devices' time."""
-    for phase, part in {**summary.get("phases", {}), "all": summary}.items():
-        for figure in FIGURES:
-            yield phase, figure, part[figure] / slowdown
-    yield "all", "switches", float(summary["switches"])
-    yield "all", "not completed", float(summary["failed"] + summary["unfinished"])
-
-
 def run(args: argparse.Namespace) -> tuple[Rows, Rows]:
     """Return the values of live servers and of the simulator."""
     live: Rows = {}
@@ -140,7 +121,7 @@ def run(args: argparse.Namespace) -> tuple[Rows, Rows]:
             print(name, f"ready in {system.ready_s:.0f} s", flush=True)
         for number in range(args.rounds):
             workload = scale_time(workload_of(args, args.seed + number), args.slowdown)
-            for name in names[number % len(names) :] + names[: number % len(names)]:
+            for name in rotated(names, number):
                 system = systems.all[name]
                 system.resume()
                 summary = replayed(system, workload)

@@ -12,16 +12,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.live_report import FIGURES, SHORT
+
 PHASES = ("low", "burst", "after")
-FIGURES = (
-    "mean_ttft_ms",
-    "p90_ttft_ms",
-    "mean_tpot_ms",
-    "p90_tpot_ms",
-    "mean_e2el_ms",
-    "p90_e2el_ms",
-)
-SHORT = ("TTFT", "P90", "TPOT", "P90", "E2E", "P90")
 OURS = "auto"
 Values = dict[tuple[str, str, str], tuple[float, float]]
 """Medians of the rounds, live and simulated, by system, phase and figure."""

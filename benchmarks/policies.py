@@ -6,7 +6,8 @@ python -m benchmarks.policies [--case load|priority] [--regime shm gloo link] [-
 `load`: quiet phases and bursts. `priority`: a steady load, one request in five is urgent.
 
 The fixed layouts are our server's with the same flags but the policy, so that collectives and
-kernels are the same for all; the links of regime `link` are emulated (`benchmarks.emulated_link`).
+kernels are the same for all; the links of regimes `link` and `bytes` are emulated
+(`benchmarks.emulated_link`).
 With `--stock` stock vLLM's data and tensor parallelism are measured beside them, with shared memory
 or gloo as the regime says, but no tensor parallelism of stock's over a link: its exchanges cannot
 be slowed. Each system is stopped while another is measured.
@@ -51,8 +52,14 @@ SHARED = [
     "--disable-uvicorn-access-log",
 ]
 FLAGS = [DP, *SHARED]
-REGIMES: dict[str, list[str]] = {"shm": [], "gloo": ["--cpu-collectives=gloo"], "link": []}
-LINKS = {"link": "600,10"}
+REGIMES: dict[str, list[str]] = {
+    "shm": [],
+    "gloo": ["--cpu-collectives=gloo"],
+    "link": [],
+    "bytes": [],
+}
+DEFAULT_REGIMES = ("shm", "gloo", "link")
+LINKS = {"link": "600,10", "bytes": "30,0.5"}
 """Of our servers in a regime: microseconds and GB/s (`benchmarks.emulated_link`)."""
 LENGTHS: dict[str, Any] = {"prompt_tokens": (64, 512), "output_tokens": (16, 96)}
 """Of requests."""
@@ -141,7 +148,7 @@ def figures(summary: dict[str, Any]) -> dict[str, float]:
 
 def names_of(regime: str, args: argparse.Namespace) -> list[str]:
     """The systems to compare: policies of ours and, if asked for, stock vLLM."""
-    stock = [name for name in STOCK if args.stock and not (regime == "link" and name == "stock-tp")]
+    stock = [name for name in STOCK if args.stock and not (regime in LINKS and name == "stock-tp")]
     return [*stock, *(POLICIES if args.policies is None else args.policies)]
 
 
@@ -190,7 +197,7 @@ def main() -> None:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--case", choices=CASES, default="load")
-    parser.add_argument("--regime", nargs="+", choices=REGIMES, default=list(REGIMES))
+    parser.add_argument("--regime", nargs="+", choices=REGIMES, default=DEFAULT_REGIMES)
     parser.add_argument(
         "--policies", nargs="+", help="other policies than static-dp, static-tp and auto"
     )

@@ -24,6 +24,7 @@ from experiments import (
     against_paper,
     break_even,
     chaos_page,
+    comparisons,
     dynaserve,
     fig8_fig9,
     gyges,
@@ -128,7 +129,9 @@ def write_live() -> None:
     """The pages of live measurements, and the list of all rows that were ever published."""
     live.PAGE.write_text(live.page(), encoding="utf-8")
     chaos_page.PAGE.write_text(chaos_page.page(), encoding="utf-8")
-    live.README.write_text(live.readme(live.README.read_text(encoding="utf-8")), encoding="utf-8")
+    comparisons.PAGE.write_text(comparisons.page(), encoding="utf-8")
+    written = live.readme(live.README.read_text(encoding="utf-8"), comparisons.readme_values())
+    live.README.write_text(written, encoding="utf-8")
     ledger.enter()
 
 

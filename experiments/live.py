@@ -98,15 +98,15 @@ def page() -> str:
     return filled("results")
 
 
-def section() -> str:
-    """README's section, between its marks."""
-    return f"{BEGIN}\n{filled('measured')}{END}"
+def section(values: Mapping[str, str]) -> str:
+    """README's section, between its marks; `values` as of `filled`."""
+    return f"{BEGIN}\n{filled('measured', values)}{END}"
 
 
-def readme(text: str) -> str:
+def readme(text: str, values: Mapping[str, str]) -> str:
     """A README with the section of these rows in the place of its own."""
     before, rest = text.split(BEGIN)
-    return before + section() + rest.split(END, 1)[1]
+    return before + section(values) + rest.split(END, 1)[1]
 
 
 def filled(name: str, values: Mapping[str, str] = NO_VALUES) -> str:
@@ -124,7 +124,7 @@ def filled(name: str, values: Mapping[str, str] = NO_VALUES) -> str:
 
     text = (TEMPLATES / f"{name}.md").read_text(encoding="utf-8")
     blocks = [_PLACE.sub(value, block) for block in text.split("\n\n")]
-    return "\n\n".join(map(_wrapped, blocks)).rstrip() + "\n"
+    return "\n\n".join(_wrapped(block) for block in blocks if block.strip()).rstrip() + "\n"
 
 
 def _wrapped(block: str) -> str:

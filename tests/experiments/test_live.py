@@ -12,7 +12,7 @@ from statistics import median
 
 import pytest
 
-from experiments import live
+from experiments import comparisons, live
 from experiments.common import ROOT
 from flying_serving.errors import ConfigError
 
@@ -33,7 +33,7 @@ def test_results_page_is_that_of_its_rows() -> None:
 
 def test_readme_section_is_that_of_its_rows() -> None:
     text = live.README.read_text(encoding="utf-8")
-    assert live.readme(text) == text
+    assert live.readme(text, comparisons.readme_values()) == text
 
 
 def test_readme_table_has_the_figures_of_its_run() -> None:

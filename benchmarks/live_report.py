@@ -1,0 +1,172 @@
+"""Tables of the live comparisons, from the rows that `benchmarks.rounds` keeps.
+
+python -m benchmarks.live_report docs/results/numbers/live_quiet_and_bursts.json
+
+A cell is the median over rounds in ms, with [smallest..largest] if there are several. The last
+column of a system is its largest ratio to the better fixed layout of our server, in the same round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+FIGURES = (
+    "mean_ttft_ms",
+    "p90_ttft_ms",
+    "mean_tpot_ms",
+    "p90_tpot_ms",
+    "mean_e2el_ms",
+    "p90_e2el_ms",
+)
+SHORT = ("TTFT", "P90", "TPOT", "P90", "E2E", "P90")
+LABELS = {
+    figure: f"{'mean' if 'mean' in figure else 'P90'} {label}"
+    for figure, label in zip(FIGURES, ("TTFT", "TTFT", "TPOT", "TPOT", "E2E", "E2E"), strict=True)
+}
+FIXED = ("static-dp", "static-tp")
+"""The fixed layouts of our server."""
+Values = dict[tuple[str, str, str], list[float]]
+
+
+def values(kept: Mapping[str, Any]) -> Values:
+    """Return the live values of the rounds, by system, phase and figure. Rows on emulated devices
+    have simulated ones beside them.
+    """
+    return {
+        (row["system"], row["phase"], row["figure"]): row.get("values") or row["live"]
+        for row in kept["rows"]
+    }
+
+
+def names(found: Values) -> list[str]:
+    """Return the systems in the order of their rows, `auto` last."""
+    return sorted(dict.fromkeys(name for name, _, _ in found), key=lambda name: name == "auto")
+
+
+def phases(found: Values) -> list[str]:
+    """Return the phases in the order of their rows, without the whole."""
+    return list(dict.fromkeys(phase for _, phase, _ in found if phase != "all"))
+
+
+def ratios(
+    found: Values, system: str, phase: str, figure: str, fixed: Sequence[str] = FIXED
+) -> list[float]:
+    """Return a system's figure over that of the best of the fixed layouts, for each round; empty if
+    either has none.
+    """
+    others = [found[name, phase, figure] for name in fixed if (name, phase, figure) in found]
+    if (system, phase, figure) not in found or not others:
+        return []
+    best = [min(of_round) for of_round in zip(*others, strict=True)]
+    return [a / b for a, b in zip(found[system, phase, figure], best, strict=True)]
+
+
+@dataclass(frozen=True)
+class Worst:
+    """The phase and figure with a system's largest median ratio, and the ratios of its rounds."""
+
+    phase: str
+    figure: str
+    ratios: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The median of the rounds."""
+        return median(self.ratios)
+
+
+def worst(
+    found: Values,
+    system: str,
+    of: Sequence[str] | None = None,
+    fixed: Sequence[str] = FIXED,
+) -> Worst | None:
+    """Return where a system is farthest from the best fixed layout, in all or some phases."""
+    candidates = [
+        Worst(phase, figure, tuple(each))
+        for phase in (phases(found) if of is None else of)
+        for figure in FIGURES
+        if (each := ratios(found, system, phase, figure, fixed))
+    ]
+    return max(candidates, key=lambda candidate: candidate.median, default=None)
+
+
+def spread(numbers: Sequence[float], digits: int = 0) -> str:
+    """Return the median, with the smallest and the largest if there are several."""
+    middle = f"{median(numbers):.{digits}f}"
+    if len(numbers) == 1:
+        return middle
+    return f"{middle} [{min(numbers):.{digits}f}..{max(numbers):.{digits}f}]"
+
+
+def table(kept: Mapping[str, Any]) -> str:
+    """Return the table in Markdown: a row for each phase and system."""
+    found = values(kept)
+    heads = ["phase", "system", *SHORT, "served", "worst / better fixed"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    lines += [
+        f"| {' | '.join(_cells(found, name, phase))} |"
+        for phase in phases(found)
+        for name in names(found)
+        if (name, phase, "completed") in found
+    ]
+    return "\n".join(lines)
+
+
+def _cells(found: Values, name: str, phase: str) -> list[str]:
+    cells = [
+        spread(found[name, phase, figure]) if (name, phase, figure) in found else ""
+        for figure in FIGURES
+    ]
+    served = f"{100 * median(found[name, phase, 'completed']):.0f} %"
+    at = worst(found, name, [phase])
+    return [phase, name, *cells, served, "" if at is None else spread(at.ratios, 2)]
+
+
+def summary(kept: Mapping[str, Any], fixed: Sequence[str] = FIXED) -> str:
+    """Return the short table: a row for each system with its mean E2E in each phase, the ratio in
+    its worst phase and figure, and its switches.
+    """
+    found = values(kept)
+    heads = [
+        "system",
+        *(f"{phase}, mean E2E" for phase in phases(found)),
+        "worst / best fixed",
+        "where",
+        "switches",
+    ]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for name in names(found):
+        e2e = [spread(found[name, phase, "mean_e2el_ms"]) for phase in phases(found)]
+        at = worst(found, name, fixed=fixed)
+        assert at is not None
+        where = f"{at.phase}, {LABELS[at.figure]}"
+        switches = spread(found[name, "all", "switches"])
+        lines.append(f"| {' | '.join([name, *e2e, spread(at.ratios, 2), where, switches])} |")
+    return "\n".join(lines)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return the rows that are kept in a file."""
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def main() -> None:
+    """Print the table of each file."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("files", type=Path, nargs="+")
+    for file in parser.parse_args().files:
+        print(f"{table(read(file))}\n")
+
+
+if __name__ == "__main__":
+    main()

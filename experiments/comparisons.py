@@ -1,0 +1,70 @@
+"""docs/results/comparisons.md, and the tables in README: live comparisons, from the rows that are
+kept.
+
+The prose is in templates/comparisons.md and templates/measured.md. The commands and the sizes are
+those of experiments/plans/live.md and experiments/plans/emulated.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from benchmarks import live_report
+from benchmarks.link_verdict import verdict
+from experiments import live
+from experiments.common import RESULTS
+
+NUMBERS = RESULTS / "numbers"
+PAGE = RESULTS / "comparisons.md"
+EMULATED_FIXED = ("stock-dp", "static-tp4", "static-tp8")
+"""The fixed layouts on emulated devices."""
+NOT_RUN = "Planned, and not run yet."
+Text = Callable[[Mapping[str, Any]], str]
+
+
+def page() -> str:
+    """Return the text of docs/results/comparisons.md."""
+    values = {
+        f"{name} {what}": _shown(name, text)
+        for name in ("fixed_layouts", "quiet_and_bursts", "long_prompts", "urgent_requests")
+        for what, text in {"how": _how, "table": live_report.table}.items()
+    }
+    values["verdict"] = _shown("fixed_layouts", verdict)
+    values["short table"] = _shown("quiet_and_bursts", live_report.summary)
+    return live.filled("comparisons", values)
+
+
+def readme_values() -> dict[str, str]:
+    """Return the places of README's section that these comparisons fill."""
+    emulated = live_report.read(NUMBERS / "emulated.json")
+    return {
+        "emulated how": _how(emulated),
+        "emulated table": live_report.summary(emulated, EMULATED_FIXED),
+        "quiet_and_bursts how": _shown("quiet_and_bursts", _how),
+        "quiet_and_bursts table": _shown("quiet_and_bursts", live_report.summary),
+    }
+
+
+def _shown(name: str, text: Text) -> str:
+    """Return a text of a comparison's rows, empty for the table of one that has not run."""
+    path = NUMBERS / f"live_{name}.json"
+    if path.exists():
+        return text(live_report.read(path))
+    return NOT_RUN if text is _how else ""
+
+
+def _how(kept: Mapping[str, Any]) -> str:
+    """Return the commit and the sizes of a run in a sentence."""
+    settings = kept["settings"]
+    parts = [f"Commit {kept['commit'][:7]}"]
+    rounds = settings.get("rounds", 1)
+    parts.append("one round" if rounds == 1 else f"{rounds} rounds")
+    if "capacity_rps" in settings:
+        parts.append(f"a capacity of {settings['capacity_rps']:.3g} requests/s")
+    if "regime" in settings:
+        is_bare = settings["regime"] == "shm"
+        parts.append("no emulated link" if is_bare else "a link of 30 us and 0.5 GB/s")
+    if "avx512" in kept:
+        parts.append("with AVX-512" if kept["avx512"] else "without AVX-512")
+    return f"{', '.join(parts)}."
