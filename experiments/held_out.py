@@ -13,8 +13,8 @@ from experiments.ablation import CONSTANTS
 from experiments.common import MODELS, Kept, Numbers, template
 from experiments.held_out_load import BATCH, LOADS, SECONDS, Load
 from experiments.held_out_runs import MEANS, OTHERS, SERVERS, SETTLE_S, measure
-from experiments.phases_runs import is_fixed
 from experiments.rows import Row, markdown, number, page, paragraph, spread, write
+from experiments.servers import is_fixed
 
 __all__ = ["measure", "pages"]
 

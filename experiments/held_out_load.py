@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from experiments.common import DATA, MODELS
 from experiments.phases_load import AT_ONCE, CAPACITY_RPS, rate_at_once_rps
-from experiments.phases_runs import MAX_TOKENS
+from experiments.servers import MAX_TOKENS
 from flying_lab.workload import shape
 from flying_lab.workload.model import Request, Workload
 from flying_lab.workload.read import read_workload

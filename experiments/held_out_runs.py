@@ -11,14 +11,8 @@ from experiments.ablation import CONSTANTS, Constant
 from experiments.common import MODELS, Numbers, Setting, run
 from experiments.held_out_load import LOADS, workload
 from experiments.phases_load import Span
-from experiments.phases_runs import (
-    GRAPHS,
-    PRODUCT,
-    is_fixed,
-    layout_name,
-    layout_shares,
-    systems,
-)
+from experiments.phases_runs import layout_name, layout_shares, systems
+from experiments.servers import GRAPHS, PRODUCT, is_fixed
 from flying_lab.sim.node import System
 from flying_lab.workload.model import Workload
 

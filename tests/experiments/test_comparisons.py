@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.live_report import FIGURES
 from experiments import comparisons, live
 
 TABLE_HEAD = "| phase | system |"
@@ -16,7 +15,7 @@ def rows(**values: float) -> str:
     found = [
         {"system": name.replace("_", "-"), "phase": "low", "figure": figure, "values": [value]}
         for name, value in values.items()
-        for figure in (*FIGURES, "completed")
+        for figure in (*comparisons.live_report.FIGURES, "completed")
     ]
     found += [
         {"system": row["system"], "phase": "all", "figure": "switches", "values": [2.0]}

@@ -25,7 +25,8 @@ from experiments.held_out_load import (
 )
 from experiments.held_out_runs import SERVERS, SETTLE_S, constants, measure_system, per_minute
 from experiments.phases_load import CAPACITY_RPS
-from experiments.phases_runs import GRAPHS, MAX_TOKENS, is_fixed, systems
+from experiments.phases_runs import systems
+from experiments.servers import GRAPHS, MAX_TOKENS, is_fixed
 from flying_serving.predict import arrivals
 
 MODEL = "llama-3-70b"
