@@ -9,11 +9,13 @@ import asyncio
 import random
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import httpx
 import pytest
 
+from flying_serving.controller.switches import SETTLE_S
 from harness.live import Server
 from harness.paced import Pace, pace
 from harness.streams import WORST_LOGPROB, Stream, begin, stream, streamed_body, worst_difference
@@ -110,3 +112,10 @@ def test_quiet_joins_the_engines_again(server: Server) -> None:
     assert last["from"] == APART
     assert last["to"] == TOGETHER
     assert last["reason"][:6] == "load: "
+
+
+def test_switches_for_load_are_seconds_apart(server: Server) -> None:
+    """In all that the server did above; a tenth of a second is left for clocks."""
+    times_s = [one["time"] for one in server.switches() if one["reason"].startswith("load: ")]
+    assert len(times_s) >= 3
+    assert min(later - earlier for earlier, later in pairwise(times_s)) > SETTLE_S - 0.1
