@@ -130,20 +130,22 @@ def _cells(found: Values, name: str, phase: str) -> list[str]:
 
 
 def summary(kept: Mapping[str, Any], fixed: Sequence[str] = FIXED) -> str:
-    """Return the short table: a row for each system with its mean E2E in each phase, the ratio in
-    its worst phase and figure, and its switches.
+    """Return the short table: a row for each system with its mean E2E in each phase and over all
+    requests, the ratio in its worst phase and figure, and its switches.
     """
     found = values(kept)
+    has_all = all((name, "all", "mean_e2el_ms") in found for name in names(found))
+    columns = [*phases(found), *(["all"] if has_all else [])]
     heads = [
         "system",
-        *(f"{phase}, mean E2E" for phase in phases(found)),
+        *(f"{phase}, mean E2E" for phase in columns),
         "worst / best fixed",
         "where",
         "switches",
     ]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name in names(found):
-        e2e = [spread(found[name, phase, "mean_e2el_ms"]) for phase in phases(found)]
+        e2e = [spread(found[name, phase, "mean_e2el_ms"]) for phase in columns]
         at = worst(found, name, fixed=fixed)
         assert at is not None
         where = f"{at.phase}, {LABELS[at.figure]}"

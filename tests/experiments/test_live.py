@@ -36,13 +36,6 @@ def test_readme_section_is_that_of_its_rows() -> None:
     assert live.readme(text, comparisons.readme_values()) == text
 
 
-def test_readme_table_has_the_figures_of_its_run() -> None:
-    run = RUNS["load-link"]
-    for name, figures in run.rows.items():
-        shown = " | ".join(figure.partition(" [")[0].partition(" (")[0] for figure in figures)
-        assert f"| {name} | {shown} |" in live.README.read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize("key", ["soak-860655b", "transform"])
 def test_readme_has_the_figures_of_a_run_that_it_names(key: str) -> None:
     blocks = re.split(r"\n(?=- )|\n\n", live.README.read_text(encoding="utf-8"))
