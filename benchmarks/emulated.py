@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +110,8 @@ def simulated(name: str, devices: Profile, workload: Workload) -> dict[str, Any]
     }
 
 
-def run(args: argparse.Namespace) -> tuple[Rows, Rows]:
-    """Return the values of live servers and of the simulator."""
+def run(args: argparse.Namespace) -> Iterator[tuple[Rows, Rows]]:
+    """Yield the values of live servers and of the simulator, after each round those so far."""
     live: Rows = {}
     modelled: Rows = {}
     profiles = systems_of(args)
@@ -141,7 +142,21 @@ def run(args: argparse.Namespace) -> tuple[Rows, Rows]:
                     },
                     flush=True,
                 )
-    return live, modelled
+            yield live, modelled
+
+
+def kept_rows(args: argparse.Namespace, live: Rows, modelled: Rows) -> dict[str, Any]:
+    """Return what is kept of a run: the commit, the settings, and live values beside simulated
+    ones.
+    """
+    rows = [
+        {"system": name, "phase": phase, "figure": figure, "live": values, "simulated": there}
+        for (name, phase, figure), values in live.items()
+        for there in [modelled[name, phase, figure]]
+    ]
+    settings = {name: value for name, value in vars(args).items() if name != "out"}
+    rounds = max(len(values) for values in live.values())
+    return {"commit": commit(), "settings": settings | {"rounds": rounds}, "rows": rows}
 
 
 def main() -> None:
@@ -160,17 +175,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a JSON file; by default in .bench/")
     args = parser.parse_args()
 
-    live, modelled = run(args)
-    rows = [
-        {"system": name, "phase": phase, "figure": figure, "live": values, "simulated": there}
-        for (name, phase, figure), values in live.items()
-        for there in [modelled[name, phase, figure]]
-    ]
-    settings = {name: value for name, value in vars(args).items() if name != "out"}
     out = args.out or OUT / f"emulated-{args.model}-{args.execution}.json"
     out.parent.mkdir(exist_ok=True)
-    kept = {"commit": commit(), "settings": settings, "rows": rows}
-    out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    kept: dict[str, Any] = {}
+    for live, modelled in run(args):
+        kept = kept_rows(args, live, modelled)
+        out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     print(table(kept))
 
 

@@ -57,7 +57,8 @@ def _shown(name: str, text: Text) -> str:
 def _how(kept: Mapping[str, Any]) -> str:
     """Return the commit and the sizes of a run in a sentence."""
     settings = kept["settings"]
-    parts = [f"Commit {kept['commit'][:7]}"]
+    commit, *changes = kept["commit"].split("-")
+    parts = ["-".join([f"Commit {commit[:7]}", *changes])]
     rounds = settings.get("rounds", 1)
     parts.append("one round" if rounds == 1 else f"{rounds} rounds")
     if "capacity_rps" in settings:
