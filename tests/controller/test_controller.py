@@ -102,6 +102,8 @@ def test_measured_steps_decide() -> None:
     slow = measured({2: costs(fixed=3.0, rest=3.0)[2]})
     shell.controller.stepped([step for _ in range(100) for step in slow])
     shell.controller.stepped([Step(1, 0.03, 0, 1, 16)])
+    shell.tick()
+    assert shell.controller.state.layout == WIDE  # the switch before has not settled
     shell.now_s += SETTLE_S
     shell.tick()
     assert shell.controller.state.layout == NARROW
