@@ -127,7 +127,8 @@ class Dispatcher:
 
         request = state.started.pop(request_id, None)
         if request is not None:
-            if not aborted:
+            # vLLM ends a request whose stop string has come as it ends an aborted one
+            if request.output_tokens or not aborted:
                 state.demand.finished(request.output_tokens)
             state.loads.remove(request)
         return commands

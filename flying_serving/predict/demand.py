@@ -82,7 +82,7 @@ class Demand:
         self._lifetimes.grew(before_tokens, output_tokens)
 
     def finished(self, output_tokens: int) -> None:
-        """Note that a request has ended by itself, with tokens that `grew` has noted.
+        """Note that a request has ended or gone, with tokens that `grew` has noted.
 
         An output that ends at its client's bound counts with its length, as others have bounds too.
         """

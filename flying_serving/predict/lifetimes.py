@@ -21,7 +21,11 @@ BEYOND = 1.5
 """Expected length of a request that has outlasted all ended ones, as a multiple of its tokens."""
 _POWERS = range(INTERVALS_PER_DOUBLING * (LONGEST_TOKENS.bit_length() - 1) + 1)
 _EDGES = sorted({round(2.0 ** (power / INTERVALS_PER_DOUBLING)) for power in _POWERS})
-_NEGLIGIBLE = 1e-9
+_LEAST_EVIDENCE = 0.1
+"""Requests that have reached an interval, below which nothing is concluded from it.
+
+One long output would otherwise be expected again for ever by each request that outlasts the others.
+"""
 
 
 class Lifetimes:
@@ -47,7 +51,7 @@ class Lifetimes:
             self.__dict__.pop("moments", None)
 
     def ended(self, tokens: int) -> None:
-        """Note that a request has ended by itself, with `tokens` that `grew` has noted."""
+        """Note that a request has ended or gone, with `tokens` that `grew` has noted."""
         self._end(tokens, tokens**2)
 
     def _end(self, tokens: float, square: float) -> None:
@@ -65,12 +69,12 @@ class Lifetimes:
         """Mean of the lengths, in tokens, and mean of their squares."""
         settled = self._passed + self._ended
         ends = np.divide(
-            self._ended, settled, out=np.zeros_like(settled), where=settled > _NEGLIGIBLE
+            self._ended, settled, out=np.zeros_like(settled), where=settled > _LEAST_EVIDENCE
         )
         reach = np.concatenate(([1.0], np.cumprod(1.0 - ends)))
         weight = np.divide(reach[:-1] * ends, self._ended, out=np.zeros_like(ends), where=ends > 0)
         # requests that have outlasted all ended ones
-        longest = BEYOND * _EDGES[int(np.flatnonzero(settled > _NEGLIGIBLE)[-1])]
+        longest = BEYOND * _EDGES[int(np.flatnonzero(settled > _LEAST_EVIDENCE)[-1])]
         mean = weight @ self._tokens + reach[-1] * longest
         square = weight @ self._squares + reach[-1] * 4 / 3 * longest**2
         return float(mean), float(square)

@@ -9,7 +9,7 @@ from flying_serving.controller.switches import SETTLE_S
 from flying_serving.errors import PoolFull
 from flying_serving.layout.groups import Layout
 from flying_serving.predict.steps import Step
-from tests.controller.examples import NARROW, SHORT, WIDE
+from tests.controller.examples import NARROW, OPEN_ENDED, SHORT, WIDE
 from tests.controller.model_settings import settings
 from tests.controller.model_shell import ModelShell
 from tests.policy.costs import costs, measured
@@ -126,3 +126,13 @@ def test_where_many_wait_one_more_is_not_reason_enough_to_decide(
     assert shell.controller.changing == at_arrival
     shell.tick()
     assert shell.controller.changing
+
+
+def test_request_that_is_aborted_with_tokens_counts_among_the_lengths() -> None:
+    """A stop string ends a request as an abort does."""
+    shell = ModelShell(settings("load", 2))
+    for number in range(60):
+        shell.arrive(f"r{number}", OPEN_ENDED)
+        shell.token(f"r{number}", 300)
+        shell.finish(f"r{number}", aborted=True)
+    assert shell.controller.state.demand.output_tokens == pytest.approx(300.0, rel=0.1)

@@ -105,3 +105,13 @@ def test_tokens_count_alike_in_any_portions(steps: list[int]) -> None:
         total += step
     whole.grew(0, total)
     assert whole.moments == parts.moments
+
+
+def test_a_long_output_of_long_ago_is_not_expected_again() -> None:
+    """Neither by requests that end as usual nor by those that outlast them."""
+    lifetimes = Lifetimes(100.0)
+    for tokens in (8000, *[100] * 200):
+        lifetimes.grew(0, tokens)
+        lifetimes.ended(tokens)
+    lifetimes.grew(0, 400)
+    assert lifetimes.moments[0] < 200.0

@@ -5,7 +5,7 @@ by an operator's thresholds.
 import math
 from dataclasses import dataclass, replace
 
-from flying_serving.policy.policies import Policy, least_gain
+from flying_serving.policy.policies import Policy
 from flying_serving.policy.snapshot import Decision, Snapshot
 from flying_serving.predict.work import Objective
 
@@ -29,7 +29,9 @@ class Draining(Policy):
         # Waiting is impossible if no request runs there (the release cannot switch while idle) or
         # one fits no group.
         cost = decision.considered.get(mode, decision.cost if decision.stay is None else math.inf)
-        needed = None if decision.stay is None else least_gain(decision.stay, cost, snapshot)
+        needed = decision.least_gain
+        if needed is not None:
+            needed += 2 * (cost - decision.cost)
         return replace(decision, mode=mode, cost=cost, least_gain=needed, drain_s=math.inf)
 
 
