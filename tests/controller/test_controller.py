@@ -133,6 +133,6 @@ def test_request_that_is_aborted_with_tokens_counts_among_the_lengths() -> None:
     shell = ModelShell(settings("load", 2))
     for number in range(60):
         shell.arrive(f"r{number}", OPEN_ENDED)
-        shell.token(f"r{number}", 300)
+        shell.token(f"r{number}", 40)
         shell.finish(f"r{number}", aborted=True)
-    assert shell.controller.state.demand.output_tokens == pytest.approx(300.0, rel=0.1)
+    assert shell.controller.state.demand.output_tokens == pytest.approx(40.0, rel=0.1)
