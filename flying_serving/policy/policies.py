@@ -163,17 +163,22 @@ def _decide_for_load(snapshot: Snapshot, needs: Sequence[Need], objective: Objec
     predicted[present] = stay
 
     gain = stay - predicted[layout]
+    there = ranking.forecasts[layout].request_seconds
     sooner = max(0.0, ranking.delay(present) - ranking.delay(layout))
     reason = f"load: {work.rate:.2f} requests/s, {work.waiting:.0f} waiting"
     found = Decision(layout, "", reason, gain, cost=0.0)
     needed = least_gain(stay, 0.0, snapshot, sooner)
     if gain > needed:
-        there = ranking.forecasts[layout].request_seconds
         considered = switching.costs(snapshot, layout, objective, urgent=False, there=there)
         found = _decision(snapshot, layout, reason, gain, considered)
         needed = least_gain(stay, found.cost, snapshot, sooner)
     return replace(
-        found, stay=stay, least_gain=needed, promised=snapshot.promised, predicted=predicted
+        found,
+        stay=stay,
+        least_gain=needed,
+        promised=snapshot.promised,
+        predicted=predicted,
+        request_seconds=there,
     )
 
 

@@ -122,6 +122,8 @@ class Decision:
             run.
         promised: the part of `least_gain` from earlier switches.
         predicted: the prediction for each layout that was compared.
+        request_seconds: of a switch for load: the prediction for `layout` alone, in which first
+            tokens have no weight of their own.
         promise: of a switch for a long request, the gain of going back at once. At first a switch
             for load must gain that much more, since the next long request may be near.
     """
@@ -137,6 +139,7 @@ class Decision:
     drain_s: float = math.inf
     promised: float | None = None
     predicted: Mapping[Layout, float] = field(default_factory=dict)
+    request_seconds: float | None = None
     promise: float = 0.0
 
     @property

@@ -1,6 +1,6 @@
 """Predictions of the policy for switches for load, and how they compare with measurements.
 
-The policy predicts request-seconds (see `predict/forecast.py`) of the requests that are there or
+The policy predicts request-seconds (`predict/forecast.py`, without the weight of first tokens) of the requests that are there or
 arrive within the horizon. For the chosen layout this module measures the same, for the same
 requests, at every tick. It does not measure the terms that `--slo` adds for requests that miss it.
 The layout that was left cannot be measured, so a gain is predicted only.
@@ -51,12 +51,12 @@ class Predictions:
         """Note a switch that was decided, and measure its outcome if it was for load."""
         self._windows = [window for window in self._windows if window.until_s <= switch.decided_s]
         decision = switch.decision
-        if decision is None or decision.stay is None:
+        if decision is None or decision.request_seconds is None:
             return
         self.count += 1
         self.gain += decision.gain
         self.cost += decision.cost
-        predicted = decision.stay - decision.gain + decision.cost
+        predicted = decision.request_seconds + decision.cost
         until_s = switch.decided_s + self._horizon_s
         self._windows.append(_Window(switch, predicted, until_s))
 

@@ -24,7 +24,15 @@ def request(name: str, arrived_s: float, tokens: int = 0) -> RequestState:
 
 
 def switch(number: int, at_s: float, stay: float | None = 500.0) -> Switch:
-    decision = Decision(TOGETHER, "weave", "load: x", gain=200.0, cost=30.0, stay=stay)
+    decision = Decision(
+        TOGETHER,
+        "weave",
+        "load: x",
+        gain=200.0,
+        cost=30.0,
+        stay=stay,
+        request_seconds=None if stay is None else stay - 250.0,
+    )
     return Switch(
         APART, TOGETHER, "weave", at_s, 0, decision=decision, number=number, ordered_s=at_s
     )
@@ -46,7 +54,7 @@ def test_waiting_weighs_as_much_as_streaming() -> None:
     assert totals(found) == (0, 0.0, 0.0)
     found.sample([], 120.0)
     assert not found.watching
-    assert totals(found) == (1, pytest.approx(500.0 - 200.0 + 30.0), pytest.approx(2 + 2 + 3 + 3))
+    assert totals(found) == (1, pytest.approx(250.0 + 30.0), pytest.approx(2 + 2 + 3 + 3))
 
 
 def test_requests_count_to_their_end_if_they_arrive_within_the_horizon() -> None:
@@ -61,7 +69,7 @@ def test_requests_count_to_their_end_if_they_arrive_within_the_horizon() -> None
     assert found.checked == 0
     found.sample([after], 150.1)
     # a request counts for the time since the tick before it was first seen
-    assert totals(found) == (1, 330.0, pytest.approx(4.0 + 2.0 + 29.0))
+    assert totals(found) == (1, 280.0, pytest.approx(4.0 + 2.0 + 29.0))
 
 
 def test_second_switch_within_the_horizon_leaves_no_prediction_to_check() -> None:
