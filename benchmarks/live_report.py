@@ -31,6 +31,8 @@ LABELS = {
 }
 FIXED = ("static-dp", "static-tp")
 """The fixed layouts of our server."""
+MOST_OF_AUTO, LEAST_OF_FIXED = 1.10, 1.25
+"""Bars of the ratios in the worst phase and figure, in all rounds (experiments/plans/live.md)."""
 Values = dict[tuple[str, str, str], list[float]]
 
 
@@ -95,6 +97,38 @@ def worst(
         if (each := ratios(found, system, phase, figure, fixed))
     ]
     return max(candidates, key=lambda candidate: candidate.median, default=None)
+
+
+def worst_of_rounds(found: Values, system: str, fixed: Sequence[str] = FIXED) -> list[float]:
+    """Return a system's largest ratio over phases and figures, for each round."""
+    cells = [
+        by_round
+        for phase in phases(found)
+        for figure in FIGURES
+        if (by_round := ratios(found, system, phase, figure, fixed))
+    ]
+    return [max(of_round) for of_round in zip(*cells, strict=True)]
+
+
+def bars(kept: Mapping[str, Any], fixed: Sequence[str] = FIXED) -> str:
+    """Return a sentence that says whether `auto` and the fixed layouts met their bars in all
+    rounds.
+    """
+    found = values(kept)
+    auto = worst_of_rounds(found, "auto", fixed)
+    met = "met" if max(auto) <= MOST_OF_AUTO else "missed"
+    others = {name: worst_of_rounds(found, name, fixed) for name in names(found) if name in fixed}
+    all_off = all(min(each) >= LEAST_OF_FIXED for each in others.values())
+    shown = ", ".join(f"`{name}` {_listed(each)}" for name, each in others.items())
+    return (
+        f"In the worst phase and figure of each round `auto` has {_listed(auto)} of the best fixed "
+        f"layout (bar: at most {MOST_OF_AUTO:.2f}, **{met}**). The fixed layouts have in theirs: "
+        f"{shown} (bar: at least {LEAST_OF_FIXED:.2f}, {'met' if all_off else 'missed'})."
+    )
+
+
+def _listed(numbers: Sequence[float]) -> str:
+    return " and ".join(f"{number:.2f}" for number in numbers)
 
 
 def spread(numbers: Sequence[float], digits: int = 0) -> str:

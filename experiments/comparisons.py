@@ -41,8 +41,10 @@ def readme_values() -> dict[str, str]:
     return {
         "emulated how": _how(emulated),
         "emulated table": live_report.summary(emulated, EMULATED_FIXED),
+        "emulated bars": live_report.bars(emulated, EMULATED_FIXED),
         "quiet_and_bursts how": _shown("quiet_and_bursts", _how),
         "quiet_and_bursts table": _shown("quiet_and_bursts", live_report.summary),
+        "quiet_and_bursts bars": _shown("quiet_and_bursts", live_report.bars),
     }
 
 

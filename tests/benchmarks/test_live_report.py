@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from benchmarks.link_verdict import HIGH, LOW, is_accepted, phase, verdict
-from benchmarks.live_report import FIGURES, ratios, spread, summary, table, values, worst
+from benchmarks.live_report import FIGURES, bars, ratios, spread, summary, table, values, worst
 
 DP, TP = [100.0, 100.0, 100.0], [50.0, 200.0, 100.0]
 
@@ -112,3 +112,27 @@ def test_the_fixed_layouts_of_another_comparison_are_named() -> None:
     at = worst(found, "auto", fixed=("wide", "narrow"))
     assert at is not None
     assert at.median == 1.5
+
+
+def test_bars_hold_only_if_no_cell_of_any_round_is_beyond_them() -> None:
+    """The median of a cell may hide a round, and one cell may be beyond where another is worst."""
+    rows = [
+        {"system": name, "phase": phase, "figure": "mean_ttft_ms", "values": numbers}
+        for phase, by_name in {
+            "low": {
+                "static-dp": [130.0, 130.0],
+                "static-tp": [100.0, 100.0],
+                "auto": [108.0, 100.0],
+            },
+            "burst": {
+                "static-dp": [100.0, 100.0],
+                "static-tp": [140.0, 130.0],
+                "auto": [100.0, 112.0],
+            },
+        }.items()
+        for name, numbers in by_name.items()
+    ]
+    text = bars({"rows": rows})
+    assert "`auto` has 1.08 and 1.12 of the best" in text
+    assert "at most 1.10, **missed**" in text
+    assert "`static-dp` 1.30 and 1.30, `static-tp` 1.40 and 1.30 (bar: at least 1.25, met)" in text

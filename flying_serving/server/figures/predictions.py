@@ -1,8 +1,9 @@
 """Predictions of the policy for switches for load, and how they compare with measurements.
 
-The policy predicts request-seconds (`predict/forecast.py`, without the weight of first tokens) of the requests that are there or
-arrive within the horizon. For the chosen layout this module measures the same, for the same
-requests, at every tick. It does not measure the terms that `--slo` adds for requests that miss it.
+The policy predicts request-seconds of the requests that are there or arrive within the horizon
+(`predict/forecast.py`, here without the weight of first tokens). For the chosen layout this module
+measures the same, for the same requests, at every tick. It does not measure the terms that `--slo`
+adds for requests that miss it.
 The layout that was left cannot be measured, so a gain is predicted only.
 """
 
