@@ -147,7 +147,7 @@ CONSTANTS = (
         0.99,
     ),
     Constant("LENGTHS_CV", "std/mean", "variation of prompt lengths", "predict.rollout"),
-    Constant("MEMORY_REQUESTS", "requests", "over which lengths are averaged", "predict.demand"),
+    Constant("MEMORY_REQUESTS", "requests", "over which lengths are averaged", "predict.lifetimes"),
     Constant("MEMORY_STEPS", "steps", "after which a measured step has faded", "predict.steps"),
     Constant("PRIOR_STEPS", "steps", "weight of a measurement of the start", "predict.steps"),
     Constant(
@@ -165,7 +165,7 @@ CONSTANTS = (
     ),
     Constant("_REFIT_STEPS", "steps", "between two fits of a lane", "predict.steps"),
 )
-"""Every constant that decides; `--horizon-s` and `--priority-aging-s` are settings."""
+"""The constants that decide and are tried; `--horizon-s` and `--priority-aging-s` are settings."""
 
 
 @contextmanager

@@ -21,6 +21,10 @@ MEANS = ("ttft", "tpot", "e2el")
 SETTLE_S = 30.0
 """Seconds after the begin of a load in which switches do not count: it is a change of load."""
 OTHERS = (
+    Constant("FIRST_TOKEN_WEIGHT", "power", "of first tokens in the figure", "policy.ranking"),
+    Constant("SETTLE_S", "s", "from a switch for load to the next", "controller.switches"),
+    Constant("BEYOND", "times", "of what a request has that outlasts others", "predict.lifetimes"),
+    Constant("INTERVALS_PER_DOUBLING", "", "of the table of lengths", "predict.lifetimes"),
     Constant("RECENT_S", "s", "in which switches raise the doubt", "controller.switches"),
     Constant("TOGETHER_S", "s", "between requests of one event", "predict.events"),
     Constant("MEMORY_EVENTS", "events", "over which sizes are averaged", "predict.events"),

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from flying_serving.predict.arrivals import Arrivals
-from flying_serving.predict.lifetimes import MEMORY_REQUESTS, Lifetimes
+from flying_serving.predict import lifetimes
 from flying_serving.predict.work import Work
 
 FIRST_TOKENS = (512.0, 128.0)
@@ -65,7 +65,7 @@ class Demand:
         prompt_tokens, output_tokens = first_tokens or FIRST_TOKENS
         self._arrivals = Arrivals()
         self._prompts, self._caps = _Mean(prompt_tokens), _Mean(output_tokens)
-        self._lifetimes = Lifetimes(output_tokens)
+        self._lifetimes = lifetimes.Lifetimes(output_tokens)
 
     def arrived(
         self, prompt_tokens: int, most_tokens: int, now_s: float, event: str | None = None
@@ -124,5 +124,5 @@ class _Mean:
         self._count = 1
 
     def add(self, value: float) -> None:
-        self._count = min(self._count + 1, MEMORY_REQUESTS)
+        self._count = min(self._count + 1, lifetimes.MEMORY_REQUESTS)
         self.value += (value - self.value) / self._count
