@@ -28,8 +28,8 @@ CHOSEN: Mapping[str, str] = {
     "CHANGE_S": "by hand; `experiments/ablation.py`, then the alternating load of "
     "[phases.md](phases.md), on which a second constant for bursts went",
     "LENGTHS_CV": "that of uniform lengths: the paper's generator",
-    "FIRST_TOKEN_WEIGHT": "by hand, after a bound of 10 % had preferred TP8 on the alternating load "
-    "of [phases.md](phases.md), seed 1",
+    "FIRST_TOKEN_WEIGHT": "by hand, after a bound of 10 % had preferred TP8 on the alternating "
+    "load of [phases.md](phases.md), seed 1",
     "SETTLE_S": "by hand: the time in which a burst is to be noticed",
     "BEYOND": "by hand, with unit tests",
     "INTERVALS_PER_DOUBLING": "by hand, with unit tests",

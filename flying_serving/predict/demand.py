@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from flying_serving.predict.arrivals import Arrivals
 from flying_serving.predict import lifetimes
+from flying_serving.predict.arrivals import Arrivals
 from flying_serving.predict.work import Work
 
 FIRST_TOKENS = (512.0, 128.0)
