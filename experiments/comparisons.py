@@ -12,8 +12,9 @@ from typing import Any
 
 from benchmarks import live_report
 from benchmarks.link_verdict import verdict
-from experiments import live
+from experiments import live, phases
 from experiments.common import RESULTS
+from experiments.common import kept as kept_numbers
 
 NUMBERS = RESULTS / "numbers"
 PAGE = RESULTS / "comparisons.md"
@@ -39,6 +40,7 @@ def readme_values() -> dict[str, str]:
     """Return the places of README's section that these comparisons fill."""
     emulated = live_report.read(NUMBERS / "emulated.json")
     return {
+        "phases": phases.headline(kept_numbers("phases")),
         "emulated how": _how(emulated),
         "emulated table": live_report.summary(emulated, EMULATED_FIXED),
         "emulated bars": live_report.bars(emulated, EMULATED_FIXED),

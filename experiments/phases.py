@@ -14,8 +14,10 @@ from experiments.common import MODELS, Kept, Numbers, Setting, template
 from experiments.phases_load import BURSTS, PHASES, spans
 from experiments.phases_runs import FIGURES, measure_system, systems
 from experiments.rows import Row, markdown, number, page, paragraph, spread, write
-from experiments.servers import MAX_TOKENS, SERVERS, STOCK, is_fixed
+from experiments.servers import GRAPHS, MAX_TOKENS, PRODUCT, SERVERS, STOCK, is_fixed
 
+MOST_RATIO = 1.05
+"""Bar of `auto` in its worst phase and figure."""
 COMPARED = tuple(figure for figure in FIGURES if "queue" not in figure)
 """The figures whose ratios count: a queue of nearly 0 has no useful ratio."""
 HEADINGS = {
@@ -119,6 +121,26 @@ def worst(
     cells = [(phase, figure) for phase in phases for figure in COMPARED]
     tried = [Worst(ratios(found, model, server, system, cell, beside), *cell) for cell in cells]
     return max(tried, key=lambda one: one.mean)
+
+
+def headline(found: Kept) -> str:
+    """Return the result in two sentences: `auto` and the fixed layouts of our server, each in its
+    worst phase and figure.
+    """
+    ours = [(model, server) for model in MODELS for server in (PRODUCT, GRAPHS)]
+    auto = [worst(found, *place, "auto").mean for place in ours]
+    fixed = [
+        worst(found, *place, name).mean
+        for place in ours
+        for name in names(found, *place)
+        if is_fixed(name)
+    ]
+    within = sum(ratio <= MOST_RATIO for ratio in auto)
+    return (
+        f"On {within} of {len(auto)} simulated servers `auto` is within {MOST_RATIO} of the best "
+        f"fixed layout in every phase and figure; its worst is {number(max(auto))}. Each fixed "
+        f"layout is at least {number(min(fixed))} in one."
+    )
 
 
 # ---- the page
