@@ -17,7 +17,7 @@ from experiments import (
     token_split_runs,
 )
 from experiments.__main__ import ALL, write_pages
-from experiments.common import FIRST, MODELS, RESULTS, kept, paper_workload, run, system
+from experiments.common import FIRST, RESULTS, kept, paper_workload, run, system
 from experiments.dynaserve_runs import Name, lengths, requests, serve, server
 from experiments.gyges_runs import RATES
 from experiments.rows import label
@@ -103,13 +103,8 @@ def test_no_number_by_construction_is_reversed_by_a_coefficient(name: str, tmp_p
     assert not [one.name for one in rows if label(one) == "by construction" and one.reverses]
 
 
-def test_fig8_names_its_low_phases_and_the_stall_after_bursts(written: dict[str, str]) -> None:
-    text = " ".join(written["fig8"].split())
-    assert "the low phases are not low" in text
-    assert "After a burst `auto` stalls" in text
-    assert all(
-        low_phases.behind(one, model) > 1 for one in kept("low_phases").seeds for model in MODELS
-    )
+def test_fig8_says_that_its_low_phases_are_not_low(written: dict[str, str]) -> None:
+    assert "the low phases are not low" in " ".join(written["fig8"].split())
 
 
 def test_low_phases_are_simulated_as_they_are_kept() -> None:
