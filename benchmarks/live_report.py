@@ -116,14 +116,14 @@ def bars(kept: Mapping[str, Any], fixed: Sequence[str] = FIXED) -> str:
     """
     found = values(kept)
     auto = worst_of_rounds(found, "auto", fixed)
-    met = "met" if max(auto) <= MOST_OF_AUTO else "missed"
+    verdict = "held" if max(auto) <= MOST_OF_AUTO else "missed"
     others = {name: worst_of_rounds(found, name, fixed) for name in names(found) if name in fixed}
     all_off = all(min(each) >= LEAST_OF_FIXED for each in others.values())
     shown = ", ".join(f"`{name}` {_listed(each)}" for name, each in others.items())
     return (
         f"In the worst phase and figure of each round `auto` has {_listed(auto)} of the best fixed "
-        f"layout (bar: at most {MOST_OF_AUTO:.2f}, **{met}**). The fixed layouts have in theirs: "
-        f"{shown} (bar: at least {LEAST_OF_FIXED:.2f}, {'met' if all_off else 'missed'})."
+        f"layout (bar: at most {MOST_OF_AUTO:.2f}, **{verdict}**). The fixed layouts have in theirs: "
+        f"{shown} (bar: at least {LEAST_OF_FIXED:.2f}, {'held' if all_off else 'missed'})."
     )
 
 

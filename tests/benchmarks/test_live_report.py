@@ -135,4 +135,4 @@ def test_bars_hold_only_if_no_cell_of_any_round_is_beyond_them() -> None:
     text = bars({"rows": rows})
     assert "`auto` has 1.08 and 1.12 of the best" in text
     assert "at most 1.10, **missed**" in text
-    assert "`static-dp` 1.30 and 1.30, `static-tp` 1.40 and 1.30 (bar: at least 1.25, met)" in text
+    assert "`static-dp` 1.30 and 1.30, `static-tp` 1.40 and 1.30 (bar: at least 1.25, held)" in text
