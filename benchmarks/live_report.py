@@ -123,7 +123,8 @@ def bars(kept: Mapping[str, Any], fixed: Sequence[str] = FIXED) -> str:
     return (
         f"In the worst phase and figure of each round `auto` has {_listed(auto)} of the best fixed "
         f"layout (bar: at most {MOST_OF_AUTO:.2f}, **{verdict}**). The fixed layouts have "
-        f"in theirs: {shown} (bar: at least {LEAST_OF_FIXED:.2f}, {'held' if all_off else 'missed'})."
+        f"in theirs: {shown} (bar: at least {LEAST_OF_FIXED:.2f}, "
+        f"{'held' if all_off else 'missed'})."
     )
 
 
