@@ -60,16 +60,20 @@ def devices_of(slowdown: float, execution: str) -> Profile:
     )
 
 
-def memory_flags(devices: Profile) -> list[str]:
-    """Return the flags of engines that hold `KV_TOKENS` and a block each."""
+def memory_flags(name: str, devices: Profile) -> list[str]:
+    """Return the flags of engines that hold `KV_TOKENS` and a block each.
+
+    Engines that stay apart have to start with the length that one of them holds.
+    """
+    longest = KV_TOKENS if name == "static-dp" else MOST_TOKENS
     token_bytes = kv_bytes(devices) // (devices.blocks() * machine.BLOCK_TOKENS)
     kv = (KV_TOKENS + BLOCK_TOKENS) * token_bytes
-    return [f"--kv-cache-memory-bytes={kv}", f"--max-model-len={MOST_TOKENS}"]
+    return [f"--kv-cache-memory-bytes={kv}", f"--max-model-len={longest}"]
 
 
 def started(name: str, devices: Profile) -> System:
     """Start one system."""
-    return served(name, devices, f"--policy={POLICIES[name]}", *memory_flags(devices))
+    return served(name, devices, f"--policy={POLICIES[name]}", *memory_flags(name, devices))
 
 
 def loads(args: argparse.Namespace, capacity: float, seed: int) -> tuple[Workload, Workload]:
