@@ -22,7 +22,7 @@ from experiments.common import (
     run,
     template,
 )
-from experiments.paper_rows import AUTO, Value, compared, notice, systems_tables, systems_text
+from experiments.paper_rows import AUTO, NOTICE, Value, compared, systems_tables, systems_text
 from experiments.paper_runs import (
     PRODUCT,
     calibrated,
@@ -248,7 +248,7 @@ def _systems(model: str, found: Kept, columns: dict[str, str]) -> list[str]:
 
 
 def _page(title: str, found: Kept, lines: list[str]) -> str:
-    return page(title, {"fig8_fig9": found}, lines, (notice(found), "gpt_oss"))
+    return page(title, {"fig8_fig9": found}, lines, (NOTICE, "gpt_oss"))
 
 
 def _setting(found: Kept) -> list[str]:
@@ -262,4 +262,4 @@ def _setting(found: Kept) -> list[str]:
         "burst_s": f"{BURST_S:g}",
     }
     text = template("fig8_fig9", faster=faster, seeds=len(found.seeds), **given)
-    return [*paragraph(text), *systems_text(found)]
+    return [*paragraph(text), *systems_text()]

@@ -11,6 +11,8 @@ from experiments.paper_runs import LIMITS, PRODUCT, THRESHOLDS, key
 from experiments.rows import Row, markdown, paragraph, spread
 
 AUTO = "auto"
+NOTICE = "phases_notice"
+"""The template of the first paragraph of these pages."""
 BESIDE = (
     (servers.PRODUCT, PRODUCT, MAX_NUM_SEQS),
     *((f"`max_num_seqs` {limit:,}", AUTO, limit) for limit in LIMITS[1:]),
@@ -29,14 +31,8 @@ def compared(row_of: Callable[[Callable[[Numbers], float]], Row], found: Kept, v
     others = {
         heading: tuple(value(one, name, key(limit)) for one in found.seeds)
         for heading, name, limit in BESIDE
-        if _has(found, name, key(limit))
     }
     return replace(main, beside=others)
-
-
-def _has(found: Kept, name: str, limit: str) -> bool:
-    """Whether these numbers are of a commit that ran our system under this name and limit."""
-    return all(name in part.get(limit, {}) for part in found.seeds[0].values())
 
 
 def systems_tables(
@@ -47,40 +43,24 @@ def systems_tables(
     Args:
         title: of the section, for the headings of the later tables.
         parts: by seed, the systems' figures by `max_num_seqs`.
-        columns: headings by figure; figures that these numbers do not have are left out.
+        columns: headings by figure.
     """
     lines = []
     for limit in LIMITS:
-        if key(limit) not in parts[0]:
-            continue
         if limit != MAX_NUM_SEQS:
             lines += [f"{'#' * level} {title}, `max_num_seqs` {limit:,}", ""]
         systems = [part[key(limit)] for part in parts]
-        shown = [figure for figure in columns if figure in systems[0][AUTO]]
         cells = [
-            [name, *(spread([one[name][figure] for one in systems]) for figure in shown)]
+            [name, *(spread([one[name][figure] for one in systems]) for figure in columns)]
             for name in systems[0]
         ]
-        lines += markdown(["system", *(columns[figure] for figure in shown)], cells)
+        lines += markdown(["system", *columns.values()], cells)
     return lines
 
 
-def notice(found: Kept) -> str:
-    """Return the template of the first paragraph: older numbers have no column as the product runs,
-    and a `max_tokens` that is the true length.
-    """
-    return "phases_notice" if _generous(found) else "simulated"
-
-
-def systems_text(found: Kept) -> list[str]:
-    """Return a paragraph on the systems; none for older numbers."""
-    if not _generous(found):
-        return []
+def systems_text() -> list[str]:
+    """Return a paragraph on the systems."""
     thresholds = "; ".join(
         f"{model} {pair.join_at_most} and {pair.part_above}" for model, pair in THRESHOLDS.items()
     )
     return paragraph(template("paper_systems", thresholds=thresholds))
-
-
-def _generous(found: Kept) -> bool:
-    return all(part["max_tokens"] is not None for part in found.seeds[0].values())

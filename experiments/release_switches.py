@@ -207,10 +207,8 @@ def _rows(found: Kept) -> list[Row]:
 
 
 def _validation(found: Kept) -> list[str]:
-    """The drains of the simulated release beside the published ones; nothing for older numbers."""
+    """The drains of the simulated release beside the published ones."""
     names = [run_name(rate, FORK) for rate in RELEASED]
-    if not all(name in one for one in found.seeds for name in names):
-        return []
     rows = []
     for n, (direction, figure) in enumerate(DRAINS.items()):
         published_s = PAPER["release"][figure]

@@ -20,8 +20,6 @@ OF_REASONS = (
     "reason, or of arithmetic. "
     "Commands and commits of those simulations were not noted."
 )
-RENAMED = {("release_switches", "3ed38bf"): "fig10"}
-"""What an experiment was called at the commit of its numbers."""
 
 
 @dataclass(frozen=True)
@@ -270,12 +268,8 @@ def page(
 
 def _source(name: str, found: Kept) -> str:
     """The command that finds the numbers of an experiment again, at the commit that has it."""
-    then = RENAMED.get((name, found.commit), name)
-    today = "" if then == name else f" (today `ARGS={name}`)"
-    return (
-        f"- `make experiments ARGS={then}` at commit {found.at}: "
-        f"[numbers](numbers/{name}.json){today}"
-    )
+    command = f"make experiments ARGS={name}"
+    return f"- `{command}` at commit {found.at}: [numbers](numbers/{name}.json)"
 
 
 def write(folder: Path, name: str, text: str) -> None:

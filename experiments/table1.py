@@ -9,7 +9,7 @@ from pathlib import Path
 
 from experiments import servers
 from experiments.common import FIRST, MAX_NUM_SEQS, PAPER, Kept, Numbers, Setting, run, template
-from experiments.paper_rows import AUTO, Value, compared, notice, systems_tables, systems_text
+from experiments.paper_rows import AUTO, NOTICE, Value, compared, systems_tables, systems_text
 from experiments.paper_runs import key, limits, peak_tokens_per_s, systems
 from experiments.reasons import why
 from experiments.rows import (
@@ -145,7 +145,7 @@ def pages(found: Kept, folder: Path) -> list[Row]:
         "table counts in",
         "[against_paper.md](against_paper.md), but for the peak, which is figure 9's.",
         "",
-        *systems_text(found),
+        *systems_text(),
     ]
     rows_of_all = []
     for title, longest in (("Prompts as in section 6.1", PAPERS), ("Shorter prompts", SHORTER)):
@@ -155,7 +155,7 @@ def pages(found: Kept, folder: Path) -> list[Row]:
         lines += [f"## {heading}", "", *_systems(heading, str(longest), found), *table(rows)]
     lines += _pressed(found)
     title = "Flying Serving, table 1: priority"
-    write(folder, "table1", page(title, {"table1": found}, lines, (notice(found),)))
+    write(folder, "table1", page(title, {"table1": found}, lines, (NOTICE,)))
     return rows_of_all
 
 
@@ -164,11 +164,7 @@ def _systems(heading: str, part: str, found: Kept) -> list[str]:
 
 
 def _pressed(found: Kept) -> list[str]:
-    """The load at which static TP collapses, beside the paper's table; nothing for older
-    numbers.
-    """
-    if PRESSED not in found.seeds[0]:
-        return []
+    """The load at which static TP collapses, beside the paper's table."""
     part = found.seeds[0][PRESSED]
     tried = "; ".join(f"{rate:g} requests/s {number(ms)} ms" for rate, ms in part["searched"])
     collapsed = part["searched"][-1][1] >= COLLAPSED_MS
