@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.snapshot import Snapshot
-from flying_serving.predict.forecast import LayoutForecast, assess
+from flying_serving.predict.forecast import Forecast, assess
 from flying_serving.predict.work import Objective
 
 FIRST_TOKEN_WEIGHT = 0.1
@@ -30,7 +31,7 @@ class Ranking:
         weighs_first_tokens: False with a service-level objective, whose targets count alone.
     """
 
-    forecasts: dict[Layout, LayoutForecast]
+    forecasts: dict[Layout, Forecast]
     weighs_first_tokens: bool
 
     @classmethod
@@ -58,6 +59,10 @@ class Ranking:
         """
         if not self.weighs_first_tokens:
             return 0.0
-        least_s = min(forecast.wait_s for forecast in self.forecasts.values())
-        ratio: float = self.forecasts[layout].wait_s / least_s
+        ratio: float = self.forecasts[layout].wait_s / self._least_wait_s
         return ratio**FIRST_TOKEN_WEIGHT - 1
+
+    @cached_property
+    def _least_wait_s(self) -> float:
+        """Mean seconds from arrivals to first tokens in the layout where they come first."""
+        return min(forecast.wait_s for forecast in self.forecasts.values())

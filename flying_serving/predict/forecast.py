@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from operator import attrgetter
 
 from flying_serving.layout.groups import Layout
 from flying_serving.predict.rollout import FluidModel, GroupState
@@ -27,21 +27,14 @@ _LEAST_RATE = 1e-6
 
 @dataclass(frozen=True)
 class Forecast:
-    """Forecast of `groups` equal groups with some work: mean times in seconds, and the cost of
-    `Objective`.
+    """Forecast of equal groups, or of a layout, with some work: mean times in seconds, and the cost
+    of `Objective`.
 
     `ttft_s` begins when a request leaves the queue, `wait_s` when it arrives.
     """
 
     ttft_s: float
     tpot_s: float
-    request_seconds: float
-    wait_s: float
-
-
-class LayoutForecast(NamedTuple):
-    """Request-seconds of a layout, and mean seconds from arrivals to first tokens."""
-
     request_seconds: float
     wait_s: float
 
@@ -104,7 +97,7 @@ def assess(
     work: Work,
     objective: Objective,
     interference: Interference = FREE,
-) -> LayoutForecast:
+) -> Forecast:
     """Forecast a layout to which new work goes from now on, beside its running requests.
 
     The groups of a mixed layout share the work in proportion to their capacity, or the widest ones
@@ -112,8 +105,7 @@ def assess(
     """
     counts = Counter(map(len, layout.groups))
     widest = max(counts)
-    all_of_it = forecast(lanes[widest], counts[widest], work, objective, interference)
-    in_widest = LayoutForecast(all_of_it.request_seconds, all_of_it.wait_s)
+    in_widest = forecast(lanes[widest], counts[widest], work, objective, interference)
     if len(counts) == 1:
         return in_widest
 
@@ -123,11 +115,13 @@ def assess(
         size: forecast(lanes[size], count, work.part(shares[size]), objective, interference)
         for size, count in counts.items()
     }
-    shared = LayoutForecast(
-        sum(part.request_seconds for part in parts.values()),
-        sum(shares[size] * part.wait_s for size, part in parts.items()),
+    shared = Forecast(
+        ttft_s=sum(shares[size] * part.ttft_s for size, part in parts.items()),
+        tpot_s=sum(shares[size] * part.tpot_s for size, part in parts.items()),
+        request_seconds=sum(part.request_seconds for part in parts.values()),
+        wait_s=sum(shares[size] * part.wait_s for size, part in parts.items()),
     )
-    return min(shared, in_widest)
+    return min(shared, in_widest, key=attrgetter("request_seconds", "wait_s"))
 
 
 def capacity(layout: Layout, lanes: Mapping[int, LaneFigures], work: Work) -> float:
