@@ -10,11 +10,12 @@ a time, started anew in each round.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+from collections.abc import Sequence
 from statistics import mean
 
 from msgspec.structs import replace
 
+from benchmarks import flags
 from benchmarks.context import LIVE, Operator
 from benchmarks.emulated import HARDWARE, served
 from benchmarks.live_report import table
@@ -127,22 +128,19 @@ def run(args: argparse.Namespace) -> tuple[float, Rows]:
     return capacity, rows
 
 
-def main() -> None:
-    """Run the rounds, keep all rows, print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the options of a command line, by default of this process's."""
+    parser = flags.emulated(__doc__, POLICIES, 1, OUT)
     parser.add_argument("--seconds", type=float, default=45.0)
     parser.add_argument("--share", type=float, default=0.5, help="of capacity: short requests")
     parser.add_argument("--every", type=float, default=15.0, help="seconds for each long prompt")
     parser.add_argument("--requests", type=int, default=300, help="that find the capacity")
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--slowdown", type=float, default=2.0)
-    parser.add_argument("--execution", choices=("graph", "eager"), default="graph")
-    parser.add_argument("--systems", nargs="+", choices=POLICIES, default=list(POLICIES))
-    parser.add_argument("--out", type=Path, default=OUT)
-    args = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    """Run the rounds, keep all rows, print the table."""
+    args = options()
     capacity, rows = run(args)
     kept = keep(args.out, vars(args) | {"capacity_rps": capacity, "devices": "emulated"}, rows)
     print(table(kept))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from benchmarks import flags
 from benchmarks.fixed_layouts import LENGTHS, MODEL, REGIME
 from benchmarks.link_verdict import is_accepted
 from benchmarks.live_report import read, summary, table
@@ -65,21 +66,15 @@ def run(args: argparse.Namespace) -> Rows:
 
 def options() -> argparse.Namespace:
     """Return the command line's options, with capacity and regime from the rows that are kept."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = flags.comparison(__doc__, SYSTEMS, 3, OUT)
     parser.add_argument(
         "--phases", type=float, nargs=3, default=(100.0, 40.0, 60.0), help="low, burst, last low"
     )
     parser.add_argument("--shares", type=float, nargs=2, default=(0.12, 0.85))
     parser.add_argument("--cycles", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--capacity-rps", type=float, help="of static-dp, in place of the kept one")
     parser.add_argument("--regime", choices=(BARE, REGIME), help="in place of the verdict's")
     parser.add_argument("--fixed-layouts", type=Path, default=FIXED_LAYOUTS)
-    parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     if args.capacity_rps is None or args.regime is None:
         kept = read(args.fixed_layouts)

@@ -10,10 +10,11 @@ anew in each round.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from benchmarks import flags
 from benchmarks.emulated import served
 from benchmarks.live_report import table
 from benchmarks.long_prompts import devices_of
@@ -62,21 +63,18 @@ def run(args: argparse.Namespace) -> Rows:
     return rows
 
 
-def main() -> None:
-    """Run the rounds, keep all rows, print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the options of a command line, by default of this process's."""
+    parser = flags.emulated(__doc__, SYSTEMS, 1, OUT)
     parser.add_argument("--shares", type=float, nargs="+", default=[0.4, 0.7])
     parser.add_argument("--seconds", type=float, default=40.0)
     parser.add_argument("--capacity-rps", type=float, default=CAPACITY_RPS)
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--slowdown", type=float, default=2.0)
-    parser.add_argument("--execution", choices=("graph", "eager"), default="graph")
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
-    parser.add_argument("--out", type=Path, default=OUT)
-    args = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    """Run the rounds, keep all rows, print the table."""
+    args = options()
     kept = keep(args.out, vars(args) | {"devices": "emulated"}, run(args))
     print(table(kept))
 
