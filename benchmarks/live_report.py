@@ -29,6 +29,10 @@ LABELS = {
     figure: f"{'mean' if 'mean' in figure else 'P90'} {label}"
     for figure, label in zip(FIGURES, ("TTFT", "TTFT", "TPOT", "TPOT", "E2E", "E2E"), strict=True)
 }
+WHOLE = "all"
+"""The phase of all requests of a run together."""
+LONG = "long"
+"""The phase of requests that not every fixed layout can serve."""
 FIXED = ("static-dp", "static-tp")
 """The fixed layouts of our server."""
 MOST_OF_AUTO, LEAST_OF_FIXED = 1.10, 1.25
@@ -53,20 +57,31 @@ def names(found: Values) -> list[str]:
 
 def phases(found: Values) -> list[str]:
     """Return the phases in the order of their rows, without the whole."""
-    return list(dict.fromkeys(phase for _, phase, _ in found if phase != "all"))
+    return list(dict.fromkeys(phase for _, phase, _ in found if phase != WHOLE))
 
 
 def ratios(
     found: Values, system: str, phase: str, figure: str, fixed: Sequence[str] = FIXED
 ) -> list[float]:
-    """Return a system's figure over that of the best of the fixed layouts, for each round; empty if
-    either has none.
+    """Return a system's figure over that of the best of the fixed layouts, for each round that all
+    of them have; empty if either has none.
+
+    Of rows that were kept within a round, some systems have its values and the others have not.
     """
-    others = [found[name, phase, figure] for name in fixed if (name, phase, figure) in found]
+    others = [
+        found[name, phase, figure]
+        for name in fixed
+        if (name, phase, figure) in found and _compares(found, name, phase)
+    ]
     if (system, phase, figure) not in found or not others:
         return []
-    best = [min(of_round) for of_round in zip(*others, strict=True)]
-    return [a / b for a, b in zip(found[system, phase, figure], best, strict=True)]
+    best = [min(of_round) for of_round in zip(*others, strict=False)]
+    return [a / b for a, b in zip(found[system, phase, figure], best, strict=False)]
+
+
+def _compares(found: Values, fixed: str, phase: str) -> bool:
+    """Return whether a fixed layout is one to compare with: it has to serve all long requests."""
+    return phase != LONG or min(found[fixed, phase, "completed"]) == 1.0
 
 
 @dataclass(frozen=True)

@@ -10,20 +10,22 @@ a time, started anew in each round.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import mean
+from typing import Any
 
 from msgspec.structs import replace
 
 from benchmarks import flags
 from benchmarks.context import LIVE, Operator
 from benchmarks.emulated import HARDWARE, served
-from benchmarks.live_report import table
+from benchmarks.live_report import LONG, table
 from benchmarks.rounds import (
     BENCH,
     Lengths,
     Rows,
     add,
+    begun,
     capacity_rps,
     keep,
     replayed,
@@ -40,7 +42,7 @@ from flying_lab.workload.shape import scale_time, with_long_prompts
 
 MODEL = "llama-3-70b"
 LENGTHS: Lengths = {"prompt_tokens": (128, 512), "output_tokens": (64, 256)}
-SHORT, LONG = "short", "long"
+SHORT = "short"
 LONG_TOKENS, LONG_OUTPUTS = 28_000, 64
 KV_TOKENS, MOST_TOKENS = 12_288, 30_000
 """Tokens of KV that an engine holds, and of a request at most."""
@@ -107,8 +109,8 @@ def operated(system: System, short: Workload, mixed: Workload, args: argparse.Na
     return rows
 
 
-def run(args: argparse.Namespace) -> tuple[float, Rows]:
-    """Return the capacity of engines apart, and the rows of all rounds."""
+def run(args: argparse.Namespace) -> Iterator[tuple[float, Rows]]:
+    """Yield the capacity of engines apart, and the rows so far, after each system of each round."""
     devices = devices_of(args.slowdown, args.execution)
     rows: Rows = {}
     with started("static-dp", devices) as system:
@@ -125,7 +127,7 @@ def run(args: argparse.Namespace) -> tuple[float, Rows]:
                     add(found, name, replayed(system, mixed), args.slowdown)
             for key, values in found.items():
                 rows.setdefault(key, []).extend(values)
-    return capacity, rows
+            yield capacity, rows
 
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -139,10 +141,12 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Run the rounds, keep all rows, print the table."""
+    """Run the rounds, keep the rows after each system, print the table."""
     args = options()
-    capacity, rows = run(args)
-    kept = keep(args.out, vars(args) | {"capacity_rps": capacity, "devices": "emulated"}, rows)
+    kept: dict[str, Any] = {}
+    for capacity, rows in run(args):
+        found = {"capacity_rps": capacity, "devices": "emulated", "rounds": begun(rows)}
+        kept = keep(args.out, vars(args) | found, rows)
     print(table(kept))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from benchmarks.live_report import FIGURES
+from benchmarks.live_report import FIGURES, WHOLE
 from benchmarks.systems import ROOT, System, commit
 from flying_lab.bench.client import Target
 from flying_lab.bench.options import BenchOptions
@@ -85,27 +85,36 @@ def middle_rate_rps(ends_s: Sequence[float]) -> float:
 
 
 def values_of(
-    summary: Mapping[str, Any], slowdown: float = 1.0
+    summary: Mapping[str, Any], slowdown: float = 1.0, whole: str = WHOLE
 ) -> Iterator[tuple[str, str, float]]:
     """Yield phase, figure and value, in the devices' time; no figure of a phase without any
     completed request.
+
+    `whole`: the phase of all requests together.
     """
-    for phase, part in {**summary.get("phases", {}), "all": summary}.items():
+    for phase, part in {**summary.get("phases", {}), whole: summary}.items():
         for figure in FIGURES:
             if part[figure] is not None:
                 yield phase, figure, part[figure] / slowdown
         yield phase, "completed", part["completed"] / part["num_prompts"]
-    yield "all", "switches", float(summary["switches"])
-    yield "all", "not completed", float(summary["failed"] + summary["unfinished"])
+    yield whole, "switches", float(summary["switches"])
+    yield whole, "not completed", float(summary["failed"] + summary["unfinished"])
 
 
-def add(rows: Rows, name: str, summary: Mapping[str, Any], slowdown: float = 1.0) -> None:
+def add(
+    rows: Rows, name: str, summary: Mapping[str, Any], slowdown: float = 1.0, whole: str = WHOLE
+) -> None:
     """Add the values of one round of a system, and print them."""
     shown = {}
-    for phase, figure, value in values_of(summary, slowdown):
+    for phase, figure, value in values_of(summary, slowdown, whole):
         rows.setdefault((name, phase, figure), []).append(value)
         shown[f"{phase} {figure}"] = round(value, 2)
     print(name, shown, flush=True)
+
+
+def begun(rows: Rows) -> int:
+    """Return how many rounds have begun: those of which a system has values."""
+    return max(len(values) for values in rows.values())
 
 
 def keep(path: Path, settings: Mapping[str, Any], rows: Rows) -> dict[str, Any]:

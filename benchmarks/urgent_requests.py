@@ -10,19 +10,21 @@ anew in each round.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
 from benchmarks import flags
 from benchmarks.emulated import served
-from benchmarks.live_report import table
+from benchmarks.live_report import WHOLE, table
 from benchmarks.long_prompts import devices_of
 from benchmarks.rounds import (
     BENCH,
     Lengths,
     Rows,
     add,
+    begun,
     keep,
     replayed,
     rotated,
@@ -40,7 +42,9 @@ OUT = BENCH / "live_urgent_requests.json"
 
 
 def workload_of(share: float, args: argparse.Namespace, seed: int) -> Workload:
-    """Return one load on this machine's clock; urgent requests and others are its phases."""
+    """Return the load of a share on this machine's clock; urgent requests and others are its
+    phases.
+    """
     load = steady(share * args.capacity_rps, args.seconds, LENGTHS, seed, "")
     mixed = with_priority(load, URGENT_SHARE)
     marked = mixed.having(
@@ -50,8 +54,8 @@ def workload_of(share: float, args: argparse.Namespace, seed: int) -> Workload:
     return scale_time(marked, args.slowdown)
 
 
-def run(args: argparse.Namespace) -> Rows:
-    """Return the rows of all rounds."""
+def run(args: argparse.Namespace) -> Iterator[Rows]:
+    """Yield the rows so far, after each system of each round."""
     devices = devices_of(args.slowdown, args.execution)
     rows: Rows = {}
     for number in range(args.rounds):
@@ -59,8 +63,9 @@ def run(args: argparse.Namespace) -> Rows:
             with served(name, devices, f"--policy={name}") as system:
                 for share in args.shares:
                     load = workload_of(share, args, args.seed + number)
-                    add(rows, name, replayed(system, load), args.slowdown)
-    return rows
+                    whole = f"{share:g}, {WHOLE}"
+                    add(rows, name, replayed(system, load), args.slowdown, whole)
+            yield rows
 
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -73,9 +78,12 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Run the rounds, keep all rows, print the table."""
+    """Run the rounds, keep the rows after each system, print the table."""
     args = options()
-    kept = keep(args.out, vars(args) | {"devices": "emulated"}, run(args))
+    kept: dict[str, Any] = {}
+    for rows in run(args):
+        settings = vars(args) | {"devices": "emulated", "rounds": begun(rows)}
+        kept = keep(args.out, settings, rows)
     print(table(kept))
 
 

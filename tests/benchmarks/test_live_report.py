@@ -42,6 +42,22 @@ def test_a_phase_that_a_layout_did_not_serve_compares_with_the_other() -> None:
     assert ratios(values(rows), "auto", "low", "mean_ttft_ms") == [1.5]
 
 
+@pytest.mark.parametrize(("served", "expected"), [(1.0, [1.5]), (0.5, [])])
+def test_a_layout_that_refused_a_long_request_is_not_compared_with(
+    served: float, expected: list[float]
+) -> None:
+    rows = kept(["long"], static_tp=[200.0], auto=[300.0])
+    for row in rows["rows"]:
+        if (row["system"], row["figure"]) == ("static-tp", "completed"):
+            row["values"] = [served]
+    assert ratios(values(rows), "auto", "long", "mean_ttft_ms") == expected
+
+
+def test_a_round_that_one_system_alone_has_is_not_compared() -> None:
+    found = values(kept(static_dp=[100.0, 100.0], static_tp=[200.0, 200.0], auto=[150.0]))
+    assert ratios(found, "auto", "low", "mean_ttft_ms") == [1.5]
+
+
 def test_the_worst_phase_is_that_of_the_largest_median() -> None:
     rows = kept(["low", "burst"], static_dp=[100.0], static_tp=[100.0], auto=[100.0])
     changed = next(r for r in rows["rows"] if r["system"] == "auto" and r["phase"] == "burst")

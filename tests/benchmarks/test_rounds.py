@@ -5,7 +5,17 @@ from pathlib import Path
 import pytest
 
 from benchmarks.live_report import FIGURES, read
-from benchmarks.rounds import Rows, add, keep, middle_rate_rps, phased, rotated, steady, values_of
+from benchmarks.rounds import (
+    Rows,
+    add,
+    begun,
+    keep,
+    middle_rate_rps,
+    phased,
+    rotated,
+    steady,
+    values_of,
+)
 from flying_lab.workload.synth import Alternating
 
 NAMES = ["a", "b", "c"]
@@ -83,3 +93,15 @@ def test_kept_rows_have_the_values_of_all_rounds(tmp_path: Path) -> None:
     assert kept["settings"] == {"rounds": 2}
     row = next(row for row in kept["rows"] if row["figure"] == "mean_ttft_ms")
     assert row["values"] == [4.0, 5.0]
+
+
+def test_the_requests_of_a_part_of_a_run_have_a_phase_of_their_own() -> None:
+    names = {phase for phase, _, _ in values_of(summary(6.0), whole="0.4, all")}
+    assert names == {"low", "0.4, all"}
+
+
+def test_a_round_has_begun_with_its_first_system() -> None:
+    rows: Rows = {}
+    for name in ("auto", "load", "load"):
+        add(rows, name, summary(4.0))
+    assert begun(rows) == 2
