@@ -4,7 +4,7 @@ the best fixed layout's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -13,7 +13,8 @@ from experiments.ablation import CONSTANTS
 from experiments.common import MODELS, Kept, Numbers, template
 from experiments.held_out_load import BATCH, LOADS, SECONDS, Load
 from experiments.held_out_runs import MEANS, OTHERS, SERVERS, SETTLE_S, measure
-from experiments.rows import Row, markdown, number, page, paragraph, spread, write
+from experiments.rows import Row, markdown, number, paragraph, spread
+from experiments.server_pages import ServerPage, layouts
 from experiments.servers import is_fixed
 
 __all__ = ["measure", "pages"]
@@ -38,7 +39,9 @@ CHOSEN: Mapping[str, str] = {
     "MEMORY_EVENTS": "by hand: as MEMORY_REQUESTS",
 }
 """On which loads a constant was chosen; the others: ON_ABLATION."""
-NOTICES = ("phases_notice", "gpt_oss")
+PAGE = ServerPage(
+    "held_out", "Loads that the policy's constants were not chosen on", servers=SERVERS
+)
 
 
 class Place(NamedTuple):
@@ -100,19 +103,14 @@ def is_restless(found: Kept, place: Place) -> bool:
 
 def pages(found: Kept, folder: Path) -> list[Row]:
     """Write the page; it compares nothing with the paper."""
-    lines = [
+    head = [
         *_setting(found),
         *_constants(found),
         *_summary(found),
         *_misses(found),
         *["## Why", "", *paragraph(template("held_out_causes"))],
     ]
-    for model in MODELS:
-        for server in SERVERS:
-            lines += [f"## {model}, {server}", "", *_table(found, model, server)]
-    title = "Loads that the policy's constants were not chosen on"
-    write(folder, "held_out", page(title, {"held_out": found}, lines, NOTICES))
-    return []
+    return PAGE.write(found, folder, head, _table)
 
 
 def _setting(found: Kept) -> list[str]:
@@ -191,7 +189,7 @@ def _misses(found: Kept) -> list[str]:
             _marked(spread(ratios(found, place, "auto")), is_slow(found, place)),
             _best(found, place),
             _marked(_per_minute(found, place), is_restless(found, place)),
-            _layouts(runs(found, place, "auto")),
+            layouts([one["layouts"] for one in runs(found, place, "auto")]),
         ]
         for place in places()
         if is_slow(found, place) or is_restless(found, place)
@@ -221,14 +219,6 @@ def _best(found: Kept, place: Place) -> str:
     """Return the fixed layout with the least mean E2E."""
     names = fixed(found, place)
     return min(names, key=lambda name: mean(ratios(found, place, name)))
-
-
-def _layouts(there: Sequence[Numbers]) -> str:
-    """Return the mean share of time of each layout, those of 1 % or more."""
-    names = {name for one in there for name in one["layouts"]}
-    shares = {name: mean(one["layouts"].get(name, 0.0) for one in there) for name in names}
-    ordered = sorted(shares.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{name} {share:.0%}" for name, share in ordered if share >= 0.01)
 
 
 def _table(found: Kept, model: str, server: str) -> list[str]:
@@ -265,5 +255,5 @@ def _row(found: Kept, place: Place) -> list[str]:
         others,
         _marked(_per_minute(found, place), is_restless(found, place)),
         spread([float(len(one["switches"])) for one in there]),
-        _layouts(there),
+        layouts([one["layouts"] for one in there]),
     ]

@@ -13,7 +13,8 @@ from experiments import phases_load
 from experiments.common import MODELS, Kept, Numbers, Setting, template
 from experiments.phases_load import BURSTS, PHASES, spans
 from experiments.phases_runs import FIGURES, measure_system, systems
-from experiments.rows import Row, markdown, number, page, paragraph, spread, write
+from experiments.rows import Row, markdown, number, paragraph, spread
+from experiments.server_pages import ServerPage, layouts
 from experiments.servers import GRAPHS, MAX_TOKENS, PRODUCT, SERVERS, STOCK, is_fixed
 
 MOST_RATIO = 1.05
@@ -26,7 +27,9 @@ HEADINGS = {
     "e2el": "E2E (s)",
     "queue_time": "queue (s)",
 }
-NOTICES = ("phases_notice", "gpt_oss")
+PAGE = ServerPage(
+    "phases", "Distance to the best fixed layout, by phase of the load", servers=SERVERS
+)
 
 
 class Worst(NamedTuple):
@@ -71,13 +74,8 @@ def measure(setting: Setting) -> Numbers:
 def pages(found: Kept, folder: Path) -> list[Row]:
     """Write the page; it compares nothing with the paper."""
     causes = ["## Why", "", *paragraph(template("phases_causes"))]
-    lines = [*_setting(found), *_summary(found), *causes, *_switching(found)]
-    for model in MODELS:
-        for server in SERVERS:
-            lines += [f"## {model}, {server}", "", *_table(found, model, server)]
-    title = "Distance to the best fixed layout, by phase of the load"
-    write(folder, "phases", page(title, {"phases": found}, lines, NOTICES))
-    return []
+    head = [*_setting(found), *_summary(found), *causes, *_switching(found)]
+    return PAGE.write(found, folder, head, _table)
 
 
 # ---- ratios
@@ -185,9 +183,10 @@ def _switching(found: Kept) -> list[str]:
             runs = [one[model][server][name] for one in found.seeds]
             counts = spread([float(len(one["switches"])) for one in runs])
             delays = [_delays(runs, phase, model) for phase in ("burst", "after")]
-            layouts = "; ".join(f"{phase}: {_layouts(runs, phase)}" for phase in PHASES)
+            shares = {phase: layouts([one["layouts"][phase] for one in runs]) for phase in PHASES}
+            in_layouts = "; ".join(f"{phase}: {share}" for phase, share in shares.items())
             waits = _waits(runs)
-            rows.append([model, f"{name}, {server}", counts, waits, *delays, layouts])
+            rows.append([model, f"{name}, {server}", counts, waits, *delays, in_layouts])
     headings = [
         "model",
         "system",
@@ -237,16 +236,6 @@ def _delays(runs: Sequence[Numbers], phase: str, model: str) -> str:
     ]
     count = len(runs) * len(begins)
     return f"{spread(delays)}, {len(delays)} of {count}" if delays else f"never, 0 of {count}"
-
-
-def _layouts(runs: Sequence[Numbers], phase: str) -> str:
-    """Return the mean share of time of each layout in a phase, those above 1 %."""
-    shares: dict[str, float] = {}
-    for one in runs:
-        for name, share in one["layouts"][phase].items():
-            shares[name] = shares.get(name, 0.0) + share / len(runs)
-    ordered = sorted(shares.items(), key=lambda item: -item[1])
-    return ", ".join(f"{name} {share:.0%}" for name, share in ordered if share >= 0.01)
 
 
 def _table(found: Kept, model: str, server: str) -> list[str]:
