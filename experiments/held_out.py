@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-from experiments.ablation import CONSTANTS
 from experiments.common import MODELS, Kept, Numbers, template
+from experiments.constants import CONSTANTS
 from experiments.held_out_load import BATCH, LOADS, SECONDS, Load
 from experiments.held_out_runs import MEANS, OTHERS, SERVERS, SETTLE_S, measure
 from experiments.rows import Row, markdown, number, paragraph, spread

@@ -7,8 +7,8 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 
-from experiments.ablation import CONSTANTS, Constant
 from experiments.common import MODELS, Numbers, Setting, run
+from experiments.constants import CONSTANTS, Constant
 from experiments.held_out_load import LOADS, workload
 from experiments.phases_load import Span
 from experiments.phases_runs import layout_name, layout_shares, systems
