@@ -57,6 +57,8 @@ _RC = {
 
 styled = rc_context(_RC)
 """Decorator that draws with this style in place of the caller's."""
+LABEL_SHARE = 0.045
+"""A layout that takes less of the width than this has no label inside."""
 
 
 def line(position: int) -> dict[str, Any]:
