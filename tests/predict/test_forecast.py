@@ -106,11 +106,14 @@ def test_more_load_never_costs_less(
 
 
 @settings(max_examples=200)
-@given(work=WORK, objective=OBJECTIVES, lane=LANES, factor=st.floats(1, 5))
+@given(work=WORK, objective=UNTARGETED, lane=LANES, factor=st.floats(1, 5))
 def test_slower_steps_never_cost_less(
     work: Work, objective: Objective, lane: LaneFigures, factor: float
 ) -> None:
-    """In all they have; but for what coarse steps make of it."""
+    """In all they have; but for what coarse steps make of it.
+
+    Without targets: how many miss theirs is judged by the mean of all that start in a step.
+    """
     cost = lane.cost
     slow = StepCost(
         cost.fixed_s * factor,
