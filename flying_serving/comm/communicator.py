@@ -1,9 +1,33 @@
-"""The communicator that vLLM's coordinator of a group uses when the group is in shared memory."""
+"""The communicators that vLLM's coordinator of a group uses when the group is in shared memory."""
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import torch
 
 from flying_serving.comm.shm import ShmGroup
+from flying_serving.comm.staging import HostStage
 from flying_serving.errors import EngineLost
+
+
+class Communicator(Protocol):
+    """Collectives of a group whose ranks share memory."""
+
+    def use(self, group: ShmGroup | None) -> None:
+        """Use this group from now on; with None collectives raise EngineLost."""
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum `x` over the ranks in place."""
+
+    def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        """Return the ranks' tensors, concatenated along `dim`."""
+
+    def gather(self, x: torch.Tensor, dst: int = 0, dim: int = -1) -> torch.Tensor | None:
+        """Return the result of `all_gather` on rank `dst`; None on the others."""
+
+    def broadcast(self, x: torch.Tensor, src: int = 0) -> torch.Tensor:
+        """Overwrite `x` with that of rank `src`."""
 
 
 class ShmCommunicator:
@@ -41,3 +65,60 @@ class ShmCommunicator:
         if self._group is None:
             raise EngineLost(f"{operation}: {self.name} is not whole")
         return self._group
+
+
+class StagedCommunicator:
+    """The collectives of a communicator in shared memory, for tensors of a device.
+
+    Each tensor is copied to host memory, and the result back. A collective is over when its call
+    returns, and its result has the same bits as on the CPU. Calls from several threads take turns.
+    """
+
+    def __init__(self, shared: ShmCommunicator, stage: HostStage) -> None:
+        self._shared = shared
+        self._stage = stage
+        self._lock = threading.Lock()
+
+    def use(self, group: ShmGroup | None) -> None:
+        """Use this group from now on; with None collectives raise EngineLost."""
+        self._shared.use(group)
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum `x` over the ranks in place."""
+        with self._lock:
+            return x.copy_(self._shared.all_reduce(self._stage.copy_out(x)))
+
+    def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        """Return the ranks' tensors, concatenated along `dim`."""
+        with self._lock:
+            return self._shared.all_gather(self._stage.copy_out(x), dim).to(x.device)
+
+    def gather(self, x: torch.Tensor, dst: int = 0, dim: int = -1) -> torch.Tensor | None:
+        """Return the result of `all_gather` on rank `dst`; None on the others."""
+        with self._lock:
+            gathered = self._shared.gather(self._stage.copy_out(x), dst, dim)
+            return None if gathered is None else gathered.to(x.device)
+
+    def broadcast(self, x: torch.Tensor, src: int = 0) -> torch.Tensor:
+        """Overwrite `x` with that of rank `src`."""
+        with self._lock:
+            return x.copy_(self._shared.broadcast(self._stage.copy_out(x), src))
+
+
+def _shm(name: str, device: torch.device) -> ShmCommunicator:
+    if device.type != "cpu":
+        raise ValueError(f"{name}: shared memory without staging takes no tensors of {device}")
+    return ShmCommunicator(name)
+
+
+def _staged(name: str, device: torch.device) -> StagedCommunicator:
+    return StagedCommunicator(ShmCommunicator(name), HostStage(device))
+
+
+COMMUNICATORS: Mapping[str, Callable[[str, torch.device], Communicator]] = {
+    "shm": _shm,
+    "staged": _staged,
+}
+"""The communicators in shared memory, by their names in `Deployment.collectives`. Each is made from
+the name of its group, for errors, and the device of its tensors.
+"""

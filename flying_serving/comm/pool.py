@@ -68,10 +68,9 @@ class CommunicatorPool:
     def use_shared_memory(
         self, directory: str, deadline_s: float, spread: SpreadOver = _where_it_is_used
     ) -> None:
-        """Let every group of more than one rank exchange through shared memory, once it is opened
-        (CPU only).
+        """Let every group of more than one rank exchange through shared memory, once it is opened.
 
-        `make` has to build coordinators with a `ShmCommunicator`. The groups' files go to
+        `make` has to build coordinators with one of `COMMUNICATORS`. The groups' files go to
         `directory`, on a memory file system. A rank waits `deadline_s` for the others. `spread`
         says where a group's memory is to lie.
         """

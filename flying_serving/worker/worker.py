@@ -58,8 +58,7 @@ class LaneWorker:
             worker.rank,
             f"joining {deployment.engines} engines of {deployment.devices} devices",
         )
-        shares_memory = self.pack_weights and deployment.flying.cpu_collectives == "shm"
-        world = distributed.TorchWorld(deployment, self.engine, worker.rank, shares_memory)
+        world = distributed.TorchWorld(deployment, self.engine, worker.rank)
         with world.joined():
             super().init_device()  # type: ignore[misc]
         self.communicators = CommunicatorPool(
@@ -72,7 +71,7 @@ class LaneWorker:
             activate=tensor_parallel.activate,
         )
         tensor_parallel.set_home(self.communicators.coordinator(1))
-        if shares_memory:
+        if not deployment.one_world:
             self.communicators.use_shared_memory(
                 deployment.run_dir, deployment.flying.collective_timeout_s, self._interleave
             )
