@@ -59,7 +59,10 @@ class TorchWorld:
         if self.deployment.one_world:
             backend = current_platform.dist_backend
             return parallel_state.init_model_parallel_group(
-                partition, own.local_rank, backend, group_name=name
+                partition,
+                own.local_rank,
+                backend,
+                group_name=group_name(name, on_cpu=current_platform.is_cpu()),
             )
         if len(partition[0]) == 1:
             return parallel_state.get_tp_group()  # vLLM's, which needs no other rank either
@@ -71,6 +74,14 @@ class TorchWorld:
             device=own.device,
             collectives=self.deployment.collectives,
         )
+
+
+def group_name(name: str, *, on_cpu: bool) -> str:
+    """Return the name that vLLM's coordinator of a lane gets.
+
+    On CUDA vLLM has its custom all-reduce for groups of the name `tp` only, up to a colon.
+    """
+    return name if on_cpu else f"tp:{name}"
 
 
 _world: ContextVar[TorchWorld | None] = ContextVar("world", default=None)
