@@ -27,9 +27,9 @@ TOLD_S = 5.0
 """Seconds after an engine counts as lost in which the others may not know it."""
 Steering = Literal["priority", "tp_degree", "split_at", "expected_tokens", "none"]
 """Fields of a request that steer the node: its layout, and which request it serves first."""
-Collectives = Literal["shm", "staged", "gloo", "nccl"]
+Collectives = Literal["shm", "staged", "pynccl", "gloo", "nccl"]
 """How devices of a group exchange tensors: with `shm` through shared memory, with `staged` by way
-of a host buffer too. The others are torch's Gloo and NCCL.
+of a host buffer too. `pynccl` is NCCL in groups that can lose an engine. The others are torch's.
 """
 ONE_WORLD: frozenset[Collectives] = frozenset({"gloo", "nccl"})
 """Collectives for which all engines are in one torch world. With the others each
@@ -92,9 +92,9 @@ class FlyingConfig(BaseModel):
     """
     cpu_collectives: Literal["shm", "gloo", "staged"] = "shm"
     """How engines on the CPU exchange data. `staged` is shm with the copies of CUDA: for tests."""
-    cuda_collectives: Literal["nccl", "staged"] | None = None
-    """How engines on CUDA exchange data: with NCCL, or staged, through host memory. Default: nccl,
-    or staged where engines share a GPU.
+    cuda_collectives: Literal["nccl", "pynccl", "staged"] | None = None
+    """How engines on CUDA exchange data: with NCCL, the same so that a server survives the loss of
+    an engine, or staged, through host memory. Default: nccl, or staged where engines share a GPU.
     """
     engines_per_device: int = Field(default=1, ge=1, le=MAX_ENGINES)
     """Engines that share a GPU: for tests. On the CPU it changes nothing."""

@@ -99,7 +99,7 @@ class LaneCoordinator(GroupCoordinator):
 def _refused(name: str) -> Callable[..., NoReturn]:
     def refuse(self: LaneCoordinator, *args: Any, **kwargs: Any) -> NoReturn:
         raise NoProcessGroup(
-            f"{name} of {self.unique_name}: groups in shared memory have no torch process group; "
+            f"{name} of {self.unique_name}: this group has no torch process group; "
             f"with {_WITH_GROUPS.get(self.device.type, '--cuda-collectives nccl')} they have"
         )
 

@@ -17,9 +17,9 @@ def collectives_of(flying: FlyingConfig, *, on_cpu: bool) -> Collectives:
     if on_cpu:
         return flying.cpu_collectives
     shared = flying.engines_per_device > 1
-    if shared and flying.cuda_collectives == "nccl":
+    if shared and flying.cuda_collectives in ("nccl", "pynccl"):
         raise ConfigError(
-            f"--cuda-collectives=nccl: NCCL takes one engine per GPU; "
+            f"--cuda-collectives={flying.cuda_collectives}: NCCL takes one engine per GPU; "
             f"--engines-per-device={flying.engines_per_device} needs staged"
         )
     return flying.cuda_collectives or ("staged" if shared else "nccl")

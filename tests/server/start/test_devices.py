@@ -2,7 +2,7 @@
 
 import logging
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -132,6 +132,7 @@ def test_engines_that_cannot_be_divided_are_refused_on_the_cpu_too() -> None:
         ({}, False, "nccl"),
         ({"cpu_collectives": "gloo"}, False, "nccl"),
         ({"cuda_collectives": "staged"}, False, "staged"),
+        ({"cuda_collectives": "pynccl"}, False, "pynccl"),
         ({"engines_per_device": 2}, False, "staged"),
     ],
 )
@@ -141,7 +142,8 @@ def test_collectives_follow_the_platform_and_its_setting(
     assert collectives_of(FlyingConfig(**settings), on_cpu=on_cpu) == expected
 
 
-def test_nccl_between_engines_on_one_gpu_is_refused() -> None:
-    flying = FlyingConfig(engines_per_device=2, cuda_collectives="nccl")
-    with pytest.raises(ConfigError, match=r"^--cuda-collectives=nccl: .* needs staged$"):
+@pytest.mark.parametrize("name", ["nccl", "pynccl"])
+def test_nccl_between_engines_on_one_gpu_is_refused(name: Literal["nccl", "pynccl"]) -> None:
+    flying = FlyingConfig(engines_per_device=2, cuda_collectives=name)
+    with pytest.raises(ConfigError, match=rf"^--cuda-collectives={name}: .* needs staged$"):
         collectives_of(flying, on_cpu=False)

@@ -16,7 +16,7 @@ from flying_serving.server.start.launch import survives
         (4, {"min_engines": 4}, True),
     ],
 )
-@pytest.mark.parametrize("collectives", ["shm", "staged"])
+@pytest.mark.parametrize("collectives", ["shm", "staged", "pynccl"])
 def test_a_server_survives_where_the_others_can_do_without(
     engines: int, options: dict[str, object], expected: bool, collectives: Collectives
 ) -> None:
