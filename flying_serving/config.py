@@ -27,6 +27,14 @@ TOLD_S = 5.0
 """Seconds after an engine counts as lost in which the others may not know it."""
 Steering = Literal["priority", "tp_degree", "split_at", "expected_tokens", "none"]
 """Fields of a request that steer the node: its layout, and which request it serves first."""
+Collectives = Literal["shm", "staged", "pynccl", "gloo", "nccl"]
+"""How devices of a group exchange tensors: with `shm` through shared memory, with `staged` by way
+of a host buffer too. `pynccl` is NCCL in groups that can lose an engine. The others are torch's.
+"""
+ONE_WORLD: frozenset[Collectives] = frozenset({"gloo", "nccl"})
+"""Collectives for which all engines are in one torch world. With the others each
+engine has its own.
+"""
 PolicyName = Literal[
     "auto", "load", "priority", "context", "static-dp", "static-tp", "split", "manual"
 ]
@@ -82,8 +90,14 @@ class FlyingConfig(BaseModel):
     expected_tokens, or none. Default without an API key: all. Default with a key: none, or
     priority if --most-urgent-priority is given.
     """
-    cpu_collectives: Literal["shm", "gloo"] = "shm"
-    """How engines on the CPU exchange data."""
+    cpu_collectives: Literal["shm", "gloo", "staged"] = "shm"
+    """How engines on the CPU exchange data. `staged` is shm with the copies of CUDA: for tests."""
+    cuda_collectives: Literal["nccl", "pynccl", "staged"] | None = None
+    """How engines on CUDA exchange data: with NCCL, the same so that a server survives the loss of
+    an engine, or staged, through host memory. Default: nccl, or staged where engines share a GPU.
+    """
+    engines_per_device: int = Field(default=1, ge=1, le=MAX_ENGINES)
+    """Engines that share a GPU: for tests. On the CPU it changes nothing."""
     weave_steps: int = Field(default=1, ge=1, le=1000)
     """Steps of the present layout for each step of an older one that is still draining."""
     max_pause_ms: float = Field(default=1000.0, ge=1, le=3_600_000)
@@ -154,6 +168,8 @@ class Deployment(BaseModel):
     group_sizes: tuple[int, ...]
     not_offered: dict[int, str] = {}
     """The reasons why the model does not admit some group sizes."""
+    collectives: Collectives = "shm"
+    """How the devices of a group exchange tensors."""
     survives: bool = False
     """True if the server goes on when it loses an engine."""
     incarnations: tuple[int | None, ...] = ()
@@ -165,6 +181,11 @@ class Deployment(BaseModel):
     placements: tuple[Placement, ...] = ()
     """Placement of each device of each engine, engine 0's first, on the CPU; none on CUDA."""
     flying: FlyingConfig
+
+    @property
+    def one_world(self) -> bool:
+        """True if all engines are in one torch world, and so none can do without the others."""
+        return self.collectives in ONE_WORLD
 
     def is_there(self, engine: int) -> bool:
         """Return whether an engine was there, as far as this process knew at its start."""

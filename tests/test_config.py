@@ -55,7 +55,7 @@ def test_an_empty_object_is_the_default_configuration() -> None:
         ({"group_sizes": [1, 16]}, "group_sizes=[1, 16]", "group size 16 is not one of"),
         ({"group_sizes": [1, "two"]}, "group_sizes[1]='two'", "must be a whole number"),
         ({"policy": "magic"}, "policy='magic'", "must be 'auto', 'load', 'priority'"),
-        ({"cpu_collectives": "mpi"}, "cpu_collectives='mpi'", "must be 'shm' or 'gloo'"),
+        ({"cpu_collectives": "mpi"}, "cpu_collectives='mpi'", "must be 'shm', 'gloo' or 'staged'"),
         ({"group_sizes": "1,2"}, "group_sizes='1,2'", "must be a list"),
         ({"weave_steps": 0}, "weave_steps=0", "must be a whole number from 1 up to 1000"),
         ({"weave_steps": 1001}, "weave_steps=1001", "must be a whole number from 1 up to 1000"),

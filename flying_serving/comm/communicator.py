@@ -1,23 +1,76 @@
-"""The communicator that vLLM's coordinator of a group uses when the group is in shared memory."""
+"""The communicators that vLLM's coordinator of a group uses when the group needs no torch world."""
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import torch
 
-from flying_serving.comm.shm import ShmGroup
+from flying_serving.comm.staging import HostStage
 from flying_serving.errors import EngineLost
 
 
-class ShmCommunicator:
-    """Collectives of a group, over a `ShmGroup` that is replaced when members were started again.
+class GroupEnd(Protocol):
+    """One rank's end of the exchange of a group, whose members have certain incarnations.
 
-    Each method takes, returns and raises as the same method of `ShmGroup`. It raises EngineLost
-    while the group has no shared memory. `name`: the group's, for errors.
+    `path`: the file in which the ranks meet, of this exchange alone.
+    """
+
+    path: str
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum `x` over the ranks in place and return it."""
+
+    def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        """Return the ranks' tensors, concatenated along `dim`."""
+
+    def gather(self, x: torch.Tensor, dst: int, dim: int = -1) -> torch.Tensor | None:
+        """Return the result of `all_gather` on rank `dst`; None on the others."""
+
+    def broadcast(self, x: torch.Tensor, src: int) -> torch.Tensor:
+        """Overwrite `x` with rank `src`'s tensor; return it."""
+
+    def barrier(self, deadline_s: float) -> None:
+        """Return once every rank has called this, within `deadline_s`."""
+
+    def require_whole(self) -> None:
+        """Raise EngineLost if results of earlier collectives are void, because a rank was lost."""
+
+    def close(self) -> None:
+        """Leave the group. A second call does nothing."""
+
+
+class Communicator(Protocol):
+    """Collectives of a group whose end is replaced when members were started again."""
+
+    def use(self, group: GroupEnd | None) -> None:
+        """Use this group from now on; with None collectives raise EngineLost."""
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum `x` over the ranks in place."""
+
+    def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        """Return the ranks' tensors, concatenated along `dim`."""
+
+    def gather(self, x: torch.Tensor, dst: int = 0, dim: int = -1) -> torch.Tensor | None:
+        """Return the result of `all_gather` on rank `dst`; None on the others."""
+
+    def broadcast(self, x: torch.Tensor, src: int = 0) -> torch.Tensor:
+        """Overwrite `x` with that of rank `src`."""
+
+
+class GroupCommunicator:
+    """Collectives of a group, over an end that is replaced when members were started again.
+
+    Each method takes, returns and raises as the same method of the end. It raises EngineLost while
+    the group has no end. `name`: the group's, for errors.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._group: ShmGroup | None = None
+        self._group: GroupEnd | None = None
 
-    def use(self, group: ShmGroup | None) -> None:
+    def use(self, group: GroupEnd | None) -> None:
         """Use this group from now on; with None collectives raise EngineLost."""
         self._group = group
 
@@ -37,7 +90,69 @@ class ShmCommunicator:
         """Overwrite `x` with that of rank `src`."""
         return self._opened("broadcast").broadcast(x, src)
 
-    def _opened(self, operation: str) -> ShmGroup:
+    def _opened(self, operation: str) -> GroupEnd:
         if self._group is None:
             raise EngineLost(f"{operation}: {self.name} is not whole")
         return self._group
+
+
+class StagedCommunicator:
+    """The collectives of a communicator in shared memory, for tensors of a device.
+
+    Each tensor is copied to host memory, and the result back. A collective is over when its call
+    returns, and its result has the same bits as on the CPU. Calls from several threads take turns.
+    """
+
+    def __init__(self, shared: GroupCommunicator, stage: HostStage) -> None:
+        self._shared = shared
+        self._stage = stage
+        self._lock = threading.Lock()
+
+    def use(self, group: GroupEnd | None) -> None:
+        """Use this group from now on; with None collectives raise EngineLost."""
+        self._shared.use(group)
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum `x` over the ranks in place."""
+        with self._lock:
+            return x.copy_(self._shared.all_reduce(self._stage.copy_out(x)))
+
+    def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        """Return the ranks' tensors, concatenated along `dim`."""
+        with self._lock:
+            return self._shared.all_gather(self._stage.copy_out(x), dim).to(x.device)
+
+    def gather(self, x: torch.Tensor, dst: int = 0, dim: int = -1) -> torch.Tensor | None:
+        """Return the result of `all_gather` on rank `dst`; None on the others."""
+        with self._lock:
+            gathered = self._shared.gather(self._stage.copy_out(x), dst, dim)
+            return None if gathered is None else gathered.to(x.device)
+
+    def broadcast(self, x: torch.Tensor, src: int = 0) -> torch.Tensor:
+        """Overwrite `x` with that of rank `src`."""
+        with self._lock:
+            return x.copy_(self._shared.broadcast(self._stage.copy_out(x), src))
+
+
+def _direct(name: str, _device: torch.device) -> GroupCommunicator:
+    return GroupCommunicator(name)
+
+
+def _shm(name: str, device: torch.device) -> GroupCommunicator:
+    if device.type != "cpu":
+        raise ValueError(f"{name}: shared memory without staging takes no tensors of {device}")
+    return GroupCommunicator(name)
+
+
+def _staged(name: str, device: torch.device) -> StagedCommunicator:
+    return StagedCommunicator(GroupCommunicator(name), HostStage(device))
+
+
+COMMUNICATORS: Mapping[str, Callable[[str, torch.device], Communicator]] = {
+    "shm": _shm,
+    "staged": _staged,
+    "pynccl": _direct,
+}
+"""The communicators without a torch world, by their names in `Deployment.collectives`. Each is made
+from the name of its group, for errors, and the device of its tensors.
+"""

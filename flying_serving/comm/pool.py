@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
+from flying_serving.comm.communicator import GroupEnd
 from flying_serving.comm.group_files import group_file
 from flying_serving.comm.shm import ShmGroup
-from flying_serving.layout.groups import Layout, aligned_group, group_world_ranks
+from flying_serving.layout.groups import Group, Layout, aligned_group, group_world_ranks
 
 Coordinator = Any  # vllm.distributed.parallel_state.GroupCoordinator
 MakeCoordinators = Callable[[list[list[int]], str], Coordinator]
@@ -21,6 +22,10 @@ Activate = Callable[[Coordinator], AbstractContextManager[None]]
 SpreadOver = Callable[[Sequence[int], mmap], None]
 """A function that says where the memory of a group of engines, which has no pages yet, is to
 lie.
+"""
+OpenEnd = Callable[[str, int, Group, Sequence[str]], GroupEnd]
+"""A function that opens an end: of a file, for a rank of a group of engines, with the names of all
+ranks.
 """
 START_TIMEOUT_S = 600
 """Seconds that a worker waits at its start for the workers of the other engines."""
@@ -53,7 +58,7 @@ class CommunicatorPool:
     ) -> None:
         self._activate = activate
         self._coordinators: dict[int, Coordinator] = {}
-        self._shm: dict[int, ShmGroup] = {}
+        self._ends: dict[int, GroupEnd] = {}
         for size in sizes:
             partition = [
                 group_world_ranks(g, devices, engines) for g in Layout.uniform(engines, size).groups
@@ -68,36 +73,51 @@ class CommunicatorPool:
     def use_shared_memory(
         self, directory: str, deadline_s: float, spread: SpreadOver = _where_it_is_used
     ) -> None:
-        """Let every group of more than one rank exchange through shared memory, once it is opened
-        (CPU only).
+        """Let every group of more than one rank exchange through shared memory, once it is opened.
 
-        `make` has to build coordinators with a `ShmCommunicator`. The groups' files go to
-        `directory`, on a memory file system. A rank waits `deadline_s` for the others. `spread`
-        says where a group's memory is to lie.
+        The groups' files go to `directory`, on a memory file system. A rank waits `deadline_s` for
+        the others. `spread` says where a group's memory is to lie.
         """
-        self._directory, self._deadline_s, self._spread = directory, deadline_s, spread
+
+        def open_end(path: str, rank: int, group: Group, names: Sequence[str]) -> GroupEnd:
+            return ShmGroup(
+                path,
+                rank,
+                len(names),
+                deadline_s=deadline_s,
+                names=names,
+                spread=partial(spread, group),
+            )
+
+        self.use_ends(directory, open_end)
+
+    def use_ends(self, directory: str, open_end: OpenEnd) -> None:
+        """Let every group of more than one rank exchange through an end that `open_end` opens.
+
+        `make` has to build coordinators with one of `COMMUNICATORS`. `directory`: of the files in
+        which the ranks of a group meet.
+        """
+        self._directory, self._open_end = directory, open_end
 
     def reopen(self, size: int, incarnations: Sequence[int]) -> None:
         """Attach to the file of the group of `size` engines whose members have these incarnations,
         in their order.
 
         Every member has to do this, each once, as any incarnations have a file of their own. The
-        earlier file is left. Raises what `ShmGroup` does.
+        earlier file is left. Raises what the end's constructor does.
         """
         self.leave(size)
         coordinator = self._coordinators[size]
         if coordinator.world_size == 1:
             return
         group = aligned_group(self._engine, size)
-        self._shm[size] = ShmGroup(
+        self._ends[size] = self._open_end(
             group_file(self._directory, group, incarnations),
             coordinator.rank_in_group,
-            coordinator.world_size,
-            deadline_s=self._deadline_s,
-            names=[f"engine {e} device {d}" for d in range(self._devices) for e in group],
-            spread=partial(self._spread, group),
+            group,
+            [f"engine {e} device {d}" for d in range(self._devices) for e in group],
         )
-        coordinator.device_communicator.use(self._shm[size])
+        coordinator.device_communicator.use(self._ends[size])
 
     def leave(self, size: int) -> None:
         """Leave the file of the group of `size` engines: a member is lost. Its collectives raise
@@ -106,18 +126,23 @@ class CommunicatorPool:
         The file is removed too: no process attaches to it any more, and its memory is free when all
         have left it.
         """
-        shm = self._shm.pop(size, None)
-        if shm is not None:
+        end = self._ends.pop(size, None)
+        if end is not None:
             self._coordinators[size].device_communicator.use(None)
-            shm.close()
-            Path(shm.path).unlink(missing_ok=True)
+            end.close()
+            Path(end.path).unlink(missing_ok=True)
+
+    def require_whole(self, size: int) -> None:
+        """Raise EngineLost if a step of the group of `size` engines is void: a member was lost."""
+        if size in self._ends:
+            self._ends[size].require_whole()
 
     def warm(self) -> None:
         """Run one collective in each group, with all workers, as soon as the last one has come this
         far.
         """
-        for shm in self._shm.values():
-            shm.barrier(START_TIMEOUT_S)
+        for end in self._ends.values():
+            end.barrier(START_TIMEOUT_S)
         for size, coordinator in self._coordinators.items():
             if coordinator.world_size > 1:
                 with self.activate(size):
@@ -140,5 +165,5 @@ class CommunicatorPool:
 
     def close(self) -> None:
         """Close the groups, and unmap their memory."""
-        for shm in self._shm.values():
-            shm.close()
+        for end in self._ends.values():
+            end.close()

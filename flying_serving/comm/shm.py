@@ -192,6 +192,9 @@ class ShmGroup:
         finally:
             self._ranks.deadline_s = usual_s
 
+    def require_whole(self) -> None:
+        """Do nothing: a collective is over when it returns, and has raised if a rank was lost."""
+
     def _is_me(self, rank: int) -> bool:
         """Return whether this is `rank`, which must be one of the group."""
         if not 0 <= rank < self._world:

@@ -10,7 +10,8 @@ import torch
 from vllm.distributed import parallel_state
 from vllm.distributed.parallel_state import GroupCoordinator
 
-from flying_serving.comm.communicator import ShmCommunicator
+from flying_serving.comm.communicator import COMMUNICATORS
+from flying_serving.config import Collectives
 from flying_serving.errors import NoProcessGroup
 
 REFUSED = (
@@ -45,27 +46,44 @@ REFUSED = (
 """Methods of GroupCoordinator that need a process group. No model that lanes serve calls one of
 them.
 """
+CPU = torch.device("cpu")
+_WITH_GROUPS = {"cpu": "--cpu-collectives gloo"}
+"""Settings with which groups have torch process groups, by the type of their device."""
 REFUSED_ATTRIBUTES = ("cpu_group", "device_group", "torch_distributed_backend")
 
 
 class LaneCoordinator(GroupCoordinator):
-    """The coordinator of a group of several ranks on the CPU, without torch process groups.
+    """The coordinator of a group of several ranks that share memory, without torch process groups.
 
     The torch world of a rank then need not hold the others. It sums, gathers and broadcasts tensors
     as GroupCoordinator does; all other methods raise NoProcessGroup.
     """
 
-    def __init__(self, rank: int, group_ranks: list[list[int]], name: str, local_rank: int) -> None:
-        """Make the group of `rank` among `group_ranks`, a partition of all ranks of all engines."""
+    def __init__(
+        self,
+        rank: int,
+        group_ranks: list[list[int]],
+        name: str,
+        local_rank: int,
+        *,
+        device: torch.device = CPU,
+        collectives: Collectives = "shm",
+    ) -> None:
+        """Make the group of `rank` among `group_ranks`, a partition of all ranks of all engines.
+
+        `device`: of the rank's tensors. `collectives`: one of `COMMUNICATORS`.
+        """
         self.unique_name = parallel_state._get_unique_name(name)
         parallel_state._register_group(self)
         self.rank, self.group_ranks = rank, group_ranks
         self.ranks = next(ranks for ranks in group_ranks if rank in ranks)
         self.world_size, self.rank_in_group = len(self.ranks), self.ranks.index(rank)
         self.local_rank = self.device_index = local_rank
-        self.device = torch.device("cpu")
+        self.device = device
         self.use_device_communicator = True
-        self.device_communicator = ShmCommunicator(f"group {name} of ranks {self.ranks}")
+        self.device_communicator = COMMUNICATORS[collectives](
+            f"group {name} of ranks {self.ranks}", device
+        )
         self.mq_broadcaster = None
         self.use_custom_op_call = self.use_cpu_custom_send_recv = False
         self._pending_isends: deque[Any] = deque()
@@ -81,8 +99,8 @@ class LaneCoordinator(GroupCoordinator):
 def _refused(name: str) -> Callable[..., NoReturn]:
     def refuse(self: LaneCoordinator, *args: Any, **kwargs: Any) -> NoReturn:
         raise NoProcessGroup(
-            f"{name} of {self.unique_name}: groups in shared memory have no torch process group; "
-            "with --cpu-collectives gloo they have"
+            f"{name} of {self.unique_name}: this group has no torch process group; "
+            f"with {_WITH_GROUPS.get(self.device.type, '--cuda-collectives nccl')} they have"
         )
 
     return refuse

@@ -21,15 +21,13 @@ from flying_serving.vllm_adapter.coordinator import LaneCoordinator
 class TorchWorld:
     """The torch world of a worker, which is a device of an engine.
 
-    `shares_memory`: groups exchange through shared memory alone, so an engine's torch world has its
-    own devices only, and it may start while others run. Otherwise all engines are in one torch
-    world.
+    If groups exchange through shared memory alone, an engine's torch world has its own devices
+    only, and it may start while others run. Otherwise all engines are in one torch world.
     """
 
     deployment: Deployment
     engine: int
     device: int
-    shares_memory: bool
 
     @property
     def rank(self) -> int:
@@ -41,7 +39,7 @@ class TorchWorld:
         new world.
         """
         devices, run_dir = self.deployment.devices, self.deployment.run_dir
-        if self.shares_memory:
+        if not self.deployment.one_world:
             incarnation = self.deployment.incarnations[self.engine]
             assert incarnation is not None
             return world_file(run_dir, self.engine, incarnation), devices, self.device
@@ -57,15 +55,33 @@ class TorchWorld:
         """Make the coordinator of this worker's group; all workers of the torch world call it
         together.
         """
-        local_rank = parallel_state.get_world_group().local_rank
-        if not self.shares_memory:
+        own = parallel_state.get_world_group()
+        if self.deployment.one_world:
             backend = current_platform.dist_backend
             return parallel_state.init_model_parallel_group(
-                partition, local_rank, backend, group_name=name
+                partition,
+                own.local_rank,
+                backend,
+                group_name=group_name(name, on_cpu=current_platform.is_cpu()),
             )
         if len(partition[0]) == 1:
             return parallel_state.get_tp_group()  # vLLM's, which needs no other rank either
-        return LaneCoordinator(self.rank, partition, name, local_rank)
+        return LaneCoordinator(
+            self.rank,
+            partition,
+            name,
+            own.local_rank,
+            device=own.device,
+            collectives=self.deployment.collectives,
+        )
+
+
+def group_name(name: str, *, on_cpu: bool) -> str:
+    """Return the name that vLLM's coordinator of a lane gets.
+
+    On CUDA vLLM has its custom all-reduce for groups of the name `tp` only, up to a colon.
+    """
+    return name if on_cpu else f"tp:{name}"
 
 
 _world: ContextVar[TorchWorld | None] = ContextVar("world", default=None)

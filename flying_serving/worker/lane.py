@@ -103,9 +103,14 @@ class WorkerLane:
             self.runner.warm()
 
     def execute(self, plan: Any, grammar: Any = None) -> Any:
-        """Run one step of the model, all members together. Returns vLLM's ModelRunnerOutput."""
+        """Run one step of the model, all members together. Returns vLLM's ModelRunnerOutput.
+
+        Raises EngineLost if a member was lost before the output was there.
+        """
         with self.communicators.activate(self.size):
-            return self.runner.step(plan, grammar)
+            output = self.runner.step(plan, grammar)
+        self.communicators.require_whole(self.size)
+        return output
 
 
 def _refuse_dropped_kv(kv: KVCacheConfig, max_model_len: int) -> None:

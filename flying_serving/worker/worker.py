@@ -14,12 +14,13 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.comm.pulse import Pulse
+from flying_serving.comm.watchdog import Watchdog
 from flying_serving.config import deployment_of
 from flying_serving.layout.groups import whole_groups
 from flying_serving.memory.arena import Arena
 from flying_serving.memory.kv_view import bytes_of
 from flying_serving.start_error import told_to_server
-from flying_serving.vllm_adapter import distributed, loading, numa
+from flying_serving.vllm_adapter import distributed, loading, nccl, numa
 from flying_serving.vllm_adapter.kv import kv_memory_from
 from flying_serving.vllm_adapter.patches import installer, tensor_parallel
 from flying_serving.vllm_adapter.queues import note_in
@@ -58,8 +59,7 @@ class LaneWorker:
             worker.rank,
             f"joining {deployment.engines} engines of {deployment.devices} devices",
         )
-        shares_memory = self.pack_weights and deployment.flying.cpu_collectives == "shm"
-        world = distributed.TorchWorld(deployment, self.engine, worker.rank, shares_memory)
+        world = distributed.TorchWorld(deployment, self.engine, worker.rank)
         with world.joined():
             super().init_device()  # type: ignore[misc]
         self.communicators = CommunicatorPool(
@@ -72,10 +72,8 @@ class LaneWorker:
             activate=tensor_parallel.activate,
         )
         tensor_parallel.set_home(self.communicators.coordinator(1))
-        if shares_memory:
-            self.communicators.use_shared_memory(
-                deployment.run_dir, deployment.flying.collective_timeout_s, self._interleave
-            )
+        if not deployment.one_world:
+            self._choose_ends()
             for group, there in whole_groups(
                 self.engine, deployment.group_sizes, deployment.incarnations
             ):
@@ -86,6 +84,18 @@ class LaneWorker:
             Pulse(deployment.run_dir, deployment.engines, deployment.devices).beat(
                 self.engine, worker.rank
             )
+
+    def _choose_ends(self) -> None:
+        """Say how groups exchange that need no common torch world."""
+        worker: Any = self
+        deployment = self.deployment
+        run_dir, deadline_s = deployment.run_dir, deployment.flying.collective_timeout_s
+        if deployment.collectives != "pynccl":
+            self.communicators.use_shared_memory(run_dir, deadline_s, self._interleave)
+            return
+        pulse = Pulse(run_dir, deployment.engines, deployment.devices)
+        site = nccl.Site(self.engine, worker.device, deadline_s, Watchdog(pulse.is_lost))
+        self.communicators.use_ends(run_dir, site.open_end)
 
     def _interleave(self, group: Sequence[int], memory: mmap) -> None:
         """Spread the memory through which a group exchanges data over the group's nodes. It would

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from benchmarks import emulated_link as link
 from benchmarks.emulated_link import SPIN_S, EmulatedLink
 from flying_serving.comm import pool
-from flying_serving.comm.communicator import ShmCommunicator
+from flying_serving.comm.communicator import GroupCommunicator
 from flying_serving.comm.pool import CommunicatorPool
 
 
@@ -111,7 +111,7 @@ def test_only_groups_of_more_than_one_engine_are_slowed(monkeypatch: pytest.Monk
     def make(partition: list[list[int]], name: str) -> Any:
         size = len(partition[0])
         return SimpleNamespace(
-            rank_in_group=0, world_size=size, device_communicator=ShmCommunicator(name)
+            rank_in_group=0, world_size=size, device_communicator=GroupCommunicator(name)
         )
 
     def shm(path: str, *_: Any, **__: Any) -> Any:

@@ -199,7 +199,7 @@ def test_a_group_may_be_closed_at_any_time_and_again(tmp_path: Path) -> None:
     pool.leave(2)
     pool.reopen(2, (0, 0))
     group = pool.coordinator(2)
-    shm = pool._shm[2]
+    shm = pool._ends[2]
     shm._ranks.abort(1)
     with pytest.raises(EngineLost, match="because of engine 1 device 0"):
         group.all_reduce(torch.ones(1))

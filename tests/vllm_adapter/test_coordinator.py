@@ -12,6 +12,7 @@ from vllm.distributed import parallel_state
 from vllm.distributed.parallel_state import GroupCoordinator
 
 from flying_serving.comm.shm import ShmGroup
+from flying_serving.config import Collectives
 from flying_serving.errors import NoProcessGroup
 from flying_serving.vllm_adapter.coordinator import REFUSED, REFUSED_ATTRIBUTES, LaneCoordinator
 from flying_serving.vllm_adapter.patches.tensor_parallel import activate
@@ -60,6 +61,14 @@ def test_operation_that_needs_a_process_group_is_refused_by_name(
 ) -> None:
     with pytest.raises(NoProcessGroup, match=rf"^{name} of lane2:\d+: .*--cpu-collectives gloo"):
         getattr(group, name)(torch.ones(4))
+
+
+def test_coordinator_of_a_device_has_that_device() -> None:
+    device = torch.device("cuda", 1)
+    made = LaneCoordinator(0, [[0, 1]], "lane2", 1, device=device, collectives="staged")
+    assert made.device == device
+    with pytest.raises(NoProcessGroup, match="--cuda-collectives nccl"):
+        made.barrier()
 
 
 @pytest.mark.parametrize("name", REFUSED_ATTRIBUTES)
@@ -121,12 +130,16 @@ CALLS: dict[str, tuple[Callable[[Any, torch.Tensor], Any], list[list[int] | None
 }
 
 
+@pytest.mark.parametrize("collectives", ["shm", "staged"])
 @pytest.mark.parametrize("name", CALLS)
-def test_all_ranks_of_a_group_get_tensors(name: str) -> None:
+def test_all_ranks_of_a_group_get_tensors(name: str, collectives: Collectives) -> None:
     """Two ranks in two threads; rank r brings [r + 1, r + 2]."""
     call, expected = CALLS[name]
     with TemporaryDirectory(dir="/dev/shm") as directory, ThreadPoolExecutor(2) as threads:
-        ranks = [LaneCoordinator(rank, [[0, 1]], "lane2", 0) for rank in range(2)]
+        ranks = [
+            LaneCoordinator(rank, [[0, 1]], "lane2", 0, collectives=collectives)
+            for rank in range(2)
+        ]
         ends = [ShmGroup(f"{directory}/group", rank, 2) for rank in range(2)]
         for rank, end in zip(ranks, ends, strict=True):
             rank.device_communicator.use(end)

@@ -10,13 +10,21 @@ from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-from flying_serving.config import KEY, Deployment, FlyingConfig, parse_flying
+from flying_serving.config import (
+    KEY,
+    ONE_WORLD,
+    Collectives,
+    Deployment,
+    FlyingConfig,
+    parse_flying,
+)
 from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.log import logger
 from flying_serving.observe.tracing.file import begin_trace
 from flying_serving.placement.here import placements_here
 from flying_serving.placement.plan import Placement
 from flying_serving.policy.policies import POLICIES
+from flying_serving.server.start.devices import collectives_of, share_devices
 from flying_serving.server.start.rundir import make_run_dir
 from flying_serving.server.start.support import choose_group_sizes, keep_all_kv, refuse_unsupported
 from flying_serving.vllm_adapter.history import FOLLOWS_OUTPUTS, stateful_processors
@@ -40,6 +48,7 @@ def prepare(config: Any, client_count: int) -> Any:
     refuse_unsupported(config, client_count)
     _refuse_unusable(config, flying)
     keep_all_kv(config)
+    collectives = _divide_devices(config, flying)
     parallel = config.parallel_config
     policy = POLICIES[flying.policy]
     if policy.by_priority:
@@ -64,7 +73,8 @@ def prepare(config: Any, client_count: int) -> Any:
         if policy.pinned_size is None
         else tuple(sorted({1, policy.pinned_size(sizes)})),
         not_offered=not_offered,
-        survives=survives(flying, parallel.data_parallel_size),
+        collectives=collectives,
+        survives=survives(flying, parallel.data_parallel_size, collectives),
         incarnations=(0,) * parallel.data_parallel_size,
         placements=placements_of(parallel),
         flying=flying,
@@ -81,6 +91,14 @@ def prepare(config: Any, client_count: int) -> Any:
         return MultiprocExecutor
     parallel.distributed_executor_backend = UniProcExecutor
     return UniProcExecutor
+
+
+def _divide_devices(config: Any, flying: FlyingConfig) -> Collectives:
+    """Let engines share GPUs if they are to. Returns how they exchange tensors."""
+    on_cpu = current_platform.is_cpu()
+    collectives = collectives_of(flying, on_cpu=on_cpu)
+    share_devices(config, flying, current_platform.device_id_to_physical_device_id, on_cpu=on_cpu)
+    return collectives
 
 
 def _refuse_unusable(config: Any, flying: FlyingConfig) -> None:
@@ -109,7 +127,7 @@ def _has_lanes(worker_cls: str) -> bool:
     return isinstance(found, type) and issubclass(found, LaneWorker)
 
 
-def survives(flying: FlyingConfig, engines: int) -> bool:
+def survives(flying: FlyingConfig, engines: int, collectives: Collectives) -> bool:
     """Return whether a server goes on when an engine is lost.
 
     It does where its groups need no torch world, and each engine has all weights.
@@ -122,8 +140,8 @@ def survives(flying: FlyingConfig, engines: int) -> bool:
         raise ConfigError(
             f"--min-engines={flying.min_engines}: at most {engines}, --data-parallel-size"
         )
-    uses_shm = current_platform.is_cpu() and flying.cpu_collectives == "shm"
-    survives_losses = engines > 1 and uses_shm and not flying.lend_weights
+    independent = engines > 1 and collectives not in ONE_WORLD
+    survives_losses = independent and not flying.lend_weights
     # engines that wait for a frozen one would end before it is noticed
     if survives_losses and flying.engine_timeout_s > flying.collective_timeout_s:
         allowed = f"at most {flying.collective_timeout_s:g}, --collective-timeout-s"

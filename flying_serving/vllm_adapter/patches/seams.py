@@ -52,5 +52,14 @@ SEAMS = (
     "vllm.distributed.parallel_state:GroupCoordinator.gather(self, input_, dst, dim)",
     "vllm.distributed.parallel_state:GroupCoordinator.broadcast(self, input_, src)",
     "vllm.distributed.parallel_state:GroupCoordinator.destroy(self)",
+    "vllm.distributed.device_communicators.pynccl:PyNcclCommunicator.__init__(self, group, device, "
+    "library_path)",
+    "vllm.distributed.device_communicators.pynccl:PyNcclCommunicator.all_reduce(self, in_tensor, "
+    "out_tensor, op, stream)",
+    "vllm.distributed.device_communicators.pynccl:PyNcclCommunicator.all_gather(self, "
+    "output_tensor, input_tensor, stream)",
+    "vllm.distributed.device_communicators.pynccl:PyNcclCommunicator.broadcast(self, tensor, src, "
+    "stream)",
+    "vllm.distributed.device_communicators.pynccl:PyNcclCommunicator.destroy(self)",
 )
 """Signatures in the form of `Patch.original`."""

@@ -131,7 +131,7 @@ FLAG_CASES: tuple[Start, ...] = (
         "'degree' must be 'priority', 'tp_degree', 'split_at', 'expected_tokens' or 'none'",
     ),
     _flag("clients-may-set", "none,priority", "none cannot be combined with other fields"),
-    _flag("cpu-collectives", "mpi", "must be 'shm' or 'gloo'"),
+    _flag("cpu-collectives", "mpi", "must be 'shm', 'gloo' or 'staged'"),
     _additional({"colour": 1}, ".colour=1: unknown; known are group_sizes, policy"),
     _additional({"weave_steps": 0}, ".weave_steps=0: must be a whole number from 1 up to 1000"),
     _additional("x", "='x': must be a JSON object"),

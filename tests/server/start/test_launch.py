@@ -2,7 +2,7 @@
 
 import pytest
 
-from flying_serving.config import FlyingConfig
+from flying_serving.config import Collectives, FlyingConfig
 from flying_serving.errors import ConfigError
 from flying_serving.server.start.launch import survives
 
@@ -12,25 +12,30 @@ from flying_serving.server.start.launch import survives
     [
         (2, {}, True),
         (1, {}, False),
-        (4, {"cpu_collectives": "gloo"}, False),
         (4, {"lend_weights": True}, False),
         (4, {"min_engines": 4}, True),
     ],
 )
+@pytest.mark.parametrize("collectives", ["shm", "staged", "pynccl"])
 def test_a_server_survives_where_the_others_can_do_without(
-    engines: int, options: dict[str, object], expected: bool
+    engines: int, options: dict[str, object], expected: bool, collectives: Collectives
 ) -> None:
-    assert survives(FlyingConfig.model_validate(options), engines) == expected
+    assert survives(FlyingConfig.model_validate(options), engines, collectives) == expected
+
+
+@pytest.mark.parametrize("collectives", ["gloo", "nccl"])
+def test_a_server_of_one_torch_world_does_not_survive(collectives: Collectives) -> None:
+    assert not survives(FlyingConfig(), 4, collectives)
 
 
 def test_more_engines_than_there_are_cannot_be_needed() -> None:
     with pytest.raises(ConfigError, match=r"^--min-engines=3: at most 2, --data-parallel-size$"):
-        survives(FlyingConfig(min_engines=3), 2)
+        survives(FlyingConfig(min_engines=3), 2, "shm")
 
 
 def test_an_engine_is_lost_before_others_give_up_waiting_for_it() -> None:
     with pytest.raises(
         ConfigError, match=r"^--engine-timeout-s=70: at most 60, --collective-timeout-s$"
     ):
-        survives(FlyingConfig(engine_timeout_s=70), 2)
-    survives(FlyingConfig(engine_timeout_s=70, collective_timeout_s=70), 2)
+        survives(FlyingConfig(engine_timeout_s=70), 2, "shm")
+    survives(FlyingConfig(engine_timeout_s=70, collective_timeout_s=70), 2, "shm")

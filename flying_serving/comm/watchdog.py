@@ -1,0 +1,66 @@
+"""A thread that ends the waits of a device for engines that are lost."""
+
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from flying_serving.log import logger
+
+LOOK_S = 0.05
+"""Seconds between two looks."""
+
+
+class Abortable(Protocol):
+    """A rank's end of a group, whose collectives wait on a device without a deadline."""
+
+    def abort(self, why: str) -> None:
+        """End the collectives under way. Any thread may call it."""
+
+
+class Watchdog:
+    """Aborts the groups of lost engines, from a thread that runs while a group is watched.
+
+    The main thread cannot do that: it waits for the device, and the device for the lost engine.
+    `is_lost`: whether the API server has said that an engine is lost.
+    """
+
+    def __init__(self, is_lost: Callable[[int], bool]) -> None:
+        self._is_lost = is_lost
+        self._watched: list[tuple[Abortable, Collection[int]]] = []
+        self._changes = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def watch(self, group: Abortable, engines: Collection[int]) -> None:
+        """Abort the group once one of these engines is lost."""
+        with self._changes:
+            self._watched.append((group, engines))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+                self._thread.start()
+
+    def forget(self, group: Abortable) -> None:
+        """Watch a group no longer."""
+        with self._changes:
+            self._watched = [entry for entry in self._watched if entry[0] is not group]
+
+    def _run(self) -> None:
+        while True:
+            with self._changes:
+                watched = self._watched
+                if not watched:
+                    self._thread = None
+                    return
+            for group, engines in watched:
+                self._look(group, engines)
+            time.sleep(LOOK_S)
+
+    def _look(self, group: Abortable, engines: Collection[int]) -> None:
+        lost = [engine for engine in engines if self._is_lost(engine)]
+        if not lost:
+            return
+        self.forget(group)
+        try:
+            group.abort(f"engine {lost[0]} is lost")
+        except Exception:
+            logger.exception("a group of the lost engine %d was not aborted", lost[0])

@@ -1,0 +1,171 @@
+"""NCCL groups that can lose a member: vLLM's PyNcclCommunicator without a torch world."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch.distributed import FileStore
+from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
+from vllm.distributed.utils import StatelessProcessGroup
+
+from flying_serving.comm.watchdog import Watchdog
+from flying_serving.errors import CollectiveTimeout, EngineLost, Unsupported
+from flying_serving.layout.groups import Group
+
+POLL_S = 0.01
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Site:
+    """The place of a rank: the device of its tensors, and how it meets the others.
+
+    A rank waits `deadline_s` for the others at its first collective. `watchdog` aborts its groups.
+    """
+
+    engine: int
+    device: torch.device
+    deadline_s: float
+    watchdog: Watchdog
+
+    def open_end(self, path: str, rank: int, group: Group, names: Sequence[str]) -> "NcclGroup":
+        """Open this rank's end of a group. Does not wait for the other ranks."""
+        end = NcclGroup(path, rank, names, self)
+        self.watchdog.watch(end, [engine for engine in group if engine != self.engine])
+        return end
+
+
+class NcclGroup:
+    """One rank's end of a group that exchanges by NCCL (a `GroupEnd`).
+
+    The ranks meet through a file at their first collective, so that an engine which starts again
+    waits for no other. A collective is queued on the current stream when it returns. If a member is
+    lost, `abort` ends the collectives on the device, and their results are void (`require_whole`).
+    """
+
+    def __init__(self, path: str, rank: int, names: Sequence[str], site: Site) -> None:
+        self.path = path
+        self._rank, self._names, self._site = rank, names, site
+        self._state = threading.Lock()
+        self._communicator: PyNcclCommunicator | None = None
+        self._aborted: str | None = None
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum `x` over the ranks in place and return it."""
+
+        def run(nccl: PyNcclCommunicator) -> torch.Tensor:
+            whole = x.contiguous()
+            nccl.all_reduce(whole, whole)
+            return x if whole is x else x.copy_(whole)
+
+        return self._run("all_reduce", run)
+
+    def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        """Return the ranks' tensors, concatenated along `dim`."""
+
+        def run(nccl: PyNcclCommunicator) -> torch.Tensor:
+            gathered = x.new_empty((len(self._names), *x.shape))
+            nccl.all_gather(gathered, x.contiguous())
+            return torch.cat(gathered.unbind(), dim)
+
+        return self._run("all_gather", run)
+
+    def gather(self, x: torch.Tensor, dst: int, dim: int = -1) -> torch.Tensor | None:
+        """Return the result of `all_gather` on rank `dst`; None on the others."""
+        gathered = self.all_gather(x, dim)
+        return gathered if self._rank == dst else None
+
+    def broadcast(self, x: torch.Tensor, src: int) -> torch.Tensor:
+        """Overwrite `x` with rank `src`'s tensor; return it."""
+
+        def run(nccl: PyNcclCommunicator) -> torch.Tensor:
+            whole = x.contiguous()
+            nccl.broadcast(whole, src)
+            return x if whole is x else x.copy_(whole)
+
+        return self._run("broadcast", run)
+
+    def barrier(self, deadline_s: float) -> None:
+        """Connect to the other ranks, within `deadline_s`."""
+        self._connected(deadline_s)
+
+    def require_whole(self) -> None:
+        """Raise EngineLost if the group was aborted."""
+        if self._aborted is not None:
+            raise EngineLost(f"group {Path(self.path).name}: {self._aborted}")
+
+    def abort(self, why: str) -> None:
+        """End the collectives under way on the device. Any thread may call it; the first reason
+        stays.
+        """
+        with self._state:
+            if self._aborted is not None:
+                return
+            self._aborted = why
+            communicator = self._communicator
+        if communicator is not None:
+            communicator.destroy()
+
+    def close(self) -> None:
+        """Leave the group. A second call does nothing."""
+        self._site.watchdog.forget(self)
+        self.abort("closed")
+
+    def _run(self, operation: str, run: Callable[[PyNcclCommunicator], T]) -> T:
+        """Queue a collective. Raises EngineLost if the group was aborted, or NCCL has an error."""
+        communicator = self._connected(self._site.deadline_s)
+        try:
+            result = run(communicator)
+        except RuntimeError as error:
+            self.require_whole()
+            raise EngineLost(f"{operation} of {Path(self.path).name}: {error}") from error
+        self.require_whole()
+        return result
+
+    def _connected(self, deadline_s: float) -> PyNcclCommunicator:
+        self.require_whole()
+        if self._communicator is None:
+            communicator = self._connect(deadline_s)
+            with self._state:
+                self._communicator = communicator
+                aborted = self._aborted is not None
+            if aborted:
+                communicator.destroy()
+            self.require_whole()
+        assert self._communicator is not None
+        return self._communicator
+
+    def _connect(self, deadline_s: float) -> PyNcclCommunicator:
+        store = FileStore(self.path, len(self._names))
+        store.set_timeout(timedelta(seconds=deadline_s))
+        self._await_ranks(store, deadline_s)
+        group = StatelessProcessGroup(self._rank, len(self._names), store)
+        try:
+            communicator = PyNcclCommunicator(group, self._site.device)
+        except RuntimeError as error:
+            self.require_whole()
+            raise EngineLost(f"connecting {Path(self.path).name}: {error}") from error
+        if not communicator.available:
+            raise Unsupported("--cuda-collectives=pynccl: vLLM cannot load NCCL on this machine")
+        return communicator
+
+    def _await_ranks(self, store: FileStore, deadline_s: float) -> None:
+        """Wait for all ranks. Raises CollectiveTimeout, or EngineLost if one is lost meanwhile."""
+        store.set(f"here/{self._rank}", "")
+        began_s = time.monotonic()
+        while missing := [
+            name for rank, name in enumerate(self._names) if not store.check([f"here/{rank}"])
+        ]:
+            self.require_whole()
+            waited_s = time.monotonic() - began_s
+            if waited_s >= deadline_s:
+                raise CollectiveTimeout(
+                    f"connecting {Path(self.path).name}: waited {waited_s:.1f} s for "
+                    f"{', '.join(missing)}"
+                )
+            time.sleep(POLL_S)
