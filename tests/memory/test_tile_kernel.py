@@ -111,3 +111,10 @@ def test_the_kernel_compiles_for_a_gpu(
     loads = [line for line in compiled.asm["ptx"].splitlines() if "ld.global.b" in line]
     assert any(f".b{word[2:]} " in line for line in loads)
     assert compiled.asm["cubin"]
+
+
+def test_rows_that_begin_within_a_word_are_not_wide() -> None:
+    memory = torch.arange(65, dtype=torch.int16)
+    aligned, shifted = (memory[first:][:64].view(1, 2, 2, 4, 4) for first in (0, 1))
+    assert as_words(aligned, aligned)[0].dtype == torch.int64
+    assert as_words(shifted, aligned)[0].dtype == torch.int16
