@@ -4,6 +4,8 @@
 - `ledger.py`, `pages.py`: pages that weights give to KV: their owners; the pages themselves.
 - `arena.py`, `weight_file.py`: memory that other processes map; the file of dropped weights.
 - `kv_view.py`, `peers.py`: a lane's KV token by token; the KV memory of other engines.
+- `tiles.py`, `tile_kernel.py`, `copiers.py`: tiles of KV that are copied: the plan and the loop; a
+  kernel on CUDA; the choice between them.
 - `storage.py`, `units.py`, `padding.py`: a weight for lanes of any degree; units of it that can be
   dropped; the pages that units leave free.
 """

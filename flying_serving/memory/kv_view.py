@@ -3,7 +3,7 @@
 import math
 import pickle
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -16,6 +16,8 @@ from torch.multiprocessing.reductions import reduce_tensor
 from flying_serving.errors import PeerMemory
 from flying_serving.layout.shards import Segment
 from flying_serving.memory.arena import Address, map_peer
+from flying_serving.memory.copiers import copy_tiles
+from flying_serving.memory.tiles import TileCopy, tile_numbers
 
 
 def heads_of(rank: int, degree: int, kv_heads: int) -> range:
@@ -96,12 +98,6 @@ class KVView:
         kinds = 1 if len({part.stride() for part in self.parts[:2]}) == 1 else 2
         return [stack for kind in range(kinds) for stack in _stacked(self.parts[kind::kinds])]
 
-    def place(self, blocks: Sequence[int], token: int) -> int:
-        """Return the number of a request's token among all tokens of the memory, as vLLM's slot
-        mapping.
-        """
-        return blocks[token // self.block_tokens] * self.block_tokens + token % self.block_tokens
-
     def copy(
         self,
         source: "KVView",
@@ -115,36 +111,35 @@ class KVView:
         are copied, of which a block of either lane (of its kernels) is made. So some tokens behind
         the last one, which say nothing, are overwritten here.
         """
-        tile = math.gcd(source.parts[0].shape[2], self.parts[0].shape[2])
-        if not tokens:
-            return
-        tiles = range(tokens.start // tile, (tokens.stop - 1) // tile + 1)
-        old_stacks, new_stacks = source.stacks, self.stacks
-        if [len(stack) for stack in old_stacks] != [len(stack) for stack in new_stacks]:
-            old_stacks, new_stacks = (
-                [part.unsqueeze(0) for part in each.parts] for each in (source, self)
+        if tokens:
+            copy_tiles(self.tiles_from(source, heads, blocks, tokens))
+
+    def tiles_from(
+        self,
+        source: "KVView",
+        heads: range,
+        blocks: tuple[Sequence[int], Sequence[int]],
+        tokens: range,
+    ) -> TileCopy:
+        """Return the tiles that `copy` copies, for at least one token."""
+        tile_tokens = math.gcd(source.parts[0].shape[2], self.parts[0].shape[2])
+        source_stacks, target_stacks = source.stacks, self.stacks
+        if [len(stack) for stack in source_stacks] != [len(stack) for stack in target_stacks]:
+            source_stacks, target_stacks = (
+                [part.unsqueeze(0) for part in view.parts] for view in (source, self)
             )
-        for old, new in zip(old_stacks, new_stacks, strict=True):
-            from_tiles = list(_tiles(old, heads, source, tile))
-            to_tiles = list(_tiles(new, heads, self, tile))
-            for number in tiles:
-                block, part = divmod(
-                    source.place(blocks[0], number * tile) // tile, len(from_tiles)
-                )
-                to_block, to_part = divmod(
-                    self.place(blocks[1], number * tile) // tile, len(to_tiles)
-                )
-                to_tiles[to_part].select(1, to_block).copy_(
-                    from_tiles[part].select(1, block), non_blocking=True
-                )
+        pairs = zip(source_stacks, target_stacks, strict=True)
+        return TileCopy(
+            [(_of_heads(old, heads, source), _of_heads(new, heads, self)) for old, new in pairs],
+            tile_numbers(blocks[0], source.block_tokens, tokens, tile_tokens),
+            tile_numbers(blocks[1], self.block_tokens, tokens, tile_tokens),
+            tile_tokens,
+        )
 
 
-def _tiles(stack: torch.Tensor, heads: range, view: KVView, tile: int) -> Iterator[torch.Tensor]:
-    """Yield the tiles of all blocks, first to last within a block: `[layers, blocks, heads, tile,
-    size]` each.
-    """
-    mine = stack[:, :, heads.start - view.heads.start : heads.stop - view.heads.start]
-    yield from mine.split(tile, dim=3)
+def _of_heads(stack: torch.Tensor, heads: range, view: KVView) -> torch.Tensor:
+    first = view.heads.start
+    return stack[:, :, heads.start - first : heads.stop - first]
 
 
 def _stacked(parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:

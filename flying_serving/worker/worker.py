@@ -25,6 +25,7 @@ from flying_serving.vllm_adapter.kv import kv_memory_from
 from flying_serving.vllm_adapter.patches import installer, tensor_parallel
 from flying_serving.vllm_adapter.queues import note_in
 from flying_serving.vllm_adapter.runner import Runner
+from flying_serving.worker.contexts import PeerContexts, open_context
 from flying_serving.worker.heap import give_back_freed
 from flying_serving.worker.lanes import WorkerLanes, phase
 from flying_serving.worker.parent import end_with_parent, leave_signals_to_parent
@@ -204,4 +205,21 @@ class FlyingCPUWorker(LaneWorker, CPUWorker):
 
 
 class FlyingGPUWorker(LaneWorker, Worker):
-    """vLLM's CUDA worker with lanes: keeps weights as loaded."""
+    """vLLM's CUDA worker with lanes: keeps weights as loaded, and has contexts on its peers'
+    devices before it sizes its KV memory.
+    """
+
+    def init_device(self) -> None:
+        """Join the other devices, then open contexts on them: after vLLM has noted the free
+        memory.
+        """
+        super().init_device()
+        self.contexts = PeerContexts(self.deployment, self.engine, self.rank)
+        with told_to_server(self.deployment.run_dir, self.engine):
+            self.contexts.open(self.device, open_context)
+
+    def determine_available_memory(self) -> int:
+        """Return the bytes for KV, when the contexts of all peers are there to be counted."""
+        with told_to_server(self.deployment.run_dir, self.engine):
+            self.contexts.wait()
+        return super().determine_available_memory()
