@@ -36,7 +36,7 @@ class LaneWorker:
     """
 
     pack_weights = False
-    """True: the weights are kept in packed units (CPU). False: as loaded, with views (see
+    """True: the weights are kept in packed units (CPU). False: whole, with views (see
     memory/storage.py).
     """
     maps_kv = False
@@ -194,4 +194,4 @@ class FlyingCPUWorker(LaneWorker, CPUWorker):
 
 
 class FlyingGPUWorker(LaneWorker, Worker):
-    """vLLM's CUDA worker with lanes: keeps weights as loaded."""
+    """vLLM's CUDA worker with lanes: keeps each weight in one piece."""
