@@ -1,10 +1,11 @@
 """Storage of the bytes of one linear layer, so that a lane of any degree can multiply with its part
 of them.
 
-Two ways behind one interface. `Strided` keeps the weight as it was loaded and hands out views
-(GPUs: a leading dimension costs nothing). `Packed` keeps each unit in the library's blocked format
-(CPUs). There oneDNN is up to twice as fast on packed weights at small batches, and a packed matrix
-cannot be cut afterwards. Either way there is one copy.
+Two ways behind one interface. `Strided` keeps the weight as one matrix and hands out views (GPUs).
+Rows lie unit by unit, so a lane's part of them is one slice. Columns lie as they were loaded: a
+leading dimension costs nothing. `Packed` keeps each unit in the library's blocked format (CPUs).
+There oneDNN is up to twice as fast on packed weights at small batches, and a packed matrix cannot
+be cut afterwards. Either way there is one copy.
 
 Packed weights have `units`: a lane can do without some while its weights are lent
 (`memory/units.py`).
@@ -17,6 +18,7 @@ from typing import Protocol
 import torch
 
 from flying_serving.layout.shards import Segment
+from flying_serving.memory.unit_order import UnitOrder
 from flying_serving.memory.units import Pack, PackedUnit, PackedUnits
 from flying_serving.memory.weight_file import WeightFile
 
@@ -211,42 +213,54 @@ def bias_part(
 
 
 class StridedColumns:
-    """Column-parallel over the weight as it was loaded: one product per segment, written into one
-    output.
+    """Column-parallel over one matrix, whose rows lie unit by unit: `keep_by_unit`.
+
+    A rank's part is one product with a slice of rows, or two where ranks share KV heads. One copy
+    puts the outputs in the order of the segments. A rank with one unit of each segment needs none.
+
+    `bias`: in the order of the segments, as it was loaded.
     """
 
     def __init__(
         self, weight: torch.Tensor, bias: torch.Tensor | None, segments: Sequence[Segment]
     ) -> None:
+        self._order = UnitOrder(segments)
         self._weight = weight
-        self._bias = bias
-        self._segments = tuple(segments)
+        self._bias = None if bias is None else _by_unit(bias, self._order)
 
     def part(self, rank: int, degree: int) -> Matmul:
-        weight, bias = self._weight, self._bias
-        if degree == 1:
-            return lambda x: torch.nn.functional.linear(x, weight, bias)
-        pieces = [
-            (weight[rows].t(), None if bias is None else bias[rows])
-            for rows in rows_of(self._segments, rank, degree)
-        ]
-        widths = [rows.shape[1] for rows, _ in pieces]
+        part = self._order.rows_of(rank, degree)
+        products = [self._product(run) for run in part.runs]
+        if part.is_in_order:
+            return products[0]
+        return lambda x: _in_order([product(x) for product in products], part.pieces)
 
-        def columns(x: torch.Tensor) -> torch.Tensor:
-            flat = x.reshape(-1, x.shape[-1])
-            out = flat.new_empty(flat.shape[0], sum(widths))
-            for (rows, bias_rows), target in zip(pieces, out.split(widths, dim=1), strict=True):
-                if bias_rows is None:
-                    torch.mm(flat, rows, out=target)
-                else:
-                    torch.addmm(bias_rows, flat, rows, out=target)
-            return out.view(*x.shape[:-1], sum(widths))
+    def part_by_unit(self, rank: int, degree: int) -> Matmul:
+        """Return the product of `part` without the copy: all segments of a unit, then those of the
+        next one. Raises ValueError if it is not one product.
+        """
+        (rows,) = self._order.rows_of(rank, degree).runs
+        return self._product(rows)
 
-        return columns
+    def _product(self, rows: slice) -> Matmul:
+        weight = self._weight[rows]
+        bias = None if self._bias is None else self._bias[rows]
+        return lambda x: torch.nn.functional.linear(x, weight, bias)
+
+
+def _by_unit(bias: torch.Tensor, order: UnitOrder) -> torch.Tensor:
+    """Return a loaded bias in the order of the weight's rows: a copy unless it is in that order."""
+    rows = order.loaded_rows()
+    return bias if len(rows) == 1 else torch.cat([bias[part] for part in rows])
+
+
+def _in_order(outputs: Sequence[torch.Tensor], pieces: Sequence[tuple[int, slice]]) -> torch.Tensor:
+    """Return columns of products side by side, in one copy."""
+    return torch.cat([outputs[run][..., columns] for run, columns in pieces], dim=-1)
 
 
 class StridedRows:
-    """Row-parallel over the weight as it was loaded: a column slice; GEMM libraries take a leading
+    """Row-parallel over the weight as it was loaded: a column slice. GEMM libraries take a leading
     dimension.
     """
 

@@ -77,7 +77,7 @@ def packing(dtype: torch.dtype) -> Callable[[torch.Tensor, torch.Tensor | None],
     """Return how to pack matrices of a dtype for the CPU; None: not at all.
 
     oneDNN has no product of bfloat16 or float16 for processors without instructions for it. Stock
-    vLLM then multiplies with the weight as it was loaded, and lanes with views of it.
+    vLLM then multiplies with the weight as it was loaded, and lanes with views of the one weight.
     """
     if ops._supports_onednn:
         try:

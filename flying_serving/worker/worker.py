@@ -38,7 +38,7 @@ class LaneWorker:
     """
 
     pack_weights = False
-    """True: the weights are kept in packed units (CPU). False: as loaded, with views (see
+    """True: the weights are kept in packed units (CPU). False: whole, with views (see
     memory/storage.py).
     """
     maps_kv = False
@@ -205,7 +205,7 @@ class FlyingCPUWorker(LaneWorker, CPUWorker):
 
 
 class FlyingGPUWorker(LaneWorker, Worker):
-    """vLLM's CUDA worker with lanes: keeps weights as loaded, and has contexts on its peers'
+    """vLLM's CUDA worker with lanes: keeps each weight in one piece, and has contexts on its peers'
     devices before it sizes its KV memory.
     """
 

@@ -18,6 +18,7 @@ from flying_serving.memory.storage import (
     StridedRows,
     rows_of,
 )
+from flying_serving.memory.unit_order import keep_by_unit
 from flying_serving.memory.units import Product, RawUnits
 from flying_serving.memory.weight_file import WeightFile
 
@@ -64,10 +65,19 @@ class Table:
         return product
 
 
+def by_unit(
+    weight: torch.Tensor, bias: torch.Tensor | None, segments: tuple[Segment, ...]
+) -> StridedColumns:
+    """Store a copy of a weight unit by unit."""
+    kept = weight.clone()
+    keep_by_unit(kept, segments)
+    return StridedColumns(kept, bias, segments)
+
+
 MakeColumns = Callable[[torch.Tensor, torch.Tensor | None, tuple[Segment, ...]], SharedLinear]
 COLUMNS: dict[str, MakeColumns] = {
     "packed": lambda weight, bias, segments: PackedColumns(weight, bias, segments, plain_pack),
-    "strided": StridedColumns,
+    "strided": by_unit,
 }
 MakeRows = Callable[[torch.Tensor, torch.Tensor | None, Segment], SharedLinear]
 ROWS: dict[str, MakeRows] = {

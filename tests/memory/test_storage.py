@@ -22,6 +22,7 @@ from flying_serving.memory.storage import (
     rows_of,
     sum_in_pairs,
 )
+from flying_serving.memory.unit_order import keep_by_unit
 from flying_serving.memory.units import Product
 from tests.memory.layers import (
     COLUMNS,
@@ -203,23 +204,21 @@ def lies_in(part: torch.Tensor, whole: torch.Tensor) -> bool:
 
 @settings(max_examples=60)
 @given(layer=fused_layers())
-def test_strided_columns_are_views_of_the_weight_as_loaded(layer: Fused) -> None:
-    """Each tensor that a part holds lies in the weight's memory or the bias's; a changed weight
-    changes all parts.
+def test_strided_columns_are_views_of_the_one_weight(layer: Fused) -> None:
+    """Each weight that a part holds lies in the memory of the weight; a changed weight changes all
+    parts.
     """
-    storage = StridedColumns(layer.weight, layer.bias, layer.segments)
+    kept = layer.weight.clone()
+    keep_by_unit(kept, layer.segments)
+    storage = StridedColumns(kept, None, layer.segments)
     parts = [(r, d, storage.part(r, d)) for d in DEGREES if d <= layer.widest for r in range(d)]
     for _, _, part in parts:
         held = list(tensors_of(part))
         assert held
         for tensor in held:
-            assert lies_in(tensor, layer.weight) or (
-                layer.bias is not None and lies_in(tensor, layer.bias)
-            )
-    layer.weight.mul_(-2)
-    if layer.bias is not None:
-        layer.bias.add_(1)
-    full = layer.full()
+            assert lies_in(tensor, kept)
+    kept.mul_(-2)
+    full = torch.nn.functional.linear(layer.x, layer.weight * -2)
     for rank, degree, part in parts:
         assert torch.equal(part(layer.x), full[..., rows_of_rank(layer.segments, rank, degree)])
 

@@ -39,11 +39,14 @@ MOST_ROUNDS = 10
 
 
 class Compared(Server):
-    """A live server, what stock vLLM answers with the same model, and the degrees to compare."""
+    """A live server, what stock vLLM answers with the same model, and the degrees to compare.
 
-    def __init__(self, shape: str, engines: int, devices: int) -> None:
+    `preamble`: Python code that runs before the server.
+    """
+
+    def __init__(self, shape: str, engines: int, devices: int, preamble: str = "") -> None:
         flags = (f"--tensor-parallel-size={devices}",) if devices > 1 else ()
-        super().__init__(shape, engines, *flags)
+        super().__init__(shape, engines, *flags, preamble=preamble)
         self.recorded: Any = json.loads(
             (Path(__file__).parents[1] / "stock" / f"{shape}.json").read_text()
         )

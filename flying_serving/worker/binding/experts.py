@@ -17,8 +17,10 @@ from flying_serving.memory.units import RawUnits
 from flying_serving.memory.weight_file import WeightFile
 from flying_serving.worker.binding.cuts import expert_width
 from flying_serving.worker.binding.methods import ExpertParts
+from flying_serving.worker.binding.plain import own_tensors
 
 EXPERT_WEIGHTS = ("w13_weight", "w2_weight")
+EXPERT_BIASES = {"w13_bias", "w2_bias"}
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,26 @@ def _segment(units: Sequence[Any]) -> Segment:
     return Segment(len(units), len(units))
 
 
+def refuse_experts(name: str, layer: Any) -> None:
+    """Raise WeightError for experts that cannot be cut into units."""
+    if not isinstance(layer.quant_method, UnquantizedFusedMoEMethod):
+        raise WeightError(f"{name}: quantized experts cannot be shared between lanes")
+    if own_tensors(layer).keys() & EXPERT_BIASES:
+        raise WeightError(f"{name}: experts with biases cannot be shared between lanes yet")
+
+
+def _refuse_monolithic(name: str, method: Any) -> None:
+    """Raise WeightError for a kernel that routes and multiplies in one call: `ExpertParts` gives
+    each unit the routing.
+    """
+    if method.is_monolithic:
+        raise WeightError(
+            f"{name}: the kernel {method.unquantized_backend.value} routes tokens itself (it is "
+            "monolithic), so lanes cannot share its experts; choose another with --moe-backend, "
+            "for example triton"
+        )
+
+
 def expert_unit(name: str, full: Any, shell: Any, unit: int, units: int) -> tuple[Any, Module]:
     """Return one unit of all experts of a layer, in the runtime format of vLLM's own method."""
     experts, fused, hidden = full.w13_weight.shape
@@ -71,6 +93,7 @@ def expert_unit(name: str, full: Any, shell: Any, unit: int, units: int) -> tupl
     layer.w13_weight = Parameter(w13.contiguous(), requires_grad=False)
     layer.w2_weight = Parameter(full.w2_weight.data[:, :, rows].contiguous(), requires_grad=False)
     method = layer.__dict__["quant_method"] = UnquantizedFusedMoEMethod(layer.moe_config)
+    _refuse_monolithic(name, method)
     method.process_weights_after_loading(layer)
     return method, layer
 

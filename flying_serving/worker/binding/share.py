@@ -5,9 +5,6 @@ from typing import Any, cast
 import torch
 from torch.nn import Module, Parameter
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
-from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
-    UnquantizedFusedMoEMethod,
-)
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
     LinearBase,
@@ -29,6 +26,7 @@ from flying_serving.memory.storage import (
     StridedRows,
     bias_part,
 )
+from flying_serving.memory.unit_order import keep_by_unit
 from flying_serving.memory.units import Pack, RawUnits, Units
 from flying_serving.memory.weight_file import WeightFile
 from flying_serving.worker.binding.cuts import column_segments, row_segment, vocabulary_segment
@@ -37,11 +35,11 @@ from flying_serving.worker.binding.experts import (
     SharedExperts,
     expert_unit,
     install_experts,
+    refuse_experts,
 )
+from flying_serving.worker.binding.gated import gated_modules
 from flying_serving.worker.binding.methods import LinearPart, VocabularyPart
-from flying_serving.worker.binding.plain import bind_whole, own_tensors, reachable, refuse_foreign
-
-EXPERT_BIASES = {"w13_bias", "w2_bias"}
+from flying_serving.worker.binding.plain import bind_whole, reachable, refuse_foreign
 
 
 class SharedWeights:
@@ -49,9 +47,9 @@ class SharedWeights:
     yet.
 
     `widest`: engines in the widest group, so the finest cut of this worker's shards. `pack`: how to
-    pack a matrix on the CPU; None: keep matrices as loaded and hand out views. `file`: where
-    weights are kept so that they may be dropped, which needs `pack`; None: no weight may. `units`:
-    the units that may be dropped, by the name of their layer.
+    pack a matrix on the CPU; None: keep matrices whole, rows of fused ones unit by unit, and hand
+    out views. `file`: where weights are kept so that they may be dropped, which needs `pack`; None:
+    no weight may. `units`: the units that may be dropped, by the name of their layer.
 
     After the constructor lane 1's own layers multiply with the shared storage too.
 
@@ -72,6 +70,7 @@ class SharedWeights:
         self._logits: dict[int, SharedLinear] = {}
         self._segments: dict[str, tuple[Segment, ...]] = {}
         self._copies: list[torch.Tensor] = []
+        self._by_unit: dict[int, tuple[Segment, ...]] = {}
         self._vocabulary: dict[str, torch.Tensor] = {}
         self._tables: dict[int, RawUnits] = {}
         self._experts: dict[str, SharedExperts] = {}
@@ -89,11 +88,15 @@ class SharedWeights:
         if isinstance(layer, ColumnParallelLinear):
             bias = None if layer.skip_bias_add else getattr(layer, "bias", None)
             self._segments[name] = column_segments(name, layer, self._widest)
-            self._linear[name] = self._columns(name, layer.weight.data, bias, self._segments[name])
-            self._release(layer, "weight")
+            weight = layer.weight.data
+            self._linear[name] = self._columns(name, weight, bias, self._segments[name])
+            # rows in another order are for the products alone
+            if self._pack or weight.data_ptr() in self._by_unit:
+                self._release(layer, "weight")
         elif isinstance(layer, RowParallelLinear):
             self._linear[name] = self._rows(name, layer, row_segment(name, layer, self._widest))
-            self._release(layer, "weight")
+            if self._pack:
+                self._release(layer, "weight")
         elif isinstance(layer, VocabParallelEmbedding):
             self._take_vocabulary(name, layer, heads)
 
@@ -108,7 +111,8 @@ class SharedWeights:
         if isinstance(layer, ParallelLMHead) and weight.data_ptr() not in _embedding_weights(
             self._full
         ):
-            self._release(layer, "weight")
+            if self._pack:
+                self._release(layer, "weight")
         else:
             self._vocabulary[name] = weight
             if address not in self._tables:
@@ -124,10 +128,22 @@ class SharedWeights:
     ) -> SharedLinear:
         data = None if bias is None else bias.data
         if self._pack is None:
+            self._keep_by_unit(name, weight, segments)
             return StridedColumns(weight, data, segments)
         packed = PackedColumns(weight, data, segments, self._pack, self._file)
         self._may_drop(name, packed.units)
         return packed
+
+    def _keep_by_unit(self, name: str, weight: torch.Tensor, segments: tuple[Segment, ...]) -> None:
+        """Reorder the rows of a fused weight in place, once if layers share it. Raises WeightError
+        if they cut it differently.
+        """
+        order = self._by_unit.get(weight.data_ptr())
+        if order is None:
+            if keep_by_unit(weight, segments):
+                self._by_unit[weight.data_ptr()] = segments
+        elif order != segments:
+            raise WeightError(f"{name}: another layer has the same weight and is cut differently")
 
     def _rows(self, name: str, layer: RowParallelLinear, segment: Segment) -> SharedLinear:
         outside = layer.skip_bias_add or layer.tp_rank > 0 or layer.bias is None
@@ -143,10 +159,9 @@ class SharedWeights:
             self.units.setdefault(name, []).append(units)
 
     def _release(self, layer: Module, name: str) -> None:
-        """Release a weight after it was packed."""
-        if self._pack:
-            weight = getattr(layer, name)
-            setattr(layer, name, Parameter(weight.data.new_empty(0), requires_grad=False))
+        """Take a weight from its layer: the storage has it, in another format or order."""
+        weight = getattr(layer, name)
+        setattr(layer, name, Parameter(weight.data.new_empty(0), requires_grad=False))
 
     def share_experts(self, skeleton: Module, lane1: Module) -> None:
         """Cut lane 1's routed experts into units, each shaped like a rank of `skeleton`, the widest
@@ -157,12 +172,7 @@ class SharedWeights:
         shells = dict(skeleton.named_modules())
         for name, layer in lane1.named_modules():
             if isinstance(layer, RoutedExperts):
-                if not isinstance(layer.quant_method, UnquantizedFusedMoEMethod):
-                    raise WeightError(f"{name}: quantized experts cannot be shared between lanes")
-                if own_tensors(layer).keys() & EXPERT_BIASES:
-                    raise WeightError(
-                        f"{name}: experts with biases cannot be shared between lanes yet"
-                    )
+                refuse_experts(name, layer)
                 units = [
                     expert_unit(name, layer, shells[name], unit, self._widest)
                     for unit in range(self._widest)
@@ -189,20 +199,38 @@ class SharedWeights:
             elif degree > 1:
                 cut = EXPERT_WEIGHTS if isinstance(layer, RoutedExperts) else ()
                 bind_whole(name, layer, self._full.get(name), rank, degree, but=cut)
+        if self._pack is None:
+            self._bind_gated(model, rank, degree)
         if degree > 1:
             install_experts(model, self._experts, rank, degree)
             refuse_foreign(model, self._model, self._storages, rank, degree)
 
     def _bind_linear(self, name: str, layer: Any, rank: int, degree: int) -> None:
         full = self._full[name]
-        # vLLM does not cut this one: every rank has all of it
-        if layer.tp_size == full.tp_size and degree > 1:
-            rank, degree = 0, 1
+        rank, degree = self._place(name, layer, rank, degree)
         layer.quant_method = LinearPart(self._linear[name].part(rank, degree))
         layer.weight = full.weight
         if layer.bias is not None:
             outside = isinstance(layer, ColumnParallelLinear) and layer.skip_bias_add
             layer.bias = self._bias_part(name, full, rank, degree) if outside else full.bias
+
+    def _place(self, name: str, layer: Any, rank: int, degree: int) -> tuple[int, int]:
+        """Return the rank and degree of a layer in a lane. A layer that vLLM does not cut is whole
+        on every rank.
+        """
+        whole = layer.tp_size == self._full[name].tp_size
+        return (0, 1) if whole and degree > 1 else (rank, degree)
+
+    def _bind_gated(self, model: Module, rank: int, degree: int) -> None:
+        """Let activations read fused products unit by unit, where the storage has them so."""
+        for gated in gated_modules(model):
+            name = gated.fused_name
+            columns = self._linear[name]
+            place = self._place(name, gated.layer, rank, degree)
+            units = len(self._segments[name][0].units_of(*place))
+            if isinstance(columns, StridedColumns) and units > 1:
+                gated.layer.quant_method = LinearPart(columns.part_by_unit(*place))
+                gated.read_by_unit(units)
 
     def _bias_part(self, name: str, full: Any, rank: int, degree: int) -> Parameter:
         """Return a rank's part of a column-parallel layer's bias that the model adds itself,

@@ -1,0 +1,46 @@
+"""Lanes over weights that are not packed answer what stock vLLM answers, degree 1 included.
+
+CUDA has them so, and CPUs without a product for the type. Here no type has one.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.server.test_same_results import SWITCHES, Compared, compare, run
+from tests.stock.requests import FORCED, REQUESTS, SAMPLED
+
+pytestmark = pytest.mark.server
+
+SHAPES = ("llama", "qwen2", "llama-mqa", "mixtral")
+NOT_PACKED = """
+from flying_serving.vllm_adapter import loading
+from flying_serving.worker.binding import share
+loading.packing = lambda dtype: None
+share.PackedColumns = share.PackedRows = None  # so that a packed weight ends the start
+"""
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def server(request: pytest.FixtureRequest) -> Iterator[Compared]:
+    with Compared(request.param, 4, 1, preamble=NOT_PACKED) as live:
+        yield live
+
+
+def test_each_degree_gives_stocks_tokens(server: Compared) -> None:
+    for degree in server.degrees:
+        for request in REQUESTS:
+            compare(server, request, degree, run(server, request, degree))
+    server.check()
+
+
+def test_all_degrees_give_stocks_tokens_while_the_layout_changes(server: Compared) -> None:
+    jobs = [(request, degree) for request in (*SAMPLED, *FORCED) for degree in server.degrees]
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        answers = [pool.submit(run, server, request, degree) for request, degree in jobs]
+        for groups, mode in SWITCHES[server.engines]:
+            server.layout(groups, mode)
+        for (request, degree), answer in zip(jobs, answers, strict=True):
+            compare(server, request, degree, answer.result())
+    server.check()
