@@ -1,12 +1,15 @@
-"""State that engines show each other without a message: when each ended its steps, and the load of
-their groups.
+"""State that engines show each other without a message: when each ended its steps, the tokens that
+it sampled, and the load of their groups.
 """
 
 from collections.abc import Iterable
 
 from flying_serving.comm.mapped import MappedArray
 
+STEPS = 1 << 20
+"""The number of a step is below this; after the last number comes 0 again."""
 _LANES = 4  # group sizes 1, 2, 4, 8
+_CHECKSUMS = 1 << 32
 
 
 class StepBoard(MappedArray):
@@ -18,9 +21,10 @@ class StepBoard(MappedArray):
     """
 
     def __init__(self, path: str, engines: int) -> None:
-        super().__init__(path, 3 * engines * _LANES, "d")
+        super().__init__(path, 4 * engines * _LANES, "d")
         self._blocks_at = engines * _LANES
         self._requests_at = 2 * engines * _LANES
+        self._sampled_at = 3 * engines * _LANES
 
     def ended(self, engine: int, size: int, now_s: float) -> None:
         """Note that a step of the lane for groups of `size` has ended on an engine."""
@@ -38,6 +42,19 @@ class StepBoard(MappedArray):
             if lane != own
         )
         return max(since, *ends)
+
+    def note_sampled(self, engine: int, size: int, step: int, checksum: int) -> None:
+        """Note a checksum (32 bits) of the tokens that an engine has sampled in its group of `size`
+        by a step (below STEPS).
+        """
+        # both in one double, which has 53 bits: they are written together
+        self.numbers[self._sampled_at + _entry(engine, size)] = step * _CHECKSUMS + checksum
+
+    def sampled(self, engine: int, size: int) -> tuple[int, int]:
+        """Return the step and the checksum that an engine last noted with `note_sampled`; zeros
+        before.
+        """
+        return divmod(int(self.numbers[self._sampled_at + _entry(engine, size)]), _CHECKSUMS)
 
     def note_blocks(self, leader: int, size: int, blocks: int) -> None:
         """Note how many blocks of each member the requests of a group of `size` hold, as its leader

@@ -5,12 +5,12 @@ around this class. They call it for each event and carry out the commands that i
 The package's docstring lists the parts of the controller.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from flying_serving.controller.admission import Admission
 from flying_serving.controller.bookings import Bookings
 from flying_serving.controller.changeover import Changeover
-from flying_serving.controller.commands import Command, FetchWeights
+from flying_serving.controller.commands import Command, Fail, FetchWeights
 from flying_serving.controller.decider import Decider
 from flying_serving.controller.dispatcher import Dispatcher
 from flying_serving.controller.fault_recovery import FaultRecovery
@@ -82,6 +82,13 @@ class Controller:
         for request_id in request_ids:
             commands += self._dispatcher.end(request_id, now_s, aborted=aborted)
         return commands + self._settle(now_s)
+
+    def requests_failed(self, failures: Sequence[Fail], now_s: float) -> list[Command]:
+        """End requests that an engine has ended with an error, and say so."""
+        if not failures:
+            return []
+        ended = [failure.request_id for failure in failures]
+        return [*failures, *self.finished(ended, now_s, aborted=True)]
 
     def group_full(self, request_id: str, now_s: float) -> list[Command] | None:
         """Find another group for a request that has filled its group; see

@@ -191,6 +191,7 @@ def _make_membership(site: Site, loop: EngineLoop, offers: PeerOffers) -> Member
         loop.migrations,
         offers,
         site.core.call_workers,
+        loop.sampled,
         deployment.told_in_s,
     )
 

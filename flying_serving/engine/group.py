@@ -11,6 +11,7 @@ from vllm.v1.request import RequestStatus
 
 from flying_serving.engine.channel import Sender
 from flying_serving.engine.messages import (
+    BeginAnew,
     BlocksReserved,
     LendBlocks,
     RecallBlocks,
@@ -22,6 +23,7 @@ from flying_serving.errors import IntegrityError
 from flying_serving.layout.groups import Group
 from flying_serving.memory.lending import BorrowedBlocks, LentBlocks
 from flying_serving.vllm_adapter.blocks import SchedulerPool
+from flying_serving.vllm_adapter.failures import failures
 
 ASK_AGAIN_S = 0.02
 """Seconds that the leader of a group of two waits before it asks members again that had nothing to
@@ -135,6 +137,8 @@ class Leader:
         """When the members may be asked for blocks, by the loop's clock."""
         self._may_step_at_s = 0.0
         """When the next step may be ordered, by the loop's clock, or _WHEN_ANSWERED."""
+        self._begun_anew = 0
+        """How often the members were told to begin anew since the group was whole."""
 
     @property
     def has_requests(self) -> bool:
@@ -190,6 +194,20 @@ class Leader:
         """End the step; return the outputs that vLLM's scheduler makes of it, by client."""
         self.outstanding = False
         return self.scheduler.update_from_output(plan, output)
+
+    def fail(self, plan: Any, output: Any, why: str) -> Any:
+        """End the step, and all requests with the error `why`; no token of the step is given out.
+        Return the outputs, by client.
+
+        The members begin anew. Prefixes are forgotten: members may have computed different KV.
+        """
+        self.outstanding = False
+        self._begun_anew += 1
+        ended = self.scheduler.finish_requests(None, RequestStatus.FINISHED_ERROR)
+        self.scheduler.update_from_output(plan, output)  # of requests that have ended: no tokens
+        self.pool.forget_prefixes()
+        self._channel.send(self.group, BeginAnew(self.group, self._begun_anew))
+        return failures(ended, why)
 
     def ask_ahead(self, missing: int, now_s: float) -> None:
         """Ask the members for blocks that are missing for KV to come, unless they have just been
@@ -266,6 +284,7 @@ class Leader:
             )
         self.outstanding = False
         self._answers, self._may_ask_at_s, self._may_step_at_s = None, 0.0, 0.0
+        self._begun_anew = 0
 
     def reset_prefix_cache(self, **options: Any) -> bool:
         """Reset the group's prefix cache; False while requests hold blocks."""

@@ -11,19 +11,21 @@ from vllm.v1.engine import EngineCoreOutputs
 
 from flying_serving.comm.board import StepBoard
 from flying_serving.config import FlyingConfig
-from flying_serving.engine.group import in_physical_blocks
+from flying_serving.engine.group import Leader, in_physical_blocks
 from flying_serving.engine.host import Host, Inbox
 from flying_serving.engine.lane import Lanes
 from flying_serving.engine.lending import BlockLending
 from flying_serving.engine.membership import Incarnations, Membership
-from flying_serving.engine.messages import Message, ReturnBlocks, RunStep
+from flying_serving.engine.messages import BeginAnew, Message, ReturnBlocks, RunStep
 from flying_serving.engine.report import Report
 from flying_serving.engine.requests import LaneRequests, route_of
 from flying_serving.engine.residency import Residency
+from flying_serving.engine.sampled import SampledTokens
 from flying_serving.engine.steps import StepLog
 from flying_serving.engine.tracing import EngineTrace
 from flying_serving.errors import EngineLost, IntegrityError
 from flying_serving.layout.groups import aligned_group
+from flying_serving.log import logger
 from flying_serving.migration.arrival import Arrival
 from flying_serving.migration.host import MigrationHost
 from flying_serving.migration.messages import KVPulled, PullKV, ReleaseKV
@@ -67,6 +69,9 @@ class EngineLoop:
         self.engine = engine
         self.lanes = lanes
         self.instruments = instruments
+        self.sampled = SampledTokens(engine, instruments.board)
+        for size in lanes.members:  # the board may have samples of this engine's last incarnation
+            self.sampled.forget(size)
         self.arbiter = LaneArbiter(settings.weave_steps, settings.max_pause_ms / 1000)
         self.requests = LaneRequests(lanes, host.add_own, settings.priority_aging_s, clock)
         table, offers = kv
@@ -150,6 +155,9 @@ class EngineLoop:
         match message:
             case RunStep():
                 self._step_group(size, message)
+            case BeginAnew():
+                self.sampled.begin_anew(size)
+                self._host.call_workers(WorkerLanes.begin_anew, size, message.times)
             case PullKV() | KVPulled() | ReleaseKV():
                 self.migrations.handle(message)
                 self._lane_1_ready_at_s = 0.0
@@ -178,12 +186,22 @@ class EngineLoop:
                 raise EngineLost(output.why)
             self.membership.failed(size, output.why, self.clock())
             return
+        if message.plan.total_num_scheduled_tokens:
+            self.sampled.note(size, output)
         if leader is not None:
             self._host.process_aborts()
-            self._host.emit(leader.finish(message.plan, output))
+            self._host.emit(self._end_step(leader, message.plan, output))
         else:
             self._emit_stats(self.instruments.report.stats_if_due(began_s, idle=not message.more))
         self._stepped(size, began_s, more=message.more, leads=leader is not None, plan=message.plan)
+
+    def _end_step(self, leader: Leader, plan: Any, output: Any) -> Any:
+        """End a step of a group that this engine leads. Return the outputs, by client."""
+        why = self.sampled.why_apart(leader.group) if plan.total_num_scheduled_tokens else None
+        if why is None:
+            return leader.finish(plan, output)
+        logger.error("%s; the requests of the group end with an error", why)
+        return leader.fail(plan, output, why)
 
     def _emit_stats(self, stats: Any) -> None:
         """Send statistics that no outputs carry, if there are any."""

@@ -71,8 +71,19 @@ class RecallBlocks:
     count: int
 
 
+@dataclass(frozen=True)
+class BeginAnew:
+    """A leader to its `group`, whose members have sampled different tokens: draw other random
+    numbers from now on. `times`: how often it has sent this since the group was whole.
+    """
+
+    group: Group
+    times: int
+
+
 Message = (
     RunStep
+    | BeginAnew
     | PullKV
     | KVPulled
     | ReleaseKV

@@ -129,12 +129,18 @@ class Shell:
         """Take a batch of outputs of an engine: note tokens and ends, and drop stale outputs."""
         now_s = self.clock()
         shown, full = list[EngineCoreOutput](), list[EngineCoreOutput]()
-        finished, prefixes = list[str](), list[tuple[str, EngineCoreOutput]]()
+        finished, failed, prefixes = (
+            list[str](),
+            list[Fail](),
+            list[tuple[str, EngineCoreOutput]](),
+        )
         for output in outputs.outputs:
             if is_beginning(output):
                 self._note_begun(output.request_id)
             elif request_id := self.streams.end_prefix(output):
                 prefixes.append((request_id, output))
+            elif failure := self.streams.failure_in(output):
+                failed.append(failure)
             elif self.streams.note_tokens(output):
                 shown.append(output)
                 self.controller.got_tokens(output.request_id, len(output.new_token_ids), now_s)
@@ -145,10 +151,10 @@ class Shell:
         outputs.outputs = shown
 
         # ends come first: the commands after a full group may move any request that has not ended
-        commands = self._finish(finished, now_s)
+        commands = self._finish(finished, now_s) + self.controller.requests_failed(failed, now_s)
         for request_id, output in prefixes:
-            failed = output.finish_reason not in (FinishReason.LENGTH, FinishReason.STOP)
-            commands += self.controller.prefix_ended(request_id, now_s, failed=failed)
+            is_lost = output.finish_reason not in (FinishReason.LENGTH, FinishReason.STOP)
+            commands += self.controller.prefix_ended(request_id, now_s, failed=is_lost)
         for output in full:
             commands += self._group_full(output, finished, now_s)
 

@@ -187,6 +187,10 @@ class SchedulerPool:
         finally:
             self._pool.num_gpu_blocks += outside
 
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache, also of blocks that are in use."""
+        self._pool.evict_blocks(set(range(self._pool.num_gpu_blocks)))
+
     def reserved(self) -> int:
         """Return the blocks that the scheduler's unfinished requests may still need until they
         end.

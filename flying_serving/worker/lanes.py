@@ -75,6 +75,10 @@ class WorkerLanes:
         self._say = partial(phase, engine, device)
         self._say(f"sharing the weights with groups of {list(deployment.lanes)} engines")
         self.groups: dict[int, WorkerLane] = {}
+        self._incarnations: dict[int, Sequence[int]] = {}
+        """Of the members of each group that is whole, by its size: the random numbers follow from
+        them.
+        """
         for size in deployment.lanes:
             tokens = lane_block_tokens(
                 config.cache_config.block_size, size, self.devices, self.kv_heads
@@ -231,6 +235,14 @@ class WorkerLanes:
         for group, there in whole_groups(self.engine, (1, *self.groups), incarnations):
             runner = self.lane1 if len(group) == 1 else self.groups[len(group)].runner
             runner.seed(group, there)
+            self._incarnations[len(group)] = there
+
+    def begin_anew(self, size: int, times: int) -> None:
+        """Let the lane for groups of `size` draw other random numbers than since its start, or than
+        after fewer `times`.
+        """
+        group = aligned_group(self.engine, size)
+        self.groups[size].runner.seed(group, [*self._incarnations[size], times])
 
     def get_calibration(self) -> list[CalibrationRow]:
         """Return the rows that `calibrate` has measured."""
@@ -270,6 +282,7 @@ class WorkerLanes:
         """
         self.communicators.reopen(size, incarnations)
         self.groups[size].runner.seed(aligned_group(self.engine, size), incarnations)
+        self._incarnations[size] = incarnations
 
     def update_max_model_len(self, max_model_len: int) -> None:
         """Keep the limit of all lanes equal to lane 1's when vLLM fits it to the KV memory."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flying_serving.comm.board import StepBoard
+from flying_serving.comm.board import STEPS, StepBoard
 
 
 @pytest.fixture
@@ -69,3 +69,14 @@ def test_the_last_end_counts_and_that_of_each_lane_stays(
     assert not elsewhere(boards[1], (0, 1), 2, 3.0)
     board.ended(1, 1, 6.0)
     assert elsewhere(boards[1], (0, 1), 2, 5.0)
+
+
+def test_samples_of_an_engine_are_seen_by_all(boards: tuple[StepBoard, StepBoard]) -> None:
+    """Each has a place of its own, with room for the largest step and checksum."""
+    places = [(engine, size) for size in (1, 2, 4, 8) for engine in range(8)]
+    assert {boards[1].sampled(*place) for place in places} == {(0, 0)}
+    shown = {place: (STEPS - 1 - n, (1 << 32) - 1 - n) for n, place in enumerate(places)}
+    for place, of in shown.items():
+        boards[0].note_sampled(*place, *of)
+    assert {place: boards[1].sampled(*place) for place in places} == shown
+    assert not any(boards[1].requests(*place) or boards[1].blocks(*place) for place in places)

@@ -41,6 +41,7 @@ class Request:
     status: RequestStatus = RequestStatus.RUNNING
     """This one until it ends."""
     sampling_params: Any = None
+    client_index: int = 0
 
     def __post_init__(self) -> None:
         self.num_tokens = self.num_prompt_tokens
@@ -300,10 +301,13 @@ class FakeScheduler:
         """A request arrives that is new."""
         self.add_request(Request(request_id, prompt, max_tokens))
 
-    def finish_requests(self, request_ids: Iterable[str] | None, status: Any) -> None:
+    def finish_requests(self, request_ids: Iterable[str] | None, status: Any) -> list[Request]:
         """What vLLM's does when requests are aborted; None: all of them."""
-        for request_id in list(self.requests) if request_ids is None else request_ids:
+        ended = list(self.requests) if request_ids is None else list(request_ids)
+        requests = [self.requests[request_id] for request_id in ended]
+        for request_id in ended:
             self.end(request_id, status)
+        return requests
 
     def end(self, request_id: str, status: RequestStatus = RequestStatus.FINISHED_STOPPED) -> None:
         """A request is over, or aborted."""

@@ -3,10 +3,13 @@
 from typing import Any
 
 import pytest
+from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
+from vllm.v1.engine import FinishReason
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
 from flying_serving.engine.group import ASK_AGAIN_S
 from flying_serving.engine.messages import (
+    BeginAnew,
     BlocksReserved,
     LendBlocks,
     RecallBlocks,
@@ -322,3 +325,55 @@ def test_a_leaders_check_covers_its_pool() -> None:
     pair.leader.pool.give([stolen])
     with pytest.raises(IntegrityError):
         pair.leader.check()
+
+
+# ---- members that have sampled different tokens
+
+
+def failing() -> tuple[Pair, Any]:
+    """A step of two requests, which ends with an error. Returns the outputs, too."""
+    pair = Pair()
+    pair.lend(4)
+    pair.leader.order(0.0)
+    pair.scheduler.add("waits", 40 * BLOCK, 1)
+    message: Any = pair.inboxes.of_engine[0][0]
+    for engine in GROUP:
+        pair.serve(engine, 0.0)
+    return pair, pair.leader.fail(message.plan, "output", "in words")
+
+
+def test_a_failed_step_ends_all_requests_of_the_group_with_the_error() -> None:
+    pair, outputs = failing()
+    ends = [(end.request_id, end.finish_reason, end.stop_reason) for end in outputs[0].outputs]
+    assert ends == [
+        ("first", FinishReason.ERROR, "in words"),
+        ("waits", FinishReason.ERROR, "in words"),
+    ]
+    assert not any(end.new_token_ids for end in outputs[0].outputs)
+    assert pair.scheduler.requests == {}
+    pair.leader.check()
+
+
+def test_members_begin_anew_after_a_failed_step() -> None:
+    pair, _ = failing()
+    for engine in GROUP:
+        assert pair.inboxes.of_engine[engine].popleft() == BeginAnew(GROUP, 1)
+    pair.leader.order(1.0)
+    message: Any = pair.inboxes.of_engine[1][0]
+    assert message.plan.finished_req_ids == {"first"}
+
+
+def test_a_failed_step_forgets_prefixes_also_of_blocks_in_use() -> None:
+    pair = Pair()
+    pair.lend(2)
+    pool = pair.scheduler.pool
+    pair.leader.order(0.0)
+    cached: Any = make_block_hash_with_group_id(BlockHash(b"prefix"), 0)
+    (used,) = pair.scheduler.requests["first"].blocks[:1]
+    pool.blocks[used].set_block_hash(cached)
+    pool.cached_block_hash_to_block.insert(cached, pool.blocks[used])
+    pool.touch([pool.blocks[used]])  # as KV on its way to another request would
+    message: Any = pair.inboxes.of_engine[0][0]
+    pair.leader.fail(message.plan, "output", "in words")
+    assert pool.blocks[used].ref_cnt == 1
+    assert pool.blocks[used].block_hash is None

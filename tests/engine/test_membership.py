@@ -40,8 +40,17 @@ class Survivor:
         self.offers = SimpleNamespace(lost=set(), map=self._map, unmap=self.unmapped.extend)
         migrations: Any = SimpleNamespace(dissolve=self.dissolved.append)
         offers: Any = self.offers
+        self.forgotten: list[int] = []
+        sampled: Any = SimpleNamespace(forget=self.forgotten.append)
         self.membership = Membership(
-            incarnations, lanes, self.arbiter, migrations, offers, self.call_workers, TOLD_IN_S
+            incarnations,
+            lanes,
+            self.arbiter,
+            migrations,
+            offers,
+            self.call_workers,
+            sampled,
+            TOLD_IN_S,
         )
 
     def _map(self, engines: list[int]) -> None:

@@ -84,6 +84,13 @@ class Board:
         """Return when a step that ends now began."""
         return NOW_S - TOOK_S[size]
 
+    def note_sampled(self, engine: int, size: int, step: int, checksum: int) -> None:
+        """Note nothing."""
+
+    def sampled(self, engine: int, size: int) -> tuple[int, int]:
+        """Return what a member shows before its first step: the model samples no tokens."""
+        return 0, 0
+
     def note_requests(self, leader: int, size: int, requests: int) -> None:
         """Note nothing."""
 

@@ -13,6 +13,8 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
+
 from flying_serving.config import FlyingConfig
 from flying_serving.engine.lane import LaneFactory, Lanes
 from flying_serving.engine.loop import EngineLoop, Instruments
@@ -199,7 +201,8 @@ class Engine:
     def call_workers(self, function: Callable[..., Any], *args: Any) -> Any:
         """What the workers do, all of which are one memory."""
         if function is WorkerLanes.execute:
-            return self._write(args[0], args[1])
+            self._write(args[0], args[1])
+            return EMPTY_MODEL_RUNNER_OUTPUT
         if function in (lent.drop_next, lent.fetch_next, lent.copy_blocks, lent.release_blocks):
             return function(self.device, *args)
         assert function is pull_kv

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from http import HTTPStatus
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from vllm.v1.metrics.stats import SchedulerStats
 from flying_serving.controller.commands import Recall, Reject
 from flying_serving.layout.groups import Layout
 from flying_serving.layout.kv_source import KVSource
+from flying_serving.vllm_adapter.failures import failures
 from flying_serving.vllm_adapter.keys import MIGRATED_FROM_KEY, OFFER_KEY
 from tests.server.doubles import ABORT, ADD, APART, PAIRS, UTILITY, Server
 
@@ -231,6 +233,21 @@ def refusal_in(queue: RequestOutputCollector) -> GracefulHTTPError:
         queue.get_nowait()
     assert isinstance(caught.value.cause, GracefulHTTPError)
     return caught.value.cause
+
+
+async def test_a_request_that_its_engine_fails_ends_with_the_engines_words() -> None:
+    server = Server()
+    server.open_request("a")
+    server.open_request("b")
+    await server.outputs("b", [7])
+    (queue,) = server.processed("a")
+    (outputs,) = failures([SimpleNamespace(request_id="a", client_index=0)], "in words").values()
+    await server.shell.take_outputs(outputs)
+    assert outputs.outputs == []
+    refusal = refusal_in(queue)
+    assert refusal.message == "in words"
+    assert refusal.http_status == HTTPStatus.INTERNAL_SERVER_ERROR
+    assert list(server.controller.state.open_requests) == ["b"]
 
 
 async def test_a_late_request_is_answered_and_leaves_the_queue_of_its_engine() -> None:

@@ -10,12 +10,20 @@ from msgspec.structs import replace
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 
-from flying_serving.controller.commands import Dispatch, DispatchPrefix, DropPart, PullAhead, Recall
+from flying_serving.controller.commands import (
+    Dispatch,
+    DispatchPrefix,
+    DropPart,
+    Fail,
+    PullAhead,
+    Recall,
+)
 from flying_serving.controller.requests import RequestSpec
 from flying_serving.controller.settings import Capacity
 from flying_serving.layout.groups import Group
 from flying_serving.layout.kv_source import KVSource
 from flying_serving.server.requests import xargs
+from flying_serving.vllm_adapter.failures import why_failed
 from flying_serving.vllm_adapter.keys import (
     AHEAD_KEY,
     DEADLINE_KEY,
@@ -205,6 +213,13 @@ class Streams:
             or self._prefixes.get(engine_id)
             or self._past_ids.get(engine_id)
         )
+
+    def failure_in(self, output: EngineCoreOutput) -> Fail | None:
+        """Return the command to end a request with the error that this output of its engine says.
+        None if the output is stale, or says no error.
+        """
+        request_id, why = self._ids.get(output.request_id), why_failed(output)
+        return None if request_id is None or why is None else Fail(request_id, why)
 
     def end_prefix(self, output: EngineCoreOutput) -> str | None:
         """End the prefix whose last output this is. Returns its request; None if this is no end

@@ -1,0 +1,74 @@
+"""The tokens that members of a group sample: each keeps its own for the next step, so all must be
+the leader's.
+
+After each step a member notes a checksum of all tokens that it has sampled in the group. Members
+have noted a step before they take part in the next one. So when the leader has made that next step,
+it compares, before it gives out the tokens that were computed from tokens of the members.
+"""
+
+import zlib
+from array import array
+from collections import deque
+from itertools import chain
+from typing import Any
+
+from flying_serving.comm.board import STEPS, StepBoard
+from flying_serving.layout.groups import Group
+
+_REMEMBERED_STEPS = 8
+"""Steps of which a leader remembers its checksum. A member is few steps ahead or behind."""
+
+
+class SampledTokens:
+    """The checksums of one engine, by group size, and what the other members show on the `board`.
+
+    A step counts if it computes tokens. An empty one is no meeting of the members.
+    """
+
+    def __init__(self, engine: int, board: StepBoard) -> None:
+        self._engine = engine
+        self._board = board
+        self._checksums: dict[int, deque[tuple[int, int]]] = {}
+        """By group size: the number of each of the last steps, and the checksum after it."""
+
+    def note(self, size: int, output: Any) -> None:
+        """Note the tokens of a step's vLLM ModelRunnerOutput, and show the checksum to the group's
+        leader.
+        """
+        checksums = self._of(size)
+        step, checksum = checksums[-1]
+        tokens = array("q", chain.from_iterable(output.sampled_token_ids))
+        checksums.append(((step + 1) % STEPS, zlib.crc32(tokens, checksum)))
+        self._board.note_sampled(self._engine, size, *checksums[-1])
+
+    def why_apart(self, group: Group) -> str | None:
+        """Return which member of a group that this engine leads has sampled other tokens, and by
+        which step; None if none is known to have.
+        """
+        checksums = dict(self._of(len(group)))
+        for member in group[1:]:
+            step, checksum = self._board.sampled(member, len(group))
+            if checksums.get(step, checksum) != checksum:
+                return (
+                    f"engine {member} has sampled other tokens than engine {self._engine}, which "
+                    f"leads group {list(group)}, by step {step} of the group"
+                )
+        return None
+
+    def begin_anew(self, size: int) -> None:
+        """Compare only tokens of later steps."""
+        checksums = self._of(size)
+        step, _ = checksums[-1]
+        checksums.clear()
+        checksums.append((step, 0))
+        self._board.note_sampled(self._engine, size, step, 0)
+
+    def forget(self, size: int) -> None:
+        """Forget a group that has lost a member: it begins with its first step again."""
+        self._checksums.pop(size, None)
+        self._board.note_sampled(self._engine, size, 0, 0)
+
+    def _of(self, size: int) -> deque[tuple[int, int]]:
+        if size not in self._checksums:
+            self._checksums[size] = deque([(0, 0)], _REMEMBERED_STEPS)
+        return self._checksums[size]

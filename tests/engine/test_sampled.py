@@ -1,0 +1,129 @@
+"""SampledTokens: a member that has sampled other tokens than its leader is named, with the step."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flying_serving.comm.board import STEPS, StepBoard
+from flying_serving.engine.sampled import SampledTokens
+
+GROUP = (4, 5, 6, 7)
+SIZE = len(GROUP)
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Iterator[StepBoard]:
+    made = StepBoard(f"{tmp_path}/board", 8)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def members(board: StepBoard) -> dict[int, SampledTokens]:
+    return {engine: SampledTokens(engine, board) for engine in GROUP}
+
+
+def sampled(*rows: Sequence[int]) -> Any:
+    """What a step's output has of tokens: one row for each request."""
+    return SimpleNamespace(sampled_token_ids=[list(row) for row in rows])
+
+
+def step(members: dict[int, SampledTokens], other: int | None = None, token: int = 7) -> None:
+    """All make a step, which ends with one token for each of two requests; `other` draws another
+    one.
+    """
+    for engine, samples in members.items():
+        samples.note(SIZE, sampled([token], [token + 1 if engine == other else token]))
+
+
+def test_no_member_is_apart_before_the_first_step(members: dict[int, SampledTokens]) -> None:
+    assert members[4].why_apart(GROUP) is None
+
+
+def test_members_with_equal_tokens_are_not_apart(members: dict[int, SampledTokens]) -> None:
+    for token in range(20):
+        step(members, token=token)
+        assert members[4].why_apart(GROUP) is None
+
+
+@pytest.mark.parametrize("other", GROUP[1:])
+def test_a_member_with_another_token_is_named_with_the_step(
+    members: dict[int, SampledTokens], other: int
+) -> None:
+    step(members)
+    step(members)
+    step(members, other)
+    assert members[4].why_apart(GROUP) == (
+        f"engine {other} has sampled other tokens than engine 4, which leads group [4, 5, 6, 7], "
+        "by step 3 of the group"
+    )
+
+
+def test_a_member_stays_apart_after_equal_tokens(members: dict[int, SampledTokens]) -> None:
+    """Logits are gathered, so greedy tokens are equal however wrong the KV of one member is."""
+    step(members, 6)
+    step(members)
+    why = members[4].why_apart(GROUP)
+    assert why is not None
+    assert why.startswith("engine 6 ")
+
+
+@pytest.mark.parametrize("ahead", [4, 6])
+def test_a_member_that_is_ahead_is_compared_by_the_same_step(
+    members: dict[int, SampledTokens], ahead: int
+) -> None:
+    step(members)
+    members[ahead].note(SIZE, sampled([9]))
+    assert members[4].why_apart(GROUP) is None
+
+
+def test_a_token_of_another_request_is_another_token(members: dict[int, SampledTokens]) -> None:
+    for engine, samples in members.items():
+        samples.note(SIZE, sampled([1], [2]) if engine != 7 else sampled([2], [1]))
+    assert members[4].why_apart(GROUP) is not None
+
+
+def test_members_that_begin_anew_are_compared_from_then_on(
+    members: dict[int, SampledTokens],
+) -> None:
+    step(members, 5)
+    for samples in members.values():
+        samples.begin_anew(SIZE)
+    step(members)
+    assert members[4].why_apart(GROUP) is None
+    step(members, 5)
+    why = members[4].why_apart(GROUP)
+    assert why is not None
+    assert why.endswith("by step 3 of the group")
+
+
+def test_a_group_that_was_forgotten_begins_with_its_first_step(
+    members: dict[int, SampledTokens], board: StepBoard
+) -> None:
+    """A member that was started again has made none."""
+    step(members, 6)
+    members[6] = SampledTokens(6, board)
+    for samples in members.values():
+        samples.forget(SIZE)
+    step(members)
+    assert members[4].why_apart(GROUP) is None
+    assert board.sampled(6, SIZE)[0] == 1
+
+
+def test_groups_of_other_sizes_are_compared_apart(members: dict[int, SampledTokens]) -> None:
+    step(members)
+    for engine in (4, 5):
+        members[engine].note(2, sampled([engine]))
+    assert members[4].why_apart(GROUP) is None
+    assert members[4].why_apart((4, 5)) is not None
+
+
+def test_steps_are_counted_round(members: dict[int, SampledTokens], board: StepBoard) -> None:
+    for samples in members.values():
+        samples._of(SIZE).append((STEPS - 1, 5))
+    step(members, 7)
+    assert board.sampled(4, SIZE)[0] == 0
+    assert members[4].why_apart(GROUP) is not None
