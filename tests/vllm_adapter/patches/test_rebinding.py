@@ -29,6 +29,7 @@ RUN_TIME_NAMES = {
     "flying_serving/vllm_adapter/loading.py": "attributes of a parameter on the meta device, which "
     "is "
     "ours",
+    "flying_serving/worker/binding/gated.py": "the activation of a layer",
     "flying_serving/worker/binding/plain.py": "tensors and the packed product of a layer",
     "flying_serving/worker/binding/share.py": "tensors of a layer",
 }
