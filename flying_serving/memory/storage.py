@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 
 from flying_serving.layout.shards import Segment
-from flying_serving.memory.unit_order import UnitOrder
+from flying_serving.memory.unit_order import RankRows, UnitOrder
 from flying_serving.memory.units import Pack, PackedUnit, PackedUnits
 from flying_serving.memory.weight_file import WeightFile
 
@@ -227,13 +227,16 @@ class StridedColumns:
         self._order = UnitOrder(segments)
         self._weight = weight
         self._bias = None if bias is None else _by_unit(bias, self._order)
+        self._indices: dict[tuple[int, ...], torch.Tensor] = {}
 
     def part(self, rank: int, degree: int) -> Matmul:
         part = self._order.rows_of(rank, degree)
         products = [self._product(run) for run in part.runs]
         if part.is_in_order:
             return products[0]
-        return lambda x: _in_order([product(x) for product in products], part.pieces)
+        if len(products) == 1:
+            return self._in_order(products[0], part)
+        return lambda x: _side_by_side([product(x) for product in products], part.pieces)
 
     def part_by_unit(self, rank: int, degree: int) -> Matmul:
         """Return the product of `part` without the copy: all segments of a unit, then those of the
@@ -247,6 +250,20 @@ class StridedColumns:
         bias = None if self._bias is None else self._bias[rows]
         return lambda x: torch.nn.functional.linear(x, weight, bias)
 
+    def _in_order(self, product: Matmul, part: RankRows) -> Matmul:
+        """Return a product whose outputs are put in the order of the segments, block by block."""
+        size, blocks = part.blocks()
+        if blocks not in self._indices:  # the ranks of a degree have the same one
+            self._indices[blocks] = torch.tensor(blocks, device=self._weight.device)
+        index = self._indices[blocks]
+
+        def columns(x: torch.Tensor) -> torch.Tensor:
+            out = product(x)
+            by_block = out.view(*out.shape[:-1], len(blocks), size)
+            return by_block.index_select(-2, index).view(out.shape)
+
+        return columns
+
 
 def _by_unit(bias: torch.Tensor, order: UnitOrder) -> torch.Tensor:
     """Return a loaded bias in the order of the weight's rows: a copy unless it is in that order."""
@@ -254,7 +271,9 @@ def _by_unit(bias: torch.Tensor, order: UnitOrder) -> torch.Tensor:
     return bias if len(rows) == 1 else torch.cat([bias[part] for part in rows])
 
 
-def _in_order(outputs: Sequence[torch.Tensor], pieces: Sequence[tuple[int, slice]]) -> torch.Tensor:
+def _side_by_side(
+    outputs: Sequence[torch.Tensor], pieces: Sequence[tuple[int, slice]]
+) -> torch.Tensor:
     """Return columns of products side by side, in one copy."""
     return torch.cat([outputs[run][..., columns] for run, columns in pieces], dim=-1)
 

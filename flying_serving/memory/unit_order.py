@@ -14,6 +14,7 @@ most groups that all segments divide into. A rank that works on a part of a grou
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 
@@ -40,6 +41,15 @@ class RankRows:
     def is_in_order(self) -> bool:
         """True if the output of the one product is in the order of the segments."""
         return len(self.runs) == len(self.pieces) == 1
+
+    def blocks(self) -> tuple[int, tuple[int, ...]]:
+        """Cut the output of the one product into the largest equal blocks of columns that keep the
+        pieces whole. Return the columns of one, and all blocks in the order of the segments.
+        """
+        columns = [piece for _, piece in self.pieces]
+        size = math.gcd(*(end for piece in columns for end in (piece.start, piece.stop)))
+        blocks = [range(piece.start // size, piece.stop // size) for piece in columns]
+        return size, tuple(chain.from_iterable(blocks))
 
 
 class UnitOrder:

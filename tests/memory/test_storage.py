@@ -205,15 +205,15 @@ def lies_in(part: torch.Tensor, whole: torch.Tensor) -> bool:
 @settings(max_examples=60)
 @given(layer=fused_layers())
 def test_strided_columns_are_views_of_the_one_weight(layer: Fused) -> None:
-    """Each weight that a part holds lies in the memory of the weight; a changed weight changes all
-    parts.
+    """Each part holds views of it, and at most an index of the order of outputs; a changed weight
+    changes all parts.
     """
     kept = layer.weight.clone()
     keep_by_unit(kept, layer.segments)
     storage = StridedColumns(kept, None, layer.segments)
     parts = [(r, d, storage.part(r, d)) for d in DEGREES if d <= layer.widest for r in range(d)]
     for _, _, part in parts:
-        held = list(tensors_of(part))
+        held = [tensor for tensor in tensors_of(part) if tensor.is_floating_point()]
         assert held
         for tensor in held:
             assert lies_in(tensor, kept)

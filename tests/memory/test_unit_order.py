@@ -63,6 +63,12 @@ def test_a_rank_with_one_unit_needs_no_copy(segments: tuple[Segment, ...]) -> No
     assert [order.rows_of(rank, 4).is_in_order for rank in range(4)] == [False] * 4
 
 
+def test_outputs_are_put_in_order_by_the_largest_equal_blocks() -> None:
+    """Of a KV head's width; two units of four query heads, a key and a value each."""
+    part = UnitOrder(LLAMA_8B_QKV).rows_of(1, 4)
+    assert part.blocks() == (128, (0, 1, 2, 3, 6, 7, 8, 9, 4, 10, 5, 11))
+
+
 @pytest.mark.parametrize("kv_heads", [1, 2])
 @pytest.mark.parametrize("rank", range(4))
 def test_ranks_that_share_kv_heads_have_at_most_two_products(kv_heads: int, rank: int) -> None:

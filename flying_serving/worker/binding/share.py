@@ -203,7 +203,9 @@ class SharedWeights:
             self._bind_gated(model, rank, degree)
         if degree > 1:
             install_experts(model, self._experts, rank, degree)
-            refuse_foreign(model, self._model, self._storages, rank, degree)
+            # a lane's products may have an index beside the weights
+            shared = self._storages | _storages(self._linear)
+            refuse_foreign(model, self._model, shared, rank, degree)
 
     def _bind_linear(self, name: str, layer: Any, rank: int, degree: int) -> None:
         full = self._full[name]
