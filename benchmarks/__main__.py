@@ -17,6 +17,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 NAMES = (
     "steady_state",
+    "host_time",
     "startup",
     "moe_start",
     "switch_cost",

@@ -114,6 +114,11 @@ class FlyingConfig(BaseModel):
     """While a request needs it, give the KV cache the memory of weights that the widest group does
     not need.
     """
+    cuda_graphs: bool = False
+    """On CUDA, capture the decode steps of every lane as CUDA graphs, without torch.compile. This
+    has not run on a GPU yet: at its start the server compares graphs with eager steps, and ends if
+    they differ.
+    """
     node_metrics: bool = False
     """In /metrics, one series of all engines together for vllm:num_requests_running,
     vllm:num_requests_waiting and vllm:kv_cache_usage_perc. Routers between nodes read them so.

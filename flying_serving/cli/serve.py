@@ -95,9 +95,9 @@ def parse(argv: list[str], prog: str) -> Any:
     refuse_other_front_ends(args, os.environ)
     refuse_unusable_address(args)
     refuse_missing_model(args.model)
-    flying = _flying_settings(args)
-    args.additional_config = {**(args.additional_config or {}), KEY: flying}
+    args.additional_config = {**(args.additional_config or {}), KEY: _flying_settings(args)}
     _refuse_odd_engines(args.data_parallel_size)
+    _capture_decodes(args)
     eager_by_default = _enforce_eager(args, argv)
     with refused_in_one_line():
         configure_logging_from_args(args)
@@ -220,6 +220,31 @@ def _enforce_eager(args: Any, argv: list[str]) -> bool:
         return False
     args.enforce_eager = True
     return True
+
+
+def _capture_decodes(args: Any) -> None:
+    """With --cuda-graphs, set vLLM's flags for it: graphs of decode steps, and nothing compiled.
+
+    Raises:
+        ConfigError: beside --enforce-eager or other values of these flags, and without CUDA.
+    """
+    from vllm.config import CompilationMode, CUDAGraphMode
+    from vllm.platforms import current_platform
+
+    if not args.additional_config[KEY]["cuda_graphs"]:
+        return
+    if not current_platform.is_cuda():
+        raise ConfigError("--cuda-graphs: there is no CUDA device")
+    if args.enforce_eager:
+        raise ConfigError("--cuda-graphs: not together with --enforce-eager")
+    compilation = args.compilation_config
+    asked = {"mode": CompilationMode.NONE, "cudagraph_mode": CUDAGraphMode.FULL_DECODE_ONLY}
+    for name, value in asked.items():
+        if getattr(compilation, name) not in (None, value):
+            raise ConfigError(
+                f"--compilation-config: with --cuda-graphs {name} must be {value.name}"
+            )
+        setattr(compilation, name, value)
 
 
 def _add_flags(parser: Any) -> None:

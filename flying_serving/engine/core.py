@@ -8,6 +8,7 @@ import queue
 from collections.abc import Callable
 from typing import Any, get_args
 
+from vllm.utils.gc_utils import freeze_gc_heap
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine import EngineCoreRequest, EngineCoreRequestType, PauseMode
 from vllm.v1.engine.core import EngineCore, EngineCoreProc, EngineShutdownState
@@ -48,6 +49,8 @@ class CoreWithLanes(EngineCore):
         super().__init__(vllm_config, *args, **kwargs)
         built: Any = self
         built.loop, built.utilities = build(built)
+        # vLLM has frozen its own objects before; the garbage collector need not look at ours either
+        freeze_gc_heap()
 
     def _initialize_kv_caches(self, vllm_config: Any) -> Any:
         deployment = deployment_of(vllm_config.additional_config)

@@ -92,17 +92,36 @@ def _family_part(
     """
     chosen = [packed[u] for u in segments[0].units_of(rank, degree)]
     sizes = [segment.unit_size for segment in segments]
+    if len(chosen) == 1:
+        return _alone(chosen[0], sum(sizes))
     # segments that are copied at once
     runs = [(size, len(list(run))) for size, run in groupby(sizes)]
     count, width = len(chosen), sum(sizes)
 
     def columns(x: torch.Tensor) -> torch.Tensor:
-        flat = x.reshape(-1, x.shape[-1])
-        by_unit = _products(chosen, [flat] * count, width)
-        out = by_unit[0] if count == 1 else _by_segment(by_unit, runs)
-        return out.view(*x.shape[:-1], count * width)
+        flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+        by_unit = flat.new_empty(count, flat.shape[0], width)
+        for unit, out in zip(chosen, by_unit.unbind(), strict=True):
+            unit.multiply(flat, out)
+        ordered = _by_segment(by_unit, runs)
+        return ordered if x.dim() == 2 else ordered.view(*x.shape[:-1], count * width)
 
     return columns
+
+
+def _alone(unit: PackedUnit, width: int) -> Matmul:
+    """Return the product with one unit, whose outputs are in order and need no sum."""
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        if x.dim() == 2:
+            out = x.new_empty(x.shape[0], width)
+            unit.multiply(x, out)
+            return out
+        out = x.new_empty(*x.shape[:-1], width)
+        unit.multiply(x.reshape(-1, x.shape[-1]), out.view(-1, width))
+        return out
+
+    return product
 
 
 def _by_segment(by_unit: torch.Tensor, runs: Sequence[tuple[int, int]]) -> torch.Tensor:
@@ -121,8 +140,8 @@ def _by_segment(by_unit: torch.Tensor, runs: Sequence[tuple[int, int]]) -> torch
             .reshape(tokens, units * width)
         )
     out = by_unit.new_empty(tokens, units * width)
-    sources = by_unit.split([size * number for size, number in runs], dim=2)
-    targets = out.split([size * number * units for size, number in runs], dim=1)
+    sources = by_unit.split_with_sizes([size * number for size, number in runs], 2)
+    targets = out.split_with_sizes([size * number * units for size, number in runs], 1)
     for (size, number), source, target in zip(runs, sources, targets, strict=True):
         by_segment = source.view(units, tokens, number, size).permute(1, 2, 0, 3)
         target.view(tokens, number, units, size).copy_(by_segment)
@@ -155,24 +174,20 @@ class PackedRows:
 
     def part(self, rank: int, degree: int) -> Matmul:
         chosen = [self._packed[u] for u in self._segment.units_of(rank, degree)]
-        size, width = self._segment.unit_size, self._width
+        count, width = len(chosen), self._width
+        if count == 1:
+            return _alone(chosen[0], width)
 
         def rows(x: torch.Tensor) -> torch.Tensor:
-            parts = x.reshape(-1, x.shape[-1]).split(size, dim=1)
-            by_unit = _products(chosen, parts, width)
-            return sum_of_units(list(by_unit.unbind())).view(*x.shape[:-1], width)
+            flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+            products = flat.new_empty(count, flat.shape[0], width).unbind()
+            # units are equally wide; `chunk` is one call of C++, where `split` is Python's first
+            for unit, part, out in zip(chosen, flat.chunk(count, 1), products, strict=True):
+                unit.multiply(part, out)
+            total = sum_of_units(list(products))
+            return total if x.dim() == 2 else total.view(*x.shape[:-1], width)
 
         return rows
-
-
-def _products(units: Sequence[PackedUnit], xs: Sequence[torch.Tensor], width: int) -> torch.Tensor:
-    """Return (units, tokens, width): each unit's product with its own `x`, written in its place, so
-    copied once less.
-    """
-    outs = xs[0].new_empty(len(units), xs[0].shape[0], width)
-    for unit, x, out in zip(units, xs, outs.unbind(), strict=True):
-        unit.multiply(x, out)
-    return outs
 
 
 def sum_of_units(parts: list[torch.Tensor]) -> torch.Tensor:

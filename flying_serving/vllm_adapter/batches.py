@@ -47,25 +47,32 @@ def decode_steps(
     yield _end(names)
 
 
-def check_steps(requests: int, vocabulary: int, block_tokens: int) -> Iterator[SchedulerOutput]:
-    """Yield a few short prompts, computed in two chunks, and a step that ends them.
+def check_steps(
+    requests: int, vocabulary: int, block_tokens: int, decodes: int = 0
+) -> Iterator[SchedulerOutput]:
+    """Yield a few short prompts, computed in two chunks, `decodes` steps of a token each, and a
+    step that ends them.
 
-    Request i has KV block 1 + i to itself, which holds a prompt. Its tokens are spread over the
-    vocabulary.
+    Request i has KV block 1 + i to itself, which holds all its tokens. Those of its prompt are
+    spread over the vocabulary. With `decodes` its outputs are the likeliest tokens.
     """
     names = [f"check-{i}" for i in range(requests)]
     length = sum(_CHECK_CHUNKS)
-    assert length <= block_tokens
+    assert length + decodes <= block_tokens
     stride = vocabulary / (requests * length)
     new = []
     for i, name in enumerate(names):
         request = _new(name, length, 0, length, block_tokens)
         request.prompt_token_ids = [int((i + j * requests + 0.5) * stride) for j in range(length)]
         request.block_ids = ([1 + i],)
+        if decodes:
+            request.sampling_params = SamplingParams(max_tokens=1 + decodes, temperature=0.0)
         new.append(request)
     first, second = _CHECK_CHUNKS
     yield _step(new, dict.fromkeys(names, first))
     yield _next_step(dict.fromkeys(names, second), computed=first, outputs=0)
+    for number in range(decodes):
+        yield _next_step(dict.fromkeys(names, 1), computed=length + number, outputs=1 + number)
     yield _end(names)
 
 

@@ -14,6 +14,7 @@ from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
+from flying_serving.vllm_adapter.graphs import DecodeGraphs, unwrapped
 from flying_serving.vllm_adapter.kv import shared_kv_buffer, token_parts
 from flying_serving.vllm_adapter.randomness import LaneRandomness, seed_of, seed_process
 from flying_serving.vllm_adapter.trees import module_tree
@@ -33,6 +34,7 @@ class Runner:
         self._runner = runner
         self.config = config
         self._randomness = randomness
+        self.graphs = DecodeGraphs(runner, config)
 
     @classmethod
     def build(cls, config: VllmConfig, lane1: Runner) -> Runner:
@@ -54,7 +56,7 @@ class Runner:
     @property
     def model(self) -> torch.nn.Module:
         """The model's modules, as vLLM's runner has them."""
-        module: torch.nn.Module = self._runner.model
+        module: torch.nn.Module = unwrapped(self._runner.model)
         return module
 
     def step(self, plan: Any, grammar: Any = None) -> Any:
@@ -82,14 +84,13 @@ class Runner:
         ended.finished_req_ids = set(self._runner.requests)
         self._runner.execute_model(ended)
 
-    def warm(self) -> None:
+    def warm(self, tokens: int = _WARM_TOKENS) -> None:
         """Run the model once on a few made-up tokens, so that no request pays for work at first
         use.
         """
+        most = self.config.scheduler_config.max_num_batched_tokens
         with set_current_vllm_config(self.config):
-            self._runner._dummy_run(
-                min(_WARM_TOKENS, self.config.scheduler_config.max_num_batched_tokens)
-            )
+            self._runner._dummy_run(min(tokens, most))
 
     def kv_specs(self) -> dict[str, Any]:
         """Return vLLM's KVCacheSpec of each attention layer."""

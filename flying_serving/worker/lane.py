@@ -14,6 +14,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, Uniform
 
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.errors import ConfigError, Unsupported
+from flying_serving.vllm_adapter.graphs import Captured, limit_capture_sizes
 from flying_serving.vllm_adapter.runner import Runner
 
 
@@ -38,6 +39,7 @@ def lane_config(config: VllmConfig, size: int, block_tokens: int) -> VllmConfig:
     lane.cache_config.block_size = block_tokens
     lane.cache_config.hash_block_size = None
     lane.scheduler_config.async_scheduling = False
+    limit_capture_sizes(lane)
     return lane
 
 
@@ -101,6 +103,16 @@ class WorkerLane:
         """Run the model once, all members together."""
         with self.communicators.activate(self.size):
             self.runner.warm()
+
+    def warm_most(self) -> None:
+        """Run the model once on as many tokens as a step may have, all members together."""
+        with self.communicators.activate(self.size):
+            self.runner.warm(self.runner.config.scheduler_config.max_num_batched_tokens)
+
+    def capture(self) -> Captured:
+        """Capture the CUDA graphs of decode steps, all members in lockstep. Raises LaneError."""
+        with self.communicators.activate(self.size):
+            return self.runner.graphs.capture()
 
     def execute(self, plan: Any, grammar: Any = None) -> Any:
         """Run one step of the model, all members together. Returns vLLM's ModelRunnerOutput.

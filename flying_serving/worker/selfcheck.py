@@ -8,7 +8,7 @@ then does not add up, and the first output that differs is the wrong one.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from math import inf
@@ -78,8 +78,13 @@ def tolerance(dtype: torch.dtype) -> float:
     return FLOAT32_TOLERANCE if dtype == torch.float32 else HALF_TOLERANCE
 
 
-def record(model: Module, run: Callable[[Any], Any], steps: Iterable[Any]) -> LayerOutputs:
-    """Run the steps in lane 1. Returns the outputs of its stages."""
+def record(
+    model: Module,
+    run: Callable[[Any], Any],
+    steps: Iterable[Any],
+    kinds: Collection[Kind] = tuple(TOKENS),
+) -> LayerOutputs:
+    """Run the steps in lane 1. Returns the outputs of its stages of these kinds."""
     outputs = LayerOutputs()
 
     def keep(
@@ -88,20 +93,24 @@ def record(model: Module, run: Callable[[Any], Any], steps: Iterable[Any]) -> La
         outputs.tensors.setdefault(name, []).append([tensor.detach().clone() for tensor in found])
         outputs.base.setdefault(name, []).append(_added(inputs, found))
 
-    with _watching(model, keep):
+    with _watching(model, keep, kinds):
         for step in steps:
             run(step)
     return outputs
 
 
 def compare(
-    model: Module, run: Callable[[Any], Any], steps: Iterable[Any], expected: LayerOutputs
+    model: Module,
+    run: Callable[[Any], Any],
+    steps: Iterable[Any],
+    expected: LayerOutputs,
+    tokens: Mapping[Kind, float] = TOKENS,
 ) -> list[Difference]:
-    """Run the same steps in another lane.
+    """Run the same steps in another lane. `tokens`: as TOKENS, of the kinds that were recorded.
 
     Returns:
         for each call of a stage, in order, how far it is from lane 1's. The stages with fewer calls
-            than in lane 1 come last. Nothing if no layer was called.
+            than in lane 1 come last. Nothing if no layer was called, or no stage of these kinds.
     """
     differences: list[Difference] = []
     calls: Counter[str] = Counter()
@@ -115,16 +124,17 @@ def compare(
             differences.append(Difference(name, inf))
             return
         kept = of_lane1[call]
-        share = _share(stage.kind, found, kept, expected.base[name][call])
+        share = _share(stage.kind, found, kept, expected.base[name][call], tokens[stage.kind])
         differences.append(Difference(name, share))
         if found and share < inf:
             for mine, theirs in zip(found, kept, strict=True):
                 mine.copy_(theirs)
 
-    with _watching(model, check):
+    with _watching(model, check, tokens):
         for step in steps:
             run(step)
-    if not any(stage.kind in LAYERS and name in calls for name, stage in stages(model).items()):
+    needed = set(LAYERS) & set(tokens) or set(tokens)
+    if not any(stage.kind in needed and name in calls for name, stage in stages(model).items()):
         return []
     fewer = [name for name, of_lane1 in expected.tensors.items() if calls[name] < len(of_lane1)]
     return differences + [Difference(name, inf) for name in fewer]
@@ -168,14 +178,15 @@ def require_alike(
 
 
 @contextmanager
-def _watching(model: Module, see: See) -> Iterator[None]:
-    """While the body runs, call `see` for each stage with its inputs, before it changes them, and
-    its outputs.
+def _watching(model: Module, see: See, kinds: Collection[Kind]) -> Iterator[None]:
+    """While the body runs, call `see` for each stage of these kinds with its inputs, before it
+    changes them, and its outputs.
     """
     with ExitStack() as stack:
         for name, stage in stages(model).items():
-            for handle in _hooks(name, stage, see):
-                stack.callback(handle.remove)
+            if stage.kind in kinds:
+                for handle in _hooks(name, stage, see):
+                    stack.callback(handle.remove)
         yield
 
 
@@ -224,7 +235,11 @@ def _added(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> torch.Ten
 
 
 def _share(
-    kind: Kind, found: list[torch.Tensor], expected: list[torch.Tensor], base: torch.Tensor
+    kind: Kind,
+    found: list[torch.Tensor],
+    expected: list[torch.Tensor],
+    base: torch.Tensor,
+    token: float,
 ) -> float:
     """Return the difference of a token (see TOKENS) as a share of the amount that lane 1's stage
     adds there.
@@ -240,4 +255,4 @@ def _share(
     apart = torch.nan_to_num((_total(found) - total).norm(dim=1) - rounding, nan=inf, posinf=inf)
     known = torch.isfinite(base)  # tokens that lane 1 itself cannot compute show nothing
     shares = torch.where(apart > 0, apart / base, 0.0)[known].sort().values
-    return float(shares[int(TOKENS[kind] * (len(shares) - 1))]) if len(shares) else 0.0
+    return float(shares[int(token * (len(shares) - 1))]) if len(shares) else 0.0

@@ -8,6 +8,7 @@ from mmap import mmap
 from typing import Any
 
 import torch
+from vllm.utils.gc_utils import freeze_gc_heap
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
@@ -123,10 +124,13 @@ class LaneWorker:
             )
 
     def determine_available_memory(self) -> int:
-        """Return the bytes for KV: vLLM's own figure, plus the weights that may make room for
-        KV.
+        """Return the bytes for KV: vLLM's own figure without the groups' CUDA graphs, plus the
+        weights that may make room for KV.
         """
         self.own_kv_bytes = int(super().determine_available_memory())  # type: ignore[misc]
+        # there after a profile run on CUDA, and then lane 1's is in vLLM's figure
+        of_lane1 = getattr(self, "cudagraph_memory_estimate", 0)
+        self.own_kv_bytes -= self.lanes.graph_bytes(of_lane1)
         return self.own_kv_bytes + self.lanes.lendable_bytes()
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
@@ -146,8 +150,8 @@ class LaneWorker:
         return bytes_of(self.kv_arena.bytes)
 
     def compile_or_warm_up_model(self) -> Any:
-        """Check that lanes compute the same as lane 1, warm lane 1 as vLLM does, then the others,
-        and measure all.
+        """Check that lanes compute the same as lane 1, warm lane 1 as vLLM does, then the others.
+        Capture CUDA graphs if they are asked for, and measure all lanes.
 
         An engine that is started again while others run gets none of their time for that: its first
         start did it.
@@ -156,15 +160,18 @@ class LaneWorker:
         if first:
             with told_to_server(self.deployment.run_dir, self.engine):
                 self.check_lanes()
+                self.lanes.prepare_graphs()
         times = super().compile_or_warm_up_model()  # type: ignore[misc]
         if first:
             self.lanes.warm()
             with told_to_server(self.deployment.run_dir, self.engine):
+                self.lanes.capture()
                 self.lanes.calibrate()
         self.lanes.seed(self.deployment.incarnations)
         # it is a process of its own; while it starts, vLLM ends it by a signal
         if self.deployment.devices > 1:
             leave_signals_to_parent()
+        freeze_gc_heap()  # vLLM did it before the lanes were measured
         give_back_freed()
         return times
 

@@ -11,8 +11,16 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from vllm.config import CompilationConfig, CompilationMode, CUDAGraphMode
+from vllm.platforms import current_platform
 
-from flying_serving.cli.serve import _add_flags, _enforce_eager, _flying_settings, explain_mistakes
+from flying_serving.cli.serve import (
+    _add_flags,
+    _capture_decodes,
+    _enforce_eager,
+    _flying_settings,
+    explain_mistakes,
+)
 from flying_serving.config import KEY, Deployment, FlyingConfig, deployment_of, parse_flying
 from flying_serving.errors import ConfigError
 from flying_serving.memory.peers import KVBlocks
@@ -86,6 +94,39 @@ def test_lanes_are_eager_on_the_cpu_unless_a_user_says_no(
 ) -> None:
     args = argparse.Namespace(enforce_eager=given)
     assert (_enforce_eager(args, argv), args.enforce_eager) == expected
+
+
+def graph_flags(*, eager: bool = False, **compilation: Any) -> argparse.Namespace:
+    """vLLM's flags beside --cuda-graphs."""
+    return argparse.Namespace(
+        additional_config={KEY: settings("--cuda-graphs")},
+        enforce_eager=eager,
+        compilation_config=CompilationConfig(**compilation),
+    )
+
+
+def test_graphs_of_decode_steps_are_asked_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(current_platform), "is_cuda", lambda self: True)
+    args = graph_flags()
+    _capture_decodes(args)
+    assert args.compilation_config.mode == CompilationMode.NONE
+    assert args.compilation_config.cudagraph_mode == CUDAGraphMode.FULL_DECODE_ONLY
+
+
+@pytest.mark.parametrize(
+    ("is_cuda", "flags", "says"),
+    [
+        (False, {}, "--cuda-graphs: there is no CUDA device"),
+        (True, {"eager": True}, "--cuda-graphs: not together with --enforce-eager"),
+        (True, {"mode": 3}, "--compilation-config: with --cuda-graphs mode must be NONE"),
+    ],
+)
+def test_graphs_are_refused_beside_other_flags(
+    monkeypatch: pytest.MonkeyPatch, is_cuda: bool, flags: dict[str, Any], says: str
+) -> None:
+    monkeypatch.setattr(type(current_platform), "is_cuda", lambda self: is_cuda)
+    with pytest.raises(ConfigError, match=says):
+        _capture_decodes(graph_flags(**flags))
 
 
 def test_a_flag_overrides_additional_config_and_its_default_does_not() -> None:

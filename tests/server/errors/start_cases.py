@@ -217,7 +217,9 @@ FEATURE_CASES: tuple[Start, ...] = (
     _unsupported(
         "--data-parallel-hybrid-lb", "a hybrid load balancer", data_parallel_hybrid_lb=True
     ),
-    _unsupported("--enforce-eager=False", "torch.compile and CUDA graphs", enforce_eager=False),
+    _unsupported(
+        "--enforce-eager=False", "torch.compile and CUDA graphs of prompts", enforce_eager=False
+    ),
     _unsupported("--enable-sleep-mode", "sleep mode", enable_sleep_mode=True),
     _unsupported("--runner", "pooling models", runner_type="pooling"),
     _unsupported("--model", "multimodal models (XForCausalLM)", is_multimodal_model=True),

@@ -66,6 +66,7 @@ def configuration(**changes: Any) -> Any:
     return SimpleNamespace(
         parallel_config=SimpleNamespace(**{k: changes.get(k, v) for k, v in parallel.items()}),
         model_config=SimpleNamespace(**{k: changes.get(k, v) for k, v in model.items()}),
+        compilation_config=SimpleNamespace(mode=None, cudagraph_mode=None),
         **{f"{name}_config": changes.get(name) for name in features},
     )
 

@@ -1,0 +1,110 @@
+"""The CUDA graphs of all lanes of a worker: captured at start, one lane after the other, and
+compared with eager steps.
+
+A wrong graph would be wrong in each decode step of its lane, without an error. So a server with a
+wrong graph does not start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from flying_serving.errors import LaneError
+from flying_serving.vllm_adapter.batches import check_steps
+from flying_serving.vllm_adapter.graphs import Captured
+from flying_serving.vllm_adapter.runner import Runner
+from flying_serving.vllm_adapter.stages import Kind
+from flying_serving.worker.selfcheck import Difference, compare, record, tolerance
+
+DECODES = 2
+"""Decode steps that are compared: the second one reads the KV that the first one has written."""
+COMPARED: Mapping[Kind, float] = {"logits": 1.0}
+"""Stages that are compared, as TOKENS: no request may differ. A replayed graph calls no other of
+the model's modules.
+"""
+_PADDED = 3
+"""Requests of a step that fills its graph in part, as graphs are of powers of two."""
+
+
+@dataclass(frozen=True)
+class GraphLane:
+    """A lane whose graphs are captured and checked.
+
+    `step`: makes a step with the lane's group active. `together`: takes whether this member
+    refuses; returns whether any member of the lane's group does. `most`: requests of a step, at
+    most.
+    """
+
+    size: int
+    runner: Runner
+    step: Callable[[Any], Any]
+    together: Callable[[bool], bool]
+    most: int
+
+
+def summary(size: int, captured: Captured) -> str:
+    """Return what the capture of a group's graphs took, in words."""
+    least, most = min(captured.requests, default=0), max(captured.requests, default=0)
+    return (
+        f"group of {size}: {len(captured.requests)} CUDA graphs of {least} to {most} requests, "
+        f"{captured.bytes / 2**20:.0f} MiB, {captured.took_s:.1f} s"
+    )
+
+
+def check_graphs(lane: GraphLane) -> float:
+    """Compare decode steps that replay a graph with the same steps run eagerly.
+
+    Returns the largest difference of the logits, as a share of them.
+
+    Raises:
+        LaneError: on every member of the group, if one of them finds a difference or has no graph.
+    """
+    counts = [count for count in _counts(lane) if lane.runner.graphs.replays(count)]
+    differences = {count: _differences(lane, count) for count in counts}
+    reason = refusal(lane, differences)
+    if lane.together(reason is not None):
+        raise LaneError(
+            reason or f"group size {lane.size}: another member of the group refuses its CUDA graphs"
+        )
+    return max(one.share for of_count in differences.values() for one in of_count)
+
+
+def refusal(lane: GraphLane, differences: dict[int, list[Difference]]) -> str | None:
+    """Return why the graphs of a lane must not be used, or None; `differences`: by requests."""
+    if not differences:
+        return (
+            f"--cuda-graphs: no decode step of group size {lane.size} has a CUDA graph; the "
+            "attention backend may have none"
+        )
+    allowed = tolerance(lane.runner.config.model_config.dtype)
+    for count, of_count in differences.items():
+        if not of_count:
+            return f"--cuda-graphs: group size {lane.size}: no logits could be compared"
+        largest = max(one.share for one in of_count)
+        if not largest <= allowed:
+            return (
+                f"--cuda-graphs: group size {lane.size}: a step of {count} decoding requests "
+                f"differs from an eager one by {largest:.2g} of its logits ({allowed:g} is "
+                "allowed). Start without --cuda-graphs, and please report this model"
+            )
+    return None
+
+
+def _counts(lane: GraphLane) -> list[int]:
+    """Return the numbers of requests whose steps are compared: one, a padded one and the most."""
+    most = min([lane.most, *lane.runner.graphs.requests[-1:]])
+    return sorted({count for count in (1, _PADDED, most) if 0 < count <= lane.most})
+
+
+def _differences(lane: GraphLane, requests: int) -> list[Difference]:
+    config, model = lane.runner.config, lane.runner.model
+    vocabulary = config.model_config.get_vocab_size()
+    steps: Callable[[], Iterator[Any]] = partial(
+        check_steps, requests, vocabulary, config.cache_config.block_size, DECODES
+    )
+    with lane.runner.graphs.unused():
+        eager = record(model, lane.step, steps(), COMPARED)
+    return compare(model, lane.step, steps(), eager, COMPARED)

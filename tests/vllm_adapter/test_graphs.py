@@ -1,0 +1,70 @@
+"""Which decode steps lanes capture as CUDA graphs, and how much memory is counted for them."""
+
+from pathlib import Path
+
+import pytest
+from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
+
+from flying_serving.vllm_adapter.graphs import are_asked, bytes_of_groups, group_capture_sizes
+from flying_serving.worker.lane import lane_config
+from tests.worker.captured import graph_configuration
+from tests.worker.configurations import LLAMA, configuration
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> VllmConfig:
+    return graph_configuration(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("own", "of_group"),
+    [
+        ([1, 2, 4, 8, 16, 24, 32, 40], [1, 2, 4, 8, 16, 32, 40]),
+        ([1], [1]),
+        ([3, 5, 6], [6]),
+        ([], []),
+    ],
+)
+def test_group_captures_powers_of_two_and_the_largest_size(
+    own: list[int], of_group: list[int]
+) -> None:
+    assert group_capture_sizes(own) == of_group
+
+
+def test_lane_of_a_group_has_fewer_sizes_than_lane_1(config: VllmConfig) -> None:
+    config.compilation_config.cudagraph_capture_sizes = [1, 2, 4, 8, 12, 16, 20, 24]
+    lane = lane_config(config, 2, 32)
+    assert lane.compilation_config.cudagraph_capture_sizes == [1, 2, 4, 8, 16, 24]
+    assert config.compilation_config.cudagraph_capture_sizes == [1, 2, 4, 8, 12, 16, 20, 24]
+
+
+def test_eager_configuration_asks_for_no_graphs(tmp_path: Path) -> None:
+    assert not are_asked(configuration(tmp_path, LLAMA))
+
+
+def test_compiled_configuration_is_no_graphs_alone(config: VllmConfig) -> None:
+    assert are_asked(config)
+    config.compilation_config.mode = CompilationMode.VLLM_COMPILE
+    assert not are_asked(config)
+
+
+def test_graphs_of_prompts_are_not_those_of_decodes(config: VllmConfig) -> None:
+    config.compilation_config.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
+    assert not are_asked(config)
+
+
+def test_memory_of_groups_is_their_share_of_lane_1_graphs(config: VllmConfig) -> None:
+    config.compilation_config.cudagraph_capture_sizes = [1, 2, 3, 4, 5, 6, 7, 8]
+    groups = [lane_config(config, size, 32) for size in (2, 4)]
+    assert bytes_of_groups(800, config, groups) == 2 * 400
+
+
+def test_sizes_beyond_the_scheduler_take_no_memory(config: VllmConfig) -> None:
+    config.scheduler_config.max_num_seqs = 4
+    config.compilation_config.cudagraph_capture_sizes = [1, 2, 3, 4, 8, 16]
+    assert bytes_of_groups(400, config, [lane_config(config, 2, 32)]) == 300
+
+
+def test_eager_lanes_take_no_memory(tmp_path: Path) -> None:
+    eager = configuration(tmp_path, LLAMA)
+    assert bytes_of_groups(0, eager, [lane_config(eager, 2, 32)]) == 0

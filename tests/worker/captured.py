@@ -1,0 +1,140 @@
+"""A lane whose graphs are captured and replayed without a GPU: all but vLLM's runner is real."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
+from vllm.v1.worker.workspace import lock_workspace
+
+from flying_serving.vllm_adapter.runner import Runner
+from flying_serving.worker.lane import WorkerLane
+from tests.worker.configurations import LLAMA, configuration
+
+SIZES = (1, 2, 4, 8, 16, 24)
+WIDTH = 16
+
+
+def graph_configuration(path: Path, sizes: Sequence[int] = SIZES) -> VllmConfig:
+    """vLLM's configuration as it is on CUDA with --cuda-graphs, with these sizes of graphs."""
+    config = configuration(path, LLAMA)
+    compilation = config.compilation_config
+    compilation.mode = CompilationMode.NONE
+    compilation.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
+    compilation.cudagraph_capture_sizes = list(sizes)
+    compilation.max_cudagraph_capture_size = max(sizes)
+    return config
+
+
+class Logits(LogitsProcessor):
+    """vLLM's class, with the product alone."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+
+    def forward(self, head: torch.Tensor, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return x @ head.t()
+
+
+class SmallModel(nn.Module):
+    """The outputs of a token are the sum of the embeddings up to it, which stands for KV."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Parameter(torch.randn(vocabulary, WIDTH))
+        self.logits_processor = Logits()
+
+    def compute_logits(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(self.logits_processor(self.embedding, x))
+
+
+class CapturingRunner:
+    """The part of vLLM's GPUModelRunner that steps and captures; its dispatcher is vLLM's.
+
+    `spoil`: what a replayed graph makes of the right outputs, shape (requests, WIDTH).
+    """
+
+    def __init__(
+        self,
+        config: VllmConfig,
+        spoil: Callable[[torch.Tensor], torch.Tensor] = lambda x: x,
+        active: Callable[[], int] = lambda: 1,
+    ) -> None:
+        self.model: Any = SmallModel(config.model_config.get_vocab_size())
+        self.cudagraph_dispatcher = CudagraphDispatcher(config)
+        self.cudagraph_dispatcher.initialize_cudagraph_keys(CUDAGraphMode.FULL_DECODE_ONLY)
+        self.captured_under: list[int] = []
+        """The group that was active at each capture."""
+        self.replayed: list[int] = []
+        """Requests of the steps that replayed a graph."""
+        self.while_capturing: Callable[[], None] = lambda: None
+        self._spoil, self._active = spoil, active
+        self._tokens: dict[str, list[int]] = {}
+        self._logits = torch.empty(0)
+
+    def capture_model(self) -> int:
+        self.captured_under.append(self._active())
+        self.while_capturing()
+        lock_workspace()
+        return 3 << 20
+
+    def _dummy_run(self, tokens: int) -> None:
+        self.warmed = tokens
+
+    def execute_model(self, plan: Any) -> Any:
+        for request_id in plan.finished_req_ids:
+            del self._tokens[request_id]
+        for request in plan.scheduled_new_reqs:
+            self._tokens[request.req_id] = list(request.prompt_token_ids)
+        self._stepped = plan.num_scheduled_tokens
+        if not self._stepped:
+            return SimpleNamespace()
+        done = dict.fromkeys(self._stepped, 0)
+        cached = plan.scheduled_cached_reqs
+        done |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        ends = [self._tokens[name][: done[name] + n] for name, n in self._stepped.items()]
+        outputs = torch.stack([self.model.embedding[tokens].sum(0) for tokens in ends])
+        if set(self._stepped.values()) == {1}:
+            count = len(ends)
+            mode, _ = self.cudagraph_dispatcher.dispatch(num_tokens=count, uniform_decode=True)
+            if mode == CUDAGraphMode.FULL:
+                self.replayed.append(count)
+                outputs = self._spoil(outputs)
+        self._logits = self.model.compute_logits(outputs)
+        return None
+
+    def sample_tokens(self, grammar: Any) -> Any:
+        for name, token in zip(self._stepped, self._logits.argmax(1).tolist(), strict=True):
+            self._tokens[name].append(token)
+        return SimpleNamespace()
+
+
+class Groups:
+    """Communicators of which one is active; `active`: the size of its group."""
+
+    def __init__(self) -> None:
+        self.active = 1
+
+    @contextmanager
+    def activate(self, size: int) -> Iterator[None]:
+        self.active, before = size, self.active
+        try:
+            yield
+        finally:
+            self.active = before
+
+
+def graph_lane(
+    config: VllmConfig, size: int, spoil: Callable[[torch.Tensor], torch.Tensor] = lambda x: x
+) -> tuple[WorkerLane, CapturingRunner]:
+    """A lane of a group over a runner that captures, and that runner."""
+    groups: Any = Groups()
+    runner = CapturingRunner(config, spoil, lambda: int(groups.active))
+    return WorkerLane(size, groups, Runner(runner, config)), runner
