@@ -63,7 +63,8 @@ def check_steps(
     new = []
     for i, name in enumerate(names):
         request = _new(name, length, 0, length, block_tokens)
-        request.prompt_token_ids = [int((i + j * requests + 0.5) * stride) for j in range(length)]
+        prompt = [int((i + j * requests + 0.5) * stride) for j in range(length)]
+        request.prompt_token_ids = request.prefill_token_ids = prompt
         request.block_ids = ([1 + i],)
         if decodes:
             request.sampling_params = SamplingParams(max_tokens=1 + decodes, temperature=0.0)
@@ -80,15 +81,17 @@ def _new(name: str, prompt: int, computed: int, tokens: int, block_tokens: int) 
     # All requests have the same blocks: none has an owner yet, and their contents do not matter.
     # Block 0 is vLLM's.
     blocks = -(-tokens // block_tokens)
+    token_ids = [_TOKEN] * prompt
     return NewRequestData(
         req_id=name,
-        prompt_token_ids=[_TOKEN] * prompt,
+        prompt_token_ids=token_ids,
         mm_features=[],
         sampling_params=SamplingParams(max_tokens=tokens),  # drawn, as is the default of a request
         pooling_params=None,
         block_ids=(list(range(1, 1 + blocks)),),
         num_computed_tokens=computed,
         lora_request=None,
+        prefill_token_ids=token_ids,  # read by the V2 model runner alone
     )
 
 

@@ -5,14 +5,18 @@ To the scheduler, penalties, logits processors, grammars and the request's own r
 tokens are outputs; they are not given out a second time.
 """
 
+import pkgutil
 from concurrent.futures import Future
+from functools import cache
+from importlib.metadata import entry_points
 from typing import Any
 
 import torch
 from vllm.sampling_params import SamplingParams
+from vllm.utils.torch_utils import guard_cuda_initialization
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.request import Request
-from vllm.v1.sample.logits_processor import cached_load_custom_logitsprocs
+from vllm.v1.sample.logits_processor import LOGITSPROCS_GROUP
 
 from flying_serving.vllm_adapter.keys import HISTORY_KEY
 
@@ -36,9 +40,21 @@ def stateful_processors(model_config: Any) -> list[str]:
     """Return the names of the users' logits processors that do not declare that they follow a
     request's outputs.
     """
-    named = model_config.logits_processors
-    loaded = cached_load_custom_logitsprocs(None if named is None else tuple(named))
-    return [one.__qualname__ for one in loaded if not getattr(one, FOLLOWS_OUTPUTS, False)]
+    classes = _users_processors(tuple(model_config.logits_processors or ()))
+    return [found.__qualname__ for found in classes if not getattr(found, FOLLOWS_OUTPUTS, False)]
+
+
+@cache
+def _users_processors(named: tuple[type | str, ...]) -> tuple[type, ...]:
+    """Return the classes of users' logits processors: installed ones, then these.
+
+    vLLM has a loader for each of its model runners, which refuses classes for the other one. It
+    makes this check itself where it loads them.
+    """
+    with guard_cuda_initialization():
+        installed = [entry.load() for entry in entry_points(group=LOGITSPROCS_GROUP)]
+        given = [name if isinstance(name, type) else pkgutil.resolve_name(name) for name in named]
+    return (*installed, *given)
 
 
 def why_not_migratable(request: EngineCoreRequest, model_config: Any) -> str | None:

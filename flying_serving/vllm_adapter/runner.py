@@ -1,5 +1,5 @@
-"""The adapter of vLLM's model runner, with all that lanes need of it. Another runner needs another
-adapter and nothing more.
+"""The adapter of vLLM's model runner, with all that lanes need of it. `model_runners.py` has all in
+which V1 and V2 differ.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from flying_serving.vllm_adapter.graphs import DecodeGraphs, unwrapped
 from flying_serving.vllm_adapter.kv import shared_kv_buffer, token_parts
+from flying_serving.vllm_adapter.model_runners import version_of
 from flying_serving.vllm_adapter.randomness import LaneRandomness, seed_of, seed_process
 from flying_serving.vllm_adapter.trees import module_tree
 
@@ -23,7 +24,7 @@ _WARM_TOKENS = 16
 
 
 class Runner:
-    """`vllm.v1.worker.gpu_model_runner.GPUModelRunner` of one lane.
+    """vLLM's model runner of one lane, V1 or V2.
 
     `randomness`: the lane's random numbers; None: the lane draws from the process's generators.
     """
@@ -32,23 +33,20 @@ class Runner:
         self, runner: Any, config: VllmConfig, randomness: LaneRandomness | None = None
     ) -> None:
         self._runner = runner
+        self._version = version_of(runner)
         self.config = config
         self._randomness = randomness
         self.graphs = DecodeGraphs(runner, config)
 
     @classmethod
     def build(cls, config: VllmConfig, lane1: Runner) -> Runner:
-        """Build a runner with the module tree of the active tensor-parallel group, its parameters
-        on the meta device.
-
-        It uses lane 1's buffer of input embeddings, shape (tokens of a step, hidden). Each runner
-        has one, of a hundred MB for a large model, though only multimodal models and prompts given
-        as embeddings use it. Lanes step one after the other, so they need one at most.
+        """Build a runner of lane 1's class with the module tree of the active tensor-parallel
+        group, its parameters on the meta device.
         """
         with set_current_vllm_config(config):
             runner = type(lane1._runner)(config, lane1._runner.device)
-            runner.inputs_embeds = lane1._runner.inputs_embeds
-            runner.model = module_tree(config, torch.device(runner.device))
+            model = module_tree(config, torch.device(runner.device))
+            version_of(runner).take_model(model, lane1._runner)
         return cls(
             runner, config, LaneRandomness(torch.device(runner.device), config.model_config.seed)
         )
@@ -81,7 +79,7 @@ class Runner:
         """Drop all requests, and the state of a step that was not finished."""
         self._runner.execute_model_state = None
         ended = SchedulerOutput.make_empty()
-        ended.finished_req_ids = set(self._runner.requests)
+        ended.finished_req_ids = self._version.request_ids()
         self._runner.execute_model(ended)
 
     def warm(self, tokens: int = _WARM_TOKENS) -> None:
@@ -126,12 +124,7 @@ class Runner:
         """Give requests other blocks between two steps (`copies`: new ones by old), to which their
         KV was copied.
         """
-        requests, batch = self._runner.requests, self._runner.input_batch
-        for request in requests.values():
-            for blocks in request.block_ids:
-                blocks[:] = [copies.get(block, block) for block in blocks]
-        for request_id, row in batch.req_id_to_index.items():
-            batch.block_table.add_row(requests[request_id].block_ids, row)
+        self._version.replace_blocks(copies)
 
     def update_max_model_len(self, max_model_len: int) -> None:
         """Take over vLLM's fit of the longest request to the KV memory."""

@@ -47,6 +47,12 @@ PATCHES: tuple[Patch, ...] = (
         "all lanes of an engine read the same KV bytes",
     ),
     Patch(
+        "vllm.v1.worker.gpu.attn_utils:allocate_kv_cache(kv_cache_config, device, layout, "
+        "kernel_block_sizes)",
+        _HOOKS + "kv:allocate_or_share",
+        "the same for the V2 model runner, whose module has imported the name for itself",
+    ),
+    Patch(
         "vllm.v1.core.kv_cache_utils:_check_enough_kv_cache_memory(available_memory, "
         "get_needed_memory, "
         "max_model_len, estimate_max_model_len)",
