@@ -147,3 +147,23 @@ def test_nccl_between_engines_on_one_gpu_is_refused(name: Literal["nccl", "pyncc
     flying = FlyingConfig(engines_per_device=2, cuda_collectives=name)
     with pytest.raises(ConfigError, match=rf"^--cuda-collectives={name}: .* needs staged$"):
         collectives_of(flying, on_cpu=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "collectives"),
+    [
+        ({"cuda_collectives": "staged"}, "staged"),
+        ({"cuda_collectives": "pynccl"}, "pynccl"),
+        ({"engines_per_device": 2}, "staged"),
+    ],
+)
+def test_cuda_graphs_need_the_default_exchange(settings: Any, collectives: str) -> None:
+    flying = FlyingConfig(cuda_graphs=True, **settings)
+    with pytest.raises(
+        ConfigError, match=f"^--cuda-graphs: needs --cuda-collectives=nccl, not {collectives}$"
+    ):
+        collectives_of(flying, on_cpu=False)
+
+
+def test_cuda_graphs_are_taken_with_nccl() -> None:
+    assert collectives_of(FlyingConfig(cuda_graphs=True), on_cpu=False) == "nccl"
