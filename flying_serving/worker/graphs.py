@@ -12,11 +12,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
+
+from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.errors import LaneError
 from flying_serving.vllm_adapter.batches import check_steps
-from flying_serving.vllm_adapter.graphs import Captured
+from flying_serving.vllm_adapter.graphs import Captured, are_asked, bytes_of_groups
 from flying_serving.vllm_adapter.runner import Runner
 from flying_serving.vllm_adapter.stages import Kind
+from flying_serving.worker.lane import WorkerLane
 from flying_serving.worker.selfcheck import Difference, compare, record, tolerance
 
 DECODES = 2
@@ -43,6 +47,57 @@ class GraphLane:
     step: Callable[[Any], Any]
     together: Callable[[bool], bool]
     most: int
+
+
+class LaneGraphs:
+    """The CUDA graphs of all lanes of a worker, if they are asked for.
+
+    `groups`: the lane of each group size. `say`: takes what has been done, in words.
+    """
+
+    def __init__(
+        self,
+        lane1: Runner,
+        groups: Mapping[int, WorkerLane],
+        communicators: CommunicatorPool,
+        say: Callable[[str], None],
+    ) -> None:
+        self._lane1 = lane1
+        self._groups = groups
+        self._communicators = communicators
+        self._say = say
+        self._are_asked = are_asked(lane1.config)
+
+    def bytes_of_groups(self, lane1_bytes: int) -> int:
+        """Return the bytes of the groups' graphs, at most, by vLLM's estimate for lane 1."""
+        if not self._are_asked:
+            return 0
+        groups = [lane.runner.config for lane in self._groups.values()]
+        return bytes_of_groups(lane1_bytes, self._lane1.config, groups)
+
+    def prepare(self) -> None:
+        """Let each lane make its largest step before any lane captures graphs.
+
+        vLLM's scratch memory then has its size. It must not move once a graph has its address.
+        """
+        for lane in self._groups.values() if self._are_asked else ():
+            lane.warm_most()
+
+    @torch.inference_mode()
+    def capture(self, most: int) -> None:
+        """Capture graphs in each group's lane, when vLLM has captured lane 1's. Compare the graphs
+        of all lanes with eager steps of at most `most` requests. Raises LaneError.
+        """
+        if not self._are_asked:
+            return
+        for size, lane in self._groups.items():
+            self._say(summary(size, lane.capture()))
+        lanes = {1: (self._lane1, self._lane1.step)}
+        lanes |= {size: (lane.runner, lane.execute) for size, lane in self._groups.items()}
+        for size, (runner, step) in lanes.items():
+            together = partial(self._communicators.any_of, size)
+            largest = check_graphs(GraphLane(size, runner, step, together, most))
+            self._say(f"group of {size}: CUDA graphs equal eager steps within {largest:.1e}")
 
 
 def summary(size: int, captured: Captured) -> str:

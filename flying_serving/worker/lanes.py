@@ -21,13 +21,13 @@ from flying_serving.log import logger
 from flying_serving.memory.arena import Arena
 from flying_serving.memory.kv_view import KVView, heads_of, share_cuda
 from flying_serving.memory.peers import PeerKV
-from flying_serving.vllm_adapter import graphs, loading
+from flying_serving.vllm_adapter import loading
 from flying_serving.vllm_adapter.batches import CHECK_REQUESTS, CHECK_TOKENS, check_steps
 from flying_serving.vllm_adapter.runner import Runner
 from flying_serving.wire import CalibrationRow
 from flying_serving.worker.binding.share import SharedWeights
 from flying_serving.worker.calibration import StepLimits, calibrate
-from flying_serving.worker.graphs import GraphLane, check_graphs, summary
+from flying_serving.worker.graphs import LaneGraphs
 from flying_serving.worker.lane import WorkerLane, lane_config
 from flying_serving.worker.lent import ExtraBlocks
 from flying_serving.worker.residency import WorkerWeights, in_order, weight_file_of
@@ -88,7 +88,7 @@ class WorkerLanes:
                 size, lane_config(config, size, tokens), communicators, lane1
             )
         self.residency: WorkerWeights | None = None
-        self.has_graphs = graphs.are_asked(config)
+        self.graphs = LaneGraphs(lane1, self.groups, communicators, self._say)
         self._weight_file = weight_file_of(deployment, engine, device, on_cpu=pack_weights)
         self._share_weights(pack_weights)
         self.blocks = self.own_blocks = 0
@@ -194,7 +194,7 @@ class WorkerLanes:
                 f"--max-num-batched-tokens={scheduler.max_num_batched_tokens}: must be at least "
                 f"{CHECK_TOKENS}"
             )
-        requests = min(CHECK_REQUESTS, self._most_requests())
+        requests = min(CHECK_REQUESTS, self.most_requests())
         steps = partial(check_steps, requests, model.get_vocab_size())
         expected = record(self.lane1.model, self.lane1.step, steps(config.cache_config.block_size))
         largest = 0.0
@@ -206,44 +206,11 @@ class WorkerLanes:
         took_s = time.monotonic() - began_s
         self._say(f"lanes equal lane 1 within {largest:.1e}; comparing took {took_s:.2f} s")
 
-    def _most_requests(self) -> int:
+    def most_requests(self) -> int:
         """Return how many made-up requests of a check fit in a step, each in a block of its own."""
         scheduler = self.lane1.config.scheduler_config
         in_a_step = scheduler.max_num_batched_tokens // CHECK_TOKENS
         return int(min(scheduler.max_num_seqs, self.blocks - 1, in_a_step))
-
-    def graph_bytes(self, lane1_bytes: int) -> int:
-        """Return the bytes of the CUDA graphs of all groups, at most, by vLLM's estimate for lane
-        1's.
-        """
-        if not self.has_graphs:
-            return 0
-        groups = [lane.runner.config for lane in self.groups.values()]
-        return graphs.bytes_of_groups(lane1_bytes, self.lane1.config, groups)
-
-    def prepare_graphs(self) -> None:
-        """Let each lane make its largest step before any lane captures CUDA graphs.
-
-        vLLM's scratch memory then has its size. It must not move once a graph has its address.
-        """
-        for lane in self.groups.values() if self.has_graphs else ():
-            lane.warm_most()
-
-    @torch.inference_mode()
-    def capture(self) -> None:
-        """Capture CUDA graphs in each group's lane, when vLLM has captured lane 1's. Compare the
-        graphs of all lanes with eager steps. Raises LaneError.
-        """
-        if not self.has_graphs:
-            return
-        for size, lane in self.groups.items():
-            self._say(summary(size, lane.capture()))
-        lanes = {1: (self.lane1, self.lane1.step)}
-        lanes |= {size: (lane.runner, lane.execute) for size, lane in self.groups.items()}
-        for size, (runner, step) in lanes.items():
-            together = partial(self.communicators.any_of, size)
-            largest = check_graphs(GraphLane(size, runner, step, together, self._most_requests()))
-            self._say(f"group of {size}: CUDA graphs equal eager steps within {largest:.1e}")
 
     def warm(self) -> None:
         """Run each lane once, its members together, and open the weights that they share. All

@@ -130,7 +130,7 @@ class LaneWorker:
         self.own_kv_bytes = int(super().determine_available_memory())  # type: ignore[misc]
         # there after a profile run on CUDA, and then lane 1's is in vLLM's figure
         of_lane1 = getattr(self, "cudagraph_memory_estimate", 0)
-        self.own_kv_bytes -= self.lanes.graph_bytes(of_lane1)
+        self.own_kv_bytes -= self.lanes.graphs.bytes_of_groups(of_lane1)
         return self.own_kv_bytes + self.lanes.lendable_bytes()
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
@@ -160,12 +160,12 @@ class LaneWorker:
         if first:
             with told_to_server(self.deployment.run_dir, self.engine):
                 self.check_lanes()
-                self.lanes.prepare_graphs()
+                self.lanes.graphs.prepare()
         times = super().compile_or_warm_up_model()  # type: ignore[misc]
         if first:
             self.lanes.warm()
             with told_to_server(self.deployment.run_dir, self.engine):
-                self.lanes.capture()
+                self.lanes.graphs.capture(self.lanes.most_requests())
                 self.lanes.calibrate()
         self.lanes.seed(self.deployment.incarnations)
         # it is a process of its own; while it starts, vLLM ends it by a signal

@@ -157,7 +157,7 @@ def test_nccl_between_engines_on_one_gpu_is_refused(name: Literal["nccl", "pyncc
         ({"engines_per_device": 2}, "staged"),
     ],
 )
-def test_cuda_graphs_need_the_default_exchange(settings: Any, collectives: str) -> None:
+def test_cuda_graphs_without_nccl_are_refused(settings: Any, collectives: str) -> None:
     flying = FlyingConfig(cuda_graphs=True, **settings)
     with pytest.raises(
         ConfigError, match=f"^--cuda-graphs: needs --cuda-collectives=nccl, not {collectives}$"

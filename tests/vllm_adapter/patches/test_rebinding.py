@@ -24,6 +24,7 @@ PATCHES = PACKAGE / "vllm_adapter" / "patches"
 
 # file -> what it sets by a name that only the run knows, and on which objects
 RUN_TIME_NAMES = {
+    "flying_serving/cli/serve.py": "two settings of CUDA graphs",
     "flying_serving/vllm_adapter/patches/installer.py": "the names of the table",
     "flying_serving/vllm_adapter/coordinator.py": "methods of our own LaneCoordinator",
     "flying_serving/vllm_adapter/loading.py": "attributes of a parameter on the meta device, which "
