@@ -122,6 +122,9 @@ class Groups:
     def __init__(self) -> None:
         self.active = 1
 
+    def require_whole(self, size: int) -> None:
+        """No member is lost."""
+
     @contextmanager
     def activate(self, size: int) -> Iterator[None]:
         self.active, before = size, self.active
