@@ -18,7 +18,8 @@ import pytest
 
 from harness import triton_cpu
 from harness.forked import ENVIRONMENT
-from harness.live import COMMAND, FLAGS, Server
+from harness.live import COMMAND, FLAGS, Server, wait_until
+from harness.losing import is_whole, kill
 from harness.streams import WORST_LOGPROB, worst_difference
 from tests.stock.record import V2_TOKENS
 from tests.stock.requests import REQUESTS, VOCAB, StockRequest, shortened, tokens
@@ -32,6 +33,7 @@ APART, PAIRS, ALL = [[0], [1], [2], [3]], [[0, 1], [2, 3]], [[0, 1, 2, 3]]
 SWITCHES = ((PAIRS, "weave"), (ALL, "hard"), ([[0], [1], [2, 3]], "hard"), (APART, "weave"))
 BETWEEN_S = 0.5
 MOST_ROUNDS = 6
+BACK_S = 90.0
 RECORDED = json.loads(Path(__file__).parents[1].joinpath("stock", "llama-v2.json").read_text())
 PROMPT = tokens(12, 60)
 SEEDED = {"temperature": 1.0, "seed": 11, "max_tokens": 32, "ignore_eos": True}
@@ -40,6 +42,7 @@ PENALTIES = {"presence_penalty": 0.6, "frequency_penalty": 0.4, "repetition_pena
 SAMPLERS: dict[str, dict[str, Any]] = {
     "penalties": PENALTIES,
     "greedy": PENALTIES | {"temperature": 0.0},
+    "min-p and bias": {"min_p": 0.001, "logit_bias": {"3": 4.0}, "temperature": 0.8},
     "min_tokens and stop": {"min_tokens": 20, "stop_token_ids": [*range(0, VOCAB, 8)]},
 }
 FORCE = "tests.stock.force_v2:ForceTokens"
@@ -168,3 +171,20 @@ def test_members_of_a_group_draw_the_same_tokens(server: Server, degree: int) ->
         scored = run(server, replace(request, forced=tuple(choice["token_ids"])), 1)
         values = [each["logprobs"]["token_logprobs"] for each in (choice, scored)]
         assert worst_difference(*values) <= WORST_LOGPROB
+
+
+def test_a_group_gets_the_answers_of_stock_through_a_loss(server: Server) -> None:
+    server.layout(PAIRS)
+    with ThreadPoolExecutor(len(JOBS)) as pool:
+        answers = [pool.submit(run, server, request, 2) for request in JOBS]
+        wait_until(lambda: server.requests("running") == len(JOBS), server.status)
+        kill(server, 1)
+        for request, answer in zip(JOBS, answers, strict=True):
+            compare(request, 2, answer.result())
+
+    wait_until(lambda: is_whole(server), server.log, BACK_S)
+    with ThreadPoolExecutor(len(JOBS)) as pool:
+        answers = [pool.submit(run, server, request, 2) for request in JOBS]
+        for request, answer in zip(JOBS, answers, strict=True):
+            compare(request, 2, answer.result())
+    server.check()
