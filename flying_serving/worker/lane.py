@@ -101,6 +101,7 @@ class WorkerLane:
         """Run the model once, all members together."""
         with self.communicators.activate(self.size):
             self.runner.warm()
+        self.communicators.any_of(self.size, False)
 
     def execute(self, plan: Any, grammar: Any = None) -> Any:
         """Run one step of the model, all members together. Returns vLLM's ModelRunnerOutput.
