@@ -145,8 +145,7 @@ class CommunicatorPool:
             end.barrier(START_TIMEOUT_S)
         for size, coordinator in self._coordinators.items():
             if coordinator.world_size > 1:
-                with self.activate(size):
-                    coordinator.all_reduce(torch.ones(1, device=coordinator.device))
+                self.any_of(size, False)
 
     def any_of(self, size: int, value: bool) -> bool:
         """Return whether `value` is true on any member of the group of `size` engines. All return
@@ -157,7 +156,9 @@ class CommunicatorPool:
             return value
         with self.activate(size):
             votes = coordinator.all_reduce(torch.tensor([float(value)], device=coordinator.device))
-        return bool(votes.item() > 0)
+            result = bool(votes.item() > 0)
+        self.require_whole(size)
+        return result
 
     def activate(self, size: int) -> AbstractContextManager[None]:
         """Make the group of `size` engines the tensor-parallel group while the body runs."""

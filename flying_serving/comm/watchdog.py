@@ -1,10 +1,11 @@
-"""A thread that ends the waits of a device for engines that are lost."""
+"""A thread that ends the waits of a device for engines that are lost, or that do not take part."""
 
 import threading
 import time
 from collections.abc import Callable, Collection
 from typing import Protocol
 
+from flying_serving.errors import CollectiveTimeout, EngineLost
 from flying_serving.log import logger
 
 LOOK_S = 0.05
@@ -14,12 +15,17 @@ LOOK_S = 0.05
 class Abortable(Protocol):
     """A rank's end of a group, whose collectives wait on a device without a deadline."""
 
-    def abort(self, why: str) -> None:
-        """End the collectives under way. Any thread may call it."""
+    def overdue(self) -> str | None:
+        """Return what the group has waited for too long; None if it has not. Any thread may call
+        it.
+        """
+
+    def abort(self, error: EngineLost) -> None:
+        """End the collectives under way, because of an error. Any thread may call it."""
 
 
 class Watchdog:
-    """Aborts the groups of lost engines, from a thread that runs while a group is watched.
+    """Aborts groups that lack an engine, from a thread that runs while a group is watched.
 
     The main thread cannot do that: it waits for the device, and the device for the lost engine.
     `is_lost`: whether the API server has said that an engine is lost.
@@ -32,7 +38,7 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def watch(self, group: Abortable, engines: Collection[int]) -> None:
-        """Abort the group once one of these engines is lost."""
+        """Abort the group once one of these engines is lost, or a wait is overdue."""
         with self._changes:
             self._watched.append((group, engines))
             if self._thread is None:
@@ -56,11 +62,18 @@ class Watchdog:
             time.sleep(LOOK_S)
 
     def _look(self, group: Abortable, engines: Collection[int]) -> None:
-        lost = [engine for engine in engines if self._is_lost(engine)]
-        if not lost:
+        error = self._error(group, engines)
+        if error is None:
             return
         self.forget(group)
         try:
-            group.abort(f"engine {lost[0]} is lost")
+            group.abort(error)
         except Exception:
-            logger.exception("a group of the lost engine %d was not aborted", lost[0])
+            logger.exception("a group was not aborted (%s)", error)
+
+    def _error(self, group: Abortable, engines: Collection[int]) -> EngineLost | None:
+        lost = [engine for engine in engines if self._is_lost(engine)]
+        if lost:
+            return EngineLost(f"engine {lost[0]} is lost")
+        overdue = group.overdue()
+        return None if overdue is None else CollectiveTimeout(overdue)

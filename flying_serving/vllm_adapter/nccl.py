@@ -25,7 +25,8 @@ T = TypeVar("T")
 class Site:
     """The place of a rank: the device of its tensors, and how it meets the others.
 
-    A rank waits `deadline_s` for the others at its first collective. `watchdog` aborts its groups.
+    A rank waits `deadline_s` for the others, at its first collective and in each step. `watchdog`
+    aborts its groups.
     """
 
     engine: int
@@ -36,7 +37,9 @@ class Site:
     def open_end(self, path: str, rank: int, group: Group, names: Sequence[str]) -> "NcclGroup":
         """Open this rank's end of a group. Does not wait for the other ranks."""
         end = NcclGroup(path, rank, names, self)
-        self.watchdog.watch(end, [engine for engine in group if engine != self.engine])
+        others = [engine for engine in group if engine != self.engine]
+        if others:  # an engine's own devices are lost together
+            self.watchdog.watch(end, others)
         return end
 
 
@@ -45,7 +48,8 @@ class NcclGroup:
 
     The ranks meet through a file at their first collective, so that an engine which starts again
     waits for no other. A collective is queued on the current stream when it returns. If a member is
-    lost, `abort` ends the collectives on the device, and their results are void (`require_whole`).
+    lost or late, `abort` ends the collectives on the device, and their results are void
+    (`require_whole`).
     """
 
     def __init__(self, path: str, rank: int, names: Sequence[str], site: Site) -> None:
@@ -53,7 +57,9 @@ class NcclGroup:
         self._rank, self._names, self._site = rank, names, site
         self._state = threading.Lock()
         self._communicator: PyNcclCommunicator | None = None
-        self._aborted: str | None = None
+        self._error: EngineLost | None = None
+        self._queued_s: float | None = None
+        """Time of the first collective whose result `require_whole` has not confirmed."""
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Sum `x` over the ranks in place and return it."""
@@ -95,18 +101,34 @@ class NcclGroup:
         self._connected(deadline_s)
 
     def require_whole(self) -> None:
-        """Raise EngineLost if the group was aborted."""
-        if self._aborted is not None:
-            raise EngineLost(f"group {Path(self.path).name}: {self._aborted}")
+        """Confirm the results of all collectives so far, whose device work is over.
 
-    def abort(self, why: str) -> None:
-        """End the collectives under way on the device. Any thread may call it; the first reason
+        Raises:
+            CollectiveTimeout: if the group was aborted because a rank was late.
+            EngineLost: if it was aborted for another reason.
+        """
+        self._queued_s = None
+        self._refuse_aborted()
+
+    def overdue(self) -> str | None:
+        """Return which ranks have been waited for longer than the deadline allows; None if none
+        has.
+        """
+        queued_s = self._queued_s
+        waited_s = 0.0 if queued_s is None else time.monotonic() - queued_s
+        if waited_s <= self._site.deadline_s:
+            return None
+        others = [name for rank, name in enumerate(self._names) if rank != self._rank]
+        return f"waited {waited_s:.1f} s for one of {', '.join(others)}"
+
+    def abort(self, error: EngineLost) -> None:
+        """End the collectives under way on the device. Any thread may call it; the first error
         stays.
         """
         with self._state:
-            if self._aborted is not None:
+            if self._error is not None:
                 return
-            self._aborted = why
+            self._error = error
             communicator = self._communicator
         if communicator is not None:
             communicator.destroy()
@@ -114,29 +136,35 @@ class NcclGroup:
     def close(self) -> None:
         """Leave the group. A second call does nothing."""
         self._site.watchdog.forget(self)
-        self.abort("closed")
+        self.abort(EngineLost("closed"))
+
+    def _refuse_aborted(self) -> None:
+        if self._error is not None:
+            raise type(self._error)(f"group {Path(self.path).name}: {self._error}")
 
     def _run(self, operation: str, run: Callable[[PyNcclCommunicator], T]) -> T:
         """Queue a collective. Raises EngineLost if the group was aborted, or NCCL has an error."""
         communicator = self._connected(self._site.deadline_s)
+        if self._queued_s is None:
+            self._queued_s = time.monotonic()
         try:
             result = run(communicator)
         except RuntimeError as error:
-            self.require_whole()
+            self._refuse_aborted()
             raise EngineLost(f"{operation} of {Path(self.path).name}: {error}") from error
-        self.require_whole()
+        self._refuse_aborted()
         return result
 
     def _connected(self, deadline_s: float) -> PyNcclCommunicator:
-        self.require_whole()
+        self._refuse_aborted()
         if self._communicator is None:
             communicator = self._connect(deadline_s)
             with self._state:
                 self._communicator = communicator
-                aborted = self._aborted is not None
+                aborted = self._error is not None
             if aborted:
                 communicator.destroy()
-            self.require_whole()
+            self._refuse_aborted()
         assert self._communicator is not None
         return self._communicator
 
@@ -148,7 +176,7 @@ class NcclGroup:
         try:
             communicator = PyNcclCommunicator(group, self._site.device)
         except RuntimeError as error:
-            self.require_whole()
+            self._refuse_aborted()
             raise EngineLost(f"connecting {Path(self.path).name}: {error}") from error
         if not communicator.available:
             raise Unsupported("--cuda-collectives=pynccl: vLLM cannot load NCCL on this machine")
@@ -161,7 +189,7 @@ class NcclGroup:
         while missing := [
             name for rank, name in enumerate(self._names) if not store.check([f"here/{rank}"])
         ]:
-            self.require_whole()
+            self._refuse_aborted()
             waited_s = time.monotonic() - began_s
             if waited_s >= deadline_s:
                 raise CollectiveTimeout(

@@ -103,6 +103,7 @@ class WorkerLane:
         """Run the model once, all members together."""
         with self.communicators.activate(self.size):
             self.runner.warm()
+        self.communicators.any_of(self.size, False)
 
     def warm_most(self) -> None:
         """Run the model once on as many tokens as a step may have, all members together."""

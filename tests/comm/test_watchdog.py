@@ -1,25 +1,34 @@
-"""Watchdog: groups of lost engines are aborted, once, and no others."""
+"""Watchdog: groups that lack an engine are aborted, once, and no others."""
 
 import threading
 import time
 from collections.abc import Callable
 
 from flying_serving.comm.watchdog import LOOK_S, Watchdog
+from flying_serving.errors import CollectiveTimeout, EngineLost
 
 WAIT_S = 30.0
 
 
 class Group:
-    """Notes why it was aborted."""
+    """Notes why it was aborted. `problem`: with aborting it."""
 
-    def __init__(self, error: Exception | None = None) -> None:
-        self.reasons: list[str] = []
-        self._error = error
+    def __init__(self, problem: Exception | None = None, waited_for: str | None = None) -> None:
+        self.errors: list[EngineLost] = []
+        self.waited_for = waited_for
+        self._problem = problem
 
-    def abort(self, why: str) -> None:
-        self.reasons.append(why)
-        if self._error is not None:
-            raise self._error
+    @property
+    def reasons(self) -> list[str]:
+        return [str(error) for error in self.errors]
+
+    def overdue(self) -> str | None:
+        return self.waited_for
+
+    def abort(self, error: EngineLost) -> None:
+        self.errors.append(error)
+        if self._problem is not None:
+            raise self._problem
 
 
 def until(true: Callable[[], object]) -> None:
@@ -43,6 +52,17 @@ def test_group_of_a_lost_engine_is_aborted_once() -> None:
     watchdog.forget(first)
 
 
+def test_group_whose_wait_is_overdue_is_aborted_by_a_timeout() -> None:
+    watchdog, group = Watchdog(lambda engine: False), Group()
+    watchdog.watch(group, (1,))
+    time.sleep(3 * LOOK_S)
+    assert group.errors == []
+    group.waited_for = "waited for engine 1"
+    until(lambda: group.errors)
+    assert group.reasons == ["waited for engine 1"]
+    assert isinstance(group.errors[0], CollectiveTimeout)
+
+
 def test_forgotten_group_is_not_aborted() -> None:
     lost: set[int] = set()
     watchdog, group = Watchdog(lost.__contains__), Group()
@@ -61,20 +81,13 @@ def test_group_that_cannot_be_aborted_does_not_end_the_watch() -> None:
     until(lambda: failing.reasons and other.reasons)
 
 
-def watchdogs(others: set[threading.Thread]) -> int:
-    """Return how many threads of watchdogs have begun since: those of earlier tests may still
-    end.
-    """
-    return sum(thread.name == "watchdog" for thread in set(threading.enumerate()) - others)
-
-
 def test_thread_runs_only_while_a_group_is_watched() -> None:
     """Also for a group that comes after the others have gone."""
     watchdog = Watchdog(lambda engine: False)
-    others = set(threading.enumerate())
     for _ in range(2):
-        group = Group()
+        before, group = {*threading.enumerate()}, Group()
         watchdog.watch(group, (1,))
-        assert watchdogs(others) == 1
+        (thread,) = {*threading.enumerate()} - before
         watchdog.forget(group)
-        until(lambda: watchdogs(others) == 0)
+        thread.join(WAIT_S)
+        assert not thread.is_alive()

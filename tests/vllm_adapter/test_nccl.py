@@ -35,6 +35,7 @@ class Engines:
     def __init__(self, engines: int, directory: str) -> None:
         self.lost: set[int] = set()
         self.directory = directory
+        self.deadline_s = ANSWER_S
         self._engines = engines
         self.threads = ThreadPoolExecutor(engines)
         self.pools = [self.pool(engine) for engine in range(engines)]
@@ -51,7 +52,7 @@ class Engines:
             activate=nullcontext,
         )
         watchdog = Watchdog(self.lost.__contains__)
-        pool.use_ends(self.directory, Site(engine, CPU, ANSWER_S, watchdog).open_end)
+        pool.use_ends(self.directory, Site(engine, CPU, self.deadline_s, watchdog).open_end)
         return pool
 
     def start(self, engines: range, call: Callable[[CommunicatorPool], Any]) -> list[Future[Any]]:
@@ -144,6 +145,26 @@ def test_step_of_a_group_that_was_aborted_later_is_void(engines: Engines) -> Non
         while time.monotonic() < deadline_s:
             pool.require_whole(2)
             time.sleep(0.01)
+
+
+def test_member_that_lives_and_is_late_ends_the_collective(engines: Engines) -> None:
+    """As one that hangs: the engine that has waited ends, and is started again."""
+    engines.deadline_s = 0.2
+    engines.pools = [engines.pool(engine) for engine in range(2)]
+    engines.all(lambda pool: pool.reopen(2, (0, 0)))
+    engines.all(lambda pool: pool.warm())
+    (waiting,) = engines.start(range(1), total)
+    with pytest.raises(CollectiveTimeout, match=r"waited .* s for one of engine 1 device 0$"):
+        waiting.result(ANSWER_S)
+
+
+def test_group_that_is_idle_is_never_late(engines: Engines) -> None:
+    engines.deadline_s = 0.2
+    engines.pools = [engines.pool(engine) for engine in range(2)]
+    engines.all(lambda pool: pool.reopen(2, (0, 0)))
+    engines.all(lambda pool: pool.warm())
+    time.sleep(0.5)
+    assert engines.all(total) == [[2.0, 4.0]] * 2
 
 
 def test_group_is_whole_again_with_the_next_incarnation(engines: Engines) -> None:
