@@ -24,7 +24,7 @@ export HF_HUB_OFFLINE := 1
 export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: setup check lock licences test test-protocol test-pure test-waiting test-busy test-ray demo bench chaos fuzz experiments zoo clean .venv
+.PHONY: setup check lock licences test test-protocol test-pure test-waiting test-busy test-ray demo bench chaos fuzz cuda-check experiments zoo clean .venv
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -113,6 +113,10 @@ chaos: $(STAMP)
 
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz.run $(ARGS)
+
+# One GPU, ten minutes; without a GPU, or with ARGS=--dry, on the CPU, with the lines that need none.
+cuda-check: $(STAMP)
+	$(BIN)/python -m benchmarks.cuda_check $(ARGS)
 
 experiments: $(STAMP)
 	$(BIN)/python -m experiments $(ARGS)

@@ -20,7 +20,7 @@ from flying_serving.engine.messages import BeginAnew, Message, ReturnBlocks, Run
 from flying_serving.engine.report import Report
 from flying_serving.engine.requests import LaneRequests, route_of
 from flying_serving.engine.residency import Residency
-from flying_serving.engine.sampled import SampledTokens
+from flying_serving.engine.sampled import SampledTokens, why_logprobs_differ
 from flying_serving.engine.steps import StepLog
 from flying_serving.engine.tracing import EngineTrace
 from flying_serving.errors import EngineLost, IntegrityError
@@ -197,7 +197,9 @@ class EngineLoop:
 
     def _end_step(self, leader: Leader, plan: Any, output: Any) -> Any:
         """End a step of a group that this engine leads. Return the outputs, by client."""
-        why = self.sampled.why_apart(leader.group) if plan.total_num_scheduled_tokens else None
+        why = None
+        if plan.total_num_scheduled_tokens:
+            why = self.sampled.why_apart(leader.group) or why_logprobs_differ(output)
         if why is None:
             return leader.finish(plan, output)
         logger.error("%s; the requests of the group end with an error", why)

@@ -72,3 +72,27 @@ class SampledTokens:
         if size not in self._checksums:
             self._checksums[size] = deque([(0, 0)], _REMEMBERED_STEPS)
         return self._checksums[size]
+
+
+def why_logprobs_differ(output: Any) -> str | None:
+    """Return which request of a vLLM ModelRunnerOutput has logprobs of another token than its own.
+
+    None if there is no such request, or no logprobs were asked for.
+
+    vLLM's API server would fail with a KeyError, which names only the token.
+    """
+    logprobs = output.logprobs
+    if logprobs is None or logprobs.cu_num_generated_tokens is not None:
+        return None
+    if logprobs.logprob_token_ids.ndim != 2:  # of the whole vocabulary, in order
+        return None
+    of_logprobs = logprobs.logprob_token_ids[:, 0].tolist()
+    for request_id, tokens, expected in zip(
+        output.req_ids, output.sampled_token_ids, of_logprobs, strict=False
+    ):
+        if tokens and tokens[0] != expected:
+            return (
+                f"request {request_id} has sampled token {tokens[0]}, "
+                f"and its logprobs are of token {expected}"
+            )
+    return None

@@ -5,10 +5,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 
 from flying_serving.comm.board import STEPS, StepBoard
-from flying_serving.engine.sampled import SampledTokens
+from flying_serving.engine.sampled import SampledTokens, why_logprobs_differ
 
 GROUP = (4, 5, 6, 7)
 SIZE = len(GROUP)
@@ -127,3 +129,50 @@ def test_steps_are_counted_round(members: dict[int, SampledTokens], board: StepB
     step(members, 7)
     assert board.sampled(4, SIZE)[0] == 0
     assert members[4].why_apart(GROUP) is not None
+
+
+# ---- tokens and their logprobs
+
+
+def output_of(tokens: list[list[int]], of_logprobs: list[list[int]], **more: Any) -> Any:
+    """What vLLM's runner returns: a row for each request, with the sampled token first."""
+    ids = np.array(of_logprobs, dtype=np.int32)
+    logprobs = LogprobsLists(ids, np.zeros(ids.shape), np.zeros(len(ids)), **more)
+    names = [f"r{n}" for n in range(len(tokens))]
+    return ModelRunnerOutput(
+        req_ids=names,
+        req_id_to_index={name: n for n, name in enumerate(names)},
+        sampled_token_ids=tokens,
+        logprobs=logprobs,
+    )
+
+
+@pytest.mark.parametrize(
+    ("tokens", "of_logprobs"),
+    [([[5], [6]], [[5], [6]]), ([[5], []], [[5, 9], [6, 9]]), ([[5]], [[5, 7, 6]])],
+    ids=["sampled only", "a prompt goes on", "most likely ones too"],
+)
+def test_tokens_with_their_own_logprobs_are_no_error(
+    tokens: list[list[int]], of_logprobs: list[list[int]]
+) -> None:
+    assert why_logprobs_differ(output_of(tokens, of_logprobs)) is None
+
+
+def test_a_token_with_other_logprobs_names_the_request_and_both_tokens() -> None:
+    assert why_logprobs_differ(output_of([[5], [6]], [[5, 6], [7, 6]])) == (
+        "request r1 has sampled token 6, and its logprobs are of token 7"
+    )
+
+
+def test_logprobs_of_the_whole_vocabulary_are_not_compared() -> None:
+    """They have no column of tokens."""
+    output = output_of([[5]], [[5]])
+    whole = output.logprobs._replace(logprob_token_ids=np.zeros(0))
+    output.logprobs = whole
+    assert why_logprobs_differ(output) is None
+
+
+def test_output_without_logprobs_is_not_compared() -> None:
+    output = output_of([[5]], [[5]])
+    output.logprobs = None
+    assert why_logprobs_differ(output) is None

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from vllm.sampling_params import SamplingParams
 from vllm.utils.torch_utils import set_random_seed
+from vllm.v1.worker.gpu.sample.states import SamplingStates
 
 from flying_serving.layout.groups import aligned_group
 from flying_serving.vllm_adapter.randomness import LaneRandomness, seed_of, seed_process
@@ -46,6 +48,17 @@ def drawn() -> tuple[Any, ...]:
     return torch.randint(0, 2**31, (2,)).tolist(), int(np.random.randint(2**31)), random.random()
 
 
+def seed_of_v2_request() -> int:
+    """The seed that vLLM's V2 runner takes for a request without one (`SamplingStates`)."""
+    vocabulary = 16
+    states: Any = SimpleNamespace(vocab_size=vocabulary, num_logprobs=np.zeros(1, dtype=np.int64))
+    for name in ("temperature", "top_p", "top_k", "min_p", "seeds"):
+        setattr(states, name, SimpleNamespace(np=np.zeros(1, dtype=np.int64)))
+    states.seeds_set = np.zeros(1, dtype=bool)
+    SamplingStates.add_request(states, 0, SamplingParams())
+    return int(states.seeds.np[0])
+
+
 def lanes_of(engine: int, seed: int = 0) -> Any:
     """An engine's lanes for 1, 2 and 4 engines, over a runner that only samples."""
     config: Any = SimpleNamespace(model_config=SimpleNamespace(seed=seed))
@@ -54,7 +67,11 @@ def lanes_of(engine: int, seed: int = 0) -> Any:
         for size in (2, 4)
     }
     return SimpleNamespace(
-        engine=engine, lane1=Runner(Sampling(), config), groups=groups, communicators=Alone()
+        engine=engine,
+        lane1=Runner(Sampling(), config),
+        groups=groups,
+        communicators=Alone(),
+        _incarnations={},
     )
 
 
@@ -110,6 +127,38 @@ def test_a_group_that_was_broken_draws_differently_from_before() -> None:
     after = step(one, 2)
     assert after != before
     assert step(other, 2) == after
+
+
+def test_members_that_begin_anew_draw_alike_and_differently_from_before() -> None:
+    """Each time, also after the group was broken, and whatever they have drawn until then."""
+    one, other = lanes_of(0), lanes_of(1)
+    for lanes in (one, other):
+        WorkerLanes.seed(lanes, (0,) * ENGINES)
+    found = [step(one, 2)]  # which the other member has drawn otherwise, or not at all
+    for times in (1, 2, 1):
+        if len(found) == 3:
+            for lanes in (one, other):
+                WorkerLanes.rejoin(lanes, 2, [0, 1])
+        for lanes in (one, other):
+            WorkerLanes.begin_anew(lanes, 2, times)
+        found.append(step(one, 2))
+        assert step(other, 2) == found[-1]
+    for values in zip(*found, strict=True):
+        assert len(set(map(str, values))) == len(found)
+
+
+def test_seeds_of_requests_under_the_v2_runner_are_equal_on_members() -> None:
+    """That runner gives a request without a seed one from numpy's generator when it comes."""
+    found = []
+    for engine in (2, 3):
+        lanes = lanes_of(engine)
+        WorkerLanes.seed(lanes, (0,) * ENGINES)
+        np.random.randint(2**31, size=engine)  # of lane 1, or of other code of the process
+        randomness = lanes.groups[2].runner._randomness
+        with randomness.used():
+            found.append([seed_of_v2_request() for _ in range(3)])
+    assert found[0] == found[1]
+    assert len(set(found[0])) == 3
 
 
 def test_a_group_that_lacks_a_member_is_seeded_when_it_is_whole() -> None:

