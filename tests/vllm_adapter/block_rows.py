@@ -1,6 +1,6 @@
 """Prints the rows of a V2 runner's block tables before and after blocks are replaced, as JSON.
 
-To be run with the variables of `harness.triton_cpu`: its own process is asked for by a test.
+A test calls `main` in a process of its own, with the variables of `harness.triton_cpu`.
 """
 
 import json
@@ -45,7 +45,3 @@ def main() -> None:
     print(  # noqa: T201
         json.dumps({"ids": sorted(adapter.request_ids()), "before": before, "after": rows()})
     )
-
-
-if __name__ == "__main__":
-    main()

@@ -22,7 +22,7 @@ def test_a_lane_gets_the_adapter_of_the_runner_that_the_worker_made() -> None:
 def test_requests_of_a_v2_runner_get_other_blocks() -> None:
     """The rows of block tables are written by a Triton kernel, so a process of its own does it."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.vllm_adapter.block_rows"],
+        [sys.executable, "-c", "from tests.vllm_adapter.block_rows import main; main()"],
         env=os.environ | ENVIRONMENT | triton_cpu.ENVIRONMENT,
         capture_output=True,
         text=True,
