@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from vllm.config import VllmConfig
 from vllm.distributed.parallel_state import get_tp_group
@@ -52,9 +52,7 @@ class EmulatedRunner(CPUModelRunner):
         self._lane = profile.lane(parallel.tensor_parallel_size)
         self._vocabulary = vllm_config.model_config.get_vocab_size()
         self._is_async = bool(vllm_config.scheduler_config.async_scheduling)
-        self._draws = np.random.default_rng(
-            (vllm_config.model_config.seed, parallel.data_parallel_index)
-        )
+        self._seed = int(vllm_config.model_config.seed)
         self._contents = StepContents()
         self.requests: dict[str, int] = self._contents.known_tokens
         self._ends_s = 0.0
@@ -83,7 +81,7 @@ class EmulatedRunner(CPUModelRunner):
     def _drawn(self, plan: Any) -> ModelRunnerOutput:
         names = list(plan.num_scheduled_tokens)
         drawn = set(self._contents.draw(plan))
-        tokens = self._draws.integers(FIRST_WORD, self._vocabulary, len(names)).tolist()
+        tokens = [self._token(name) for name in names]
         return ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: index for index, name in enumerate(names)},
@@ -91,6 +89,11 @@ class EmulatedRunner(CPUModelRunner):
                 [token] if name in drawn else [] for name, token in zip(names, tokens, strict=True)
             ],
         )
+
+    def _token(self, name: str) -> int:
+        """Return the next token of a request: the same on all members of its group."""
+        place = f"{self._seed} {name} {self.requests[name]}".encode()
+        return FIRST_WORD + zlib.crc32(place) % (self._vocabulary - FIRST_WORD)
 
     def _dummy_run(self, *_: Any, **__: Any) -> Any:
         """Do nothing: there is nothing to warm up."""
