@@ -7,6 +7,6 @@
 - `command.py`: the command line of a server on emulated devices, ours or stock vLLM.
 - `slowed.py`: the same devices in the simulator.
 
-Tokens are drawn at random: nothing is computed. A measurement here is one of scheduling, and not of
-a model.
+Nothing is computed: a token follows from its request and its place. A measurement here is one of
+scheduling, and not of a model.
 """

@@ -1,4 +1,6 @@
-"""A model runner whose steps last as long as a profile says, and which draws tokens at random."""
+"""A model runner whose steps last as long as a profile says, and whose tokens mean
+nothing.
+"""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ REFUSED_ATTRIBUTES = ("cpu_group", "device_group", "torch_distributed_backend")
 
 
 class LaneCoordinator(GroupCoordinator):
-    """The coordinator of a group of several ranks that share memory, without torch process groups.
+    """The coordinator of a group of several ranks without torch process groups.
 
     The torch world of a rank then need not hold the others. It sums, gathers and broadcasts tensors
     as GroupCoordinator does; all other methods raise NoProcessGroup.
@@ -100,7 +100,7 @@ def _refused(name: str) -> Callable[..., NoReturn]:
     def refuse(self: LaneCoordinator, *args: Any, **kwargs: Any) -> NoReturn:
         raise NoProcessGroup(
             f"{name} of {self.unique_name}: this group has no torch process group; "
-            f"with {_WITH_GROUPS.get(self.device.type, '--cuda-collectives nccl')} they have"
+            f"with {_WITH_GROUPS.get(self.device.type, '--cuda-collectives nccl')} it has one"
         )
 
     return refuse

@@ -96,7 +96,8 @@ def test_each_degree_alone_and_after_the_others(server: Compared) -> None:
     server.check()
 
 
-def test_all_degrees_at_once_while_the_layout_changes(server: Compared) -> None:
+def compare_all_degrees_at_once(server: Compared) -> None:
+    """Compare requests of all degrees that run while the layout changes."""
     jobs = [(request, degree) for request in (*SAMPLED, *FORCED) for degree in server.degrees]
     with ThreadPoolExecutor(len(jobs)) as pool:
         answers = [pool.submit(run, server, request, degree) for request, degree in jobs]
@@ -105,6 +106,10 @@ def test_all_degrees_at_once_while_the_layout_changes(server: Compared) -> None:
         for (request, degree), answer in zip(jobs, answers, strict=True):
             compare(server, request, degree, answer.result())
     server.check()
+
+
+def test_all_degrees_at_once_while_the_layout_changes(server: Compared) -> None:
+    compare_all_degrees_at_once(server)
 
 
 def test_requests_that_migrate_with_their_kv(server: Compared) -> None:

@@ -4,12 +4,11 @@ CUDA has them so, and CPUs without a product for the type. Here no type has one.
 """
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.server.test_same_results import SWITCHES, Compared, compare, run
-from tests.stock.requests import FORCED, REQUESTS, SAMPLED
+from tests.server.test_same_results import Compared, compare, compare_all_degrees_at_once, run
+from tests.stock.requests import REQUESTS
 
 pytestmark = pytest.mark.server
 
@@ -36,11 +35,4 @@ def test_each_degree_gives_stocks_tokens(server: Compared) -> None:
 
 
 def test_all_degrees_give_stocks_tokens_while_the_layout_changes(server: Compared) -> None:
-    jobs = [(request, degree) for request in (*SAMPLED, *FORCED) for degree in server.degrees]
-    with ThreadPoolExecutor(len(jobs)) as pool:
-        answers = [pool.submit(run, server, request, degree) for request, degree in jobs]
-        for groups, mode in SWITCHES[server.engines]:
-            server.layout(groups, mode)
-        for (request, degree), answer in zip(jobs, answers, strict=True):
-            compare(server, request, degree, answer.result())
-    server.check()
+    compare_all_degrees_at_once(server)
