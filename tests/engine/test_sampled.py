@@ -1,6 +1,6 @@
 """SampledTokens: a member that has sampled other tokens than its leader is named, with the step."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +10,7 @@ import pytest
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 
 from flying_serving.comm.board import STEPS, StepBoard
+from flying_serving.engine.devices import answer_of
 from flying_serving.engine.sampled import SampledTokens, why_logprobs_differ
 
 GROUP = (4, 5, 6, 7)
@@ -128,6 +129,64 @@ def test_steps_are_counted_round(members: dict[int, SampledTokens], board: StepB
         samples._of(SIZE).append((STEPS - 1, 5))
     step(members, 7)
     assert board.sampled(4, SIZE)[0] == 0
+    assert members[4].why_apart(GROUP) is not None
+
+
+# ---- devices of one engine
+
+
+def step_with_devices_apart(members: dict[int, SampledTokens], other: int) -> None:
+    """All make a step with the same tokens, but the second device of `other` draws another one."""
+    for engine, samples in members.items():
+        devices = [ModelRunnerOutput([], {}, [[7]]), ModelRunnerOutput([], {}, [[7]])]
+        if engine == other:
+            devices[1].sampled_token_ids = [[8]]
+        samples.note(SIZE, answer_of(devices))
+
+
+def test_a_leader_whose_devices_are_apart_knows_it_in_the_same_step(
+    members: dict[int, SampledTokens],
+) -> None:
+    step(members)
+    step_with_devices_apart(members, 4)
+    assert members[4].why_apart(GROUP) == (
+        "device 1 of engine 4 has sampled other tokens than its device 0, in group [4, 5, 6, 7], "
+        "by step 2 of the group"
+    )
+
+
+@pytest.mark.parametrize("other", GROUP[1:])
+def test_a_member_whose_devices_are_apart_is_apart_and_stays_so(
+    members: dict[int, SampledTokens], other: int
+) -> None:
+    step_with_devices_apart(members, other)
+    for _ in range(3):
+        why = members[4].why_apart(GROUP)
+        assert why is not None
+        assert why.startswith(f"engine {other} ")
+        step_with_devices_apart(members, other)
+
+
+def test_devices_that_are_apart_in_the_same_way_on_all_members_are_noticed(
+    members: dict[int, SampledTokens],
+) -> None:
+    devices = [ModelRunnerOutput([], {}, [[7]]), ModelRunnerOutput([], {}, [[8]])]
+    for samples in members.values():
+        samples.note(SIZE, answer_of(devices))
+    assert members[4].why_apart(GROUP) is not None
+
+
+@pytest.mark.parametrize("engine", GROUP)
+@pytest.mark.parametrize("begin", [SampledTokens.begin_anew, SampledTokens.forget])
+def test_a_group_that_begins_again_forgets_that_devices_were_apart(
+    members: dict[int, SampledTokens], engine: int, begin: Callable[[SampledTokens, int], None]
+) -> None:
+    step_with_devices_apart(members, engine)
+    for samples in members.values():
+        begin(samples, SIZE)
+    step(members)
+    assert members[4].why_apart(GROUP) is None
+    step_with_devices_apart(members, engine)
     assert members[4].why_apart(GROUP) is not None
 
 
