@@ -57,7 +57,7 @@ def server_flags(given: Sequence[str], engines: int, where: Place) -> list[str]:
         flags += _unless("--cuda-collectives", given, "staged")
     if not _has(given, "--async-scheduling", "--no-async-scheduling"):
         flags.append("--no-async-scheduling")
-    if not _has(given, "--enforce-eager", "--cuda-graphs"):
+    if not _has(given, "--enforce-eager", "--no-enforce-eager", "--cuda-graphs"):
         flags.append("--enforce-eager")
     return flags
 
