@@ -46,10 +46,10 @@ class Place(Protocol):
             NotRun: if a server does not start. It is not tried again.
         """
 
-    def give_up(self, late: Sequence[str]) -> None:
+    def give_up(self, overdue: Sequence[str]) -> None:
         """End all servers at once, since one may hang.
 
-        `late`: those that were waited for. Of these, one that is not ready is not tried again.
+        `overdue`: those that were waited for. Of these, one that is not ready is not tried again.
         """
 
 
@@ -129,14 +129,14 @@ def _attempt(
         ("not done", lambda: line.run(site), line.budget_s, ()),
     )
     result, figure = Result.PASSED, ""
-    for what, work, most_s, late in steps:
+    for what, work, most_s, overdue in steps:
         within_s = max(0.0, min(most_s * limits.patience, left_s()))
         result, figure = _within(work, within_s) or (
             Result.OUT_OF_TIME,
             f"{what} after {within_s:.0f} s",
         )
         if result is Result.OUT_OF_TIME:
-            site.give_up(late)
+            site.give_up(overdue)
         if result is not Result.PASSED:
             break
     return result, figure

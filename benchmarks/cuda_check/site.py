@@ -111,10 +111,10 @@ class Site:
             NotRun: if a server does not start. It is not tried again.
         """
         soon = needed.ahead if self.has_gpu else ()
-        wanted = (*needed.servers, *needed.beside, *soon)
-        for name in self._servers.keys() - set(wanted):
+        names = (*needed.servers, *needed.beside, *soon)
+        for name in self._servers.keys() - set(names):
             self._servers.pop(name).stop()
-        for name in wanted:
+        for name in names:
             if name not in self._servers and name not in self._lost:
                 self._servers[name] = self._begin(self._specs[name])
         for name in (*needed.beside, *needed.servers):
@@ -149,12 +149,12 @@ class Site:
         program = COMMAND if spec.environment else None
         return Server(model, spec.engines, base=flags, program=program, environment=environment)
 
-    def give_up(self, late: Sequence[str]) -> None:
+    def give_up(self, overdue: Sequence[str]) -> None:
         """Kill all servers: one may hang, and a later line starts its own again; see
         `lines.Place`.
         """
         for name, server in self._servers.items():
-            if name in late and not server.ready:
+            if name in overdue and not server.ready:
                 self._lost[name] = "it was not ready in time"
             _kill(server)
         self.end()

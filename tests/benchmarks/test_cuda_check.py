@@ -20,14 +20,14 @@ class Stands:
     def __init__(self, prepares: Callable[[Needed], None] = lambda needed: None) -> None:
         self.word = "site"
         self.given_up = threading.Event()
-        self.late: tuple[str, ...] = ()
+        self.overdue: tuple[str, ...] = ()
         self._prepares = prepares
 
     def prepare(self, needed: Needed) -> None:
         self._prepares(needed)
 
-    def give_up(self, late: Sequence[str]) -> None:
-        self.late = tuple(late)
+    def give_up(self, overdue: Sequence[str]) -> None:
+        self.overdue = tuple(overdue)
         self.given_up.set()
 
 
@@ -66,7 +66,7 @@ def test_a_line_that_hangs_is_out_of_time_and_its_servers_are_ended() -> None:
     hung, after = results(line("hangs", hangs, 0.05), line("good", lambda _: ""), site=site)
     goes_on.set()
     assert (hung.result, hung.figure) == (Result.OUT_OF_TIME, "not done after 0 s")
-    assert site.late == ()
+    assert site.overdue == ()
     assert site.given_up.is_set()
     assert after.result is Result.PASSED
 
@@ -86,7 +86,7 @@ def test_servers_that_hang_at_their_start_are_ended_and_the_check_goes_on() -> N
     goes_on.set()
     assert found.result is Result.OUT_OF_TIME
     assert found.figure == "its servers were not ready after 0 s"
-    assert site.late == ("slow",)
+    assert site.overdue == ("slow",)
     assert site.given_up.is_set()
     assert after.result is Result.PASSED
 
