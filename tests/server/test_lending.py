@@ -5,13 +5,10 @@ meanwhile, after.
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -19,9 +16,13 @@ import pytest
 from flying_serving.config import MODES
 from harness.live import BLOCK_BYTES, Server, wait_until
 from harness.streams import WORST_LOGPROB, worst_difference
+from tests.stock.answers import stock_answers
 from tests.stock.requests import REQUESTS, StockRequest
 
-pytestmark = pytest.mark.server
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.cpu_only("--lend-weights is refused on CUDA"),
+]
 
 BLOCKS, BLOCK = 9, 32
 """An engine holds 256 tokens, a group of four 1,024, and with lent weights all that the model may
@@ -47,9 +48,7 @@ class Lending(Server):
     def __init__(self, shape: str) -> None:
         memory = f"--kv-cache-memory-bytes={BLOCKS * BLOCK_BYTES}"
         super().__init__(shape, 4, memory, "--lend-weights")
-        self.recorded: Any = json.loads(
-            (Path(__file__).parents[1] / "stock" / f"{shape}.json").read_text()
-        )["degrees"]
+        self.recorded = stock_answers(shape)
 
     def ask(self, request: StockRequest, degree: int, **told: int) -> None:
         """A request is answered as stock does at this degree."""

@@ -27,7 +27,10 @@ from harness.streams import WORST_LOGPROB, worst_difference
 from tests.stock.record import V2_TOKENS
 from tests.stock.requests import REQUESTS, VOCAB, StockRequest, shortened, tokens
 
-pytestmark = pytest.mark.server
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.cpu_only("it runs V2 in Triton's interpreter"),
+]
 
 ENGINES = 4
 DEGREES = (1, 2, 4)

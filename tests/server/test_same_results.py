@@ -5,23 +5,26 @@ episodes.
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from harness.live import Server
 from harness.streams import WORST_LOGPROB, worst_difference
+from tests.stock.answers import stock_answers
 from tests.stock.requests import FORCED, REQUESTS, SAMPLED, StockRequest
 
 pytestmark = pytest.mark.server
 
 SHAPES = ("llama", "qwen2", "qwen3", "mixtral", "llama-mqa")
-CASES = [*((shape, 4, 1) for shape in SHAPES), ("llama", 2, 2), ("mixtral", 2, 2)]
+TWO_DEVICES = pytest.mark.cpu_only("an engine of two devices needs two GPUs")
+CASES = [
+    *((shape, 4, 1) for shape in SHAPES),
+    pytest.param(("llama", 2, 2), marks=TWO_DEVICES),
+    pytest.param(("mixtral", 2, 2), marks=TWO_DEVICES),
+]
 """Shape, engines, devices of each."""
 SWITCHES = {
     2: (([[0, 1]], "weave"), ([[0], [1]], "hard"), ([[0, 1]], "hard"), ([[0], [1]], "weave")),
@@ -47,9 +50,7 @@ class Compared(Server):
     def __init__(self, shape: str, engines: int, devices: int, preamble: str = "") -> None:
         flags = (f"--tensor-parallel-size={devices}",) if devices > 1 else ()
         super().__init__(shape, engines, *flags, preamble=preamble)
-        self.recorded: Any = json.loads(
-            (Path(__file__).parents[1] / "stock" / f"{shape}.json").read_text()
-        )
+        self.stock = stock_answers(shape)
         self.degrees = tuple(
             degree for degree in (1, 2, 4) if devices <= degree <= devices * engines
         )
@@ -74,7 +75,7 @@ def run(
 def compare(
     server: Compared, request: StockRequest, degree: int, answer: tuple[list[int], list[float]]
 ) -> None:
-    stock = server.recorded["degrees"][str(degree)]["answers"][request.name]
+    stock = server.stock[str(degree)]["answers"][request.name]
     tokens, logprobs = answer
     assert tokens == stock["tokens"], f"{request.name} at degree {degree}"
     worst = worst_difference(logprobs, stock["logprobs"])

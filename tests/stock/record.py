@@ -25,6 +25,7 @@ if __name__ == "__main__":
 
 from flying_lab.tiny_models.checkpoint import make_model, weights_hash  # noqa: E402
 from harness import triton_cpu  # noqa: E402
+from harness.place import Place, environment, place  # noqa: E402
 from tests.stock.requests import (  # noqa: E402
     REQUESTS,
     StockRequest,
@@ -107,7 +108,7 @@ def record(shape: str, degree: int, models: Path = MODELS) -> dict[str, Any]:
             child = subprocess.Popen(
                 command,
                 cwd=ROOT,
-                env=os.environ | ENVIRONMENT | runner,
+                env=os.environ | environment(place()) | ENVIRONMENT | runner,
                 stdout=stream,
                 stderr=stream,
                 process_group=0,
@@ -228,7 +229,9 @@ def _dtype(shape: str) -> str:
 def _engine(shape: str) -> dict[str, Any]:
     """Return the settings of a recording's engine."""
     processors = ["tests.stock.force_v2:ForceTokens"] if shape.endswith(V2) else None
-    changed = {"logits_processors": processors} if processors else {}
+    changed: dict[str, Any] = {"logits_processors": processors} if processors else {}
+    if place() is Place.ONE_GPU:  # where servers are too
+        changed["gpu_memory_utilization"] = 0.1
     return ENGINE | {"dtype": _dtype(shape)} | changed
 
 
