@@ -44,9 +44,9 @@ class Lending(Server):
     model.
     """
 
-    def __init__(self, shape: str) -> None:
+    def __init__(self, shape: str, *flags: str) -> None:
         memory = f"--kv-cache-memory-bytes={BLOCKS * BLOCK_BYTES}"
-        super().__init__(shape, 4, memory, "--lend-weights")
+        super().__init__(shape, 4, memory, "--lend-weights", *flags)
         self.recorded: Any = json.loads(
             (Path(__file__).parents[1] / "stock" / f"{shape}.json").read_text()
         )["degrees"]
