@@ -120,7 +120,9 @@ class Site:
         """
         longest_tokens = self.core.vllm_config.model_config.max_model_len
         offer_blocks = longest_tokens // self.core.scheduler.block_size + 2
-        return make_table(self.run_dir, self.engine, offer_blocks, self.core.kv_config.num_blocks)
+        engine_blocks = self.core.kv_config.num_blocks
+        shared_blocks = self.core.call_workers(WorkerLanes.get_blocks)
+        return make_table(self.run_dir, self.engine, offer_blocks, engine_blocks, shared_blocks)
 
     def peer_offers(self) -> PeerOffers:
         """Map the tables of all engines that are there."""
@@ -219,11 +221,11 @@ def _make_residency(core: Any, own: EnginePool, loop: EngineLoop) -> Residency:
     """Make the residency of an engine that has all its weights, and return the pages of its extra
     blocks to the system.
     """
-    pieces, own_blocks = core.call_workers(lent.lendable)
+    pieces, own_blocks, page_bytes = core.call_workers(lent.lendable)
     extra = range(own_blocks, core.kv_config.num_blocks)
     core.call_workers(lent.release_blocks, extra)
     regions = lent.extents(core.kv_config, range(1))
-    ledger = PageLedger(pieces, ExtraKV(len(extra), len(regions), regions[0][1]))
+    ledger = PageLedger(pieces, ExtraKV(len(extra), len(regions), regions[0][1]), page_bytes)
     return Residency(
         loop.lanes, own, ledger, extra, core.call_workers, loop.migrations.source.revoke_all
     )

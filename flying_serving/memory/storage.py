@@ -8,7 +8,7 @@ There oneDNN is up to twice as fast on packed weights at small batches, and a pa
 be cut afterwards. Either way there is one copy.
 
 Packed weights have `units`: a lane can do without some while its weights are lent
-(`memory/units.py`).
+(`memory/units.py`). Strided weights have them if they lie in an arena.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ import torch
 
 from flying_serving.layout.shards import Segment
 from flying_serving.memory.unit_order import RankRows, UnitOrder
-from flying_serving.memory.units import Pack, PackedUnit, PackedUnits
+from flying_serving.memory.units import Pack, PackedUnit, PackedUnits, RawUnits
 from flying_serving.memory.weight_file import WeightFile
 
 Matmul = Callable[[torch.Tensor], torch.Tensor]
@@ -233,18 +233,27 @@ class StridedColumns:
     A rank's part is one product with a slice of rows, or two where ranks share KV heads. One copy
     puts the outputs in the order of the segments. A rank with one unit of each segment needs none.
 
-    `bias`: in the order of the segments, as it was loaded.
+    `bias`: in the order of the segments, as it was loaded. `units`: of the weight, that may be
+    dropped; None: no unit may.
     """
 
     def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, segments: Sequence[Segment]
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        segments: Sequence[Segment],
+        units: RawUnits | None = None,
     ) -> None:
         self._order = UnitOrder(segments)
         self._weight = weight
+        self.units = units
         self._bias = None if bias is None else _by_unit(bias, self._order)
         self._indices: dict[tuple[int, ...], torch.Tensor] = {}
 
     def part(self, rank: int, degree: int) -> Matmul:
+        return guarded(self._part(rank, degree), self.units, rank, degree)
+
+    def _part(self, rank: int, degree: int) -> Matmul:
         part = self._order.rows_of(rank, degree)
         products = [self._product(run) for run in part.runs]
         if part.is_in_order:
@@ -258,7 +267,7 @@ class StridedColumns:
         next one. Raises ValueError if it is not one product.
         """
         (rows,) = self._order.rows_of(rank, degree).runs
-        return self._product(rows)
+        return guarded(self._product(rows), self.units, rank, degree)
 
     def _product(self, rows: slice) -> Matmul:
         weight = self._weight[rows]
@@ -296,9 +305,18 @@ def _side_by_side(
 class StridedRows:
     """Row-parallel over the weight as it was loaded: a column slice. GEMM libraries take a leading
     dimension.
+
+    `units`: rows of the transpose, which is contiguous then, that may be dropped; None: none may.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, segment: Segment) -> None:
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        segment: Segment,
+        units: RawUnits | None = None,
+    ) -> None:
+        self.units = units
         self._weight = weight
         self._bias = bias
         self._segment = segment
@@ -307,4 +325,21 @@ class StridedRows:
         (columns,) = rows_of([self._segment], rank, degree)
         weight = self._weight[:, columns]
         bias = None if rank else self._bias
-        return lambda x: torch.nn.functional.linear(x, weight, bias)
+        return guarded(
+            lambda x: torch.nn.functional.linear(x, weight, bias), self.units, rank, degree
+        )
+
+
+def guarded(product: Matmul, units: RawUnits | None, rank: int, degree: int) -> Matmul:
+    """Return a product that raises IntegrityError while a unit that the rank works on is
+    dropped.
+    """
+    if units is None:
+        return product
+    check = units.guard(rank, degree)
+
+    def checked(x: torch.Tensor) -> torch.Tensor:
+        check()
+        return product(x)
+
+    return checked

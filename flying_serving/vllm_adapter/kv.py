@@ -45,12 +45,8 @@ def allocate_or_share(
     Layers in several groups, or with KV of different sizes, get vLLM's own memory: no other lane
     can use them.
     """
-    groups, buffer, allocate = kv_cache_config.kv_cache_groups, _buffer.get(), _allocate.get()
-    if (
-        allocate is not None
-        and len(groups) == 1
-        and not isinstance(groups[0].kv_cache_spec, UniformTypeKVCacheSpecs)
-    ):
+    buffer, allocate = _buffer.get(), _allocate.get()
+    if allocate is not None and has_one_kind(kv_cache_config):
         buffer = allocate(kv_cache_config.kv_cache_tensors[0].size)
     if buffer is None:
         result: dict[str, torch.Tensor] = original(
@@ -67,6 +63,12 @@ def allocate_or_share(
         )
         caches.update(zip(tensor.layers, views, strict=True))
     return caches
+
+
+def has_one_kind(kv: KVCacheConfig) -> bool:
+    """Return whether all layers have KV of one size, in one group."""
+    groups = kv.kv_cache_groups
+    return len(groups) == 1 and not isinstance(groups[0].kv_cache_spec, UniformTypeKVCacheSpecs)
 
 
 def pooled_capacity(factor: int) -> AbstractContextManager[None]:

@@ -18,20 +18,23 @@ from flying_serving.errors import CollectiveTimeout, ConfigError, EngineLost, Un
 from flying_serving.layout.groups import aligned_group, whole_groups
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.log import logger
-from flying_serving.memory.arena import Arena
+from flying_serving.memory.arena import Address, Arena
+from flying_serving.memory.cuda_arena import CudaArena
+from flying_serving.memory.cuda_device import CudaDevice
 from flying_serving.memory.kv_view import KVView, heads_of, share_cuda
 from flying_serving.memory.peers import PeerKV
-from flying_serving.vllm_adapter import loading
+from flying_serving.memory.shared_arena import SharedArena, share_arena
 from flying_serving.vllm_adapter.batches import CHECK_REQUESTS, CHECK_TOKENS, check_steps
+from flying_serving.vllm_adapter.kv import has_one_kind
 from flying_serving.vllm_adapter.runner import Runner
 from flying_serving.wire import CalibrationRow
-from flying_serving.worker.binding.share import SharedWeights
 from flying_serving.worker.calibration import StepLimits, calibrate
 from flying_serving.worker.graphs import LaneGraphs
 from flying_serving.worker.lane import WorkerLane, lane_config
-from flying_serving.worker.lent import ExtraBlocks
+from flying_serving.worker.lent import ExtraBlocks, own_blocks_of
 from flying_serving.worker.residency import WorkerWeights, in_order, weight_file_of
 from flying_serving.worker.selfcheck import compare, record, require_alike, tolerance
+from flying_serving.worker.sharing import shared_weights
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,9 @@ class WorkerLanes:
     bytes.
 
     `lane1`: its model is loaded and not yet packed. `pack_weights`: as `LaneWorker.pack_weights`.
-    `residency`: which weights are resident, if they may be lent.
+    `cuda`: the device whose memory weights and KV exchange; None: they are in memory of the host,
+    or none may be lent. `residency`: which weights are resident, if they may be lent. `blocks`: KV
+    blocks that have memory while all weights are resident, and that peers may read.
     """
 
     def __init__(
@@ -64,8 +69,10 @@ class WorkerLanes:
         communicators: CommunicatorPool,
         *,
         pack_weights: bool,
+        cuda: CudaDevice | None = None,
     ) -> None:
         self.lane1 = lane1
+        self._cuda = cuda
         self.engine, self.engines = engine, deployment.engines
         self.device, self.devices = device, deployment.devices
         self.communicators = communicators
@@ -89,21 +96,18 @@ class WorkerLanes:
             )
         self.residency: WorkerWeights | None = None
         self.graphs = LaneGraphs(lane1, self.groups, communicators, self._say)
-        self._weight_file = weight_file_of(deployment, engine, device, on_cpu=pack_weights)
+        self._weight_file = weight_file_of(deployment, engine, device)
         self._share_weights(pack_weights)
         self.blocks = self.own_blocks = 0
         self.extra: ExtraBlocks | None = None
         self.kv_views: dict[int, KVView] = {}
-        self.peers = PeerKV(deployment.run_dir)
+        self._run_dir = deployment.run_dir
+        self.peers = PeerKV(deployment.run_dir, cuda)
         self.calibration: list[CalibrationRow] = []
 
     def _share_weights(self, pack: bool) -> None:
-        model, config, file = self.lane1.model, self.lane1.config, self._weight_file
-        packing = loading.packing(config.model_config.dtype) if pack else None
-        if file is not None and packing is None:
-            # in units too: a view of a whole weight cannot be dropped
-            packing = loading.keep_matrix
-        weights = SharedWeights(model, self.widest, packing, file)
+        model, file = self.lane1.model, self._weight_file
+        weights = shared_weights(self.lane1, self.engine, self.widest, pack, file, self._cuda)
         widest = self.groups[self.widest].runner if self.groups else self.lane1
         with set_current_vllm_config(widest.config):
             weights.share_experts(widest.model, model)
@@ -155,25 +159,41 @@ class WorkerLanes:
         """Return the bytes of weights that may make room for KV."""
         return 0 if self.residency is None else sum(self.residency.piece_bytes(self.widest))
 
-    def bind_extra(self, kv: KVCacheConfig, arena: Arena | None, own_bytes: int) -> None:
-        """Use the blocks beyond `own_bytes` of KV memory as extra ones. Raises Unsupported if the
-        memory is not one arena.
-        """
-        if self.residency is None:
-            return
-        if arena is None:
+    def refuse_kinds_of_kv(self, kv: KVCacheConfig) -> None:
+        """Raise Unsupported if weights may be lent and the KV memory would not be one arena."""
+        if self.residency is not None and not has_one_kind(kv):
             raise Unsupported(
                 "--lend-weights: the KV of this model is of several kinds: it gets no lent weights"
             )
-        self.own_blocks = min(kv.num_blocks, own_bytes * kv.num_blocks // arena.address.size_bytes)
+
+    def bind_extra(
+        self, kv: KVCacheConfig, arena: Arena | CudaArena | None, own_bytes: int
+    ) -> None:
+        """Use the blocks beyond `own_bytes` of KV memory as extra ones, if weights may be lent."""
+        if self.residency is None:
+            return
+        assert arena is not None
+        self.own_blocks = own_blocks_of(kv, own_bytes)
+        if not arena.backs_on_use:
+            self.blocks = self.own_blocks
         runners = [self.lane1, *(lane.runner for lane in self.groups.values())]
         self.extra = ExtraBlocks(self.lane1.kv_bytes(), kv, arena, runners)
 
-    def announce_kv(self, arena: Arena | None) -> None:
-        """Let peers read the KV memory of all lanes: that of `arena`, or the device's own."""
-        if self.kv_views:
+    def announce_kv(self, arena: Arena | CudaArena | None) -> None:
+        """Let peers read the KV memory of all lanes: that of `arena`, or the device's own.
+
+        Peers of a CUDA device do not map extra blocks: the driver frees a page only when no process
+        maps it.
+        """
+        if not self.kv_views:
+            return
+        memory: Address | SharedArena | bytes
+        if isinstance(arena, CudaArena):
+            socket = f"{self._run_dir}/kv-memory-{self.engine}-{self.device}"
+            memory, self._descriptors = share_arena(arena, socket)
+        else:
             memory = share_cuda(self.lane1.kv_bytes()) if arena is None else arena.address
-            self.peers.share(self.engine, self.device, memory, self.kv_views)
+        self.peers.share(self.engine, self.device, memory, self.kv_views)
 
     @torch.inference_mode()
     def check(self) -> None:
@@ -251,6 +271,10 @@ class WorkerLanes:
     def get_calibration(self) -> list[CalibrationRow]:
         """Return the rows that `calibrate` has measured."""
         return self.calibration
+
+    def get_blocks(self) -> int:
+        """Return the number of KV blocks that peers can read: see `blocks`."""
+        return self.blocks
 
     def get_weight_bytes(self) -> int:
         """Return the bytes of the model's weights on this device, which all lanes share."""

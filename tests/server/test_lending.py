@@ -19,10 +19,7 @@ from harness.streams import WORST_LOGPROB, worst_difference
 from tests.stock.answers import stock_answers
 from tests.stock.requests import REQUESTS, StockRequest
 
-pytestmark = [
-    pytest.mark.server,
-    pytest.mark.cpu_only("--lend-weights is refused on CUDA"),
-]
+pytestmark = pytest.mark.server
 
 BLOCKS, BLOCK = 9, 32
 """An engine holds 256 tokens, a group of four 1,024, and with lent weights all that the model may
@@ -45,9 +42,9 @@ class Lending(Server):
     model.
     """
 
-    def __init__(self, shape: str) -> None:
+    def __init__(self, shape: str, *flags: str) -> None:
         memory = f"--kv-cache-memory-bytes={BLOCKS * BLOCK_BYTES}"
-        super().__init__(shape, 4, memory, "--lend-weights")
+        super().__init__(shape, 4, memory, "--lend-weights", *flags)
         self.recorded = stock_answers(shape)
 
     def ask(self, request: StockRequest, degree: int, **told: int) -> None:

@@ -33,7 +33,6 @@ pytestmark = pytest.mark.server
 
 TWO_DEVICES = pytest.mark.cpu_only("an engine of two devices needs two GPUs")
 GLOO = pytest.mark.cpu_only("gloo is for CPUs")
-LENT = pytest.mark.cpu_only("--lend-weights is refused on CUDA")
 TERM_S, DEATH_S, DRAIN_S = 60.0, 60.0, 120.0
 
 
@@ -227,7 +226,7 @@ def test_death_of_an_engine_while_requests_drain_ends_the_server() -> None:
         (0, "--min-engines=2"),
         (1, "--min-engines=2"),
         pytest.param(0, "--cpu-collectives=gloo", marks=GLOO),
-        pytest.param(1, "--lend-weights", marks=LENT),
+        (1, "--lend-weights"),
     ],
 )
 def test_death_of_an_engine_ends_a_server_that_needs_all(engine: int, flag: str) -> None:

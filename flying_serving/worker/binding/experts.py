@@ -13,8 +13,7 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
 
 from flying_serving.errors import WeightError
 from flying_serving.layout.shards import Segment
-from flying_serving.memory.units import RawUnits
-from flying_serving.memory.weight_file import WeightFile
+from flying_serving.memory.units import RawUnits, WeightPages
 from flying_serving.worker.binding.cuts import expert_width
 from flying_serving.worker.binding.methods import ExpertParts
 from flying_serving.worker.binding.plain import own_tensors
@@ -35,15 +34,15 @@ class SharedExperts:
     raw: RawUnits
 
     @classmethod
-    def of(cls, units: list[tuple[Any, Module]], file: WeightFile | None) -> "SharedExperts":
-        """Make the experts of a layer from its units. `file`: where they are kept; None: they are
-        never dropped.
+    def of(cls, units: list[tuple[Any, Module]], pages: WeightPages | None) -> "SharedExperts":
+        """Make the experts of a layer from its units. `pages`: the memory they lie in; None: they
+        are never dropped.
         """
         weights = {
             (0, n): [getattr(layer, key).data for key in EXPERT_WEIGHTS]
             for n, (_, layer) in enumerate(units)
         }
-        return cls(units, RawUnits([_segment(units)], weights, file))
+        return cls(units, RawUnits([_segment(units)], weights, pages))
 
     def part(self, rank: int, degree: int) -> ExpertParts:
         """Return the method for the experts in the lane of `rank` of `degree`."""

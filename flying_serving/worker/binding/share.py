@@ -27,9 +27,10 @@ from flying_serving.memory.storage import (
     bias_part,
 )
 from flying_serving.memory.unit_order import keep_by_unit
-from flying_serving.memory.units import Pack, RawUnits, Units
+from flying_serving.memory.units import Pack, RawUnits
 from flying_serving.memory.weight_file import WeightFile
 from flying_serving.worker.binding.cuts import column_segments, row_segment, vocabulary_segment
+from flying_serving.worker.binding.droppable import DroppableUnits
 from flying_serving.worker.binding.experts import (
     EXPERT_WEIGHTS,
     SharedExperts,
@@ -39,6 +40,7 @@ from flying_serving.worker.binding.experts import (
 )
 from flying_serving.worker.binding.gated import gated_modules
 from flying_serving.worker.binding.methods import LinearPart, VocabularyPart
+from flying_serving.worker.binding.placement import Placement
 from flying_serving.worker.binding.plain import bind_whole, reachable, refuse_foreign
 
 
@@ -49,7 +51,8 @@ class SharedWeights:
     `widest`: engines in the widest group, so the finest cut of this worker's shards. `pack`: how to
     pack a matrix on the CPU; None: keep matrices whole, rows of fused ones unit by unit, and hand
     out views. `file`: where weights are kept so that they may be dropped, which needs `pack`; None:
-    no weight may. `units`: the units that may be dropped, by the name of their layer.
+    no weight may. `placement`: where they lie if they may be dropped without `pack`. `units`: the
+    units that may be dropped, by the name of their layer.
 
     After the constructor lane 1's own layers multiply with the shared storage too.
 
@@ -58,12 +61,18 @@ class SharedWeights:
     """
 
     def __init__(
-        self, model: Module, widest: int, pack: Pack | None, file: WeightFile | None = None
+        self,
+        model: Module,
+        widest: int,
+        pack: Pack | None,
+        file: WeightFile | None = None,
+        placement: Placement | None = None,
     ) -> None:
         self._widest = widest
         self._pack = pack
         self._file = file
-        self.units: dict[str, list[Units]] = {}
+        self._droppable = DroppableUnits(file, placement)
+        self.units = self._droppable.by_layer
         self._model = model
         self._full = dict(model.named_modules())
         self._linear: dict[str, SharedLinear] = {}
@@ -74,6 +83,7 @@ class SharedWeights:
         self._vocabulary: dict[str, torch.Tensor] = {}
         self._tables: dict[int, RawUnits] = {}
         self._experts: dict[str, SharedExperts] = {}
+        self._droppable.place(model)
         heads = _lm_head_weights(model)
         for name, layer in model.named_modules():
             self._take(name, layer, heads)
@@ -116,8 +126,9 @@ class SharedWeights:
         else:
             self._vocabulary[name] = weight
             if address not in self._tables:
-                self._tables[address] = RawUnits.of_rows(weight, segments, self._file)
-                self._may_drop(name, self._tables[address])
+                self._tables[address] = self._droppable.of_table(
+                    name, weight, segments, self._logits.get(address)
+                )
 
     def _columns(
         self,
@@ -129,9 +140,10 @@ class SharedWeights:
         data = None if bias is None else bias.data
         if self._pack is None:
             self._keep_by_unit(name, weight, segments)
-            return StridedColumns(weight, data, segments)
+            units = self._droppable.of_columns(name, weight, segments)
+            return StridedColumns(weight, data, segments, units)
         packed = PackedColumns(weight, data, segments, self._pack, self._file)
-        self._may_drop(name, packed.units)
+        self._droppable.add(name, packed.units)
         return packed
 
     def _keep_by_unit(self, name: str, weight: torch.Tensor, segments: tuple[Segment, ...]) -> None:
@@ -149,14 +161,11 @@ class SharedWeights:
         outside = layer.skip_bias_add or layer.tp_rank > 0 or layer.bias is None
         bias = None if outside else layer.bias.data
         if self._pack is None:
-            return StridedRows(layer.weight.data, bias, segment)
+            units = self._droppable.of_rows(name, layer.weight.data, segment)
+            return StridedRows(layer.weight.data, bias, segment, units)
         packed = PackedRows(layer.weight.data, bias, segment, self._pack, self._file)
-        self._may_drop(name, packed.units)
+        self._droppable.add(name, packed.units)
         return packed
-
-    def _may_drop(self, name: str, units: Units) -> None:
-        if self._file is not None:
-            self.units.setdefault(name, []).append(units)
 
     def _release(self, layer: Module, name: str) -> None:
         """Take a weight from its layer: the storage has it, in another format or order."""
@@ -177,8 +186,9 @@ class SharedWeights:
                     expert_unit(name, layer, shells[name], unit, self._widest)
                     for unit in range(self._widest)
                 ]
-                experts = self._experts[name] = SharedExperts.of(units, self._file)
-                self._may_drop(name, experts.raw)
+                self._droppable.place_units([unit for _, unit in units], EXPERT_WEIGHTS)
+                experts = self._experts[name] = SharedExperts.of(units, self._droppable.pages)
+                self._droppable.add(name, experts.raw)
                 for weight in EXPERT_WEIGHTS:
                     self._release(layer, weight)
         cut = _storages(self._experts) - _storages(skeleton)

@@ -103,9 +103,6 @@ FLAG_CASES: tuple[Start, ...] = (
         sizes=(1, 2),
     ),
     _lending(
-        lending, "on CUDA", "weights on CUDA cannot be lent by Flying Serving yet", on_cpu=False
-    ),
-    _lending(
         lending_to_kinds,
         "for a model that mixes kinds of attention",
         "the KV of this model is of several kinds: it gets no lent weights",

@@ -135,14 +135,15 @@ def features(clients: int = 1, **changes: Any) -> None:
     refuse_unsupported(configuration(**changes), clients)
 
 
-def lending(sizes: tuple[int, ...] = (1, 2, 4), on_cpu: bool = True) -> None:
+def lending(sizes: tuple[int, ...]) -> None:
     """A worker of four engines that may lend its weights."""
     flying = FlyingConfig(lend_weights=True)
     deployment = Deployment(run_dir="", engines=4, devices=1, group_sizes=sizes, flying=flying)
-    weight_file_of(deployment, 0, 0, on_cpu=on_cpu)
+    weight_file_of(deployment, 0, 0)
 
 
 def lending_to_kinds() -> None:
     """The same, of a model whose KV is not one memory."""
     worker: Any = SimpleNamespace(residency=object())
-    WorkerLanes.bind_extra(worker, None, None, 0)  # type: ignore[arg-type]
+    kv: Any = SimpleNamespace(kv_cache_groups=[object(), object()])
+    WorkerLanes.refuse_kinds_of_kv(worker, kv)
