@@ -14,9 +14,9 @@ from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
-from flying_serving.vllm_adapter.graphs import DecodeGraphs, unwrapped
+from flying_serving.vllm_adapter.graphs import DecodeGraphs
 from flying_serving.vllm_adapter.kv import shared_kv_buffer, token_parts
-from flying_serving.vllm_adapter.model_runners import version_of
+from flying_serving.vllm_adapter.model_runners import unwrapped, version_of
 from flying_serving.vllm_adapter.randomness import LaneRandomness, seed_of, seed_process
 from flying_serving.vllm_adapter.trees import module_tree
 
@@ -36,7 +36,7 @@ class Runner:
         self._version = version_of(runner)
         self.config = config
         self._randomness = randomness
-        self.graphs = DecodeGraphs(runner, config)
+        self.graphs = DecodeGraphs(runner, self._version, config)
 
     @classmethod
     def build(cls, config: VllmConfig, lane1: Runner) -> Runner:

@@ -59,6 +59,15 @@ def test_memory_of_groups_is_their_share_of_lane_1_graphs(config: VllmConfig) ->
     assert bytes_of_groups(800, config, groups) == 2 * 400
 
 
+def test_outputs_that_the_second_runner_keeps_take_memory(
+    config: VllmConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config.compilation_config.cudagraph_capture_sizes = [1, 2, 3, 4, 5, 6, 7, 8]
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    groups = [lane_config(config, size, 32) for size in (2, 4)]
+    assert bytes_of_groups(800, config, groups) == 2 * (400 + 8 * LLAMA["hidden_size"] * 4)
+
+
 def test_sizes_beyond_the_scheduler_take_no_memory(config: VllmConfig) -> None:
     config.scheduler_config.max_num_seqs = 4
     config.compilation_config.cudagraph_capture_sizes = [1, 2, 3, 4, 8, 16]

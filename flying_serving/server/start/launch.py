@@ -126,15 +126,11 @@ def _refuse_other_graphs(config: Any, flying: FlyingConfig) -> None:
             "--compilation-config: CUDA graphs have not run on a GPU yet; --cuda-graphs asks for "
             "them, --enforce-eager is without them"
         )
-    if not flying.cuda_graphs:
-        return
-    if not has_graphs:
+    if flying.cuda_graphs and not has_graphs:
         raise ConfigError(
             "--cuda-graphs: --compilation-config must have mode NONE and cudagraph_mode "
             "FULL_DECODE_ONLY, and --enforce-eager must not be given"
         )
-    if config.use_v2_model_runner:
-        raise ConfigError("--cuda-graphs: VLLM_USE_V2_MODEL_RUNNER=0 must be set")
 
 
 def _has_lanes(worker_cls: str) -> bool:
