@@ -1,4 +1,5 @@
-"""CUDA graphs of a lane's decode steps, without compilation: vLLM's FULL_DECODE_ONLY.
+"""CUDA graphs of a lane's decode steps: vLLM's FULL_DECODE_ONLY. A compiled lane 1 may have those
+of other steps too, FULL_AND_PIECEWISE.
 
 vLLM keeps the graphs of all runners of a process in one pool of memory. That is right where lanes
 step one after the other. It has not run on a GPU.
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig, set_current_vllm_config
+from vllm.config import CUDAGraphMode, VllmConfig, set_current_vllm_config
 from vllm.v1.worker import workspace
 
 from flying_serving.errors import LaneError
@@ -30,9 +31,9 @@ class Captured:
 
 def are_asked(config: VllmConfig) -> bool:
     """Return whether the lanes of this configuration capture their decode steps."""
-    compilation = config.compilation_config
-    is_compiled = compilation.mode not in (None, CompilationMode.NONE)
-    return compilation.cudagraph_mode == CUDAGraphMode.FULL_DECODE_ONLY and not is_compiled
+    mode = config.compilation_config.cudagraph_mode
+    decodes_apart = mode is not None and mode.separate_routine()
+    return decodes_apart and mode.decode_mode() == CUDAGraphMode.FULL
 
 
 def group_capture_sizes(own: Sequence[int]) -> list[int]:

@@ -76,8 +76,8 @@ class V1:
 
     def graph_sizes(self) -> set[int]:
         """Return the sizes of the dispatcher, which are there once KV memory is bound."""
-        of_modes = self._runner.cudagraph_dispatcher.get_capture_descs()
-        return {step.num_tokens for _, steps in of_modes for step in steps}
+        of_modes = dict(self._runner.cudagraph_dispatcher.get_capture_descs())
+        return {step.num_tokens for step in of_modes.get(CUDAGraphMode.FULL, ())}
 
     def graph_mode(self, requests: int) -> CUDAGraphMode:
         """Return the dispatcher's answer. It does not know whether the graph is captured."""
