@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
 from vllm.v1.worker.workspace import current_workspace_manager, lock_workspace
 
 from flying_serving.errors import LaneError
@@ -113,6 +113,23 @@ def test_capture_reports_sizes_and_memory(config: VllmConfig) -> None:
     captured = graph_lane(config, 2)[0].capture()
     assert captured.requests == (1, 2, 4, 8, 16, 24)
     assert captured.bytes == 3 << 20
+
+
+def test_graphs_of_a_compiled_lanes_other_steps_are_not_those_of_decodes(
+    config: VllmConfig,
+) -> None:
+    """vLLM's default for lane 1: graphs of all steps, of which the largest has prompts."""
+    compilation = config.compilation_config
+    compilation.mode = CompilationMode.VLLM_COMPILE
+    compilation.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
+    compilation.splitting_ops = list(compilation._attention_ops)
+    config.scheduler_config.max_num_seqs = 24
+    compilation.cudagraph_capture_sizes = [1, 2, 4, 8, 16, 24, 32]
+    compilation.max_cudagraph_capture_size = 32
+    lane, runner = graph_lane(config, 1)
+    assert lane.runner.graphs.requests == (1, 2, 4, 8, 16, 24)
+    assert checked(lane) == 0.0
+    assert runner.replayed == [1, 1, 3, 3, 8, 8]
 
 
 def let_scratch_have(size_bytes: int) -> None:
