@@ -12,7 +12,8 @@ from vllm.config import CompilationMode, VllmConfig
 
 from flying_serving.errors import LaneError
 from flying_serving.vllm_adapter.runner import Runner
-from flying_serving.worker.compiled import check_compiled
+from flying_serving.worker.compiled import allowed, check_compiled, refusal
+from flying_serving.worker.selfcheck import Difference
 from tests.worker.captured import CapturingV1, graph_configuration
 
 REQUESTS = 3
@@ -75,6 +76,22 @@ def test_compiled_step_without_numbers_is_refused(config: VllmConfig) -> None:
     runner = compiled_runner(config, lambda x: x * torch.nan)
     with pytest.raises(LaneError, match="differs from the eager one by inf"):
         checked(runner)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "share", "refused"),
+    [
+        (torch.float32, 0.005, False),
+        (torch.float32, 0.06, True),
+        (torch.bfloat16, 0.06, False),  # as of a correct tiny model
+        (torch.bfloat16, 0.5, True),
+    ],
+)
+def test_rounding_of_all_layers_is_allowed_and_no_more(
+    dtype: torch.dtype, share: float, refused: bool
+) -> None:
+    differences = [Difference("logits", share)]
+    assert (refusal(differences, allowed(dtype)) is not None) == refused
 
 
 def test_device_refuses_when_another_one_does(config: VllmConfig) -> None:
