@@ -115,9 +115,9 @@ class FlyingConfig(BaseModel):
     not need.
     """
     cuda_graphs: bool = False
-    """On CUDA, capture the decode steps of every lane as CUDA graphs, without torch.compile. This
-    has not run on a GPU yet: at its start the server compares graphs with eager steps, and ends if
-    they differ.
+    """On CUDA, capture the decode steps of every lane as CUDA graphs, without torch.compile unless
+    -cc.mode=3 asks for it. This has not run on a GPU yet: at its start the server compares graphs
+    with eager steps, and ends if they differ.
     """
     node_metrics: bool = False
     """In /metrics, one series of all engines together for vllm:num_requests_running,

@@ -103,8 +103,8 @@ def parse(argv: list[str], prog: str) -> Any:
         configure_logging_from_args(args)
     if eager_by_default:
         logger.info(
-            "--enforce-eager: set, as lanes are not compiled on the CPU; tokens are the same, "
-            "starts shorter"
+            "--enforce-eager: set, as starts are shorter so; --no-enforce-eager lets vLLM compile "
+            "the model for engines that serve alone"
         )
     with refused_in_one_line():
         validate_parsed_serve_args(args)
@@ -211,19 +211,23 @@ def _config_apart(argv: list[str]) -> list[str]:
 
 
 def _enforce_eager(args: Any, argv: list[str]) -> bool:
-    """Set --enforce-eager on the CPU, unless the user says the opposite, which is refused later.
-    Returns whether it was set.
-    """
+    """Set --enforce-eager on the CPU, unless the user has chosen. Returns whether it was set."""
     from vllm.platforms import current_platform
 
-    if args.enforce_eager or "--no-enforce-eager" in argv or not current_platform.is_cpu():
+    chosen = (
+        args.enforce_eager
+        or "--no-enforce-eager" in argv
+        or args.compilation_config.mode is not None
+    )
+    if chosen or not current_platform.is_cpu():
         return False
     args.enforce_eager = True
     return True
 
 
 def _capture_decodes(args: Any) -> None:
-    """With --cuda-graphs, set vLLM's flags for it: graphs of decode steps, and nothing compiled.
+    """With --cuda-graphs, set vLLM's flags for it: graphs of decode steps, and nothing compiled
+    unless the user asks for that.
 
     Raises:
         ConfigError: beside --enforce-eager or other values of these flags, and without CUDA.
@@ -238,11 +242,14 @@ def _capture_decodes(args: Any) -> None:
     if args.enforce_eager:
         raise ConfigError("--cuda-graphs: not together with --enforce-eager")
     compilation = args.compilation_config
+    if compilation.mode not in (None, CompilationMode.NONE):
+        return  # vLLM's defaults for compiled code: see `refuse_other_execution`
     asked = {"mode": CompilationMode.NONE, "cudagraph_mode": CUDAGraphMode.FULL_DECODE_ONLY}
     for name, value in asked.items():
         if getattr(compilation, name) not in (None, value):
             raise ConfigError(
-                f"--compilation-config: with --cuda-graphs {name} must be {value.name}"
+                f"--compilation-config: with --cuda-graphs {name} must be {value.name}, or mode "
+                "VLLM_COMPILE"
             )
         setattr(compilation, name, value)
 

@@ -5,7 +5,7 @@ which V1 and V2 differ.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -14,9 +14,10 @@ from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
-from flying_serving.vllm_adapter.graphs import DecodeGraphs, unwrapped
+from flying_serving.vllm_adapter.compiled import uncompiled
+from flying_serving.vllm_adapter.graphs import DecodeGraphs
 from flying_serving.vllm_adapter.kv import shared_kv_buffer, token_parts
-from flying_serving.vllm_adapter.model_runners import version_of
+from flying_serving.vllm_adapter.model_runners import unwrapped, version_of
 from flying_serving.vllm_adapter.randomness import LaneRandomness, seed_of, seed_process
 from flying_serving.vllm_adapter.trees import module_tree
 
@@ -36,7 +37,7 @@ class Runner:
         self._version = version_of(runner)
         self.config = config
         self._randomness = randomness
-        self.graphs = DecodeGraphs(runner, config)
+        self.graphs = DecodeGraphs(runner, self._version, config)
 
     @classmethod
     def build(cls, config: VllmConfig, lane1: Runner) -> Runner:
@@ -56,6 +57,10 @@ class Runner:
         """The model's modules, as vLLM's runner has them."""
         module: torch.nn.Module = unwrapped(self._runner.model)
         return module
+
+    def uncompiled(self) -> AbstractContextManager[None]:
+        """While the body runs, steps run the model's own code, if vLLM has compiled it."""
+        return uncompiled(self.model)
 
     def step(self, plan: Any, grammar: Any = None) -> Any:
         """Run one step, sampling included. Returns vLLM's ModelRunnerOutput, once it is there."""

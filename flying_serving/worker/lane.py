@@ -14,6 +14,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, Uniform
 
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.errors import ConfigError, Unsupported
+from flying_serving.vllm_adapter.compiled import keep_eager
 from flying_serving.vllm_adapter.graphs import Captured, limit_capture_sizes
 from flying_serving.vllm_adapter.runner import Runner
 
@@ -39,6 +40,7 @@ def lane_config(config: VllmConfig, size: int, block_tokens: int) -> VllmConfig:
     lane.cache_config.block_size = block_tokens
     lane.cache_config.hash_block_size = None
     lane.scheduler_config.async_scheduling = False
+    keep_eager(lane)
     limit_capture_sizes(lane)
     return lane
 

@@ -25,10 +25,13 @@ from flying_serving.memory.kv_view import KVView, heads_of, share_cuda
 from flying_serving.memory.peers import PeerKV
 from flying_serving.memory.shared_arena import SharedArena, share_arena
 from flying_serving.vllm_adapter.batches import CHECK_REQUESTS, CHECK_TOKENS, check_steps
+from flying_serving.vllm_adapter.compiled import is_compiled
 from flying_serving.vllm_adapter.kv import has_one_kind
 from flying_serving.vllm_adapter.runner import Runner
 from flying_serving.wire import CalibrationRow
+from flying_serving.worker.binding.methods import hide_products
 from flying_serving.worker.calibration import StepLimits, calibrate
+from flying_serving.worker.compiled import check_compiled
 from flying_serving.worker.graphs import LaneGraphs
 from flying_serving.worker.lane import WorkerLane, lane_config
 from flying_serving.worker.lent import ExtraBlocks, own_blocks_of
@@ -115,6 +118,9 @@ class WorkerLanes:
             weights.bind(
                 lane.runner.model, aligned_group(self.engine, size).index(self.engine), size
             )
+        compilation = self.lane1.config.compilation_config
+        if (weights.is_packed or file is not None) and is_compiled(self.lane1.config):
+            hide_products(model, compilation.static_forward_context)
         if file is not None:
             file.announce()
             self.residency = WorkerWeights(in_order(model, weights.units), self.engine)
@@ -196,6 +202,18 @@ class WorkerLanes:
         self.peers.share(self.engine, self.device, memory, self.kv_views)
 
     @torch.inference_mode()
+    def check_compiled(self) -> None:
+        """Compare lane 1 with its own code, if it is compiled: see `worker/compiled.py`. Raises
+        LaneError.
+        """
+        if not is_compiled(self.lane1.config):
+            return
+        together = partial(self.communicators.any_of, 1)
+        with self.lane1.graphs.unused():
+            largest = check_compiled(self.lane1, self.most_requests(), together)
+        self._say(f"lane 1: compiled steps equal eager steps within {largest:.1e}")
+
+    @torch.inference_mode()
     def check(self) -> None:
         """Compare each lane with lane 1: see `worker/selfcheck.py`.
 
@@ -216,7 +234,10 @@ class WorkerLanes:
             )
         requests = min(CHECK_REQUESTS, self.most_requests())
         steps = partial(check_steps, requests, model.get_vocab_size())
-        expected = record(self.lane1.model, self.lane1.step, steps(config.cache_config.block_size))
+        with self.lane1.graphs.unused(), self.lane1.uncompiled():
+            expected = record(
+                self.lane1.model, self.lane1.step, steps(config.cache_config.block_size)
+            )
         largest = 0.0
         for size, lane in self.groups.items():
             mine = steps(lane.runner.config.cache_config.block_size)

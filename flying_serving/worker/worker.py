@@ -175,6 +175,8 @@ class LaneWorker:
         start did it.
         """
         first = not self.deployment.restarts
+        with told_to_server(self.deployment.run_dir, self.engine):
+            self.lanes.check_compiled()
         if first:
             with told_to_server(self.deployment.run_dir, self.engine):
                 self.check_lanes()

@@ -86,14 +86,21 @@ def test_the_objective_reaches_the_controller() -> None:
     [
         ([], False, (True, True)),
         (["--enforce-eager"], True, (False, True)),
-        (["--no-enforce-eager"], False, (False, False)),  # refused later
+        (["--no-enforce-eager"], False, (False, False)),
     ],
 )
 def test_lanes_are_eager_on_the_cpu_unless_a_user_says_no(
     argv: list[str], given: bool, expected: tuple[bool, bool]
 ) -> None:
-    args = argparse.Namespace(enforce_eager=given)
+    args = argparse.Namespace(enforce_eager=given, compilation_config=CompilationConfig())
     assert (_enforce_eager(args, argv), args.enforce_eager) == expected
+
+
+def test_lanes_are_not_made_eager_where_a_user_has_chosen_a_mode() -> None:
+    compiled = CompilationConfig(mode=CompilationMode.VLLM_COMPILE)
+    args = argparse.Namespace(enforce_eager=False, compilation_config=compiled)
+    assert not _enforce_eager(args, ["-cc.mode=3"])
+    assert not args.enforce_eager
 
 
 def graph_flags(*, eager: bool = False, **compilation: Any) -> argparse.Namespace:
@@ -113,12 +120,24 @@ def test_graphs_of_decode_steps_are_asked_of_vllm(monkeypatch: pytest.MonkeyPatc
     assert args.compilation_config.cudagraph_mode == CUDAGraphMode.FULL_DECODE_ONLY
 
 
+def test_compiled_lane_1_has_vllms_graphs_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(current_platform), "is_cuda", lambda self: True)
+    args = graph_flags(mode=3)
+    _capture_decodes(args)
+    assert args.compilation_config.mode == CompilationMode.VLLM_COMPILE
+    assert args.compilation_config.cudagraph_mode is None
+
+
 @pytest.mark.parametrize(
     ("is_cuda", "flags", "says"),
     [
         (False, {}, "--cuda-graphs: there is no CUDA device"),
         (True, {"eager": True}, "--cuda-graphs: not together with --enforce-eager"),
-        (True, {"mode": 3}, "--compilation-config: with --cuda-graphs mode must be NONE"),
+        (
+            True,
+            {"cudagraph_mode": "FULL_AND_PIECEWISE"},
+            "--cuda-graphs cudagraph_mode must be FULL_DECODE_ONLY, or mode VLLM_COMPILE",
+        ),
     ],
 )
 def test_graphs_are_refused_beside_other_flags(

@@ -44,11 +44,14 @@ MOST_ROUNDS = 10
 class Compared(Server):
     """A live server, what stock vLLM answers with the same model, and the degrees to compare.
 
-    `preamble`: Python code that runs before the server.
+    `flags`: more of them. `preamble`: Python code that runs before the server.
     """
 
-    def __init__(self, shape: str, engines: int, devices: int, preamble: str = "") -> None:
-        flags = (f"--tensor-parallel-size={devices}",) if devices > 1 else ()
+    def __init__(
+        self, shape: str, engines: int, devices: int, *flags: str, preamble: str = ""
+    ) -> None:
+        if devices > 1:
+            flags = (*flags, f"--tensor-parallel-size={devices}")
         super().__init__(shape, engines, *flags, preamble=preamble)
         self.stock = stock_answers(shape)
         self.degrees = tuple(

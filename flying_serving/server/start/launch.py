@@ -25,9 +25,9 @@ from flying_serving.placement.here import placements_here
 from flying_serving.placement.plan import Placement
 from flying_serving.policy.policies import POLICIES
 from flying_serving.server.start.devices import collectives_of, share_devices
+from flying_serving.server.start.execution import keep_no_compiled_code, refuse_other_execution
 from flying_serving.server.start.rundir import make_run_dir
 from flying_serving.server.start.support import choose_group_sizes, keep_all_kv, refuse_unsupported
-from flying_serving.vllm_adapter.graphs import are_asked
 from flying_serving.vllm_adapter.history import FOLLOWS_OUTPUTS, stateful_processors
 from flying_serving.vllm_adapter.numa import let_devices_share_nodes
 from flying_serving.worker.admission import obstacles
@@ -95,10 +95,14 @@ def prepare(config: Any, client_count: int) -> Any:
 
 
 def _divide_devices(config: Any, flying: FlyingConfig) -> Collectives:
-    """Let engines share GPUs if they are to. Returns how they exchange tensors."""
+    """Let engines share GPUs if they are to, and settle how lanes run on them. Returns how they
+    exchange tensors.
+    """
     on_cpu = current_platform.is_cpu()
     collectives = collectives_of(flying, on_cpu=on_cpu)
     share_devices(config, flying, current_platform.device_id_to_physical_device_id, on_cpu=on_cpu)
+    refuse_other_execution(config, flying, collectives)
+    keep_no_compiled_code(config)
     return collectives
 
 
@@ -109,32 +113,12 @@ def _refuse_unusable(config: Any, flying: FlyingConfig) -> None:
             f"--tbt-slo-ms={flying.tbt_slo_ms}: prompts are computed in chunks; chunked prefill "
             "is off"
         )
-    _refuse_other_graphs(config, flying)
     worker_cls = config.parallel_config.worker_cls
     if worker_cls not in _WORKERS and not _has_lanes(worker_cls):
         raise Unsupported(
             f"--worker-cls={worker_cls}: one of {sorted(_WORKERS)}, or a subclass of LaneWorker, "
             "is needed"
         )
-
-
-def _refuse_other_graphs(config: Any, flying: FlyingConfig) -> None:
-    """Refuse CUDA graphs without --cuda-graphs, and --cuda-graphs without vLLM's settings of it."""
-    has_graphs = not config.model_config.enforce_eager and are_asked(config)
-    if has_graphs and not flying.cuda_graphs:
-        raise ConfigError(
-            "--compilation-config: CUDA graphs have not run on a GPU yet; --cuda-graphs asks for "
-            "them, --enforce-eager is without them"
-        )
-    if not flying.cuda_graphs:
-        return
-    if not has_graphs:
-        raise ConfigError(
-            "--cuda-graphs: --compilation-config must have mode NONE and cudagraph_mode "
-            "FULL_DECODE_ONLY, and --enforce-eager must not be given"
-        )
-    if config.use_v2_model_runner:
-        raise ConfigError("--cuda-graphs: VLLM_USE_V2_MODEL_RUNNER=0 must be set")
 
 
 def _has_lanes(worker_cls: str) -> bool:

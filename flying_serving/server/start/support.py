@@ -62,7 +62,6 @@ def no_model(model: str, reason: str) -> ConfigError:
 
 def refuse_unsupported(config: Any, client_count: int) -> None:
     """Raise Unsupported for the first feature of this VllmConfig that lanes do not serve yet."""
-    from flying_serving.vllm_adapter.graphs import are_asked
 
     parallel, model = config.parallel_config, config.model_config
     mixed = model.is_hybrid or model.has_inner_state
@@ -108,11 +107,6 @@ def refuse_unsupported(config: Any, client_count: int) -> None:
             _slides(config),
             "--model",
             f"models whose every layer has a sliding window ({model.architecture})",
-        ),
-        (
-            not model.enforce_eager and not are_asked(config),
-            "--enforce-eager=False",
-            "torch.compile and CUDA graphs of prompts",
         ),
         (model.enable_sleep_mode, "--enable-sleep-mode", "sleep mode"),
     )

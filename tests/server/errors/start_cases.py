@@ -4,12 +4,15 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from vllm.config import CompilationMode, CUDAGraphMode
+
 from flying_serving.config import KEY as CONFIG_KEY
 from flying_serving.placement.wishes import BIND
 from tests.server.errors.case import Case
 from tests.server.errors.starts import (
     additional,
     engines,
+    execution,
     features,
     flags,
     front_end,
@@ -28,6 +31,10 @@ Start = tuple[Callable[..., None], Case]
 def _unsupported(flag: str, what: str, **send: Any) -> Start:
     says = f"{flag}: {what} cannot be served by Flying Serving yet"
     return features, Case(what, says, 2, send)
+
+
+def _execution(what: str, says: str, **send: Any) -> Start:
+    return execution, Case(what, says, 2, send)
 
 
 def _front_end(asked: str, what: str) -> Start:
@@ -214,8 +221,40 @@ FEATURE_CASES: tuple[Start, ...] = (
     _unsupported(
         "--data-parallel-hybrid-lb", "a hybrid load balancer", data_parallel_hybrid_lb=True
     ),
-    _unsupported(
-        "--enforce-eager=False", "torch.compile and CUDA graphs of prompts", enforce_eager=False
+    _execution(
+        "`-cc.mode=1`",
+        "--compilation-config: mode STOCK_TORCH_COMPILE cannot be served by Flying Serving yet",
+        mode=CompilationMode.STOCK_TORCH_COMPILE,
+    ),
+    _execution(
+        "`--no-enforce-eager --lend-weights`",
+        "--lend-weights: needs --enforce-eager, as compiled code does not see that a weight is "
+        "lent",
+        lend_weights=True,
+    ),
+    _execution(
+        "`--no-enforce-eager --tensor-parallel-size 2` on the CPU",
+        "--tensor-parallel-size=2: needs --enforce-eager, as torch.compile does not know the "
+        "collectives shm",
+        devices=2,
+    ),
+    _execution(
+        "CUDA without `--enforce-eager` or `--cuda-graphs`",
+        "--compilation-config: CUDA graphs have not run on a GPU yet; --cuda-graphs asks for them, "
+        "--enforce-eager and cudagraph_mode NONE are without them",
+        cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE,
+    ),
+    _execution(
+        "`--cuda-graphs -cc.mode=3 -cc.cudagraph_mode=PIECEWISE`",
+        "--compilation-config: cudagraph_mode PIECEWISE cannot be served by Flying Serving yet",
+        cudagraph_mode=CUDAGraphMode.PIECEWISE,
+        cuda_graphs=True,
+    ),
+    _execution(
+        "`--cuda-graphs -cc.mode=3 -cc.cudagraph_mode=NONE`",
+        "--cuda-graphs: the cudagraph_mode of --compilation-config must be FULL_DECODE_ONLY, or "
+        "FULL_AND_PIECEWISE with mode VLLM_COMPILE, and --enforce-eager must not be given",
+        cuda_graphs=True,
     ),
     _unsupported("--enable-sleep-mode", "sleep mode", enable_sleep_mode=True),
     _unsupported("--runner", "pooling models", runner_type="pooling"),
