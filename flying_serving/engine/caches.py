@@ -21,7 +21,8 @@ def reset_prefix_caches(
             any(leader.is_whole and leader.outstanding for leader in leaders)
             or migrations.is_pulling()
         ):
-            loop.serve()
+            if not loop.group_steps.take_outputs():
+                loop.serve()
         migrations.forget_kv()
     options = {"reset_running_requests": reset_running_requests, "reset_connector": reset_connector}
     lent = sum(len(member.lent.physical()) for member in loop.lanes.members.values())

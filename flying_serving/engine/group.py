@@ -2,8 +2,9 @@
 blocks.
 """
 
+from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
@@ -22,6 +23,8 @@ from flying_serving.errors import IntegrityError
 from flying_serving.layout.groups import Group
 from flying_serving.memory.lending import BorrowedBlocks, LentBlocks
 from flying_serving.vllm_adapter.blocks import SchedulerPool
+from flying_serving.vllm_adapter.scheduler import may_plan_ahead, most_outstanding
+from flying_serving.worker.lane import OutputUse
 
 ASK_AGAIN_S = 0.02
 """Seconds that the leader of a group of two waits before it asks members again that had nothing to
@@ -110,9 +113,25 @@ class Member:
             self._channel.send([self.group[0]], recall)
 
 
+@dataclass(frozen=True)
+class LaunchedStep:
+    """A step that the leader's engine has begun, and whose output the leader has not taken.
+
+    `began_s`: when the engine came to it. `output`: of a step that is over; None while the worker
+    keeps it.
+    """
+
+    message: RunStep
+    began_s: float
+    output: Any
+
+
 class Leader:
     """The group's scheduler, on its lowest engine, and the blocks that the members have lent to
     it.
+
+    A step is *outstanding* from its order until its output is taken. With async scheduling a second
+    step is ordered before the output of the first is taken.
     """
 
     def __init__(
@@ -125,8 +144,14 @@ class Leader:
         self.borrowed = BorrowedBlocks(self.pool)
         self._channel = channel
         self._lend_blocks = lend_blocks
-        self.outstanding = False
-        """True while an ordered step has not run yet."""
+        self.most_outstanding = most_outstanding(self.scheduler)
+        """Steps that may be outstanding at a time."""
+        self.outstanding = 0
+        """Steps that are outstanding."""
+        self.launched: deque[LaunchedStep] = deque()
+        """The outstanding steps that this engine has begun, the oldest first."""
+        self._has_planned_nothing = False
+        """True if nothing could be planned beside the outstanding step."""
         self.is_whole = True
         """True while all members are there."""
         self._answers: dict[int, int] | None = None
@@ -146,16 +171,31 @@ class Leader:
         return self.is_whole and bool(self.scheduler.has_requests())
 
     def ready(self, now_s: float) -> bool:
-        """Return whether a step can be ordered: there are requests, no step is under way, and it
+        """Return whether a step can be ordered: there are requests, it may be outstanding, and it
         does not wait for blocks.
         """
-        return not self.outstanding and now_s >= self._may_step_at_s and self.has_requests
+        return now_s >= self._may_step_at_s and self.has_requests and self._may_order()
+
+    @property
+    def output_use(self) -> OutputUse:
+        """The use of the outputs of its steps on this engine."""
+        return OutputUse.RETURNED if self.most_outstanding == 1 else OutputUse.KEPT
+
+    def _may_order(self) -> bool:
+        if not self.outstanding:
+            return True
+        return (
+            self.outstanding < self.most_outstanding
+            and not self._has_planned_nothing
+            and may_plan_ahead(self.scheduler)
+        )
 
     def retry_in_s(self, now_s: float) -> float | None:
         """Return the seconds until `ready` may turn true by itself; None if only a message can
         change it.
         """
-        if self.outstanding or self._may_step_at_s == _WHEN_ANSWERED or not self.has_requests:
+        waits = self._may_step_at_s == _WHEN_ANSWERED or not self._may_order()
+        if waits or not self.has_requests:
             return None
         return max(0.0, self._may_step_at_s - now_s)
 
@@ -175,20 +215,25 @@ class Leader:
             return None
         plan = self.scheduler.schedule()
         if not plan.total_num_scheduled_tokens and not plan.finished_req_ids:
-            self._may_step_at_s = now_s + ASK_AGAIN_S
+            self._has_planned_nothing = self.outstanding > 0
+            if not self.outstanding:
+                self._may_step_at_s = now_s + ASK_AGAIN_S
             return self.scheduler.update_from_output(plan, EMPTY_MODEL_RUNNER_OUTPUT)
         grammar = self.scheduler.get_grammar_bitmask(plan)
         # vLLM's buffer serves all lanes; another lane may step before this message is served
         if grammar is not None:
             grammar = replace(grammar, grammar_bitmask=grammar.grammar_bitmask.copy())
         more = goes_on and self.scheduler.get_num_unfinished_requests() > 0
-        self.outstanding = True
+        self.outstanding += 1
         self._channel.send(self.group, RunStep(self.group, plan, grammar, more))
         return None
 
     def finish(self, plan: Any, output: Any) -> Any:
-        """End the step; return the outputs that vLLM's scheduler makes of it, by client."""
-        self.outstanding = False
+        """End the oldest outstanding step; return the outputs that vLLM's scheduler makes of it, by
+        client.
+        """
+        self.outstanding -= 1
+        self._has_planned_nothing = False
         return self.scheduler.update_from_output(plan, output)
 
     def ask_ahead(self, missing: int, now_s: float) -> None:
@@ -264,7 +309,8 @@ class Leader:
                 f"group {self.group}: no request has blocks {sorted(self.borrowed.held)}, "
                 "and they are not free"
             )
-        self.outstanding = False
+        self.outstanding, self._has_planned_nothing = 0, False
+        self.launched.clear()
         self._answers, self._may_ask_at_s, self._may_step_at_s = None, 0.0, 0.0
 
     def reset_prefix_cache(self, **options: Any) -> bool:

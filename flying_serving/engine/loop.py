@@ -11,7 +11,8 @@ from vllm.v1.engine import EngineCoreOutputs
 
 from flying_serving.comm.board import StepBoard
 from flying_serving.config import FlyingConfig
-from flying_serving.engine.group import in_physical_blocks
+from flying_serving.engine.group import LaunchedStep
+from flying_serving.engine.group_steps import GroupSteps
 from flying_serving.engine.host import Host, Inbox
 from flying_serving.engine.lane import Lanes
 from flying_serving.engine.lending import BlockLending
@@ -31,7 +32,6 @@ from flying_serving.migration.migrations import Migrations
 from flying_serving.migration.offers import Offers, OfferTable
 from flying_serving.migration.source import Source
 from flying_serving.scheduling.arbiter import Action, LaneArbiter, ServeMessage, Wait
-from flying_serving.worker.lanes import StepLost, WorkerLanes
 
 LANE_1_YIELD_S = 0.005
 """Seconds that lane 1 leaves the engine to other lanes when nothing of it could run."""
@@ -76,6 +76,7 @@ class EngineLoop:
             channel.send, host.call_workers, self.requests.enqueue, self.block_lending.ask
         )
         self.migrations = Migrations(engine, lanes.by_size, source, offers, migration_host)
+        self.group_steps = GroupSteps(lanes, host, self._member_lost, self._output_taken)
         self.membership: Membership | None = None  # where the server survives the loss of an engine
         self.residency: Residency | None = None  # where weights may be lent
         self.last_step_s = (0.0, 0.0)
@@ -96,8 +97,9 @@ class EngineLoop:
                 self.residency.advance(self.clock(), self.clock)
             action = self._choose()
             if isinstance(action, Wait):
-                self._emit_stats(self.instruments.report.stats_if_changed(self.clock()))
-                self._observe(action)
+                if not self.group_steps.take_outputs():
+                    self._emit_stats(self.instruments.report.stats_if_changed(self.clock()))
+                    self._observe(action)
             elif isinstance(action, ServeMessage):
                 self.serve()
             elif action.size == 1:
@@ -120,19 +122,30 @@ class EngineLoop:
         self.migrations.advance(self.clock(), None if hurries else ended_s - began_s)
 
     def _choose(self) -> Action:
+        ready = self._ready_lanes()
+        # a lane plans ahead only while no other lane has a step to make: lanes share time by steps
+        # that are over
+        if self.group_steps.of_other_lanes(ready):
+            self.group_steps.take_outputs()
+            ready = self._ready_lanes()
         now_s = self.clock()
-        leaders = self.lanes.leaders
-        ready = {size: leader.ready(now_s) for size, leader in leaders.items()}
-        has_own = self._host.has_own_steps()
-        ready[1] = has_own and now_s >= self._lane_1_ready_at_s
         action = self.arbiter.choose(now_s, ready, message=self._channel.pending())
-        if not isinstance(action, Wait):
-            return action
-        retries_s = [action.timeout_s, self.migrations.retry_in_s(now_s)]
-        retries_s += [leader.retry_in_s(now_s) for leader in leaders.values()]
+        return self._until_retry(action, now_s) if isinstance(action, Wait) else action
+
+    def _ready_lanes(self) -> dict[int, bool]:
+        """Return, by size, whether a lane that this engine leads has a step to make."""
+        now_s = self.clock()
+        ready = {size: leader.ready(now_s) for size, leader in self.lanes.leaders.items()}
+        ready[1] = now_s >= self._lane_1_ready_at_s and self._host.has_own_steps()
+        return ready
+
+    def _until_retry(self, wait: Wait, now_s: float) -> Wait:
+        """Return a wait that ends when some part of the engine may have something to do."""
+        retries_s = [wait.timeout_s, self.migrations.retry_in_s(now_s)]
+        retries_s += [leader.retry_in_s(now_s) for leader in self.lanes.leaders.values()]
         parts = (self.residency, self.membership)
         retries_s += [part.retry_in_s(now_s) for part in parts if part is not None]
-        if has_own and not ready[1]:
+        if now_s < self._lane_1_ready_at_s and self._host.has_own_steps():
             retries_s.append(self._lane_1_ready_at_s - now_s)
         return Wait(min((retry_s for retry_s in retries_s if retry_s is not None), default=None))
 
@@ -159,6 +172,7 @@ class EngineLoop:
                     self._lane_1_ready_at_s = 0.0
 
     def _step_own(self) -> None:
+        self.group_steps.take_outputs()
         began_s = self.clock()
         self._require_weights(1, self.lanes.own.scheduler.get_num_unfinished_requests())
         self.block_lending.recall_if_short()
@@ -168,22 +182,26 @@ class EngineLoop:
             self._lane_1_ready_at_s = self.clock() + LANE_1_YIELD_S
 
     def _step_group(self, size: int, message: RunStep) -> None:
+        self.group_steps.take_outputs(but=size)
         began_s = self.clock()
         self._require_weights(size, message.plan.total_num_scheduled_tokens)
-        member, leader = self.lanes.members[size], self.lanes.leaders.get(size)
-        plan = in_physical_blocks(message.plan, member.lent)
-        output = self._host.call_workers(WorkerLanes.execute, size, plan, message.grammar)
-        if isinstance(output, StepLost):
-            if self.membership is None:
-                raise EngineLost(output.why)
-            self.membership.failed(size, output.why, self.clock())
-            return
-        if leader is not None:
-            self._host.process_aborts()
-            self._host.emit(leader.finish(message.plan, output))
-        else:
+        is_launched = self.group_steps.launch(message, began_s)
+        if is_launched and size not in self.lanes.leaders:
             self._emit_stats(self.instruments.report.stats_if_due(began_s, idle=not message.more))
-        self._stepped(size, began_s, more=message.more, leads=leader is not None, plan=message.plan)
+            self._stepped(size, began_s, more=message.more, leads=False, plan=message.plan)
+
+    def _output_taken(self, step: LaunchedStep) -> None:
+        """Note a step that this engine leads, whose output was taken."""
+        message = step.message
+        # a step that was launched while the one before ran begins with its end
+        began_s = max(step.began_s, self.last_step_s[1])
+        size = len(message.group)
+        self._stepped(size, began_s, more=message.more, leads=True, plan=message.plan)
+
+    def _member_lost(self, size: int, why: str) -> None:
+        if self.membership is None:
+            raise EngineLost(why)
+        self.membership.failed(size, why, self.clock())
 
     def _emit_stats(self, stats: Any) -> None:
         """Send statistics that no outputs carry, if there are any."""
@@ -246,5 +264,7 @@ class EngineLoop:
         """Return whether a group that this engine leads has requests, a message waits, or a request
         is on its way.
         """
-        scheduled = any(leader.has_requests for leader in self.lanes.leaders.values())
+        scheduled = any(
+            leader.has_requests or leader.launched for leader in self.lanes.leaders.values()
+        )
         return scheduled or self._channel.pending() or bool(self.migrations.incoming)

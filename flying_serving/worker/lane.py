@@ -5,7 +5,9 @@ bytes.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any
 
 import torch
@@ -14,7 +16,18 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, Uniform
 
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.errors import ConfigError, Unsupported
-from flying_serving.vllm_adapter.runner import Runner
+from flying_serving.vllm_adapter.runner import Runner, resolved
+
+
+class OutputUse(Enum):
+    """The use of a step's output on one engine of its group."""
+
+    RETURNED = auto()
+    """The leader waits for it."""
+    KEPT = auto()
+    """The leader takes it later, with `WorkerLane.take_output`."""
+    DROPPED = auto()
+    """It is that of a member that does not lead: its sampled tokens stay on the device."""
 
 
 def without_layers(config: VllmConfig) -> VllmConfig:
@@ -37,7 +50,6 @@ def lane_config(config: VllmConfig, size: int, block_tokens: int) -> VllmConfig:
     parallel.world_size = parallel.tensor_parallel_size
     lane.cache_config.block_size = block_tokens
     lane.cache_config.hash_block_size = None
-    lane.scheduler_config.async_scheduling = False
     return lane
 
 
@@ -45,12 +57,16 @@ def lane_config(config: VllmConfig, size: int, block_tokens: int) -> VllmConfig:
 class WorkerLane:
     """The lane of one worker for groups of `size` engines. `kv_config` is there once KV memory is
     bound.
+
+    `kept`: outputs of steps that the leader has not taken, the oldest first.
     """
 
     size: int
     communicators: CommunicatorPool
     runner: Runner
     kv_config: KVCacheConfig | None = None
+    kept: deque[Any] = field(default_factory=deque)
+    _dropped: Any = None
 
     @classmethod
     def build(
@@ -102,10 +118,30 @@ class WorkerLane:
         with self.communicators.activate(self.size):
             self.runner.warm()
 
-    def execute(self, plan: Any, grammar: Any = None) -> Any:
-        """Run one step of the model, all members together. Returns vLLM's ModelRunnerOutput."""
+    def execute(self, plan: Any, grammar: Any = None, use: OutputUse = OutputUse.RETURNED) -> Any:
+        """Run one step of the model, all members together.
+
+        Returns vLLM's ModelRunnerOutput if the output is to be returned, otherwise None: the device
+        may still compute then.
+        """
         with self.communicators.activate(self.size):
-            return self.runner.step(plan, grammar)
+            output = self.runner.launch(plan, grammar)
+        if use is OutputUse.RETURNED:
+            return resolved(output)
+        if use is OutputUse.KEPT:
+            self.kept.append(output)
+        else:  # the device copies it to the host: its memory stays until the next step
+            self._dropped = output
+        return None
+
+    def take_output(self) -> Any:
+        """Return the oldest kept output, vLLM's ModelRunnerOutput, once it is there."""
+        return resolved(self.kept.popleft())
+
+    def drop_requests(self) -> None:
+        """Forget all requests and the outputs of their steps."""
+        self.kept.clear()
+        self.runner.drop_requests()
 
 
 def _refuse_dropped_kv(kv: KVCacheConfig, max_model_len: int) -> None:

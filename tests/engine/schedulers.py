@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from vllm.v1.core.block_pool import BlockPool
@@ -41,6 +41,8 @@ class Request:
     status: RequestStatus = RequestStatus.RUNNING
     """This one until it ends."""
     sampling_params: Any = None
+    num_output_placeholders: ClassVar[int] = 0
+    """There is one step at a time."""
 
     def __post_init__(self) -> None:
         self.num_tokens = self.num_prompt_tokens
