@@ -21,8 +21,15 @@ from tests.stock.requests import FORCED, REQUESTS, SAMPLED, StockRequest
 pytestmark = pytest.mark.server
 
 SHAPES = ("llama", "qwen2", "qwen3", "mixtral", "llama-mqa")
-CASES = [*((shape, 4, 1) for shape in SHAPES), ("llama", 2, 2), ("mixtral", 2, 2)]
-"""Shape, engines, devices of each."""
+ASYNC = "--async-scheduling"
+CASES = [
+    *((shape, 4, 1) for shape in SHAPES),
+    ("llama", 2, 2),
+    ("mixtral", 2, 2),
+    ("llama", 4, 1, ASYNC),
+    ("llama", 2, 2, ASYNC),
+]
+"""Shape, engines, devices of each, and more flags."""
 SWITCHES = {
     2: (([[0, 1]], "weave"), ([[0], [1]], "hard"), ([[0, 1]], "hard"), ([[0], [1]], "weave")),
     4: (
@@ -41,9 +48,9 @@ MOST_ROUNDS = 10
 class Compared(Server):
     """A live server, what stock vLLM answers with the same model, and the degrees to compare."""
 
-    def __init__(self, shape: str, engines: int, devices: int) -> None:
-        flags = (f"--tensor-parallel-size={devices}",) if devices > 1 else ()
-        super().__init__(shape, engines, *flags)
+    def __init__(self, shape: str, engines: int, devices: int, *flags: str) -> None:
+        parallel = (f"--tensor-parallel-size={devices}",) if devices > 1 else ()
+        super().__init__(shape, engines, *parallel, *flags)
         self.recorded: Any = json.loads(
             (Path(__file__).parents[1] / "stock" / f"{shape}.json").read_text()
         )
@@ -51,6 +58,7 @@ class Compared(Server):
             degree for degree in (1, 2, 4) if devices <= degree <= devices * engines
         )
         self.engines = engines
+        self.is_async = ASYNC in flags
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(map(str, case)))
@@ -76,6 +84,10 @@ def compare(
     assert tokens == stock["tokens"], f"{request.name} at degree {degree}"
     worst = worst_difference(logprobs, stock["logprobs"])
     assert worst <= WORST_LOGPROB, f"{request.name} at degree {degree}: logprobs differ by {worst}"
+
+
+def test_groups_plan_ahead_if_the_flag_says_so(server: Compared) -> None:
+    assert ("a step is planned while one is computed" in server.log()) is server.is_async
 
 
 def test_each_degree_alone_and_after_the_others(server: Compared) -> None:

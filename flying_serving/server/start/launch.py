@@ -10,7 +10,7 @@ from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-from flying_serving.config import KEY, Deployment, FlyingConfig, parse_flying
+from flying_serving.config import ASYNC_GROUPS_KEY, KEY, Deployment, FlyingConfig, parse_flying
 from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.log import logger
 from flying_serving.observe.tracing.file import begin_trace
@@ -66,6 +66,8 @@ def prepare(config: Any, client_count: int) -> Any:
         not_offered=not_offered,
         survives=survives(flying, parallel.data_parallel_size),
         incarnations=(0,) * parallel.data_parallel_size,
+        # vLLM turns it off on the CPU, where the user may still want it for groups
+        async_groups=bool(config.additional_config.get(ASYNC_GROUPS_KEY)),
         placements=placements_of(parallel),
         flying=flying,
     )
