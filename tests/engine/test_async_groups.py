@@ -3,6 +3,7 @@ taken.
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -297,3 +298,15 @@ def test_preemption_beside_an_outstanding_step_delivers_its_token(stop_at: int |
     node.finish()
     assert node.preempted == ["a"]
     assert node.tokens["a"] == outputs(1, 12, 28 if stop_at is None else 10)
+
+
+def test_arbiter_counts_the_time_of_overlapping_steps_once() -> None:
+    node = Node()
+    node.add(make("a", 1, 6, 20), 2)
+    steps: list[tuple[float, float]] = []
+    for _ in range(80):
+        node.run(1)
+        if not steps or node.engines[0].loop.last_step_s != steps[-1]:
+            steps.append(node.engines[0].loop.last_step_s)
+    assert len(steps) >= 20
+    assert all(began_s >= ended_s for (_, ended_s), (began_s, _) in pairwise(steps))
