@@ -113,7 +113,7 @@ def test_migrating_request_goes_on_with_its_kv_and_the_same_tokens(outstanding: 
     assert offer is not None and offer.is_final
     assert offer.tokens == 10 + len(had) - 1
     for owner in node.engines:
-        blocks = owner.loop.lanes.by_size[2].physical(offer.blocks)
+        blocks = owner.loop.lanes.by_size[2].physical(list(offer.blocks))
         for place in range(offer.tokens):
             assert owner.worker.has(blocks, place) == token(3, place)
 
