@@ -87,9 +87,12 @@ class Board:
     def note_sampled(self, engine: int, size: int, step: int, checksum: int) -> None:
         """Note nothing."""
 
-    def sampled(self, engine: int, size: int) -> tuple[int, int]:
+    def forget_sampled(self, engine: int, size: int) -> None:
+        """Note nothing."""
+
+    def sampled(self, engine: int, size: int) -> list[tuple[int, int]]:
         """Return what a member shows before its first step: the model samples no tokens."""
-        return 0, 0
+        return [(0, 0), (0, 0)]
 
     def note_requests(self, leader: int, size: int, requests: int) -> None:
         """Note nothing."""

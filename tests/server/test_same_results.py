@@ -21,8 +21,15 @@ from tests.stock.requests import FORCED, REQUESTS, SAMPLED, StockRequest
 pytestmark = pytest.mark.server
 
 SHAPES = ("llama", "qwen2", "qwen3", "mixtral", "llama-mqa")
-CASES = [*((shape, 4, 1) for shape in SHAPES), ("llama", 2, 2), ("mixtral", 2, 2)]
-"""Shape, engines, devices of each."""
+ASYNC = "--async-scheduling"
+CASES = [
+    *((shape, 4, 1) for shape in SHAPES),
+    ("llama", 2, 2),
+    ("mixtral", 2, 2),
+    ("llama", 4, 1, ASYNC),
+    ("llama", 2, 2, ASYNC),
+]
+"""Shape, engines, devices of each, and more flags."""
 SWITCHES = {
     2: (([[0, 1]], "weave"), ([[0], [1]], "hard"), ([[0, 1]], "hard"), ([[0], [1]], "weave")),
     4: (
@@ -41,12 +48,14 @@ MOST_ROUNDS = 10
 class Compared(Server):
     """A live server, what stock vLLM answers with the same model, and the degrees to compare.
 
-    `preamble`: Python code that runs before the server.
+    `preamble`: Python code that runs before the server. `flags`: more flags of the server.
     """
 
-    def __init__(self, shape: str, engines: int, devices: int, preamble: str = "") -> None:
-        flags = (f"--tensor-parallel-size={devices}",) if devices > 1 else ()
-        super().__init__(shape, engines, *flags, preamble=preamble)
+    def __init__(
+        self, shape: str, engines: int, devices: int, *flags: str, preamble: str = ""
+    ) -> None:
+        parallel = (f"--tensor-parallel-size={devices}",) if devices > 1 else ()
+        super().__init__(shape, engines, *parallel, *flags, preamble=preamble)
         self.recorded: Any = json.loads(
             (Path(__file__).parents[1] / "stock" / f"{shape}.json").read_text()
         )
@@ -54,6 +63,7 @@ class Compared(Server):
             degree for degree in (1, 2, 4) if devices <= degree <= devices * engines
         )
         self.engines = engines
+        self.is_async = ASYNC in flags
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(map(str, case)))
@@ -79,6 +89,10 @@ def compare(
     assert tokens == stock["tokens"], f"{request.name} at degree {degree}"
     worst = worst_difference(logprobs, stock["logprobs"])
     assert worst <= WORST_LOGPROB, f"{request.name} at degree {degree}: logprobs differ by {worst}"
+
+
+def test_groups_plan_ahead_if_the_flag_says_so(server: Compared) -> None:
+    assert ("a step is planned while one is computed" in server.log()) is server.is_async
 
 
 def test_each_degree_alone_and_after_the_others(server: Compared) -> None:
