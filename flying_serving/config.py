@@ -16,6 +16,8 @@ from flying_serving.slo import Slo, parse_slo
 from flying_serving.validation import first_problem
 
 KEY = "flying_serving"
+ASYNC_GROUPS_KEY = "flying_serving_async_groups"
+"""Beside KEY: true if the user has set --async-scheduling."""
 MAX_ENGINES = 8
 
 MODES: tuple[str, ...] = ("weave", "hard", "sequential", "soft", "migrate")
@@ -183,6 +185,8 @@ class Deployment(BaseModel):
     """
     restarts: bool = False
     """True if this engine is started again, while others run."""
+    async_groups: bool = False
+    """True if groups schedule asynchronously, though vLLM turns it off for the platform."""
     placements: tuple[Placement, ...] = ()
     """Placement of each device of each engine, engine 0's first, on the CPU; none on CUDA."""
     flying: FlyingConfig

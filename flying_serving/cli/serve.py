@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from flying_serving.config import KEY, MAX_ENGINES, FlyingConfig
+from flying_serving.config import ASYNC_GROUPS_KEY, KEY, MAX_ENGINES, FlyingConfig
 from flying_serving.errors import ConfigError, FlyingError
 from flying_serving.log import logger
 from flying_serving.validation import first_problem
@@ -95,7 +95,11 @@ def parse(argv: list[str], prog: str) -> Any:
     refuse_other_front_ends(args, os.environ)
     refuse_unusable_address(args)
     refuse_missing_model(args.model)
-    args.additional_config = {**(args.additional_config or {}), KEY: _flying_settings(args)}
+    args.additional_config = {
+        **(args.additional_config or {}),
+        KEY: _flying_settings(args),
+        ASYNC_GROUPS_KEY: args.async_scheduling is True,
+    }
     _refuse_odd_engines(args.data_parallel_size)
     _capture_decodes(args)
     eager_by_default = _enforce_eager(args, argv)

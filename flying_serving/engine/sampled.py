@@ -1,10 +1,11 @@
 """The tokens that members of a group sample: each keeps its own for the next step, so all must be
 the leader's.
 
-After each step a member notes a checksum of all tokens that it has sampled in the group. Members
-have noted a step before they take part in the next one. So when the leader has made that next step,
-it compares, before it gives out the tokens that were computed from tokens of the members. A member
-whose own devices have sampled different tokens notes a checksum that no other engine has.
+After each step a member notes a checksum of all tokens that it has sampled in the group. The leader
+compares it before it gives out tokens of the next step, which were computed from tokens of the
+members. Then the members have noted the step: before they take part in the next one, or right
+after, if that one was ordered while the step was outstanding (`awaited`).
+A member whose own devices have sampled different tokens notes a checksum that no other engine has.
 """
 
 import zlib
@@ -68,12 +69,24 @@ class SampledTokens:
             return self._devices_apart[len(group)]
         checksums = dict(self._of(len(group)))
         for member in group[1:]:
-            step, checksum = self._board.sampled(member, len(group))
-            if checksums.get(step, checksum) != checksum:
-                return (
-                    f"engine {member} has sampled other tokens than engine {self._engine}, which "
-                    f"leads group {list(group)}, by step {step} of the group"
-                )
+            for step, checksum in sorted(self._board.sampled(member, len(group))):
+                if checksums.get(step, checksum) != checksum:
+                    return (
+                        f"engine {member} has sampled other tokens than engine {self._engine}, "
+                        f"which leads group {list(group)}, by step {step} of the group"
+                    )
+        return None
+
+    def awaited(self, group: Group) -> int | None:
+        """Return a member of a group that this engine leads which has not noted the step before the
+        last one that is noted here; None if all have.
+        """
+        size = len(group)
+        before = self._of(size)[-1][0] - 1
+        for member in group[1:]:
+            steps_since = [(step - before) % STEPS for step, _ in self._board.sampled(member, size)]
+            if min(steps_since) >= STEPS // 2:
+                return member
         return None
 
     def begin_anew(self, size: int) -> None:
@@ -89,7 +102,7 @@ class SampledTokens:
         """Forget a group that has lost a member: it begins with its first step again."""
         self._checksums.pop(size, None)
         self._devices_apart.pop(size, None)
-        self._board.note_sampled(self._engine, size, 0, 0)
+        self._board.forget_sampled(self._engine, size)
 
     def _of(self, size: int) -> deque[tuple[int, int]]:
         if size not in self._checksums:

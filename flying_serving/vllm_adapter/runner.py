@@ -24,6 +24,11 @@ from flying_serving.vllm_adapter.trees import module_tree
 _WARM_TOKENS = 16
 
 
+def resolved(output: Any) -> Any:
+    """Return the ModelRunnerOutput of a step that was launched, once it is there."""
+    return output.get_output() if hasattr(output, "get_output") else output
+
+
 class Runner:
     """vLLM's model runner of one lane, V1 or V2.
 
@@ -64,11 +69,18 @@ class Runner:
 
     def step(self, plan: Any, grammar: Any = None) -> Any:
         """Run one step, sampling included. Returns vLLM's ModelRunnerOutput, once it is there."""
+        return resolved(self.launch(plan, grammar))
+
+    def launch(self, plan: Any, grammar: Any = None) -> Any:
+        """Begin a step, sampling included. With async scheduling the device may still compute it.
+
+        Returns what `resolved` takes.
+        """
         with nullcontext() if self._randomness is None else self._randomness.used():
             output = self._runner.execute_model(plan)
             if output is None:
                 output = self._runner.sample_tokens(grammar)
-        return output.get_output() if hasattr(output, "get_output") else output
+        return output
 
     def seed(self, group: Sequence[int], incarnations: Sequence[int]) -> None:
         """From now on, draw the random numbers of the group of these engines in these

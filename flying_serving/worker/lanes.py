@@ -3,7 +3,7 @@ stepped later.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -33,7 +33,7 @@ from flying_serving.worker.binding.methods import hide_products
 from flying_serving.worker.calibration import StepLimits, calibrate
 from flying_serving.worker.compiled import check_compiled
 from flying_serving.worker.graphs import LaneGraphs
-from flying_serving.worker.lane import WorkerLane, lane_config
+from flying_serving.worker.lane import OutputUse, WorkerLane, lane_config
 from flying_serving.worker.lent import ExtraBlocks, own_blocks_of
 from flying_serving.worker.residency import WorkerWeights, in_order, weight_file_of
 from flying_serving.worker.selfcheck import compare, record, require_alike, tolerance
@@ -45,6 +45,18 @@ class StepLost:
     """The output of a step of which a member is lost, with the reason."""
 
     why: str
+
+
+def _unless_lost(step: Callable[[], Any]) -> Any:
+    """Return the result of a part of a step; a StepLost if a member is lost. Raises
+    CollectiveTimeout if it lives.
+    """
+    try:
+        return step()
+    except CollectiveTimeout:
+        raise
+    except EngineLost as error:
+        return StepLost(str(error))
 
 
 def phase(engine: int, device: int, what: str) -> None:
@@ -306,24 +318,28 @@ class WorkerLanes:
         return self.groups[size].scheduler_config()
 
     @torch.inference_mode()
-    def execute(self, size: int, plan: Any, grammar: Any) -> Any:
+    def execute(self, size: int, plan: Any, grammar: Any, use: OutputUse) -> Any:
         """Run one step in the group of `size` engines; every member calls it with the same plan
         (its own block ids).
 
-        Returns vLLM's ModelRunnerOutput, or a StepLost if a member is lost before the step is done.
+        Returns as `WorkerLane.execute`, or a StepLost if a member is lost before the step is done.
         Raises CollectiveTimeout if a member lives but does not take part.
         """
-        try:
-            return self.groups[size].execute(plan, grammar)
-        except CollectiveTimeout:
-            raise
-        except EngineLost as error:
-            return StepLost(str(error))
+        return _unless_lost(lambda: self.groups[size].execute(plan, grammar, use))
+
+    @torch.inference_mode()
+    def take_output(self, size: int) -> Any:
+        """Return the output of the oldest step of the group of `size` engines that was kept here,
+        once it is there.
+
+        Returns a StepLost, or raises CollectiveTimeout, as `execute`.
+        """
+        return _unless_lost(self.groups[size].take_output)
 
     def drop_requests(self, size: int) -> None:
         """Forget the requests of the group of `size` engines, which has lost a member."""
         self.communicators.leave(size)
-        self.groups[size].runner.drop_requests()
+        self.groups[size].drop_requests()
 
     def rejoin(self, size: int, incarnations: list[int]) -> None:
         """Reopen the group of `size` engines, whose members are all present again, in these

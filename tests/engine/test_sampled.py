@@ -83,6 +83,45 @@ def test_a_member_that_is_ahead_is_compared_by_the_same_step(
     assert members[4].why_apart(GROUP) is None
 
 
+def test_a_member_that_is_two_steps_ahead_does_not_hide_that_it_is_apart(
+    members: dict[int, SampledTokens],
+) -> None:
+    """It may have noted a step that its leader has launched, and not looked at yet."""
+    step(members, 6)
+    members[6].note(SIZE, sampled([9]))
+    why = members[4].why_apart(GROUP)
+    assert why is not None
+    assert why.endswith("by step 1 of the group")
+
+
+@pytest.mark.parametrize("late", GROUP[1:])
+def test_a_member_that_has_not_noted_the_step_before_is_awaited(
+    members: dict[int, SampledTokens], late: int
+) -> None:
+    assert members[4].awaited(GROUP) is None
+    for count in range(4):
+        for engine, samples in members.items():
+            if engine != late:
+                samples.note(SIZE, sampled([7]))
+        assert members[4].awaited(GROUP) == (late if count else None)
+        members[late].note(SIZE, sampled([7]))
+        assert members[4].awaited(GROUP) is None
+
+
+def test_a_member_is_awaited_where_steps_are_counted_round(
+    members: dict[int, SampledTokens], board: StepBoard
+) -> None:
+    for samples in members.values():
+        samples._of(SIZE).append((STEPS - 2, 5))
+    for _ in range(4):
+        step(members)
+        assert members[4].awaited(GROUP) is None
+    for _ in range(2):
+        for engine in (4, 5, 7):
+            members[engine].note(SIZE, sampled([1]))
+    assert members[4].awaited(GROUP) == 6
+
+
 def test_a_token_of_another_request_is_another_token(members: dict[int, SampledTokens]) -> None:
     for engine, samples in members.items():
         samples.note(SIZE, sampled([1], [2]) if engine != 7 else sampled([2], [1]))
@@ -113,7 +152,7 @@ def test_a_group_that_was_forgotten_begins_with_its_first_step(
         samples.forget(SIZE)
     step(members)
     assert members[4].why_apart(GROUP) is None
-    assert board.sampled(6, SIZE)[0] == 1
+    assert board.sampled(6, SIZE)[1][0] == 1
 
 
 def test_groups_of_other_sizes_are_compared_apart(members: dict[int, SampledTokens]) -> None:
@@ -128,7 +167,7 @@ def test_steps_are_counted_round(members: dict[int, SampledTokens], board: StepB
     for samples in members.values():
         samples._of(SIZE).append((STEPS - 1, 5))
     step(members, 7)
-    assert board.sampled(4, SIZE)[0] == 0
+    assert board.sampled(4, SIZE)[0][0] == 0
     assert members[4].why_apart(GROUP) is not None
 
 

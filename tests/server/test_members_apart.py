@@ -43,10 +43,10 @@ WHY = re.compile(
 )
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+@pytest.fixture(scope="module", params=[(), ("--async-scheduling",)], ids=["", "async"])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     """Two engines in one group, whose random numbers differ until they begin anew."""
-    with Server("llama", 2, preamble=APART) as live:
+    with Server("llama", 2, *request.param, preamble=APART) as live:
         live.layout([[0, 1]])
         yield live
 

@@ -20,12 +20,15 @@ pytestmark = pytest.mark.server
 
 SHAPES = ("llama", "qwen2", "qwen3", "mixtral", "llama-mqa")
 TWO_DEVICES = pytest.mark.cpu_only("an engine of two devices needs two GPUs")
+ASYNC = "--async-scheduling"
 CASES = [
     *((shape, 4, 1) for shape in SHAPES),
+    ("llama", 4, 1, ASYNC),
     pytest.param(("llama", 2, 2), marks=TWO_DEVICES),
     pytest.param(("mixtral", 2, 2), marks=TWO_DEVICES),
+    pytest.param(("llama", 2, 2, ASYNC), marks=TWO_DEVICES),
 ]
-"""Shape, engines, devices of each."""
+"""Shape, engines, devices of each, and more flags."""
 SWITCHES = {
     2: (([[0, 1]], "weave"), ([[0], [1]], "hard"), ([[0, 1]], "hard"), ([[0], [1]], "weave")),
     4: (
@@ -44,7 +47,7 @@ MOST_ROUNDS = 10
 class Compared(Server):
     """A live server, what stock vLLM answers with the same model, and the degrees to compare.
 
-    `flags`: more of them. `preamble`: Python code that runs before the server.
+    `flags`: more flags of the server. `preamble`: Python code that runs before it.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class Compared(Server):
             degree for degree in (1, 2, 4) if devices <= degree <= devices * engines
         )
         self.engines = engines
+        self.is_async = ASYNC in flags
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(map(str, case)))
@@ -83,6 +87,10 @@ def compare(
     assert tokens == stock["tokens"], f"{request.name} at degree {degree}"
     worst = worst_difference(logprobs, stock["logprobs"])
     assert worst <= WORST_LOGPROB, f"{request.name} at degree {degree}: logprobs differ by {worst}"
+
+
+def test_groups_plan_ahead_if_the_flag_says_so(server: Compared) -> None:
+    assert ("a step is planned while one is computed" in server.log()) is server.is_async
 
 
 def test_each_degree_alone_and_after_the_others(server: Compared) -> None:

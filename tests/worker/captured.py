@@ -172,7 +172,7 @@ class Groups:
     def __init__(self) -> None:
         self.active = 1
 
-    def require_whole(self, size: int) -> None:
+    def require_whole(self, size: int, *, goes_on: bool = False) -> None:
         """No member is lost."""
 
     @contextmanager

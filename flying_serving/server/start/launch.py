@@ -11,6 +11,7 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from flying_serving.config import (
+    ASYNC_GROUPS_KEY,
     KEY,
     ONE_WORLD,
     Collectives,
@@ -77,6 +78,8 @@ def prepare(config: Any, client_count: int) -> Any:
         collectives=collectives,
         survives=survives(flying, parallel.data_parallel_size, collectives),
         incarnations=(0,) * parallel.data_parallel_size,
+        # vLLM turns it off on the CPU, where the user may still want it for groups
+        async_groups=bool(config.additional_config.get(ASYNC_GROUPS_KEY)),
         placements=placements_of(parallel),
         flying=flying,
     )
