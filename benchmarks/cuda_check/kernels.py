@@ -1,4 +1,4 @@
-"""Lines about single kernels, by the benchmarks that time them, each in a process of its own."""
+"""Lines about kernels and memory, by benchmarks that each run in a process of their own."""
 
 import json
 import subprocess
@@ -14,9 +14,10 @@ from benchmarks.cuda_check.site import Site
 
 PRODUCTS_BAR = 1.05
 """Most of all four products of a layer, as a multiple of stock's."""
-PRODUCTS_S, PULLS_S = 75.0, 30.0
+PRODUCTS_S, PULLS_S, ARENA_S = 70.0, 25.0, 20.0
 PRODUCTS = "benchmarks.fused_products --device cuda --layers 4 --degrees 2 4 8"
 PULLS = "benchmarks.kv_pulls --device cuda --tokens 1024 8192"
+ARENA = "benchmarks.device_arena"
 
 
 def products(site: Site) -> str:
@@ -62,6 +63,15 @@ def evaluate_pulls(rows: Sequence[dict[str, Any]]) -> str:
     )
     require(least["ratio"] >= kv_pulls.BAR, figure)
     return figure
+
+
+def arena(site: Site) -> str:
+    """Let pages of an arena come and go beside others, and another process map them."""
+    (row,) = _rows(ARENA, ARENA_S)
+    return (
+        f"{row['back_us']:.0f} us to back a page, {row['release_us']:.0f} us to release one; "
+        f"another process started and read them within {row['peer_ms']:.0f} ms"
+    )
 
 
 def _rows(module: str, within_s: float) -> list[dict[str, Any]]:

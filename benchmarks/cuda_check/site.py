@@ -75,7 +75,9 @@ def specs(*, has_gpu: bool) -> dict[str, Spec]:
         "stock default": Spec(0, LARGE, large=True, environment=v2),
         "stock eager": Spec(0, eager, large=True),
         "ours eager": Spec(1, eager, large=True),
-        "ours graphs": Spec(1, (*LARGE, "--no-async-scheduling", "--cuda-graphs"), large=True),
+        "ours default": Spec(
+            1, (*LARGE, "--cuda-graphs", "-cc.mode=3"), large=True, environment=v2
+        ),
     }
 
 

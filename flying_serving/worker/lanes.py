@@ -131,7 +131,7 @@ class WorkerLanes:
                 lane.runner.model, aligned_group(self.engine, size).index(self.engine), size
             )
         compilation = self.lane1.config.compilation_config
-        if (weights.is_packed or file is not None) and is_compiled(self.lane1.config):
+        if weights.is_packed and is_compiled(self.lane1.config):
             hide_products(model, compilation.static_forward_context)
         if file is not None:
             file.announce()
