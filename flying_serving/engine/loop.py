@@ -274,8 +274,8 @@ class EngineLoop:
         self.migrations.abort(request_ids)
 
     def has_work(self) -> bool:
-        """Return whether a group that this engine leads has requests, the output of a step is not
-        taken, a message waits, or a request is on its way.
+        """Return whether a group that this engine leads has requests, or a message waits. A request
+        may be on its way, or an output not taken.
         """
         scheduled = any(leader.has_requests for leader in self.lanes.leaders.values())
         return (

@@ -3,8 +3,9 @@ the leader's.
 
 After each step a member notes a checksum of all tokens that it has sampled in the group. The leader
 compares it before it gives out tokens of the next step, which were computed from tokens of the
-members. Then the members have noted the step: before they take part in the next one, or right
-after, if that one was ordered while the step was outstanding (`awaited`).
+members. The members have noted the step before they take part in the next one. If that one was
+ordered while the step was outstanding, they note the step right after (`awaited`).
+
 A member whose own devices have sampled different tokens notes a checksum that no other engine has.
 """
 
@@ -78,8 +79,8 @@ class SampledTokens:
         return None
 
     def awaited(self, group: Group) -> int | None:
-        """Return a member of a group that this engine leads which has not noted the step before the
-        last one that is noted here; None if all have.
+        """Return a member that has not noted the step before the last one that is noted here; None
+        if all have. This engine leads the group.
         """
         size = len(group)
         before = self._of(size)[-1][0] - 1

@@ -2,7 +2,6 @@
 stepped later.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +13,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.config import Deployment
-from flying_serving.errors import CollectiveTimeout, ConfigError, EngineLost, Unsupported
+from flying_serving.errors import CollectiveTimeout, EngineLost, Unsupported
 from flying_serving.layout.groups import aligned_group, whole_groups
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.log import logger
@@ -24,20 +23,16 @@ from flying_serving.memory.cuda_device import CudaDevice
 from flying_serving.memory.kv_view import KVView, heads_of, share_cuda
 from flying_serving.memory.peers import PeerKV
 from flying_serving.memory.shared_arena import SharedArena, share_arena
-from flying_serving.vllm_adapter.batches import CHECK_REQUESTS, CHECK_TOKENS, check_steps
-from flying_serving.vllm_adapter.compiled import is_compiled
 from flying_serving.vllm_adapter.kv import has_one_kind
 from flying_serving.vllm_adapter.runner import Runner
 from flying_serving.wire import CalibrationRow
-from flying_serving.worker.binding.methods import hide_products
 from flying_serving.worker.calibration import StepLimits, calibrate
-from flying_serving.worker.compiled import check_compiled
+from flying_serving.worker.checks import LaneChecks
 from flying_serving.worker.graphs import LaneGraphs
 from flying_serving.worker.lane import OutputUse, WorkerLane, lane_config
 from flying_serving.worker.lent import ExtraBlocks, own_blocks_of
 from flying_serving.worker.residency import WorkerWeights, in_order, weight_file_of
-from flying_serving.worker.selfcheck import compare, record, require_alike, tolerance
-from flying_serving.worker.sharing import shared_weights
+from flying_serving.worker.sharing import hide_compiled_products, shared_weights
 
 
 @dataclass(frozen=True)
@@ -111,6 +106,7 @@ class WorkerLanes:
             )
         self.residency: WorkerWeights | None = None
         self.graphs = LaneGraphs(lane1, self.groups, communicators, self._say)
+        self.checks = LaneChecks(lane1, self.groups, communicators, self._say)
         self._weight_file = weight_file_of(deployment, engine, device)
         self._share_weights(pack_weights)
         self.blocks = self.own_blocks = 0
@@ -130,9 +126,7 @@ class WorkerLanes:
             weights.bind(
                 lane.runner.model, aligned_group(self.engine, size).index(self.engine), size
             )
-        compilation = self.lane1.config.compilation_config
-        if weights.is_packed and is_compiled(self.lane1.config):
-            hide_products(model, compilation.static_forward_context)
+        hide_compiled_products(self.lane1, pack)
         if file is not None:
             file.announce()
             self.residency = WorkerWeights(in_order(model, weights.units), self.engine)
@@ -212,58 +206,6 @@ class WorkerLanes:
         else:
             memory = share_cuda(self.lane1.kv_bytes()) if arena is None else arena.address
         self.peers.share(self.engine, self.device, memory, self.kv_views)
-
-    @torch.inference_mode()
-    def check_compiled(self) -> None:
-        """Compare lane 1 with its own code, if it is compiled: see `worker/compiled.py`. Raises
-        LaneError.
-        """
-        if not is_compiled(self.lane1.config):
-            return
-        together = partial(self.communicators.any_of, 1)
-        with self.lane1.graphs.unused():
-            largest = check_compiled(self.lane1, self.most_requests(), together)
-        self._say(f"lane 1: compiled steps equal eager steps within {largest:.1e}")
-
-    @torch.inference_mode()
-    def check(self) -> None:
-        """Compare each lane with lane 1: see `worker/selfcheck.py`.
-
-        Raises:
-            LaneError: if one differs.
-            ConfigError: if a step is too short for it.
-        """
-        if not self.groups:
-            return
-        began_s = time.monotonic()
-        self._say("comparing each lane with lane 1")
-        config = self.lane1.config
-        scheduler, model = config.scheduler_config, config.model_config
-        if scheduler.max_num_batched_tokens < CHECK_TOKENS:
-            raise ConfigError(
-                f"--max-num-batched-tokens={scheduler.max_num_batched_tokens}: must be at least "
-                f"{CHECK_TOKENS}"
-            )
-        requests = min(CHECK_REQUESTS, self.most_requests())
-        steps = partial(check_steps, requests, model.get_vocab_size())
-        with self.lane1.graphs.unused(), self.lane1.uncompiled():
-            expected = record(
-                self.lane1.model, self.lane1.step, steps(config.cache_config.block_size)
-            )
-        largest = 0.0
-        for size, lane in self.groups.items():
-            mine = steps(lane.runner.config.cache_config.block_size)
-            found = compare(lane.runner.model, lane.execute, mine, expected)
-            agreed = partial(self.communicators.any_of, size)
-            largest = max(largest, require_alike(size, found, tolerance(model.dtype), agreed))
-        took_s = time.monotonic() - began_s
-        self._say(f"lanes equal lane 1 within {largest:.1e}; comparing took {took_s:.2f} s")
-
-    def most_requests(self) -> int:
-        """Return how many made-up requests of a check fit in a step, each in a block of its own."""
-        scheduler = self.lane1.config.scheduler_config
-        in_a_step = scheduler.max_num_batched_tokens // CHECK_TOKENS
-        return int(min(scheduler.max_num_seqs, self.blocks - 1, in_a_step))
 
     def warm(self) -> None:
         """Run each lane once, its members together, and open the weights that they share. All

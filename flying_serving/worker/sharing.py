@@ -7,7 +7,9 @@ from flying_serving.memory.cuda_device import CudaDevice
 from flying_serving.memory.device_pages import ALIGNED_BYTES, STAGED_BYTES, DevicePages
 from flying_serving.memory.weight_file import WeightFile
 from flying_serving.vllm_adapter import loading
+from flying_serving.vllm_adapter.compiled import is_compiled
 from flying_serving.vllm_adapter.runner import Runner
+from flying_serving.worker.binding.methods import hide_products
 from flying_serving.worker.binding.placement import Placement
 from flying_serving.worker.binding.share import SharedWeights
 
@@ -35,6 +37,16 @@ def shared_weights(
         # in units too: a view of a whole weight cannot be dropped
         packing = loading.keep_matrix
     return SharedWeights(model, widest, packing, file)
+
+
+def hide_compiled_products(lane1: Runner, pack: bool) -> None:
+    """Make each product with packed weights one operation for torch.compile, if lane 1 is
+    compiled. `pack`: as for `shared_weights`, whose lanes are bound.
+    """
+    config = lane1.config
+    is_packed = pack and loading.packing(config.model_config.dtype) is not None
+    if is_packed and is_compiled(config):
+        hide_products(lane1.model, config.compilation_config.static_forward_context)
 
 
 def _pages_of(lane1: Runner, file: WeightFile, cuda: CudaDevice) -> DevicePages:

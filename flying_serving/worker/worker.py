@@ -29,6 +29,7 @@ from flying_serving.vllm_adapter.kv import kv_memory_from
 from flying_serving.vllm_adapter.patches import installer, tensor_parallel
 from flying_serving.vllm_adapter.queues import note_in
 from flying_serving.vllm_adapter.runner import Runner
+from flying_serving.worker.checks import most_requests
 from flying_serving.worker.contexts import PeerContexts, open_context
 from flying_serving.worker.heap import give_back_freed
 from flying_serving.worker.lanes import WorkerLanes, phase
@@ -176,7 +177,7 @@ class LaneWorker:
         """
         first = not self.deployment.restarts
         with told_to_server(self.deployment.run_dir, self.engine):
-            self.lanes.check_compiled()
+            self.lanes.checks.compare_compiled(self.lanes.blocks)
         if first:
             with told_to_server(self.deployment.run_dir, self.engine):
                 self.check_lanes()
@@ -185,7 +186,7 @@ class LaneWorker:
         if first:
             self.lanes.warm()
             with told_to_server(self.deployment.run_dir, self.engine):
-                self.lanes.graphs.capture(self.lanes.most_requests())
+                self.lanes.graphs.capture(most_requests(self.lanes.lane1.config, self.lanes.blocks))
                 self.lanes.calibrate()
         self.lanes.seed(self.deployment.incarnations)
         # it is a process of its own; while it starts, vLLM ends it by a signal
@@ -197,7 +198,7 @@ class LaneWorker:
 
     def check_lanes(self) -> None:
         """Compare each lane with lane 1. Raises LaneError if one differs."""
-        self.lanes.check()
+        self.lanes.checks.compare_lanes(self.lanes.blocks)
 
     def on_lanes(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function of `WorkerLanes` for the engine, through vLLM's `collective_rpc`. Returns

@@ -39,12 +39,12 @@ GROUP = (0, 1)
 class Worker:
     """A device of one engine: it computes a step when the step is launched.
 
-    `kv`: by physical block and place in it, the token whose KV is there. `meet`: called with the
-    number of a group's step before its output is there.
+    `kv`: by physical block and place in it, the token whose KV is there. `await_members`: called
+    with the number of a group's step before its output is there.
     """
 
-    def __init__(self, meet: Callable[[int], None]) -> None:
-        self._meet = meet
+    def __init__(self, await_members: Callable[[int], None]) -> None:
+        self._await_members = await_members
         self.kv: dict[tuple[int, int], int] = {}
         self.kept: deque[Any] = deque()
         self.most_kept = 0
@@ -66,7 +66,7 @@ class Worker:
             return output
         self.launched += 1
         if use is OutputUse.RETURNED:
-            self._meet(self.launched)
+            self._await_members(self.launched)
             return output
         self.kept.append((self.launched, output))
         self.most_kept = max(self.most_kept, len(self.kept))
@@ -77,7 +77,7 @@ class Worker:
         step, output = self.kept.popleft()
         if self.loses_member:
             return StepLost("engine 1 is lost")
-        self._meet(step)
+        self._await_members(step)
         return output
 
     def rejoin(self, size: int, incarnations: list[int]) -> None:
@@ -137,7 +137,7 @@ class Engine:
 
     def __init__(self, number: int, node: "Node", incarnation: int = 0) -> None:
         self.number, self.node = number, node
-        self.worker = Worker(partial(node.meet, number))
+        self.worker = Worker(partial(node.bring_to_step, number))
         self.inbox: deque[Any] = deque()
         self.aborting: list[str] = []
         self.rounds = 0
@@ -324,7 +324,7 @@ class Node:
             for engine in self.engines:
                 engine.run()
 
-    def meet(self, number: int, step: int) -> None:
+    def bring_to_step(self, number: int, step: int) -> None:
         """Let the other engine come as far as this step of the group, in which both take part."""
         (other,) = (engine for engine in self.engines if engine.number != number)
         for _ in range(200):

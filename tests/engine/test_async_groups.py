@@ -74,7 +74,7 @@ def test_member_notes_a_step_before_it_launches_the_step_after_the_next() -> Non
     assert max(noted) == 1
 
 
-def test_member_waits_a_while_for_an_announced_step_before_it_takes_an_output() -> None:
+def test_member_waits_for_an_announced_step_before_it_takes_an_output() -> None:
     node = present()
     node.add(make("a", 1, 6, 20), 2)
     node.run(8)

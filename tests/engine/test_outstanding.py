@@ -37,7 +37,7 @@ def test_step_beyond_the_room_is_an_error() -> None:
         steps.ordered()
 
 
-def test_plan_of_nothing_beside_a_step_leaves_no_room_until_its_output_is_taken() -> None:
+def test_plan_of_nothing_leaves_no_room_until_an_output_is_taken() -> None:
     steps = OutstandingSteps(2)
     steps.planned_nothing()
     assert steps.room is Room.OPEN

@@ -167,7 +167,7 @@ def test_group_that_is_idle_is_never_late(engines: Engines) -> None:
     assert engines.all(total) == [[2.0, 4.0]] * 2
 
 
-def test_deadline_of_a_step_that_is_launched_beside_another_begins_with_its_end(
+def test_deadline_of_a_step_beside_another_begins_with_its_end(
     library: ThreadsNccl, tmp_path: Path
 ) -> None:
     """The device comes to its collectives only then."""

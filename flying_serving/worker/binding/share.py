@@ -90,11 +90,6 @@ class SharedWeights:
         self.bind(model, 0, 1)
         self._storages: set[int] = set()
 
-    @property
-    def is_packed(self) -> bool:
-        """Return whether matrices are packed in units, as on a CPU."""
-        return self._pack is not None
-
     def _take(self, name: str, layer: Module, heads: set[int]) -> None:
         if isinstance(layer, LinearBase) and not isinstance(
             layer.quant_method, UnquantizedLinearMethod
