@@ -128,7 +128,9 @@ def weights_hash(path: str | Path) -> str:
     whether models differ.
     """
     digest = hashlib.sha256()
-    for name, tensor in sorted(deserialize((Path(path) / "model.safetensors").read_bytes())):
+    data = (Path(path) / "model.safetensors").read_bytes()
+    tensors = deserialize(data)  # type: ignore[no-untyped-call]
+    for name, tensor in sorted(tensors):
         dtype = _NUMPY_NAMES.get(tensor["dtype"], tensor["dtype"])
         digest.update(f"{name}{tuple(tensor['shape'])}{dtype}".encode())
         digest.update(tensor["data"])

@@ -36,10 +36,13 @@ class SharedLinear(Protocol):
 
 
 class Unit(Protocol):
-    """A unit of a weight. `multiply` is read at each product."""
+    """A unit of a weight."""
 
-    multiply: Any
-    """Write the product of `Inputs.of` tokens into (tokens, out), which lies in one piece."""
+    @property
+    def multiply(self) -> Any:
+        """Write the product of tokens, made by `Inputs`, into (tokens, out), which lies in one
+        piece. It is read at each product.
+        """
 
 
 class Inputs(Protocol):
@@ -242,28 +245,36 @@ class PackedRows:
 class UnitRows:
     """The products with units of a row-parallel weight with `width` outputs. The first unit's has
     the bias.
+
+    `dtype`: of the units' products, which are rounded to the input's type once they are added;
+    None: the input's.
     """
 
     def __init__(
-        self, units: Sequence[Unit], segment: Segment, width: int, inputs: Inputs = TOKENS
+        self,
+        units: Sequence[Unit],
+        segment: Segment,
+        width: int,
+        inputs: Inputs = TOKENS,
+        dtype: torch.dtype | None = None,
     ) -> None:
         self._units, self._segment, self._width = units, segment, width
-        self._inputs = inputs
+        self._inputs, self._dtype = inputs, dtype
 
     def part(self, rank: int, degree: int) -> Matmul:
         """See `SharedLinear`. All inputs of the rank are made at once."""
         chosen = [self._units[u] for u in self._segment.units_of(rank, degree)]
-        count, width, inputs = len(chosen), self._width, self._inputs
-        if count == 1:
+        count, width, inputs, dtype = len(chosen), self._width, self._inputs, self._dtype
+        if count == 1 and dtype is None:
             return _alone(chosen[0], width, inputs)
 
         def rows(x: torch.Tensor) -> torch.Tensor:
             flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-            products = flat.new_empty(count, flat.shape[0], width).unbind()
+            products = flat.new_empty(count, flat.shape[0], width, dtype=dtype).unbind()
             parts = inputs.parts(inputs.of(flat), count)
             for unit, part, out in zip(chosen, parts, products, strict=True):
                 unit.multiply(part, out)
-            total = sum_of_units(list(products))
+            total = sum_of_units(list(products)).to(x.dtype)
             return total if x.dim() == 2 else total.view(*x.shape[:-1], width)
 
         return rows
