@@ -39,7 +39,9 @@ class Comparison:
     wrong: str | None
 
 
-def compare(ours: Answers, theirs: Answers, tolerance: float = TOLERANCE) -> Comparison:
+def compare(
+    ours: Answers, theirs: Answers, tolerance: float = TOLERANCE, most_ties: int = MOST_TIES
+) -> Comparison:
     """Compare answers, request by request, up to the first token that differs.
 
     Tokens must be equal and logprobs within `tolerance`. Where other tokens are drawn from
@@ -73,7 +75,7 @@ def compare(ours: Answers, theirs: Answers, tolerance: float = TOLERANCE) -> Com
                 break
             tokens += 1
     return Comparison(
-        tokens, difference, tuple(ties), "; ".join(ties) if len(ties) > MOST_TIES else None
+        tokens, difference, tuple(ties), "; ".join(ties) if len(ties) > most_ties else None
     )
 
 
