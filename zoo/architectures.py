@@ -235,11 +235,14 @@ class Model:
         architecture: its name in vLLM's registry.
         variant: what tells it from others of the architecture, in words; empty for the usual one.
         fields: values of its configuration.
+        quantized: a format of `flying_lab.tiny_models.quantized`, which its variant names; empty:
+            its weights are float32.
     """
 
     architecture: str
     variant: str = ""
     fields: dict[str, Any] = field(default_factory=dict)
+    quantized: str = field(default="", repr=False)
 
     @property
     def name(self) -> str:
@@ -311,7 +314,7 @@ def model_class(architecture: str) -> Any:
 
 
 def zoo() -> list[Model]:
-    """Every model of the zoo, in the registry's order."""
+    """Every model of the zoo whose weights are not quantized, in the registry's order."""
     found = []
     for architecture in architectures():
         found.append(Model(architecture))

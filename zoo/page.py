@@ -8,7 +8,18 @@ from textwrap import wrap
 
 from zoo.architectures import ALL_OF_IT, MAX_MODEL_LEN, WINDOW
 from zoo.compare import TOLERANCE
-from zoo.verdict import BLIND, BUILD, FAILED, OK, REFUSED, STOCK, VERDICTS, WRONG, Row
+from zoo.verdict import (
+    BLIND,
+    BUILD,
+    FAILED,
+    OK,
+    QUANTIZED,
+    REFUSED,
+    STOCK,
+    VERDICTS,
+    WRONG,
+    Row,
+)
 
 SECTIONS = {
     WRONG: "Wrong",
@@ -41,6 +52,14 @@ WHAT = (
     "configuration of its architecture does not show."
 )
 
+QUANTIZED_MEANS = (
+    "Tiny models with weights in each format, four engines, degrees 1, 2 and 4. int4 computes in "
+    "bfloat16, int8 and FP8 in float32. A rounding error of an input moves it to the next "
+    "quantized number, so stock vLLM's own degrees are far apart. *ok* means that the logprobs of "
+    f"each token and of the five likeliest are within {QUANTIZED.tolerance:g}, up to the first "
+    "token that differs. No kernel for quantized experts runs on a CPU without AMX."
+)
+
 
 def page(rows: Sequence[Row], commit: str, versions: str, missing: int = 0) -> str:
     """The text of the page.
@@ -51,6 +70,8 @@ def page(rows: Sequence[Row], commit: str, versions: str, missing: int = 0) -> s
         versions: of vLLM, torch and transformers, and the vector instructions.
         missing: models that were not tried.
     """
+    quantized = [row for row in rows if row.quantized]
+    rows = [row for row in rows if not row.quantized]
     counts = Counter(row.verdict for row in rows)
     by_architecture = {
         verdict: {r.architecture for r in rows if r.verdict == verdict} for verdict in VERDICTS
@@ -78,6 +99,9 @@ def page(rows: Sequence[Row], commit: str, versions: str, missing: int = 0) -> s
         found = [row for row in rows if row.verdict == verdict]
         if found:
             lines += ["", f"## {title}", "", *_table(found)]
+    if quantized:
+        lines += ["", "## Quantized weights", "", *wrap(QUANTIZED_MEANS, WIDTH), ""]
+        lines += _quantized_table(quantized)
     return "\n".join(lines) + "\n"
 
 
@@ -97,6 +121,19 @@ def _table(rows: Sequence[Row]) -> list[str]:
         return head + [f"| {_name(row)} | {_cell(row.detail)} |" for row in rows]
     head = ["| architecture | variant | why |", "|---|---|---|"]
     return head + [f"| {row.architecture} | {row.variant} | {_cell(row.detail)} |" for row in rows]
+
+
+def _quantized_table(rows: Sequence[Row]) -> list[str]:
+    head = [
+        "| format | architecture | result | group sizes | largest difference at 1, 2, 4 | |",
+        "|---|---|---|---|---|---|",
+    ]
+    return head + [
+        f"| {row.quantized} | {row.architecture} | {row.verdict} "
+        f"| {', '.join(map(str, row.group_sizes))} "
+        f"| {', '.join(f'{d:.1e}' for d in row.difference.values())} | {_cell(row.detail)} |"
+        for row in rows
+    ]
 
 
 def _name(row: Row) -> str:

@@ -1,7 +1,8 @@
 """The weights and the configuration of a tiny random model, in Hugging Face format.
 
 Weights are drawn with plain IEEE arithmetic on integers. So the same shape and seed give the same
-bytes on every machine, with any vector instructions. Nothing here imports torch or transformers.
+bytes on every machine, with any vector instructions. Nothing here imports transformers, and torch
+is imported for quantized weights alone.
 """
 
 import hashlib
@@ -16,13 +17,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import load_file, save_file
+from safetensors import deserialize
+from safetensors.numpy import save_file
 
 from flying_lab.tiny_models import tokenizer
 from flying_lab.tiny_models.tokenizer import BOS, EOS, MAX_POSITIONS, write_json, write_tokenizer
 
 Array = npt.NDArray[np.float32]
 
+_NUMPY_NAMES = {"F32": "float32", "F16": "float16", "I8": "int8", "I32": "int32", "I64": "int64"}
 MARKER = "tiny.json"
 STD_AT_256 = 0.12
 """Standard deviation of the weights at hidden size 256: that of logits is then about 2."""
@@ -30,7 +33,9 @@ STD_AT_256 = 0.12
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of one model. `experts` is 0 for a dense model."""
+    """The sizes of one model. `experts` is 0 for a dense model. `quantized`: a format of
+    `quantized.py`; empty: the weights are float32.
+    """
 
     family: str = "llama"
     hidden: int = 256
@@ -41,6 +46,7 @@ class Shape:
     vocab: int = 512
     experts: int = 0
     tied: bool = False
+    quantized: str = ""
 
     @property
     def head_dim(self) -> int:
@@ -61,6 +67,12 @@ SHAPES: dict[str, Shape] = {
     "qwen3": Shape(family="qwen3"),
     "mixtral": Shape(family="mixtral", experts=4),
     "llama-75m": Shape(hidden=768, intermediate=1536, layers=12, heads=12, vocab=8192),
+    "llama-w4a16": Shape(quantized="w4a16"),
+    "llama-gptq": Shape(quantized="gptq"),
+    "llama-awq": Shape(quantized="awq"),
+    "llama-int8": Shape(quantized="int8"),
+    "llama-fp8": Shape(quantized="fp8"),
+    "llama-fp8-channel": Shape(quantized="fp8-channel"),
 }
 
 ARCHITECTURES = {
@@ -95,6 +107,8 @@ def make_model(path: str | Path, shape: str | Shape, *, seed: int = 0) -> Path:
         write_json(scratch / "config.json", _config(sizes))
         write_json(scratch / "generation_config.json", {"bos_token_id": BOS, "eos_token_id": EOS})
         write_tokenizer(scratch, sizes.vocab)
+        if sizes.quantized:
+            _quantize(scratch, sizes.quantized)
         write_json(scratch / MARKER, {"key": key, "shape": str(shape), "seed": seed})
         scratch.chmod(0o755)
         if path.exists():
@@ -114,17 +128,29 @@ def weights_hash(path: str | Path) -> str:
     whether models differ.
     """
     digest = hashlib.sha256()
-    for name, tensor in sorted(load_file(str(Path(path) / "model.safetensors")).items()):
-        digest.update(f"{name}{tensor.shape}{tensor.dtype}".encode())
-        digest.update(tensor.tobytes())
+    data = (Path(path) / "model.safetensors").read_bytes()
+    tensors = deserialize(data)  # type: ignore[no-untyped-call]
+    for name, tensor in sorted(tensors):
+        dtype = _NUMPY_NAMES.get(tensor["dtype"], tensor["dtype"])
+        digest.update(f"{name}{tuple(tensor['shape'])}{dtype}".encode())
+        digest.update(tensor["data"])
     return digest.hexdigest()[:16]
+
+
+def _quantize(path: Path, name: str) -> None:
+    # the other models are written without torch
+    from flying_lab.tiny_models.quantized import quantize
+
+    quantize(path, name)
 
 
 def _key(shape: str | Shape, seed: int) -> str:
     """Return the identity of a model: the text of the modules that write it, the shape and the
     seed.
     """
-    sources = b"".join(Path(module).read_bytes() for module in (__file__, tokenizer.__file__))
+    folder = Path(__file__).parent
+    modules = (__file__, tokenizer.__file__, folder / "quantized.py")
+    sources = b"".join(Path(module).read_bytes() for module in modules)
     return hashlib.sha256(sources + f"{shape} {seed}".encode()).hexdigest()
 
 

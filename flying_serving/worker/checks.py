@@ -31,6 +31,7 @@ def most_requests(config: Any, blocks: int) -> int:
 
 class LaneChecks:
     """The checks of one device. `groups`: its lanes by group size. `say`: logs a phase.
+    `input_rounding`: what quantized layers may differ by, beside the rounding of the type.
 
     `blocks`, in the methods: the KV blocks that have memory.
     """
@@ -41,11 +42,13 @@ class LaneChecks:
         groups: Mapping[int, WorkerLane],
         communicators: CommunicatorPool,
         say: Callable[[str], None],
+        input_rounding: float,
     ) -> None:
         self._lane1 = lane1
         self._groups = groups
         self._communicators = communicators
         self._say = say
+        self._input_rounding = input_rounding
 
     @torch.inference_mode()
     def compare_compiled(self, blocks: int) -> None:
@@ -86,11 +89,11 @@ class LaneChecks:
             expected = record(
                 self._lane1.model, self._lane1.step, steps(config.cache_config.block_size)
             )
-        largest = 0.0
+        largest, allowed = 0.0, tolerance(model.dtype) + self._input_rounding
         for size, lane in self._groups.items():
             mine = steps(lane.runner.config.cache_config.block_size)
             found = compare(lane.runner.model, lane.execute, mine, expected)
             agreed = partial(self._communicators.any_of, size)
-            largest = max(largest, require_alike(size, found, tolerance(model.dtype), agreed))
+            largest = max(largest, require_alike(size, found, allowed, agreed))
         took_s = time.monotonic() - began_s
         self._say(f"lanes equal lane 1 within {largest:.1e}; comparing took {took_s:.2f} s")

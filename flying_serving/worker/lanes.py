@@ -106,9 +106,9 @@ class WorkerLanes:
             )
         self.residency: WorkerWeights | None = None
         self.graphs = LaneGraphs(lane1, self.groups, communicators, self._say)
-        self.checks = LaneChecks(lane1, self.groups, communicators, self._say)
         self._weight_file = weight_file_of(deployment, engine, device)
-        self._share_weights(pack_weights)
+        input_rounding = self._share_weights(pack_weights)
+        self.checks = LaneChecks(lane1, self.groups, communicators, self._say, input_rounding)
         self.blocks = self.own_blocks = 0
         self.extra: ExtraBlocks | None = None
         self.kv_views: dict[int, KVView] = {}
@@ -116,7 +116,8 @@ class WorkerLanes:
         self.peers = PeerKV(deployment.run_dir, cuda)
         self.calibration: list[CalibrationRow] = []
 
-    def _share_weights(self, pack: bool) -> None:
+    def _share_weights(self, pack: bool) -> float:
+        """Share lane 1's weights with all lanes. Returns `SharedQuantized.input_rounding`."""
         model, file = self.lane1.model, self._weight_file
         weights = shared_weights(self.lane1, self.engine, self.widest, pack, file, self._cuda)
         widest = self.groups[self.widest].runner if self.groups else self.lane1
@@ -130,6 +131,7 @@ class WorkerLanes:
         if file is not None:
             file.announce()
             self.residency = WorkerWeights(in_order(model, weights.units), self.engine)
+        return weights.quantized.input_rounding
 
     def refuse_not_causal(self) -> None:
         """Raise Unsupported if prompt tokens see later ones: outputs of a migrated request are

@@ -128,7 +128,7 @@ def configured(path: Path, config: dict[str, Any], *flags: str) -> tuple[Any, An
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        (GPT_OSS, "--quantization: quantized models cannot be served"),
+        (GPT_OSS, "--quantization: quantization by "),
         (DEEPSEEK_V3, "--model: models with latent attention, MLA"),
         (HRM, "--model: models with attention that is not causal (HrmText"),
     ],

@@ -45,6 +45,9 @@ DEGREES: dict[str, tuple[int, ...]] = {
     "llama-bfloat16": (1, 2, 4),
     "llama-v2": (1, 2, 4),
     "mixtral-v2": (1, 2),
+    "llama-w4a16-bfloat16": (1, 2),
+    "llama-int8-bfloat16": (1, 2),
+    "llama-fp8-channel-bfloat16": (1, 2),
 }
 BFLOAT16 = "-bfloat16"
 """A recording of this name is of the shape before it, in that type: degrees then differ by more

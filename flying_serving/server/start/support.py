@@ -62,6 +62,7 @@ def no_model(model: str, reason: str) -> ConfigError:
 
 def refuse_unsupported(config: Any, client_count: int) -> None:
     """Raise Unsupported for the first feature of this VllmConfig that lanes do not serve yet."""
+    from flying_serving.worker.binding.formats import METHODS
 
     parallel, model = config.parallel_config, config.model_config
     mixed = model.is_hybrid or model.has_inner_state
@@ -88,9 +89,14 @@ def refuse_unsupported(config: Any, client_count: int) -> None:
         (config.ec_transfer_config is not None, "--ec-transfer-config", "encoder cache connectors"),
         (config.kv_events_config is not None, "--kv-events-config", "KV events"),
         (
-            config.quant_config is not None or model.quantization is not None,
+            model.quantization is not None and model.quantization not in METHODS,
             "--quantization",
-            "quantized models",
+            f"quantization by {model.quantization}",
+        ),
+        (
+            getattr(config.quant_config, "kv_cache_scheme", None) is not None,
+            "--model",
+            "KV that the checkpoint quantizes (kv_cache_scheme)",
         ),
         (client_count > 1, "--api-server-count", "more than one API server (use 1)"),
         (parallel.nnodes > 1, "--nnodes", "more than one node"),

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 from vllm.config import CompilationMode, CUDAGraphMode
@@ -201,7 +202,12 @@ FRONT_END_CASES: tuple[Start, ...] = (
 FEATURE_CASES: tuple[Start, ...] = (
     _unsupported("--enable-lora", "LoRA", lora=object()),
     _unsupported("--speculative-config", "speculative decoding", speculative=object()),
-    _unsupported("--quantization", "quantized models", quantization="fp8"),
+    _unsupported("--quantization", "quantization by modelopt_fp4", quantization="modelopt_fp4"),
+    _unsupported(
+        "--model",
+        "KV that the checkpoint quantizes (kv_cache_scheme)",
+        quant=SimpleNamespace(kv_cache_scheme={"num_bits": 8}),
+    ),
     _unsupported("--pipeline-parallel-size", "pipeline parallelism", pipeline_parallel_size=2),
     _unsupported(
         "--decode-context-parallel-size", "context parallelism", decode_context_parallel_size=2
