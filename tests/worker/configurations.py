@@ -34,6 +34,14 @@ QWEN2_MOE = small("Qwen2Moe", "qwen2_moe") | {
     "shared_expert_intermediate_size": 64,
     "intermediate_size": 6,  # of layers that are not of experts: there are none
 }
+GPT_OSS = small(
+    "GptOss",
+    "gpt_oss",
+    head_dim=64,
+    intermediate_size=128,
+    num_local_experts=8,
+    num_experts_per_tok=2,
+)
 BLOOM = {
     "architectures": ["BloomForCausalLM"],
     "model_type": "bloom",

@@ -15,18 +15,17 @@ from flying_serving.vllm_adapter.trees import first_of, module_tree, world_of_on
 from flying_serving.worker import admission
 from flying_serving.worker.admission import KVPlan, anatomy, kv_plan, obstacles
 from flying_serving.worker.binding.share import SharedWeights
-from tests.worker.configurations import BLOOM, FALCON, LLAMA, OPT, QWEN2_MOE, configuration, small
+from tests.worker.configurations import (
+    BLOOM,
+    FALCON,
+    GPT_OSS,
+    LLAMA,
+    OPT,
+    QWEN2_MOE,
+    configuration,
+)
 
 pytestmark = pytest.mark.usefixtures("classes_imported_here")
-
-GPT_OSS = small(
-    "GptOss",
-    "gpt_oss",
-    head_dim=64,
-    intermediate_size=128,
-    num_local_experts=8,
-    num_experts_per_tok=2,
-)
 
 
 def undivided(layer: str, what: str, *sizes: int) -> dict[int, str]:
@@ -75,11 +74,7 @@ CASES: tuple[tuple[str, dict[str, Any], dict[int, str]], ...] = (
     (
         "experts-with-biases",
         GPT_OSS,
-        dict.fromkeys(
-            (2, 4),
-            f"{EXPERTS}.routed_experts: experts with biases cannot be shared between lanes yet",
-        )
-        | {8: f"{EXPERTS}: No Unquantized MoE backend supports the deployment configuration."},
+        {8: f"{EXPERTS}: No Unquantized MoE backend supports the deployment configuration."},
     ),
 )
 

@@ -30,13 +30,8 @@ from flying_serving.memory.unit_order import keep_by_unit
 from flying_serving.memory.units import Pack, RawUnits, Units
 from flying_serving.memory.weight_file import WeightFile
 from flying_serving.worker.binding.cuts import column_segments, row_segment, vocabulary_segment
-from flying_serving.worker.binding.experts import (
-    EXPERT_WEIGHTS,
-    SharedExperts,
-    expert_unit,
-    install_experts,
-    refuse_experts,
-)
+from flying_serving.worker.binding.expert_forms import expert_tensors
+from flying_serving.worker.binding.experts import SharedExperts, expert_units, install_experts
 from flying_serving.worker.binding.gated import gated_modules
 from flying_serving.worker.binding.methods import LinearPart, VocabularyPart
 from flying_serving.worker.binding.plain import bind_whole, reachable, refuse_foreign
@@ -172,15 +167,11 @@ class SharedWeights:
         shells = dict(skeleton.named_modules())
         for name, layer in lane1.named_modules():
             if isinstance(layer, RoutedExperts):
-                refuse_experts(name, layer)
-                units = [
-                    expert_unit(name, layer, shells[name], unit, self._widest)
-                    for unit in range(self._widest)
-                ]
+                units = expert_units(name, layer, shells[name], self._widest)
                 experts = self._experts[name] = SharedExperts.of(units, self._file)
                 self._may_drop(name, experts.raw)
-                for weight in EXPERT_WEIGHTS:
-                    self._release(layer, weight)
+                for key in expert_tensors(layer):
+                    self._release(layer, key)
         cut = _storages(self._experts) - _storages(skeleton)
         self._storages = cut | _storages((lane1, self._linear, self._vocabulary))
         install_experts(lane1, self._experts, 0, 1)
@@ -197,7 +188,7 @@ class SharedWeights:
             elif isinstance(layer, VocabParallelEmbedding):
                 self._bind_vocabulary(name, layer, rank, degree)
             elif degree > 1:
-                cut = EXPERT_WEIGHTS if isinstance(layer, RoutedExperts) else ()
+                cut = expert_tensors(layer) if isinstance(layer, RoutedExperts) else ()
                 bind_whole(name, layer, self._full.get(name), rank, degree, but=cut)
         if self._pack is None:
             self._bind_gated(model, rank, degree)
