@@ -21,7 +21,12 @@ from tests.stock.requests import FORCED, REQUESTS, SAMPLED, StockRequest
 pytestmark = pytest.mark.server
 
 SHAPES = ("llama", "qwen2", "qwen3", "mixtral", "llama-mqa")
-CASES = [*((shape, 4, 1) for shape in SHAPES), ("llama", 2, 2), ("mixtral", 2, 2)]
+CASES = [
+    *((shape, 4, 1) for shape in SHAPES),
+    ("llama", 2, 2),
+    ("mixtral", 2, 2),
+    ("gpt-oss", 2, 2),
+]
 """Shape, engines, devices of each."""
 SWITCHES = {
     2: (([[0, 1]], "weave"), ([[0], [1]], "hard"), ([[0, 1]], "hard"), ([[0], [1]], "weave")),
