@@ -2,6 +2,7 @@
 with a packed matrix.
 """
 
+import math
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -25,6 +26,10 @@ _SHAPES_PER_MATRIX = 32  # as vLLM itself: oneDNN keeps a primitive for each num
 RANDOM_WEIGHTS = "flying_random"
 """The load format that selects `RandomWeights`."""
 _VECTOR_SPREAD = 0.1
+_MXFP4_BLOCK, _MXFP4_ONE = 32, 127
+"""Numbers that have a scale in common, and the exponent of the scale 1."""
+_MXFP4_SPREAD = 3.8
+"""Standard deviation of numbers of four bits, with scales of 1/2, 1 and 2, each as likely."""
 _keeping: ContextVar[bool] = ContextVar("keeping", default=False)
 
 
@@ -66,8 +71,8 @@ def pack_layer(original: Any, layer: torch.nn.Module, remove_weight: bool) -> No
 
 
 def finish_experts(original: Any, self: Any, layer: torch.nn.Module) -> None:
-    """Wrap `UnquantizedFusedMoEMethod.process_weights_after_loading`: experts that will be shared
-    stay as loaded.
+    """Wrap `process_weights_after_loading` of a method of experts: experts that will be shared stay
+    as loaded.
     """
     if not _keeping.get():
         original(self, layer)
@@ -110,11 +115,25 @@ class RandomWeights(DummyModelLoader):
             *model.named_parameters(),
             *(pair for pair in buffers if pair[1].dim()),
         ]:
+            generator = torch.Generator(tensor.device).manual_seed(zlib.crc32(name.encode()))
             if tensor.is_floating_point():
                 vector = tensor.dim() < 2
                 limit = 3**0.5 * (_VECTOR_SPREAD if vector else tensor.shape[-1] ** -0.5)
-                generator = torch.Generator(tensor.device).manual_seed(zlib.crc32(name.encode()))
                 tensor.data.uniform_(-limit, limit, generator=generator).add_(float(vector))
+            elif tensor.dtype is torch.uint8:
+                _draw_mxfp4(name, tensor.data, generator)
+
+
+def _draw_mxfp4(name: str, tensor: torch.Tensor, generator: torch.Generator) -> None:
+    """Draw numbers of four bits, two in a byte, or exponents of scales, each for a block of
+    inputs.
+    """
+    if name.endswith("_scale"):
+        spread = _MXFP4_SPREAD * (tensor.shape[-1] * _MXFP4_BLOCK) ** 0.5
+        lowest = _MXFP4_ONE - round(math.log2(spread)) - 1
+        tensor.random_(lowest, lowest + 3, generator=generator)
+    else:
+        tensor.random_(0, 256, generator=generator)
 
 
 def saved_buffers(module: torch.nn.Module, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:

@@ -18,6 +18,8 @@ from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4MoEMethod
 
 from flying_serving.errors import WeightError
 
+METHODS = ("gpt_oss_mxfp4",)
+"""Values of vLLM's `quantization` whose experts have a form."""
 MXFP4_BLOCK = 32
 """Numbers of a row that share a scale, and are cut together."""
 
@@ -32,11 +34,13 @@ class ExpertForm:
             there are no such units.
         pads: vLLM pads the experts of a layer with zeros where its kernel asks for more columns.
         method: returns a method of vLLM's for a unit, which looks like the layer of a lane.
+        backend: a value of --moe-backend whose kernel does not route tokens itself.
     """
 
     columns: Callable[[str, Any, int], int]
     pads: bool
     method: Callable[[Any], Any]
+    backend: str
 
 
 def form_of(name: str, layer: Any) -> ExpertForm:
@@ -71,10 +75,9 @@ def unit_tensor(
         # it belongs to the sum over all ranks: once is enough
         return full.clone() if columns.start == 0 else torch.zeros_like(full)
     if name.startswith("w13_"):
-        axis, pair = (1, 2) if _is_interleaved(layer) else (2, 1)
-        pairs = full.unflatten(1, (-1, 2) if axis == 1 else (2, -1))
-        assert pairs.shape[pair] == 2
-        return _part(pairs, axis, columns, shape[1] // 2).flatten(1, 2)
+        interleaved = _is_interleaved(layer)
+        pairs = full.unflatten(1, (-1, 2) if interleaved else (2, -1))
+        return _part(pairs, 1 if interleaved else 2, columns, shape[1] // 2).flatten(1, 2)
     # scales, and packed numbers, stand for several columns each
     share = layer.w13_weight.shape[1] // 2 // full.shape[2]
     some = range(columns.start // share, columns.stop // share)
@@ -116,13 +119,17 @@ def _columns_of_blocks(name: str, layer: Any, units: int) -> int:
 
 FORMS: dict[type, ExpertForm] = {
     UnquantizedFusedMoEMethod: ExpertForm(
-        _even_columns, pads=False, method=lambda unit: UnquantizedFusedMoEMethod(unit.moe_config)
+        _even_columns,
+        pads=False,
+        method=lambda unit: UnquantizedFusedMoEMethod(unit.moe_config),
+        backend="triton",
     ),
     GptOssMxfp4MoEMethod: ExpertForm(
-        # the method of a layer knows the sizes of its weights, and has no kernel yet
         _columns_of_blocks,
         pads=True,
+        # the method of a layer knows the sizes of its weights, and has no kernel yet
         method=lambda unit: copy.copy(unit.quant_method),
+        backend="marlin",
     ),
 }
 """Each form by vLLM's method for it, which turns it into the format of a kernel."""

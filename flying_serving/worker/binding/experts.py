@@ -91,21 +91,21 @@ def _expert_unit(
         part = unit_tensor(key, loaded[key].data, tensor.shape, columns, full)
         layer._parameters[key] = Parameter(part, requires_grad=False)
     method = layer.__dict__["quant_method"] = form.method(shell)
-    _refuse_monolithic(name, method)
+    _refuse_monolithic(name, method, form.backend)
     method.process_weights_after_loading(layer)
     return method, layer
 
 
-def _refuse_monolithic(name: str, method: Any) -> None:
+def _refuse_monolithic(name: str, method: Any, other: str) -> None:
     """Raise WeightError for a kernel that routes and multiplies in one call: `ExpertParts` gives
-    each unit the routing.
+    each unit the routing. `other`: a backend that does not.
     """
     if method.is_monolithic:
         kernel = getattr(method, "unquantized_backend", None) or method.mxfp4_backend
         raise WeightError(
             f"{name}: the kernel {kernel.value} routes tokens itself (it is "
             "monolithic), so lanes cannot share its experts; choose another with --moe-backend, "
-            "for example triton"
+            f"for example {other}"
         )
 
 
