@@ -147,7 +147,7 @@ def expected_part(loaded: Loaded, x: torch.Tensor, columns: slice, with_bias: bo
     return out
 
 
-@pytest.fixture(params=CASES.values(), ids=CASES)
+@pytest.fixture(params=CASES.values(), ids=list(CASES))
 def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Case:
     case: Case = request.param
     case.kernel(monkeypatch)
