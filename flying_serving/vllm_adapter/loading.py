@@ -2,6 +2,7 @@
 with a packed matrix.
 """
 
+import math
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -34,6 +35,10 @@ _SPREADS = {torch.int32: 4.6, torch.int8: 74.0} | dict.fromkeys(_FP8, 0.6)
 """Standard deviations of the numbers of quantized weights, if all are equally likely. An int32 has
 eight of 4 bits.
 """
+_MXFP4_BLOCK, _MXFP4_ONE = 32, 127
+"""Numbers that have a scale in common, and the exponent of the scale 1."""
+_MXFP4_SPREAD = 3.8
+"""Standard deviation of numbers of four bits, with scales of 1/2, 1 and 2, each as likely."""
 _keeping: ContextVar[bool] = ContextVar("keeping", default=False)
 
 
@@ -80,8 +85,8 @@ def pack_layer(original: Any, layer: torch.nn.Module, remove_weight: bool) -> No
 
 
 def finish_experts(original: Any, self: Any, layer: torch.nn.Module) -> None:
-    """Wrap `UnquantizedFusedMoEMethod.process_weights_after_loading`: experts that will be shared
-    stay as loaded.
+    """Wrap `process_weights_after_loading` of a method of experts: experts that will be shared stay
+    as loaded.
     """
     if not _keeping.get():
         original(self, layer)
@@ -128,6 +133,8 @@ class RandomWeights(DummyModelLoader):
                 vector = tensor.dim() < 2
                 limit = 3**0.5 * (_VECTOR_SPREAD if vector else tensor.shape[-1] ** -0.5)
                 _draw(name, tensor, limit).add_(float(vector))
+            elif tensor.dtype is torch.uint8:
+                _draw_mxfp4(name, tensor.data)
         for name, layer in model.named_modules():
             if isinstance(layer, LinearBase):
                 _draw_quantized(name, layer)
@@ -135,8 +142,11 @@ class RandomWeights(DummyModelLoader):
 
 def _draw(name: str, tensor: torch.Tensor, limit: float) -> torch.Tensor:
     """Draw a tensor's numbers by its name, all within the limit and equally likely. Return it."""
-    generator = torch.Generator(tensor.device).manual_seed(zlib.crc32(name.encode()))
-    return tensor.data.uniform_(-limit, limit, generator=generator)
+    return tensor.data.uniform_(-limit, limit, generator=_generator(name, tensor))
+
+
+def _generator(name: str, tensor: torch.Tensor) -> torch.Generator:
+    return torch.Generator(tensor.device).manual_seed(zlib.crc32(name.encode()))
 
 
 def _draw_quantized(name: str, layer: LinearBase) -> None:
@@ -152,6 +162,19 @@ def _draw_quantized(name: str, layer: LinearBase) -> None:
             tensor.data.copy_(_draw(f"{name}.{key}", numbers, limit))
         elif spread and tensor.is_floating_point() and "scale" in key:
             tensor.data.abs_().add_(0.5).div_(spread * layer.input_size**0.5)
+
+
+def _draw_mxfp4(name: str, tensor: torch.Tensor) -> None:
+    """Draw numbers of four bits, two in a byte, or exponents of scales, each for a block of
+    inputs.
+    """
+    generator = _generator(name, tensor)
+    if name.endswith("_scale"):
+        spread = _MXFP4_SPREAD * (tensor.shape[-1] * _MXFP4_BLOCK) ** 0.5
+        lowest = _MXFP4_ONE - round(math.log2(spread)) - 1
+        tensor.random_(lowest, lowest + 3, generator=generator)
+    else:
+        tensor.random_(0, 256, generator=generator)
 
 
 def saved_buffers(module: torch.nn.Module, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:

@@ -83,13 +83,23 @@ def give_data(tree: Module) -> None:
     """
     for module in tree.modules():
         if isinstance(module, RoutedExperts):
-            module.w13_weight = Parameter(module.w13_weight[:1, :, :1], requires_grad=False)
-            module.w2_weight = Parameter(module.w2_weight[:1, :1], requires_grad=False)
+            for name, tensor in list(module.named_parameters(recurse=False)):
+                few = _of_one_expert(name, tensor)
+                module._parameters[name] = Parameter(few, requires_grad=False)
         for tensor in [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
             if tensor.is_meta:
                 data = torch.empty((), dtype=tensor.dtype, device="cpu").expand(tensor.shape)
                 is_parameter = isinstance(tensor, Parameter)
                 swap_tensors(tensor, Parameter(data, requires_grad=False) if is_parameter else data)
+
+
+def _of_one_expert(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Return the first expert's part of a tensor of all experts, with one row or column in each
+    dimension that no rank cuts.
+    """
+    if name.startswith("w2_"):
+        return tensor[:1, :1]
+    return tensor[:1, :, :1] if tensor.dim() == 3 else tensor[:1]
 
 
 def kv_config(config: VllmConfig, available: int) -> KVCacheConfig:

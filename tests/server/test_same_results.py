@@ -26,6 +26,7 @@ CASES = [
     ("llama", 4, 1, ASYNC),
     pytest.param(("llama", 2, 2), marks=TWO_DEVICES),
     pytest.param(("mixtral", 2, 2), marks=TWO_DEVICES),
+    pytest.param(("gpt-oss", 2, 2), marks=TWO_DEVICES),
     pytest.param(("llama", 2, 2, ASYNC), marks=TWO_DEVICES),
 ]
 """Shape, engines, devices of each, and more flags."""

@@ -34,9 +34,9 @@ def tree(config: VllmConfig, size: int) -> Module:
 
 
 def load(model: Module) -> None:
-    """Give each parameter numbers, the same in each engine."""
+    """Give each parameter numbers, the same in each engine. Packed ones, which are bytes, stay."""
     generator = torch.Generator().manual_seed(0)
-    for parameter in list(model.parameters()):
+    for parameter in [each for each in model.parameters() if each.is_floating_point()]:
         data = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
         swap_tensors(parameter, Parameter(data, requires_grad=False))
 

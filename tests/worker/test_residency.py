@@ -38,7 +38,16 @@ from flying_serving.worker.residency import (
     weight_file_of,
 )
 from tests.memory.layers import device_pages
-from tests.worker.configurations import BLOOM, FALCON, LLAMA, OPT, QWEN2_MOE, configuration, small
+from tests.worker.configurations import (
+    BLOOM,
+    FALCON,
+    GPT_OSS,
+    LLAMA,
+    OPT,
+    QWEN2_MOE,
+    configuration,
+    small,
+)
 from tests.worker.loaded import alone, load, nested, random, tree, written
 
 pytestmark = pytest.mark.usefixtures("classes_imported_here")
@@ -52,6 +61,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama-mqa": LLAMA | {"num_key_value_heads": 1},
     "llama-tied": LLAMA | {"tie_word_embeddings": True},
     "mixtral": MIXTRAL,
+    "gpt-oss": GPT_OSS | {"num_local_experts": 4},
     "opt-with-biases": OPT,
 }
 WAYS: dict[str, Pack | None] = {"packed": pack_matrix, "unpacked": keep_matrix, "placed": None}

@@ -62,7 +62,7 @@ def no_model(model: str, reason: str) -> ConfigError:
 
 def refuse_unsupported(config: Any, client_count: int) -> None:
     """Raise Unsupported for the first feature of this VllmConfig that lanes do not serve yet."""
-    from flying_serving.worker.binding.formats import METHODS
+    from flying_serving.worker.binding import expert_forms, formats
 
     parallel, model = config.parallel_config, config.model_config
     mixed = model.is_hybrid or model.has_inner_state
@@ -89,7 +89,8 @@ def refuse_unsupported(config: Any, client_count: int) -> None:
         (config.ec_transfer_config is not None, "--ec-transfer-config", "encoder cache connectors"),
         (config.kv_events_config is not None, "--kv-events-config", "KV events"),
         (
-            model.quantization is not None and model.quantization not in METHODS,
+            model.quantization is not None
+            and model.quantization not in (*formats.METHODS, *expert_forms.METHODS),
             "--quantization",
             f"quantization by {model.quantization}",
         ),

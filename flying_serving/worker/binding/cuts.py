@@ -16,6 +16,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 
 from flying_serving.errors import ConfigError, WeightError
 from flying_serving.layout.shards import Segment, segments_of
+from flying_serving.worker.binding.expert_forms import form_of
 from flying_serving.worker.binding.formats import check_quantized, is_quantized
 
 
@@ -80,15 +81,6 @@ def vocabulary_segment(name: str, layer: VocabParallelEmbedding, engines: int) -
     return cut(name, weight.shape[0], "tokens of the vocabulary", engines)
 
 
-def expert_width(name: str, layer: RoutedExperts, engines: int) -> int:
-    """Return the rows of each expert's gate in one unit; its up projection has the same number.
-
-    Raises:
-        WeightError: if they do not divide.
-    """
-    return cut(name, layer.w13_weight.shape[1] // 2, "columns of an expert", engines).unit_size
-
-
 def column_bias(layer: Any) -> torch.Tensor | None:
     """Return the bias that is part of a layer's product; None: there is none, or the model adds
     it.
@@ -115,7 +107,7 @@ def check_cuts(lane1: Module, engines: int) -> None:
         elif isinstance(layer, VocabParallelEmbedding):
             vocabulary_segment(name, layer, engines)
         elif isinstance(layer, RoutedExperts):
-            expert_width(name, layer, engines)
+            form_of(name, layer).columns(name, layer, engines)
 
 
 def _ranks(layer: LinearBase, engines: int) -> int:

@@ -36,10 +36,10 @@ class DroppableUnits:
         if self._placement is not None:
             self._placement.place(model)
 
-    def place_units(self, units: Sequence[Module], keys: Sequence[str]) -> None:
+    def place_units(self, units: Sequence[Module]) -> None:
         """Move the weights of routed experts into the arena, if there is one."""
         if self._placement is not None:
-            self._placement.place_units(units, keys)
+            self._placement.place_units(units)
 
     def add(self, name: str, units: Units) -> None:
         """Let units of a layer be dropped, if any may."""

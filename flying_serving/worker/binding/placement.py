@@ -20,6 +20,7 @@ from flying_serving.layout.shards import Segment
 from flying_serving.memory.device_pages import DevicePages
 from flying_serving.memory.unit_order import UnitOrder
 from flying_serving.worker.binding.cuts import column_segments, row_segment, vocabulary_segment
+from flying_serving.worker.binding.expert_forms import expert_weights
 
 
 class Placement:
@@ -54,11 +55,10 @@ class Placement:
                 weight.data = self._placed(weight.data, self._segments_of(name, layer))
             _free_unused(weight)
 
-    def place_units(self, units: Sequence[Module], keys: Sequence[str]) -> None:
+    def place_units(self, units: Sequence[Module]) -> None:
         """Move the weights of routed experts, of which each rank of the widest group has a unit."""
         for rank, unit in enumerate(units):
-            for key in keys:
-                weight: Any = getattr(unit, key)
+            for weight in expert_weights(unit):
                 kept = [slice(0, weight.shape[0])] if rank == self._rank else []
                 weight.data = self.pages.place(weight.data, kept)
                 _free_unused(weight)

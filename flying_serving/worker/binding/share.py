@@ -36,13 +36,8 @@ from flying_serving.worker.binding.cuts import (
     vocabulary_segment,
 )
 from flying_serving.worker.binding.droppable import DroppableUnits
-from flying_serving.worker.binding.experts import (
-    EXPERT_WEIGHTS,
-    SharedExperts,
-    expert_unit,
-    install_experts,
-    refuse_experts,
-)
+from flying_serving.worker.binding.expert_forms import expert_tensors
+from flying_serving.worker.binding.experts import SharedExperts, expert_units, install_experts
 from flying_serving.worker.binding.formats import is_quantized
 from flying_serving.worker.binding.gated import gated_modules
 from flying_serving.worker.binding.methods import LinearPart, VocabularyPart
@@ -192,16 +187,12 @@ class SharedWeights:
         shells = dict(skeleton.named_modules())
         for name, layer in lane1.named_modules():
             if isinstance(layer, RoutedExperts):
-                refuse_experts(name, layer)
-                units = [
-                    expert_unit(name, layer, shells[name], unit, self._widest)
-                    for unit in range(self._widest)
-                ]
-                self._droppable.place_units([unit for _, unit in units], EXPERT_WEIGHTS)
+                units = expert_units(name, layer, shells[name], self._widest)
+                self._droppable.place_units([unit for _, unit in units])
                 experts = self._experts[name] = SharedExperts.of(units, self._droppable.pages)
                 self._droppable.add(name, experts.raw)
-                for weight in EXPERT_WEIGHTS:
-                    self._release(layer, weight)
+                for key in expert_tensors(layer):
+                    self._release(layer, key)
         cut = _storages(self._experts) - _storages(skeleton)
         self._storages = cut | _storages((lane1, self._linear, self._vocabulary))
         install_experts(lane1, self._experts, 0, 1)
@@ -219,7 +210,7 @@ class SharedWeights:
                 self._bind_vocabulary(name, layer, rank, degree)
             elif degree > 1:
                 hold_scales(layer, self._full.get(name))
-                cut = EXPERT_WEIGHTS if isinstance(layer, RoutedExperts) else ()
+                cut = expert_tensors(layer) if isinstance(layer, RoutedExperts) else ()
                 bind_whole(name, layer, self._full.get(name), rank, degree, but=cut)
         self._bind_gated(model, rank, degree)
         if degree > 1:
