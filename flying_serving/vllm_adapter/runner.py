@@ -19,6 +19,7 @@ from flying_serving.vllm_adapter.kv import shared_kv_buffer, token_parts
 from flying_serving.vllm_adapter.model_runners import version_of
 from flying_serving.vllm_adapter.randomness import LaneRandomness, seed_of, seed_process
 from flying_serving.vllm_adapter.trees import module_tree
+from flying_serving.vllm_adapter.windows import with_all_kv
 
 _WARM_TOKENS = 16
 
@@ -91,9 +92,9 @@ class Runner:
             self._runner._dummy_run(min(tokens, most))
 
     def kv_specs(self) -> dict[str, Any]:
-        """Return vLLM's KVCacheSpec of each attention layer."""
+        """Return vLLM's KVCacheSpec of each attention layer, with KV of all tokens."""
         specs: dict[str, Any] = self._runner.get_kv_cache_spec()
-        return specs
+        return with_all_kv(specs, self.config.cache_config.block_size)
 
     def kv_bytes(self) -> torch.Tensor:
         """Return the KV memory, which is one allocation, as int8."""

@@ -25,6 +25,7 @@ from vllm.v1.worker.gpu.attn_utils import get_kv_cache_spec
 
 from flying_serving.vllm_adapter.loading import parameters_on_meta
 from flying_serving.vllm_adapter.patches.tensor_parallel import activate
+from flying_serving.vllm_adapter.windows import with_all_kv
 
 _JOIN_S = 60
 _NUMBERED = re.compile(r"(.+?)\.(\d+)(?:\.(.*))?")
@@ -101,7 +102,7 @@ def kv_config(config: VllmConfig, available: int) -> KVCacheConfig:
     """
     with set_current_vllm_config(config):
         register_all_kvcache_specs(config)
-        specs = get_kv_cache_spec(config)
+        specs = with_all_kv(get_kv_cache_spec(config), config.cache_config.block_size)
         layouts = get_supported_kv_cache_layouts(get_current_attn_backends(config))
         resolve_kv_cache_layout(config, [[layout.name for layout in layouts]], specs.values())
         return get_kv_cache_configs(config, [specs], [available])[0]

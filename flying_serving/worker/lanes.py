@@ -115,6 +115,16 @@ class WorkerLanes:
             file.announce()
             self.residency = WorkerWeights(in_order(model, weights.units), self.engine)
 
+    def refuse_without_kv(self) -> None:
+        """Raise Unsupported if no layer keeps KV, as in BERT, whose tokens see later ones: requests
+        are counted by their KV.
+        """
+        if not self.lane1.kv_specs():
+            raise Unsupported(
+                f"--model: models without KV ({self.lane1.config.model_config.architecture}) "
+                "cannot be served by Flying Serving yet"
+            )
+
     def refuse_not_causal(self) -> None:
         """Raise Unsupported if prompt tokens see later ones: outputs of a migrated request are
         computed as its prompt.
