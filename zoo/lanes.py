@@ -6,6 +6,7 @@ import re
 import subprocess
 import time
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -51,12 +52,13 @@ class Server(ServerProcess):
     """`flying-serving serve` in a forked process, and an HTTP client for it. Use it as a context
     manager.
 
-    Raises Ended if it is not ready by the deadline (of the monotonic clock).
+    `flags`: of `serve`, beside FLAGS. Raises Ended if it is not ready by the deadline (of the
+    monotonic clock).
     """
 
-    def __init__(self, model: Path, log: Path, deadline: float) -> None:
+    def __init__(self, model: Path, log: Path, deadline: float, flags: Sequence[str] = ()) -> None:
         port = ReservedPort()
-        argv = [str(model), f"--host={HOST}", f"--port={port.number}", *FLAGS]
+        argv = [str(model), f"--host={HOST}", f"--port={port.number}", *FLAGS, *flags]
         start = lambda environment, log: fork(lambda: _serve(argv), log, environment)  # noqa: E731
         super().__init__(start, {}, port, log)
         self._deadline = deadline

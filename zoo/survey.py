@@ -89,9 +89,8 @@ class _Asking:
             outcome |= {"status": "no checkpoint", "reason": reason}
         else:
             try:
-                with Server(
-                    self._path, cache.log_of(self._model, "serve"), self._deadline
-                ) as server:
+                log = cache.log_of(self._model, "serve")
+                with Server(self._path, log, self._deadline, self._model.flags) as server:
                     outcome["sizes"], not_offered = server.group_sizes()
                     asked = [degree for degree in DEGREES if degree in outcome["sizes"]]
                     outcome["answers"] = {str(degree): server.answers(degree) for degree in asked}
@@ -107,7 +106,9 @@ class _Asking:
         out = path.with_suffix(".part")
         out.unlink(missing_ok=True)
         self._checkpoint()
-        work = lambda: answer_all(self._path, degree, out)  # noqa: E731 - to be run in a fork of this very process
+        options = self._model.engine_options
+        # to be run in a fork of this very process
+        work = lambda: answer_all(self._path, degree, out, options)  # noqa: E731
         status, log = self._forked(f"stock-{degree}", work, ENVIRONMENT)
         answers = json.loads(out.read_text(encoding="utf-8")) if status == 0 else None
         out.unlink(missing_ok=True)

@@ -20,6 +20,7 @@ from torch.nn import Module, Parameter
 from torch.utils import swap_tensors
 from vllm.config import CompilationConfig, VllmConfig
 from vllm.model_executor.layers.linear import ReplicatedLinear
+from vllm.model_executor.models.utils import StageMissingLayer
 
 from flying_serving.errors import WeightError
 from flying_serving.vllm_adapter.loading import saved_buffers
@@ -35,9 +36,11 @@ lane is not loaded, so its own are on the device under which it is built, and of
 _OPAQUE = (
     *(type(None), bool, int, float, str, bytes, type, ModuleType, BuiltinFunctionType),
     *(torch.dtype, torch.device, VllmConfig, CompilationConfig),
+    StageMissingLayer,
 )
 """Types in which no tensor of the model is looked for. vLLM's configuration names layers, which are
-in the model as well.
+in the model as well. A missing layer stands for a part that is not loaded, such as the encoder of a
+model that is served for text alone.
 """
 _REGISTERED = re.compile(r"_(?:modules|parameters|buffers)\.")
 
