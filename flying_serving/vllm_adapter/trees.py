@@ -15,6 +15,7 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.linear import ColumnParallelLinear, LinearBase
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.utils.torch_utils import set_default_torch_dtype
 from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts, resolve_kv_cache_layout
@@ -74,6 +75,21 @@ def _description(module: Module) -> str:
     window = getattr(module, "sliding_window", None)
     own_kv = getattr(module, "kv_sharing_target_layer_name", None) is None
     return f"{type(module).__qualname__} {shapes} {window} {own_kv}"
+
+
+def uncut_attention(tree: Module) -> str | None:
+    """Return the name of the first attention of a lane's model whose projections vLLM keeps whole.
+    Its heads are cut all the same. None if there is no such attention.
+
+    vLLM's Transformers backend builds this where a model has no plan of tensor parallelism, and its
+    projections are none that vLLM fuses.
+    """
+    for name, _ in getattr(tree, "attention_fusers", {}).values():
+        parts = list(tree.get_submodule(name).modules())
+        is_linear = any(isinstance(part, LinearBase) for part in parts)
+        if is_linear and not any(isinstance(part, ColumnParallelLinear) for part in parts):
+            return str(name)
+    return None
 
 
 def give_data(tree: Module) -> None:
