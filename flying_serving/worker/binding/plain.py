@@ -29,9 +29,9 @@ COMPUTED = {"alibi_slopes", "weight"}
 """Plain attributes that vLLM computes, and that a lane may have of its own if they equal lane 1's.
 A `weight` that is no parameter is the ones of a norm without weights.
 """
-KEPT_ON_CPU = {"_k_scale_cpu", "_v_scale_cpu"}
-"""Plain attributes of attention layers that vLLM keeps on the CPU when it has loaded a model. A
-lane is not loaded, so its own are on the device under which it is built, and of no use.
+KEPT_ON_CPU = {"_k_scale_cpu", "_v_scale_cpu", "_k_scale_float", "_v_scale_float"}
+"""Plain attributes of attention layers that vLLM keeps on the CPU, or as numbers, when it has
+loaded a model. A lane is not loaded, so its own are of no use.
 """
 _OPAQUE = (
     *(type(None), bool, int, float, str, bytes, type, ModuleType, BuiltinFunctionType),
