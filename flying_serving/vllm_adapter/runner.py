@@ -14,6 +14,7 @@ from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
+from flying_serving.vllm_adapter.batches import without_outputs
 from flying_serving.vllm_adapter.graphs import DecodeGraphs, unwrapped
 from flying_serving.vllm_adapter.kv import shared_kv_buffer, token_parts
 from flying_serving.vllm_adapter.model_runners import version_of
@@ -65,6 +66,11 @@ class Runner:
             if output is None:
                 output = self._runner.sample_tokens(grammar)
         return output.get_output() if hasattr(output, "get_output") else output
+
+    def pool(self, plan: Any) -> Any:
+        """Run one step of made-up requests of a pooling model, each for the model's first task."""
+        task = self._runner.get_supported_pooling_tasks()[0]
+        return self._runner.execute_model(without_outputs(plan, task))
 
     def seed(self, group: Sequence[int], incarnations: Sequence[int]) -> None:
         """From now on, draw the random numbers of the group of these engines in these

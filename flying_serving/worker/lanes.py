@@ -252,7 +252,10 @@ class WorkerLanes:
         lanes: list[tuple[int, VllmConfig, Any]] = [(1, self.lane1.config, self.lane1.step)]
         lanes += [(size, lane.runner.config, lane.execute) for size, lane in self.groups.items()]
         for size, config, step in lanes:
-            self.calibration += calibrate(size, StepLimits.of(config, self.blocks), step, together)
+            limits = StepLimits.of(config, self.blocks)
+            if limits.pools:
+                step = self.lane1.pool
+            self.calibration += calibrate(size, limits, step, together)
 
     def seed(self, incarnations: Sequence[int | None]) -> None:
         """Let each lane draw its own random numbers. Called at the end of a start, in which lanes
