@@ -49,7 +49,8 @@ def configuration(**changes: Any) -> Any:
     model = {
         "is_hybrid": False,
         "has_inner_state": False,
-        "is_multimodal_model": False,
+        "supports_multimodal_inputs": False,
+        "is_encoder_decoder": False,
         "architecture": "XForCausalLM",
         "runner_type": "generate",
         "quantization": None,
@@ -57,7 +58,6 @@ def configuration(**changes: Any) -> Any:
         "enable_sleep_mode": False,
         "enforce_eager": True,
         "max_model_len": 4096,
-        "get_sliding_window": lambda: changes.get("sliding_window"),
         "get_total_num_kv_heads": lambda: 4,
         "model_arch_config": SimpleNamespace(total_num_attention_heads=8),
         "hf_text_config": SimpleNamespace(),
