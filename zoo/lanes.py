@@ -47,9 +47,10 @@ class Ended(Exception):
 
 class Server(ServerProcess):
     """`flying-serving serve` in a forked process, and an HTTP client for it. Use it as a context
-    manager. `flags`: the number of engines and the type of activations.
+    manager.
 
-    Raises Ended if it is not ready by the deadline (of the monotonic clock).
+    `flags`: of `serve`, beside FLAGS. Raises Ended if it is not ready by the deadline (of the
+    monotonic clock).
     """
 
     def __init__(self, model: Path, log: Path, deadline: float, *flags: str) -> None:

@@ -34,10 +34,11 @@ SECTIONS = {
 WIDTH = 120
 HOW = (
     "`make zoo` wrote this page at commit {commit} ({versions}). It tries every text-generation "
-    "architecture of vLLM's registry that transformers can build. For each it makes a tiny random "
-    "checkpoint in float32 and serves it with two engines. Both lanes (`tp_degree` 1 and 2) and "
-    "stock vLLM (TP 1 and TP 2) get the same five requests. These have prompts of 5 to 300 "
-    "tokens, four of them at once, sampled with a seed at temperature 1."
+    "architecture of vLLM's registry that transformers can build, and some that see or hear as "
+    "well. For each it makes a tiny random checkpoint in float32 and serves it with two engines. "
+    "Both lanes (`tp_degree` 1 and 2) and stock vLLM (TP 1 and TP 2) get the same five requests. "
+    "These have prompts of 5 to 300 tokens, four of them at once, sampled with a seed at "
+    "temperature 1."
 )
 OK_MEANS = (
     "*ok* means the same tokens as stock vLLM at the same degree. It also means that the logprobs "
@@ -48,8 +49,9 @@ OK_MEANS = (
 WHAT = (
     f"Models are served with `--max-model-len {MAX_MODEL_LEN}`. Models with window attention are "
     f"tried twice: with a window of {ALL_OF_IT} tokens, which no request leaves, and with one of "
-    f"{WINDOW} (*sliding window*). Each other variant is a way of binding weights that the usual "
-    "configuration of its architecture does not show."
+    f"{WINDOW} (*sliding window*). Models that see or hear as well are served with "
+    "`--language-model-only` (*text only*). Each other variant is a way of binding weights that "
+    "the usual configuration of its architecture does not show."
 )
 
 QUANTIZED_MEANS = (

@@ -56,4 +56,4 @@ def answer_all(model: Model, path: Path, degree: int, out: Path) -> None:
     changes.
     """
     stock.ENGINE["dtype"] = dtype_of(model)
-    stock.answer_all(path, degree, out)
+    stock.answer_all(path, degree, out, model.engine_options)

@@ -98,9 +98,8 @@ class _Asking:
         else:
             try:
                 flags = (f"--data-parallel-size={degrees[-1]}", f"--dtype={dtype_of(self._model)}")
-                with Server(
-                    self._path, cache.log_of(self._model, "serve"), self._deadline, *flags
-                ) as server:
+                log = cache.log_of(self._model, "serve")
+                with Server(self._path, log, self._deadline, *flags, *self._model.flags) as server:
                     outcome["sizes"], not_offered = server.group_sizes()
                     asked = [degree for degree in degrees if degree in outcome["sizes"]]
                     outcome["answers"] = {str(degree): server.answers(degree) for degree in asked}

@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from flying_serving.config import ASYNC_GROUPS_KEY, KEY, MAX_ENGINES, FlyingConfig
-from flying_serving.errors import ConfigError, FlyingError
+from flying_serving.errors import ConfigError, FlyingError, Unsupported
 from flying_serving.log import logger
 from flying_serving.validation import first_problem
 
@@ -166,6 +166,10 @@ def _in_one_line(error: BaseException) -> str:
     return " ".join(text.removeprefix("Error: ").split()) or type(error).__name__
 
 
+_OF_RECURRENT_STATE = "--mamba-block-size"
+"""A flag that vLLM itself sets for a model with recurrent state."""
+
+
 @contextmanager
 def explain_mistakes(args: Any) -> Iterator[None]:
     """While the body runs a server with these flags, report a user's mistake in them, or wish, in
@@ -180,7 +184,13 @@ def explain_mistakes(args: Any) -> Iterator[None]:
     except ValidationError as error:
         if not error.title.endswith("Config"):
             raise
-        raise ConfigError(_of_a_setting(error.errors()[0])) from None
+        problem = _of_a_setting(error.errors()[0])
+        if _OF_RECURRENT_STATE in problem and getattr(args, "mamba_block_size", None) is None:
+            raise Unsupported(
+                "--model: models with recurrent state cannot be served by Flying Serving yet "
+                f"(vLLM, which sets the flag for this model: {problem})"
+            ) from None
+        raise ConfigError(problem) from None
     except FlyingError:
         raise
     except OSError as error:

@@ -14,12 +14,14 @@ from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
+from flying_serving.vllm_adapter.batches import without_outputs
 from flying_serving.vllm_adapter.compiled import uncompiled
 from flying_serving.vllm_adapter.graphs import DecodeGraphs
 from flying_serving.vllm_adapter.kv import shared_kv_buffer, token_parts
 from flying_serving.vllm_adapter.model_runners import unwrapped, version_of
 from flying_serving.vllm_adapter.randomness import LaneRandomness, seed_of, seed_process
 from flying_serving.vllm_adapter.trees import module_tree
+from flying_serving.vllm_adapter.windows import with_all_kv
 
 _WARM_TOKENS = 16
 
@@ -82,6 +84,11 @@ class Runner:
                 output = self._runner.sample_tokens(grammar)
         return output
 
+    def pool(self, plan: Any) -> Any:
+        """Run one step of made-up requests of a pooling model, each for the model's first task."""
+        task = self._runner.get_supported_pooling_tasks()[0]
+        return self._runner.execute_model(without_outputs(plan, task))
+
     def seed(self, group: Sequence[int], incarnations: Sequence[int]) -> None:
         """From now on, draw the random numbers of the group of these engines in these
         incarnations.
@@ -108,9 +115,9 @@ class Runner:
             self._runner._dummy_run(min(tokens, most))
 
     def kv_specs(self) -> dict[str, Any]:
-        """Return vLLM's KVCacheSpec of each attention layer."""
+        """Return vLLM's KVCacheSpec of each attention layer, with KV of all tokens."""
         specs: dict[str, Any] = self._runner.get_kv_cache_spec()
-        return specs
+        return with_all_kv(specs, self.config.cache_config.block_size)
 
     def kv_bytes(self) -> torch.Tensor:
         """Return the KV memory, which is one allocation, as int8."""

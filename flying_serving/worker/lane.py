@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from vllm.config import VllmConfig
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, UniformTypeKVCacheSpecs
+from vllm.v1.kv_cache_interface import KVCacheConfig, UniformTypeKVCacheSpecs
 
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.errors import ConfigError, EngineLost, Unsupported
@@ -102,7 +102,6 @@ class WorkerLane:
                     f"{len(kv.kv_cache_groups)} cache groups, "
                     f"{lane1.num_blocks} in one cache group are needed for blocks of constant bytes"
                 )
-            _refuse_dropped_kv(kv, self.runner.config.model_config.max_model_len)
             self.runner.bind_kv(kv, memory)
         self.kv_config = kv
 
@@ -162,17 +161,3 @@ class WorkerLane:
         there = resolved(output)
         self.communicators.require_whole(self.size, goes_on=bool(self.kept))
         return there
-
-
-def _refuse_dropped_kv(kv: KVCacheConfig, max_model_len: int) -> None:
-    """Raise ConfigError if vLLM would free blocks while their request runs, which members would not
-    know.
-    """
-    spec = kv.kv_cache_groups[0].kv_cache_spec
-    window = None if isinstance(spec, FullAttentionSpec) else getattr(spec, "sliding_window", None)
-    if window is not None and window < max_model_len:
-        raise ConfigError(
-            f"--max-model-len={max_model_len}: every layer has a sliding window of {window} "
-            "tokens; "
-            f"at most {window} can be served by Flying Serving yet"
-        )

@@ -133,6 +133,16 @@ class WorkerLanes:
             self.residency = WorkerWeights(in_order(model, weights.units), self.engine)
         return weights.quantized.input_rounding
 
+    def refuse_without_kv(self) -> None:
+        """Raise Unsupported if no layer keeps KV, as in BERT, whose tokens see later ones: requests
+        are counted by their KV.
+        """
+        if not self.lane1.kv_specs():
+            raise Unsupported(
+                f"--model: models without KV ({self.lane1.config.model_config.architecture}) "
+                "cannot be served by Flying Serving yet"
+            )
+
     def refuse_not_causal(self) -> None:
         """Raise Unsupported if prompt tokens see later ones: outputs of a migrated request are
         computed as its prompt.
@@ -227,7 +237,10 @@ class WorkerLanes:
         lanes: list[tuple[int, VllmConfig, Any]] = [(1, self.lane1.config, self.lane1.step)]
         lanes += [(size, lane.runner.config, lane.execute) for size, lane in self.groups.items()]
         for size, config, step in lanes:
-            self.calibration += calibrate(size, StepLimits.of(config, self.blocks), step, together)
+            limits = StepLimits.of(config, self.blocks)
+            if limits.pools:
+                step = self.lane1.pool
+            self.calibration += calibrate(size, limits, step, together)
 
     def seed(self, incarnations: Sequence[int | None]) -> None:
         """Let each lane draw its own random numbers. Called at the end of a start, in which lanes

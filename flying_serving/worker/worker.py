@@ -29,6 +29,7 @@ from flying_serving.vllm_adapter.kv import kv_memory_from
 from flying_serving.vllm_adapter.patches import installer, tensor_parallel
 from flying_serving.vllm_adapter.queues import note_in
 from flying_serving.vllm_adapter.runner import Runner
+from flying_serving.vllm_adapter.windows import all_are_local
 from flying_serving.worker.checks import most_requests
 from flying_serving.worker.contexts import PeerContexts, open_context
 from flying_serving.worker.heap import give_back_freed
@@ -130,6 +131,15 @@ class LaneWorker:
                 pack_weights=self.pack_weights,
                 cuda=self.cuda,
             )
+
+    def get_kv_cache_spec(self) -> dict[str, Any]:
+        """Return the KV that lane 1's layers need: of all tokens, if they see a window only."""
+        worker: Any = self
+        with told_to_server(self.deployment.run_dir, self.engine):
+            self.lanes.refuse_without_kv()
+        if all_are_local(super().get_kv_cache_spec()):  # type: ignore[misc]
+            phase(self.engine, worker.rank, "every layer has a window; KV of all tokens is kept")
+        return self.lanes.lane1.kv_specs()
 
     def determine_available_memory(self) -> int:
         """Return the bytes for KV: vLLM's own figure without the groups' CUDA graphs, plus the

@@ -100,6 +100,19 @@ GEMMA3N = small("Gemma3n", "gemma3n_text") | {
     "laurel_rank": 16,
     "sliding_window": 64,
 }
+IDEFICS3 = {
+    "architectures": ["Idefics3ForConditionalGeneration"],
+    "model_type": "idefics3",
+    "text_config": small("Llama", "llama"),
+    "vision_config": {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 56,
+        "patch_size": 14,
+    },
+}
 NO_WEIGHTS = ("--data-parallel-size=2", "--load-format=dummy", "--kv-cache-memory-bytes=67108864")
 NO_TOKENIZER = (
     "--load-format=dummy",
@@ -223,6 +236,13 @@ def test_the_first_layers_have_every_kind_among_them(
     fewer, part = model_check._shortened(args, config_of_all, whole)
     assert model_check._layers(fewer) == layers
     assert whole.kinds.keys() <= part.kinds.keys()
+
+
+def test_the_text_of_a_model_that_sees_is_shortened(tmp_path: Path) -> None:
+    args, config_of_all = configured(tmp_path, IDEFICS3, "--language-model-only")
+    fewer, _ = model_check._shortened(args, config_of_all, anatomy(config_of_all))
+    assert model_check._layers(config_of_all) == 6
+    assert model_check._layers(fewer) == 2
 
 
 def test_steps_are_shortened_only_where_prompts_may_be_cut(tmp_path: Path) -> None:

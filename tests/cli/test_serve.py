@@ -7,10 +7,10 @@ import errno
 from collections.abc import Callable
 from functools import partial
 from types import FunctionType, SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from vllm.config import CompilationConfig, CompilationMode, CUDAGraphMode
 from vllm.platforms import current_platform
 
@@ -22,7 +22,7 @@ from flying_serving.cli.serve import (
     explain_mistakes,
 )
 from flying_serving.config import KEY, Deployment, FlyingConfig, deployment_of, parse_flying
-from flying_serving.errors import ConfigError
+from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.memory.peers import KVBlocks
 from flying_serving.predict.work import Objective
 from flying_serving.server.start.settings import settings_of
@@ -216,6 +216,14 @@ class ModelConfig(BaseModel):
     max_model_len: int = Field(le=10)
 
 
+class VllmConfig(BaseModel):
+    """As vLLM's, for a model with recurrent state on a CPU without prefix caching."""
+
+    @model_validator(mode="after")
+    def refuse(self) -> Self:
+        raise ValueError("--mamba-block-size can only be set with --enable-prefix-caching")
+
+
 ARGS = SimpleNamespace(model="m", host=None, port=80)
 READS = ("vllm.engine.arg_utils", "from_cli_args")
 CONFIGURES = ("vllm.engine.arg_utils", "create_engine_config")
@@ -272,6 +280,20 @@ def test_error_outside_the_reading_of_flags_keeps_its_traceback(
     with pytest.raises(kind) as raised:
         start(ARGS, error, *callers)
     assert raised.value is error
+
+
+def test_a_flag_that_vllm_has_set_for_recurrent_state_is_explained() -> None:
+    with pytest.raises(ValidationError) as wrong:
+        VllmConfig()
+    with pytest.raises(Unsupported, match=r"^--model: models with recurrent state cannot be "):
+        start(SimpleNamespace(**vars(ARGS), mamba_block_size=None), wrong.value)
+
+
+def test_the_same_flag_of_a_user_is_refused_in_vllms_words() -> None:
+    with pytest.raises(ValidationError) as wrong:
+        VllmConfig()
+    with pytest.raises(ConfigError, match=r"^--mamba-block-size can only be set with "):
+        start(SimpleNamespace(**vars(ARGS), mamba_block_size=32), wrong.value)
 
 
 def test_refusal_by_vllm_is_one_line() -> None:

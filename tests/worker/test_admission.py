@@ -25,6 +25,7 @@ from tests.worker.configurations import (
     QWEN2_MOE,
     configuration,
     published_gpt_oss,
+    small,
 )
 
 pytestmark = pytest.mark.usefixtures("classes_imported_here")
@@ -34,6 +35,9 @@ def undivided(layer: str, what: str, *sizes: int) -> dict[int, str]:
     return {size: f"model.{layer}: {what} do not divide by {size}" for size in sizes}
 
 
+BIG_CODE = small(
+    "GPTBigCode", "gpt_bigcode", n_embd=64, n_layer=2, n_head=8, n_positions=512, multi_query=True
+)
 EXPERTS = "model.layers.0.mlp.experts"
 CASES: tuple[tuple[str, dict[str, Any], dict[int, str]], ...] = (
     ("all", LLAMA, {}),
@@ -73,6 +77,14 @@ CASES: tuple[tuple[str, dict[str, Any], dict[int, str]], ...] = (
     ),
     ("experts-that-can-be-shared", QWEN2_MOE | {"num_experts": 8}, {}),
     ("a-bias-of-a-fused-layer-that-the-model-adds", FALCON, {}),
+    ("attention-without-a-plan-that-vllm-cuts", BIG_CODE, {}),
+    (
+        "attention-without-a-plan-that-vllm-keeps-whole",
+        BIG_CODE | {"multi_query": False},
+        dict.fromkeys(
+            (2, 4, 8), "model.h.0.attn: vLLM splits its heads, and keeps its projections whole"
+        ),
+    ),
     (
         "experts-with-biases",
         GPT_OSS,

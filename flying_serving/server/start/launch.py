@@ -31,6 +31,7 @@ from flying_serving.server.start.rundir import make_run_dir
 from flying_serving.server.start.support import choose_group_sizes, keep_all_kv, refuse_unsupported
 from flying_serving.vllm_adapter.history import FOLLOWS_OUTPUTS, stateful_processors
 from flying_serving.vllm_adapter.numa import let_devices_share_nodes
+from flying_serving.vllm_adapter.rank_widths import degrees_differ
 from flying_serving.worker.admission import obstacles
 
 _WORKERS = {
@@ -58,10 +59,7 @@ def prepare(config: Any, client_count: int) -> Any:
     sizes, not_offered = choose_group_sizes(config, flying.group_sizes, obstacles)
     for size, reason in not_offered.items():
         logger.warning("group size %d is not offered: %s", size, reason)
-    for name in stateful_processors(config.model_config):
-        logger.warning(
-            "requests that have begun keep their groups: %s has no %s = True", name, FOLLOWS_OUTPUTS
-        )
+    _warn_of_fixed_groups(config.model_config)
     # for all: it removes the shared memory of workers that vLLM kills at the end
     resource_tracker.ensure_running()
     run_dir = make_run_dir()
@@ -95,6 +93,15 @@ def prepare(config: Any, client_count: int) -> Any:
         return MultiprocExecutor
     parallel.distributed_executor_backend = UniProcExecutor
     return UniProcExecutor
+
+
+def _warn_of_fixed_groups(model: Any) -> None:
+    """Log why requests of this model (vLLM's ModelConfig) stay in their groups, if they do."""
+    reasons = [f"{name} has no {FOLLOWS_OUTPUTS} = True" for name in stateful_processors(model)]
+    if degrees_differ(model):
+        reasons.append(f"groups of another size compute other outputs of {model.architecture}")
+    for reason in reasons:
+        logger.warning("requests that have begun keep their groups: %s", reason)
 
 
 def _divide_devices(config: Any, flying: FlyingConfig) -> Collectives:

@@ -56,6 +56,12 @@ def _size(size: int, what: str, problem: str, refused: Mapping[int, str] | None 
     return engines, Case(f"`--group-sizes 1,{size}` {what}", says, 2, send)
 
 
+def _pooling_size(size: int) -> Start:
+    says = f"--group-sizes={size}: pooling models run on each engine alone"
+    send = {"sizes": (1, size), "runner_type": "pooling"}
+    return engines, Case(f"`--group-sizes 1,{size}` for a pooling model", says, 2, send)
+
+
 def _flag(name: str, value: str, allowed: str) -> Start:
     return flags, Case(
         f"`--{name} {value}`", f"--{name}={value}: {allowed}", 2, {name.replace("-", "_"): value}
@@ -98,6 +104,7 @@ FLAG_CASES: tuple[Start, ...] = (
     _flag("group-sizes", "1,3", "group size 3 is not one of 1, 2, 4, 8"),
     _flag("group-sizes", "2,4", "1 must be among the group sizes"),
     _size(8, "with four engines", "there are 4 engines"),
+    _pooling_size(2),
     _size(4, "for a model that four do not divide", UNDIVIDED, {4: UNDIVIDED}),
     _flag("weave-steps", "0", "must be a whole number from 1 up to 1000"),
     _flag("weave-steps", "x", "must be a whole number from 1 up to 1000"),
@@ -263,13 +270,14 @@ FEATURE_CASES: tuple[Start, ...] = (
         cuda_graphs=True,
     ),
     _unsupported("--enable-sleep-mode", "sleep mode", enable_sleep_mode=True),
-    _unsupported("--runner", "pooling models", runner_type="pooling"),
-    _unsupported("--model", "multimodal models (XForCausalLM)", is_multimodal_model=True),
+    _unsupported(
+        "--language-model-only=False",
+        "images, video and audio (XForCausalLM)",
+        supports_multimodal_inputs=True,
+    ),
+    _unsupported(
+        "--model", "models with an encoder and a decoder (XForCausalLM)", is_encoder_decoder=True
+    ),
     _unsupported("--model", "models with recurrent state (XForCausalLM)", is_hybrid=True),
     _unsupported("--model", "models with latent attention, MLA (XForCausalLM)", use_mla=True),
-    _unsupported(
-        "--model",
-        "models whose every layer has a sliding window (XForCausalLM)",
-        sliding_window=1024,
-    ),
 )
