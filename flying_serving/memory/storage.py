@@ -429,9 +429,7 @@ class StridedRows:
         units: RawUnits | None = None,
     ) -> None:
         self.units = units
-        self._weight = weight
-        self._bias = bias
-        self._segment = segment
+        self._weight, self._bias, self._segment = weight, bias, segment
 
     def part(self, rank: int, degree: int) -> Matmul:
         (columns,) = rows_of([self._segment], rank, degree)

@@ -32,7 +32,7 @@ def most_requests(config: Any, blocks: int) -> int:
 
 class LaneChecks:
     """The checks of one device. `groups`: its lanes by group size. `say`: logs a phase.
-    `input_rounding`: what quantized layers may differ by, beside the rounding of the type.
+    `input_rounding`: the part that quantized layers may differ by, beside that of the type.
 
     `blocks`, in the methods: the KV blocks that have memory.
     """

@@ -18,7 +18,7 @@ from flying_serving.worker.admission import KVPlan, anatomy
 from harness import mxfp4_cpu
 from harness.forked import by_shell, run
 from harness.live import Server
-from tests.worker.configurations import published_gpt_oss
+from tests.worker.configurations import IDEFICS3, published_gpt_oss
 
 pytestmark = pytest.mark.usefixtures("classes_imported_here")
 
@@ -99,19 +99,6 @@ GEMMA3N = small("Gemma3n", "gemma3n_text") | {
     "vocab_size_per_layer_input": 512,
     "laurel_rank": 16,
     "sliding_window": 64,
-}
-IDEFICS3 = {
-    "architectures": ["Idefics3ForConditionalGeneration"],
-    "model_type": "idefics3",
-    "text_config": small("Llama", "llama"),
-    "vision_config": {
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "image_size": 56,
-        "patch_size": 14,
-    },
 }
 NO_WEIGHTS = ("--data-parallel-size=2", "--load-format=dummy", "--kv-cache-memory-bytes=67108864")
 NO_TOKENIZER = (

@@ -125,3 +125,21 @@ def configuration(path: Path, model: dict[str, Any], dtype: str = "float32") -> 
         skip_tokenizer_init=True,
     )
     return args.create_engine_config()
+
+
+MIXTRAL = small(
+    "Mixtral", "mixtral", intermediate_size=256, num_local_experts=4, num_experts_per_tok=2
+)
+IDEFICS3 = {
+    "architectures": ["Idefics3ForConditionalGeneration"],
+    "model_type": "idefics3",
+    "text_config": small("Llama", "llama"),
+    "vision_config": {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 56,
+        "patch_size": 14,
+    },
+}

@@ -43,19 +43,16 @@ from tests.worker.configurations import (
     FALCON,
     GPT_OSS,
     LLAMA,
+    MIXTRAL,
     OPT,
     QWEN2_MOE,
     configuration,
-    small,
 )
 from tests.worker.loaded import alone, load, nested, random, tree, written
 
 pytestmark = pytest.mark.usefixtures("classes_imported_here")
 
 WIDEST = 4
-MIXTRAL = small(
-    "Mixtral", "mixtral", intermediate_size=256, num_local_experts=4, num_experts_per_tok=2
-)
 MODELS: dict[str, dict[str, Any]] = {
     "llama": LLAMA | {"num_key_value_heads": 2},
     "llama-mqa": LLAMA | {"num_key_value_heads": 1},
