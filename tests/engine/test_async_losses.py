@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from flying_serving.engine.group_steps import GroupPhase
 from flying_serving.engine.messages import BeginAnew
@@ -239,3 +240,19 @@ def test_group_that_is_lost_before_it_begins_anew_starts_afresh() -> None:
     node.finish()
     assert node.tokens["c"] == outputs(1, 4, 12)
     assert node.ended["c"] == "length"
+
+
+@pytest.mark.parametrize("kind", [AsyncScheduler, Node.SYNCHRONOUS])
+def test_steps_after_a_loss_are_timed_again(kind: Any) -> None:
+    """The output of a step that was ordered before the loss never comes."""
+    node = Node(kind=kind)
+    node.add(make("a", 1, 6, 30), 2)
+    node.run_until_tokens("a", 3)
+    node.run_until_outstanding(1)
+    node.lose_member()
+    node.start_member()
+    steps = node.engines[0].steps
+    steps.take_rows()
+    node.add(make("c", 3, 6, 12), 2)
+    node.finish()
+    assert len(steps.take_rows()) == 12
