@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import torch
 from torch.nn import Module, Parameter
 from torch.utils import swap_tensors
@@ -54,3 +55,9 @@ def written(path: Path) -> WeightFile:
 
 def random(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+
+
+def resident_bytes() -> int:
+    """The resident memory of this process."""
+    resident: int = psutil.Process().memory_info().rss
+    return resident

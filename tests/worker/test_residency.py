@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from torch import nn
@@ -48,7 +47,7 @@ from tests.worker.configurations import (
     QWEN2_MOE,
     configuration,
 )
-from tests.worker.loaded import alone, load, nested, random, tree, written
+from tests.worker.loaded import alone, load, nested, random, resident_bytes, tree, written
 
 pytestmark = pytest.mark.usefixtures("classes_imported_here")
 
@@ -396,8 +395,3 @@ def test_a_hundred_cycles_free_and_take_the_same_memory(tmp_path: Path) -> None:
     assert max(freed) < 1.02 * 6 * 2**20
     assert abs(levels[-1][1] - levels[0][1]) < 2**18
     file.close()
-
-
-def resident_bytes() -> int:
-    resident: int = psutil.Process().memory_info().rss
-    return resident
