@@ -101,8 +101,10 @@ def give_data(tree: Module) -> None:
     for module in tree.modules():
         if isinstance(module, RoutedExperts):
             for name, tensor in list(module.named_parameters(recurse=False)):
-                few = _of_one_expert(name, tensor)
-                module._parameters[name] = Parameter(few, requires_grad=False)
+                # a router's bias may be here too, and is not one for each rank
+                if name.startswith(("w13_", "w2_")):
+                    few = _of_one_expert(name, tensor)
+                    module._parameters[name] = Parameter(few, requires_grad=False)
         for tensor in [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
             if tensor.is_meta:
                 data = torch.empty((), dtype=tensor.dtype, device="cpu").expand(tensor.shape)

@@ -133,7 +133,7 @@ MIXTRAL = small(
 IDEFICS3 = {
     "architectures": ["Idefics3ForConditionalGeneration"],
     "model_type": "idefics3",
-    "text_config": small("Llama", "llama"),
+    "text_config": small("Llama", "llama", num_hidden_layers=6),
     "vision_config": {
         "hidden_size": 64,
         "intermediate_size": 128,
