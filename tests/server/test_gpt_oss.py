@@ -18,7 +18,10 @@ from harness.losing import is_whole, kill
 from tests.server.test_same_results import Compared, compare, run
 from tests.stock.requests import REQUESTS, StockRequest
 
-pytestmark = pytest.mark.server
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.cpu_only("its kernel of MXFP4 is one for the CPU"),
+]
 
 ENGINES = 4
 APART, PAIRS, ALL = [[0], [1], [2], [3]], [[0, 1], [2, 3]], [[0, 1, 2, 3]]
@@ -30,7 +33,7 @@ BACK_S = 90.0
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Compared]:
-    with Compared("gpt-oss-mxfp4", ENGINES, 1, mxfp4_cpu.PREAMBLE) as live:
+    with Compared("gpt-oss-mxfp4", ENGINES, 1, preamble=mxfp4_cpu.PREAMBLE) as live:
         yield live
 
 
