@@ -114,11 +114,12 @@ def _keys(model: Model) -> dict[str, str]:
     if model.quantized:
         rounded = _source("quantized.py", "../flying_lab/tiny_models/quantized.py")
         checkpoint = _key(checkpoint, rounded)
-    asked = _source("stock.py", "requests.py"), MAX_MODEL_LEN
+    forced = ["forced.py"] if model.quantized else []
+    asked = _source("stock.py", "requests.py", *forced), MAX_MODEL_LEN
     stock = _key(checkpoint, asked, machine())
     lanes = _key(
         checkpoint,
-        _source("lanes.py", "requests.py", "survey.py", "quantized.py"),
+        _source("lanes.py", "requests.py", "survey.py", "quantized.py", *forced),
         machine(),
         _server(),
     )

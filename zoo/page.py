@@ -11,9 +11,9 @@ from zoo.compare import TOLERANCE
 from zoo.verdict import (
     BLIND,
     BUILD,
+    CHANCE,
     FAILED,
     OK,
-    QUANTIZED,
     REFUSED,
     STOCK,
     VERDICTS,
@@ -57,9 +57,12 @@ WHAT = (
 QUANTIZED_MEANS = (
     "Tiny models with weights in each format, four engines, degrees 1, 2 and 4. int4 computes in "
     "bfloat16, int8 and FP8 in float32. A rounding error of an input moves it to the next "
-    "quantized number, so stock vLLM's own degrees are far apart. *ok* means that the logprobs of "
-    f"each token and of the five likeliest are within {QUANTIZED.tolerance:g}, up to the first "
-    "token that differs. No kernel for quantized experts runs on a CPU without AMX."
+    "quantized number, so stock vLLM's own degrees differ by more than in float32. Tokens are "
+    "forced, and a difference is the root mean square of those of their logprobs. *ok* means that "
+    f"a lane's from stock vLLM at its degree is at most {CHANCE:.2f} times the largest between two "
+    "of stock's degrees. Both are differences of two ways to round the same products. The factor "
+    "is for chance. A refused model has stock vLLM's reason too, where stock does not serve it on "
+    "this CPU."
 )
 
 
@@ -127,11 +130,11 @@ def _table(rows: Sequence[Row]) -> list[str]:
 
 def _quantized_table(rows: Sequence[Row]) -> list[str]:
     head = [
-        "| format | architecture | result | group sizes | largest difference at 1, 2, 4 | |",
+        "| format | architecture | result | group sizes | difference at 1, 2, 4 | |",
         "|---|---|---|---|---|---|",
     ]
     return head + [
-        f"| {row.quantized} | {row.architecture} | {row.verdict} "
+        f"| {row.variant or row.quantized} | {row.architecture} | {row.verdict} "
         f"| {', '.join(map(str, row.group_sizes))} "
         f"| {', '.join(f'{d:.1e}' for d in row.difference.values())} | {_cell(row.detail)} |"
         for row in rows
