@@ -161,9 +161,10 @@ def keep_all_kv(config: Any) -> None:
     of them only.
 
     vLLM's hybrid manager would give such layers blocks of their own, and groups of engines share
-    one pool of blocks. Where every layer has a window, `vllm_adapter/windows.py` keeps all KV.
+    one pool of blocks. Where every layer has a window, or some have recurrent state, which needs
+    groups of its own, `vllm_adapter/windows.py` keeps all KV.
     """
-    config.scheduler_config.disable_hybrid_kv_cache_manager = True
+    config.scheduler_config.disable_hybrid_kv_cache_manager = not has_state(config.model_config)
 
 
 def choose_group_sizes(
