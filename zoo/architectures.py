@@ -67,6 +67,13 @@ SIZES: dict[str, Any] = {
 
 WINDOWS = ("sliding_window", "sliding_window_size", "attention_chunk_size")
 
+_ONE_ATTENTION_LAYER = [
+    "linear_attention",
+    "full_attention",
+    "linear_attention",
+    "linear_attention",
+]
+
 OVERRIDES: dict[str, dict[str, Any]] = {
     "AfmoeForCausalLM": {
         "score_func": "sigmoid",
@@ -179,7 +186,32 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "zero_expert_num": 2,
         "moe_topk": 2,
     },
+    "FalconH1ForCausalLM": {
+        "mamba_d_ssm": 512,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 64,
+        "mamba_rms_norm": True,
+    },
+    "GraniteMoeHybridForCausalLM": {
+        "mamba_n_heads": 8,
+        "mamba_d_head": 64,
+        "shared_intermediate_size": 128,
+        "layer_types": _ONE_ATTENTION_LAYER,
+    },
+    "Lfm2ForCausalLM": {
+        "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+        "block_dim": 256,
+        "conv_dim": 256,
+        "block_ff_dim": 512,
+        "block_auto_adjust_ff_dim": False,
+    },
+    "Qwen3NextForCausalLM": {"linear_key_head_dim": 128, "linear_value_head_dim": 128},
     "Lfm2MoeForCausalLM": {"layer_types": ["conv", "full_attention", "conv", "full_attention"]},
+    "NemotronHForCausalLM": {
+        "mamba_num_heads": 8,
+        "n_groups": 2,
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
+    },
     "Mamba2ForCausalLM": {"num_heads": 8, "head_dim": 64, "n_groups": 1},
     "Qwen4ExpForCausalLM": {
         "indexer_n_heads": 4,
@@ -194,6 +226,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "linear_attention"],
         "attention_hidden_size": 512,
         "attention_head_dim": 64,
+        "num_key_value_heads": 8,
         "mamba_headdim": 64,
     },
     "OPTForCausalLM": {"ffn_dim": 512, "word_embed_proj_dim": 256, "dropout": 0.0},
@@ -337,6 +370,20 @@ ALIASES: dict[str, str] = {
 """Names for which vLLM runs the code of another one, and transformers has a class for that."""
 
 
+GATED_DELTA = ("Qwen3NextForCausalLM",)
+"""Models with gated delta nets: vLLM's kernel for the CPU takes bfloat16 alone."""
+RECURRENT = (
+    *GATED_DELTA,
+    "FalconH1ForCausalLM",
+    "GraniteMoeHybridForCausalLM",
+    "Lfm2ForCausalLM",
+    "Lfm2MoeForCausalLM",
+    "NemotronHForCausalLM",
+    "Zamba2ForCausalLM",
+)
+"""Models with recurrent state and attention."""
+
+
 @dataclass(frozen=True)
 class Model:
     """One model of the zoo.
@@ -366,12 +413,23 @@ class Model:
     @property
     def engine_options(self) -> dict[str, Any]:
         """Arguments of vLLM's engine that this model is served with, beside those of all."""
-        return {"language_model_only": True} if self.architecture in MULTIMODAL else {}
+        options = {"language_model_only": True} if self.architecture in MULTIMODAL else {}
+        return options | ({"enable_prefix_caching": False} if self.has_state else {})
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the model has recurrent state. On the CPU stock vLLM caches no prefix of it."""
+        return self.architecture in RECURRENT
+
+    @property
+    def dtype(self) -> str:
+        """The type that the model computes in, without quantization."""
+        return "bfloat16" if self.architecture in GATED_DELTA else "float32"
 
     @property
     def flags(self) -> tuple[str, ...]:
         """The same as flags of `serve`."""
-        return ("--language-model-only",) if self.engine_options else ()
+        return ("--language-model-only",) if self.architecture in MULTIMODAL else ()
 
 
 VARIANTS: tuple[Model, ...] = (

@@ -41,7 +41,7 @@ def quantized_models() -> list[Model]:
 
 def dtype_of(model: Model) -> str:
     """The type in which a model computes."""
-    return FORMATS.get(model.quantized, "float32")
+    return FORMATS.get(model.quantized, model.dtype)
 
 
 def kv_dtype_of(model: Model) -> str:

@@ -159,7 +159,7 @@ class Source:
         retained = self.retained.get(number)
         if retained is not None:
             pool = self._pools[retained.size]
-            count = tokens // pool.scheduler.block_size - retained.freed_blocks
+            count = tokens // pool.groups.block_tokens - retained.freed_blocks
             retained.blocks = pool.unpin(retained.blocks, count)
             retained.freed_blocks += count
             for offer in self.retained.values():

@@ -90,10 +90,12 @@ def create_without_data(original: Any, self: Any, *sizes: Any, **attributes: Any
 
 
 def pack_layer(original: Any, layer: torch.nn.Module, remove_weight: bool) -> None:
-    """Wrap `dispatch_cpu_unquantized_gemm`: layers that will be shared keep their weight."""
-    if _keeping.get() and isinstance(
-        layer, ColumnParallelLinear | RowParallelLinear | VocabParallelEmbedding
-    ):
+    """Wrap `dispatch_cpu_unquantized_gemm`: layers that will be shared keep their weight.
+
+    A convolution is no matrix. Lanes copy their part of it.
+    """
+    shared = ColumnParallelLinear | RowParallelLinear | VocabParallelEmbedding
+    if _keeping.get() and isinstance(layer, shared) and layer.weight.dim() == 2:
         return
     original(layer, remove_weight)
 

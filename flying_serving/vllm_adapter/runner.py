@@ -14,10 +14,11 @@ from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
+from flying_serving.memory.kv_groups import one_group
 from flying_serving.vllm_adapter.batches import without_outputs
 from flying_serving.vllm_adapter.compiled import uncompiled
 from flying_serving.vllm_adapter.graphs import DecodeGraphs
-from flying_serving.vllm_adapter.kv import shared_kv_buffer, token_parts
+from flying_serving.vllm_adapter.kv import groups_of, shared_kv_buffer, token_parts
 from flying_serving.vllm_adapter.model_runners import unwrapped, version_of
 from flying_serving.vllm_adapter.randomness import LaneRandomness, seed_of, seed_process
 from flying_serving.vllm_adapter.trees import module_tree
@@ -35,6 +36,7 @@ class Runner:
     """vLLM's model runner of one lane, V1 or V2.
 
     `randomness`: the lane's random numbers; None: the lane draws from the process's generators.
+    `groups`: the KV groups, which are known once KV memory is bound.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Runner:
         self._version = version_of(runner)
         self.config = config
         self._randomness = randomness
+        self.groups = one_group(config.cache_config.block_size)
         self.graphs = DecodeGraphs(runner, self._version, config)
 
     @classmethod
@@ -132,6 +135,7 @@ class Runner:
     def bind_kv(self, kv: KVCacheConfig, memory: torch.Tensor) -> None:
         """Use `memory` (int8) as KV memory."""
         self.config.cache_config.num_gpu_blocks = kv.num_blocks
+        self.groups = groups_of(kv)
         with set_current_vllm_config(self.config), shared_kv_buffer(memory):
             self._runner.initialize_kv_cache(kv)
 
@@ -139,7 +143,7 @@ class Runner:
         """Return `token_parts` of the layers of a KV cache of one group; None if it cannot be read,
         or has more groups.
         """
-        if len(kv.kv_cache_groups) != 1:
+        if len(kv.kv_cache_groups) != 1 or kv.has_mamba_layers:
             return None
         layers = self.config.compilation_config.static_forward_context
         return token_parts([layers[name] for name in kv.kv_cache_groups[0].layer_names])

@@ -23,6 +23,7 @@ from flying_serving.cli.serve import (
 )
 from flying_serving.config import KEY, Deployment, FlyingConfig, deployment_of, parse_flying
 from flying_serving.errors import ConfigError, Unsupported
+from flying_serving.memory.kv_groups import one_group
 from flying_serving.memory.peers import KVBlocks
 from flying_serving.predict.work import Objective
 from flying_serving.server.start.settings import settings_of
@@ -73,10 +74,9 @@ def test_the_objective_reaches_the_controller() -> None:
     told = deployment_of({KEY: deployment.model_dump()})
     config = SimpleNamespace(
         scheduler_config=SimpleNamespace(max_num_seqs=4, max_num_batched_tokens=64),
-        cache_config=SimpleNamespace(block_size=16),
         model_config=SimpleNamespace(get_total_num_kv_heads=lambda: 4),
     )
-    assert settings_of(config, told, KVBlocks(10, 0)).objective == Objective(
+    assert settings_of(config, told, KVBlocks(10, 0), one_group(16)).objective == Objective(
         7.0, ttft_s=0.5, tpot_s=0.05
     )
 

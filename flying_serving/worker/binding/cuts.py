@@ -18,6 +18,7 @@ from flying_serving.errors import ConfigError, WeightError
 from flying_serving.layout.shards import Segment, segments_of
 from flying_serving.worker.binding.expert_forms import form_of
 from flying_serving.worker.binding.formats import check_quantized, is_quantized
+from flying_serving.worker.binding.recurrent import recurrent_segments
 
 
 def cut(name: str, size: int, what: str, engines: int) -> Segment:
@@ -71,6 +72,12 @@ def row_segment(name: str, layer: RowParallelLinear, engines: int) -> Segment:
     return cut(name, layer.input_size_per_partition, "rows", _ranks(layer, engines))
 
 
+def refuse_quantized(name: str, layer: Module) -> None:
+    """Raise WeightError if a layer that is not cut evenly is quantized."""
+    if is_quantized(layer):
+        raise WeightError(f"{name}: a quantized layer with groups of heads cannot be cut yet")
+
+
 def vocabulary_segment(name: str, layer: VocabParallelEmbedding, engines: int) -> Segment:
     """Return the one segment of an embedding or an LM head of lane 1. Raises WeightError if it is
     quantized, or does not divide.
@@ -99,8 +106,11 @@ def check_cuts(lane1: Module, engines: int) -> None:
     """Raise WeightError for the first layer of lane 1's model that cannot be cut for groups of
     `engines`.
     """
+    uneven = recurrent_segments(lane1, engines)
     for name, layer in lane1.named_modules():
-        if isinstance(layer, LinearBase):
+        if name in uneven:
+            refuse_quantized(name, layer)
+        elif isinstance(layer, LinearBase):
             segments = linear_segments(name, layer, engines)
             if is_quantized(layer):
                 check_quantized(name, layer, segments)

@@ -278,6 +278,5 @@ FEATURE_CASES: tuple[Start, ...] = (
     _unsupported(
         "--model", "models with an encoder and a decoder (XForCausalLM)", is_encoder_decoder=True
     ),
-    _unsupported("--model", "models with recurrent state (XForCausalLM)", is_hybrid=True),
     _unsupported("--model", "models with latent attention, MLA (XForCausalLM)", use_mla=True),
 )

@@ -1,0 +1,50 @@
+"""KV groups that share a pool: the blocks of a request, and of its state."""
+
+import pytest
+
+from flying_serving.memory.kv_groups import KVGroup, KVGroups, one_group
+
+STATE = KVGroup(1024, has_state=True)
+HYBRID = KVGroups((STATE, KVGroup(96), STATE, STATE))
+STATES = KVGroups((STATE,))
+
+
+@pytest.mark.parametrize(
+    ("groups", "tokens", "blocks"),
+    [
+        (one_group(32), 32, 1),
+        (one_group(32), 33, 2),
+        (HYBRID, 1, 4),
+        (HYBRID, 96, 4),
+        (HYBRID, 97, 5),
+        (STATES, 1024, 1),
+    ],
+)
+def test_a_request_has_a_block_of_each_state_beside_those_of_its_kv(
+    groups: KVGroups, tokens: int, blocks: int
+) -> None:
+    assert groups.blocks_for(tokens) == blocks
+
+
+@pytest.mark.parametrize(
+    ("owned", "missing"),
+    [(([], [], [], []), 6), (([7], [8], [9], [10]), 2), (([7], [8, 1, 2, 3], [9], [10]), 0)],
+)
+def test_blocks_of_one_group_do_not_make_up_for_those_of_another(
+    owned: tuple[list[int], ...], missing: int
+) -> None:
+    assert HYBRID.missing(200, owned) == missing
+
+
+@pytest.mark.parametrize(
+    ("groups", "block_tokens", "fixed_blocks"),
+    [(one_group(32), 32, 0), (HYBRID, 96, 3), (STATES, 1024, 0)],
+)
+def test_blocks_of_kv_are_counted_and_a_state_is_fixed(
+    groups: KVGroups, block_tokens: int, fixed_blocks: int
+) -> None:
+    assert (groups.block_tokens, groups.fixed_blocks) == (block_tokens, fixed_blocks)
+
+
+def test_made_up_blocks_follow_each_other() -> None:
+    assert HYBRID.made_up(100, first=5) == ([5], [6, 7], [8], [9])
