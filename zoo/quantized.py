@@ -8,6 +8,7 @@ from pathlib import Path
 from zoo import stock
 from zoo.architectures import Model
 from zoo.checkpoints import write_checkpoint
+from zoo.native import write_native
 
 FORMATS = {
     "w4a16": "bfloat16",
@@ -37,8 +38,11 @@ def dtype_of(model: Model) -> str:
 
 def write_model(model: Model, path: Path) -> None:
     """Write the checkpoint of a model to the folder `path`, which must not exist. Raises as
-    `write_checkpoint`.
+    `write_checkpoint` or `write_native`.
     """
+    if model.is_native:
+        write_native(model, path)
+        return
     if not model.quantized:
         write_checkpoint(model, path)
         return
