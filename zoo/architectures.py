@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from zoo.native_models import LLAMA, NATIVE
+
 VOCAB = 512
 MAX_MODEL_LEN = 1024
 WINDOW = 64
@@ -414,6 +416,7 @@ class Model:
     def engine_options(self) -> dict[str, Any]:
         """Arguments of vLLM's engine that this model is served with, beside those of all."""
         options = {"language_model_only": True} if self.architecture in MULTIMODAL else {}
+        options |= {"trust_remote_code": True} if self.has_code else {}
         return options | ({"enable_prefix_caching": False} if self.has_state else {})
 
     @property
@@ -427,9 +430,20 @@ class Model:
         return "bfloat16" if self.architecture in GATED_DELTA else "float32"
 
     @property
+    def has_code(self) -> bool:
+        """Whether its checkpoint has code of its own."""
+        return self.is_native and bool(NATIVE[self.architecture].module)
+
+    @property
+    def is_native(self) -> bool:
+        """Whether vLLM alone has a class for it."""
+        return self.architecture in NATIVE
+
+    @property
     def flags(self) -> tuple[str, ...]:
-        """The same as flags of `serve`."""
-        return ("--language-model-only",) if self.architecture in MULTIMODAL else ()
+        """The same as flags of `serve`, which needs none for what is off."""
+        options = self.engine_options.items()
+        return tuple(f"--{name.replace('_', '-')}" for name, value in options if value)
 
 
 VARIANTS: tuple[Model, ...] = (
@@ -458,9 +472,18 @@ VARIANTS: tuple[Model, ...] = (
     Model("Qwen2MoeForCausalLM", "dense layers too", {"mlp_only_layers": [0, 2]}),
     Model("OPTForCausalLM", "norm after", {"do_layer_norm_before": False}),
     Model("OPTForCausalLM", "narrow embedding", {"word_embed_proj_dim": 128}),
+    Model("LagunaForCausalLM", "dense layers", {"mlp_layer_types": ["dense"] * 4}),
+    Model(
+        "MiniMaxM2ForCausalLM",
+        "softmax routing",
+        {"scoring_func": "softmax", "use_routing_bias": False},
+    ),
 )
 """Ways of binding weights that the usual configuration of an architecture does not show."""
 
+
+ALL_SLIDE = ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
+"""Of which vLLM serves no model where some layers have a window and others have none."""
 
 UNREGISTERED = ("SolarOpenForCausalLM",)
 """Not in the registry, so vLLM gives them to its Transformers backend: one with a router's bias
@@ -517,7 +540,8 @@ def _sliding(architecture: str) -> dict[str, Any]:
     assert window is not None
     fields = {window: WINDOW}
     if "use_sliding_window" in _default_fields(architecture):
-        fields |= {"use_sliding_window": True, "max_window_layers": 2}
+        first = 0 if architecture in ALL_SLIDE else 2
+        fields |= {"use_sliding_window": True, "max_window_layers": first}
     return fields
 
 
@@ -528,6 +552,9 @@ def _default_fields(architecture: str) -> dict[str, Any]:
 
 def fields_of(model: Model) -> dict[str, Any]:
     """Every value that the configuration of a model is made with."""
+    if model.is_native:
+        named = {"architectures": [model.architecture], "dtype": "float32"}
+        return LLAMA | NATIVE[model.architecture].fields | named | model.fields
     default = _default_fields(model.architecture)
     fields = _sized(default) | OVERRIDES.get(model.architecture, {}) | model.fields
     if model.architecture in MULTIMODAL:

@@ -34,8 +34,9 @@ SECTIONS = {
 WIDTH = 120
 HOW = (
     "`make zoo` wrote this page at commit {commit} ({versions}). It tries every text-generation "
-    "architecture of vLLM's registry that transformers can build, and some that see or hear as "
-    "well. For each it makes a tiny random checkpoint in float32 and serves it with two engines. "
+    "architecture of vLLM's registry, and some that see or hear as well. For each it makes a tiny "
+    "random checkpoint in float32 and serves it with two engines. transformers makes it, or vLLM's "
+    "own class of the model where transformers has none. "
     "Both lanes (`tp_degree` 1 and 2) and stock vLLM (TP 1 and TP 2) get the same five requests. "
     "These have prompts of 5 to 300 tokens, four of them at once, sampled with a seed at "
     "temperature 1."

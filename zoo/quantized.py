@@ -9,6 +9,7 @@ from zoo import stock
 from zoo.architectures import Model
 from zoo.checkpoints import write_checkpoint
 from zoo.forced import FORCED_AFTER, FORCED_BATCH, PROCESSOR
+from zoo.native import write_native
 
 FORMATS = {
     "w4a16": "bfloat16",
@@ -51,8 +52,11 @@ def kv_dtype_of(model: Model) -> str:
 
 def write_model(model: Model, path: Path) -> None:
     """Write the checkpoint of a model to the folder `path`, which must not exist. Raises as
-    `write_checkpoint`.
+    `write_checkpoint` or `write_native`.
     """
+    if model.is_native:
+        write_native(model, path)
+        return
     if not model.quantized:
         write_checkpoint(model, path)
         return

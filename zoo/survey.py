@@ -21,7 +21,7 @@ from zoo.processes import fork, write_json
 from zoo.quantized import answer_all, dtype_of, kv_dtype_of, write_model
 from zoo.requests import AFTER, BATCH, Request
 from zoo.stock import ENVIRONMENT
-from zoo.verdict import BUILD, PLAIN, QUANTIZED, Measure, Outcome, Row, needs, verdict_on
+from zoo.verdict import BUILD, PLAIN, QUANTIZED, STOCK, Measure, Outcome, Row, needs, verdict_on
 
 REFUSAL = 2
 """Exit code of `flying-serving` with one line that tells a user what to do."""
@@ -36,16 +36,18 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 def row_of(model: Model) -> Row | None:
     """What became of the model, from what is kept; None if something is still to be asked."""
     name = (model.architecture, model.variant)
-    if model_class(model.architecture) is None:
+    if model_class(model.architecture) is None and not model.is_native:
         return Row(
             *name,
             BUILD,
-            detail="transformers has no class for it: its code comes with its checkpoints",
+            detail="transformers has no class for it, and the zoo no configuration for vLLM's",
         )
     lanes = cache.load(model, "lanes")
     if lanes is None:
         return None
     if lanes["status"] == "no checkpoint":
+        if model.is_native:
+            return Row(*name, STOCK, detail=f"stock vLLM: {lanes['reason']}")
         return Row(*name, BUILD, detail=f"transformers cannot build it: {lanes['reason']}")
     measure = measure_of(model)
     stock = {degree: cache.load(model, f"stock-{degree}") for degree in needs(lanes, measure)}
@@ -140,7 +142,9 @@ class _Asking:
         """Make the checkpoint if it is not there; why it cannot be made, else None."""
         if self._path.exists():
             return None
-        status, log = self._forked("checkpoint", lambda: write_model(self._model, self._path), {})
+        status, log = self._forked(
+            "checkpoint", lambda: write_model(self._model, self._path), ENVIRONMENT
+        )
         return None if status == 0 else root_cause(log)
 
     def _forked(

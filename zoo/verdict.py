@@ -32,7 +32,7 @@ VERDICTS = {
     BLIND: "its answers would not show an error, or stock vLLM, which does not serve it, has none",
     REFUSED: "the server ends at its start, in one line that says why",
     STOCK: "the server ends, and stock vLLM too, on this CPU: there is nothing to compare with",
-    BUILD: "transformers has no class for it, or cannot build one: there is nothing to serve",
+    BUILD: "transformers has a class for it and cannot build it: there is nothing to serve",
 }
 """What may become of a model, and what that means."""
 BAD = (WRONG, FAILED, BLIND)
