@@ -165,7 +165,7 @@ def _made_by(path: Path) -> str | None:
     return str(json.loads(marker.read_text(encoding="utf-8"))["key"]) if marker.exists() else None
 
 
-def _draw(name: str, shape: tuple[int, ...], std: float, seed: int, mean: float = 0.0) -> Array:
+def draw(name: str, shape: tuple[int, ...], std: float, seed: int, mean: float = 0.0) -> Array:
     """Return uniform float32 numbers with this mean and standard deviation; the name and the seed
     fix them.
 
@@ -183,18 +183,18 @@ def _tensors(sizes: Shape, seed: int) -> Iterator[tuple[str, npt.NDArray[Any]]]:
     """Yield the checkpoint's (name, tensor). Norms are drawn around 1, so that one bound to the
     wrong place shows. Sinks are about as large as scores.
     """
-    for name, shape in _tensor_shapes(sizes):
+    for name, shape in tensor_shapes(sizes):
         if name.endswith("norm.weight"):
-            yield name, _draw(name, shape, 0.1, seed, mean=1.0)
+            yield name, draw(name, shape, 0.1, seed, mean=1.0)
             continue
-        drawn = _draw(name, shape, 1.0 if name.endswith("sinks") else sizes.std, seed)
+        drawn = draw(name, shape, 1.0 if name.endswith("sinks") else sizes.std, seed)
         if sizes.mxfp4 and gpt_oss.is_mxfp4(name):
             yield from gpt_oss.quantized(name, drawn)
         else:
             yield name, drawn
 
 
-def _tensor_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
+def tensor_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield the checkpoint's (name, shape)."""
     yield "model.embed_tokens.weight", (sizes.vocab, sizes.hidden)
     for layer in range(sizes.layers):

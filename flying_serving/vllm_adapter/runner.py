@@ -19,6 +19,7 @@ from flying_serving.vllm_adapter.batches import without_outputs
 from flying_serving.vllm_adapter.compiled import uncompiled
 from flying_serving.vllm_adapter.graphs import DecodeGraphs
 from flying_serving.vllm_adapter.kv import groups_of, shared_kv_buffer, token_parts
+from flying_serving.vllm_adapter.lora import made_up_adapter, wrap_layers
 from flying_serving.vllm_adapter.model_runners import unwrapped, version_of
 from flying_serving.vllm_adapter.randomness import LaneRandomness, seed_of, seed_process
 from flying_serving.vllm_adapter.trees import module_tree
@@ -57,6 +58,7 @@ class Runner:
         with set_current_vllm_config(config):
             runner = type(lane1._runner)(config, lane1._runner.device)
             model = module_tree(config, torch.device(runner.device))
+            wrap_layers(runner, model, config, lane1._runner)
             version_of(runner).take_model(model, lane1._runner)
         return cls(
             runner, config, LaneRandomness(torch.device(runner.device), config.model_config.seed)
@@ -75,6 +77,10 @@ class Runner:
     def step(self, plan: Any, grammar: Any = None) -> Any:
         """Run one step, sampling included. Returns vLLM's ModelRunnerOutput, once it is there."""
         return resolved(self.launch(plan, grammar))
+
+    def made_up_adapter(self) -> AbstractContextManager[Any]:
+        """While the body runs, lane 1, whose runner this is, has a random adapter."""
+        return made_up_adapter(self._runner)
 
     def launch(self, plan: Any, grammar: Any = None) -> Any:
         """Begin a step, sampling included. With async scheduling the device may still compute it.

@@ -14,6 +14,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     VocabParallelEmbedding,
 )
 
+from flying_serving.vllm_adapter.lora import base_of
+
 Kind = Literal["embedding", "layer", "routed", "product", "logits"]
 """A `routed` layer has experts and a router; a `product` is a row-parallel layer that sums over the
 ranks itself.
@@ -50,6 +52,8 @@ def stages(model: Module) -> dict[str, ComparedModule]:
                 lists.append(name)
         elif kind := _kind(module, name.rpartition(".")[0] in lists):
             found[name] = ComparedModule(kind, module)
+            if base_of(module) is not module:  # vLLM's wrapper calls parts of it
+                nested += (f"{name}.",)
     return found
 
 
@@ -59,6 +63,7 @@ def _kind(module: Module, in_list: bool) -> Kind | None:
     """
     if in_list:
         return _kind_of_layer(list(module.modules()))
+    module = base_of(module)
     if isinstance(module, RowParallelLinear):
         return "product" if module.reduce_results else None
     if isinstance(module, LogitsProcessor):

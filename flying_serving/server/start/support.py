@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vllm.platforms import current_platform
+
 from flying_serving.config import MAX_ENGINES
 from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.layout.groups import is_power_of_two
@@ -68,7 +70,7 @@ def refuse_unsupported(config: Any, client_count: int) -> None:
     parallel, model = config.parallel_config, config.model_config
     causal = getattr(model.hf_text_config, "is_causal", True)
     refusals: Sequence[tuple[bool, str, str]] = (
-        (config.lora_config is not None, "--enable-lora", "LoRA"),
+        *(() if config.lora_config is None else _lora_refusals(config)),
         (config.speculative_config is not None, "--speculative-config", "speculative decoding"),
         (
             model.supports_multimodal_inputs,
@@ -127,6 +129,27 @@ def refuse_unsupported(config: Any, client_count: int) -> None:
     for is_asked, flag, what in refusals:
         if is_asked:
             raise Unsupported(f"{flag}: {what} cannot be served by Flying Serving yet")
+
+
+def _lora_refusals(config: Any) -> Sequence[tuple[bool, str, str]]:
+    """Return, of a VllmConfig with adapters: whether it asks for something that lanes do not serve
+    yet, by which flag, and what.
+    """
+    lora, model = config.lora_config, config.model_config
+    targets = lora.target_modules
+    return (
+        # vLLM's Triton kernels read whole tensors only, and a lane has views
+        (not current_platform.is_cpu(), "--enable-lora", "LoRA on this kind of device"),
+        (config.use_v2_model_runner, "--enable-lora", "LoRA with vLLM's V2 model runner"),
+        (lora.fully_sharded_loras, "--fully-sharded-loras", "adapters that ranks cut further"),
+        (is_pooling(model), "--enable-lora", "LoRA for pooling models"),
+        (
+            model.is_moe and (targets is None or "experts" in targets),
+            "--enable-lora",
+            f"adapters of routed experts ({model.architecture}; --lora-target-modules can name "
+            "other layers)",
+        ),
+    )
 
 
 def is_pooling(model: Any) -> bool:

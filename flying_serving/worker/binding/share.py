@@ -28,6 +28,7 @@ from flying_serving.memory.storage import (
 from flying_serving.memory.unit_order import keep_by_unit
 from flying_serving.memory.units import Pack, RawUnits
 from flying_serving.memory.weight_file import WeightFile
+from flying_serving.worker.binding.adapters import bind_adapters
 from flying_serving.worker.binding.cuts import (
     column_bias,
     column_segments,
@@ -230,11 +231,13 @@ class SharedWeights:
                 but = (*cut, VIEW_OF_CONVOLUTION)
                 bind_whole(name, layer, self._full.get(name), rank, degree, but=but)
         self._bind_gated(model, rank, degree)
+        bind_adapters(model, self._full, rank, degree)
         if degree > 1:
             install_experts(model, self._experts, rank, degree)
             # a lane's products may have an index beside the weights
-            shared = self._storages | _storages(self._linear)
-            refuse_foreign(model, self._model, shared, rank, degree)
+            refuse_foreign(
+                model, self._model, self._storages | _storages(self._linear), rank, degree
+            )
 
     def _bind_linear(self, name: str, layer: Any, rank: int, degree: int) -> None:
         full = self._full[name]
