@@ -143,6 +143,7 @@ class Migrations:
                     message.group,
                     blocks,
                     message.tokens,
+                    message.has_state,
                 )
                 source_blocks = self._source_blocks(message)
 
