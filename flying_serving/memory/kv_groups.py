@@ -57,8 +57,8 @@ class KVGroups(msgspec.Struct, frozen=True):
         return len(self.groups) - self.state_blocks
 
     @property
-    def can_move(self) -> bool:
-        """True if requests have KV, with which their states move."""
+    def can_migrate(self) -> bool:
+        """True if requests have KV, with which their states migrate."""
         return self.row_blocks > 0
 
     def in_a_list(self, blocks: Blocks) -> list[int]:

@@ -53,17 +53,17 @@ class SchedulerPool:
         self._pool.free_blocks([self._pool.blocks[b] for b in blocks])
 
     def valid_tokens(self, request: Any) -> int:
-        """Return how many of a request's first tokens have KV that can move; its last token never
+        """Return how many of a request's first tokens have KV that can migrate; its last token never
         has.
 
-        With state all of these tokens move, or none: the state is the one after the last of them.
-        No token moves during a step, which changes the state.
+        With state all of these tokens migrate, or none: the state is the one after the last of them.
+        No token migrates during a step, which changes the state.
 
         Tokens of a step under way do not count. Tokens from the prefix cache do not count either
         while the request's own first step is under way. The reason is that vLLM caches them as soon
         as the step that computes them is scheduled.
         """
-        if self.groups.state_blocks and not self._has_still_state(request):
+        if self.groups.state_blocks and not self._has_settled_state(request):
             return 0
         valid = request.num_computed_tokens - request.num_in_flight_tokens
         cached = self.scheduler.cached_tokens.get(request.request_id, 0)
@@ -71,11 +71,11 @@ class SchedulerPool:
             return 0
         return int(max(0, min(valid, request.num_tokens - 1)))
 
-    def _has_still_state(self, request: Any) -> bool:
-        """Return whether a request's state can move with its KV, and is that of its computed
+    def _has_settled_state(self, request: Any) -> bool:
+        """Return whether a request's state can migrate with its KV, and is that of its computed
         tokens.
         """
-        return self.groups.can_move and not request.num_in_flight_tokens
+        return self.groups.can_migrate and not request.num_in_flight_tokens
 
     def blocks_of(self, request_id: str) -> list[int]:
         """Return a request's blocks, in its order."""
