@@ -110,6 +110,7 @@ class WorkerLanes:
         self.blocks = self.own_blocks = 0
         self.extra: ExtraBlocks | None = None
         self.kv_views: dict[int, KVView] = {}
+        self.kv_groups = lane1.groups
         self.state_cuts: list[StateCut] | None = None
         self._run_dir = deployment.run_dir
         self.peers = PeerKV(deployment.run_dir, cuda)
