@@ -56,12 +56,11 @@ def pull_kv(
     target: Group,
     blocks: Sequence[int],
     tokens: range,
-    has_state: bool = False,
 ) -> None:
     """Copy the KV of some tokens of a request from the lane of `source` to that of `target`.
 
     `source_blocks`: by engine of `source`. `blocks`: of this engine. They are physical blocks, from
-    the request's first token on. `has_state`: copy the state after these tokens, too.
+    the request's first token on.
     """
     view = worker.kv_views[len(target)]
     reader = worker.engine, worker.device
@@ -70,20 +69,22 @@ def pull_kv(
     for (engine, device), heads in copies(source, target, reader, worker.devices, worker.kv_heads):
         peer_view = worker.peers.view(engine, device, len(source))
         view.copy(peer_view, heads, (source_blocks[engine], blocks), tokens)
-    if has_state:
-        _pull_states(worker, source, source_blocks, target, blocks)
     if view.parts[0].is_cuda:  # the target reads the offer again when all of it is here
         torch.cuda.current_stream().synchronize()
 
 
-def _pull_states(
+@torch.inference_mode()
+def pull_state(
     worker: KVWorker,
     source: Group,
     source_blocks: Mapping[int, Sequence[int]],
     target: Group,
     blocks: Sequence[int],
 ) -> None:
-    """Copy this worker's part of a request's state from all workers of `source` that have it."""
+    """Copy this worker's part of a request's state from all workers of `source` that have it.
+
+    `source_blocks`, `blocks`: as for `pull_kv`.
+    """
     states, groups = worker.kv_views[len(target)].states, worker.kv_groups
     place = rank_of(target, (worker.engine, worker.device)), worker.devices * len(target)
     for engine, device in product(source, range(worker.devices)):

@@ -53,10 +53,10 @@ class SchedulerPool:
         self._pool.free_blocks([self._pool.blocks[b] for b in blocks])
 
     def valid_tokens(self, request: Any) -> int:
-        """Return how many of a request's first tokens have KV that can migrate; its last token never
-        has.
+        """Return how many of a request's first tokens have KV that can migrate; its last token
+        never has.
 
-        With state all of these tokens migrate, or none: the state is the one after the last of them.
+        With state all of these tokens migrate, or none: the state is that after the last of them.
         No token migrates during a step, which changes the state.
 
         Tokens of a step under way do not count. Tokens from the prefix cache do not count either

@@ -34,6 +34,7 @@ from flying_serving.vllm_adapter.trees import (
     world_of_one,
 )
 from flying_serving.worker.binding.cuts import check_cuts
+from flying_serving.worker.binding.recurrent import recurrent_segments
 from flying_serving.worker.binding.share import SharedWeights
 from flying_serving.worker.lane import lane_config
 
@@ -200,7 +201,7 @@ def _share(lane1: Module, config: VllmConfig, size: int) -> None:
         WeightError: naming the layer that cannot be shared, as an engine would.
         Exception: any that the model's constructor raises for this lane.
     """
-    check_cuts(lane1, size)
+    check_cuts(lane1, size, recurrent_segments(lane1, size))
     lane = _tree(config)
     if name := uncut_attention(lane):
         raise WeightError(f"{name}: vLLM splits its heads, and keeps its projections whole")

@@ -5,7 +5,7 @@ fused part, and those of the groups that the heads belong to. Ranks share a grou
 heads.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
 from flying_serving.errors import ConfigError, WeightError
 from flying_serving.layout.shards import Segment, segments_of
 from flying_serving.memory.storage import bias_part
+from flying_serving.worker.binding.cuts import column_segments
 
 VIEW_OF_CONVOLUTION = "conv_weights"
 """A buffer of a Mamba 2 layer: its convolution's weight in two dimensions."""
@@ -30,6 +31,44 @@ def is_convolution(layer: Module) -> bool:
     """
     weight = getattr(layer, "weight", None)
     return isinstance(layer, ColumnParallelLinear) and weight is not None and weight.dim() == 3
+
+
+class RecurrentLayers:
+    """Convolutions of lane 1's model, and the cuts of layers that are not cut evenly.
+
+    `widest`: engines of the widest group. Raises WeightError as `recurrent_segments`.
+    """
+
+    def __init__(self, model: Module, widest: int) -> None:
+        self._widest = widest
+        self._segments = recurrent_segments(model, widest)
+        self._convolutions: dict[str, Module] = {}
+        self._copies: list[torch.Tensor] = []
+
+    def segments(self, name: str, layer: Any) -> tuple[Segment, ...]:
+        """Return the segments of a column-parallel layer of any kind. Raises WeightError if a part
+        does not divide.
+        """
+        return self._segments.get(name) or column_segments(name, layer, self._widest)
+
+    def take(self, model: Module) -> Iterator[tuple[str, Module]]:
+        """Take the convolutions of lane 1's model, and yield its other modules by name."""
+        for name, layer in model.named_modules():
+            if is_convolution(layer):
+                self._segments[name] = self.segments(name, layer)
+                self._convolutions[name] = layer
+            else:
+                yield name, layer
+
+    def bind(self, model: Module, rank: int, degree: int) -> Iterator[tuple[str, Module]]:
+        """Bind the convolutions of a lane's model, and yield its other modules by name."""
+        for name, layer in model.named_modules():
+            full = self._convolutions.get(name)
+            if full is None:
+                yield name, layer
+            elif degree > 1:
+                mixer, segments = model.get_submodule(name.rpartition(".")[0]), self._segments[name]
+                self._copies += bind_convolution(layer, mixer, full, segments, rank, degree)
 
 
 def recurrent_segments(model: Module, engines: int) -> dict[str, tuple[Segment, ...]]:
