@@ -41,7 +41,7 @@ def test_every_rank_gets_its_part_of_a_state(old: int, new: int) -> None:
         for source in range(old):
             pair = parts_of(states, (source, old)), copied
             copy_states(CUTS, pair, ((source, old), (rank, new)), ((0, 1), (1, 0)))
-        for cut, part, wanted in zip(CUTS, copied, expected, strict=True):
+        for cut, part, right in zip(CUTS, copied, expected, strict=True):
             source_block, target_block = (0, 1)[cut.number], (1, 0)[cut.number]
-            assert torch.equal(part[target_block], wanted[source_block])
+            assert torch.equal(part[target_block], right[source_block])
             assert not part[source_block].any()
