@@ -66,8 +66,8 @@ class KVGroups(msgspec.Struct, frozen=True):
         if len(self.groups) == 1:
             return list(blocks[0])
         pairs = list(zip(self.groups, blocks, strict=True))
-        rows = zip(*(each for group, each in pairs if not group.has_state), strict=True)
-        states = (block for group, each in pairs if group.has_state for block in each)
+        rows = zip(*(of_group for group, of_group in pairs if not group.has_state), strict=True)
+        states = (block for group, of_group in pairs if group.has_state for block in of_group)
         return [*(block for row in rows for block in row), *states]
 
     def of_kv(self, blocks: Sequence[int]) -> Sequence[int]:
