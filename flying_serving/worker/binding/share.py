@@ -48,7 +48,7 @@ from flying_serving.worker.binding.quantized import (
     hold_scales,
     hold_tensors,
 )
-from flying_serving.worker.binding.recurrent import VIEW_OF_CONVOLUTION, RecurrentLayers
+from flying_serving.worker.binding.recurrent import OWN_BUFFERS, RecurrentLayers
 
 _BY_UNIT = (StridedColumns, QuantizedColumns)
 
@@ -212,11 +212,7 @@ class SharedWeights:
                 self._bind_vocabulary(name, layer, rank, degree)
             elif degree > 1:
                 hold_scales(layer, self._full.get(name))
-                cut = (
-                    expert_tensors(layer)
-                    if isinstance(layer, RoutedExperts)
-                    else (VIEW_OF_CONVOLUTION,)
-                )
+                cut = expert_tensors(layer) if isinstance(layer, RoutedExperts) else OWN_BUFFERS
                 bind_whole(name, layer, self._full.get(name), rank, degree, but=cut)
         self._bind_gated(model, rank, degree)
         if degree > 1:
