@@ -109,7 +109,8 @@ class KVView:
         state has left there need not be a number.
         """
         for part in self.parts:
-            part[list(blocks)] = 0
+            ratio = self.block_tokens // part.shape[2]
+            part[[block * ratio + i for block in blocks for i in range(ratio)]] = 0
 
     def copy(
         self,
