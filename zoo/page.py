@@ -52,7 +52,9 @@ WHAT = (
     f"tried twice: with a window of {ALL_OF_IT} tokens, which no request leaves, and with one of "
     f"{WINDOW} (*sliding window*). Models that see or hear as well are served with "
     "`--language-model-only` (*text only*). Each other variant is a way of binding weights that "
-    "the usual configuration of its architecture does not show."
+    "the usual configuration of its architecture does not show. Models with recurrent state are "
+    "served and asked without prefix caching. Those with gated delta nets compute in bfloat16, "
+    "the only type of vLLM's kernel for the CPU, and are compared as quantized models are."
 )
 
 QUANTIZED_MEANS = (

@@ -59,7 +59,7 @@ def row_of(model: Model) -> Row | None:
 
 def measure_of(model: Model) -> Measure:
     """What is asked of a model."""
-    return QUANTIZED if model.quantized else PLAIN
+    return PLAIN if dtype_of(model) == "float32" and not model.quantized else QUANTIZED
 
 
 def stock_failed(model: Model) -> list[str]:

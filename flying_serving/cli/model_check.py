@@ -103,7 +103,7 @@ def findings(config: Any, checked: Checked, took_s: float) -> Iterator[Finding]:
             yield Finding("warn", name, f"not offered: {checked.not_offered[size]}")
             continue
         block = lane_block_tokens(plan.block_tokens, size, devices, model.get_total_num_kv_heads())
-        tokens = max(0, plan.blocks - 1) * block
+        tokens = max(0, plan.blocks - 1 - plan.state_blocks) * block
         longest = min(tokens, plan.max_model_len)
         yield Finding("ok", name, f"ok, longest context {longest} tokens (its KV holds {tokens})")
     for index, placement in enumerate(checked.placements):

@@ -2,6 +2,9 @@
 
 A model of attention alone has one group. Layers with recurrent state are groups of their own. A
 block is a page of the same bytes in all groups. Pure, no torch, no vLLM.
+
+Outside of vLLM's scheduler a request's blocks are one list: row by row a block of each group with
+KV, from its first token on, and then the block of each state.
 """
 
 from collections.abc import Sequence
@@ -47,6 +50,40 @@ class KVGroups(msgspec.Struct, frozen=True):
     def fixed_blocks(self) -> int:
         """Blocks of each request beside those that its length asks for: of state, if it has KV."""
         return self.state_blocks if self.state_blocks < len(self.groups) else 0
+
+    @property
+    def row_blocks(self) -> int:
+        """Blocks of a row: the groups with KV."""
+        return len(self.groups) - self.state_blocks
+
+    @property
+    def can_migrate(self) -> bool:
+        """True if requests have KV, with which their states migrate."""
+        return self.row_blocks > 0
+
+    def in_a_list(self, blocks: Blocks) -> list[int]:
+        """Return a request's blocks of all groups as one list."""
+        if len(self.groups) == 1:
+            return list(blocks[0])
+        pairs = list(zip(self.groups, blocks, strict=True))
+        rows = zip(*(of_group for group, of_group in pairs if not group.has_state), strict=True)
+        states = (block for group, of_group in pairs if group.has_state for block in of_group)
+        return [*(block for row in rows for block in row), *states]
+
+    def of_kv(self, blocks: Sequence[int]) -> Sequence[int]:
+        """Return those of a request's blocks that have KV, of a list of all."""
+        return blocks[: len(blocks) - self.state_blocks]
+
+    def of_states(self, blocks: Sequence[int]) -> Sequence[int]:
+        """Return the block of each state of a request, of a list of all its blocks."""
+        return blocks[len(blocks) - self.state_blocks :]
+
+    def room_tokens(self, blocks: Sequence[int], more: int) -> int:
+        """Return the tokens that a request's blocks hold together with `more` blocks."""
+        if not blocks:
+            more = max(0, more - self.fixed_blocks)
+        rows = (len(self.of_kv(blocks)) + more) // max(1, self.row_blocks)
+        return rows * self.block_tokens
 
     def blocks_for(self, tokens: int) -> int:
         """Return the blocks that a request of some tokens has in all groups."""

@@ -148,7 +148,7 @@ class Chunks:
         # block of a group that has no other free block is of use to no lane.
         groups = {other.source.group for other in self._of_lane(arrival.size)}
         share_blocks = max(min(free_blocks, 1), free_blocks // len(groups))
-        room_tokens = (len(arrival.blocks) + share_blocks) * block_tokens
+        room_tokens = pool.groups.room_tokens(arrival.blocks, share_blocks)
         stop = min(pulled_tokens + chunk_blocks * block_tokens, room_tokens)
         stop = stop // block_tokens * block_tokens
         return min(stop, offered_tokens) if stop > pulled_tokens else None

@@ -53,17 +53,17 @@ class SchedulerPool:
         self._pool.free_blocks([self._pool.blocks[b] for b in blocks])
 
     def valid_tokens(self, request: Any) -> int:
-        """Return how many of a request's first tokens have KV that can move; its last token never
-        has.
+        """Return how many of a request's first tokens have KV that can migrate; its last token
+        never has.
 
-        No token has where the model has state: a state is of one length, and the request that
-        arrives elsewhere has another.
+        With state all of these tokens migrate, or none: the state is that after the last of them.
+        No token migrates during a step, which changes the state.
 
         Tokens of a step under way do not count. Tokens from the prefix cache do not count either
         while the request's own first step is under way. The reason is that vLLM caches them as soon
         as the step that computes them is scheduled.
         """
-        if self.groups.state_blocks:
+        if self.groups.state_blocks and not self._has_settled_state(request):
             return 0
         valid = request.num_computed_tokens - request.num_in_flight_tokens
         cached = self.scheduler.cached_tokens.get(request.request_id, 0)
@@ -71,9 +71,15 @@ class SchedulerPool:
             return 0
         return int(max(0, min(valid, request.num_tokens - 1)))
 
+    def _has_settled_state(self, request: Any) -> bool:
+        """Return whether a request's state can migrate with its KV, and is that of its computed
+        tokens.
+        """
+        return self.groups.can_migrate and not request.num_in_flight_tokens
+
     def blocks_of(self, request_id: str) -> list[int]:
         """Return a request's blocks, in its order."""
-        return list(self.scheduler.kv_cache_manager.get_block_ids(request_id)[0])
+        return self.groups.in_a_list(self.scheduler.kv_cache_manager.get_block_ids(request_id))
 
     def pin(self, request_id: str) -> list[int]:
         """Pin a request's blocks until `unpin`, even if the request ends. Returns them in its
@@ -127,7 +133,8 @@ class SchedulerPool:
 
     def _allocate(self, request: Any, new_tokens: int, next_token: bool, **computed: Any) -> bool:
         # without `next_token`, requests that wait for its block could hold all blocks for ever
-        made = self.scheduler.kv_cache_manager.allocate_slots(
+        manager = self.scheduler.kv_cache_manager
+        made = manager.allocate_slots(
             request,
             new_tokens,
             **computed,
@@ -135,6 +142,8 @@ class SchedulerPool:
             delay_cache_blocks=True,
             has_scheduled_reqs=False,
         )
+        if self.groups.state_blocks:  # the next step would zero them, with the KV that comes first
+            manager.take_new_block_ids()
         return made is not None
 
     def missing_for(self, tokens: int, owned: int = 0) -> int:

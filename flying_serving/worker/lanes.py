@@ -23,6 +23,7 @@ from flying_serving.memory.cuda_device import CudaDevice
 from flying_serving.memory.kv_view import KVView, heads_of, share_cuda
 from flying_serving.memory.peers import PeerKV
 from flying_serving.memory.shared_arena import SharedArena, share_arena
+from flying_serving.memory.states import StateCut
 from flying_serving.vllm_adapter.kv import groups_of, has_one_kind
 from flying_serving.vllm_adapter.runner import Runner
 from flying_serving.wire import CalibrationRow
@@ -109,6 +110,8 @@ class WorkerLanes:
         self.blocks = self.own_blocks = 0
         self.extra: ExtraBlocks | None = None
         self.kv_views: dict[int, KVView] = {}
+        self.kv_groups = lane1.groups
+        self.state_cuts: list[StateCut] | None = None
         self._run_dir = deployment.run_dir
         self.peers = PeerKV(deployment.run_dir, cuda)
         self.calibration: list[CalibrationRow] = []
@@ -166,7 +169,8 @@ class WorkerLanes:
         `WorkerLane.bind_kv`.
         """
         self.blocks = lane1_kv.num_blocks
-        self.lane1.groups = groups_of(lane1_kv)
+        self.lane1.groups = self.kv_groups = groups_of(lane1_kv)
+        self.state_cuts = self.lane1.state_cuts(lane1_kv)
         memory = self.lane1.kv_bytes()
         for size, lane in self.groups.items():
             lane.bind_kv(memory, lane1_kv, self._block_tokens(size))
@@ -175,14 +179,13 @@ class WorkerLanes:
         }
         for size, (runner, kv) in runners.items():
             parts = None if kv is None else runner.kv_parts(kv)
-            if kv is None or parts is None:
+            if kv is None or parts is None or self.state_cuts is None:
                 self.kv_views.clear()
                 return
             rank = self.device * size + self.engine % size
             heads = heads_of(rank, self.devices * size, self.kv_heads)
-            self.kv_views[size] = KVView(
-                parts, heads, kv.kv_cache_groups[0].kv_cache_spec.block_size
-            )
+            states = runner.states(kv)
+            self.kv_views[size] = KVView(parts, heads, runner.groups.block_tokens, states)
 
     def lendable_bytes(self) -> int:
         """Return the bytes of weights that may make room for KV."""

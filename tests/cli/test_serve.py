@@ -285,7 +285,7 @@ def test_error_outside_the_reading_of_flags_keeps_its_traceback(
 def test_a_flag_that_vllm_has_set_for_recurrent_state_is_explained() -> None:
     with pytest.raises(ValidationError) as wrong:
         VllmConfig()
-    with pytest.raises(Unsupported, match=r"^--model: models with recurrent state cannot be "):
+    with pytest.raises(Unsupported, match=r"^--model: vLLM turns prefix caching off"):
         start(SimpleNamespace(**vars(ARGS), mamba_block_size=None), wrong.value)
 
 

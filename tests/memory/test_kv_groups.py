@@ -48,3 +48,24 @@ def test_blocks_of_kv_are_counted_and_a_state_is_fixed(
 
 def test_made_up_blocks_follow_each_other() -> None:
     assert HYBRID.made_up(100, first=5) == ([5], [6, 7], [8], [9])
+
+
+def test_a_list_of_blocks_has_the_states_last() -> None:
+    flat = HYBRID.in_a_list(([1], [2, 3], [4], [5]))
+    assert flat == [2, 3, 1, 4, 5]
+    assert HYBRID.of_kv(flat) == [2, 3]
+    assert HYBRID.of_states(flat) == [1, 4, 5]
+
+
+def test_a_list_of_blocks_of_several_groups_goes_row_by_row() -> None:
+    groups = KVGroups((KVGroup(32), STATE, KVGroup(32)))
+    assert groups.in_a_list(([1, 2], [3], [4, 5])) == [1, 4, 2, 5, 3]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "more", "tokens"), [([], 5, 192), ([], 2, 0), ([2, 1, 4, 5], 2, 288)]
+)
+def test_the_first_blocks_of_a_request_are_those_of_its_states(
+    blocks: list[int], more: int, tokens: int
+) -> None:
+    assert HYBRID.room_tokens(blocks, more) == tokens

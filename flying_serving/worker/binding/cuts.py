@@ -1,5 +1,6 @@
 """The finest cut of each layer of a model: the segments of each weight, or why there are none."""
 
+from collections.abc import Collection
 from typing import Any, cast
 
 import torch
@@ -18,7 +19,6 @@ from flying_serving.errors import ConfigError, WeightError
 from flying_serving.layout.shards import Segment, segments_of
 from flying_serving.worker.binding.expert_forms import form_of
 from flying_serving.worker.binding.formats import check_quantized, is_quantized
-from flying_serving.worker.binding.recurrent import recurrent_segments
 
 
 def cut(name: str, size: int, what: str, engines: int) -> Segment:
@@ -102,11 +102,10 @@ def row_bias(layer: RowParallelLinear) -> torch.Tensor | None:
     return None if outside else cast(torch.Tensor, layer.bias.data)
 
 
-def check_cuts(lane1: Module, engines: int) -> None:
+def check_cuts(lane1: Module, engines: int, uneven: Collection[str] = ()) -> None:
     """Raise WeightError for the first layer of lane 1's model that cannot be cut for groups of
-    `engines`.
+    `engines`. `uneven`: names of layers of `recurrent_segments`.
     """
-    uneven = recurrent_segments(lane1, engines)
     for name, layer in lane1.named_modules():
         if name in uneven:
             refuse_quantized(name, layer)

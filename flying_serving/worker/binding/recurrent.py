@@ -5,7 +5,7 @@ fused part, and those of the groups that the heads belong to. Ranks share a grou
 heads.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,9 +17,13 @@ from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
 from flying_serving.errors import ConfigError, WeightError
 from flying_serving.layout.shards import Segment, segments_of
 from flying_serving.memory.storage import bias_part
+from flying_serving.worker.binding.cuts import column_segments
 
-VIEW_OF_CONVOLUTION = "conv_weights"
+_VIEW = "conv_weights"
 """A buffer of a Mamba 2 layer: its convolution's weight in two dimensions."""
+_MULTIPLIERS = "mup_vector"
+"""A buffer of Falcon-H1: a factor for each output of the projection, which each rank computes."""
+OWN_BUFFERS = (_VIEW, _MULTIPLIERS)
 _UNPACKED = "_cpu_unpacked_conv_weight"
 """An attribute in which vLLM keeps the weight of a convolution that it has packed for the CPU."""
 
@@ -29,7 +33,60 @@ def is_convolution(layer: Module) -> bool:
     product.
     """
     weight = getattr(layer, "weight", None)
-    return isinstance(layer, ColumnParallelLinear) and weight is not None and weight.dim() == 3
+    if not isinstance(layer, ColumnParallelLinear) or weight is None:
+        return False
+    return weight.dim() == 3 or hasattr(layer, _UNPACKED)  # a packed weight has two dimensions
+
+
+class RecurrentLayers:
+    """Convolutions of lane 1's model, and the cuts of layers that are not cut evenly.
+
+    `widest`: engines of the widest group. Raises WeightError as `recurrent_segments`.
+    """
+
+    def __init__(self, model: Module, widest: int) -> None:
+        self._widest = widest
+        self._segments = recurrent_segments(model, widest)
+        self._convolutions: dict[str, Module] = {}
+        self._multipliers: dict[str, torch.Tensor] = {}
+        self._copies: list[torch.Tensor] = []
+
+    def segments(self, name: str, layer: Any) -> tuple[Segment, ...]:
+        """Return the segments of a column-parallel layer of any kind. Raises WeightError if a part
+        does not divide.
+        """
+        return self._segments.get(name) or column_segments(name, layer, self._widest)
+
+    def take(self, model: Module) -> Iterator[tuple[str, Module]]:
+        """Take the convolutions of lane 1's model, and yield its other modules by name."""
+        for name, layer in model.named_modules():
+            if is_convolution(layer):
+                self._segments[name] = self.segments(name, layer)
+                self._convolutions[name] = layer
+                continue
+            if hasattr(layer, _MULTIPLIERS):
+                self._multipliers[name] = layer.mup_vector
+            yield name, layer
+
+    def bind(self, model: Module, rank: int, degree: int) -> Iterator[tuple[str, Module]]:
+        """Bind the convolutions of a lane's model, and yield its other modules by name."""
+        for name, layer in model.named_modules():
+            full = self._convolutions.get(name)
+            if full is None:
+                if degree > 1 and hasattr(layer, _MULTIPLIERS):
+                    self._take_multipliers(name, layer, rank, degree)
+                yield name, layer
+            elif degree > 1:
+                mixer, segments = model.get_submodule(name.rpartition(".")[0]), self._segments[name]
+                self._copies += bind_convolution(layer, mixer, full, segments, rank, degree)
+
+    def _take_multipliers(self, name: str, layer: Any, rank: int, degree: int) -> None:
+        """Take a rank's factors as they are. Raises WeightError if they are no part of lane 1's."""
+        segments = self._segments[f"{name}.mamba.in_proj"]
+        part = bias_part(self._multipliers[name].flatten(), segments, rank, degree)
+        if not torch.equal(layer.mup_vector.flatten(), part):
+            raise WeightError(f"{name}.{_MULTIPLIERS}: its factors are no part of lane 1's")
+        self._copies.append(layer.mup_vector)
 
 
 def recurrent_segments(model: Module, engines: int) -> dict[str, tuple[Segment, ...]]:
@@ -87,8 +144,8 @@ def bind_convolution(
         bias = bias_part(full.bias.data, segments, rank, degree)
         layer.bias = Parameter(bias, requires_grad=False)
         tensors.append(bias)
-    if VIEW_OF_CONVOLUTION in dict(mixer.named_buffers(recurse=False)):
-        setattr(mixer, VIEW_OF_CONVOLUTION, part.view(part.shape[0], -1))
+    if _VIEW in dict(mixer.named_buffers(recurse=False)):
+        setattr(mixer, _VIEW, part.view(part.shape[0], -1))
     layer.quant_method.process_weights_after_loading(layer)  # packs it, as lane 1's
     unpacked = getattr(layer, _UNPACKED, None)
     return [*tensors, layer.weight.data, *([] if unpacked is None else [unpacked])]

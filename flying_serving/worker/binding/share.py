@@ -31,7 +31,6 @@ from flying_serving.memory.weight_file import WeightFile
 from flying_serving.worker.binding.adapters import bind_adapters
 from flying_serving.worker.binding.cuts import (
     column_bias,
-    column_segments,
     row_bias,
     row_segment,
     vocabulary_segment,
@@ -50,12 +49,7 @@ from flying_serving.worker.binding.quantized import (
     hold_scales,
     hold_tensors,
 )
-from flying_serving.worker.binding.recurrent import (
-    VIEW_OF_CONVOLUTION,
-    bind_convolution,
-    is_convolution,
-    recurrent_segments,
-)
+from flying_serving.worker.binding.recurrent import OWN_BUFFERS, RecurrentLayers
 
 _BY_UNIT = (StridedColumns, QuantizedColumns)
 
@@ -101,25 +95,22 @@ class SharedWeights:
         self._tables: dict[int, RawUnits] = {}
         self._experts: dict[str, SharedExperts] = {}
         self._droppable.place(model)
-        self._uneven = recurrent_segments(model, widest)
-        self._convolutions: set[str] = set()
+        self._recurrent = RecurrentLayers(model, widest)
         heads = _lm_head_weights(model)
-        for name, layer in model.named_modules():
+        for name, layer in self._recurrent.take(model):
             self._take(name, layer, heads)
         self.bind(model, 0, 1)
         self._storages: set[int] = set()
 
     def _take(self, name: str, layer: Module, heads: set[int]) -> None:
-        if is_convolution(layer):
-            self._segments[name] = self._columns_of(name, layer)
-            self._convolutions.add(name)
-        elif is_quantized(layer):
+        if is_quantized(layer):
             self._linear |= self.quantized.take(name, layer, self._segments)
         elif isinstance(layer, ColumnParallelLinear):
-            bias = column_bias(layer)
-            self._segments[name] = self._columns_of(name, layer)
+            self._segments[name] = self._recurrent.segments(name, layer)
             weight = layer.weight.data
-            self._linear[name] = self._columns(name, weight, bias, self._segments[name])
+            self._linear[name] = self._columns(
+                name, weight, column_bias(layer), self._segments[name]
+            )
             # rows in another order are for the products alone
             if self._pack or weight.data_ptr() in self._by_unit:
                 self._release(layer, "weight")
@@ -129,9 +120,6 @@ class SharedWeights:
                 self._release(layer, "weight")
         elif isinstance(layer, VocabParallelEmbedding):
             self._take_vocabulary(name, layer, heads)
-
-    def _columns_of(self, name: str, layer: Any) -> tuple[Segment, ...]:
-        return self._uneven.get(name) or column_segments(name, layer, self._widest)
 
     def _take_vocabulary(self, name: str, layer: VocabParallelEmbedding, heads: set[int]) -> None:
         segments, weight = (vocabulary_segment(name, layer, self._widest),), layer.weight.data
@@ -218,26 +206,22 @@ class SharedWeights:
 
         Raises WeightError, naming a parameter that has no shared storage.
         """
-        for name, layer in model.named_modules():
+        for name, layer in self._recurrent.bind(model, rank, degree):
             if isinstance(layer, LinearBase) and name in self._linear:
                 self._bind_linear(name, layer, rank, degree)
             elif isinstance(layer, VocabParallelEmbedding):
                 self._bind_vocabulary(name, layer, rank, degree)
-            elif degree > 1 and name in self._convolutions:
-                self._bind_convolution(model, name, layer, rank, degree)
             elif degree > 1:
                 hold_scales(layer, self._full.get(name))
-                cut = expert_tensors(layer) if isinstance(layer, RoutedExperts) else ()
-                but = (*cut, VIEW_OF_CONVOLUTION)
-                bind_whole(name, layer, self._full.get(name), rank, degree, but=but)
+                cut = expert_tensors(layer) if isinstance(layer, RoutedExperts) else OWN_BUFFERS
+                bind_whole(name, layer, self._full.get(name), rank, degree, but=cut)
         self._bind_gated(model, rank, degree)
         bind_adapters(model, self._full, rank, degree)
         if degree > 1:
             install_experts(model, self._experts, rank, degree)
             # a lane's products may have an index beside the weights
-            refuse_foreign(
-                model, self._model, self._storages | _storages(self._linear), rank, degree
-            )
+            shared = self._storages | _storages((self._linear, self._recurrent))
+            refuse_foreign(model, self._model, shared, rank, degree)
 
     def _bind_linear(self, name: str, layer: Any, rank: int, degree: int) -> None:
         full = self._full[name]
@@ -247,19 +231,6 @@ class SharedWeights:
         if layer.bias is not None:
             outside = isinstance(layer, ColumnParallelLinear) and layer.skip_bias_add
             layer.bias = self._bias_part(name, full, rank, degree) if outside else full.bias
-
-    def _bind_convolution(
-        self, model: Module, name: str, layer: Module, rank: int, degree: int
-    ) -> None:
-        mixer = model.get_submodule(name.rpartition(".")[0])
-        segments = self._segments[name]
-        for tensor in bind_convolution(layer, mixer, self._full[name], segments, rank, degree):
-            self._hold(tensor)
-
-    def _hold(self, copied: torch.Tensor) -> None:
-        """Keep a lane's copy: an address of `_storages` must not be given to another tensor."""
-        self._storages.add(copied.untyped_storage().data_ptr())
-        self._copies.append(copied)
 
     def _place(self, name: str, layer: Any, rank: int, degree: int) -> tuple[int, int]:
         """Return the rank and degree of a layer in a lane. A layer that vLLM does not cut is whole
@@ -288,7 +259,8 @@ class SharedWeights:
         if degree == 1:
             return cast(Parameter, full.bias)
         part = bias_part(full.bias.data, self._segments[name], rank, degree)
-        self._hold(part)
+        self._storages.add(part.untyped_storage().data_ptr())
+        self._copies.append(part)  # an address of `_storages` must not be given to another tensor
         return Parameter(part, requires_grad=False)
 
     def _bind_vocabulary(
