@@ -3,8 +3,8 @@
 A model of attention alone has one group. Layers with recurrent state are groups of their own. A
 block is a page of the same bytes in all groups. Pure, no torch, no vLLM.
 
-Outside of vLLM's scheduler a request's blocks are one list: row by row a block of each group with
-KV, from its first token on, and then the block of each state.
+Outside of vLLM's scheduler a request's blocks are one list. It begins with rows, from the first
+token on: a block of each group with KV. The block of each state follows.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ class KVGroups(msgspec.Struct, frozen=True):
 
     @property
     def fixed_blocks(self) -> int:
-        """Blocks of each request beside those that its length asks for: of state, if it has KV."""
+        """Blocks of state of each request, beside its KV. None for a model without KV."""
         return self.state_blocks if self.state_blocks < len(self.groups) else 0
 
     @property
@@ -90,9 +90,7 @@ class KVGroups(msgspec.Struct, frozen=True):
         return sum(group.blocks_for(tokens) for group in self.groups)
 
     def missing(self, tokens: int, owned: Blocks) -> int:
-        """Return the blocks that a request needs beside those that it has, to hold `tokens`
-        tokens.
-        """
+        """Return how many more blocks a request needs to hold `tokens` tokens. It has `owned`."""
         pairs = zip(self.groups, owned, strict=True)
         return sum(max(0, group.blocks_for(tokens) - len(blocks)) for group, blocks in pairs)
 

@@ -67,7 +67,7 @@ def allocate_or_share(
         )
         return result
     groups = kv_cache_config.kv_cache_groups
-    kernel_blocks = kernel_block_sizes or [None] * len(groups)
+    kernel_blocks: Sequence[int | None] = kernel_block_sizes or [None] * len(groups)
     group_of = {name: number for number, group in enumerate(groups) for name in group.layer_names}
     caches: dict[str, torch.Tensor] = {}
     for tensor in kv_cache_config.kv_cache_tensors:

@@ -15,17 +15,14 @@ from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheTensor,
-    MambaSpec,
     UniformTypeKVCacheSpecs,
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.worker.utils import allocate_kv_cache
 
-from flying_serving.memory.kv_groups import KVGroup, KVGroups
 from flying_serving.vllm_adapter.kv import (
     allocate_or_share,
     check_pooled_memory,
-    groups_of,
     kv_memory_from,
     pooled_capacity,
     shared_kv_buffer,
@@ -342,27 +339,6 @@ def test_kv_memory_may_be_given_from_outside(layout: KVCacheLayout) -> None:
         assert found[name].shape == view.shape
         assert found[name].stride() == view.stride()
         assert found[name].untyped_storage().data_ptr() == memory[0].data_ptr()
-
-
-def test_groups_have_the_same_pages() -> None:
-    """A block is one of KV or of a state, in the same bytes."""
-    layout = KVCacheLayout.LBNHC
-    paged = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=32, dtype=torch.float32)
-    page = paged.page_size_bytes
-    state = MambaSpec(
-        block_size=512, shapes=((8, 4),), dtypes=(torch.float32,), page_size_padded=page
-    )
-    tensors = [
-        KVCacheTensor(page * BLOCKS, [name], layer_stride=page * BLOCKS, block_stride=page)
-        for name in ("attention", "recurrent")
-    ]
-    groups = [KVCacheGroupSpec(["attention"], paged), KVCacheGroupSpec(["recurrent"], state)]
-    config = KVCacheConfig(BLOCKS, tensors, groups)
-    memory = torch.zeros(page * BLOCKS, dtype=torch.int8)
-    with shared_kv_buffer(memory):
-        found = allocate_or_share(allocate_kv_cache, config, torch.device("cpu"), layout)
-    assert found["attention"][3].data_ptr() == found["recurrent"][3].data_ptr()
-    assert groups_of(config) == KVGroups((KVGroup(16), KVGroup(512, has_state=True)))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)

@@ -44,7 +44,7 @@ def test_models_without_kv_have_no_window() -> None:
     assert not all_are_local({})
 
 
-def test_windows_beside_recurrent_state_become_full_attention_and_the_state_stays() -> None:
+def test_windows_beside_recurrent_state_become_full_attention() -> None:
     state = MambaSpec(block_size=512, shapes=((4, 8),), dtypes=(torch.float32,))
     specs: dict[str, KVCacheSpec] = {"a": WINDOW, "b": FULL, "c": state}
     kept = with_all_kv(specs, 32)

@@ -220,8 +220,13 @@ class SharedWeights:
         if degree > 1:
             install_experts(model, self._experts, rank, degree)
             # a lane's products may have an index beside the weights
-            shared = self._storages | _storages((self._linear, self._recurrent))
-            refuse_foreign(model, self._model, shared, rank, degree)
+            refuse_foreign(
+                model,
+                self._model,
+                self._storages | _storages((self._linear, self._recurrent)),
+                rank,
+                degree,
+            )
 
     def _bind_linear(self, name: str, layer: Any, rank: int, degree: int) -> None:
         full = self._full[name]
