@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 
 from harness.live import Server
+from harness.sampling_noise import noise_lead
 from harness.storm_bounds import Bounds, rounding_bounds
 from harness.storm_report import Report
 from harness.streams import (
@@ -225,8 +226,6 @@ class Load:
         """By how much logits plus noise of the expected token exceed the other's: a near-tie is
         below 1e-4 in float32. NaN if it cannot be said.
         """
-        import torch
-
         forced = self.reference[job.name].tokens[: at + 1]
         body = job.body(self._model, None, forced)
         body |= {"max_tokens": at + 1, "logprobs": VOCAB, "stream": False}
@@ -237,11 +236,8 @@ class Load:
         if answer.status_code != 200:
             return math.nan
         top = answer.json()["choices"][0]["logprobs"]["top_logprobs"][at]
-        generator = torch.Generator().manual_seed(job.seed)
-        for _ in range(at + 1):
-            noise = torch.empty(VOCAB).exponential_(generator=generator)
-        score = {t: top[f"token_id:{t}"] - math.log(noise[t].item()) for t in (expected, found)}
-        return score[expected] - score[found]
+        lead = top[f"token_id:{expected}"] - top[f"token_id:{found}"]
+        return float(lead + noise_lead(job.seed, at, expected, found))
 
 
 def _same(ours: Sequence[int], theirs: Sequence[int]) -> int:
