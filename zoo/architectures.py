@@ -473,11 +473,7 @@ VARIANTS: tuple[Model, ...] = (
     Model("OPTForCausalLM", "norm after", {"do_layer_norm_before": False}),
     Model("OPTForCausalLM", "narrow embedding", {"word_embed_proj_dim": 128}),
     Model("LagunaForCausalLM", "dense layers", {"mlp_layer_types": ["dense"] * 4}),
-    Model(
-        "MiniMaxM2ForCausalLM",
-        "softmax routing",
-        {"scoring_func": "softmax", "use_routing_bias": False},
-    ),
+    Model("MiniMaxM2ForCausalLM", "softmax routing", {"scoring_func": "softmax"}),
 )
 """Ways of binding weights that the usual configuration of an architecture does not show."""
 

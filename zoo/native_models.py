@@ -197,6 +197,7 @@ NATIVE: dict[str, Native] = {
     ),
     "InternLM2ForCausalLM": Native(),
     "IQuestLoopCoderForCausalLM": Native(names=((r"(gate_projections\.\d+)\.gate_proj", r"\1"),)),
+    # vLLM routes by a sigmoid on the CPU among groups of experts alone
     "K2HorizonForCausalLM": Native(
         _EXPERTS
         | {
@@ -264,6 +265,7 @@ NATIVE: dict[str, Native] = {
     "NemotronHPuzzleForCausalLM": Native({"model_type": "nemotron_h"}),
     "OrionForCausalLM": Native(),
     "PanguEmbeddedForCausalLM": Native({"bias": True}),
+    # without sinks, for which vLLM has FlashAttention alone
     "PanguProMoEV2ForCausalLM": Native(
         _EXPERTS
         | {
@@ -328,6 +330,7 @@ NATIVE: dict[str, Native] = {
         },
         experts_together=True,
     ),
+    # routes as K2 Horizon
     "Step3p5ForCausalLM": Native(
         {
             "model_type": "step3p5",
