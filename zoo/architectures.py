@@ -47,9 +47,9 @@ SIZES: dict[str, Any] = {
     "attention_dropout": 0.0,
     # latent attention
     "q_lora_rank": 64,
-    "kv_lora_rank": 64,
+    "kv_lora_rank": 512,
     "qk_nope_head_dim": 32,
-    "qk_rope_head_dim": 32,
+    "qk_rope_head_dim": 64,
     "v_head_dim": 32,
     # recurrent state
     "linear_key_head_dim": 32,

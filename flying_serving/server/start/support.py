@@ -11,6 +11,7 @@ from flying_serving.config import MAX_ENGINES
 from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.layout.groups import is_power_of_two
 from flying_serving.layout.shards import degree_obstacle
+from flying_serving.vllm_adapter.kv_heads import kv_heads_of
 
 MAX_PORT = 65535
 MODEL_FILES = ("config.json", "params.json")
@@ -102,7 +103,6 @@ def refuse_unsupported(config: Any, client_count: int) -> None:
         ),
         (parallel.data_parallel_hybrid_lb, "--data-parallel-hybrid-lb", "a hybrid load balancer"),
         (mixed, "--model", f"models with recurrent state ({model.architecture})"),
-        (model.use_mla, "--model", f"models with latent attention, MLA ({model.architecture})"),
         (not causal, "--model", f"attention that is not causal ({model.architecture})"),
         (
             _slides(config),
@@ -176,4 +176,4 @@ def _heads(config: Any, size: int) -> str | None:
     # vLLM finds no number of heads in this configuration: the layers tell how they can be cut
     if not heads:
         return None
-    return degree_obstacle(size * devices, heads, model.get_total_num_kv_heads())
+    return degree_obstacle(size * devices, heads, kv_heads_of(model))

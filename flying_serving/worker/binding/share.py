@@ -4,6 +4,7 @@ from typing import Any, cast
 
 import torch
 from torch.nn import Module, Parameter
+from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
@@ -38,6 +39,7 @@ from flying_serving.worker.binding.experts import (
     refuse_experts,
 )
 from flying_serving.worker.binding.gated import gated_modules
+from flying_serving.worker.binding.latent import bind_latent, latent_projections, refuse_latent
 from flying_serving.worker.binding.methods import LinearPart, VocabularyPart
 from flying_serving.worker.binding.plain import bind_whole, reachable, refuse_foreign
 
@@ -74,6 +76,7 @@ class SharedWeights:
         self._vocabulary: dict[str, torch.Tensor] = {}
         self._tables: dict[int, RawUnits] = {}
         self._experts: dict[str, SharedExperts] = {}
+        self._kept_whole = latent_projections(model)
         heads = _lm_head_weights(model)
         for name, layer in model.named_modules():
             self._take(name, layer, heads)
@@ -89,6 +92,10 @@ class SharedWeights:
             bias = None if layer.skip_bias_add else getattr(layer, "bias", None)
             self._segments[name] = column_segments(name, layer, self._widest)
             weight = layer.weight.data
+            if id(layer) in self._kept_whole:
+                data = None if bias is None else bias.data
+                self._linear[name] = StridedColumns(weight, data, self._segments[name])
+                return
             self._linear[name] = self._columns(name, weight, bias, self._segments[name])
             # rows in another order are for the products alone
             if self._pack or weight.data_ptr() in self._by_unit:
@@ -99,6 +106,8 @@ class SharedWeights:
                 self._release(layer, "weight")
         elif isinstance(layer, VocabParallelEmbedding):
             self._take_vocabulary(name, layer, heads)
+        elif isinstance(layer, MLAAttention):
+            refuse_latent(name, layer)
 
     def _take_vocabulary(self, name: str, layer: VocabParallelEmbedding, heads: set[int]) -> None:
         weight, segments = layer.weight.data, (vocabulary_segment(name, layer, self._widest),)
@@ -197,6 +206,8 @@ class SharedWeights:
             elif isinstance(layer, VocabParallelEmbedding):
                 self._bind_vocabulary(name, layer, rank, degree)
             elif degree > 1:
+                if isinstance(layer, MLAAttention):
+                    bind_latent(name, layer, cast(MLAAttention, self._full[name]), rank, degree)
                 cut = EXPERT_WEIGHTS if isinstance(layer, RoutedExperts) else ()
                 bind_whole(name, layer, self._full.get(name), rank, degree, but=cut)
         if self._pack is None:
