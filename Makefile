@@ -6,6 +6,7 @@ PYTHON ?= python3
 PIP_ARGS ?=
 PYTEST_ARGS ?=
 AUDIT_ARGS ?=
+TESTS ?= tests/server
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -24,7 +25,7 @@ export HF_HUB_OFFLINE := 1
 export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: setup check lock licences test test-protocol test-pure test-waiting test-busy test-ray demo bench chaos fuzz cuda-check experiments zoo clean .venv
+.PHONY: setup check lock licences test test-protocol test-pure test-waiting test-busy test-ray demo bench chaos fuzz cuda-check cuda-test experiments zoo clean .venv
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -117,6 +118,11 @@ fuzz: $(STAMP)
 # One GPU, ten minutes; without a GPU, or with ARGS=--dry, on the CPU, with the lines that need none.
 cuda-check: $(STAMP)
 	$(BIN)/python -m benchmarks.cuda_check $(ARGS)
+
+# The tests of the server, all engines on one GPU; those that make no sense there are listed. Without a GPU it fails, but
+# ARGS=--collect-only lists them. TESTS names files, for some minutes of a GPU. FLYING_TESTS_ON=cpu-staged is the CPU's form.
+cuda-test: $(STAMP)
+	FLYING_TESTS_ON=$${FLYING_TESTS_ON:-one-gpu} $(BIN)/python -m pytest -m server $(TESTS) $(ARGS)
 
 experiments: $(STAMP)
 	$(BIN)/python -m experiments $(ARGS)

@@ -9,9 +9,12 @@ is no kernel to run, so only the loop is measured.
 """
 
 import argparse
+import json
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -131,6 +134,15 @@ def rows(
     ]
 
 
+def shown(row: dict[str, Any]) -> str:
+    """Return a row of the table."""
+    says = "" if row["way"] == "loop" else f"{row['ratio']:.1f} (bar {BAR:g})"
+    return (
+        f"{row['lanes']:>8} {row['tokens']:>7} {row['way']:>7} {row['took_s'] * 1e3:>9.3f} "
+        f"{row['took_s'] / row['tokens'] * 1e6:>9.3f} {row['gb_s']:>7.1f}  {says}"
+    )
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(
@@ -139,6 +151,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--tokens", type=int, nargs="+", default=[64, 1024, 8192])
+    parser.add_argument("--json", type=Path, help="write the rows to a file too")
     options = parser.parse_args()
     device = torch.device(options.device, 0 if options.device == "cuda" else None)
     bench = Bench(device)
@@ -148,17 +161,23 @@ def main() -> None:
     if device.type != "cuda":
         print("the kernel: not run, it needs a GPU")
     print(f"{'lanes':>8} {'tokens':>7} {'way':>7} {'ms':>9} {'us/token':>9} {'GB/s':>7}  ratio")
+    written = []
     for tokens in options.tokens:
         for lanes, seconds in rows(bench, device, options.layers, tokens):
             copied_bytes = tokens * options.layers * HEADS // lanes[1] * 4 * HEAD_SIZE
             for way, took_s in seconds.items():
-                ratio = seconds["loop"] / took_s
-                says = "" if way == "loop" else f"{ratio:.1f} (bar {BAR:g})"
-                print(
-                    f"{lanes[0]:>3} -> {lanes[1]:<2} {tokens:>6} {way:>7} {took_s * 1e3:>9.3f} "
-                    f"{took_s / tokens * 1e6:>9.3f} {copied_bytes / took_s / 1e9:>7.1f}  {says}",
-                    flush=True,
-                )
+                row = {
+                    "lanes": f"{lanes[0]} -> {lanes[1]}",
+                    "tokens": tokens,
+                    "way": way,
+                    "took_s": took_s,
+                    "gb_s": copied_bytes / took_s / 1e9,
+                    "ratio": seconds["loop"] / took_s,
+                }
+                print(shown(row), flush=True)
+                written.append(row)
+    if options.json:
+        options.json.write_text(json.dumps(written, indent=1) + "\n")
 
 
 if __name__ == "__main__":

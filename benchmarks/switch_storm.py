@@ -39,6 +39,7 @@ FLAGS = (
     # oneDNN keeps 0.4 MiB per number of tokens and shape
     f"--max-num-batched-tokens={LONGEST_STEP}",
 )
+ASYNC = "--async-scheduling"
 MAX_PAUSE_S = 0.3
 BACK_TO_BACK_SHARE = 0.3
 WARM_SWITCHES = 50
@@ -130,8 +131,10 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=32)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    parser.add_argument("--async-scheduling", action="store_true", help="of the server's groups")
     args = parser.parse_args()
-    with Server("llama", 4, *FLAGS) as server:
+    flags = (*FLAGS, ASYNC) if args.async_scheduling else FLAGS
+    with Server("llama", 4, *flags) as server:
         report = asyncio.run(
             storm(
                 server,

@@ -16,6 +16,8 @@ from flying_serving.slo import Slo, parse_slo
 from flying_serving.validation import first_problem
 
 KEY = "flying_serving"
+ASYNC_GROUPS_KEY = "flying_serving_async_groups"
+"""Beside KEY: true if the user has set --async-scheduling."""
 MAX_ENGINES = 8
 
 MODES: tuple[str, ...] = ("weave", "hard", "sequential", "soft", "migrate")
@@ -115,9 +117,9 @@ class FlyingConfig(BaseModel):
     not need.
     """
     cuda_graphs: bool = False
-    """On CUDA, capture the decode steps of every lane as CUDA graphs, without torch.compile. This
-    has not run on a GPU yet: at its start the server compares graphs with eager steps, and ends if
-    they differ.
+    """On CUDA, capture the decode steps of every lane as CUDA graphs, without torch.compile unless
+    -cc.mode=3 asks for it. This has not run on a GPU yet: at its start the server compares graphs
+    with eager steps, and ends if they differ.
     """
     node_metrics: bool = False
     """In /metrics, one series of all engines together for vllm:num_requests_running,
@@ -183,6 +185,8 @@ class Deployment(BaseModel):
     """
     restarts: bool = False
     """True if this engine is started again, while others run."""
+    async_groups: bool = False
+    """True if groups schedule asynchronously, though vLLM turns it off for the platform."""
     placements: tuple[Placement, ...] = ()
     """Placement of each device of each engine, engine 0's first, on the CPU; none on CUDA."""
     flying: FlyingConfig

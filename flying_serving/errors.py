@@ -81,6 +81,12 @@ class PeerMemory(FlyingError):
     """
 
 
+class DeviceMemory(FlyingError):
+    """A call of CUDA's driver about memory that failed; the message names the call, its code and
+    the device.
+    """
+
+
 class HookError(FlyingError):
     """The installed vLLM is not the one that the hooks were written for."""
 

@@ -19,9 +19,10 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from unittest.mock import patch
 
-from flying_lab.server_process import CPU_ENVIRONMENT, Start
+from flying_lab.server_process import CPU_ENVIRONMENT, Start, command
 from flying_serving.cli.serve import allocator_environment
 from flying_serving.worker.parent import end_with_parent
+from harness.place import Place, environment, place
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENT = CPU_ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
@@ -105,18 +106,34 @@ class Forked:
 
 
 def forked(arguments: Sequence[str], preamble: str = "") -> Start:
-    """A start of a command, for a ServerProcess; `preamble` is Python code that runs before it."""
+    """A start of a command, for a ServerProcess; `preamble` is Python code that runs before it.
+
+    On a GPU it has an interpreter of its own: the process that forks has imported models, which may
+    have begun to use CUDA, and no engine is to be a child of that.
+    """
+    if place() is Place.ONE_GPU:
+        return command(_line(arguments, preamble), ROOT)
     return lambda environment, log: Forked(arguments, environment, log, log, preamble)
+
+
+def _line(arguments: Sequence[str], preamble: str) -> list[str]:
+    code = (
+        f"import sys; sys.argv[0] = 'flying-serving'; exec({preamble!r}, {{}}); "
+        "from flying_serving.cli.main import main; main()"
+    )
+    return [sys.executable, "-c", code, *arguments]
 
 
 def run(
     arguments: Sequence[str], timeout_s: float, preamble: str = ""
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end. Raises subprocess.TimeoutExpired."""
+    if place() is Place.ONE_GPU:
+        return _to_its_end(_line(arguments, preamble), timeout_s, environment(Place.ONE_GPU))
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
-        environment = os.environ | ENVIRONMENT | {"COLUMNS": "1000"}  # tables are not wrapped
-        process = Forked(arguments, environment, out, err, preamble)
+        variables = os.environ | ENVIRONMENT | {"COLUMNS": "1000"}  # tables are not wrapped
+        process = Forked(arguments, variables, out, err, preamble)
         try:
             status = process.wait(timeout_s)
         finally:
@@ -128,11 +145,16 @@ def run(
 
 def by_shell(arguments: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
     """Run the command to its end as a user would, in an interpreter of its own."""
-    line = [sys.executable, "-m", "flying_serving.cli.main", *arguments]
+    return _to_its_end([sys.executable, "-m", "flying_serving.cli.main", *arguments], timeout_s)
+
+
+def _to_its_end(
+    line: Sequence[str], timeout_s: float, variables: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         line,
         cwd=ROOT,
-        env=os.environ | ENVIRONMENT,
+        env=os.environ | ENVIRONMENT | dict(variables or {}),
         capture_output=True,
         text=True,
         timeout=timeout_s,

@@ -16,6 +16,8 @@ from flying_lab.server_process import ServerProcess, command
 from flying_lab.tiny_models.checkpoint import make_model
 from flying_serving.deploy.ports import HOST, ReservedPort
 from harness.forked import ENVIRONMENT, ROOT, forked
+from harness.place import environment as of_place
+from harness.place import place, server_flags, stock_flags
 
 READY_S = 240.0
 WAIT_S = 60.0
@@ -81,6 +83,7 @@ class Server(ServerProcess):
         flags: more of them.
         base: flags that come first.
         program: what `python -m` runs; by default `flying-serving serve` is forked.
+            Flags and variables of the place (harness/place.py) are added to it.
         preamble: Python code that runs before the server, if it is forked.
         key: the API key that it asks for, and that the client gives.
         port: by default a free one; it is closed with the server.
@@ -99,15 +102,16 @@ class Server(ServerProcess):
         port: ReservedPort | None = None,
         environment: Mapping[str, str] = ENVIRONMENT,
     ) -> None:
-        port = port or ReservedPort()
+        port, where = port or ReservedPort(), place()
+        given = (*base, *flags)
+        is_stock = program == STOCK
         self.model = str(tiny(model) if isinstance(model, str) else model)
         arguments = [
             self.model,
             f"--host={HOST}",
             f"--port={port.number}",
             f"--data-parallel-size={engines}",
-            *base,
-            *flags,
+            *(stock_flags(given, where) if is_stock else server_flags(given, engines, where)),
             *([f"--api-key={key}"] if key else []),
         ]
         if program is None:
@@ -115,7 +119,8 @@ class Server(ServerProcess):
         else:
             start = command([sys.executable, "-m", *program, *arguments], ROOT)
         self._files = tempfile.TemporaryDirectory()
-        super().__init__(start, os.environ | environment, port, Path(self._files.name, "log"))
+        variables = of_place(where, has_preamble=bool(preamble)) | dict(environment)
+        super().__init__(start, os.environ | variables, port, Path(self._files.name, "log"))
         self.http = httpx.Client(base_url=self.url, timeout=120, limits=KEEP_ALIVE)
         if key:
             self.http.headers["Authorization"] = f"Bearer {key}"

@@ -17,6 +17,8 @@ from hypothesis import HealthCheck, settings
 if TYPE_CHECKING:
     from harness.live import Server
 
+pytest_plugins = ["harness.not_run"]
+
 MAX_PAUSE_S = 0.3
 SMALL_BLOCKS = 33
 

@@ -5,6 +5,7 @@ python -m zoo                       all, and write docs/models.md
 python -m zoo 'Gemma*' ...          those of these names, and print what became of them
 python -m zoo --again NAME ...      those, though nothing has changed since their lanes were asked,
                                     and where stock vLLM had no answers
+python -m zoo '*-w4a16' ...         quantized models: each format of weights in several shapes
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from zoo import cache
 from zoo.architectures import Model, zoo
 from zoo.page import page
 from zoo.processes import Forked, fork
+from zoo.quantized import quantized_models
 from zoo.survey import row_of, stock_failed, survey
 from zoo.verdict import BAD, Row
 
@@ -67,8 +69,9 @@ def main() -> None:
     os.environ |= CPU_ENVIRONMENT | {"PYTHONPATH": str(cache.ROOT)}
     restart_with_allocator("zoo")  # servers are forked from this process
     _import_all()
+    every = [*zoo(), *quantized_models()]
     found = [
-        model for name in options.names or ["*"] for model in zoo() if fnmatch(model.name, name)
+        model for name in options.names or ["*"] for model in every if fnmatch(model.name, name)
     ]
     models = list({model.name: model for model in found}.values())
     if options.list:

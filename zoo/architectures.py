@@ -204,12 +204,122 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 }
 """What an architecture needs beside SIZES."""
 
+_VISION = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 56,
+    "patch_size": 14,
+}
+_VISION_BLOCKS = {"depth": 2, "num_heads": 2, "hidden_size": 64, "intermediate_size": 128}
+_THREE_POSITIONS = {
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "mrope_section": [4, 6, 6],
+    }
+}
+MULTIMODAL: dict[str, tuple[str, dict[str, Any]]] = {
+    "Gemma3ForConditionalGeneration": (
+        "Gemma3ForCausalLM",
+        {"vision_config": _VISION, "mm_tokens_per_image": 4},
+    ),
+    "Idefics3ForConditionalGeneration": (
+        "LlamaForCausalLM",
+        {"vision_config": _VISION},
+    ),
+    "LlavaForConditionalGeneration": (
+        "LlamaForCausalLM",
+        {"vision_config": _VISION | {"projection_dim": 64}},
+    ),
+    "Llama4ForConditionalGeneration": (
+        "Llama4ForCausalLM",
+        {
+            "vision_config": _VISION
+            | {
+                "intermediate_size": 256,
+                "vision_output_dim": 64,
+                "projector_input_dim": 64,
+                "projector_output_dim": 64,
+            }
+        },
+    ),
+    "Mistral3ForConditionalGeneration": (
+        "MistralForCausalLM",
+        {"vision_config": _VISION | {"head_dim": 32}},
+    ),
+    "PaliGemmaForConditionalGeneration": (
+        "GemmaForCausalLM",
+        {
+            "vision_config": _VISION | {"projection_dim": 256, "vision_use_head": False},
+            "projection_dim": 256,
+        },
+    ),
+    "Qwen2VLForConditionalGeneration": (
+        "Qwen2ForCausalLM",
+        {
+            "text_config": _THREE_POSITIONS,
+            "vision_config": {"depth": 2, "num_heads": 2, "embed_dim": 64, "hidden_size": 256},
+        },
+    ),
+    "Qwen2_5_VLForConditionalGeneration": (
+        "Qwen2ForCausalLM",
+        {
+            "text_config": _THREE_POSITIONS,
+            "vision_config": _VISION_BLOCKS
+            | {"out_hidden_size": 256, "fullatt_block_indexes": [1]},
+        },
+    ),
+    "Qwen3VLForConditionalGeneration": (
+        "Qwen3ForCausalLM",
+        {
+            "text_config": _THREE_POSITIONS,
+            "vision_config": _VISION_BLOCKS
+            | {
+                "out_hidden_size": 256,
+                "num_position_embeddings": 16,
+                "deepstack_visual_indexes": [0],
+            },
+        },
+    ),
+    "Qwen3VLMoeForConditionalGeneration": (
+        "Qwen3MoeForCausalLM",
+        {
+            "text_config": _THREE_POSITIONS | {"norm_topk_prob": True},
+            "vision_config": _VISION_BLOCKS
+            | {
+                "out_hidden_size": 256,
+                "num_position_embeddings": 16,
+                "deepstack_visual_indexes": [0],
+            },
+        },
+    ),
+    "Qwen3_5ForConditionalGeneration": (
+        "Qwen3_5ForCausalLM",
+        {
+            "text_config": {},
+            "vision_config": _VISION_BLOCKS
+            | {"out_hidden_size": 256, "num_position_embeddings": 16},
+        },
+    ),
+}
+"""Models that see or hear as well, served for text alone: the architecture whose OVERRIDES their
+text has, and what they need beside.
+"""
+
 _SMALL_EMBEDDING = {"model.embed_tokens.weight": (0.125, 0.0), "model.norm.weight": (1.0, 7.0)}
+_SMALL_EMBEDDING_OF_TEXT = {
+    name.replace("model.", "model.language_model."): change
+    for name, change in _SMALL_EMBEDDING.items()
+}
 ADJUSTED: dict[str, dict[str, tuple[float, float]]] = {
     "Gemma2ForCausalLM": _SMALL_EMBEDDING,
     "Gemma3ForCausalLM": _SMALL_EMBEDDING,
+    "Gemma3ForConditionalGeneration": _SMALL_EMBEDDING_OF_TEXT,
     "Gemma4ForCausalLM": _SMALL_EMBEDDING,
     "GemmaForCausalLM": _SMALL_EMBEDDING,
+    "PaliGemmaForConditionalGeneration": _SMALL_EMBEDDING_OF_TEXT,
     "VaultGemmaForCausalLM": _SMALL_EMBEDDING,
 }
 """Weights by name: a factor, and what is added. Models that multiply embeddings and use them as
@@ -235,11 +345,14 @@ class Model:
         architecture: its name in vLLM's registry.
         variant: what tells it from others of the architecture, in words; empty for the usual one.
         fields: values of its configuration.
+        quantized: a format of `flying_lab.tiny_models.quantized`, which its variant names; empty:
+            its weights are float32.
     """
 
     architecture: str
     variant: str = ""
     fields: dict[str, Any] = field(default_factory=dict)
+    quantized: str = field(default="", repr=False)
 
     @property
     def name(self) -> str:
@@ -249,6 +362,16 @@ class Model:
             if self.variant
             else self.architecture
         )
+
+    @property
+    def engine_options(self) -> dict[str, Any]:
+        """Arguments of vLLM's engine that this model is served with, beside those of all."""
+        return {"language_model_only": True} if self.architecture in MULTIMODAL else {}
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The same as flags of `serve`."""
+        return ("--language-model-only",) if self.engine_options else ()
 
 
 VARIANTS: tuple[Model, ...] = (
@@ -311,14 +434,16 @@ def model_class(architecture: str) -> Any:
 
 
 def zoo() -> list[Model]:
-    """Every model of the zoo, in the registry's order."""
+    """Every model of the zoo without quantized weights, in the registry's order, those that see or
+    hear as well last.
+    """
     found = []
     for architecture in architectures():
         found.append(Model(architecture))
         found += [variant for variant in VARIANTS if variant.architecture == architecture]
         if window_field(architecture) is not None:
             found.append(Model(architecture, "sliding window", _sliding(architecture)))
-    return found
+    return found + [Model(architecture, "text only") for architecture in MULTIMODAL]
 
 
 def window_field(architecture: str) -> str | None:
@@ -346,6 +471,15 @@ def _default_fields(architecture: str) -> dict[str, Any]:
 def fields_of(model: Model) -> dict[str, Any]:
     """Every value that the configuration of a model is made with."""
     default = _default_fields(model.architecture)
+    fields = _sized(default) | OVERRIDES.get(model.architecture, {}) | model.fields
+    if model.architecture in MULTIMODAL:
+        text, more = MULTIMODAL[model.architecture]
+        of_text = _sized(default["text_config"]) | OVERRIDES.get(text, {})
+        fields |= more | {"text_config": of_text | more.get("text_config", {})}
+    return fields
+
+
+def _sized(default: dict[str, Any]) -> dict[str, Any]:
+    """The small values of those fields that a configuration has."""
     fields = {name: value for name, value in SIZES.items() if name in default}
-    fields |= {name: ALL_OF_IT for name in WINDOWS if default.get(name) is not None}
-    return fields | OVERRIDES.get(model.architecture, {}) | model.fields
+    return fields | {name: ALL_OF_IT for name in WINDOWS if default.get(name) is not None}

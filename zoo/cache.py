@@ -20,8 +20,9 @@ from zoo.architectures import ADJUSTED, MAX_MODEL_LEN, Model, fields_of, model_c
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".zoo"
 STOCK = ("stock-1", "stock-2")
-KINDS = ("checkpoint", *STOCK, "lanes")
-"""The folder of a checkpoint; what stock vLLM answered at TP 1 and 2; what became of the server."""
+KINDS = ("checkpoint", *STOCK, "stock-4", "lanes")
+"""The folder of a checkpoint; what stock vLLM answered at TP 1, 2 and 4; what became of the server.
+"""
 _ASIDE = ("observe", "predict")
 """Packages that no answer depends on: which layout a server chooses is not asked here."""
 
@@ -110,14 +111,23 @@ def _keys(model: Model) -> dict[str, str]:
     checkpoint = _key(
         made_with, model, fields, ADJUSTED.get(model.architecture), version("transformers")
     )
+    if model.quantized:
+        rounded = _source("quantized.py", "../flying_lab/tiny_models/quantized.py")
+        checkpoint = _key(checkpoint, rounded)
     asked = _source("stock.py", "requests.py"), MAX_MODEL_LEN
     stock = _key(checkpoint, asked, machine())
-    lanes = _key(checkpoint, _source("lanes.py", "requests.py", "survey.py"), machine(), _server())
+    lanes = _key(
+        checkpoint,
+        _source("lanes.py", "requests.py", "survey.py", "quantized.py"),
+        machine(),
+        _server(),
+    )
     return {
         "checkpoint": checkpoint,
         "answers": _key(checkpoint, asked, _versions()),
         "stock-1": stock,
         "stock-2": stock,
+        "stock-4": stock,
         "lanes": lanes,
     }
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from zoo.requests import TOP
+
 TOLERANCE = 1e-4
 """Largest difference of a logprob in float32. Lanes multiply with packed parts of matrices, in
 another order.
@@ -39,7 +41,9 @@ class Comparison:
     wrong: str | None
 
 
-def compare(ours: Answers, theirs: Answers, tolerance: float = TOLERANCE) -> Comparison:
+def compare(
+    ours: Answers, theirs: Answers, tolerance: float = TOLERANCE, most_ties: int = MOST_TIES
+) -> Comparison:
     """Compare answers, request by request, up to the first token that differs.
 
     Tokens must be equal and logprobs within `tolerance`. Where other tokens are drawn from
@@ -73,13 +77,13 @@ def compare(ours: Answers, theirs: Answers, tolerance: float = TOLERANCE) -> Com
                 break
             tokens += 1
     return Comparison(
-        tokens, difference, tuple(ties), "; ".join(ties) if len(ties) > MOST_TIES else None
+        tokens, difference, tuple(ties), "; ".join(ties) if len(ties) > most_ties else None
     )
 
 
 def _apart(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> list[float]:
     """Differences between the likeliest tokens of two distributions, by place and by token."""
-    count = min(len(ours), len(theirs))  # a token drawn that is not among them is one more
+    count = min(len(ours), len(theirs), TOP)  # a token drawn that is not among them is one more
     mine, expected = ([p for p, _ in _by_logprob(top)][:count] for top in (ours, theirs))
     known = {int(token): p for token, p in ours}
     pairs = [

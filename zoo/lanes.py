@@ -21,9 +21,7 @@ from zoo.processes import fork
 from zoo.requests import AFTER, BATCH, Request
 
 FLAGS = (
-    "--data-parallel-size=2",
     "--policy=manual",
-    "--dtype=float32",
     "--enforce-eager",
     f"--max-model-len={MAX_MODEL_LEN}",
     "--block-size=32",
@@ -51,12 +49,13 @@ class Server(ServerProcess):
     """`flying-serving serve` in a forked process, and an HTTP client for it. Use it as a context
     manager.
 
-    Raises Ended if it is not ready by the deadline (of the monotonic clock).
+    `flags`: of `serve`, beside FLAGS. Raises Ended if it is not ready by the deadline (of the
+    monotonic clock).
     """
 
-    def __init__(self, model: Path, log: Path, deadline: float) -> None:
+    def __init__(self, model: Path, log: Path, deadline: float, *flags: str) -> None:
         port = ReservedPort()
-        argv = [str(model), f"--host={HOST}", f"--port={port.number}", *FLAGS]
+        argv = [str(model), f"--host={HOST}", f"--port={port.number}", *FLAGS, *flags]
         start = lambda environment, log: fork(lambda: _serve(argv), log, environment)  # noqa: E731
         super().__init__(start, {}, port, log)
         self._deadline = deadline

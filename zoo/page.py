@@ -8,7 +8,18 @@ from textwrap import wrap
 
 from zoo.architectures import ALL_OF_IT, MAX_MODEL_LEN, WINDOW
 from zoo.compare import TOLERANCE
-from zoo.verdict import BLIND, BUILD, FAILED, OK, REFUSED, STOCK, VERDICTS, WRONG, Row
+from zoo.verdict import (
+    BLIND,
+    BUILD,
+    FAILED,
+    OK,
+    QUANTIZED,
+    REFUSED,
+    STOCK,
+    VERDICTS,
+    WRONG,
+    Row,
+)
 
 SECTIONS = {
     WRONG: "Wrong",
@@ -23,10 +34,11 @@ SECTIONS = {
 WIDTH = 120
 HOW = (
     "`make zoo` wrote this page at commit {commit} ({versions}). It tries every text-generation "
-    "architecture of vLLM's registry that transformers can build. For each it makes a tiny random "
-    "checkpoint in float32 and serves it with two engines. Both lanes (`tp_degree` 1 and 2) and "
-    "stock vLLM (TP 1 and TP 2) get the same five requests. These have prompts of 5 to 300 "
-    "tokens, four of them at once, sampled with a seed at temperature 1."
+    "architecture of vLLM's registry that transformers can build, and some that see or hear as "
+    "well. For each it makes a tiny random checkpoint in float32 and serves it with two engines. "
+    "Both lanes (`tp_degree` 1 and 2) and stock vLLM (TP 1 and TP 2) get the same five requests. "
+    "These have prompts of 5 to 300 tokens, four of them at once, sampled with a seed at "
+    "temperature 1."
 )
 OK_MEANS = (
     "*ok* means the same tokens as stock vLLM at the same degree. It also means that the logprobs "
@@ -37,8 +49,17 @@ OK_MEANS = (
 WHAT = (
     f"Models are served with `--max-model-len {MAX_MODEL_LEN}`. Models with window attention are "
     f"tried twice: with a window of {ALL_OF_IT} tokens, which no request leaves, and with one of "
-    f"{WINDOW} (*sliding window*). Each other variant is a way of binding weights that the usual "
-    "configuration of its architecture does not show."
+    f"{WINDOW} (*sliding window*). Models that see or hear as well are served with "
+    "`--language-model-only` (*text only*). Each other variant is a way of binding weights that "
+    "the usual configuration of its architecture does not show."
+)
+
+QUANTIZED_MEANS = (
+    "Tiny models with weights in each format, four engines, degrees 1, 2 and 4. int4 computes in "
+    "bfloat16, int8 and FP8 in float32. A rounding error of an input moves it to the next "
+    "quantized number, so stock vLLM's own degrees are far apart. *ok* means that the logprobs of "
+    f"each token and of the five likeliest are within {QUANTIZED.tolerance:g}, up to the first "
+    "token that differs. No kernel for quantized experts runs on a CPU without AMX."
 )
 
 
@@ -51,6 +72,8 @@ def page(rows: Sequence[Row], commit: str, versions: str, missing: int = 0) -> s
         versions: of vLLM, torch and transformers, and the vector instructions.
         missing: models that were not tried.
     """
+    quantized = [row for row in rows if row.quantized]
+    rows = [row for row in rows if not row.quantized]
     counts = Counter(row.verdict for row in rows)
     by_architecture = {
         verdict: {r.architecture for r in rows if r.verdict == verdict} for verdict in VERDICTS
@@ -78,6 +101,9 @@ def page(rows: Sequence[Row], commit: str, versions: str, missing: int = 0) -> s
         found = [row for row in rows if row.verdict == verdict]
         if found:
             lines += ["", f"## {title}", "", *_table(found)]
+    if quantized:
+        lines += ["", "## Quantized weights", "", *wrap(QUANTIZED_MEANS, WIDTH), ""]
+        lines += _quantized_table(quantized)
     return "\n".join(lines) + "\n"
 
 
@@ -97,6 +123,19 @@ def _table(rows: Sequence[Row]) -> list[str]:
         return head + [f"| {_name(row)} | {_cell(row.detail)} |" for row in rows]
     head = ["| architecture | variant | why |", "|---|---|---|"]
     return head + [f"| {row.architecture} | {row.variant} | {_cell(row.detail)} |" for row in rows]
+
+
+def _quantized_table(rows: Sequence[Row]) -> list[str]:
+    head = [
+        "| format | architecture | result | group sizes | largest difference at 1, 2, 4 | |",
+        "|---|---|---|---|---|---|",
+    ]
+    return head + [
+        f"| {row.quantized} | {row.architecture} | {row.verdict} "
+        f"| {', '.join(map(str, row.group_sizes))} "
+        f"| {', '.join(f'{d:.1e}' for d in row.difference.values())} | {_cell(row.detail)} |"
+        for row in rows
+    ]
 
 
 def _name(row: Row) -> str:

@@ -24,9 +24,11 @@ ENVIRONMENT = {"VLLM_PLUGINS": "", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 """No plugin, ours neither; the engine in the process that asks it."""
 
 
-def answer_all(path: Path, degree: int, out: Path) -> None:
+def answer_all(path: Path, degree: int, out: Path, options: dict[str, Any]) -> None:
     """Start stock vLLM, ask it everything and write what it said. Body of a forked process, which
     it does not tidy.
+
+    `options`: arguments of its engine beside ENGINE.
     """
     import multiprocessing
 
@@ -38,7 +40,7 @@ def answer_all(path: Path, degree: int, out: Path) -> None:
     # interpreter.
     multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
     registry._run_in_subprocess = lambda work: work()
-    llm = LLM(model=str(path), tensor_parallel_size=degree, **ENGINE)
+    llm = LLM(model=str(path), tensor_parallel_size=degree, **ENGINE, **options)
     answers: dict[str, Any] = {}
     for requests in (BATCH, AFTER):
         answers |= _ask(llm, requests)

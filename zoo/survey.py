@@ -10,15 +10,16 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from zoo import cache
 from zoo.architectures import Model, model_class
-from zoo.checkpoints import write_checkpoint
 from zoo.lanes import Ended, Server
 from zoo.processes import fork, write_json
-from zoo.stock import ENVIRONMENT, answer_all
-from zoo.verdict import BUILD, DEGREES, Outcome, Row, needs, verdict_on
+from zoo.quantized import answer_all, dtype_of, write_model
+from zoo.stock import ENVIRONMENT
+from zoo.verdict import BUILD, PLAIN, QUANTIZED, Measure, Outcome, Row, needs, verdict_on
 
 REFUSAL = 2
 """Exit code of `flying-serving` with one line that tells a user what to do."""
@@ -46,7 +47,14 @@ def row_of(model: Model) -> Row | None:
         return Row(*name, BUILD, detail=f"transformers cannot build it: {lanes['reason']}")
     stock = {degree: cache.load(model, f"stock-{degree}") for degree in needs(lanes)}
     asked = {degree: outcome for degree, outcome in stock.items() if outcome is not None}
-    return verdict_on(name, lanes, asked) if len(asked) == len(stock) else None
+    if len(asked) < len(stock):
+        return None
+    return replace(verdict_on(name, lanes, asked, measure_of(model)), quantized=model.quantized)
+
+
+def measure_of(model: Model) -> Measure:
+    """What is asked of a model."""
+    return QUANTIZED if model.quantized else PLAIN
 
 
 def stock_failed(model: Model) -> list[str]:
@@ -84,18 +92,18 @@ class _Asking:
             "alone": "",
             "answers": {},
         }
-        reason = self._checkpoint()
+        reason, degrees = self._checkpoint(), measure_of(self._model).degrees
         if reason is not None:
             outcome |= {"status": "no checkpoint", "reason": reason}
         else:
             try:
-                with Server(
-                    self._path, cache.log_of(self._model, "serve"), self._deadline
-                ) as server:
+                flags = (f"--data-parallel-size={degrees[-1]}", f"--dtype={dtype_of(self._model)}")
+                log = cache.log_of(self._model, "serve")
+                with Server(self._path, log, self._deadline, *flags, *self._model.flags) as server:
                     outcome["sizes"], not_offered = server.group_sizes()
-                    asked = [degree for degree in DEGREES if degree in outcome["sizes"]]
+                    asked = [degree for degree in degrees if degree in outcome["sizes"]]
                     outcome["answers"] = {str(degree): server.answers(degree) for degree in asked}
-                outcome["alone"] = not_offered.get(DEGREES[-1], "")
+                outcome["alone"] = not_offered.get(degrees[-1], "")
             except Ended as ended:
                 outcome |= _end_of(ended)
         write_json(cache.path_of(self._model, "lanes"), outcome)
@@ -107,7 +115,7 @@ class _Asking:
         out = path.with_suffix(".part")
         out.unlink(missing_ok=True)
         self._checkpoint()
-        work = lambda: answer_all(self._path, degree, out)  # noqa: E731 - to be run in a fork of this very process
+        work = lambda: answer_all(self._model, self._path, degree, out)  # noqa: E731 - to be run in a fork of this very process
         status, log = self._forked(f"stock-{degree}", work, ENVIRONMENT)
         answers = json.loads(out.read_text(encoding="utf-8")) if status == 0 else None
         out.unlink(missing_ok=True)
@@ -118,9 +126,7 @@ class _Asking:
         """Make the checkpoint if it is not there; why it cannot be made, else None."""
         if self._path.exists():
             return None
-        status, log = self._forked(
-            "checkpoint", lambda: write_checkpoint(self._model, self._path), {}
-        )
+        status, log = self._forked("checkpoint", lambda: write_model(self._model, self._path), {})
         return None if status == 0 else root_cause(log)
 
     def _forked(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from zoo.compare import Comparison, compare, says_little
+from zoo.compare import MOST_TIES, TOLERANCE, Answers, Comparison, compare, says_little
 
 OK, WRONG, FAILED, BLIND, REFUSED, STOCK, BUILD = (
     "ok",
@@ -30,6 +30,32 @@ BAD = (WRONG, FAILED, BLIND)
 """What no model may be in the end."""
 DEGREES = (1, 2)
 
+
+@dataclass(frozen=True)
+class Measure:
+    """What is asked of a model.
+
+    Args:
+        degrees: that are compared, in a server of as many engines as the largest.
+        tolerance: the largest difference of a logprob.
+        most_ties: requests that may part where logprobs agree.
+    """
+
+    degrees: tuple[int, ...] = DEGREES
+    tolerance: float = TOLERANCE
+    most_ties: int = MOST_TIES
+
+    def compare(self, ours: Answers, theirs: Answers) -> Comparison:
+        """Compare answers by this measure."""
+        return compare(ours, theirs, self.tolerance, self.most_ties)
+
+
+PLAIN = Measure()
+QUANTIZED = Measure((1, 2, 4), tolerance=0.5, most_ties=5)
+"""A rounding error moves a quantized input to the next number, or is one of bfloat16. Stock vLLM's
+own degrees are apart by that much.
+"""
+
 Outcome = dict[str, Any]
 """Of a server: "status" (served, refused, failed, overdue), "reason", "sizes", "alone" (why there
 are no groups of 2) and "answers" by degree. Of stock vLLM: "answers", None if it failed, and
@@ -47,6 +73,7 @@ class Row:
         group_sizes: those that the server has lanes for.
         detail: why, in words.
         difference: the largest of a logprob, by degree.
+        quantized: the format of its weights; empty: they are float32.
     """
 
     architecture: str
@@ -55,15 +82,19 @@ class Row:
     group_sizes: tuple[int, ...] = ()
     detail: str = ""
     difference: dict[int, float] = field(default_factory=dict)
+    quantized: str = ""
 
 
-def verdict_on(name: tuple[str, str], lanes: Outcome, stock: dict[int, Outcome]) -> Row:
+def verdict_on(
+    name: tuple[str, str], lanes: Outcome, stock: dict[int, Outcome], measure: Measure = PLAIN
+) -> Row:
     """The verdict.
 
     Args:
         name: architecture and variant.
         lanes: what became of the server.
         stock: what became of stock vLLM by degree, as far as `needs` asked for it.
+        measure: what was asked.
     """
     if lanes["status"] == "refused":
         return Row(*name, REFUSED, detail=lanes["reason"])
@@ -76,7 +107,7 @@ def verdict_on(name: tuple[str, str], lanes: Outcome, stock: dict[int, Outcome])
         return Row(*name, FAILED, detail=lanes["reason"])
     if lanes["status"] == "differs":
         return _self_check_failed(name, lanes, stock)
-    return _compared(name, lanes, stock)
+    return _compared(name, lanes, stock, measure)
 
 
 def _self_check_failed(name: tuple[str, str], lanes: Outcome, stock: dict[int, Outcome]) -> Row:
@@ -97,13 +128,17 @@ def needs(lanes: Outcome) -> tuple[int, ...]:
     """Degrees at which stock vLLM must be asked to verdict_on this server."""
     if lanes["status"] in ("refused", "overdue"):
         return ()
-    return DEGREES if "2" in lanes["answers"] or lanes["status"] == "differs" else (1,)
+    if lanes["status"] == "differs":
+        return DEGREES
+    return (1, *(degree for degree in sorted(map(int, lanes["answers"])) if degree > 1))
 
 
-def _compared(name: tuple[str, str], lanes: Outcome, stock: dict[int, Outcome]) -> Row:
+def _compared(
+    name: tuple[str, str], lanes: Outcome, stock: dict[int, Outcome], measure: Measure
+) -> Row:
     sizes = tuple(lanes["sizes"])
     difference: dict[int, float] = {}
-    notes = [f"no groups of 2: {lanes['alone']}"] if lanes["alone"] else []
+    notes = [f"no groups of {measure.degrees[-1]}: {lanes['alone']}"] if lanes["alone"] else []
     for degree in sorted(map(int, lanes["answers"])):
         theirs = stock[degree]["answers"]
         if theirs is None:  # one device says the same, but for the order of additions
@@ -115,7 +150,7 @@ def _compared(name: tuple[str, str], lanes: Outcome, stock: dict[int, Outcome]) 
         blind = says_little(theirs)
         if blind is not None:
             return Row(*name, BLIND, sizes, f"degree {degree}: {blind}")
-        found = compare(lanes["answers"][str(degree)], theirs)
+        found = measure.compare(lanes["answers"][str(degree)], theirs)
         if found.wrong is not None:
             return Row(*name, WRONG, sizes, f"degree {degree}: {found.wrong}{_stock_apart(stock)}")
         difference[degree] = found.difference

@@ -1,7 +1,8 @@
 """The weights and the configuration of a tiny random model, in Hugging Face format.
 
 Weights are drawn with plain IEEE arithmetic on integers. So the same shape and seed give the same
-bytes on every machine, with any vector instructions. Nothing here imports torch or transformers.
+bytes on every machine, with any vector instructions. Nothing here imports transformers, and torch
+is imported for quantized weights alone.
 """
 
 import hashlib
@@ -16,13 +17,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import load_file, save_file
+from safetensors import deserialize
+from safetensors.numpy import save_file
 
-from flying_lab.tiny_models import tokenizer
+from flying_lab.tiny_models import gpt_oss, tokenizer
 from flying_lab.tiny_models.tokenizer import BOS, EOS, MAX_POSITIONS, write_json, write_tokenizer
 
 Array = npt.NDArray[np.float32]
 
+_NUMPY_NAMES = {"F32": "float32", "F16": "float16", "I8": "int8", "I32": "int32", "I64": "int64"}
 MARKER = "tiny.json"
 STD_AT_256 = 0.12
 """Standard deviation of the weights at hidden size 256: that of logits is then about 2."""
@@ -30,7 +33,9 @@ STD_AT_256 = 0.12
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of one model. `experts` is 0 for a dense model."""
+    """The sizes of one model. `experts` is 0 for a dense model. `quantized`: a format of
+    `quantized.py`; empty: the weights are float32. `mxfp4`: experts of gpt-oss are in that format.
+    """
 
     family: str = "llama"
     hidden: int = 256
@@ -41,6 +46,8 @@ class Shape:
     vocab: int = 512
     experts: int = 0
     tied: bool = False
+    quantized: str = ""
+    mxfp4: bool = False
 
     @property
     def head_dim(self) -> int:
@@ -60,7 +67,16 @@ SHAPES: dict[str, Shape] = {
     "qwen2": Shape(family="qwen2"),
     "qwen3": Shape(family="qwen3"),
     "mixtral": Shape(family="mixtral", experts=4),
+    "gpt-oss": Shape(family="gpt_oss", experts=4),
+    # ten blocks of an expert, which four ranks cut into 3, 3, 3 and 1
+    "gpt-oss-mxfp4": Shape(family="gpt_oss", intermediate=320, experts=4, mxfp4=True),
     "llama-75m": Shape(hidden=768, intermediate=1536, layers=12, heads=12, vocab=8192),
+    "llama-w4a16": Shape(quantized="w4a16"),
+    "llama-gptq": Shape(quantized="gptq"),
+    "llama-awq": Shape(quantized="awq"),
+    "llama-int8": Shape(quantized="int8"),
+    "llama-fp8": Shape(quantized="fp8"),
+    "llama-fp8-channel": Shape(quantized="fp8-channel"),
 }
 
 ARCHITECTURES = {
@@ -68,6 +84,7 @@ ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "mixtral": "MixtralForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
 }
 
 
@@ -95,6 +112,8 @@ def make_model(path: str | Path, shape: str | Shape, *, seed: int = 0) -> Path:
         write_json(scratch / "config.json", _config(sizes))
         write_json(scratch / "generation_config.json", {"bos_token_id": BOS, "eos_token_id": EOS})
         write_tokenizer(scratch, sizes.vocab)
+        if sizes.quantized:
+            _quantize(scratch, sizes.quantized)
         write_json(scratch / MARKER, {"key": key, "shape": str(shape), "seed": seed})
         scratch.chmod(0o755)
         if path.exists():
@@ -114,17 +133,29 @@ def weights_hash(path: str | Path) -> str:
     whether models differ.
     """
     digest = hashlib.sha256()
-    for name, tensor in sorted(load_file(str(Path(path) / "model.safetensors")).items()):
-        digest.update(f"{name}{tensor.shape}{tensor.dtype}".encode())
-        digest.update(tensor.tobytes())
+    data = (Path(path) / "model.safetensors").read_bytes()
+    tensors = deserialize(data)  # type: ignore[no-untyped-call]
+    for name, tensor in sorted(tensors):
+        dtype = _NUMPY_NAMES.get(tensor["dtype"], tensor["dtype"])
+        digest.update(f"{name}{tuple(tensor['shape'])}{dtype}".encode())
+        digest.update(tensor["data"])
     return digest.hexdigest()[:16]
+
+
+def _quantize(path: Path, name: str) -> None:
+    # the other models are written without torch
+    from flying_lab.tiny_models.quantized import quantize
+
+    quantize(path, name)
 
 
 def _key(shape: str | Shape, seed: int) -> str:
     """Return the identity of a model: the text of the modules that write it, the shape and the
     seed.
     """
-    sources = b"".join(Path(module).read_bytes() for module in (__file__, tokenizer.__file__))
+    folder = Path(__file__).parent
+    modules = (__file__, tokenizer.__file__, gpt_oss.__file__, folder / "quantized.py")
+    sources = b"".join(Path(module).read_bytes() for module in modules)
     return hashlib.sha256(sources + f"{shape} {seed}".encode()).hexdigest()
 
 
@@ -148,16 +179,19 @@ def _draw(name: str, shape: tuple[int, ...], std: float, seed: int, mean: float 
     return numbers if mean == 0.0 else numbers + np.float32(mean)
 
 
-def _tensors(sizes: Shape, seed: int) -> Iterator[tuple[str, Array]]:
+def _tensors(sizes: Shape, seed: int) -> Iterator[tuple[str, npt.NDArray[Any]]]:
     """Yield the checkpoint's (name, tensor). Norms are drawn around 1, so that one bound to the
-    wrong place shows.
+    wrong place shows. Sinks are about as large as scores.
     """
     for name, shape in _tensor_shapes(sizes):
-        is_norm = name.endswith("norm.weight")
-        yield (
-            name,
-            _draw(name, shape, 0.1 if is_norm else sizes.std, seed, mean=1.0 if is_norm else 0.0),
-        )
+        if name.endswith("norm.weight"):
+            yield name, _draw(name, shape, 0.1, seed, mean=1.0)
+            continue
+        drawn = _draw(name, shape, 1.0 if name.endswith("sinks") else sizes.std, seed)
+        if sizes.mxfp4 and gpt_oss.is_mxfp4(name):
+            yield from gpt_oss.quantized(name, drawn)
+        else:
+            yield name, drawn
 
 
 def _tensor_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -180,6 +214,11 @@ def _attention_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield (name, shape) of one attention layer: biases in qwen2, norms of queries and keys in
     qwen3.
     """
+    if sizes.family == "gpt_oss":
+        yield from gpt_oss.attention_shapes(
+            sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head_dim
+        )
+        return
     rows = {
         "q": sizes.heads * sizes.head_dim,
         "k": sizes.kv_heads * sizes.head_dim,
@@ -197,6 +236,9 @@ def _attention_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def _mlp_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield (name, shape) of one feed-forward layer, dense or of experts."""
+    if sizes.family == "gpt_oss":
+        yield from gpt_oss.mlp_shapes(sizes.hidden, sizes.intermediate, sizes.experts)
+        return
     up, down = (sizes.intermediate, sizes.hidden), (sizes.hidden, sizes.intermediate)
     if not sizes.experts:
         yield from (
@@ -236,7 +278,11 @@ def _config(sizes: Shape) -> dict[str, Any]:
         "eos_token_id": EOS,
         "use_cache": True,
     }
-    if sizes.experts:
+    if sizes.family == "gpt_oss":
+        config |= gpt_oss.configuration(
+            sizes.layers, sizes.experts, MAX_POSITIONS, mxfp4=sizes.mxfp4
+        )
+    elif sizes.experts:
         config |= {
             "num_local_experts": sizes.experts,
             "num_experts_per_tok": 2,

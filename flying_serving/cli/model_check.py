@@ -197,12 +197,22 @@ def _with_random_weights(args: Any, config: Any, layers: int) -> Any:
             for name, value in config.model_config.hf_text_config.to_dict().items()
             if isinstance(value, list) and len(value) == _layers(config)
         }
-        changed.hf_overrides = {
-            **(args.hf_overrides or {}),
-            "num_hidden_layers": layers,
-            **of_layers,
-        }
+        fewer = {"num_hidden_layers": layers, **of_layers}
+        changed.hf_overrides = _with_text_fields(args.hf_overrides or {}, config, fewer)
     return AsyncEngineArgs.from_cli_args(changed).create_engine_config()
+
+
+def _with_text_fields(
+    overrides: dict[str, Any], config: Any, fields: dict[str, Any]
+) -> dict[str, Any]:
+    """Return overrides of a model's configuration that also set `fields` of its text, which is a
+    part of a model that sees or hears.
+    """
+    whole, text = config.model_config.hf_config, config.model_config.hf_text_config
+    part = next((name for name, value in vars(whole).items() if value is text), None)
+    if part is None:
+        return {**overrides, **fields}
+    return {**overrides, part: {**overrides.get(part, {}), **fields}}
 
 
 def _layers(config: Any) -> int:

@@ -16,8 +16,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from flying_serving.config import KEY, MAX_ENGINES, FlyingConfig
-from flying_serving.errors import ConfigError, FlyingError
+from flying_serving.config import ASYNC_GROUPS_KEY, KEY, MAX_ENGINES, FlyingConfig
+from flying_serving.errors import ConfigError, FlyingError, Unsupported
 from flying_serving.log import logger
 from flying_serving.validation import first_problem
 
@@ -95,7 +95,11 @@ def parse(argv: list[str], prog: str) -> Any:
     refuse_other_front_ends(args, os.environ)
     refuse_unusable_address(args)
     refuse_missing_model(args.model)
-    args.additional_config = {**(args.additional_config or {}), KEY: _flying_settings(args)}
+    args.additional_config = {
+        **(args.additional_config or {}),
+        KEY: _flying_settings(args),
+        ASYNC_GROUPS_KEY: args.async_scheduling is True,
+    }
     _refuse_odd_engines(args.data_parallel_size)
     _capture_decodes(args)
     eager_by_default = _enforce_eager(args, argv)
@@ -103,8 +107,8 @@ def parse(argv: list[str], prog: str) -> Any:
         configure_logging_from_args(args)
     if eager_by_default:
         logger.info(
-            "--enforce-eager: set, as lanes are not compiled on the CPU; tokens are the same, "
-            "starts shorter"
+            "--enforce-eager: set, as starts are shorter so; --no-enforce-eager lets vLLM compile "
+            "the model for engines that serve alone"
         )
     with refused_in_one_line():
         validate_parsed_serve_args(args)
@@ -162,6 +166,10 @@ def _in_one_line(error: BaseException) -> str:
     return " ".join(text.removeprefix("Error: ").split()) or type(error).__name__
 
 
+_OF_RECURRENT_STATE = "--mamba-block-size"
+"""A flag that vLLM itself sets for a model with recurrent state."""
+
+
 @contextmanager
 def explain_mistakes(args: Any) -> Iterator[None]:
     """While the body runs a server with these flags, report a user's mistake in them, or wish, in
@@ -176,7 +184,13 @@ def explain_mistakes(args: Any) -> Iterator[None]:
     except ValidationError as error:
         if not error.title.endswith("Config"):
             raise
-        raise ConfigError(_of_a_setting(error.errors()[0])) from None
+        problem = _of_a_setting(error.errors()[0])
+        if _OF_RECURRENT_STATE in problem and getattr(args, "mamba_block_size", None) is None:
+            raise Unsupported(
+                "--model: models with recurrent state cannot be served by Flying Serving yet "
+                f"(vLLM, which sets the flag for this model: {problem})"
+            ) from None
+        raise ConfigError(problem) from None
     except FlyingError:
         raise
     except OSError as error:
@@ -211,19 +225,23 @@ def _config_apart(argv: list[str]) -> list[str]:
 
 
 def _enforce_eager(args: Any, argv: list[str]) -> bool:
-    """Set --enforce-eager on the CPU, unless the user says the opposite, which is refused later.
-    Returns whether it was set.
-    """
+    """Set --enforce-eager on the CPU, unless the user has chosen. Returns whether it was set."""
     from vllm.platforms import current_platform
 
-    if args.enforce_eager or "--no-enforce-eager" in argv or not current_platform.is_cpu():
+    chosen = (
+        args.enforce_eager
+        or "--no-enforce-eager" in argv
+        or args.compilation_config.mode is not None
+    )
+    if chosen or not current_platform.is_cpu():
         return False
     args.enforce_eager = True
     return True
 
 
 def _capture_decodes(args: Any) -> None:
-    """With --cuda-graphs, set vLLM's flags for it: graphs of decode steps, and nothing compiled.
+    """With --cuda-graphs, set vLLM's flags for it: graphs of decode steps, and nothing compiled
+    unless the user asks for that.
 
     Raises:
         ConfigError: beside --enforce-eager or other values of these flags, and without CUDA.
@@ -238,11 +256,14 @@ def _capture_decodes(args: Any) -> None:
     if args.enforce_eager:
         raise ConfigError("--cuda-graphs: not together with --enforce-eager")
     compilation = args.compilation_config
+    if compilation.mode not in (None, CompilationMode.NONE):
+        return  # vLLM's defaults for compiled code: see `refuse_other_execution`
     asked = {"mode": CompilationMode.NONE, "cudagraph_mode": CUDAGraphMode.FULL_DECODE_ONLY}
     for name, value in asked.items():
         if getattr(compilation, name) not in (None, value):
             raise ConfigError(
-                f"--compilation-config: with --cuda-graphs {name} must be {value.name}"
+                f"--compilation-config: with --cuda-graphs {name} must be {value.name}, or mode "
+                "VLLM_COMPILE"
             )
         setattr(compilation, name, value)
 

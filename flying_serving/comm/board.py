@@ -21,7 +21,7 @@ class StepBoard(MappedArray):
     """
 
     def __init__(self, path: str, engines: int) -> None:
-        super().__init__(path, 4 * engines * _LANES, "d")
+        super().__init__(path, 5 * engines * _LANES, "d")
         self._blocks_at = engines * _LANES
         self._requests_at = 2 * engines * _LANES
         self._sampled_at = 3 * engines * _LANES
@@ -48,13 +48,22 @@ class StepBoard(MappedArray):
         by a step (below STEPS).
         """
         # both in one double, which has 53 bits: they are written together
-        self.numbers[self._sampled_at + _entry(engine, size)] = step * _CHECKSUMS + checksum
+        self.numbers[self._sampled_entry(engine, size) + step % 2] = step * _CHECKSUMS + checksum
 
-    def sampled(self, engine: int, size: int) -> tuple[int, int]:
-        """Return the step and the checksum that an engine last noted with `note_sampled`; zeros
-        before.
+    def forget_sampled(self, engine: int, size: int) -> None:
+        """Forget what was noted with `note_sampled`."""
+        for step in range(2):
+            self.numbers[self._sampled_entry(engine, size) + step] = 0.0
+
+    def sampled(self, engine: int, size: int) -> list[tuple[int, int]]:
+        """Return the steps and checksums that an engine has noted with `note_sampled`: those of the
+        last even and the last odd step, zeros before.
         """
-        return divmod(int(self.numbers[self._sampled_at + _entry(engine, size)]), _CHECKSUMS)
+        first = self._sampled_entry(engine, size)
+        return [divmod(int(number), _CHECKSUMS) for number in self.numbers[first : first + 2]]
+
+    def _sampled_entry(self, engine: int, size: int) -> int:
+        return self._sampled_at + 2 * _entry(engine, size)
 
     def note_blocks(self, leader: int, size: int, blocks: int) -> None:
         """Note how many blocks of each member the requests of a group of `size` hold, as its leader

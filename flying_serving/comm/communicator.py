@@ -33,8 +33,11 @@ class GroupEnd(Protocol):
     def barrier(self, deadline_s: float) -> None:
         """Return once every rank has called this, within `deadline_s`."""
 
-    def require_whole(self) -> None:
-        """Raise EngineLost if results of earlier collectives are void, because a rank was lost."""
+    def require_whole(self, *, goes_on: bool = False) -> None:
+        """Raise EngineLost if results of a step that is over are void, because a rank was lost.
+
+        `goes_on`: True if collectives of a later step are queued.
+        """
 
     def close(self) -> None:
         """Leave the group. A second call does nothing."""

@@ -132,10 +132,13 @@ class CommunicatorPool:
             end.close()
             Path(end.path).unlink(missing_ok=True)
 
-    def require_whole(self, size: int) -> None:
-        """Raise EngineLost if a step of the group of `size` engines is void: a member was lost."""
+    def require_whole(self, size: int, *, goes_on: bool = False) -> None:
+        """Raise EngineLost if a step of the group of `size` engines is void: a member was lost.
+
+        To be called when the step is over. `goes_on`: True if a later one is launched already.
+        """
         if size in self._ends:
-            self._ends[size].require_whole()
+            self._ends[size].require_whole(goes_on=goes_on)
 
     def warm(self) -> None:
         """Run one collective in each group, with all workers, as soon as the last one has come this

@@ -192,7 +192,7 @@ class ShmGroup:
         finally:
             self._ranks.deadline_s = usual_s
 
-    def require_whole(self) -> None:
+    def require_whole(self, *, goes_on: bool = False) -> None:
         """Do nothing: a collective is over when it returns, and has raised if a rank was lost."""
 
     def _is_me(self, rank: int) -> bool:

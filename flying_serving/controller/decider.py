@@ -32,11 +32,12 @@ class Decider:
     def decide(self, now_s: float) -> Verdict:
         """Ask the policy.
 
-        The policy is not asked about a fixed layout, without engines, or before all sizes are
-        measured.
+        The policy is not asked about a fixed layout, also where there is one group size only,
+        without engines, or before all sizes are measured.
         """
         state, settings = self._state, self._state.settings
-        if settings.policy.pinned_size is not None or not state.layout.groups:
+        is_fixed = settings.policy.pinned_size is not None or len(state.sizes) == 1
+        if is_fixed or not state.layout.groups:
             return Verdict()
         lanes = state.lanes()
         if len(lanes) < len(state.sizes):

@@ -20,6 +20,7 @@ from flying_serving.engine.steps import StepLog
 from flying_serving.engine.tracing import EngineTrace
 from flying_serving.engine.utilities import EngineUtilities
 from flying_serving.layout.groups import aligned_group
+from flying_serving.log import logger
 from flying_serving.memory.arena import announce, announced
 from flying_serving.memory.ledger import ExtraKV, PageLedger
 from flying_serving.memory.peers import announce_blocks
@@ -30,7 +31,7 @@ from flying_serving.predict.migrations import fit_migrations
 from flying_serving.scheduling.batches import Batches
 from flying_serving.vllm_adapter.blocks import SchedulerPool
 from flying_serving.vllm_adapter.engine_pool import EnginePool
-from flying_serving.vllm_adapter.scheduler import block_hasher, make_scheduler
+from flying_serving.vllm_adapter.scheduler import block_hasher, make_scheduler, most_outstanding
 from flying_serving.wire import CalibrationRow, EngineMemory, Measured, MigrationRow
 from flying_serving.worker import lent
 from flying_serving.worker.lanes import WorkerLanes
@@ -120,7 +121,9 @@ class Site:
         """
         longest_tokens = self.core.vllm_config.model_config.max_model_len
         offer_blocks = longest_tokens // self.core.scheduler.block_size + 2
-        return make_table(self.run_dir, self.engine, offer_blocks, self.core.kv_config.num_blocks)
+        engine_blocks = self.core.kv_config.num_blocks
+        shared_blocks = self.core.call_workers(WorkerLanes.get_blocks)
+        return make_table(self.run_dir, self.engine, offer_blocks, engine_blocks, shared_blocks)
 
     def peer_offers(self) -> PeerOffers:
         """Map the tables of all engines that are there."""
@@ -140,6 +143,7 @@ def _make_lanes(site: Site, own: EnginePool, channel: Channel, table: OfferTable
     lanes = [factory.own_lane(core.scheduler.block_size, core.request_block_hasher)]
     for size in site.deployment.lanes:
         config, kv_config = core.call_workers(WorkerLanes.scheduler_config, size)
+        config.scheduler_config.async_scheduling |= site.deployment.async_groups
         block_tokens = kv_config.kv_cache_groups[0].kv_cache_spec.block_size
         has_prefix_cache = core.request_block_hasher is not None
         hash_blocks = block_hasher(config, kv_config) if has_prefix_cache else None
@@ -150,7 +154,11 @@ def _make_lanes(site: Site, own: EnginePool, channel: Channel, table: OfferTable
 
 
 def _make_group_pool(core: Any, config: Any, kv_config: Any) -> SchedulerPool:
-    return SchedulerPool(make_scheduler(core, config, kv_config))
+    scheduler = make_scheduler(core, config, kv_config)
+    devices = config.parallel_config.tensor_parallel_size
+    if most_outstanding(scheduler) > 1:
+        logger.info("group of %d devices: a step is planned while one is computed", devices)
+    return SchedulerPool(scheduler)
 
 
 def _make_instruments(site: Site, lanes: Lanes, board: StepBoard) -> Instruments:
@@ -191,7 +199,7 @@ def _make_membership(site: Site, loop: EngineLoop, offers: PeerOffers) -> Member
         loop.migrations,
         offers,
         site.core.call_workers,
-        loop.sampled,
+        loop.group_steps,
         deployment.told_in_s,
     )
 
@@ -219,11 +227,11 @@ def _make_residency(core: Any, own: EnginePool, loop: EngineLoop) -> Residency:
     """Make the residency of an engine that has all its weights, and return the pages of its extra
     blocks to the system.
     """
-    pieces, own_blocks = core.call_workers(lent.lendable)
+    pieces, own_blocks, page_bytes = core.call_workers(lent.lendable)
     extra = range(own_blocks, core.kv_config.num_blocks)
     core.call_workers(lent.release_blocks, extra)
     regions = lent.extents(core.kv_config, range(1))
-    ledger = PageLedger(pieces, ExtraKV(len(extra), len(regions), regions[0][1]))
+    ledger = PageLedger(pieces, ExtraKV(len(extra), len(regions), regions[0][1]), page_bytes)
     return Residency(
         loop.lanes, own, ledger, extra, core.call_workers, loop.migrations.source.revoke_all
     )

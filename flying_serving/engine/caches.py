@@ -1,5 +1,8 @@
 """Resets of the prefix caches of an engine's lanes, together."""
 
+import time
+
+from flying_serving.engine.group_steps import NOTES_POLL_S
 from flying_serving.engine.loop import EngineLoop
 
 
@@ -21,7 +24,12 @@ def reset_prefix_caches(
             any(leader.is_whole and leader.outstanding for leader in leaders)
             or migrations.is_pulling()
         ):
-            loop.serve()
+            if loop.group_steps.take_outputs():
+                continue
+            if loop.group_steps.waits_for_notes():
+                time.sleep(NOTES_POLL_S)
+            else:
+                loop.serve()
         migrations.forget_kv()
     options = {"reset_running_requests": reset_running_requests, "reset_connector": reset_connector}
     lent = sum(len(member.lent.physical()) for member in loop.lanes.members.values())

@@ -18,6 +18,7 @@ from flying_serving.comm.pulse import Pulse
 from flying_serving.config import deployment_of
 from flying_serving.engine.build import build
 from flying_serving.engine.caches import reset_prefix_caches
+from flying_serving.engine.devices import answer_of
 from flying_serving.engine.ending import LeaveGuard
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.scheduling.arbiter import Wait
@@ -124,7 +125,7 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
         super().add_request(request, wave)
 
     def call_workers(self, function: Callable[..., Any], *args: Any) -> Any:
-        return self.model_executor.collective_rpc("on_lanes", args=(function, *args))[0]
+        return answer_of(self.model_executor.collective_rpc("on_lanes", args=(function, *args)))
 
     def process_aborts(self) -> None:
         self._process_aborts_queue()

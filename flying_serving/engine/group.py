@@ -19,11 +19,13 @@ from flying_serving.engine.messages import (
     ReturnBlocks,
     RunStep,
 )
+from flying_serving.engine.outstanding import OutstandingSteps, Room
 from flying_serving.errors import IntegrityError
 from flying_serving.layout.groups import Group
 from flying_serving.memory.lending import BorrowedBlocks, LentBlocks
 from flying_serving.vllm_adapter.blocks import SchedulerPool
 from flying_serving.vllm_adapter.failures import failures
+from flying_serving.vllm_adapter.scheduler import may_plan_ahead, most_outstanding
 
 ASK_AGAIN_S = 0.02
 """Seconds that the leader of a group of two waits before it asks members again that had nothing to
@@ -115,6 +117,8 @@ class Member:
 class Leader:
     """The group's scheduler, on its lowest engine, and the blocks that the members have lent to
     it.
+
+    With async scheduling a second step is ordered before the output of the first is taken.
     """
 
     def __init__(
@@ -127,8 +131,7 @@ class Leader:
         self.borrowed = BorrowedBlocks(self.pool)
         self._channel = channel
         self._lend_blocks = lend_blocks
-        self.outstanding = False
-        """True while an ordered step has not run yet."""
+        self.outstanding = OutstandingSteps(most_outstanding(self.scheduler))
         self.is_whole = True
         """True while all members are there."""
         self._answers: dict[int, int] | None = None
@@ -150,16 +153,22 @@ class Leader:
         return self.is_whole and bool(self.scheduler.has_requests())
 
     def ready(self, now_s: float) -> bool:
-        """Return whether a step can be ordered: there are requests, no step is under way, and it
+        """Return whether a step can be ordered: there are requests, it may be outstanding, and it
         does not wait for blocks.
         """
-        return not self.outstanding and now_s >= self._may_step_at_s and self.has_requests
+        return now_s >= self._may_step_at_s and self.has_requests and self._may_order()
+
+    def _may_order(self) -> bool:
+        if not self.outstanding:
+            return True
+        return self.outstanding.room is Room.OPEN and may_plan_ahead(self.scheduler)
 
     def retry_in_s(self, now_s: float) -> float | None:
         """Return the seconds until `ready` may turn true by itself; None if only a message can
         change it.
         """
-        if self.outstanding or self._may_step_at_s == _WHEN_ANSWERED or not self.has_requests:
+        waits = self._may_step_at_s == _WHEN_ANSWERED or not self._may_order()
+        if waits or not self.has_requests:
             return None
         return max(0.0, self._may_step_at_s - now_s)
 
@@ -179,29 +188,36 @@ class Leader:
             return None
         plan = self.scheduler.schedule()
         if not plan.total_num_scheduled_tokens and not plan.finished_req_ids:
-            self._may_step_at_s = now_s + ASK_AGAIN_S
+            self.outstanding.planned_nothing()
+            if not self.outstanding:
+                self._may_step_at_s = now_s + ASK_AGAIN_S
             return self.scheduler.update_from_output(plan, EMPTY_MODEL_RUNNER_OUTPUT)
         grammar = self.scheduler.get_grammar_bitmask(plan)
         # vLLM's buffer serves all lanes; another lane may step before this message is served
         if grammar is not None:
             grammar = replace(grammar, grammar_bitmask=grammar.grammar_bitmask.copy())
         more = goes_on and self.scheduler.get_num_unfinished_requests() > 0
-        self.outstanding = True
-        self._channel.send(self.group, RunStep(self.group, plan, grammar, more))
+        step = RunStep(self.group, plan, grammar, more, self.outstanding.overlap)
+        self.outstanding.ordered()
+        self._channel.send(self.group, step)
         return None
 
     def finish(self, plan: Any, output: Any) -> Any:
-        """End the step; return the outputs that vLLM's scheduler makes of it, by client."""
-        self.outstanding = False
+        """End the oldest outstanding step; return the outputs that vLLM's scheduler makes of it, by
+        client.
+        """
+        self.outstanding.taken()
         return self.scheduler.update_from_output(plan, output)
 
     def fail(self, plan: Any, output: Any, why: str) -> Any:
-        """End the step, and all requests with the error `why`; no token of the step is given out.
-        Return the outputs, by client.
+        """End the oldest outstanding step, and all requests with the error `why`; no token of the
+        step is given out. Return the outputs, by client.
+
+        A step that is outstanding beside it has no request any more.
 
         The members begin anew. Prefixes are forgotten: members may have computed different KV.
         """
-        self.outstanding = False
+        self.outstanding.taken()
         self._begun_anew += 1
         ended = self.scheduler.finish_requests(None, RequestStatus.FINISHED_ERROR)
         self.scheduler.update_from_output(plan, output)  # of requests that have ended: no tokens
@@ -282,7 +298,7 @@ class Leader:
                 f"group {self.group}: no request has blocks {sorted(self.borrowed.held)}, "
                 "and they are not free"
             )
-        self.outstanding = False
+        self.outstanding.clear()
         self._answers, self._may_ask_at_s, self._may_step_at_s = None, 0.0, 0.0
         self._begun_anew = 0
 

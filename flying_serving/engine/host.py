@@ -37,7 +37,7 @@ class Host(Protocol):
         """Give a request to lane 1's scheduler as vLLM does."""
 
     def call_workers(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function of `WorkerLanes` on all workers; return the first worker's result."""
+        """Call a function of `WorkerLanes` on all workers; return their answer (`answer_of`)."""
 
     def process_aborts(self) -> None:
         """Handle the API server's aborts, which may come while a step is made."""

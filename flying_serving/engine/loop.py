@@ -11,7 +11,7 @@ from vllm.v1.engine import EngineCoreOutputs
 
 from flying_serving.comm.board import StepBoard
 from flying_serving.config import FlyingConfig
-from flying_serving.engine.group import Leader, in_physical_blocks
+from flying_serving.engine.group_steps import GroupSteps, LaunchedStep
 from flying_serving.engine.host import Host, Inbox
 from flying_serving.engine.lane import Lanes
 from flying_serving.engine.lending import BlockLending
@@ -20,12 +20,11 @@ from flying_serving.engine.messages import BeginAnew, Message, ReturnBlocks, Run
 from flying_serving.engine.report import Report
 from flying_serving.engine.requests import LaneRequests, route_of
 from flying_serving.engine.residency import Residency
-from flying_serving.engine.sampled import SampledTokens, why_logprobs_differ
+from flying_serving.engine.sampled import SampledTokens
 from flying_serving.engine.steps import StepLog
 from flying_serving.engine.tracing import EngineTrace
 from flying_serving.errors import EngineLost, IntegrityError
 from flying_serving.layout.groups import aligned_group
-from flying_serving.log import logger
 from flying_serving.migration.arrival import Arrival
 from flying_serving.migration.host import MigrationHost
 from flying_serving.migration.messages import KVPulled, PullKV, ReleaseKV
@@ -33,7 +32,6 @@ from flying_serving.migration.migrations import Migrations
 from flying_serving.migration.offers import Offers, OfferTable
 from flying_serving.migration.source import Source
 from flying_serving.scheduling.arbiter import Action, LaneArbiter, ServeMessage, Wait
-from flying_serving.worker.lanes import StepLost, WorkerLanes
 
 LANE_1_YIELD_S = 0.005
 """Seconds that lane 1 leaves the engine to other lanes when nothing of it could run."""
@@ -69,9 +67,6 @@ class EngineLoop:
         self.engine = engine
         self.lanes = lanes
         self.instruments = instruments
-        self.sampled = SampledTokens(engine, instruments.board)
-        for size in lanes.members:  # the board may have samples of this engine's last incarnation
-            self.sampled.forget(size)
         self.arbiter = LaneArbiter(settings.weave_steps, settings.max_pause_ms / 1000)
         self.requests = LaneRequests(lanes, host.add_own, settings.priority_aging_s, clock)
         table, offers = kv
@@ -81,6 +76,16 @@ class EngineLoop:
             channel.send, host.call_workers, self.requests.enqueue, self.block_lending.ask
         )
         self.migrations = Migrations(engine, lanes.by_size, source, offers, migration_host)
+        self.sampled = SampledTokens(engine, instruments.board)
+        self.group_steps = GroupSteps(
+            lanes,
+            host,
+            self.sampled,
+            self._member_lost,
+            self._output_taken,
+            settings.collective_timeout_s,
+            clock,
+        )
         self.membership: Membership | None = None  # where the server survives the loss of an engine
         self.residency: Residency | None = None  # where weights may be lent
         self.last_step_s = (0.0, 0.0)
@@ -97,12 +102,14 @@ class EngineLoop:
             self._observe(None)
             self.lanes.note_loads()
             self._advance_migrations()
-            if self.residency:
+            if self.residency:  # weights come and go between steps that are over
+                self.group_steps.take_outputs()
                 self.residency.advance(self.clock(), self.clock)
             action = self._choose()
             if isinstance(action, Wait):
-                self._emit_stats(self.instruments.report.stats_if_changed(self.clock()))
-                self._observe(action)
+                if not self.group_steps.take_before_wait():
+                    self._emit_stats(self.instruments.report.stats_if_changed(self.clock()))
+                    self._observe(action)
             elif isinstance(action, ServeMessage):
                 self.serve()
             elif action.size == 1:
@@ -125,19 +132,31 @@ class EngineLoop:
         self.migrations.advance(self.clock(), None if hurries else ended_s - began_s)
 
     def _choose(self) -> Action:
+        ready = self._ready_lanes()
+        # a lane plans ahead only while no other lane has a step to make: lanes share time by steps
+        # that are over
+        if self.group_steps.of_other_lanes(ready):
+            self.group_steps.take_outputs()
+            ready = self._ready_lanes()
         now_s = self.clock()
-        leaders = self.lanes.leaders
-        ready = {size: leader.ready(now_s) for size, leader in leaders.items()}
-        has_own = self._host.has_own_steps()
-        ready[1] = has_own and now_s >= self._lane_1_ready_at_s
         action = self.arbiter.choose(now_s, ready, message=self._channel.pending())
-        if not isinstance(action, Wait):
-            return action
-        retries_s = [action.timeout_s, self.migrations.retry_in_s(now_s)]
-        retries_s += [leader.retry_in_s(now_s) for leader in leaders.values()]
+        return self._until_retry(action, now_s) if isinstance(action, Wait) else action
+
+    def _ready_lanes(self) -> dict[int, bool]:
+        """Return, by size, whether a lane that this engine leads has a step to make."""
+        now_s = self.clock()
+        ready = {size: leader.ready(now_s) for size, leader in self.lanes.leaders.items()}
+        ready[1] = now_s >= self._lane_1_ready_at_s and self._host.has_own_steps()
+        return ready
+
+    def _until_retry(self, wait: Wait, now_s: float) -> Wait:
+        """Return a wait that ends when some part of the engine may have something to do."""
+        retries_s = [wait.timeout_s, self.migrations.retry_in_s(now_s)]
+        retries_s.append(self.group_steps.retry_in_s(now_s))
+        retries_s += [leader.retry_in_s(now_s) for leader in self.lanes.leaders.values()]
         parts = (self.residency, self.membership)
         retries_s += [part.retry_in_s(now_s) for part in parts if part is not None]
-        if has_own and not ready[1]:
+        if now_s < self._lane_1_ready_at_s and self._host.has_own_steps():
             retries_s.append(self._lane_1_ready_at_s - now_s)
         return Wait(min((retry_s for retry_s in retries_s if retry_s is not None), default=None))
 
@@ -156,8 +175,7 @@ class EngineLoop:
             case RunStep():
                 self._step_group(size, message)
             case BeginAnew():
-                self.sampled.begin_anew(size)
-                self._host.call_workers(WorkerLanes.begin_anew, size, message.times)
+                self.group_steps.begin_anew(message)
             case PullKV() | KVPulled() | ReleaseKV():
                 self.migrations.handle(message)
                 self._lane_1_ready_at_s = 0.0
@@ -167,6 +185,7 @@ class EngineLoop:
                     self._lane_1_ready_at_s = 0.0
 
     def _step_own(self) -> None:
+        self.group_steps.take_outputs()
         began_s = self.clock()
         self._require_weights(1, self.lanes.own.scheduler.get_num_unfinished_requests())
         self.block_lending.recall_if_short()
@@ -176,34 +195,26 @@ class EngineLoop:
             self._lane_1_ready_at_s = self.clock() + LANE_1_YIELD_S
 
     def _step_group(self, size: int, message: RunStep) -> None:
-        began_s = self.clock()
+        self.group_steps.take_outputs(but=size)
         self._require_weights(size, message.plan.total_num_scheduled_tokens)
-        member, leader = self.lanes.members[size], self.lanes.leaders.get(size)
-        plan = in_physical_blocks(message.plan, member.lent)
-        output = self._host.call_workers(WorkerLanes.execute, size, plan, message.grammar)
-        if isinstance(output, StepLost):
-            if self.membership is None:
-                raise EngineLost(output.why)
-            self.membership.failed(size, output.why, self.clock())
-            return
-        if message.plan.total_num_scheduled_tokens:
-            self.sampled.note(size, output)
-        if leader is not None:
-            self._host.process_aborts()
-            self._host.emit(self._end_step(leader, message.plan, output))
-        else:
-            self._emit_stats(self.instruments.report.stats_if_due(began_s, idle=not message.more))
-        self._stepped(size, began_s, more=message.more, leads=leader is not None, plan=message.plan)
+        self.group_steps.launch(message)
 
-    def _end_step(self, leader: Leader, plan: Any, output: Any) -> Any:
-        """End a step of a group that this engine leads. Return the outputs, by client."""
-        why = None
-        if plan.total_num_scheduled_tokens:
-            why = self.sampled.why_apart(leader.group) or why_logprobs_differ(output)
-        if why is None:
-            return leader.finish(plan, output)
-        logger.error("%s; the requests of the group end with an error", why)
-        return leader.fail(plan, output, why)
+    def _output_taken(self, step: LaunchedStep) -> None:
+        """Note a step of a group whose output was taken."""
+        message, size = step.message, step.size
+        leads = size in self.lanes.leaders
+        if not leads:
+            self._emit_stats(
+                self.instruments.report.stats_if_due(step.began_s, idle=not message.more)
+            )
+        # a step that was launched while the one before ran begins with its end
+        began_s = max(step.began_s, self.last_step_s[1])
+        self._stepped(size, began_s, more=message.more, leads=leads, plan=message.plan)
+
+    def _member_lost(self, size: int, why: str) -> None:
+        if self.membership is None:
+            raise EngineLost(why)
+        self.membership.failed(size, why, self.clock())
 
     def _emit_stats(self, stats: Any) -> None:
         """Send statistics that no outputs carry, if there are any."""
@@ -263,8 +274,13 @@ class EngineLoop:
         self.migrations.abort(request_ids)
 
     def has_work(self) -> bool:
-        """Return whether a group that this engine leads has requests, a message waits, or a request
-        is on its way.
+        """Return whether a group that this engine leads has requests, or a message waits. A request
+        may be on its way, or an output not taken.
         """
         scheduled = any(leader.has_requests for leader in self.lanes.leaders.values())
-        return scheduled or self._channel.pending() or bool(self.migrations.incoming)
+        return (
+            scheduled
+            or bool(self.group_steps)
+            or self._channel.pending()
+            or bool(self.migrations.incoming)
+        )

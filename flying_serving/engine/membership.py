@@ -11,8 +11,8 @@ then, and the next incarnation needs it.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from flying_serving.engine.group_steps import GroupSteps
 from flying_serving.engine.lane import Lanes
-from flying_serving.engine.sampled import SampledTokens
 from flying_serving.errors import EngineLost
 from flying_serving.migration import transfer
 from flying_serving.migration.migrations import Migrations
@@ -39,7 +39,7 @@ class Membership:
         migrations: Migrations,
         offers: PeerOffers,
         call_workers: Callable[..., Any],
-        sampled: SampledTokens,
+        group_steps: GroupSteps,
         told_in_s: float,
     ) -> None:
         self._lanes = lanes
@@ -47,7 +47,7 @@ class Membership:
         self._migrations = migrations
         self._offers = offers
         self._call_workers = call_workers
-        self._sampled = sampled
+        self._group_steps = group_steps
         self._told_in_s = told_in_s
         self._incarnations = list(incarnations)
         self._failed: dict[int, tuple[float, str]] = {}
@@ -133,5 +133,5 @@ class Membership:
         if size in self._lanes.leaders:
             self._lanes.leaders[size].dissolve()
         self._lanes.members[size].dissolve()
-        self._sampled.forget(size)
+        self._group_steps.forget(size)
         self._call_workers(WorkerLanes.drop_requests, size)

@@ -4,10 +4,22 @@ Messages of migrations are in `migration/messages.py`.
 """
 
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
 
 from flying_serving.layout.groups import Group
 from flying_serving.migration.messages import KVPulled, PullKV, ReleaseKV
+
+
+class Overlap(Enum):
+    """The overlap of a group's step with the steps before and after it."""
+
+    NONE = auto()
+    """It is over before another step of the group is ordered."""
+    FIRST = auto()
+    """All steps before it were over when it was ordered. Another may be ordered beside it."""
+    SECOND = auto()
+    """It was ordered while a step before it was outstanding."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +34,7 @@ class RunStep:
     plan: Any
     grammar: Any
     more: bool
+    overlap: Overlap = Overlap.NONE
 
 
 @dataclass(frozen=True)

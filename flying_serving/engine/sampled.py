@@ -1,9 +1,12 @@
 """The tokens that members of a group sample: each keeps its own for the next step, so all must be
 the leader's.
 
-After each step a member notes a checksum of all tokens that it has sampled in the group. Members
-have noted a step before they take part in the next one. So when the leader has made that next step,
-it compares, before it gives out the tokens that were computed from tokens of the members.
+After each step a member notes a checksum of all tokens that it has sampled in the group. The leader
+compares it before it gives out tokens of the next step, which were computed from tokens of the
+members. The members have noted the step before they take part in the next one. If that one was
+ordered while the step was outstanding, they note the step right after (`awaited`).
+
+A member whose own devices have sampled different tokens notes a checksum that no other engine has.
 """
 
 import zlib
@@ -13,7 +16,9 @@ from itertools import chain
 from typing import Any
 
 from flying_serving.comm.board import STEPS, StepBoard
-from flying_serving.layout.groups import Group
+from flying_serving.engine.devices import OutputOfDevicesApart
+from flying_serving.layout.groups import Group, aligned_group
+from flying_serving.log import logger
 
 _REMEMBERED_STEPS = 8
 """Steps of which a leader remembers its checksum. A member is few steps ahead or behind."""
@@ -30,29 +35,59 @@ class SampledTokens:
         self._board = board
         self._checksums: dict[int, deque[tuple[int, int]]] = {}
         """By group size: the number of each of the last steps, and the checksum after it."""
+        self._devices_apart: dict[int, str] = {}
+        """By group size: which device of this engine has sampled other tokens than the first."""
 
     def note(self, size: int, output: Any) -> None:
         """Note the tokens of a step's vLLM ModelRunnerOutput, and show the checksum to the group's
         leader.
         """
         checksums = self._of(size)
-        step, checksum = checksums[-1]
+        last_step, checksum = checksums[-1]
+        step = (last_step + 1) % STEPS
         tokens = array("q", chain.from_iterable(output.sampled_token_ids))
-        checksums.append(((step + 1) % STEPS, zlib.crc32(tokens, checksum)))
+        checksum = zlib.crc32(tokens, checksum)
+        if isinstance(output, OutputOfDevicesApart) and size not in self._devices_apart:
+            self._note_devices(size, output, step)
+            checksum ^= 1  # from now on another one than any engine has
+        checksums.append((step, checksum))
         self._board.note_sampled(self._engine, size, *checksums[-1])
 
+    def _note_devices(self, size: int, output: OutputOfDevicesApart, step: int) -> None:
+        group = aligned_group(self._engine, size)
+        self._devices_apart[size] = (
+            f"device {output.apart} of engine {self._engine} has sampled other tokens than its "
+            f"device 0, in group {list(group)}, by step {step} of the group"
+        )
+        if group[0] != self._engine:  # the leader says it when it ends the requests
+            logger.error("%s", self._devices_apart[size])
+
     def why_apart(self, group: Group) -> str | None:
-        """Return which member of a group that this engine leads has sampled other tokens, and by
-        which step; None if none is known to have.
+        """Return who has sampled other tokens in a group that this engine leads, and by which step:
+        a member, or a device of this engine. None if none is known to have.
         """
+        if len(group) in self._devices_apart:
+            return self._devices_apart[len(group)]
         checksums = dict(self._of(len(group)))
         for member in group[1:]:
-            step, checksum = self._board.sampled(member, len(group))
-            if checksums.get(step, checksum) != checksum:
-                return (
-                    f"engine {member} has sampled other tokens than engine {self._engine}, which "
-                    f"leads group {list(group)}, by step {step} of the group"
-                )
+            for step, checksum in sorted(self._board.sampled(member, len(group))):
+                if checksums.get(step, checksum) != checksum:
+                    return (
+                        f"engine {member} has sampled other tokens than engine {self._engine}, "
+                        f"which leads group {list(group)}, by step {step} of the group"
+                    )
+        return None
+
+    def awaited(self, group: Group) -> int | None:
+        """Return a member that has not noted the step before the last one that is noted here; None
+        if all have. This engine leads the group.
+        """
+        size = len(group)
+        before = self._of(size)[-1][0] - 1
+        for member in group[1:]:
+            steps_since = [(step - before) % STEPS for step, _ in self._board.sampled(member, size)]
+            if min(steps_since) >= STEPS // 2:
+                return member
         return None
 
     def begin_anew(self, size: int) -> None:
@@ -61,12 +96,14 @@ class SampledTokens:
         step, _ = checksums[-1]
         checksums.clear()
         checksums.append((step, 0))
+        self._devices_apart.pop(size, None)
         self._board.note_sampled(self._engine, size, step, 0)
 
     def forget(self, size: int) -> None:
         """Forget a group that has lost a member: it begins with its first step again."""
         self._checksums.pop(size, None)
-        self._board.note_sampled(self._engine, size, 0, 0)
+        self._devices_apart.pop(size, None)
+        self._board.forget_sampled(self._engine, size)
 
     def _of(self, size: int) -> deque[tuple[int, int]]:
         if size not in self._checksums:

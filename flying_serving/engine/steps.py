@@ -57,8 +57,12 @@ class StepLog:
         """Note that the output of this step has come."""
         size = len(group)
         under_way = self._under_way[size]
-        if not under_way or under_way[0][0] is not plan:
+        if not plan.total_num_scheduled_tokens:
             return  # the step computed nothing
+        while under_way and under_way[0][0] is not plan:
+            under_way.popleft()  # of a group that lost a member: its output has never come
+        if not under_way:
+            return
         planned, last, now = under_way.popleft()[1], self._ended[size], self._clock()
         self._ended[size] = now
         goes_on = bool(plan.scheduled_cached_reqs.req_ids) and 0.0 < planned - last <= now - planned

@@ -18,7 +18,7 @@ ANNOUNCED_S = 60.0
 T = TypeVar("T")
 
 
-class Address(msgspec.Struct, frozen=True):
+class Address(msgspec.Struct, frozen=True, tag=True):
     """The place where memory can be opened: a file descriptor of a process, and its size."""
 
     pid: int
@@ -27,8 +27,17 @@ class Address(msgspec.Struct, frozen=True):
 
 
 class PagedMemory(Protocol):
-    """Memory whose addresses stay while its pages come and go."""
+    """Memory of `size_bytes` whose addresses stay while its pages of `page_bytes` come and go.
 
+    `backs_on_use`: True if a page is there from its first use on, without a call of `back`.
+    """
+
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def page_bytes(self) -> int: ...
+    @property
+    def backs_on_use(self) -> bool: ...
     def back(self, first_byte: int, size_bytes: int) -> None:
         """Let there be pages for a range, which may then be used; the contents of new pages are
         undefined.
@@ -37,7 +46,8 @@ class PagedMemory(Protocol):
     def release(self, first_byte: int, size_bytes: int) -> int:
         """Give pages that lie in a range back. Returns their bytes.
 
-        A page that is shared with bytes outside the range stays.
+        A page that is shared with bytes outside the range stays. So may pages that were backed
+        at once with pages outside the range.
         """
 
 
@@ -48,12 +58,16 @@ class Arena:
     `bytes` is the mapping.
     """
 
+    page_bytes = mmap.PAGESIZE
+    backs_on_use = True
+
     def __init__(self, name: str, size_bytes: int) -> None:
         self._file = os.memfd_create(name, os.MFD_CLOEXEC)
         os.ftruncate(self._file, size_bytes)
         self.bytes = mmap.mmap(self._file, size_bytes)
         with suppress(OSError):  # as far as the system has them, and allows them for shared memory
             self.bytes.madvise(mmap.MADV_HUGEPAGE)
+        self.size_bytes = size_bytes
         self.address = Address(os.getpid(), self._file, size_bytes)
 
     def back(self, first_byte: int, size_bytes: int) -> None:
@@ -73,6 +87,13 @@ class Arena:
 def pages_inside(first_byte: int, size_bytes: int, page_bytes: int) -> range:
     """Return the numbers of the whole pages in a range of bytes."""
     return range(-(-first_byte // page_bytes), (first_byte + size_bytes) // page_bytes)
+
+
+def pages_touched(first_byte: int, size_bytes: int, page_bytes: int) -> range:
+    """Return the numbers of the pages that hold bytes of a range."""
+    if not size_bytes:
+        return range(0)
+    return range(first_byte // page_bytes, -(-(first_byte + size_bytes) // page_bytes))
 
 
 def map_peer(address: Address, whose: str) -> mmap.mmap:

@@ -17,6 +17,8 @@ from flying_serving.errors import PeerMemory
 from flying_serving.layout.shards import Segment
 from flying_serving.memory.arena import Address, map_peer
 from flying_serving.memory.copiers import copy_tiles
+from flying_serving.memory.cuda_device import CudaDevice
+from flying_serving.memory.shared_arena import SharedArena, map_arena
 from flying_serving.memory.tiles import TileCopy, tile_numbers
 
 
@@ -47,11 +49,12 @@ class LaneShape(msgspec.Struct, frozen=True):
 
 
 class KVAddress(msgspec.Struct, frozen=True):
-    """The KV memory of a device, and its lanes by group size; on CUDA `memory` is the result of
-    `share_cuda`.
+    """The KV memory of a device, and its lanes by group size.
+
+    On CUDA `memory` is the result of `share_cuda`, or an arena.
     """
 
-    memory: Address | bytes
+    memory: Address | SharedArena | bytes
     lanes: dict[int, LaneShape]
 
 
@@ -170,10 +173,18 @@ def share_cuda(memory: torch.Tensor) -> bytes:
     return pickle.dumps(reduce_tensor(memory))
 
 
-def map_memory(memory: Address | bytes, whose: str) -> torch.Tensor:
-    """Map a peer's memory as int8. Raises PeerMemory if it cannot be mapped."""
+def map_memory(
+    memory: Address | SharedArena | bytes, whose: str, cuda: CudaDevice | None = None
+) -> torch.Tensor:
+    """Map a peer's memory as int8. Raises PeerMemory if it cannot be mapped.
+
+    `cuda`: the device of this process, for which an arena is mapped.
+    """
     if isinstance(memory, Address):
         return bytes_of(map_peer(memory, whose))
+    if isinstance(memory, SharedArena):
+        assert cuda is not None
+        return map_arena(memory, whose, cuda)
     rebuild, args = pickle.loads(memory)
     try:
         found: torch.Tensor = rebuild(*args)

@@ -27,7 +27,7 @@ class Extent:
         return memoryview((ctypes.c_char * self.size_bytes).from_address(self.address))
 
 
-def whole_pages(extents: Iterable[Extent]) -> list[Extent]:
+def whole_pages(extents: Iterable[Extent], page_bytes: int = mmap.PAGESIZE) -> list[Extent]:
     """Return the whole pages inside extents; extents that follow each other in memory and in the
     file are joined.
 
@@ -36,8 +36,8 @@ def whole_pages(extents: Iterable[Extent]) -> list[Extent]:
     """
     pages = []
     for run in _joined(extents):
-        before = -run.address % mmap.PAGESIZE
-        size_bytes = (run.size_bytes - before) // mmap.PAGESIZE * mmap.PAGESIZE
+        before = -run.address % page_bytes
+        size_bytes = (run.size_bytes - before) // page_bytes * page_bytes
         if size_bytes > 0:
             pages.append(Extent(run.address + before, run.offset_bytes + before, size_bytes))
     return pages

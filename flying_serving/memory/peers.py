@@ -9,7 +9,9 @@ import msgspec
 
 from flying_serving.errors import PeerMemory
 from flying_serving.memory.arena import Address, announce, announced
+from flying_serving.memory.cuda_device import CudaDevice
 from flying_serving.memory.kv_view import KVAddress, KVView, map_memory
+from flying_serving.memory.shared_arena import SharedArena
 
 
 def _path(run_dir: str, engine: int, device: int) -> str:
@@ -17,7 +19,11 @@ def _path(run_dir: str, engine: int, device: int) -> str:
 
 
 def announce_kv(
-    run_dir: str, engine: int, device: int, memory: Address | bytes, views: dict[int, KVView]
+    run_dir: str,
+    engine: int,
+    device: int,
+    memory: Address | SharedArena | bytes,
+    views: dict[int, KVView],
 ) -> None:
     """Let peers read the lanes of a device, by group size."""
     lanes = {size: view.shape() for size, view in views.items()}
@@ -51,17 +57,22 @@ class PeerKV:
     """The lanes of all devices of a server, as they were announced in its run directory.
 
     A device's own lanes are read where they are: a process cannot map its own memory of a CUDA
-    device.
+    device. `cuda`: the device of this process, for which arenas of peers are mapped.
     """
 
-    def __init__(self, run_dir: str) -> None:
+    def __init__(self, run_dir: str, cuda: CudaDevice | None = None) -> None:
         self._run_dir = run_dir
+        self._cuda = cuda
         self._own: dict[tuple[int, int], dict[int, KVView]] = {}
         self._views: dict[tuple[int, int], dict[int, KVView]] = {}
         self._lost: set[int] = set()
 
     def share(
-        self, engine: int, device: int, memory: Address | bytes, views: dict[int, KVView]
+        self,
+        engine: int,
+        device: int,
+        memory: Address | SharedArena | bytes,
+        views: dict[int, KVView],
     ) -> None:
         """Let peers read the lanes of a device of this process: see `announce_kv`."""
         self._own[engine, device] = views
@@ -101,5 +112,5 @@ class PeerKV:
         if engine in self._lost:
             raise PeerMemory(f"{whose}: the engine is lost")
         found = announced(_path(self._run_dir, engine, device), KVAddress, whose)
-        memory = map_memory(found.memory, whose)
+        memory = map_memory(found.memory, whose, self._cuda)
         return {size: KVView.over(memory, lane) for size, lane in found.lanes.items()}

@@ -8,18 +8,19 @@ There oneDNN is up to twice as fast on packed weights at small batches, and a pa
 be cut afterwards. Either way there is one copy.
 
 Packed weights have `units`: a lane can do without some while its weights are lent
-(`memory/units.py`).
+(`memory/units.py`). Strided weights have them if they lie in an arena. `UnitColumns` and `UnitRows`
+are the products with units of any kind.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from flying_serving.layout.shards import Segment
 from flying_serving.memory.unit_order import RankRows, UnitOrder
-from flying_serving.memory.units import Pack, PackedUnit, PackedUnits
+from flying_serving.memory.units import Pack, PackedUnit, PackedUnits, RawUnits
 from flying_serving.memory.weight_file import WeightFile
 
 Matmul = Callable[[torch.Tensor], torch.Tensor]
@@ -33,6 +34,41 @@ class SharedLinear(Protocol):
 
     def part(self, rank: int, degree: int) -> Matmul:
         """Return the product with the part that `rank` of `degree` works on."""
+
+
+class Unit(Protocol):
+    """A unit of a weight."""
+
+    @property
+    def multiply(self) -> Any:
+        """Write the product of tokens, made by `Inputs`, into (tokens, out), which lies in one
+        piece. It is read at each product.
+        """
+
+
+class Inputs(Protocol):
+    """The input of a layer as its units multiply with it, made once for all of them."""
+
+    def of(self, x: torch.Tensor) -> Any:
+        """Return the input of units, of (tokens, in)."""
+
+    def parts(self, made: Any, count: int) -> Sequence[Any]:
+        """Cut the input into those of `count` equally wide units."""
+
+
+class Tokens:
+    """Tokens as they are: the `Inputs` of floats."""
+
+    def of(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the tokens."""
+        return x
+
+    def parts(self, made: torch.Tensor, count: int) -> Sequence[torch.Tensor]:
+        """Return views. `chunk` is one call of C++, where `split` is Python's first."""
+        return made.chunk(count, 1)
+
+
+TOKENS = Tokens()
 
 
 def rows_of(segments: Sequence[Segment], rank: int, degree: int) -> list[slice]:
@@ -62,38 +98,69 @@ class PackedColumns:
         pack: Pack,
         file: WeightFile | None = None,
     ) -> None:
-        self._families: list[tuple[list[Segment], list[PackedUnit]]] = []
-        first = 0
-        for count, run in groupby(segments, key=lambda s: s.units):
-            family = list(run)
+        families: list[tuple[list[Segment], list[PackedUnit]]] = []
+        for family, rows_by_unit in unit_families(segments):
             packed = []
-            for unit in range(count):
-                rows = rows_of(segments, unit, count)[first : first + len(family)]
+            for rows in rows_by_unit:
                 unit_bias = None if bias is None else torch.cat([bias[r] for r in rows])
                 packed.append(
                     PackedUnit(torch.cat([weight[r] for r in rows]), unit_bias, pack, file)
                 )
-            self._families.append((family, packed))
-            first += len(family)
-        self.units = PackedUnits([(family[0], packed) for family, packed in self._families])
+            families.append((family, packed))
+        self._columns = UnitColumns(families)
+        self.units = PackedUnits([(family[0], packed) for family, packed in families])
 
     def part(self, rank: int, degree: int) -> Matmul:
-        parts = [_family_part(family, packed, rank, degree) for family, packed in self._families]
+        return self._columns.part(rank, degree)
+
+
+def unit_families(
+    segments: Sequence[Segment],
+) -> Iterator[tuple[list[Segment], list[list[slice]]]]:
+    """Yield consecutive segments with equally many units, with the rows of each unit of them in
+    the fused weight.
+    """
+    first = 0
+    for count, run in groupby(segments, key=lambda s: s.units):
+        family = list(run)
+        past = first + len(family)
+        yield family, [rows_of(segments, unit, count)[first:past] for unit in range(count)]
+        first = past
+
+
+class UnitColumns:
+    """The products with units of a column-parallel weight. `families`: segments whose units lie
+    together, with these units.
+    """
+
+    def __init__(
+        self,
+        families: Sequence[tuple[list[Segment], Sequence[Unit]]],
+        inputs: Inputs = TOKENS,
+    ) -> None:
+        self._families, self._inputs = families, inputs
+
+    def part(self, rank: int, degree: int) -> Matmul:
+        """See `SharedLinear`."""
+        parts = [
+            _family_part(family, units, rank, degree, self._inputs)
+            for family, units in self._families
+        ]
         if len(parts) == 1:
             return parts[0]
         return lambda x: torch.cat([part(x) for part in parts], dim=-1)
 
 
 def _family_part(
-    segments: list[Segment], packed: list[PackedUnit], rank: int, degree: int
+    segments: list[Segment], held: Sequence[Unit], rank: int, degree: int, inputs: Inputs
 ) -> Matmul:
     """Return the product with consecutive segments of the same number of units; a packed matrix
     holds one unit of each.
     """
-    chosen = [packed[u] for u in segments[0].units_of(rank, degree)]
+    chosen = [held[u] for u in segments[0].units_of(rank, degree)]
     sizes = [segment.unit_size for segment in segments]
     if len(chosen) == 1:
-        return _alone(chosen[0], sum(sizes))
+        return _alone(chosen[0], sum(sizes), inputs)
     # segments that are copied at once
     runs = [(size, len(list(run))) for size, run in groupby(sizes)]
     count, width = len(chosen), sum(sizes)
@@ -101,24 +168,25 @@ def _family_part(
     def columns(x: torch.Tensor) -> torch.Tensor:
         flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
         by_unit = flat.new_empty(count, flat.shape[0], width)
+        made = inputs.of(flat)
         for unit, out in zip(chosen, by_unit.unbind(), strict=True):
-            unit.multiply(flat, out)
+            unit.multiply(made, out)
         ordered = _by_segment(by_unit, runs)
         return ordered if x.dim() == 2 else ordered.view(*x.shape[:-1], count * width)
 
     return columns
 
 
-def _alone(unit: PackedUnit, width: int) -> Matmul:
+def _alone(unit: Unit, width: int, inputs: Inputs) -> Matmul:
     """Return the product with one unit, whose outputs are in order and need no sum."""
 
     def product(x: torch.Tensor) -> torch.Tensor:
         if x.dim() == 2:
             out = x.new_empty(x.shape[0], width)
-            unit.multiply(x, out)
+            unit.multiply(inputs.of(x), out)
             return out
         out = x.new_empty(*x.shape[:-1], width)
-        unit.multiply(x.reshape(-1, x.shape[-1]), out.view(-1, width))
+        unit.multiply(inputs.of(x.reshape(-1, x.shape[-1])), out.view(-1, width))
         return out
 
     return product
@@ -164,27 +232,50 @@ class PackedRows:
         pack: Pack,
         file: WeightFile | None = None,
     ) -> None:
-        self._segment = segment
-        self._width = weight.shape[0]
         parts = [columns.contiguous() for columns in weight.split(segment.unit_size, dim=1)]
-        self._packed = [
+        packed = [
             PackedUnit(part, None if unit else bias, pack, file) for unit, part in enumerate(parts)
         ]
-        self.units = PackedUnits([(segment, self._packed)])
+        self._rows = UnitRows(packed, segment, weight.shape[0])
+        self.units = PackedUnits([(segment, packed)])
 
     def part(self, rank: int, degree: int) -> Matmul:
-        chosen = [self._packed[u] for u in self._segment.units_of(rank, degree)]
-        count, width = len(chosen), self._width
-        if count == 1:
-            return _alone(chosen[0], width)
+        return self._rows.part(rank, degree)
+
+
+class UnitRows:
+    """The products with units of a row-parallel weight with `width` outputs. The first unit's has
+    the bias.
+
+    `dtype`: of the units' products, which are rounded to the input's type once they are added;
+    None: the input's.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        segment: Segment,
+        width: int,
+        inputs: Inputs = TOKENS,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self._units, self._segment, self._width = units, segment, width
+        self._inputs, self._dtype = inputs, dtype
+
+    def part(self, rank: int, degree: int) -> Matmul:
+        """See `SharedLinear`. All inputs of the rank are made at once."""
+        chosen = [self._units[u] for u in self._segment.units_of(rank, degree)]
+        count, width, inputs, dtype = len(chosen), self._width, self._inputs, self._dtype
+        if count == 1 and dtype is None:
+            return _alone(chosen[0], width, inputs)
 
         def rows(x: torch.Tensor) -> torch.Tensor:
             flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-            products = flat.new_empty(count, flat.shape[0], width).unbind()
-            # units are equally wide; `chunk` is one call of C++, where `split` is Python's first
-            for unit, part, out in zip(chosen, flat.chunk(count, 1), products, strict=True):
+            products = flat.new_empty(count, flat.shape[0], width, dtype=dtype).unbind()
+            parts = inputs.parts(inputs.of(flat), count)
+            for unit, part, out in zip(chosen, parts, products, strict=True):
                 unit.multiply(part, out)
-            total = sum_of_units(list(products))
+            total = sum_of_units(list(products)).to(x.dtype)
             return total if x.dim() == 2 else total.view(*x.shape[:-1], width)
 
         return rows
@@ -230,21 +321,56 @@ def bias_part(
 class StridedColumns:
     """Column-parallel over one matrix, whose rows lie unit by unit: `keep_by_unit`.
 
-    A rank's part is one product with a slice of rows, or two where ranks share KV heads. One copy
-    puts the outputs in the order of the segments. A rank with one unit of each segment needs none.
-
-    `bias`: in the order of the segments, as it was loaded.
+    `bias`: in the order of the segments, as it was loaded. `units`: of the weight, that may be
+    dropped; None: no unit may.
     """
 
     def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, segments: Sequence[Segment]
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        segments: Sequence[Segment],
+        units: RawUnits | None = None,
+    ) -> None:
+        self._weight = weight
+        self.units = units
+        self._bias = None if bias is None else bias_by_unit(bias, segments)
+        self._columns = OrderedColumns(segments, self._product, weight.device)
+
+    def part(self, rank: int, degree: int) -> Matmul:
+        return guarded(self._columns.part(rank, degree), self.units, rank, degree)
+
+    def part_by_unit(self, rank: int, degree: int) -> Matmul:
+        """See `OrderedColumns.part_by_unit`."""
+        return guarded(self._columns.part_by_unit(rank, degree), self.units, rank, degree)
+
+    def _product(self, rows: slice) -> Matmul:
+        weight = self._weight[rows]
+        bias = None if self._bias is None else self._bias[rows]
+        return lambda x: torch.nn.functional.linear(x, weight, bias)
+
+
+class OrderedColumns:
+    """Products with a column-parallel weight whose rows lie unit by unit.
+
+    A rank's part is one product with a slice of rows, or two where ranks share KV heads. One copy
+    puts the outputs in the order of the segments. A rank with one unit of each segment needs none.
+
+    `product`: returns the product with some of the rows.
+    """
+
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        product: Callable[[slice], Matmul],
+        device: torch.device,
     ) -> None:
         self._order = UnitOrder(segments)
-        self._weight = weight
-        self._bias = None if bias is None else _by_unit(bias, self._order)
+        self._product, self._device = product, device
         self._indices: dict[tuple[int, ...], torch.Tensor] = {}
 
     def part(self, rank: int, degree: int) -> Matmul:
+        """See `SharedLinear`."""
         part = self._order.rows_of(rank, degree)
         products = [self._product(run) for run in part.runs]
         if part.is_in_order:
@@ -260,16 +386,11 @@ class StridedColumns:
         (rows,) = self._order.rows_of(rank, degree).runs
         return self._product(rows)
 
-    def _product(self, rows: slice) -> Matmul:
-        weight = self._weight[rows]
-        bias = None if self._bias is None else self._bias[rows]
-        return lambda x: torch.nn.functional.linear(x, weight, bias)
-
     def _in_order(self, product: Matmul, part: RankRows) -> Matmul:
         """Return a product whose outputs are put in the order of the segments, block by block."""
         size, blocks = part.blocks()
         if blocks not in self._indices:  # the ranks of a degree have the same one
-            self._indices[blocks] = torch.tensor(blocks, device=self._weight.device)
+            self._indices[blocks] = torch.tensor(blocks, device=self._device)
         index = self._indices[blocks]
 
         def columns(x: torch.Tensor) -> torch.Tensor:
@@ -280,9 +401,9 @@ class StridedColumns:
         return columns
 
 
-def _by_unit(bias: torch.Tensor, order: UnitOrder) -> torch.Tensor:
+def bias_by_unit(bias: torch.Tensor, segments: Sequence[Segment]) -> torch.Tensor:
     """Return a loaded bias in the order of the weight's rows: a copy unless it is in that order."""
-    rows = order.loaded_rows()
+    rows = UnitOrder(segments).loaded_rows()
     return bias if len(rows) == 1 else torch.cat([bias[part] for part in rows])
 
 
@@ -296,15 +417,39 @@ def _side_by_side(
 class StridedRows:
     """Row-parallel over the weight as it was loaded: a column slice. GEMM libraries take a leading
     dimension.
+
+    `units`: rows of the transpose, which is contiguous then, that may be dropped; None: none may.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, segment: Segment) -> None:
-        self._weight = weight
-        self._bias = bias
-        self._segment = segment
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        segment: Segment,
+        units: RawUnits | None = None,
+    ) -> None:
+        self.units = units
+        self._weight, self._bias, self._segment = weight, bias, segment
 
     def part(self, rank: int, degree: int) -> Matmul:
         (columns,) = rows_of([self._segment], rank, degree)
         weight = self._weight[:, columns]
         bias = None if rank else self._bias
-        return lambda x: torch.nn.functional.linear(x, weight, bias)
+        return guarded(
+            lambda x: torch.nn.functional.linear(x, weight, bias), self.units, rank, degree
+        )
+
+
+def guarded(product: Matmul, units: RawUnits | None, rank: int, degree: int) -> Matmul:
+    """Return a product that raises IntegrityError while a unit that the rank works on is
+    dropped.
+    """
+    if units is None:
+        return product
+    check = units.guard(rank, degree)
+
+    def checked(x: torch.Tensor) -> torch.Tensor:
+        check()
+        return product(x)
+
+    return checked

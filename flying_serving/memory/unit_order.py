@@ -77,16 +77,29 @@ class UnitOrder:
         runs = _merged(sorted(pieces, key=lambda piece: piece.start))
         return RankRows(tuple(runs), tuple(_in_run(piece, runs) for piece in pieces))
 
+    def rows_of_units(self) -> dict[tuple[int, int], slice]:
+        """Return the rows of each unit in the kept weight, by the numbers of its segment and of the
+        unit.
+        """
+        return {
+            (number, unit): self._row_of(number, unit)
+            for number, segment in enumerate(self._segments)
+            for unit in range(segment.units)
+        }
+
     def _places(self, rank: int, degree: int) -> Iterator[slice]:
         """Yield the rows of each unit of a rank, segment by segment."""
-        offset = 0
-        for segment in self._segments:
-            per_group = segment.units // self._groups
+        for number, segment in enumerate(self._segments):
             for unit in segment.units_of(rank, degree):
-                group, place = divmod(unit, per_group)
-                start = group * self._group_size + offset + place * segment.unit_size
-                yield slice(start, start + segment.unit_size)
-            offset += segment.size // self._groups
+                yield self._row_of(number, unit)
+
+    def _row_of(self, number: int, unit: int) -> slice:
+        """Return the rows of a unit of a segment."""
+        segment = self._segments[number]
+        before = sum(other.size for other in self._segments[:number])
+        group, place = divmod(unit, segment.units // self._groups)
+        start = group * self._group_size + before // self._groups + place * segment.unit_size
+        return slice(start, start + segment.unit_size)
 
 
 def _merged(slices: Iterable[slice]) -> list[slice]:

@@ -5,13 +5,13 @@ A product that is asked for while a unit of it is dropped raises, for every kind
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn, Protocol
+from typing import NoReturn, Protocol, TypeVar
 
 import torch
 
 from flying_serving.errors import IntegrityError
 from flying_serving.layout.shards import Segment
-from flying_serving.memory.pages import Extent, drop_pages, whole_pages
+from flying_serving.memory.pages import Extent, whole_pages
 from flying_serving.memory.weight_file import WeightFile
 
 Product = Callable[[torch.Tensor, torch.Tensor], None]
@@ -20,6 +20,7 @@ Pack = Callable[[torch.Tensor, torch.Tensor | None], Product]
 """Turn a weight (out, in) and a bias (out) into a product that does not need the weight any
 more.
 """
+Keeper = TypeVar("Keeper")
 UnitId = tuple[int, int]
 """The number of a segment, and of a unit of it."""
 
@@ -41,6 +42,23 @@ class Units(Protocol):
         """Fetch every dropped unit back; return the bytes that were read. Raises WeightFileError if
         that fails.
         """
+
+
+class WeightPages(Protocol):
+    """The memory that weights lie in, in pages of `page_bytes`, and a copy of it elsewhere."""
+
+    @property
+    def page_bytes(self) -> int: ...
+    def keep(self, weight: torch.Tensor) -> Extent:
+        """Note a weight that lies in one piece, and see that it can be fetched back. Raises
+        WeightFileError if it cannot be.
+        """
+
+    def drop(self, pages: Extent) -> None:
+        """Free whole pages, of which some may be free. Raises IntegrityError if one stays."""
+
+    def fetch(self, pages: Extent) -> None:
+        """Fetch whole pages back in place. Raises WeightFileError if that fails."""
 
 
 def units_of(segments: Sequence[Segment], rank: int, degree: int) -> set[UnitId]:
@@ -68,12 +86,12 @@ def _lent(*_: object) -> NoReturn:
     )
 
 
-def _require_file(file: WeightFile | None) -> WeightFile:
-    if file is None:
+def _require_kept(keeper: Keeper | None) -> Keeper:
+    if keeper is None:
         raise IntegrityError(
             "weights that are in no weight file cannot be dropped: they could not be fetched back"
         )
-    return file
+    return keeper
 
 
 class PackedUnit:
@@ -101,14 +119,14 @@ class PackedUnit:
 
     def drop(self) -> None:
         """Release the unit in the library's format: there is no other reference to it."""
-        _require_file(self._file)
+        _require_kept(self._file)
         self.multiply = _lent
 
     def fetch(self) -> None:
         """Read the weight and pack it again."""
         assert self._extent is not None
         weight = torch.empty(self._shape, dtype=self._dtype)
-        _require_file(self._file).read(
+        _require_kept(self._file).read(
             Extent(weight.data_ptr(), self._extent.offset_bytes, self.size_bytes)
         )
         self.multiply = self._pack(weight, self._bias)
@@ -153,36 +171,44 @@ class PackedUnits:
 
 
 class RawUnits:
-    """`Units` of tensors that are used as they are, in private memory, of which whole pages are
-    dropped.
+    """`Units` of tensors that are used as they are, of which whole pages are dropped.
 
     `tensors`: of each unit, each in one piece. They are written back in place, so views of them
-    stay valid. `file`: keeps them; None: they are never dropped.
+    stay valid. `pages`: the memory they lie in; None: they are never dropped.
     """
 
     def __init__(
         self,
         segments: Sequence[Segment],
         tensors: Mapping[UnitId, Sequence[torch.Tensor]],
-        file: WeightFile | None,
+        pages: WeightPages | None,
     ) -> None:
-        self._segments, self._file = tuple(segments), file
+        self._segments, self._memory = tuple(segments), pages
         self._tensors = dict(tensors)  # an address must not be given to another tensor
         self._extents: dict[UnitId, list[Extent]] = {}
-        if file is not None:
+        if pages is not None:
             self._extents = {
-                unit: [file.keep(tensor) for tensor in held] for unit, held in tensors.items()
+                unit: [pages.keep(tensor) for tensor in held] for unit, held in tensors.items()
             }
         self._missing: set[UnitId] = set()
         self._dropped: list[Extent] = []
 
     @classmethod
     def of_rows(
-        cls, weight: torch.Tensor, segments: Sequence[Segment], file: WeightFile | None
+        cls,
+        weight: torch.Tensor,
+        segments: Sequence[Segment],
+        pages: WeightPages | None,
+        rows: Mapping[UnitId, slice] | None = None,
     ) -> "RawUnits":
-        """Return the units of one weight, each of which is a run of rows."""
-        rows = {} if file is None else rows_of_units(segments)
-        return cls(segments, {unit: [weight[place]] for unit, place in rows.items()}, file)
+        """Return the units of one weight, each of which is a run of rows.
+
+        `rows`: of each unit; None: one segment lies after the other.
+        """
+        if pages is None:
+            return cls(segments, {}, None)
+        placed = sorted((rows or rows_of_units(segments)).items(), key=lambda unit: unit[1].start)
+        return cls(segments, {unit: [weight[place]] for unit, place in placed}, pages)
 
     def guard(self, rank: int, degree: int) -> Callable[[], None]:
         """Return a check that raises IntegrityError while a unit that a rank works on is dropped;
@@ -197,7 +223,10 @@ class RawUnits:
         return check
 
     def _pages(self, units: set[UnitId]) -> list[Extent]:
-        return whole_pages(extent for unit in units for extent in self._extents[unit])
+        if self._memory is None:
+            return []
+        extents = (extent for unit in units for extent in self._extents[unit])
+        return whole_pages(extents, self._memory.page_bytes)
 
     def lendable(self, rank: int, degree: int) -> int:
         """Return the bytes of whole pages that `drop` frees: see `Units`."""
@@ -210,18 +239,18 @@ class RawUnits:
         """Drop whole pages; the pages at the ends stay (Gyges pads units to whole pages, its Eq.
         2). See `Units`.
         """
-        _require_file(self._file)
+        memory = _require_kept(self._memory)
         before_bytes = sum(pages.size_bytes for pages in self._dropped)
         self._missing |= self._others(rank, degree)
         self._dropped = self._pages(self._missing)
         for pages in self._dropped:
-            drop_pages(pages)
+            memory.drop(pages)
         return sum(pages.size_bytes for pages in self._dropped) - before_bytes
 
     def fetch(self) -> int:
         """Read the dropped pages back in place: see `Units`."""
         for pages in self._dropped:
-            _require_file(self._file).read(pages)
+            _require_kept(self._memory).fetch(pages)
         size_bytes = sum(pages.size_bytes for pages in self._dropped)
         self._missing.clear()
         self._dropped = []

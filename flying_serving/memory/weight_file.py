@@ -24,7 +24,7 @@ class WeightFile:
         self._path = f"{run_dir}/weights-{device}"
         self._whose = f"weights of engine 0 device {device}"
         self._file: int | None = self._create() if writes else None
-        self._writes = writes
+        self.writes = writes
         self.size_bytes = 0
 
     def _create(self) -> int:
@@ -41,17 +41,21 @@ class WeightFile:
         Raises:
             WeightFileError: if there is no room, naming the directory.
         """
-        size_bytes = weight.numel() * weight.element_size()
-        extent = Extent(weight.data_ptr(), self.size_bytes, size_bytes)
         assert weight.is_contiguous()
-        if self._writes and size_bytes:
-            self._write(extent)
-        self.size_bytes += size_bytes
+        size_bytes = weight.numel() * weight.element_size()
+        extent = Extent(weight.data_ptr(), self.add(size_bytes), size_bytes)
+        if self.writes and size_bytes:
+            self.write(extent.offset_bytes, extent.bytes)
         return extent
 
-    def _write(self, extent: Extent) -> None:
+    def add(self, size_bytes: int) -> int:
+        """Note the next bytes, which an engine that writes has to write. Return their place."""
+        offset_bytes, self.size_bytes = self.size_bytes, self.size_bytes + size_bytes
+        return offset_bytes
+
+    def write(self, offset: int, left: memoryview) -> None:
+        """Write bytes at a place. Raises WeightFileError if there is no room."""
         assert self._file is not None
-        left, offset = extent.bytes, extent.offset_bytes
         while left:  # one call writes 2 GiB at most
             try:
                 written = os.pwrite(self._file, left, offset)
@@ -70,7 +74,7 @@ class WeightFile:
 
     def announce(self) -> None:
         """Let the other engines open the file, when all weights are kept."""
-        if self._writes:
+        if self.writes:
             assert self._file is not None
             announce(self._path, Address(os.getpid(), self._file, self.size_bytes))
 
@@ -100,7 +104,10 @@ class WeightFile:
         Raises:
             WeightFileError: if the file does not have all of it, or was not opened.
         """
-        left, offset = extent.bytes, extent.offset_bytes
+        self.read_at(extent.offset_bytes, extent.bytes)
+
+    def read_at(self, offset: int, left: memoryview) -> None:
+        """Fill memory with the file's bytes from a place on. Raises WeightFileError as `read`."""
         while left:
             try:
                 count = 0 if self._file is None else os.preadv(self._file, [left], offset)

@@ -19,6 +19,7 @@ from flying_serving.errors import PeerMemory
 from flying_serving.layout.groups import Group
 from flying_serving.layout.kv_source import KVSource
 from flying_serving.memory.arena import Address, Arena, announce, announced, map_peer
+from flying_serving.memory.lending import NULL_BLOCK
 
 ENTRIES = 4096
 """Numbers this far apart share an entry; the later one takes it, which revokes the earlier one."""
@@ -53,11 +54,15 @@ class Offers(Protocol):
 
 
 class TableShape(msgspec.Struct, frozen=True):
-    """Sizes of an engine's table: blocks of the longest request, and of the engine."""
+    """Sizes of an engine's table: blocks of the longest request, and of the engine.
+
+    `shared_blocks`: the blocks of the engine that peers can read.
+    """
 
     memory: Address
     offer_blocks: int
     engine_blocks: int
+    shared_blocks: int
 
 
 class OfferTable:
@@ -131,10 +136,21 @@ def _path(run_dir: str, engine: int) -> str:
     return f"{run_dir}/offers-{engine}"
 
 
-def make_table(run_dir: str, engine: int, offer_blocks: int, engine_blocks: int) -> OfferTable:
-    """Make an engine's own table, which its peers find in the run directory."""
+def make_table(
+    run_dir: str,
+    engine: int,
+    offer_blocks: int,
+    engine_blocks: int,
+    shared_blocks: int | None = None,
+) -> OfferTable:
+    """Make an engine's own table, which its peers find in the run directory.
+
+    `shared_blocks`: the first blocks, which peers can read; None: they can read all blocks.
+    """
+    shared_blocks = engine_blocks if shared_blocks is None else shared_blocks
     arena = Arena(f"flying-offers-{engine}", OfferTable.size_bytes(offer_blocks, engine_blocks))
-    announce(_path(run_dir, engine), TableShape(arena.address, offer_blocks, engine_blocks))
+    shape = TableShape(arena.address, offer_blocks, engine_blocks, shared_blocks)
+    announce(_path(run_dir, engine), shape)
     return OfferTable(memoryview(arena.bytes), offer_blocks, engine_blocks)
 
 
@@ -150,6 +166,8 @@ class PeerOffers:
         self._run_dir = run_dir
         self._is_lost = is_lost
         self._tables: dict[int, OfferTable] = {}
+        self._shared_blocks: dict[int, int] = {}
+        """Of the engines that do not share all of their blocks."""
         self.lost: set[int] = set()
         """Engines that are not there: the offers of their groups are revoked."""
 
@@ -169,14 +187,37 @@ class PeerOffers:
         return self.lost.isdisjoint(group)
 
     def read(self, source: KVSource) -> Offer | None:
-        """See `Offers`. Raises PeerMemory if the table cannot be mapped."""
+        """See `Offers`. Raises PeerMemory if the table cannot be mapped.
+
+        An offer with a block that this engine cannot read counts as revoked.
+        """
         if any(engine in self.lost or self._is_lost(engine) for engine in source.group):
             return Offer(0, is_final=True, blocks=[])
-        return self._table(source.group[0]).read(source.number)
+        offer = self._table(source.group[0]).read(source.number)
+        if offer is None or all(self._can_read(engine, source, offer) for engine in source.group):
+            return offer
+        return Offer(0, is_final=True, blocks=[])
+
+    def _can_read(self, engine: int, source: KVSource, offer: Offer) -> bool:
+        """Return whether an engine shares all of its blocks of an offer."""
+        table, shared_blocks = self._table(engine), self._shared_blocks.get(engine)
+        if shared_blocks is None or not offer.blocks:
+            return True
+        return max(table.physical(len(source.group), offer.blocks)) < shared_blocks
 
     def physical(self, engine: int, size: int, blocks: Sequence[int]) -> list[int]:
-        """See `Offers`. Raises PeerMemory if the table cannot be mapped."""
-        return self._table(engine).physical(size, blocks)
+        """See `Offers`. Raises PeerMemory if the table cannot be mapped.
+
+        For a block that the engine does not share it is the null block, which has memory. That is
+        of an offer that has been revoked since, or that `read` revokes.
+        """
+        physical, shared_blocks = (
+            self._table(engine).physical(size, blocks),
+            self._shared_blocks.get(engine),
+        )
+        if shared_blocks is None:
+            return physical
+        return [block if block < shared_blocks else NULL_BLOCK for block in physical]
 
     def _table(self, engine: int) -> OfferTable:
         if engine not in self._tables:
@@ -186,4 +227,6 @@ class PeerOffers:
             shape = announced(_path(self._run_dir, engine), TableShape, whose)
             memory = memoryview(map_peer(shape.memory, whose))
             self._tables[engine] = OfferTable(memory, shape.offer_blocks, shape.engine_blocks)
+            if shape.shared_blocks < shape.engine_blocks:
+                self._shared_blocks[engine] = shape.shared_blocks
         return self._tables[engine]

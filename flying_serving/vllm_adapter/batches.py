@@ -4,7 +4,9 @@ sampling.
 
 from collections.abc import Iterator
 
+from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
+from vllm.tasks import PoolingTask
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 
 _TOKEN = 1
@@ -75,6 +77,13 @@ def check_steps(
     for number in range(decodes):
         yield _next_step(dict.fromkeys(names, 1), computed=length + number, outputs=1 + number)
     yield _end(names)
+
+
+def without_outputs(plan: SchedulerOutput, task: PoolingTask) -> SchedulerOutput:
+    """Change the new requests of a step into requests of a pooling model. Returns the step."""
+    for request in plan.scheduled_new_reqs:
+        request.sampling_params, request.pooling_params = None, PoolingParams(task=task)
+    return plan
 
 
 def _new(name: str, prompt: int, computed: int, tokens: int, block_tokens: int) -> NewRequestData:

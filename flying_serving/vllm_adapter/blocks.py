@@ -12,6 +12,11 @@ def may_start(scheduler: Any) -> int:
     return max(0, int(scheduler.max_num_running_reqs) - len(scheduler.running))
 
 
+def _tokens_with_outstanding(request: Any) -> int:
+    """Return the tokens of a request, and the tokens that outstanding steps sample."""
+    return int(request.num_tokens + request.num_output_placeholders)
+
+
 class SchedulerPool:
     """`flying_serving.memory.lending.Pool` over the BlockPool of a `LaneScheduler`."""
 
@@ -206,7 +211,7 @@ class SchedulerPool:
         the next one.
         """
         begun = (*self.scheduler.running, *self.scheduler.kv_holding_waiting)
-        return sum(self._lacks(request, request.num_tokens + 1) for request in begun)
+        return sum(self._lacks(request, _tokens_with_outstanding(request) + 1) for request in begun)
 
     def missing_for_next(self, most: int | None = None) -> int:
         """Return the blocks that are missing to begin the first `most` waiting requests, or all;
@@ -224,9 +229,14 @@ class SchedulerPool:
     def _missing(self, requests: Iterable[Any], ahead: int) -> int:
         needed = 0
         for request in requests:
+            # the last token of a request needs no place, and no step follows it
+            longest = min(
+                request.num_prompt_tokens + request.max_tokens, self.scheduler.max_model_len
+            )
             tokens = min(
                 request.num_computed_tokens + self.scheduler.max_num_scheduled_tokens,
-                request.num_tokens + ahead,
+                _tokens_with_outstanding(request) + ahead,
+                longest - 1 + ahead,
             )
             if request.num_computed_tokens == 0:
                 tokens = request.num_tokens + ahead  # vLLM admits a prompt when all of it fits

@@ -1,4 +1,5 @@
-"""CUDA graphs of a lane's decode steps, without compilation: vLLM's FULL_DECODE_ONLY.
+"""CUDA graphs of a lane's decode steps: vLLM's FULL_DECODE_ONLY. A compiled lane 1 may have those
+of other steps too, FULL_AND_PIECEWISE.
 
 vLLM keeps the graphs of all runners of a process in one pool of memory. That is right where lanes
 step one after the other. It has not run on a GPU.
@@ -12,11 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from vllm.compilation.cuda_graph import CUDAGraphWrapper
-from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig, set_current_vllm_config
+from vllm.config import CUDAGraphMode, VllmConfig, set_current_vllm_config
 from vllm.v1.worker import workspace
 
 from flying_serving.errors import LaneError
+from flying_serving.vllm_adapter.model_runners import ModelRunner
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,9 @@ class Captured:
 
 def are_asked(config: VllmConfig) -> bool:
     """Return whether the lanes of this configuration capture their decode steps."""
-    compilation = config.compilation_config
-    is_compiled = compilation.mode not in (None, CompilationMode.NONE)
-    return compilation.cudagraph_mode == CUDAGraphMode.FULL_DECODE_ONLY and not is_compiled
+    mode = config.compilation_config.cudagraph_mode
+    decodes_apart = mode is not None and mode.separate_routine()
+    return decodes_apart and mode.decode_mode() == CUDAGraphMode.FULL
 
 
 def group_capture_sizes(own: Sequence[int]) -> list[int]:
@@ -58,50 +59,63 @@ def bytes_of_groups(lane1_bytes: int, lane1: VllmConfig, groups: Sequence[VllmCo
     """Return how many bytes the graphs of groups take, at most, by vLLM's estimate for lane 1's.
 
     A group's step computes no more than lane 1's, and the lanes' graphs share one pool of memory.
+    The V2 runner keeps the outputs of its largest graph beside the pool, for each lane.
     """
     of_lane1 = _captures(lane1)
-    return sum(lane1_bytes * _captures(group) // of_lane1 for group in groups) if of_lane1 else 0
+    if not of_lane1:
+        return 0
+    return sum(
+        lane1_bytes * _captures(group) // of_lane1 + _output_bytes(group) for group in groups
+    )
 
 
 def _captures(config: VllmConfig) -> int:
-    """Return how many graphs a lane captures: no step has more requests than the scheduler's."""
+    """Return how many graphs a lane captures."""
+    return len(_captured_sizes(config))
+
+
+def _captured_sizes(config: VllmConfig) -> list[int]:
+    """Return the sizes that a lane captures: no step has more requests than the scheduler's."""
     sizes = config.compilation_config.cudagraph_capture_sizes or ()
-    return sum(size <= config.scheduler_config.max_num_seqs for size in sizes)
+    return [size for size in sizes if size <= config.scheduler_config.max_num_seqs]
 
 
-def unwrapped(model: Any) -> Any:
-    """Return a runner's model without the wrapper that captures its graphs."""
-    return model.unwrap() if isinstance(model, CUDAGraphWrapper) else model
+def _output_bytes(config: VllmConfig) -> int:
+    """Return the bytes of the outputs that a lane's runner keeps for its graphs."""
+    if not config.use_v2_model_runner:
+        return 0
+    model = config.model_config
+    row_bytes = model.get_hidden_size() * model.dtype.itemsize
+    return int(max(_captured_sizes(config), default=0) * row_bytes)
 
 
 class DecodeGraphs:
-    """The graphs of one lane. `runner`: vLLM's GPUModelRunner, whose KV memory is bound."""
+    """The graphs of one lane. `runner`: vLLM's, V1 or V2, whose KV memory is bound. `version`: its
+    adapter.
+    """
 
-    def __init__(self, runner: Any, config: VllmConfig) -> None:
+    def __init__(self, runner: Any, version: ModelRunner, config: VllmConfig) -> None:
         self._runner = runner
+        self._version = version
         self._config = config
 
     @property
     def requests(self) -> tuple[int, ...]:
         """The numbers of decoding requests for which there is a graph, or will be."""
-        of_modes = self._runner.cudagraph_dispatcher.get_capture_descs()
-        return tuple(sorted({step.num_tokens for _, steps in of_modes for step in steps}))
+        return tuple(sorted(self._version.graph_sizes()))
 
     def replays(self, requests: int) -> bool:
         """Return whether a step that decodes one token of each of some requests replays a graph."""
-        dispatcher = self._runner.cudagraph_dispatcher
-        mode, _ = dispatcher.dispatch(num_tokens=requests, uniform_decode=True)
-        return bool(mode == CUDAGraphMode.FULL)
+        return self._version.graph_mode(requests) == CUDAGraphMode.FULL
 
     @contextmanager
     def unused(self) -> Iterator[None]:
         """While the body runs, every step is eager."""
-        dispatcher = self._runner.cudagraph_dispatcher
-        before, dispatcher.keys_initialized = dispatcher.keys_initialized, False
+        before = self._version.use_graphs(False)
         try:
             yield
         finally:
-            dispatcher.keys_initialized = before
+            self._version.use_graphs(before)
 
     def capture(self) -> Captured:
         """Capture the graphs of a group's lane, all members in lockstep, with their group active.
@@ -113,10 +127,7 @@ class DecodeGraphs:
             LaneError: if it moved.
         """
         began_s = time.monotonic()
-        if not isinstance(self._runner.model, CUDAGraphWrapper):
-            self._runner.model = CUDAGraphWrapper(
-                self._runner.model, self._config, CUDAGraphMode.FULL
-            )
+        self._version.wrap_for_capture(self._config)
         with _steady_workspace(), set_current_vllm_config(self._config):
             size_bytes = self._runner.capture_model()
         return Captured(self.requests, int(size_bytes), time.monotonic() - began_s)

@@ -19,6 +19,7 @@ from vllm.v1.request import Request
 from vllm.v1.sample.logits_processor import LOGITSPROCS_GROUP
 
 from flying_serving.vllm_adapter.keys import HISTORY_KEY
+from flying_serving.vllm_adapter.rank_widths import degrees_differ
 
 
 def history_of(params: SamplingParams | None) -> list[int]:
@@ -78,6 +79,7 @@ def why_not_migratable(request: EngineCoreRequest, model_config: Any) -> str | N
             bool(stateful_processors(model_config)),
             "a logits processor may hold a state that is not in its tokens",
         ),
+        (degrees_differ(model_config), "groups of another size compute other outputs"),
         (
             params.seed is not None and model_config.use_fp64_gumbel,
             "its random numbers are of double precision",

@@ -14,6 +14,14 @@ from vllm.v1.kv_cache_interface import KVCacheConfig, UniformTypeKVCacheSpecs, c
 from flying_serving.log import logger
 from flying_serving.vllm_adapter.assigned import assigned
 
+_FLOATS = {
+    "fp8": torch.float8_e4m3fn,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
+"""The type of the bytes of a KV cache, by vLLM's name of it."""
+_MOST_EXACT = 8
+"""The whole numbers up to it, of either sign, are exact in each of these types."""
 _buffer: ContextVar[torch.Tensor | None] = ContextVar("buffer", default=None)
 _allocate: ContextVar[Callable[[int], torch.Tensor] | None] = ContextVar("allocate", default=None)
 _pooled: ContextVar[int] = ContextVar("pooled", default=1)
@@ -46,12 +54,8 @@ def allocate_or_share(
     Layers in several groups, or with KV of different sizes, get vLLM's own memory: no other lane
     can use them.
     """
-    groups, buffer, allocate = kv_cache_config.kv_cache_groups, _buffer.get(), _allocate.get()
-    if (
-        allocate is not None
-        and len(groups) == 1
-        and not isinstance(groups[0].kv_cache_spec, UniformTypeKVCacheSpecs)
-    ):
+    buffer, allocate = _buffer.get(), _allocate.get()
+    if allocate is not None and has_one_kind(kv_cache_config):
         buffer = allocate(kv_cache_config.kv_cache_tensors[0].size)
     if buffer is None:
         result: dict[str, torch.Tensor] = original(
@@ -68,6 +72,12 @@ def allocate_or_share(
         )
         caches.update(zip(tensor.layers, views, strict=True))
     return caches
+
+
+def has_one_kind(kv: KVCacheConfig) -> bool:
+    """Return whether all layers have KV of one size, in one group."""
+    groups = kv.kv_cache_groups
+    return len(groups) == 1 and not isinstance(groups[0].kv_cache_spec, UniformTypeKVCacheSpecs)
 
 
 def pooled_capacity(factor: int) -> AbstractContextManager[None]:
@@ -165,9 +175,7 @@ def _reads(parts_of: Callable[[torch.Tensor], list[torch.Tensor]], layer: Any) -
     try:
         scratch = torch.zeros((2, *cache.shape[1:]), dtype=cache.dtype, device=cache.device)
         _, heads, tokens, size = scratch.shape
-        key, value = (
-            torch.randn(2, tokens, heads, size // 2, device=cache.device).to(cache.dtype).unbind()
-        )
+        key, value, stored = _made_up(layer, (2, tokens, heads, size // 2))
         slot_mapping = torch.arange(tokens, 2 * tokens, device=cache.device)
         layer.impl.do_kv_cache_update(layer, key, value, scratch, slot_mapping)
         found = torch.cat([part[1] for part in parts_of(scratch)], dim=-1).transpose(0, 1)
@@ -176,4 +184,21 @@ def _reads(parts_of: Callable[[torch.Tensor], list[torch.Tensor]], layer: Any) -
             "KV of %s cannot be read, so it will not move", type(layer).__name__, exc_info=True
         )
         return False
-    return torch.equal(found, torch.cat([key, value], dim=-1))
+    return torch.equal(found, stored)
+
+
+def _made_up(layer: Any, shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return keys and values of a shape (2, tokens, heads, size), and how the layer's cache stores
+    them, keys before values.
+
+    In a cache of bytes they are small whole numbers, times the layer's scales: 8 bits hold these
+    without rounding.
+    """
+    cache = layer.kv_cache
+    if cache.dtype != torch.uint8:
+        key, value = torch.randn(shape, device=cache.device).to(cache.dtype).unbind()
+        return key, value, torch.cat([key, value], dim=-1)
+    whole = torch.randint(-_MOST_EXACT, _MOST_EXACT + 1, shape, device=cache.device)
+    keys, values = whole.to(layer.dtype).unbind()
+    stored = torch.cat([keys, values], dim=-1).to(_FLOATS[layer.kv_cache_dtype]).view(torch.uint8)
+    return keys * layer._k_scale_float, values * layer._v_scale_float, stored

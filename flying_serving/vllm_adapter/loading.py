@@ -2,6 +2,7 @@
 with a packed matrix.
 """
 
+import math
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -13,7 +14,11 @@ import torch
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils import swap_tensors
 from vllm import _custom_ops as ops
-from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
+from vllm.model_executor.layers.linear import (
+    ColumnParallelLinear,
+    LinearBase,
+    RowParallelLinear,
+)
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
@@ -25,12 +30,26 @@ _SHAPES_PER_MATRIX = 32  # as vLLM itself: oneDNN keeps a primitive for each num
 RANDOM_WEIGHTS = "flying_random"
 """The load format that selects `RandomWeights`."""
 _VECTOR_SPREAD = 0.1
+_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_SPREADS = {torch.int32: 4.6, torch.int8: 74.0} | dict.fromkeys(_FP8, 0.6)
+"""Standard deviations of the numbers of quantized weights, if all are equally likely. An int32 has
+eight of 4 bits.
+"""
+_MXFP4_BLOCK, _MXFP4_ONE = 32, 127
+"""Numbers that have a scale in common, and the exponent of the scale 1."""
+_MXFP4_SPREAD = 3.8
+"""Standard deviation of numbers of four bits, with scales of 1/2, 1 and 2, each as likely."""
 _keeping: ContextVar[bool] = ContextVar("keeping", default=False)
 
 
 def keep_weights() -> AbstractContextManager[None]:
     """Keep vLLM from packing weights that lanes will share, while the body runs."""
     return assigned(_keeping, True)
+
+
+def is_keeping() -> bool:
+    """Return whether weights that lanes will share are to stay as loaded."""
+    return _keeping.get()
 
 
 @contextmanager
@@ -66,8 +85,8 @@ def pack_layer(original: Any, layer: torch.nn.Module, remove_weight: bool) -> No
 
 
 def finish_experts(original: Any, self: Any, layer: torch.nn.Module) -> None:
-    """Wrap `UnquantizedFusedMoEMethod.process_weights_after_loading`: experts that will be shared
-    stay as loaded.
+    """Wrap `process_weights_after_loading` of a method of experts: experts that will be shared stay
+    as loaded.
     """
     if not _keeping.get():
         original(self, layer)
@@ -110,11 +129,52 @@ class RandomWeights(DummyModelLoader):
             *model.named_parameters(),
             *(pair for pair in buffers if pair[1].dim()),
         ]:
-            if tensor.is_floating_point():
+            if tensor.is_floating_point() and tensor.dtype not in _FP8:
                 vector = tensor.dim() < 2
                 limit = 3**0.5 * (_VECTOR_SPREAD if vector else tensor.shape[-1] ** -0.5)
-                generator = torch.Generator(tensor.device).manual_seed(zlib.crc32(name.encode()))
-                tensor.data.uniform_(-limit, limit, generator=generator).add_(float(vector))
+                _draw(name, tensor, limit).add_(float(vector))
+            elif tensor.dtype is torch.uint8:
+                _draw_mxfp4(name, tensor.data)
+        for name, layer in model.named_modules():
+            if isinstance(layer, LinearBase):
+                _draw_quantized(name, layer)
+
+
+def _draw(name: str, tensor: torch.Tensor, limit: float) -> torch.Tensor:
+    """Draw a tensor's numbers by its name, all within the limit and equally likely. Return it."""
+    return tensor.data.uniform_(-limit, limit, generator=_generator(name, tensor))
+
+
+def _generator(name: str, tensor: torch.Tensor) -> torch.Generator:
+    return torch.Generator(tensor.device).manual_seed(zlib.crc32(name.encode()))
+
+
+def _draw_quantized(name: str, layer: LinearBase) -> None:
+    """Draw the numbers of a quantized weight, and let its scales be such that outputs are about as
+    large as inputs.
+    """
+    parameters = dict(layer.named_parameters(recurse=False))
+    spread = max((_SPREADS.get(tensor.dtype, 0.0) for tensor in parameters.values()), default=0.0)
+    for key, tensor in parameters.items():
+        if tensor.dtype in _SPREADS:
+            numbers = torch.empty(tensor.shape, dtype=torch.float64, device=tensor.device)
+            limit = 1.0 if tensor.dtype in _FP8 else float(torch.iinfo(tensor.dtype).max)
+            tensor.data.copy_(_draw(f"{name}.{key}", numbers, limit))
+        elif spread and tensor.is_floating_point() and "scale" in key:
+            tensor.data.abs_().add_(0.5).div_(spread * layer.input_size**0.5)
+
+
+def _draw_mxfp4(name: str, tensor: torch.Tensor) -> None:
+    """Draw numbers of four bits, two in a byte, or exponents of scales, each for a block of
+    inputs.
+    """
+    generator = _generator(name, tensor)
+    if name.endswith("_scale"):
+        spread = _MXFP4_SPREAD * (tensor.shape[-1] * _MXFP4_BLOCK) ** 0.5
+        lowest = _MXFP4_ONE - round(math.log2(spread)) - 1
+        tensor.random_(lowest, lowest + 3, generator=generator)
+    else:
+        tensor.random_(0, 256, generator=generator)
 
 
 def saved_buffers(module: torch.nn.Module, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
+from vllm.compilation.cuda_graph import CUDAGraphWrapper
+from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 
@@ -21,6 +23,20 @@ class ModelRunner(Protocol):
 
     def replace_blocks(self, copies: Mapping[int, int]) -> None:
         """Give requests other blocks between two steps (`copies`: new ones by old)."""
+
+    def wrap_for_capture(self, config: VllmConfig) -> None:
+        """Give the model what captures its CUDA graphs, as `load_model` does: a group's lane is
+        not loaded.
+        """
+
+    def graph_sizes(self) -> set[int]:
+        """Return the numbers of decoding requests for which there is a CUDA graph, or will be."""
+
+    def graph_mode(self, requests: int) -> CUDAGraphMode:
+        """Return how a step runs that decodes one token of each of some requests."""
+
+    def use_graphs(self, are_used: bool) -> bool:
+        """Replay graphs that are captured, or none. Return what held before."""
 
 
 class V1:
@@ -52,6 +68,28 @@ class V1:
                 blocks[:] = _replaced(blocks, copies)
         for request_id, row in batch.req_id_to_index.items():
             batch.block_table.add_row(requests[request_id].block_ids, row)
+
+    def wrap_for_capture(self, config: VllmConfig) -> None:
+        """Wrap the model: the wrapper captures what it calls, and replays it."""
+        if not isinstance(self._runner.model, CUDAGraphWrapper):
+            self._runner.model = CUDAGraphWrapper(self._runner.model, config, CUDAGraphMode.FULL)
+
+    def graph_sizes(self) -> set[int]:
+        """Return the sizes of the dispatcher, which are there once KV memory is bound."""
+        of_modes = dict(self._runner.cudagraph_dispatcher.get_capture_descs())
+        return {step.num_tokens for step in of_modes.get(CUDAGraphMode.FULL, ())}
+
+    def graph_mode(self, requests: int) -> CUDAGraphMode:
+        """Return the dispatcher's answer. It does not know whether the graph is captured."""
+        dispatcher = self._runner.cudagraph_dispatcher
+        mode, _ = dispatcher.dispatch(num_tokens=requests, uniform_decode=True)
+        return CUDAGraphMode(mode)
+
+    def use_graphs(self, are_used: bool) -> bool:
+        """Let the dispatcher find its sizes, or none."""
+        dispatcher = self._runner.cudagraph_dispatcher
+        before, dispatcher.keys_initialized = dispatcher.keys_initialized, are_used
+        return bool(before)
 
 
 class V2:
@@ -85,9 +123,38 @@ class V2:
             tables.append_block_ids(row, blocks, overwrite=True)
         tables.apply_staged_writes()
 
+    def wrap_for_capture(self, config: VllmConfig) -> None:
+        """Leave the model as it is: the runner's manager captures it and keeps the outputs."""
+
+    def graph_sizes(self) -> set[int]:
+        """Return the sizes of the manager, which is there once KV memory is bound."""
+        steps = self._runner.cudagraph_manager._capture_descs.get(CUDAGraphMode.FULL, ())
+        return {step.num_tokens for step in steps}
+
+    def graph_mode(self, requests: int) -> CUDAGraphMode:
+        """Return the manager's answer, which is NONE until all graphs are captured."""
+        step = self._runner.cudagraph_manager.dispatch(
+            num_reqs=requests,
+            num_tokens=requests,
+            uniform_token_count=self._runner.decode_query_len,
+            num_active_loras=0,
+        )
+        return CUDAGraphMode(step.cg_mode)
+
+    def use_graphs(self, are_used: bool) -> bool:
+        """Let the manager find its graphs, or none."""
+        manager = self._runner.cudagraph_manager
+        before, manager._graphs_captured = manager._graphs_captured, are_used
+        return bool(before)
+
 
 def _replaced(blocks: Iterable[int], copies: Mapping[int, int]) -> list[int]:
     return [copies.get(block, block) for block in blocks]
+
+
+def unwrapped(model: Any) -> Any:
+    """Return a runner's model without the wrapper that captures its graphs."""
+    return model.unwrap() if isinstance(model, CUDAGraphWrapper) else model
 
 
 def version_of(runner: Any) -> ModelRunner:

@@ -59,7 +59,9 @@ class NcclGroup:
         self._communicator: PyNcclCommunicator | None = None
         self._error: EngineLost | None = None
         self._queued_s: float | None = None
-        """Time of the first collective whose result `require_whole` has not confirmed."""
+        """Time since which the device may wait in a collective that `require_whole` has not
+        confirmed.
+        """
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Sum `x` over the ranks in place and return it."""
@@ -100,14 +102,17 @@ class NcclGroup:
         """Connect to the other ranks, within `deadline_s`."""
         self._connected(deadline_s)
 
-    def require_whole(self) -> None:
-        """Confirm the results of all collectives so far, whose device work is over.
+    def require_whole(self, *, goes_on: bool = False) -> None:
+        """Confirm the results of a step whose device work is over, with all its collectives.
+
+        `goes_on`: True if collectives of a later step are queued. Their deadline begins now: the
+        device comes to them after this step.
 
         Raises:
             CollectiveTimeout: if the group was aborted because a rank was late.
             EngineLost: if it was aborted for another reason.
         """
-        self._queued_s = None
+        self._queued_s = time.monotonic() if goes_on else None
         self._refuse_aborted()
 
     def overdue(self) -> str | None:

@@ -5,7 +5,7 @@ which V1 and V2 differ.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -14,13 +14,21 @@ from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
-from flying_serving.vllm_adapter.graphs import DecodeGraphs, unwrapped
+from flying_serving.vllm_adapter.batches import without_outputs
+from flying_serving.vllm_adapter.compiled import uncompiled
+from flying_serving.vllm_adapter.graphs import DecodeGraphs
 from flying_serving.vllm_adapter.kv import shared_kv_buffer, token_parts
-from flying_serving.vllm_adapter.model_runners import version_of
+from flying_serving.vllm_adapter.model_runners import unwrapped, version_of
 from flying_serving.vllm_adapter.randomness import LaneRandomness, seed_of, seed_process
 from flying_serving.vllm_adapter.trees import module_tree
+from flying_serving.vllm_adapter.windows import with_all_kv
 
 _WARM_TOKENS = 16
+
+
+def resolved(output: Any) -> Any:
+    """Return the ModelRunnerOutput of a step that was launched, once it is there."""
+    return output.get_output() if hasattr(output, "get_output") else output
 
 
 class Runner:
@@ -36,7 +44,7 @@ class Runner:
         self._version = version_of(runner)
         self.config = config
         self._randomness = randomness
-        self.graphs = DecodeGraphs(runner, config)
+        self.graphs = DecodeGraphs(runner, self._version, config)
 
     @classmethod
     def build(cls, config: VllmConfig, lane1: Runner) -> Runner:
@@ -57,13 +65,29 @@ class Runner:
         module: torch.nn.Module = unwrapped(self._runner.model)
         return module
 
+    def uncompiled(self) -> AbstractContextManager[None]:
+        """While the body runs, steps run the model's own code, if vLLM has compiled it."""
+        return uncompiled(self.model)
+
     def step(self, plan: Any, grammar: Any = None) -> Any:
         """Run one step, sampling included. Returns vLLM's ModelRunnerOutput, once it is there."""
+        return resolved(self.launch(plan, grammar))
+
+    def launch(self, plan: Any, grammar: Any = None) -> Any:
+        """Begin a step, sampling included. With async scheduling the device may still compute it.
+
+        Returns what `resolved` takes.
+        """
         with nullcontext() if self._randomness is None else self._randomness.used():
             output = self._runner.execute_model(plan)
             if output is None:
                 output = self._runner.sample_tokens(grammar)
-        return output.get_output() if hasattr(output, "get_output") else output
+        return output
+
+    def pool(self, plan: Any) -> Any:
+        """Run one step of made-up requests of a pooling model, each for the model's first task."""
+        task = self._runner.get_supported_pooling_tasks()[0]
+        return self._runner.execute_model(without_outputs(plan, task))
 
     def seed(self, group: Sequence[int], incarnations: Sequence[int]) -> None:
         """From now on, draw the random numbers of the group of these engines in these
@@ -91,9 +115,9 @@ class Runner:
             self._runner._dummy_run(min(tokens, most))
 
     def kv_specs(self) -> dict[str, Any]:
-        """Return vLLM's KVCacheSpec of each attention layer."""
+        """Return vLLM's KVCacheSpec of each attention layer, with KV of all tokens."""
         specs: dict[str, Any] = self._runner.get_kv_cache_spec()
-        return specs
+        return with_all_kv(specs, self.config.cache_config.block_size)
 
     def kv_bytes(self) -> torch.Tensor:
         """Return the KV memory, which is one allocation, as int8."""

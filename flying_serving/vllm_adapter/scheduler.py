@@ -11,6 +11,7 @@ from vllm.v1.core.kv_cache_utils import (
     get_request_block_hasher,
     resolve_kv_cache_block_sizes,
 )
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from flying_serving.errors import ConfigError
@@ -187,6 +188,22 @@ def use_lane_class(scheduler_config: Any) -> None:
 def _is_not_of_a_lane_class(record: logging.LogRecord) -> bool:
     named = record.args if isinstance(record.args, tuple) else ()
     return not any(isinstance(arg, type) and issubclass(arg, LaneScheduler) for arg in named)
+
+
+def most_outstanding(scheduler: Any) -> int:
+    """Return how many steps of a scheduler may be planned before the output of the first is taken.
+
+    A scheduler that counts the tokens of outstanding steps may plan one step ahead.
+    """
+    return 2 if isinstance(scheduler, AsyncScheduler) else 1
+
+
+def may_plan_ahead(scheduler: Any) -> bool:
+    """Return whether the next step needs no token of the step before: its output is outstanding.
+
+    A grammar needs the token to say which may follow.
+    """
+    return not any(request.use_structured_output for request in scheduler.running)
 
 
 def make_scheduler(core: Any, config: Any, kv_config: Any) -> Any:

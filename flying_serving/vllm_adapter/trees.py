@@ -15,6 +15,7 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.linear import ColumnParallelLinear, LinearBase
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.utils.torch_utils import set_default_torch_dtype
 from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts, resolve_kv_cache_layout
@@ -25,6 +26,7 @@ from vllm.v1.worker.gpu.attn_utils import get_kv_cache_spec
 
 from flying_serving.vllm_adapter.loading import parameters_on_meta
 from flying_serving.vllm_adapter.patches.tensor_parallel import activate
+from flying_serving.vllm_adapter.windows import with_all_kv
 
 _JOIN_S = 60
 _NUMBERED = re.compile(r"(.+?)\.(\d+)(?:\.(.*))?")
@@ -75,6 +77,21 @@ def _description(module: Module) -> str:
     return f"{type(module).__qualname__} {shapes} {window} {own_kv}"
 
 
+def uncut_attention(tree: Module) -> str | None:
+    """Return the name of the first attention of a lane's model whose projections vLLM keeps whole.
+    Its heads are cut all the same. None if there is no such attention.
+
+    vLLM's Transformers backend builds this where a model has no plan of tensor parallelism, and its
+    projections are none that vLLM fuses.
+    """
+    for name, _ in getattr(tree, "attention_fusers", {}).values():
+        parts = list(tree.get_submodule(name).modules())
+        is_linear = any(isinstance(part, LinearBase) for part in parts)
+        if is_linear and not any(isinstance(part, ColumnParallelLinear) for part in parts):
+            return str(name)
+    return None
+
+
 def give_data(tree: Module) -> None:
     """Replace each tensor on the meta device by one number, seen in that shape: with an address,
     and hardly any memory.
@@ -83,13 +100,25 @@ def give_data(tree: Module) -> None:
     """
     for module in tree.modules():
         if isinstance(module, RoutedExperts):
-            module.w13_weight = Parameter(module.w13_weight[:1, :, :1], requires_grad=False)
-            module.w2_weight = Parameter(module.w2_weight[:1, :1], requires_grad=False)
+            for name, tensor in list(module.named_parameters(recurse=False)):
+                # a router's bias may be here too, and is not one for each rank
+                if name.startswith(("w13_", "w2_")):
+                    few = _of_one_expert(name, tensor)
+                    module._parameters[name] = Parameter(few, requires_grad=False)
         for tensor in [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
             if tensor.is_meta:
                 data = torch.empty((), dtype=tensor.dtype, device="cpu").expand(tensor.shape)
                 is_parameter = isinstance(tensor, Parameter)
                 swap_tensors(tensor, Parameter(data, requires_grad=False) if is_parameter else data)
+
+
+def _of_one_expert(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Return the first expert's part of a tensor of all experts, with one row or column in each
+    dimension that no rank cuts.
+    """
+    if name.startswith("w2_"):
+        return tensor[:1, :1]
+    return tensor[:1, :, :1] if tensor.dim() == 3 else tensor[:1]
 
 
 def kv_config(config: VllmConfig, available: int) -> KVCacheConfig:
@@ -101,7 +130,7 @@ def kv_config(config: VllmConfig, available: int) -> KVCacheConfig:
     """
     with set_current_vllm_config(config):
         register_all_kvcache_specs(config)
-        specs = get_kv_cache_spec(config)
+        specs = with_all_kv(get_kv_cache_spec(config), config.cache_config.block_size)
         layouts = get_supported_kv_cache_layouts(get_current_attn_backends(config))
         resolve_kv_cache_layout(config, [[layout.name for layout in layouts]], specs.values())
         return get_kv_cache_configs(config, [specs], [available])[0]

@@ -18,7 +18,7 @@ from torch.nn import Module
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.platforms import current_platform
 
-from flying_serving.errors import ConfigError, FlyingError
+from flying_serving.errors import ConfigError, FlyingError, WeightError
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.vllm_adapter.kv import pooled_capacity
 from flying_serving.vllm_adapter.kv_heads import kv_heads_of
@@ -31,6 +31,7 @@ from flying_serving.vllm_adapter.trees import (
     kv_config,
     layer_kinds,
     module_tree,
+    uncut_attention,
     world_of_one,
 )
 from flying_serving.worker.binding.cuts import check_cuts
@@ -200,6 +201,8 @@ def _share(lane1: Module, config: VllmConfig, size: int) -> None:
     """
     check_cuts(lane1, size)
     lane = _tree(config)
+    if name := uncut_attention(lane):
+        raise WeightError(f"{name}: vLLM splits its heads, and keeps its projections whole")
     give_data(lane1)
     absorb(lane1, config.model_config.dtype)
     with keep_weights(), set_current_vllm_config(config):

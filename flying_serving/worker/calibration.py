@@ -22,13 +22,14 @@ REPEATED_S = 2 * ENOUGH_S
 @dataclass(frozen=True)
 class StepLimits:
     """The limits of one step of a lane: requests, tokens, tokens of one request, and tokens per KV
-    block.
+    block. `pools`: its requests have no outputs.
     """
 
     sequences: int
     tokens: int
     request_tokens: int
     block_tokens: int
+    pools: bool = False
 
     @classmethod
     def of(cls, config: Any, blocks: int) -> StepLimits:
@@ -36,12 +37,18 @@ class StepLimits:
         scheduler, block_tokens = config.scheduler_config, config.cache_config.block_size
         room = (blocks - 1) * block_tokens
         longest = min(config.model_config.max_model_len, room)
-        return cls(scheduler.max_num_seqs, scheduler.max_num_batched_tokens, longest, block_tokens)
+        pools = config.model_config.runner_type == "pooling"
+        return cls(
+            scheduler.max_num_seqs, scheduler.max_num_batched_tokens, longest, block_tokens, pools
+        )
 
     def probes(self) -> list[Probe]:
-        """Return the probes, limited to sizes that one step can take."""
+        """Return the probes, limited to sizes that one step can take. Requests without outputs do
+        not decode, and their prompts may have to be computed whole.
+        """
         # and the token that the step draws
-        return probes(self.sequences, self.tokens, self.request_tokens - 1)
+        found = probes(self.sequences, self.tokens, self.request_tokens - 1)
+        return [p for p in found if p.kind == (True, 0)] if self.pools else found
 
 
 def steps_of(probe: Probe, block_tokens: int) -> Iterator[Any]:

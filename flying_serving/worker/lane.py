@@ -5,17 +5,29 @@ bytes.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any
 
 import torch
 from vllm.config import VllmConfig
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, UniformTypeKVCacheSpecs
+from vllm.v1.kv_cache_interface import KVCacheConfig, UniformTypeKVCacheSpecs
 
 from flying_serving.comm.pool import CommunicatorPool
-from flying_serving.errors import ConfigError, Unsupported
+from flying_serving.errors import ConfigError, EngineLost, Unsupported
+from flying_serving.vllm_adapter.compiled import keep_eager
 from flying_serving.vllm_adapter.graphs import Captured, limit_capture_sizes
-from flying_serving.vllm_adapter.runner import Runner
+from flying_serving.vllm_adapter.runner import Runner, resolved
+
+
+class OutputUse(Enum):
+    """The use of a step's output on a worker."""
+
+    RETURNED = auto()
+    """It is waited for, and returned."""
+    KEPT = auto()
+    """It is taken later, with `WorkerLane.take_output`."""
 
 
 def without_layers(config: VllmConfig) -> VllmConfig:
@@ -38,7 +50,7 @@ def lane_config(config: VllmConfig, size: int, block_tokens: int) -> VllmConfig:
     parallel.world_size = parallel.tensor_parallel_size
     lane.cache_config.block_size = block_tokens
     lane.cache_config.hash_block_size = None
-    lane.scheduler_config.async_scheduling = False
+    keep_eager(lane)
     limit_capture_sizes(lane)
     return lane
 
@@ -47,12 +59,15 @@ def lane_config(config: VllmConfig, size: int, block_tokens: int) -> VllmConfig:
 class WorkerLane:
     """The lane of one worker for groups of `size` engines. `kv_config` is there once KV memory is
     bound.
+
+    `kept`: outputs of steps that the engine has not taken, the oldest first.
     """
 
     size: int
     communicators: CommunicatorPool
     runner: Runner
     kv_config: KVCacheConfig | None = None
+    kept: deque[Any] = field(default_factory=deque)
 
     @classmethod
     def build(
@@ -87,7 +102,6 @@ class WorkerLane:
                     f"{len(kv.kv_cache_groups)} cache groups, "
                     f"{lane1.num_blocks} in one cache group are needed for blocks of constant bytes"
                 )
-            _refuse_dropped_kv(kv, self.runner.config.model_config.max_model_len)
             self.runner.bind_kv(kv, memory)
         self.kv_config = kv
 
@@ -115,26 +129,35 @@ class WorkerLane:
         with self.communicators.activate(self.size):
             return self.runner.graphs.capture()
 
-    def execute(self, plan: Any, grammar: Any = None) -> Any:
-        """Run one step of the model, all members together. Returns vLLM's ModelRunnerOutput.
+    def execute(self, plan: Any, grammar: Any = None, use: OutputUse = OutputUse.RETURNED) -> Any:
+        """Run one step of the model, all members together.
 
-        Raises EngineLost if a member was lost before the output was there.
+        Returns vLLM's ModelRunnerOutput if the output is to be returned, otherwise None: the device
+        may still compute then. Raises EngineLost if a member was lost before the output was there.
         """
         with self.communicators.activate(self.size):
-            output = self.runner.step(plan, grammar)
-        self.communicators.require_whole(self.size)
-        return output
+            output = self.runner.launch(plan, grammar)
+        if use is OutputUse.RETURNED:
+            return self._once_there(output)
+        self.kept.append(output)
+        return None
 
+    def take_output(self) -> Any:
+        """Return the oldest kept output, vLLM's ModelRunnerOutput, once it is there.
 
-def _refuse_dropped_kv(kv: KVCacheConfig, max_model_len: int) -> None:
-    """Raise ConfigError if vLLM would free blocks while their request runs, which members would not
-    know.
-    """
-    spec = kv.kv_cache_groups[0].kv_cache_spec
-    window = None if isinstance(spec, FullAttentionSpec) else getattr(spec, "sliding_window", None)
-    if window is not None and window < max_model_len:
-        raise ConfigError(
-            f"--max-model-len={max_model_len}: every layer has a sliding window of {window} "
-            "tokens; "
-            f"at most {window} can be served by Flying Serving yet"
-        )
+        Raises EngineLost if a member was lost before. Then another device of the engine may have
+        launched the step, and this one not.
+        """
+        if not self.kept:
+            raise EngineLost(f"group of {self.size} engines: the step was not launched here")
+        return self._once_there(self.kept.popleft())
+
+    def drop_requests(self) -> None:
+        """Forget all requests and the outputs of their steps."""
+        self.kept.clear()
+        self.runner.drop_requests()
+
+    def _once_there(self, output: Any) -> Any:
+        there = resolved(output)
+        self.communicators.require_whole(self.size, goes_on=bool(self.kept))
+        return there

@@ -2,8 +2,7 @@
 stepped later.
 """
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,25 +13,27 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.config import Deployment
-from flying_serving.errors import CollectiveTimeout, ConfigError, EngineLost, Unsupported
+from flying_serving.errors import CollectiveTimeout, EngineLost, Unsupported
 from flying_serving.layout.groups import aligned_group, whole_groups
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.log import logger
-from flying_serving.memory.arena import Arena
+from flying_serving.memory.arena import Address, Arena
+from flying_serving.memory.cuda_arena import CudaArena
+from flying_serving.memory.cuda_device import CudaDevice
 from flying_serving.memory.kv_view import KVView, heads_of, share_cuda
 from flying_serving.memory.peers import PeerKV
-from flying_serving.vllm_adapter import loading
-from flying_serving.vllm_adapter.batches import CHECK_REQUESTS, CHECK_TOKENS, check_steps
+from flying_serving.memory.shared_arena import SharedArena, share_arena
+from flying_serving.vllm_adapter.kv import has_one_kind
 from flying_serving.vllm_adapter.kv_heads import kv_heads_of
 from flying_serving.vllm_adapter.runner import Runner
 from flying_serving.wire import CalibrationRow
-from flying_serving.worker.binding.share import SharedWeights
 from flying_serving.worker.calibration import StepLimits, calibrate
+from flying_serving.worker.checks import LaneChecks
 from flying_serving.worker.graphs import LaneGraphs
-from flying_serving.worker.lane import WorkerLane, lane_config
-from flying_serving.worker.lent import ExtraBlocks
+from flying_serving.worker.lane import OutputUse, WorkerLane, lane_config
+from flying_serving.worker.lent import ExtraBlocks, own_blocks_of
 from flying_serving.worker.residency import WorkerWeights, in_order, weight_file_of
-from flying_serving.worker.selfcheck import compare, record, require_alike, tolerance
+from flying_serving.worker.sharing import hide_compiled_products, shared_weights
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,18 @@ class StepLost:
     """The output of a step of which a member is lost, with the reason."""
 
     why: str
+
+
+def _unless_lost(step: Callable[[], Any]) -> Any:
+    """Return the result of a part of a step; a StepLost if a member is lost. Raises
+    CollectiveTimeout if it lives.
+    """
+    try:
+        return step()
+    except CollectiveTimeout:
+        raise
+    except EngineLost as error:
+        return StepLost(str(error))
 
 
 def phase(engine: int, device: int, what: str) -> None:
@@ -53,7 +66,9 @@ class WorkerLanes:
     bytes.
 
     `lane1`: its model is loaded and not yet packed. `pack_weights`: as `LaneWorker.pack_weights`.
-    `residency`: which weights are resident, if they may be lent.
+    `cuda`: the device whose memory weights and KV exchange; None: they are in memory of the host,
+    or none may be lent. `residency`: which weights are resident, if they may be lent. `blocks`: KV
+    blocks that have memory while all weights are resident, and that peers may read.
     """
 
     def __init__(
@@ -65,8 +80,10 @@ class WorkerLanes:
         communicators: CommunicatorPool,
         *,
         pack_weights: bool,
+        cuda: CudaDevice | None = None,
     ) -> None:
         self.lane1 = lane1
+        self._cuda = cuda
         self.engine, self.engines = engine, deployment.engines
         self.device, self.devices = device, deployment.devices
         self.communicators = communicators
@@ -90,21 +107,20 @@ class WorkerLanes:
             )
         self.residency: WorkerWeights | None = None
         self.graphs = LaneGraphs(lane1, self.groups, communicators, self._say)
-        self._weight_file = weight_file_of(deployment, engine, device, on_cpu=pack_weights)
-        self._share_weights(pack_weights)
+        self._weight_file = weight_file_of(deployment, engine, device)
+        input_rounding = self._share_weights(pack_weights)
+        self.checks = LaneChecks(lane1, self.groups, communicators, self._say, input_rounding)
         self.blocks = self.own_blocks = 0
         self.extra: ExtraBlocks | None = None
         self.kv_views: dict[int, KVView] = {}
-        self.peers = PeerKV(deployment.run_dir)
+        self._run_dir = deployment.run_dir
+        self.peers = PeerKV(deployment.run_dir, cuda)
         self.calibration: list[CalibrationRow] = []
 
-    def _share_weights(self, pack: bool) -> None:
-        model, config, file = self.lane1.model, self.lane1.config, self._weight_file
-        packing = loading.packing(config.model_config.dtype) if pack else None
-        if file is not None and packing is None:
-            # in units too: a view of a whole weight cannot be dropped
-            packing = loading.keep_matrix
-        weights = SharedWeights(model, self.widest, packing, file)
+    def _share_weights(self, pack: bool) -> float:
+        """Share lane 1's weights with all lanes. Returns `SharedQuantized.input_rounding`."""
+        model, file = self.lane1.model, self._weight_file
+        weights = shared_weights(self.lane1, self.engine, self.widest, pack, file, self._cuda)
         widest = self.groups[self.widest].runner if self.groups else self.lane1
         with set_current_vllm_config(widest.config):
             weights.share_experts(widest.model, model)
@@ -112,9 +128,21 @@ class WorkerLanes:
             weights.bind(
                 lane.runner.model, aligned_group(self.engine, size).index(self.engine), size
             )
+        hide_compiled_products(self.lane1, pack)
         if file is not None:
             file.announce()
             self.residency = WorkerWeights(in_order(model, weights.units), self.engine)
+        return weights.quantized.input_rounding
+
+    def refuse_without_kv(self) -> None:
+        """Raise Unsupported if no layer keeps KV, as in BERT, whose tokens see later ones: requests
+        are counted by their KV.
+        """
+        if not self.lane1.kv_specs():
+            raise Unsupported(
+                f"--model: models without KV ({self.lane1.config.model_config.architecture}) "
+                "cannot be served by Flying Serving yet"
+            )
 
     def refuse_not_causal(self) -> None:
         """Raise Unsupported if prompt tokens see later ones: outputs of a migrated request are
@@ -156,62 +184,41 @@ class WorkerLanes:
         """Return the bytes of weights that may make room for KV."""
         return 0 if self.residency is None else sum(self.residency.piece_bytes(self.widest))
 
-    def bind_extra(self, kv: KVCacheConfig, arena: Arena | None, own_bytes: int) -> None:
-        """Use the blocks beyond `own_bytes` of KV memory as extra ones. Raises Unsupported if the
-        memory is not one arena.
-        """
-        if self.residency is None:
-            return
-        if arena is None:
+    def refuse_kinds_of_kv(self, kv: KVCacheConfig) -> None:
+        """Raise Unsupported if weights may be lent and the KV memory would not be one arena."""
+        if self.residency is not None and not has_one_kind(kv):
             raise Unsupported(
                 "--lend-weights: the KV of this model is of several kinds: it gets no lent weights"
             )
-        self.own_blocks = min(kv.num_blocks, own_bytes * kv.num_blocks // arena.address.size_bytes)
+
+    def bind_extra(
+        self, kv: KVCacheConfig, arena: Arena | CudaArena | None, own_bytes: int
+    ) -> None:
+        """Use the blocks beyond `own_bytes` of KV memory as extra ones, if weights may be lent."""
+        if self.residency is None:
+            return
+        assert arena is not None
+        self.own_blocks = own_blocks_of(kv, own_bytes)
+        if not arena.backs_on_use:
+            self.blocks = self.own_blocks
         runners = [self.lane1, *(lane.runner for lane in self.groups.values())]
         self.extra = ExtraBlocks(self.lane1.kv_bytes(), kv, arena, runners)
 
-    def announce_kv(self, arena: Arena | None) -> None:
-        """Let peers read the KV memory of all lanes: that of `arena`, or the device's own."""
-        if self.kv_views:
-            memory = share_cuda(self.lane1.kv_bytes()) if arena is None else arena.address
-            self.peers.share(self.engine, self.device, memory, self.kv_views)
+    def announce_kv(self, arena: Arena | CudaArena | None) -> None:
+        """Let peers read the KV memory of all lanes: that of `arena`, or the device's own.
 
-    @torch.inference_mode()
-    def check(self) -> None:
-        """Compare each lane with lane 1: see `worker/selfcheck.py`.
-
-        Raises:
-            LaneError: if one differs.
-            ConfigError: if a step is too short for it.
+        Peers of a CUDA device do not map extra blocks: the driver frees a page only when no process
+        maps it.
         """
-        if not self.groups:
+        if not self.kv_views:
             return
-        began_s = time.monotonic()
-        self._say("comparing each lane with lane 1")
-        config = self.lane1.config
-        scheduler, model = config.scheduler_config, config.model_config
-        if scheduler.max_num_batched_tokens < CHECK_TOKENS:
-            raise ConfigError(
-                f"--max-num-batched-tokens={scheduler.max_num_batched_tokens}: must be at least "
-                f"{CHECK_TOKENS}"
-            )
-        requests = min(CHECK_REQUESTS, self.most_requests())
-        steps = partial(check_steps, requests, model.get_vocab_size())
-        expected = record(self.lane1.model, self.lane1.step, steps(config.cache_config.block_size))
-        largest = 0.0
-        for size, lane in self.groups.items():
-            mine = steps(lane.runner.config.cache_config.block_size)
-            found = compare(lane.runner.model, lane.execute, mine, expected)
-            agreed = partial(self.communicators.any_of, size)
-            largest = max(largest, require_alike(size, found, tolerance(model.dtype), agreed))
-        took_s = time.monotonic() - began_s
-        self._say(f"lanes equal lane 1 within {largest:.1e}; comparing took {took_s:.2f} s")
-
-    def most_requests(self) -> int:
-        """Return how many made-up requests of a check fit in a step, each in a block of its own."""
-        scheduler = self.lane1.config.scheduler_config
-        in_a_step = scheduler.max_num_batched_tokens // CHECK_TOKENS
-        return int(min(scheduler.max_num_seqs, self.blocks - 1, in_a_step))
+        memory: Address | SharedArena | bytes
+        if isinstance(arena, CudaArena):
+            socket = f"{self._run_dir}/kv-memory-{self.engine}-{self.device}"
+            memory, self._descriptors = share_arena(arena, socket)
+        else:
+            memory = share_cuda(self.lane1.kv_bytes()) if arena is None else arena.address
+        self.peers.share(self.engine, self.device, memory, self.kv_views)
 
     def warm(self) -> None:
         """Run each lane once, its members together, and open the weights that they share. All
@@ -231,7 +238,10 @@ class WorkerLanes:
         lanes: list[tuple[int, VllmConfig, Any]] = [(1, self.lane1.config, self.lane1.step)]
         lanes += [(size, lane.runner.config, lane.execute) for size, lane in self.groups.items()]
         for size, config, step in lanes:
-            self.calibration += calibrate(size, StepLimits.of(config, self.blocks), step, together)
+            limits = StepLimits.of(config, self.blocks)
+            if limits.pools:
+                step = self.lane1.pool
+            self.calibration += calibrate(size, limits, step, together)
 
     def seed(self, incarnations: Sequence[int | None]) -> None:
         """Let each lane draw its own random numbers. Called at the end of a start, in which lanes
@@ -253,6 +263,10 @@ class WorkerLanes:
         """Return the rows that `calibrate` has measured."""
         return self.calibration
 
+    def get_blocks(self) -> int:
+        """Return the number of KV blocks that peers can read: see `blocks`."""
+        return self.blocks
+
     def get_weight_bytes(self) -> int:
         """Return the bytes of the model's weights on this device, which all lanes share."""
         return self.weight_bytes
@@ -262,24 +276,28 @@ class WorkerLanes:
         return self.groups[size].scheduler_config()
 
     @torch.inference_mode()
-    def execute(self, size: int, plan: Any, grammar: Any) -> Any:
+    def execute(self, size: int, plan: Any, grammar: Any, use: OutputUse) -> Any:
         """Run one step in the group of `size` engines; every member calls it with the same plan
         (its own block ids).
 
-        Returns vLLM's ModelRunnerOutput, or a StepLost if a member is lost before the step is done.
+        Returns as `WorkerLane.execute`, or a StepLost if a member is lost before the step is done.
         Raises CollectiveTimeout if a member lives but does not take part.
         """
-        try:
-            return self.groups[size].execute(plan, grammar)
-        except CollectiveTimeout:
-            raise
-        except EngineLost as error:
-            return StepLost(str(error))
+        return _unless_lost(lambda: self.groups[size].execute(plan, grammar, use))
+
+    @torch.inference_mode()
+    def take_output(self, size: int) -> Any:
+        """Return the output of the oldest step of the group of `size` engines that was kept here,
+        once it is there.
+
+        Returns a StepLost, or raises CollectiveTimeout, as `execute`.
+        """
+        return _unless_lost(self.groups[size].take_output)
 
     def drop_requests(self, size: int) -> None:
         """Forget the requests of the group of `size` engines, which has lost a member."""
         self.communicators.leave(size)
-        self.groups[size].runner.drop_requests()
+        self.groups[size].drop_requests()
 
     def rejoin(self, size: int, incarnations: list[int]) -> None:
         """Reopen the group of `size` engines, whose members are all present again, in these

@@ -29,6 +29,7 @@ class ExtraBlocks:
         self._kv = kv
         self._arena = arena
         self._runners = list(runners)
+        self.page_bytes = arena.page_bytes
 
     @torch.inference_mode()
     def copy(self, copies: Mapping[int, int]) -> None:
@@ -64,12 +65,22 @@ class Lends(Protocol):
     own_blocks: int
 
 
-def lendable(worker: Lends) -> tuple[list[int], int]:
-    """Return the bytes of each piece of weights, in the order of their dropping, and the first
-    extra block.
+def lendable(worker: Lends) -> tuple[list[int], int, int]:
+    """Return the bytes of each piece of weights, in the order of their dropping, the first extra
+    block, and the bytes of a page.
     """
     assert worker.residency is not None
-    return worker.residency.piece_bytes(worker.widest), worker.own_blocks
+    assert worker.extra is not None
+    pieces = worker.residency.piece_bytes(worker.widest)
+    return pieces, worker.own_blocks, worker.extra.page_bytes
+
+
+def own_blocks_of(kv: KVCacheConfig, own_bytes: int) -> int:
+    """Return the blocks that an engine has without any lent weights, of KV memory of which
+    `own_bytes` are its own.
+    """
+    size_bytes = kv.kv_cache_tensors[0].size
+    return min(kv.num_blocks, own_bytes * kv.num_blocks // size_bytes)
 
 
 def drop_next(worker: Lends, blocks: range) -> None:

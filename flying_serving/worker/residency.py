@@ -111,14 +111,12 @@ class WorkerWeights:
         return PieceChange(name, size_bytes, time.monotonic() - began_s)
 
 
-def weight_file_of(
-    deployment: Deployment, engine: int, device: int, *, on_cpu: bool
-) -> WeightFile | None:
+def weight_file_of(deployment: Deployment, engine: int, device: int) -> WeightFile | None:
     """Make the file for weights that may be dropped. None: no weight may, or no group could lend
     any.
 
     Raises:
-        Unsupported: if weights may be lent, but not on this device.
+        Unsupported: if no group has all engines.
         WeightFileError: if no file can be made in the temporary directory.
     """
     if not deployment.flying.lend_weights or deployment.widest == 1:
@@ -128,8 +126,6 @@ def weight_file_of(
         raise Unsupported(
             f"--lend-weights: needs a group of all {deployment.engines} engines (--group-sizes)"
         )
-    if not on_cpu:
-        raise Unsupported("--lend-weights: weights on CUDA cannot be lent by Flying Serving yet")
     return WeightFile(tempfile.gettempdir(), deployment.run_dir, device, writes=engine == 0)
 
 

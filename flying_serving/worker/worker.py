@@ -4,6 +4,7 @@ the same bytes.
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from mmap import mmap
 from typing import Any
 
@@ -19,6 +20,8 @@ from flying_serving.comm.watchdog import Watchdog
 from flying_serving.config import deployment_of
 from flying_serving.layout.groups import whole_groups
 from flying_serving.memory.arena import Arena
+from flying_serving.memory.cuda_arena import CudaArena
+from flying_serving.memory.cuda_device import CudaDevice, cuda_driver
 from flying_serving.memory.kv_view import bytes_of
 from flying_serving.start_error import told_to_server
 from flying_serving.vllm_adapter import distributed, loading, nccl, numa
@@ -26,9 +29,12 @@ from flying_serving.vllm_adapter.kv import kv_memory_from
 from flying_serving.vllm_adapter.patches import installer, tensor_parallel
 from flying_serving.vllm_adapter.queues import note_in
 from flying_serving.vllm_adapter.runner import Runner
+from flying_serving.vllm_adapter.windows import all_are_local
+from flying_serving.worker.checks import most_requests
 from flying_serving.worker.contexts import PeerContexts, open_context
 from flying_serving.worker.heap import give_back_freed
 from flying_serving.worker.lanes import WorkerLanes, phase
+from flying_serving.worker.lent import extents, own_blocks_of
 from flying_serving.worker.parent import end_with_parent, leave_signals_to_parent
 from flying_serving.worker.placed import placed
 
@@ -43,8 +49,10 @@ class LaneWorker:
     memory/storage.py).
     """
     maps_kv = False
-    """True if peers can map the KV memory (CPU)."""
-    kv_arena: Arena | None = None
+    """True if the KV memory is an arena (CPU, or where weights may be lent)."""
+    cuda: CudaDevice | None = None
+    """The device whose memory weights lend to KV; None: on the CPU, or none may be lent."""
+    kv_arena: Arena | CudaArena | None = None
     own_kv_bytes = 0
     """Bytes of KV memory without any lent weights."""
 
@@ -121,7 +129,17 @@ class LaneWorker:
                 worker.rank,
                 self.communicators,
                 pack_weights=self.pack_weights,
+                cuda=self.cuda,
             )
+
+    def get_kv_cache_spec(self) -> dict[str, Any]:
+        """Return the KV that lane 1's layers need: of all tokens, if they see a window only."""
+        worker: Any = self
+        with told_to_server(self.deployment.run_dir, self.engine):
+            self.lanes.refuse_without_kv()
+        if all_are_local(super().get_kv_cache_spec()):  # type: ignore[misc]
+            phase(self.engine, worker.rank, "every layer has a window; KV of all tokens is kept")
+        return self.lanes.lane1.kv_specs()
 
     def determine_available_memory(self) -> int:
         """Return the bytes for KV: vLLM's own figure without the groups' CUDA graphs, plus the
@@ -137,17 +155,28 @@ class LaneWorker:
         """Allocate the KV memory once, in lane 1, and let the other lanes read the same bytes."""
         with told_to_server(self.deployment.run_dir, self.engine):
             self.lanes.refuse_not_causal()
-        with kv_memory_from(self._allocate_kv) if self.maps_kv else nullcontext():
+            self.lanes.refuse_kinds_of_kv(kv_cache_config)
+        allocate = partial(self._allocate_kv, kv_cache_config)
+        with kv_memory_from(allocate) if self.maps_kv else nullcontext():
             super().initialize_from_config(kv_cache_config)  # type: ignore[misc]
         with told_to_server(self.deployment.run_dir, self.engine):
             self.lanes.bind_kv(kv_cache_config)
             self.lanes.bind_extra(kv_cache_config, self.kv_arena, self.own_kv_bytes)
             self.lanes.announce_kv(self.kv_arena)
 
-    def _allocate_kv(self, size_bytes: int) -> torch.Tensor:
-        """Allocate KV memory that peers can map."""
-        self.kv_arena = Arena(f"flying-kv-{self.engine}", size_bytes)
-        return bytes_of(self.kv_arena.bytes)
+    def _allocate_kv(self, kv: KVCacheConfig, size_bytes: int) -> torch.Tensor:
+        """Allocate KV memory that peers can map, and that lent weights can make room for."""
+        if self.cuda is None:
+            host_arena = self.kv_arena = Arena(f"flying-kv-{self.engine}", size_bytes)
+            return bytes_of(host_arena.bytes)
+        arena = self.kv_arena = CudaArena(self.cuda, size_bytes)
+        own = extents(kv, range(own_blocks_of(kv, self.own_kv_bytes)))
+        for extent in own:
+            arena.back(*extent)
+        memory = arena.tensor(0, size_bytes)
+        for first_byte, extent_bytes in own:
+            memory[first_byte : first_byte + extent_bytes].zero_()
+        return memory
 
     def compile_or_warm_up_model(self) -> Any:
         """Check that lanes compute the same as lane 1, warm lane 1 as vLLM does, then the others.
@@ -157,6 +186,8 @@ class LaneWorker:
         start did it.
         """
         first = not self.deployment.restarts
+        with told_to_server(self.deployment.run_dir, self.engine):
+            self.lanes.checks.compare_compiled(self.lanes.blocks)
         if first:
             with told_to_server(self.deployment.run_dir, self.engine):
                 self.check_lanes()
@@ -165,7 +196,7 @@ class LaneWorker:
         if first:
             self.lanes.warm()
             with told_to_server(self.deployment.run_dir, self.engine):
-                self.lanes.graphs.capture(self.lanes.most_requests())
+                self.lanes.graphs.capture(most_requests(self.lanes.lane1.config, self.lanes.blocks))
                 self.lanes.calibrate()
         self.lanes.seed(self.deployment.incarnations)
         # it is a process of its own; while it starts, vLLM ends it by a signal
@@ -177,7 +208,7 @@ class LaneWorker:
 
     def check_lanes(self) -> None:
         """Compare each lane with lane 1. Raises LaneError if one differs."""
-        self.lanes.check()
+        self.lanes.checks.compare_lanes(self.lanes.blocks)
 
     def on_lanes(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function of `WorkerLanes` for the engine, through vLLM's `collective_rpc`. Returns
@@ -224,6 +255,8 @@ class FlyingGPUWorker(LaneWorker, Worker):
         self.contexts = PeerContexts(self.deployment, self.engine, self.rank)
         with told_to_server(self.deployment.run_dir, self.engine):
             self.contexts.open(self.device, open_context)
+            if self.deployment.flying.lend_weights and self.deployment.lanes:
+                self.cuda, self.maps_kv = CudaDevice(cuda_driver(), self.device.index), True
 
     def determine_available_memory(self) -> int:
         """Return the bytes for KV, when the contexts of all peers are there to be counted."""

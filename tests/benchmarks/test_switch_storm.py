@@ -8,7 +8,7 @@ import asyncio
 
 import pytest
 
-from benchmarks.switch_storm import FLAGS, storm
+from benchmarks.switch_storm import ASYNC, FLAGS, storm
 from flying_serving.config import MODES
 from harness.live import Server
 from harness.storm_report import print_report
@@ -18,8 +18,9 @@ pytestmark = pytest.mark.server
 SWITCHES = 32
 
 
-def test_streams_survive_a_storm_of_switches() -> None:
-    with Server("llama", 4, *FLAGS) as server:
+@pytest.mark.parametrize("flags", [(), (ASYNC,)], ids=["", "async"])
+def test_streams_survive_a_storm_of_switches(flags: tuple[str, ...]) -> None:
+    with Server("llama", 4, *FLAGS, *flags) as server:
         report = asyncio.run(storm(server, SWITCHES, clients=8, jobs=20))
     print_report(report)
     assert not report.failures

@@ -15,8 +15,10 @@ from flying_serving.cli.checks import Finding
 from flying_serving.cli.model_check import Checked, findings
 from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.worker.admission import KVPlan, anatomy
+from harness import mxfp4_cpu
 from harness.forked import by_shell, run
 from harness.live import Server
+from tests.worker.configurations import IDEFICS3, published_gpt_oss
 
 pytestmark = pytest.mark.usefixtures("classes_imported_here")
 
@@ -40,11 +42,13 @@ def small(architecture: str, model_type: str) -> dict[str, Any]:
 GEMMA2 = small("Gemma2", "gemma2") | {"head_dim": 32, "sliding_window": 64}
 OLMO2 = small("Olmo2", "olmo2")
 SIX_HEADS = OLMO2 | {"num_attention_heads": 6, "num_key_value_heads": 6, "hidden_size": 192}
-GPT_OSS = small("GptOss", "gpt_oss") | {
-    "head_dim": 64,
-    "layer_types": ["sliding_attention", "full_attention"] * 3,
-    "quantization_config": {"quant_method": "mxfp4"},
+GPT_OSS = published_gpt_oss(layers=6, experts=4) | {
+    "vocab_size": 512,
+    "hidden_size": 256,
+    "num_attention_heads": 8,
+    "head_dim": 32,
 }
+"""Experts are as wide as they were published; all else is smaller."""
 DEEPSEEK_V3 = small("DeepseekV3", "deepseek_v3") | {
     "num_key_value_heads": 8,
     "kv_lora_rank": 64,
@@ -128,11 +132,10 @@ def configured(path: Path, config: dict[str, Any], *flags: str) -> tuple[Any, An
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        (GPT_OSS, "--quantization: quantized models cannot be served"),
         (DEEPSEEK_V3, "--model: models with latent attention, MLA"),
         (HRM, "--model: models with attention that is not causal (HrmText"),
     ],
-    ids=["gpt-oss", "deepseek-v3", "hrm"],
+    ids=["deepseek-v3", "hrm"],
 )
 def test_a_configuration_alone_is_enough_to_refuse(
     tmp_path: Path, config: dict[str, Any], says: str
@@ -140,6 +143,17 @@ def test_a_configuration_alone_is_enough_to_refuse(
     done = command("doctor", written(tmp_path, config), *NO_WEIGHTS)
     assert done.returncode == 1, done.stdout + done.stderr[-3000:]
     assert f"refused: {says}" in " ".join(done.stdout.split()), done.stdout
+
+
+@pytest.mark.server
+def test_experts_of_gpt_oss_are_served_at_all_degrees(tmp_path: Path) -> None:
+    """Its 90 blocks of an expert are cut into 23, 23, 23 and 21 for four engines."""
+    model = written(tmp_path, GPT_OSS)
+    flags = ("--data-parallel-size=4", *NO_WEIGHTS[1:], "--max-model-len=2048")
+    done = run(["doctor", str(model), *flags], DOCTOR_S, mxfp4_cpu.PREAMBLE)
+    said = " ".join(done.stdout.split())
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert all(f"group size {size} ok" in said for size in (1, 2, 4)), said
 
 
 @pytest.mark.server
@@ -209,6 +223,13 @@ def test_the_first_layers_have_every_kind_among_them(
     fewer, part = model_check._shortened(args, config_of_all, whole)
     assert model_check._layers(fewer) == layers
     assert whole.kinds.keys() <= part.kinds.keys()
+
+
+def test_the_text_of_a_model_that_sees_is_shortened(tmp_path: Path) -> None:
+    args, config_of_all = configured(tmp_path, IDEFICS3, "--language-model-only")
+    fewer, _ = model_check._shortened(args, config_of_all, anatomy(config_of_all))
+    assert model_check._layers(config_of_all) == 6
+    assert model_check._layers(fewer) == 2
 
 
 def test_steps_are_shortened_only_where_prompts_may_be_cut(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ import errno
 from collections.abc import Callable
 from functools import partial
 from types import FunctionType, SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from vllm.config import CompilationConfig, CompilationMode, CUDAGraphMode
 from vllm.platforms import current_platform
 
@@ -22,7 +22,7 @@ from flying_serving.cli.serve import (
     explain_mistakes,
 )
 from flying_serving.config import KEY, Deployment, FlyingConfig, deployment_of, parse_flying
-from flying_serving.errors import ConfigError
+from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.memory.peers import KVBlocks
 from flying_serving.predict.work import Objective
 from flying_serving.server.start.settings import settings_of
@@ -86,14 +86,21 @@ def test_the_objective_reaches_the_controller() -> None:
     [
         ([], False, (True, True)),
         (["--enforce-eager"], True, (False, True)),
-        (["--no-enforce-eager"], False, (False, False)),  # refused later
+        (["--no-enforce-eager"], False, (False, False)),
     ],
 )
 def test_lanes_are_eager_on_the_cpu_unless_a_user_says_no(
     argv: list[str], given: bool, expected: tuple[bool, bool]
 ) -> None:
-    args = argparse.Namespace(enforce_eager=given)
+    args = argparse.Namespace(enforce_eager=given, compilation_config=CompilationConfig())
     assert (_enforce_eager(args, argv), args.enforce_eager) == expected
+
+
+def test_lanes_are_not_made_eager_where_a_user_has_chosen_a_mode() -> None:
+    compiled = CompilationConfig(mode=CompilationMode.VLLM_COMPILE)
+    args = argparse.Namespace(enforce_eager=False, compilation_config=compiled)
+    assert not _enforce_eager(args, ["-cc.mode=3"])
+    assert not args.enforce_eager
 
 
 def graph_flags(*, eager: bool = False, **compilation: Any) -> argparse.Namespace:
@@ -113,12 +120,24 @@ def test_graphs_of_decode_steps_are_asked_of_vllm(monkeypatch: pytest.MonkeyPatc
     assert args.compilation_config.cudagraph_mode == CUDAGraphMode.FULL_DECODE_ONLY
 
 
+def test_compiled_lane_1_has_vllms_graphs_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(current_platform), "is_cuda", lambda self: True)
+    args = graph_flags(mode=3)
+    _capture_decodes(args)
+    assert args.compilation_config.mode == CompilationMode.VLLM_COMPILE
+    assert args.compilation_config.cudagraph_mode is None
+
+
 @pytest.mark.parametrize(
     ("is_cuda", "flags", "says"),
     [
         (False, {}, "--cuda-graphs: there is no CUDA device"),
         (True, {"eager": True}, "--cuda-graphs: not together with --enforce-eager"),
-        (True, {"mode": 3}, "--compilation-config: with --cuda-graphs mode must be NONE"),
+        (
+            True,
+            {"cudagraph_mode": "FULL_AND_PIECEWISE"},
+            "--cuda-graphs cudagraph_mode must be FULL_DECODE_ONLY, or mode VLLM_COMPILE",
+        ),
     ],
 )
 def test_graphs_are_refused_beside_other_flags(
@@ -197,6 +216,14 @@ class ModelConfig(BaseModel):
     max_model_len: int = Field(le=10)
 
 
+class VllmConfig(BaseModel):
+    """As vLLM's, for a model with recurrent state on a CPU without prefix caching."""
+
+    @model_validator(mode="after")
+    def refuse(self) -> Self:
+        raise ValueError("--mamba-block-size can only be set with --enable-prefix-caching")
+
+
 ARGS = SimpleNamespace(model="m", host=None, port=80)
 READS = ("vllm.engine.arg_utils", "from_cli_args")
 CONFIGURES = ("vllm.engine.arg_utils", "create_engine_config")
@@ -253,6 +280,20 @@ def test_error_outside_the_reading_of_flags_keeps_its_traceback(
     with pytest.raises(kind) as raised:
         start(ARGS, error, *callers)
     assert raised.value is error
+
+
+def test_a_flag_that_vllm_has_set_for_recurrent_state_is_explained() -> None:
+    with pytest.raises(ValidationError) as wrong:
+        VllmConfig()
+    with pytest.raises(Unsupported, match=r"^--model: models with recurrent state cannot be "):
+        start(SimpleNamespace(**vars(ARGS), mamba_block_size=None), wrong.value)
+
+
+def test_the_same_flag_of_a_user_is_refused_in_vllms_words() -> None:
+    with pytest.raises(ValidationError) as wrong:
+        VllmConfig()
+    with pytest.raises(ConfigError, match=r"^--mamba-block-size can only be set with "):
+        start(SimpleNamespace(**vars(ARGS), mamba_block_size=32), wrong.value)
 
 
 def test_refusal_by_vllm_is_one_line() -> None:

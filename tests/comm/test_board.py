@@ -74,9 +74,22 @@ def test_the_last_end_counts_and_that_of_each_lane_stays(
 def test_samples_of_an_engine_are_seen_by_all(boards: tuple[StepBoard, StepBoard]) -> None:
     """Each has a place of its own, with room for the largest step and checksum."""
     places = [(engine, size) for size in (1, 2, 4, 8) for engine in range(8)]
-    assert {boards[1].sampled(*place) for place in places} == {(0, 0)}
-    shown = {place: (STEPS - 1 - n, (1 << 32) - 1 - n) for n, place in enumerate(places)}
-    for place, of in shown.items():
-        boards[0].note_sampled(*place, *of)
+    assert all(boards[1].sampled(*place) == [(0, 0), (0, 0)] for place in places)
+    shown = {
+        place: [(STEPS - 2 - 2 * n, (1 << 32) - 1 - n), (STEPS - 1 - 2 * n, n)]
+        for n, place in enumerate(places)
+    }
+    for place, steps in shown.items():
+        for step, checksum in steps:
+            boards[0].note_sampled(*place, step, checksum)
     assert {place: boards[1].sampled(*place) for place in places} == shown
     assert not any(boards[1].requests(*place) or boards[1].blocks(*place) for place in places)
+
+
+def test_forgotten_samples_are_as_none(boards: tuple[StepBoard, StepBoard]) -> None:
+    for step in (6, 7):
+        boards[0].note_sampled(3, 2, step, 9)
+        boards[0].note_sampled(2, 2, step, 9)
+    boards[0].forget_sampled(3, 2)
+    assert boards[1].sampled(3, 2) == [(0, 0), (0, 0)]
+    assert boards[1].sampled(2, 2) == [(6, 9), (7, 9)]

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from vllm.v1.core.block_pool import BlockPool
@@ -42,6 +42,8 @@ class Request:
     """This one until it ends."""
     sampling_params: Any = None
     client_index: int = 0
+    num_output_placeholders: ClassVar[int] = 0
+    """There is one step at a time."""
 
     def __post_init__(self) -> None:
         self.num_tokens = self.num_prompt_tokens

@@ -123,7 +123,7 @@ def test_blocks_reserved_ahead_leave_the_blocks_of_local_requests() -> None:
     pair.own[1].add("local", BLOCK, 5 * BLOCK)
     pair.own[1].schedule()
     pair.scheduler.add("second", 12 * BLOCK, 1)
-    pair.leader.outstanding = False
+    pair.leader.outstanding.clear()
     pair.leader.order(0.0)
     assert pair.kinds(1) == ["RunStep", "ReserveBlocks", "RunStep"]
     ask: Any = pair.inboxes.of_engine[1][1]

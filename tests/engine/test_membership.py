@@ -41,7 +41,7 @@ class Survivor:
         migrations: Any = SimpleNamespace(dissolve=self.dissolved.append)
         offers: Any = self.offers
         self.forgotten: list[int] = []
-        sampled: Any = SimpleNamespace(forget=self.forgotten.append)
+        group_steps: Any = SimpleNamespace(forget=self.forgotten.append)
         self.membership = Membership(
             incarnations,
             lanes,
@@ -49,7 +49,7 @@ class Survivor:
             migrations,
             offers,
             self.call_workers,
-            sampled,
+            group_steps,
             TOLD_IN_S,
         )
 

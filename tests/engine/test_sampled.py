@@ -1,6 +1,6 @@
 """SampledTokens: a member that has sampled other tokens than its leader is named, with the step."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +10,7 @@ import pytest
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 
 from flying_serving.comm.board import STEPS, StepBoard
+from flying_serving.engine.devices import answer_of
 from flying_serving.engine.sampled import SampledTokens, why_logprobs_differ
 
 GROUP = (4, 5, 6, 7)
@@ -82,6 +83,48 @@ def test_a_member_that_is_ahead_is_compared_by_the_same_step(
     assert members[4].why_apart(GROUP) is None
 
 
+def test_a_member_that_is_two_steps_ahead_does_not_hide_that_it_is_apart(
+    members: dict[int, SampledTokens],
+) -> None:
+    """It may have noted a step that its leader has launched, and not looked at yet."""
+    step(members, 6)
+    members[6].note(SIZE, sampled([9]))
+    why = members[4].why_apart(GROUP)
+    assert why is not None
+    assert why.endswith("by step 1 of the group")
+
+
+@pytest.mark.parametrize("behind", GROUP[1:])
+def test_a_member_that_has_not_noted_the_step_before_is_awaited(
+    members: dict[int, SampledTokens], behind: int
+) -> None:
+    assert members[4].awaited(GROUP) is None
+    for _ in range(4):
+        for _ in range(2):
+            assert members[4].awaited(GROUP) is None
+            for engine, samples in members.items():
+                if engine != behind:
+                    samples.note(SIZE, sampled([7]))
+        assert members[4].awaited(GROUP) == behind
+        members[behind].note(SIZE, sampled([7]))
+        assert members[4].awaited(GROUP) is None
+        members[behind].note(SIZE, sampled([7]))
+
+
+def test_a_member_is_awaited_where_steps_are_counted_round(
+    members: dict[int, SampledTokens], board: StepBoard
+) -> None:
+    for samples in members.values():
+        samples._of(SIZE).append((STEPS - 2, 5))
+    for _ in range(4):
+        step(members)
+        assert members[4].awaited(GROUP) is None
+    for _ in range(2):
+        for engine in (4, 5, 7):
+            members[engine].note(SIZE, sampled([1]))
+    assert members[4].awaited(GROUP) == 6
+
+
 def test_a_token_of_another_request_is_another_token(members: dict[int, SampledTokens]) -> None:
     for engine, samples in members.items():
         samples.note(SIZE, sampled([1], [2]) if engine != 7 else sampled([2], [1]))
@@ -112,7 +155,7 @@ def test_a_group_that_was_forgotten_begins_with_its_first_step(
         samples.forget(SIZE)
     step(members)
     assert members[4].why_apart(GROUP) is None
-    assert board.sampled(6, SIZE)[0] == 1
+    assert board.sampled(6, SIZE)[1][0] == 1
 
 
 def test_groups_of_other_sizes_are_compared_apart(members: dict[int, SampledTokens]) -> None:
@@ -127,7 +170,65 @@ def test_steps_are_counted_round(members: dict[int, SampledTokens], board: StepB
     for samples in members.values():
         samples._of(SIZE).append((STEPS - 1, 5))
     step(members, 7)
-    assert board.sampled(4, SIZE)[0] == 0
+    assert board.sampled(4, SIZE)[0][0] == 0
+    assert members[4].why_apart(GROUP) is not None
+
+
+# ---- devices of one engine
+
+
+def step_with_devices_apart(members: dict[int, SampledTokens], other: int) -> None:
+    """All make a step with the same tokens, but the second device of `other` draws another one."""
+    for engine, samples in members.items():
+        devices = [ModelRunnerOutput([], {}, [[7]]), ModelRunnerOutput([], {}, [[7]])]
+        if engine == other:
+            devices[1].sampled_token_ids = [[8]]
+        samples.note(SIZE, answer_of(devices))
+
+
+def test_a_leader_whose_devices_are_apart_knows_it_in_the_same_step(
+    members: dict[int, SampledTokens],
+) -> None:
+    step(members)
+    step_with_devices_apart(members, 4)
+    assert members[4].why_apart(GROUP) == (
+        "device 1 of engine 4 has sampled other tokens than its device 0, in group [4, 5, 6, 7], "
+        "by step 2 of the group"
+    )
+
+
+@pytest.mark.parametrize("other", GROUP[1:])
+def test_a_member_whose_devices_are_apart_is_apart_and_stays_so(
+    members: dict[int, SampledTokens], other: int
+) -> None:
+    step_with_devices_apart(members, other)
+    for _ in range(3):
+        why = members[4].why_apart(GROUP)
+        assert why is not None
+        assert why.startswith(f"engine {other} ")
+        step_with_devices_apart(members, other)
+
+
+def test_devices_that_are_apart_in_the_same_way_on_all_members_are_noticed(
+    members: dict[int, SampledTokens],
+) -> None:
+    devices = [ModelRunnerOutput([], {}, [[7]]), ModelRunnerOutput([], {}, [[8]])]
+    for samples in members.values():
+        samples.note(SIZE, answer_of(devices))
+    assert members[4].why_apart(GROUP) is not None
+
+
+@pytest.mark.parametrize("engine", GROUP)
+@pytest.mark.parametrize("begin", [SampledTokens.begin_anew, SampledTokens.forget])
+def test_a_group_that_begins_again_forgets_that_devices_were_apart(
+    members: dict[int, SampledTokens], engine: int, begin: Callable[[SampledTokens, int], None]
+) -> None:
+    step_with_devices_apart(members, engine)
+    for samples in members.values():
+        begin(samples, SIZE)
+    step(members)
+    assert members[4].why_apart(GROUP) is None
+    step_with_devices_apart(members, engine)
     assert members[4].why_apart(GROUP) is not None
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import tempfile
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,6 +10,10 @@ import torch
 from hypothesis import strategies as st
 
 from flying_serving.layout.shards import Segment, segments_of
+from flying_serving.memory.arena import pages_touched
+from flying_serving.memory.cuda_arena import CudaArena
+from flying_serving.memory.device_pages import DevicePages
+from flying_serving.memory.host_pages import HostPages
 from flying_serving.memory.storage import (
     Matmul,
     PackedColumns,
@@ -18,9 +23,10 @@ from flying_serving.memory.storage import (
     StridedRows,
     rows_of,
 )
-from flying_serving.memory.unit_order import keep_by_unit
+from flying_serving.memory.unit_order import UnitOrder, keep_by_unit
 from flying_serving.memory.units import Product, RawUnits
 from flying_serving.memory.weight_file import WeightFile
+from tests.memory.fake_cuda import PAGE, fake_device
 
 DEGREES = (1, 2, 4, 8)
 
@@ -50,7 +56,7 @@ class Table:
 
     def __init__(self, weight: torch.Tensor, segments: tuple[Segment, ...]) -> None:
         self.weight, self.segments = weight, segments
-        self.units = RawUnits.of_rows(weight, segments, weight_file())
+        self.units = RawUnits.of_rows(weight, segments, HostPages(weight_file()))
 
     def part(self, rank: int, degree: int) -> Matmul:
         """The products with the rank's rows of each segment."""
@@ -74,6 +80,46 @@ def by_unit(
     return StridedColumns(kept, bias, segments)
 
 
+class SinglePages(CudaArena):
+    """An arena whose extents are single pages, so that the units of any rank can be dropped."""
+
+    def back(self, first_byte: int, size_bytes: int) -> None:
+        """Back each page by itself."""
+        for page in pages_touched(first_byte, size_bytes, PAGE):
+            super().back(page * PAGE, 1)
+
+
+def device_pages(size_bytes: int, file: WeightFile | None = None) -> tuple[CudaArena, DevicePages]:
+    """Return an arena of a device, and the pages of weights in it."""
+    arena = SinglePages(fake_device(), size_bytes)
+    return arena, DevicePages(arena, file or weight_file(), torch.empty(3000, dtype=torch.int8))
+
+
+def device_columns(
+    weight: torch.Tensor, bias: torch.Tensor | None, segments: tuple[Segment, ...]
+) -> StridedColumns:
+    """Store a weight unit by unit in an arena of a device."""
+    arena, pages = device_pages(weight.nbytes)
+    placed = pages.place(weight, [])
+    keep_by_unit(placed, segments)
+    rows = UnitOrder(segments).rows_of_units()
+    units = RawUnits.of_rows(placed, segments, pages, rows)
+    columns = StridedColumns(placed, bias, segments, units)
+    weakref.finalize(columns, arena.close)
+    return columns
+
+
+def device_rows(
+    weight: torch.Tensor, bias: torch.Tensor | None, segments: tuple[Segment, ...]
+) -> StridedRows:
+    """Store the transpose of a weight in an arena of a device."""
+    arena, pages = device_pages(weight.nbytes)
+    placed = pages.place(weight.t(), [])
+    rows = StridedRows(placed.t(), bias, segments[0], RawUnits.of_rows(placed, segments, pages))
+    weakref.finalize(rows, arena.close)
+    return rows
+
+
 MakeColumns = Callable[[torch.Tensor, torch.Tensor | None, tuple[Segment, ...]], SharedLinear]
 COLUMNS: dict[str, MakeColumns] = {
     "packed": lambda weight, bias, segments: PackedColumns(weight, bias, segments, plain_pack),
@@ -84,7 +130,7 @@ ROWS: dict[str, MakeRows] = {
     "packed": lambda weight, bias, segment: PackedRows(weight, bias, segment, plain_pack),
     "strided": StridedRows,
 }
-Lending = PackedColumns | PackedRows | Table
+Lending = PackedColumns | PackedRows | StridedColumns | StridedRows | Table
 LENDING: dict[str, Callable[[torch.Tensor, torch.Tensor | None, tuple[Segment, ...]], Lending]] = {
     "packed columns": lambda weight, bias, cut: PackedColumns(
         weight, bias, cut, plain_pack, weight_file()
@@ -92,6 +138,8 @@ LENDING: dict[str, Callable[[torch.Tensor, torch.Tensor | None, tuple[Segment, .
     "packed rows": lambda weight, bias, cut: PackedRows(
         weight, bias, cut[0], plain_pack, weight_file()
     ),
+    "device columns": device_columns,
+    "device rows": device_rows,
     "table": lambda weight, bias, cut: Table(weight, cut),
 }
 """What can be dropped. Rows have one segment."""

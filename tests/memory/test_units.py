@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from flying_serving.errors import IntegrityError, WeightFileError
 from flying_serving.layout.shards import Segment, segments_of
+from flying_serving.memory.host_pages import HostPages
 from flying_serving.memory.storage import PackedColumns
 from flying_serving.memory.units import Product, RawUnits, rows_of_units, units_of
 from flying_serving.memory.weight_file import WeightFile
@@ -177,7 +178,7 @@ def test_pages_are_given_back_but_for_those_that_a_kept_unit_shares() -> None:
     units = 6
     weight = torch.ones(units, 3 * PAGE // 8)
     segment = Segment(units, units)
-    raw = RawUnits.of_rows(weight, [segment], weight_file())
+    raw = RawUnits.of_rows(weight, [segment], HostPages(weight_file()))
     before_pages = (-weight.data_ptr() % PAGE) // 4  # numbers before the first whole page
     freed_bytes = raw.drop(1, units)
     kept = torch.zeros(units, 3 * PAGE // 8, dtype=torch.bool)
@@ -214,7 +215,7 @@ def test_failed_fetch_leaves_units_dropped(kind: str, monkeypatch: pytest.Monkey
     before = product(layer.x)
     freed_bytes = storage.units.drop(1, 4)
     with monkeypatch.context() as patch:
-        patch.setattr(WeightFile, "read", _fails)
+        patch.setattr(WeightFile, "read_at", _fails)
         with pytest.raises(WeightFileError):
             storage.units.fetch()
     with pytest.raises(IntegrityError):
@@ -238,7 +239,7 @@ Check = Callable[[], None]
 
 def test_guard_follows_dropped_units() -> None:
     """For whoever reads the tensors themselves, such as an embedding."""
-    raw = RawUnits.of_rows(torch.zeros(8, 2), [Segment(8, 8)], weight_file())
+    raw = RawUnits.of_rows(torch.zeros(8, 2), [Segment(8, 8)], HostPages(weight_file()))
     checks: dict[tuple[int, int], Check] = {
         (r, d): raw.guard(r, d) for d in (1, 2, 4) for r in range(d)
     }

@@ -120,6 +120,25 @@ def test_peers_find_tables_in_the_run_directory(
         peers.read(KVSource((2,), 1))
 
 
+def test_blocks_that_an_engine_does_not_share_are_never_read(tmp_path: Path) -> None:
+    """Here the last three of engine 1: an offer with one of them counts as revoked."""
+    first, second = (make_table(str(tmp_path), e, 4, 9, blocks) for e, blocks in ((0, 9), (1, 6)))
+    peers = PeerOffers(str(tmp_path), lambda engine: False)
+    for table, block in ((first, 7), (second, 5)):
+        table.lend(2, 1, block)
+        table.lend(2, 2, block + 1)
+    first.publish(1, 2, [1], final=True)
+    first.publish(2, 4, [1, 2], final=True)
+    first.publish(3, 4, [8], final=True)
+    second.publish(4, 4, [6], final=True)
+    assert peers.read(KVSource((0, 1), 1)) == Offer(2, is_final=True, blocks=[1])
+    assert peers.read(KVSource((0, 1), 2)) == CLOSED
+    assert peers.read(KVSource((0,), 3)) == Offer(4, is_final=True, blocks=[8])
+    assert peers.read(KVSource((1,), 4)) == CLOSED
+    assert peers.physical(0, 2, [1, 2]) == [7, 8]
+    assert (peers.physical(1, 2, [1, 2]), peers.physical(1, 1, [8, 5])) == ([5, 0], [0, 5])
+
+
 def test_the_table_of_a_lost_engine_is_unmapped(tmp_path: Path) -> None:
     """Until it is there again."""
     make_table(str(tmp_path), 9, 4, 9)

@@ -39,7 +39,8 @@ def key_of(engine: Engine) -> Any:
             engine.weights.told,
             frozenset(loop.lanes.own.withheld),
         )
-    parts = (*parts, loop.migrations, engine.table, engine.memory, engine.overdue, weights)
+    samples = (loop.sampled._checksums, engine.samples) if engine.settings.diverging else ()
+    parts = (*parts, loop.migrations, engine.table, engine.memory, engine.overdue, weights, samples)
     return (engine.number, *map(freeze, parts))
 
 

@@ -21,6 +21,7 @@ from tests.protocol.alike import freeze, key_of
 from tests.protocol.client import ClientMessage
 from tests.protocol.engine import Engine
 from tests.protocol.offers import Look, View
+from tests.protocol.sampling import Draw, Samples
 from tests.protocol.settings import Overdue, Took
 
 TICKS = (0, 1, 2)
@@ -39,6 +40,8 @@ class Did:
         after: the number of its state.
         sent: the messages that it sent, by number, and to whom.
         done: the requests that it completed.
+        failed: the requests that it ended with an error.
+        given: the requests of a group of which it gave out tokens.
         took: what became of the message.
         overdue: what of it was over, if it has read offers.
         wrong: what went wrong, if anything did: an exception of the production code, or a check
@@ -48,6 +51,8 @@ class Did:
     after: int
     sent: tuple[tuple[Group, int], ...] = ()
     done: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+    given: tuple[str, ...] = ()
     took: Took = Took.NOT
     overdue: Overdue | None = None
     wrong: str | None = None
@@ -69,6 +74,7 @@ class Facts:
         shown: number of these.
         where: by size of the group: which blocks in the place of weights are lent to it.
         lends: whether it may lend weights.
+        samples: what it has sampled.
     """
 
     busy: tuple[int, ...]
@@ -81,6 +87,7 @@ class Facts:
     shown: int
     where: dict[int, tuple[tuple[int, int], ...]]
     lends: bool
+    samples: Samples
 
     @classmethod
     def of(cls, engine: Engine, numbers: dict[Hashable, int]) -> Facts:
@@ -103,6 +110,7 @@ class Facts:
             numbers.setdefault((freeze(offers), freeze(rows), freeze(where)), len(numbers)),
             where,
             engine.weights is not None,
+            engine.samples,
         )
 
     def seen(self, look: Look) -> Any:
@@ -147,12 +155,13 @@ class Engines:
         sent = tuple((members, self._message(message)) for members, message in engine.channel.sent)
         engine.channel.sent, engine.channel.next = [], None
         self.pulled += engine.loop.migrations.incoming.counts().migrated
+        failed, given = engine.failed, engine.given
         done = engine.settle()
         number = self._numbers.setdefault(key_of(engine), len(self._states))
         if number == len(self._states):
             self._states.append(pickle.dumps(engine, protocol=pickle.HIGHEST_PROTOCOL))
             self.facts.append(Facts.of(engine, self._shown))
-        return Did(number, sent, done)
+        return Did(number, sent, done, failed, given)
 
     def __len__(self) -> int:
         """Return how many states of engines there are."""
@@ -195,12 +204,14 @@ class Engines:
                 dids.append(replace(did, overdue=over) if did.took is Took.READ else did)
         return tuple(dict.fromkeys(dids))
 
-    def step(self, state: int, number: int, aborting: tuple[str, ...], view: View) -> Did:
+    def step(
+        self, state: int, number: int, aborting: tuple[str, ...], view: View, draw: Draw
+    ) -> Did:
         """Make a step of a group."""
         message = self.messages[number]
         assert isinstance(message, RunStep)
-        deed = partial(Engine.step, message=message, aborting=aborting, view=view)
-        return self._do(("step", state, number, aborting, view), [deed])[0]
+        deed = partial(Engine.step, message=message, aborting=aborting, view=view, draw=draw)
+        return self._do(("step", state, number, aborting, view, draw), [deed])[0]
 
     def hear(self, state: int, client_message: ClientMessage, view: View) -> Did:
         """Handle a client's message."""

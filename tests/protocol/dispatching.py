@@ -144,15 +144,28 @@ class Dispatcher:
         """
         number = self.numbers[request_of(name)]
         status, job, part = client.requests[number]
-        if job is None or job.name != name or status not in (Status.OPEN, Status.DONE):
+        ended = (Status.DONE, Status.FAILED)
+        if job is None or job.name != name or status not in (Status.OPEN, *ended):
             return client
-        if status is Status.DONE:
-            raise Wrong(f"{name} was completed twice", label)
+        if status in ended:
+            raise Wrong(f"{name} was completed, and was {status.value} before", label)
         if name in self._scenario.handoffs:
             return self._dispatch(endpoints, client, self._scenario.handoffs[name])
         if part is not None and part.ahead is not None:
             self._say(endpoints, part.leader, Abort(part.name))
         return client.with_request(number, Status.DONE, job)
+
+    def fail(self, client: Client, name: str, label: Label) -> Client:
+        """A job has ended with an error; stale if it is not the request's present one. Raises
+        Wrong.
+        """
+        number = self.numbers[request_of(name)]
+        status, job, _ = client.requests[number]
+        if job is None or job.name != name:
+            return client
+        if status in (Status.DONE, Status.FAILED):
+            raise Wrong(f"{name} ends with an error, and was {status.value}", label)
+        return client.with_request(number, Status.FAILED, job) if status is Status.OPEN else client
 
     def abort(self, endpoints: list[int], client: Client, name: str) -> Client | None:
         """Say that nobody wants a request any more; None if that makes no difference."""

@@ -85,11 +85,19 @@ class Board:
         return NOW_S - TOOK_S[size]
 
     def note_sampled(self, engine: int, size: int, step: int, checksum: int) -> None:
-        """Note nothing."""
+        """Note it for others, if tokens may differ."""
+        if self._engine.settings.diverging:
+            self._engine.samples.noted[size] = (step, checksum)
 
-    def sampled(self, engine: int, size: int) -> tuple[int, int]:
-        """Return what a member shows before its first step: the model samples no tokens."""
-        return 0, 0
+    def forget_sampled(self, engine: int, size: int) -> None:
+        """Note that no step was made, if tokens may differ."""
+        self.note_sampled(engine, size, 0, 0)
+
+    def sampled(self, engine: int, size: int) -> list[tuple[int, int]]:
+        """Return what a member shows as its leader looks, in both places; before its first step if
+        none differs.
+        """
+        return [self._engine.samples.seen.get(engine, (0, 0))] * 2
 
     def note_requests(self, leader: int, size: int, requests: int) -> None:
         """Note nothing."""

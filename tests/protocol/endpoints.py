@@ -20,6 +20,7 @@ from tests.protocol.events import Event, Label, Sent
 from tests.protocol.faults import Fault
 from tests.protocol.inboxes import GONE, Entry, arrives, sort_grants
 from tests.protocol.offers import Look, View, look_at, look_into, look_where
+from tests.protocol.sampling import Draw
 from tests.protocol.settings import Overdue, Took
 
 
@@ -247,7 +248,14 @@ class Endpoints:
         if self.fault is Fault.NOT_AT_ONCE:
             sent = tuple(((member,), message) for members, message in sent for member in members)
         after = endpoint._replace(engine=did.after, sending=sent[1:])
-        return Event(label, self.number(after), sent[0] if sent else None, did.done)
+        return Event(
+            label,
+            self.number(after),
+            sent[0] if sent else None,
+            did.done,
+            failed=did.failed,
+            given=did.given,
+        )
 
     def _settled(self, number: int, who: int) -> bool:
         """Return whether no other engine can change what may happen next here, and can notice it.
@@ -277,15 +285,17 @@ class Endpoints:
     def _shown(self, number: int) -> int:
         return self.engines.facts[self.endpoints[number].engine].shown
 
-    def _step(self, number: int, aborting: tuple[str, ...], label: Label, view: View) -> Event:
+    def _step(
+        self, number: int, aborting: tuple[str, ...], label: Label, view: View, draw: Draw
+    ) -> Event:
         """Make the step that an engine has entered; `aborting`: aborts of which it hears while it
-        makes it.
+        makes it; `draw`: the tokens that it samples.
         """
         endpoint = self.endpoints[number]
         assert endpoint.inside is not None
         after = endpoint._replace(inside=None, prompt=self.prompt and not endpoint.inbox)
         return self._event(
-            label, after, self.engines.step(endpoint.engine, endpoint.inside, aborting, view)
+            label, after, self.engines.step(endpoint.engine, endpoint.inside, aborting, view, draw)
         )
 
     def aborts(self, number: int) -> tuple[str, ...]:

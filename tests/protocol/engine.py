@@ -13,7 +13,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
+from vllm.v1.engine import EngineCoreOutputs
 
 from flying_serving.config import FlyingConfig
 from flying_serving.engine.lane import LaneFactory, Lanes
@@ -33,6 +33,7 @@ from flying_serving.worker import lent
 from flying_serving.worker.lanes import WorkerLanes
 from tests.engine.schedulers import BLOCK, FakeScheduler, Hooks, Request
 from tests.protocol.alike import forget_times, rename_blocks
+from tests.protocol.broken_sampling import break_sampling
 from tests.protocol.broken_weights import break_weights
 from tests.protocol.client import Abort, ClientMessage, Job, Retain, TellWeights
 from tests.protocol.doubles import (
@@ -49,8 +50,11 @@ from tests.protocol.doubles import (
 from tests.protocol.faults import Fault, inject
 from tests.protocol.memory import EndlessScheduler, ListPool, Memory
 from tests.protocol.offers import Peers, Table, View
+from tests.protocol.sampling import Draw, Samples
 from tests.protocol.settings import ANSWERED, Overdue, Settings, Took
 from tests.protocol.weights import Device, Weights, extra_of, make_residency
+
+_SAME = Draw()
 
 
 class Engine:
@@ -83,6 +87,11 @@ class Engine:
         """By size, for older lanes that are led here, have work and are due: steps of others made
         here since then.
         """
+        self.samples = Samples()
+        self.given: tuple[str, ...] = ()
+        """Requests of a group of which tokens were given out."""
+        self.failed: tuple[str, ...] = ()
+        """Requests that were ended with an error."""
         self._rounds = 0
         self._aborting: tuple[str, ...] = ()
         self._views: list[View] = []
@@ -106,6 +115,7 @@ class Engine:
         # block by block, while something else runs
         self.loop.migrations.target.chunks.token_s = dict.fromkeys(settings.sizes, 1.0)
         inject(fault, self.loop.migrations, self.table)
+        break_sampling(fault, self.loop)
         for size, scheduler in self.schedulers.items():
             scheduler.hooks = Hooks(
                 blocks_freed=partial(self.loop.migrations.source.blocks_freed, size)
@@ -185,7 +195,7 @@ class Engine:
         assert has_weights or not plan.num_scheduled_tokens, (
             f"a step in lane {size}, whose weights are gone"
         )
-        self.memory.write(plan)
+        self.memory.write(plan, other=self.samples.is_other)
 
     def add_own(self, request: Any, wave: int) -> None:
         """To lane 1's scheduler."""
@@ -196,13 +206,20 @@ class Engine:
         self.loop.abort(list(self._aborting))
 
     def emit(self, outputs: Any) -> None:
-        """Nothing goes to a client."""
+        """Note what goes to a client: the outputs of a step of a group, or ends with an error."""
+        match (outputs or {}).get(0):
+            case ("outputs of", names):
+                self.given = tuple(names)
+            case EngineCoreOutputs() as message:
+                self.failed += tuple(end.request_id for end in message.outputs)
 
     def call_workers(self, function: Callable[..., Any], *args: Any) -> Any:
         """What the workers do, all of which are one memory."""
         if function is WorkerLanes.execute:
             self._write(args[0], args[1])
-            return EMPTY_MODEL_RUNNER_OUTPUT
+            return self.samples.output(*args[:2])
+        if function is WorkerLanes.begin_anew:
+            return self.samples.begin_anew(*args)
         if function in (lent.drop_next, lent.fetch_next, lent.copy_blocks, lent.release_blocks):
             return function(self.device, *args)
         assert function is pull_kv
@@ -337,11 +354,15 @@ class Engine:
             return Took.READ
         return Took.NOT if self.channel.next is message else Took.SERVED
 
-    def step(self, message: RunStep, aborting: tuple[str, ...], view: View) -> None:
+    def step(
+        self, message: RunStep, aborting: tuple[str, ...], view: View, draw: Draw = _SAME
+    ) -> None:
         """Make a step of a group that all members have entered; aborts arrive while it is made."""
         self._aborting, self.peers.view = aborting, dict(view)
+        self.samples.begin_step(draw)
         self.loop.handle(message)
         self._aborting = ()
+        self.samples.begin_step(_SAME)
 
     def settle(self) -> tuple[str, ...]:
         """Forget what can make no difference any more. Returns the requests that were completed."""
@@ -352,6 +373,8 @@ class Engine:
             scheduler.seen &= set(scheduler.requests)
         if self.weights is not None and self.weights.take_answer():
             done = (*done, ANSWERED)
+        self.given = self.failed = ()
+        self.samples.forget_steps(self.loop.sampled)
         forget_times(self)
         rename_blocks(self)
         return done

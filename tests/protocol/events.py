@@ -20,6 +20,8 @@ class Event(NamedTuple):
         after: number of the endpoint after that.
         sent: the message that is sent with it.
         done: jobs that it completes.
+        failed: jobs that it ends with an error.
+        given: jobs of a group of which it gives out tokens.
         heard: the client_message that is heard.
         wrong: what went wrong.
     """
@@ -30,11 +32,13 @@ class Event(NamedTuple):
     done: tuple[str, ...] = ()
     heard: ClientMessage | None = None
     wrong: str | None = None
+    failed: tuple[str, ...] = ()
+    given: tuple[str, ...] = ()
 
     @property
     def silent(self) -> bool:
         """Whether nobody else can notice it."""
-        return self.sent is None and not self.done and self.wrong is None
+        return self.sent is None and not self.done and not self.failed and self.wrong is None
 
     @property
     def local(self) -> bool:

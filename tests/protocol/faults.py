@@ -49,6 +49,10 @@ class Fault(Enum):
     NOT_EMPTY = "pages go back to weights while their blocks are in use"
     NOT_REPLACED = "a member's table says where KV was before it was copied"
     TABLES_KEPT = "running requests keep the blocks that their KV was copied from"
+    TOKENS_NOT_COMPARED = "a leader does not compare the tokens that members have sampled"
+    GOES_ON_APART = "a leader gives out tokens though a member has sampled others before"
+    ANEW_DROPPED = "engine 1 is not told to begin anew"
+    ANEW_NOT_SHOWN = "a member that begins anew still shows its old checksum"
 
 
 class _PublishedEarly(Source):

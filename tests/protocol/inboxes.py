@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flying_serving.engine.messages import BlocksReserved, LendBlocks, Message, RunStep
+from flying_serving.engine.messages import (
+    BeginAnew,
+    BlocksReserved,
+    LendBlocks,
+    Message,
+    RunStep,
+)
 from flying_serving.layout.groups import Group
 from tests.protocol.faults import Fault
 
@@ -45,6 +51,8 @@ def arrives(fault: Fault | None, sender: int, who: int, message: Message) -> int
     if fault is Fault.GRANT_DROPPED and isinstance(message, BlocksReserved) and sender == 1:
         return 0
     if fault is Fault.COMMIT_DROPPED and isinstance(message, LendBlocks) and who == 1:
+        return 0
+    if fault is Fault.ANEW_DROPPED and isinstance(message, BeginAnew) and who == 1:
         return 0
     if (
         fault is Fault.STEP_TWICE

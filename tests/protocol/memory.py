@@ -118,14 +118,17 @@ class Memory:
         self.tables: dict[str, list[int]] = {}
         self.touched: set[int] = set()
         """Blocks that have pages."""
+        self.others: dict[str, int] = {}
+        """The place of a token of a request that was sampled here, and is not the leader's."""
 
-    def write(self, plan: SchedulerOutput) -> None:
+    def write(self, plan: SchedulerOutput, *, other: bool = False) -> None:
         """Do what a model runner does with a plan: keep tables, check what was written before,
-        write what is new.
+        write what is new. `other`: it samples other tokens than the other members.
         """
         done: dict[str, int] = {}
         for gone in plan.finished_req_ids:
             self.tables.pop(gone)
+            self.others.pop(gone, None)
         for new in plan.scheduled_new_reqs:
             self.tables[new.req_id] = list(new.block_ids[0])
             done[new.req_id] = new.num_computed_tokens
@@ -133,14 +136,21 @@ class Memory:
         for name, added, computed in zip(
             cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
         ):
-            if name in cached.resumed_req_ids:
+            if name in cached.resumed_req_ids:  # the leader sends all its tokens
                 self.tables[name] = []
+                self.others.pop(name, None)
             self.tables[name] += added[0] if added else []
             done[name] = computed
         for name, tokens in plan.num_scheduled_tokens.items():
             self._check(name, done[name])
             run = range(done[name], done[name] + tokens)
-            self.take(self.tables[name], run, [(request_of(name), place) for place in run])
+            self.take(self.tables[name], run, [self._computed(name, place) for place in run])
+            if other:
+                self.others.setdefault(name, run.stop)
+
+    def _computed(self, name: str, place: int) -> tuple[str, int]:
+        is_other = self.others.get(name) == place
+        return (f"another token of {name}" if is_other else request_of(name), place)
 
     def _check(self, name: str, tokens: int) -> None:
         """Check that the first tokens of a request are where they are meant to be."""

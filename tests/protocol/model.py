@@ -8,7 +8,7 @@ from typing import Any
 
 from flying_serving.engine.messages import RecallBlocks
 from flying_serving.layout.groups import Group, Layout
-from tests.protocol.automaton import Engines
+from tests.protocol.automaton import Engines, Facts
 from tests.protocol.client import Order, request_of
 from tests.protocol.dispatching import Dispatcher
 from tests.protocol.endpoints import Endpoints
@@ -17,6 +17,7 @@ from tests.protocol.events import Event, Label, Sent
 from tests.protocol.explorer import Wrong
 from tests.protocol.faults import Fault
 from tests.protocol.offers import View
+from tests.protocol.sampling import Draw, Seen, check_outputs, check_samples, draws
 from tests.protocol.scenario import Client, Lent, Scenario, Status
 from tests.protocol.settings import ANSWERED
 from tests.protocol.tracing import describe
@@ -117,6 +118,8 @@ class ProtocolModel:
         ):
             return False
         self._check_lending(state)
+        for group in self._groups if self.scenario.settings.diverging else ():
+            check_samples(group, self._facts(state, group))
         return True
 
     def _is_at_rest(self, number: int) -> bool:
@@ -219,8 +222,10 @@ class ProtocolModel:
             members, message = event.sent
             for member in members:
                 endpoints[member] = self.endpoints.push(endpoints[member], member, engine, message)
-        if event.done:
+        if event.done or event.failed:
             client = self._clients[endpoints.pop()]
+            for name in event.failed:
+                client = self.client.fail(client, name, event.label)
             for name in event.done:
                 if name == ANSWERED:
                     client = self.client.answer(endpoints, client, engine)
@@ -237,18 +242,46 @@ class ProtocolModel:
         label = ("step", group, *dict.fromkeys(messages))
         if len(label) > 3:
             raise Wrong("a collective whose members have come to different steps", label)
+        diverging = self.scenario.settings.diverging
         # aborts that the leader hears of during the step come before the step's output
         for early in {(), self.endpoints.aborts(state[group[0]])}:
-            yield label, self._together(state, label, dict.fromkeys(group, ()) | {group[0]: early})
+            heard = dict.fromkeys(group, ()) | {group[0]: early}
+            if not diverging:
+                yield label, self._together(state, label, heard)
+                continue
+            for other, order in draws(group, diverging, self._facts(state, group)):
+                apart = label if other is None else ("step apart", group, other, messages[0])
+                yield apart, self._together(state, apart, heard, other, order)
 
-    def _together(self, state: State, label: Label, heard: dict[int, tuple[Any, ...]]) -> State:
-        after = state
-        for engine, messages in heard.items():
-            view = self._view(state, engine) if messages else ()
-            after = self._after(
-                after, engine, self.endpoints.step(after[engine], messages, label, view)
-            )
+    def _together(
+        self,
+        state: State,
+        label: Label,
+        heard: dict[int, tuple[Any, ...]],
+        other: int | None = None,
+        order: Group = (),
+    ) -> State:
+        """A step of a group. `heard`: aborts of which each member hears. `other`: the member that
+        samples other tokens. `order`: in which they end it.
+        """
+        after, group = state, tuple(heard)
+        for engine in order or group:
+            seen: Seen = ()
+            if order and engine == group[0]:  # the leader looks at the board
+                facts = self._facts(after, group)
+                seen = tuple((e, one.samples.noted.get(len(group), (0, 0))) for e, one in facts)
+            view = self._view(state, engine) if heard[engine] else ()
+            draw = Draw(engine == other, seen)
+            event = self.endpoints.step(after[engine], heard[engine], label, view, draw)
+            if seen:
+                check_outputs(event, group, self._facts(state, group))
+            after = self._after(after, engine, event)
         return after
+
+    def _facts(self, state: State, group: Group) -> list[tuple[int, Facts]]:
+        """Return the facts of each member."""
+        endpoints = self.endpoints.endpoints
+        return [(e, self.engines.facts[endpoints[state[e]].engine]) for e in group]
 
     def _abort(self, state: State) -> Iterator[tuple[Label, State]]:
         for name in self.scenario.aborts:

@@ -96,6 +96,7 @@ class Status(Enum):
     DONE = "done"
     ABORTED = "aborted"
     LOST = "lost"
+    FAILED = "ended with an error"
 
 
 class Client(NamedTuple):

@@ -44,6 +44,7 @@ class Settings:
         engines: how many there are.
         widest: size of the widest groups.
         pieces: pages of each piece of weights that may be lent.
+        diverging: engines that may sample other tokens than their leader, in any step.
     """
 
     blocks: int = 3
@@ -56,6 +57,7 @@ class Settings:
     engines: int = 4
     widest: int = 4
     pieces: tuple[int, ...] = ()
+    diverging: tuple[int, ...] = ()
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -5,19 +5,23 @@ In every state: no collective whose members have come to different steps, no req
 twice, no block with two owners, no token read that is not there, no exception. From every state an
 end can be reached at which each request is completed or aborted, no message and no retained KV is
 left, and members have lent what their leaders have borrowed, unless the server has ended; where
-work has no end, each lane steps again, and soon once it is due.
+work has no end, each lane steps again, and soon once it is due. Where members may sample other
+tokens than their leader, none is given out that was computed from them.
 """
 
 import sys
 
 import pytest
 
+from flying_serving.engine import sampled
 from tests.protocol.client import Job
+from tests.protocol.diverging import DIVERGING, DIVERGING_KV
 from tests.protocol.explorer import Explored, explore
 from tests.protocol.faults import Fault
 from tests.protocol.lending import LENDING, LENT_KV
 from tests.protocol.migrating import FULL, MIGRATING
 from tests.protocol.model import ProtocolModel
+from tests.protocol.sampling import STEP_NUMBERS
 from tests.protocol.scenario import Scenario, Stage
 from tests.protocol.settings import Settings
 from tests.protocol.splitting import SPLITTING
@@ -83,6 +87,7 @@ SCENARIOS = {
     **SPLITTING,
     **YIELDING,
     **LENDING,
+    **DIVERGING,
     **{
         f"work without end, {mode} to {max(layout)}": Scenario(
             (Stage(),),
@@ -119,14 +124,24 @@ FOUND_IN = {
     Fault.KEEPS_BLOCKS: "answers are split both ways, with little memory",
     Fault.NOT_LOOKED_AGAIN: "KV goes from a group that lends to another engine while weights come "
     "back",
+    Fault.TOKENS_NOT_COMPARED: "a member of a pair samples other tokens",
+    Fault.GOES_ON_APART: "a member of a pair samples other tokens",
+    Fault.ANEW_DROPPED: "a member of a pair samples other tokens",
+    Fault.ANEW_NOT_SHOWN: "a member of a pair samples other tokens",
     Fault.NOT_ALL_READY: "weights are lent behind a short request, and come back",
     Fault.NOT_EMPTY: "weights come back while a request has their blocks, and an order follows",
     Fault.NOT_REPLACED: "weights come back while a request has their blocks, and an order follows",
     Fault.TABLES_KEPT: "weights come back while a request has their blocks, and an order follows",
 }
 """In which scenario it is found."""
-WITH_KV = MIGRATING | SPLITTING | LENT_KV
+WITH_KV = MIGRATING | SPLITTING | LENT_KV | DIVERGING_KV
 WITHOUT_KV = FULL | {"an answer is split, and ends in its first part"}
+
+
+@pytest.fixture(autouse=True)
+def few_step_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are counted round, so that what was done before a step is no other state."""
+    monkeypatch.setattr(sampled, "STEPS", STEP_NUMBERS)
 
 
 def explored(scenario: Scenario, *, fault: Fault | None = None, reduce: bool = True) -> Explored:

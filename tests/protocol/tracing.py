@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flying_serving.engine.messages import (
+    BeginAnew,
     BlocksReserved,
     LendBlocks,
     Message,
@@ -24,6 +25,9 @@ def describe(label: Label, messages: Sequence[Message]) -> str:
             return f"engine {engine} has {_name(messages[message])} from {sender}: {took.value}"
         case ("step", group, *numbers):
             return f"{group} together: {'; '.join(_name(messages[number]) for number in numbers)}"
+        case ("step apart", group, engine, number):
+            what = f"{group} together: {_name(messages[number])}"
+            return f"{what}; engine {engine} samples other tokens"
         case ("hears", engine, client_message):
             return f"engine {engine} hears {client_message}"
         case ("abort", name):
@@ -48,6 +52,8 @@ def _name(message: Message) -> str:
             what = message.request_id
         case ReleaseKV():
             what = str(message.number)
+        case BeginAnew():
+            what = str(message.times)
         case LendBlocks() | ReturnBlocks():
             what = str(message.blocks)
         case ReserveBlocks():

@@ -140,6 +140,7 @@ class Server:
             served_model_name="tiny",
             use_fp64_gumbel=False,
             logits_processors=None,
+            hf_text_config=SimpleNamespace(),
         )
         self.shell = Shell(
             self.calls, settings("manual", capped=capped, most_waiting=most_waiting), model

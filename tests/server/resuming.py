@@ -27,6 +27,7 @@ from flying_serving.server.start.launch import prepare
 from flying_serving.vllm_adapter.client import starting
 from flying_serving.vllm_adapter.keys import HISTORY_KEY, LANE_KEY
 from flying_serving.vllm_adapter.patches import installer, table
+from harness.place import Place, place
 
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
@@ -42,9 +43,17 @@ ENGINE: dict[str, Any] = {
 }
 
 
+OF_ONE_GPU: dict[str, Any] = {
+    "gpu_memory_utilization": 0.1,
+    "async_scheduling": False,
+    "additional_config": {KEY: {"group_sizes": [1, 2], "engines_per_device": 2}},
+}
+
+
 def start(model: str) -> tuple[AsyncMPClient, InputProcessor]:
     """Start two engines, as `make_client` does, under vLLM's own client."""
-    config = AsyncEngineArgs(model=model, **ENGINE).create_engine_config()
+    settings = ENGINE | (OF_ONE_GPU if place() is Place.ONE_GPU else {})
+    config = AsyncEngineArgs(model=model, **settings).create_engine_config()
     installer.install(table.PATCHES)
     installer.install(table.SERVER_PATCHES, HOOKS)
     executor_class = prepare(config, 1)

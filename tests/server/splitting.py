@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from harness.live import Server, wait_until
 from harness.streams import WORST_LOGPROB, Stream, streamed_body, worst_difference
+from tests.stock.answers import stock_answers
 from tests.stock.requests import REQUESTS, StockRequest
 
 SHAPES = ("llama", "qwen3", "mixtral")
@@ -56,9 +55,7 @@ class Splitting(Server):
 
     def __init__(self, shape: str) -> None:
         super().__init__(shape, 4)
-        self.recorded: Any = json.loads(
-            (Path(__file__).parents[1] / "stock" / f"{shape}.json").read_text()
-        )["degrees"]
+        self.recorded = stock_answers(shape)
 
     def body(self, request: StockRequest, split: int | None, **fields: Any) -> dict[str, Any]:
         """A streamed request that is split there."""

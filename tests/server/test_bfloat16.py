@@ -12,7 +12,10 @@ from harness.live import FLAGS, Server
 from tests.stock.record import MODELS, recorded
 from tests.stock.requests import FORCED
 
-pytestmark = pytest.mark.server
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.cpu_only("it compares with stock at degree 2, which needs two GPUs"),
+]
 
 DEGREES = (1, 2, 4)
 MOST = 1.5

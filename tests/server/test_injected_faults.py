@@ -9,6 +9,7 @@ import pytest
 from flying_serving.deploy.ports import HOST, ReservedPort
 from harness.forked import run
 from harness.live import FLAGS, tiny
+from harness.place import place, server_flags
 from zoo.architectures import Model
 from zoo.checkpoints import write_checkpoint
 
@@ -86,6 +87,7 @@ def end_of(path: Path, fault: str, dtype: str, *more: str) -> str:
     """
     flags = [flag for flag in FLAGS if not flag.startswith("--dtype")]
     flags += [f"--dtype={dtype}", "--data-parallel-size=2", *more]
+    flags = server_flags(flags, 2, place())
     with ReservedPort() as port:
         done = run(
             ["serve", str(path), f"--host={HOST}", f"--port={port.number}", *flags], END_S, fault

@@ -38,7 +38,10 @@ def kill_all(server: Server) -> None:
 KILLS = (kill_server, kill_all)
 
 
-@pytest.fixture(params=[1, 2], ids=["one", "two"])
+TWO_DEVICES = pytest.mark.cpu_only("an engine of two devices needs two GPUs")
+
+
+@pytest.fixture(params=[pytest.param(1, id="one"), pytest.param(2, id="two", marks=TWO_DEVICES)])
 def devices(request: pytest.FixtureRequest) -> int:
     """Devices of an engine; with two, each has a process of its own."""
     count: int = request.param

@@ -5,13 +5,10 @@ meanwhile, after.
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -19,6 +16,7 @@ import pytest
 from flying_serving.config import MODES
 from harness.live import BLOCK_BYTES, Server, wait_until
 from harness.streams import WORST_LOGPROB, worst_difference
+from tests.stock.answers import stock_answers
 from tests.stock.requests import REQUESTS, StockRequest
 
 pytestmark = pytest.mark.server
@@ -44,12 +42,10 @@ class Lending(Server):
     model.
     """
 
-    def __init__(self, shape: str) -> None:
+    def __init__(self, shape: str, *flags: str) -> None:
         memory = f"--kv-cache-memory-bytes={BLOCKS * BLOCK_BYTES}"
-        super().__init__(shape, 4, memory, "--lend-weights")
-        self.recorded: Any = json.loads(
-            (Path(__file__).parents[1] / "stock" / f"{shape}.json").read_text()
-        )["degrees"]
+        super().__init__(shape, 4, memory, "--lend-weights", *flags)
+        self.recorded = stock_answers(shape)
 
     def ask(self, request: StockRequest, degree: int, **told: int) -> None:
         """A request is answered as stock does at this degree."""

@@ -31,6 +31,8 @@ from tests.server.lifetimes import (
 
 pytestmark = pytest.mark.server
 
+TWO_DEVICES = pytest.mark.cpu_only("an engine of two devices needs two GPUs")
+GLOO = pytest.mark.cpu_only("gloo is for CPUs")
 TERM_S, DEATH_S, DRAIN_S = 60.0, 60.0, 120.0
 
 
@@ -128,7 +130,7 @@ async def stream_while_it_ends(server: Server, count: int, max_tokens: int) -> l
     return streams
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=TWO_DEVICES)])
 def test_requests_in_groups_end_within_the_shutdown_timeout(devices: int) -> None:
     """Those that run and those that wait, though the signal comes to engines and workers too, as
     from systemd.
@@ -166,6 +168,7 @@ async def ends_at_the_deadline(server: Server) -> tuple[list[str], list[httpx.Re
         ]
 
 
+@TWO_DEVICES
 def test_at_the_deadline_requests_are_told_why_they_end() -> None:
     """With workers of their own too; a request that comes before the deadline is refused at
     once.
@@ -195,6 +198,7 @@ async def stream_until_an_engine_dies(server: Server, engine: psutil.Process) ->
         return [str(end) for end in await asyncio.gather(*tasks, return_exceptions=True)]
 
 
+@GLOO
 def test_death_of_an_engine_while_requests_drain_ends_the_server() -> None:
     """Where none can do without it: at once, in order, and not quietly; who waits in a step says
     what it has lost.
@@ -221,7 +225,7 @@ def test_death_of_an_engine_while_requests_drain_ends_the_server() -> None:
     [
         (0, "--min-engines=2"),
         (1, "--min-engines=2"),
-        (0, "--cpu-collectives=gloo"),
+        pytest.param(0, "--cpu-collectives=gloo", marks=GLOO),
         (1, "--lend-weights"),
     ],
 )
@@ -258,7 +262,11 @@ def test_engines_end_with_a_server_that_is_killed(server: Server) -> None:
 
 @pytest.mark.parametrize(
     ("phase", "devices"),
-    [("joining 2 engines", 1), ("loading the model", 1), ("warming up the group", 2)],
+    [
+        ("joining 2 engines", 1),
+        ("loading the model", 1),
+        pytest.param("warming up the group", 2, marks=TWO_DEVICES),
+    ],
 )
 def test_sigterm_during_the_start_ends_all_processes(phase: str, devices: int) -> None:
     """At once, in whatever phase the engines and their workers are; with workers, of a command as a
@@ -323,6 +331,7 @@ def taken_port() -> Iterator[int]:
         yield taken.getsockname()[1]
 
 
+@pytest.mark.cpu_only("a wrong flag is refused on any device")
 @pytest.mark.parametrize(
     ("start", "arguments", "message"),
     [

@@ -26,15 +26,27 @@ def other_on_one_member(seed, group, incarnations):
     return (seed_of(seed, group, incarnations) + (os.getpid() if is_first else 0)) % 2**32
 runner.seed_of = other_on_one_member
 """
+DEVICES_APART = """
+from flying_serving.worker import lanes
+seed = lanes.WorkerLanes.seed
+def other_on_second_devices(self, incarnations):
+    seed(self, incarnations)
+    if self.device == 1:  # until the members begin anew
+        self.groups[2].runner._randomness.seed(7)
+lanes.WorkerLanes.seed = other_on_second_devices
+"""
+WHY_DEVICES = (
+    "device 1 of engine 0 has sampled other tokens than its device 0, in group [0, 1], by step "
+)
 WHY = re.compile(
     r"engine 1 has sampled other tokens than engine 0, which leads group \[0, 1\], by step (\d+)"
 )
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+@pytest.fixture(scope="module", params=[(), ("--async-scheduling",)], ids=["", "async"])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     """Two engines in one group, whose random numbers differ until they begin anew."""
-    with Server("llama", 2, preamble=APART) as live:
+    with Server("llama", 2, *request.param, preamble=APART) as live:
         live.layout([[0, 1]])
         yield live
 
@@ -75,3 +87,22 @@ def test_members_that_draw_apart_end_the_groups_requests_and_no_later_ones(
     later = ask(server, temperature=1.0).raise_for_status().json()["choices"][0]
     assert len(later["token_ids"]) == LENGTH
     server.check()
+
+
+def test_devices_of_an_engine_that_draw_apart_end_the_groups_requests() -> None:
+    """In both engines in the same way, so that the engines' first devices agree."""
+    with Server("llama", 2, "--tensor-parallel-size=2", preamble=DEVICES_APART) as server:
+        server.layout([[0, 1]])
+        greedy = {"temperature": 0.0}
+        alone = ask(server, **greedy).raise_for_status().json()["choices"][0]["token_ids"]
+
+        drawn = ask(server, temperature=1.0)
+        assert drawn.status_code == 500
+        assert WHY_DEVICES in drawn.json()["error"]["message"], drawn.text
+        assert WHY_DEVICES in server.log()
+
+        again = ask(server, **greedy).raise_for_status().json()["choices"][0]["token_ids"]
+        assert again == alone
+        later = ask(server, temperature=1.0).raise_for_status().json()["choices"][0]
+        assert len(later["token_ids"]) == LENGTH
+        server.check()

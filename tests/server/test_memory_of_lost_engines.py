@@ -14,7 +14,10 @@ from harness.live import Server, wait_until
 from harness.losing import is_whole, kill, lost
 from tests.server.lifetimes import SHARED_MEMORY, Parts
 
-pytestmark = pytest.mark.server
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.cpu_only("an engine of two devices needs two GPUs"),
+]
 
 KV_BYTES = 64 << 20
 BACK_S = 120.0

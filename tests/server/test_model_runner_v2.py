@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from flying_serving.config import MODES
 from harness import triton_cpu
 from harness.forked import ENVIRONMENT
 from harness.live import COMMAND, FLAGS, Server, wait_until
@@ -24,7 +27,10 @@ from harness.streams import WORST_LOGPROB, worst_difference
 from tests.stock.record import V2_TOKENS
 from tests.stock.requests import REQUESTS, VOCAB, StockRequest, shortened, tokens
 
-pytestmark = pytest.mark.server
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.cpu_only("it runs V2 in Triton's interpreter"),
+]
 
 ENGINES = 4
 DEGREES = (1, 2, 4)
@@ -32,6 +38,9 @@ JOBS = [shortened(request, V2_TOKENS) for request in REQUESTS]
 APART, PAIRS, ALL = [[0], [1], [2], [3]], [[0, 1], [2, 3]], [[0, 1, 2, 3]]
 SWITCHES = ((PAIRS, "weave"), (ALL, "hard"), ([[0], [1], [2, 3]], "hard"), (APART, "weave"))
 BETWEEN_S = 0.5
+LAYOUTS = (APART, PAIRS, ALL, [[0, 1], [2], [3]], [[0], [1], [2, 3]])
+STORM = MODES * 3
+STREAMS = 4
 MOST_ROUNDS = 6
 BACK_S = 90.0
 RECORDED = json.loads(Path(__file__).parents[1].joinpath("stock", "llama-v2.json").read_text())
@@ -122,6 +131,34 @@ def test_requests_that_migrate_get_the_answers_of_stock(server: Server) -> None:
     else:
         raise AssertionError(f"streams end before they have moved: {server.status()['engines']}")
     assert migrations(server, "migrated_tokens") > tokens_before
+    server.check()
+
+
+def feed(server: Server, stop: threading.Event, number: int) -> int:
+    """Have one seeded request after the other answered, until told to stop; return how many."""
+    for done in itertools.count():
+        if stop.is_set():
+            break
+        request = JOBS[(number + done) % len(JOBS)]
+        compare(request, 1, run(server, request, None))
+    return done
+
+
+def test_a_storm_of_switches_changes_no_answer(server: Server) -> None:
+    draw = random.Random(7)
+    stop = threading.Event()
+    with ThreadPoolExecutor(STREAMS) as pool:
+        streams = [pool.submit(feed, server, stop, number) for number in range(STREAMS)]
+        try:
+            groups = ALL
+            for mode in STORM:
+                groups = draw.choice([other for other in LAYOUTS if other != groups])
+                server.layout(groups, mode)
+                time.sleep(draw.random() * BETWEEN_S)
+        finally:
+            stop.set()
+        answered = sum(stream.result() for stream in streams)
+    assert answered > STREAMS
     server.check()
 
 

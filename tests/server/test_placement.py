@@ -16,7 +16,10 @@ from harness.live import FLAGS, Server, tiny, wait_until
 from harness.losing import is_whole, kill, process
 from tests.server.placements import as_users_start, cores, doctor, memory_policies, server_of, told
 
-pytestmark = pytest.mark.server
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.cpu_only("it places engines on cores and NUMA nodes"),
+]
 
 ALLOWED = tuple(sorted(os.sched_getaffinity(0)))
 ENGINES = 2

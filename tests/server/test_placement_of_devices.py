@@ -15,7 +15,10 @@ from harness.live import Server
 from harness.losing import process
 from tests.server.placements import as_users_start, cores, doctor, server_of, told
 
-pytestmark = pytest.mark.server
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.cpu_only("it places engines on cores"),
+]
 
 FIRST = min(os.sched_getaffinity(0))
 (ALONE,) = plan(read_topology(allowed=[FIRST]), Wishes(), engines=1, devices=1)

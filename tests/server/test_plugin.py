@@ -53,6 +53,9 @@ def test_a_vllm_that_has_no_such_configuration_goes_on(
     assert f"--additional-config {KEY} would be ignored" in caplog.text
 
 
+ONE_EACH = pytest.mark.cpu_only("vLLM's own server is given a GPU for each engine")
+
+
 @pytest.fixture(scope="module")
 def vllms_server() -> Iterator[Server]:
     """vLLM's own server, asked for Flying Serving, with a key that Flying Serving finds in its
@@ -70,12 +73,14 @@ def vllms_server() -> Iterator[Server]:
 
 
 @pytest.mark.server
+@ONE_EACH
 def test_vllms_own_server_gets_our_engines(vllms_server: Server) -> None:
     assert vllms_server.status()["layout"] == [[0], [1]]
     assert vllms_server.complete([1, 2, 3], max_tokens=2)["token_ids"]
 
 
 @pytest.mark.server
+@ONE_EACH
 def test_vllms_own_server_is_told_of_the_key(vllms_server: Server) -> None:
     body = {"model": vllms_server.model, "prompt": [1, 2], "max_tokens": 2}
     assert httpx.post(f"{vllms_server.url}/invocations", json=body, timeout=30).status_code == 401

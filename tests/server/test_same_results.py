@@ -5,24 +5,31 @@ episodes.
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from harness.live import Server
 from harness.streams import WORST_LOGPROB, worst_difference
+from tests.stock.answers import stock_answers
 from tests.stock.requests import FORCED, REQUESTS, SAMPLED, StockRequest
 
 pytestmark = pytest.mark.server
 
 SHAPES = ("llama", "qwen2", "qwen3", "mixtral", "llama-mqa")
-CASES = [*((shape, 4, 1) for shape in SHAPES), ("llama", 2, 2), ("mixtral", 2, 2)]
-"""Shape, engines, devices of each."""
+TWO_DEVICES = pytest.mark.cpu_only("an engine of two devices needs two GPUs")
+ASYNC = "--async-scheduling"
+CASES = [
+    *((shape, 4, 1) for shape in SHAPES),
+    ("llama", 4, 1, ASYNC),
+    pytest.param(("llama", 2, 2), marks=TWO_DEVICES),
+    pytest.param(("mixtral", 2, 2), marks=TWO_DEVICES),
+    pytest.param(("gpt-oss", 2, 2), marks=TWO_DEVICES),
+    pytest.param(("llama", 2, 2, ASYNC), marks=TWO_DEVICES),
+]
+"""Shape, engines, devices of each, and more flags."""
 SWITCHES = {
     2: (([[0, 1]], "weave"), ([[0], [1]], "hard"), ([[0, 1]], "hard"), ([[0], [1]], "weave")),
     4: (
@@ -41,19 +48,21 @@ MOST_ROUNDS = 10
 class Compared(Server):
     """A live server, what stock vLLM answers with the same model, and the degrees to compare.
 
-    `preamble`: Python code that runs before the server.
+    `flags`: more flags of the server. `preamble`: Python code that runs before it.
     """
 
-    def __init__(self, shape: str, engines: int, devices: int, preamble: str = "") -> None:
-        flags = (f"--tensor-parallel-size={devices}",) if devices > 1 else ()
+    def __init__(
+        self, shape: str, engines: int, devices: int, *flags: str, preamble: str = ""
+    ) -> None:
+        if devices > 1:
+            flags = (*flags, f"--tensor-parallel-size={devices}")
         super().__init__(shape, engines, *flags, preamble=preamble)
-        self.recorded: Any = json.loads(
-            (Path(__file__).parents[1] / "stock" / f"{shape}.json").read_text()
-        )
+        self.stock = stock_answers(shape)
         self.degrees = tuple(
             degree for degree in (1, 2, 4) if devices <= degree <= devices * engines
         )
         self.engines = engines
+        self.is_async = ASYNC in flags
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(map(str, case)))
@@ -74,11 +83,15 @@ def run(
 def compare(
     server: Compared, request: StockRequest, degree: int, answer: tuple[list[int], list[float]]
 ) -> None:
-    stock = server.recorded["degrees"][str(degree)]["answers"][request.name]
+    stock = server.stock[str(degree)]["answers"][request.name]
     tokens, logprobs = answer
     assert tokens == stock["tokens"], f"{request.name} at degree {degree}"
     worst = worst_difference(logprobs, stock["logprobs"])
     assert worst <= WORST_LOGPROB, f"{request.name} at degree {degree}: logprobs differ by {worst}"
+
+
+def test_groups_plan_ahead_if_the_flag_says_so(server: Compared) -> None:
+    assert ("a step is planned while one is computed" in server.log()) is server.is_async
 
 
 def test_each_degree_alone_and_after_the_others(server: Compared) -> None:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from harness.live import Server, wait_until
 from harness.streams import WORST_LOGPROB, worst_difference
+from tests.stock.answers import stock_answers
 from tests.stock.requests import REQUESTS
 
 pytestmark = pytest.mark.server
 
-ANSWERS = json.loads((Path(__file__).parents[1] / "stock" / "llama.json").read_text())["degrees"]
 BACK_S = 90.0
 
 
@@ -32,7 +30,7 @@ def require_stock_answers(server: Server, degree: int) -> None:
         sampling = request.sampling()
         extra = (sampling.pop("extra_args") or {}) | {"tp_degree": degree}
         choice = server.complete(request.prompt, vllm_xargs=extra, **sampling)
-        stock = ANSWERS[str(degree)]["answers"][request.name]
+        stock = stock_answers("llama")[str(degree)]["answers"][request.name]
         assert choice["token_ids"] == stock["tokens"], f"{request.name} at degree {degree}"
         logprobs = choice["logprobs"]["token_logprobs"]
         worst = worst_difference(logprobs, stock["logprobs"])
@@ -50,6 +48,7 @@ def test_staged_server_answers_as_stock(server: Server, degree: int) -> None:
     server.check()
 
 
+@pytest.mark.cpu_only("it is of the CPU's log")
 def test_setting_for_a_shared_gpu_says_that_it_changes_nothing(server: Server) -> None:
     assert "--engines-per-device=2: changes nothing on the CPU" in server.log()
 

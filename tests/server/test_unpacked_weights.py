@@ -10,7 +10,10 @@ import pytest
 from tests.server.test_same_results import Compared, compare, compare_all_degrees_at_once, run
 from tests.stock.requests import REQUESTS
 
-pytestmark = pytest.mark.server
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.cpu_only("no weight is packed there: test_same_results.py has it"),
+]
 
 SHAPES = ("llama", "qwen2", "llama-mqa", "mixtral")
 NOT_PACKED = """

@@ -24,7 +24,8 @@ if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
 from flying_lab.tiny_models.checkpoint import make_model, weights_hash  # noqa: E402
-from harness import triton_cpu  # noqa: E402
+from harness import mxfp4_cpu, triton_cpu  # noqa: E402
+from harness.place import Place, environment, place  # noqa: E402
 from tests.stock.requests import (  # noqa: E402
     REQUESTS,
     StockRequest,
@@ -43,6 +44,12 @@ DEGREES: dict[str, tuple[int, ...]] = {
     "llama-tied": (1, 2),
     "llama-bfloat16": (1, 2, 4),
     "llama-v2": (1, 2, 4),
+    "mixtral-v2": (1, 2),
+    "llama-w4a16-bfloat16": (1, 2),
+    "llama-int8-bfloat16": (1, 2),
+    "llama-fp8-channel-bfloat16": (1, 2),
+    "gpt-oss": (1, 2, 4),
+    "gpt-oss-mxfp4": (1, 2, 4),
 }
 BFLOAT16 = "-bfloat16"
 """A recording of this name is of the shape before it, in that type: degrees then differ by more
@@ -55,6 +62,8 @@ V2 = "-v2"
 numbers in another way than V1. Triton's interpreter takes 20 times as long for a token as V1, so
 only the first V2_TOKENS of each answer are recorded.
 """
+MXFP4 = "-mxfp4"
+"""A model of this name has experts in MXFP4, for which stock vLLM gets a kernel in plain torch."""
 V2_TOKENS = 16
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
@@ -75,6 +84,8 @@ ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "PYTHONPATH": str(ROOT),
 }
+KERNELS = {V2: triton_cpu.ENVIRONMENT, MXFP4: mxfp4_cpu.ENVIRONMENT}
+"""Variables of processes in which vLLM gets kernels for this CPU, by the end of a name."""
 TIMEOUT_S = 280.0
 GRACE_S = 10.0  # for vLLM's own processes to end after the one that started them
 
@@ -101,12 +112,12 @@ def record(shape: str, degree: int, models: Path = MODELS) -> dict[str, Any]:
             str(out),
             shape,
         ]
-        runner = triton_cpu.ENVIRONMENT if shape.endswith(V2) else {}
+        runner = next((kernels for end, kernels in KERNELS.items() if shape.endswith(end)), {})
         with log.open("wb") as stream:
             child = subprocess.Popen(
                 command,
                 cwd=ROOT,
-                env=os.environ | ENVIRONMENT | runner,
+                env=os.environ | environment(place()) | ENVIRONMENT | runner,
                 stdout=stream,
                 stderr=stream,
                 process_group=0,
@@ -227,7 +238,9 @@ def _dtype(shape: str) -> str:
 def _engine(shape: str) -> dict[str, Any]:
     """Return the settings of a recording's engine."""
     processors = ["tests.stock.force_v2:ForceTokens"] if shape.endswith(V2) else None
-    changed = {"logits_processors": processors} if processors else {}
+    changed: dict[str, Any] = {"logits_processors": processors} if processors else {}
+    if place() is Place.ONE_GPU:  # where servers are too
+        changed["gpu_memory_utilization"] = 0.1
     return ENGINE | {"dtype": _dtype(shape)} | changed
 
 

@@ -26,5 +26,7 @@ def source(history: list[int] | None = None, **fields: Any) -> EngineCoreRequest
 def model(*processors: type[LogitsProcessor] | str, use_fp64_gumbel: bool = False) -> Any:
     """Return what is asked of a model's configuration; `processors`: of users."""
     return SimpleNamespace(
-        use_fp64_gumbel=use_fp64_gumbel, logits_processors=list(processors) or None
+        use_fp64_gumbel=use_fp64_gumbel,
+        logits_processors=list(processors) or None,
+        hf_text_config=SimpleNamespace(),
     )

@@ -15,7 +15,9 @@ from flying_serving.vllm_adapter.blocks import may_start
 from tests.memory.pools import VllmPool
 
 
-def request(prompt: int, max_tokens: int, computed: int = 0, output: int = 0) -> Any:
+def request(
+    prompt: int, max_tokens: int, computed: int = 0, output: int = 0, outstanding: int = 0
+) -> Any:
     """Return what the pool asks of a vLLM request."""
     return SimpleNamespace(
         request_id=f"{prompt}-{max_tokens}-{computed}-{output}",
@@ -23,6 +25,7 @@ def request(prompt: int, max_tokens: int, computed: int = 0, output: int = 0) ->
         max_tokens=max_tokens,
         num_computed_tokens=computed,
         num_tokens=prompt + output,
+        num_output_placeholders=outstanding,
     )
 
 
@@ -198,3 +201,21 @@ def test_never_fewer_blocks_than_the_step_writes_to(
     written = tokens if computed == 0 else min(tokens, computed + 8)
     needed = max(0, -(-written // 4) - held - pool.free_count())
     assert needed == pool.missing_for_running() <= pool.missing_for_next() <= needed + 1
+
+
+@pytest.mark.parametrize(("outstanding", "missing"), [(0, 0), (1, 1)])
+def test_token_of_an_outstanding_step_needs_a_place(outstanding: int, missing: int) -> None:
+    """Eight tokens fill the two blocks that the request has, and no other block is free."""
+    asking = request(6, 20, 7 + outstanding, 2, outstanding)
+    pool = pool_with([(asking, 2)], [], blocks=3)
+    assert pool.missing_for_running() == missing
+    assert pool.needed_by_running() == 1
+
+
+@pytest.mark.parametrize(("prompt", "max_tokens"), [(6, 3), (62, 20)])
+def test_outstanding_last_token_needs_no_place(prompt: int, max_tokens: int) -> None:
+    """By the request's limit, or the model's: no step follows, so the group waits for no block."""
+    tokens = min(prompt + max_tokens, 64) - 1
+    asking = request(prompt, max_tokens, tokens, tokens - prompt, 1)
+    pool = pool_with([(asking, -(-tokens // 4))], [], blocks=1 - (-tokens // 4))
+    assert pool.missing_for_running() == 0

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
+from vllm.config import CUDAGraphMode, VllmConfig
 
 from flying_serving.vllm_adapter.graphs import are_asked, bytes_of_groups, group_capture_sizes
 from flying_serving.worker.lane import lane_config
@@ -42,21 +42,36 @@ def test_eager_configuration_asks_for_no_graphs(tmp_path: Path) -> None:
     assert not are_asked(configuration(tmp_path, LLAMA))
 
 
-def test_compiled_configuration_is_no_graphs_alone(config: VllmConfig) -> None:
-    assert are_asked(config)
-    config.compilation_config.mode = CompilationMode.VLLM_COMPILE
-    assert not are_asked(config)
-
-
-def test_graphs_of_prompts_are_not_those_of_decodes(config: VllmConfig) -> None:
-    config.compilation_config.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
-    assert not are_asked(config)
+@pytest.mark.parametrize(
+    ("mode", "asked"),
+    [
+        (CUDAGraphMode.FULL_DECODE_ONLY, True),
+        (CUDAGraphMode.FULL_AND_PIECEWISE, True),
+        (CUDAGraphMode.PIECEWISE, False),
+        (CUDAGraphMode.FULL, False),
+        (CUDAGraphMode.NONE, False),
+    ],
+)
+def test_lanes_capture_their_decode_steps_where_vllm_captures_them_apart(
+    config: VllmConfig, mode: CUDAGraphMode, asked: bool
+) -> None:
+    config.compilation_config.cudagraph_mode = mode
+    assert are_asked(config) == asked
 
 
 def test_memory_of_groups_is_their_share_of_lane_1_graphs(config: VllmConfig) -> None:
     config.compilation_config.cudagraph_capture_sizes = [1, 2, 3, 4, 5, 6, 7, 8]
     groups = [lane_config(config, size, 32) for size in (2, 4)]
     assert bytes_of_groups(800, config, groups) == 2 * 400
+
+
+def test_outputs_that_the_second_runner_keeps_take_memory(
+    config: VllmConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config.compilation_config.cudagraph_capture_sizes = [1, 2, 3, 4, 5, 6, 7, 8]
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    groups = [lane_config(config, size, 32) for size in (2, 4)]
+    assert bytes_of_groups(800, config, groups) == 2 * (400 + 8 * LLAMA["hidden_size"] * 4)
 
 
 def test_sizes_beyond_the_scheduler_take_no_memory(config: VllmConfig) -> None:

@@ -91,6 +91,12 @@ def test_models_and_seeds_that_cannot_migrate() -> None:
     assert why_not_migratable(source(), doubles) is None
 
 
+def test_requests_of_a_model_whose_degrees_compute_other_outputs_stay() -> None:
+    sparse = model()
+    sparse.hf_text_config.activation_sparsity_pattern = [0.95, 0.0]
+    assert why_not_migratable(source(), sparse) == "groups of another size compute other outputs"
+
+
 # ---- the batch
 
 

@@ -80,6 +80,39 @@ def on_cpu(
     ops.cpu_attn_reshape_and_cache(key, value, key_cache, value_cache, slot_mapping, layer.isa)
 
 
+def in_8_bits(
+    layer: Any,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """What vLLM's CPUAttentionBackendImpl does with `--kv-cache-dtype fp8`."""
+    blocks, heads, tokens, _ = cache.size()
+    key_cache, value_cache = cache.view((blocks, heads, tokens * 2, -1)).chunk(2, dim=2)
+    scales = layer._k_scale_float, layer._v_scale_float
+    ops.cpu_attn_reshape_and_cache(
+        key, value, key_cache, value_cache, slot_mapping, layer.isa, *scales, layer.kv_cache_dtype
+    )
+
+
+def plain_in_8_bits(
+    layer: Any,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """A token's key, then its value, each divided by its scale and rounded to 8 bits."""
+    stored = torch.float8_e5m2 if layer.kv_cache_dtype == "fp8_e5m2" else torch.float8_e4m3fn
+    parts = (key / layer._k_scale_float, value / layer._v_scale_float)
+    plain(layer, *(part.to(stored).view(torch.uint8) for part in parts), cache, slot_mapping)
+
+
+WRITERS_OF_8_BITS = [plain_in_8_bits, *([in_8_bits] if torch.cpu._is_avx512_supported() else [])]
+"""vLLM's kernels have 8 bits on processors with AVX-512."""
+
+
 def plain(
     layer: Any,
     key: torch.Tensor,
@@ -111,8 +144,17 @@ def refusing(*_: Any) -> None:
 class Layer(SimpleNamespace):
     """An attention layer whose backend writes its cache in some way."""
 
-    def __init__(self, cache: torch.Tensor, write: Write, isa: str = "") -> None:
+    def __init__(
+        self,
+        cache: torch.Tensor,
+        write: Write,
+        isa: str = "",
+        named: str = "auto",
+        scale: float = 1.0,
+    ) -> None:
         super().__init__(kv_cache=cache, impl=SimpleNamespace(do_kv_cache_update=write), isa=isa)
+        self.dtype, self.kv_cache_dtype = torch.float32, named
+        self._k_scale_float = self._v_scale_float = scale
 
     def update(self, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor) -> None:
         """Write tokens where the slot mapping says, as in a step."""
@@ -164,6 +206,32 @@ def test_tokens_are_read_where_the_kernel_sees_smaller_blocks() -> None:
     made = caches(KVCacheLayout.LBHNC, block=64, kernel_block=32)
     assert made[0].shape == (2 * BLOCKS, 2, 32, 64)
     check_rows([Layer(cache, on_cpu, "vec") for cache in made], 2, 64, 2, 32)
+
+
+@pytest.mark.parametrize(
+    ("named", "stored"),
+    [
+        ("fp8", torch.float8_e4m3fn),
+        ("fp8_e4m3", torch.float8_e4m3fn),
+        ("fp8_e5m2", torch.float8_e5m2),
+    ],
+)
+@pytest.mark.parametrize("scale", [1.0, 0.375])
+@pytest.mark.parametrize("write", WRITERS_OF_8_BITS)
+def test_tokens_of_8_bits_are_read_as_they_are_written(
+    write: Write, named: str, stored: torch.dtype, scale: float
+) -> None:
+    """A checkpoint may have scales; the kernel divides by them before it rounds."""
+    (cache,) = caches(KVCacheLayout.LBHNC, block=32, dtype=torch.uint8)[:1]
+    layer = Layer(cache, write, "vec", named, scale)
+    parts = token_parts([layer])
+    assert parts is not None
+    key, value = torch.randint(-8, 9, (2, 1, 2, 32)).float().unbind()
+    layer.update(key * scale, value * scale, torch.tensor([3 * 32 + 5]))
+    rows = [part[3, :, 5] for part in parts]
+    assert torch.equal(
+        torch.cat(rows, dim=-1).view(stored).float(), torch.cat([key[0], value[0]], -1)
+    )
 
 
 @pytest.mark.parametrize("layout", [*LAYOUTS, KVCacheLayout.LBNHC], ids=lambda layout: layout.name)

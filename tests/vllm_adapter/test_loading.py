@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from flying_serving.vllm_adapter.loading import RandomWeights, parameters_on_meta, saved_buffers
+from harness.mxfp4_cpu.kernel import numbers_of
 
 
 class Gate(nn.Module):
@@ -41,6 +42,18 @@ def test_buffers_of_checkpoints_are_drawn_by_name() -> None:
     assert not torch.equal(model.gate.correction_bias, model.other.correction_bias)
     assert torch.equal(model.gate.weight, again.gate.weight)
     assert model.gate.weight.abs().min() > 0
+
+
+def test_outputs_of_weights_in_mxfp4_are_as_large_as_their_inputs() -> None:
+    model = nn.Module()
+    for name, width in (("w2_weight", 512), ("w2_weight_scale", 32)):
+        data = torch.zeros(2, 256, width, dtype=torch.uint8)
+        model.register_parameter(name, nn.Parameter(data, requires_grad=False))
+    RandomWeights.load_weights(SimpleNamespace(), model, None)  # type: ignore[arg-type]
+    numbers = numbers_of(model.w2_weight, model.w2_weight_scale)
+    outputs = numbers @ torch.randn(1024, generator=torch.Generator().manual_seed(0))
+    assert model.w2_weight_scale.unique().numel() == 3
+    assert 0.6 < outputs.std() < 1.6
 
 
 def test_computed_and_counting_tensors_are_not_drawn() -> None:

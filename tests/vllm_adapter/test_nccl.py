@@ -167,6 +167,27 @@ def test_group_that_is_idle_is_never_late(engines: Engines) -> None:
     assert engines.all(total) == [[2.0, 4.0]] * 2
 
 
+def test_deadline_of_a_step_beside_another_begins_with_its_end(
+    library: ThreadsNccl, tmp_path: Path
+) -> None:
+    """The device comes to its collectives only then."""
+    groups = [group_of(tmp_path / "group", rank, deadline_s=0.5) for rank in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        for _ in range(2):  # two steps are queued
+            queued = [threads.submit(group.all_reduce, torch.ones(1)) for group in groups]
+            for waiting in queued:
+                waiting.result(ANSWER_S)
+    time.sleep(0.3)
+    groups[0].require_whole(goes_on=True)
+    time.sleep(0.3)
+    assert groups[0].overdue() is None
+    time.sleep(0.3)
+    with pytest.raises(CollectiveTimeout, match=r"waited .* s for one of engine 1$"):
+        groups[0].require_whole()
+    for group in groups:
+        group.close()
+
+
 def test_group_is_whole_again_with_the_next_incarnation(engines: Engines) -> None:
     """By the calls that an engine's membership makes for shared memory."""
     engines.all(lambda pool: pool.reopen(2, (0, 0)))

@@ -1,4 +1,6 @@
-"""A lane whose graphs are captured and replayed without a GPU: all but vLLM's runner is real."""
+"""A lane whose graphs are captured and replayed without a GPU: all but vLLM's runner is real, of
+either version.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +13,8 @@ from torch import nn
 from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
+from vllm.v1.worker.gpu.cudagraph_utils import ModelCudaGraphManager
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.workspace import lock_workspace
 
 from flying_serving.vllm_adapter.runner import Runner
@@ -56,10 +60,12 @@ class SmallModel(nn.Module):
 
 
 class CapturingRunner:
-    """The part of vLLM's GPUModelRunner that steps and captures; its dispatcher is vLLM's.
+    """The part of vLLM's two GPUModelRunner that steps and captures.
 
     `spoil`: what a replayed graph makes of the right outputs, shape (requests, WIDTH).
     """
+
+    model: Any
 
     def __init__(
         self,
@@ -67,9 +73,8 @@ class CapturingRunner:
         spoil: Callable[[torch.Tensor], torch.Tensor] = lambda x: x,
         active: Callable[[], int] = lambda: 1,
     ) -> None:
-        self.model: Any = SmallModel(config.model_config.get_vocab_size())
-        self.cudagraph_dispatcher = CudagraphDispatcher(config)
-        self.cudagraph_dispatcher.initialize_cudagraph_keys(CUDAGraphMode.FULL_DECODE_ONLY)
+        self.model = SmallModel(config.model_config.get_vocab_size())
+        self.is_captured = False
         self.captured_under: list[int] = []
         """The group that was active at each capture."""
         self.replayed: list[int] = []
@@ -82,8 +87,13 @@ class CapturingRunner:
     def capture_model(self) -> int:
         self.captured_under.append(self._active())
         self.while_capturing()
+        self.is_captured = True
         lock_workspace()
         return 3 << 20
+
+    def mode_of(self, requests: int) -> CUDAGraphMode:
+        """How vLLM runs a step that decodes one token of each of some requests."""
+        raise NotImplementedError
 
     def _dummy_run(self, tokens: int) -> None:
         self.warmed = tokens
@@ -103,8 +113,8 @@ class CapturingRunner:
         outputs = torch.stack([self.model.embedding[tokens].sum(0) for tokens in ends])
         if set(self._stepped.values()) == {1}:
             count = len(ends)
-            mode, _ = self.cudagraph_dispatcher.dispatch(num_tokens=count, uniform_decode=True)
-            if mode == CUDAGraphMode.FULL:
+            if self.mode_of(count) == CUDAGraphMode.FULL:
+                assert self.is_captured
                 self.replayed.append(count)
                 outputs = self._spoil(outputs)
         self._logits = self.model.compute_logits(outputs)
@@ -116,13 +126,53 @@ class CapturingRunner:
         return SimpleNamespace()
 
 
+class CapturingV1(CapturingRunner, GPUModelRunner):  # type: ignore[misc]
+    """The V1 runner, with vLLM's dispatcher."""
+
+    def __init__(self, config: VllmConfig, *others: Any) -> None:
+        super().__init__(config, *others)
+        self.cudagraph_dispatcher = CudagraphDispatcher(config)
+        self.cudagraph_dispatcher.initialize_cudagraph_keys(
+            config.compilation_config.cudagraph_mode
+        )
+
+    def mode_of(self, requests: int) -> CUDAGraphMode:
+        mode, _ = self.cudagraph_dispatcher.dispatch(num_tokens=requests, uniform_decode=True)
+        return CUDAGraphMode(mode)
+
+
+class CapturingV2(CapturingRunner):
+    """The V2 runner, with vLLM's manager, which captures nothing here."""
+
+    decode_query_len = 1
+
+    def __init__(self, config: VllmConfig, *others: Any) -> None:
+        super().__init__(config, *others)
+        self.cudagraph_manager = ModelCudaGraphManager(
+            config,
+            torch.device("cpu"),
+            config.compilation_config.cudagraph_mode,
+            self.decode_query_len,
+        )
+
+    def capture_model(self) -> int:
+        size_bytes = super().capture_model()
+        self.cudagraph_manager._graphs_captured = True
+        return size_bytes
+
+    def mode_of(self, requests: int) -> CUDAGraphMode:
+        return CUDAGraphMode(
+            self.cudagraph_manager.dispatch(requests, requests, 1, num_active_loras=0).cg_mode
+        )
+
+
 class Groups:
     """Communicators of which one is active; `active`: the size of its group."""
 
     def __init__(self) -> None:
         self.active = 1
 
-    def require_whole(self, size: int) -> None:
+    def require_whole(self, size: int, *, goes_on: bool = False) -> None:
         """No member is lost."""
 
     @contextmanager
@@ -137,7 +187,10 @@ class Groups:
 def graph_lane(
     config: VllmConfig, size: int, spoil: Callable[[torch.Tensor], torch.Tensor] = lambda x: x
 ) -> tuple[WorkerLane, CapturingRunner]:
-    """A lane of a group over a runner that captures, and that runner."""
+    """A lane of a group over a runner that captures, and that runner: of the version that vLLM
+    would make.
+    """
     groups: Any = Groups()
-    runner = CapturingRunner(config, spoil, lambda: int(groups.active))
+    version = CapturingV2 if config.use_v2_model_runner else CapturingV1
+    runner = version(config, spoil, lambda: int(groups.active))
     return WorkerLane(size, groups, Runner(runner, config)), runner

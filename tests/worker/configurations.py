@@ -34,6 +34,66 @@ QWEN2_MOE = small("Qwen2Moe", "qwen2_moe") | {
     "shared_expert_intermediate_size": 64,
     "intermediate_size": 6,  # of layers that are not of experts: there are none
 }
+GPT_OSS = small(
+    "GptOss",
+    "gpt_oss",
+    head_dim=64,
+    intermediate_size=128,
+    num_local_experts=8,
+    num_experts_per_tok=2,
+)
+GPT_OSS_MXFP4 = GPT_OSS | {
+    "intermediate_size": 320,
+    "quantization_config": {"quant_method": "mxfp4"},
+}
+"""Ten blocks of an expert: four ranks have 3, 3, 3 and 1 of them."""
+
+
+def published_gpt_oss(layers: int, experts: int) -> dict[str, Any]:
+    """The configuration of gpt-oss as it was published: 20b has 24 layers and 32 experts, 120b has
+    36 and 128.
+    """
+    kinds = ("sliding_attention", "full_attention")
+    return {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "attention_bias": True,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": layers,
+        "layer_types": [kinds[layer % 2] for layer in range(layers)],
+        "sliding_window": 128,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "num_local_experts": experts,
+        "num_experts_per_tok": 4,
+        "vocab_size": 201088,
+        "max_position_embeddings": 131072,
+        "rope_theta": 150000,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "original_max_position_embeddings": 4096,
+            "truncate": False,
+        },
+        "rms_norm_eps": 1e-05,
+        "swiglu_limit": 7.0,
+        "tie_word_embeddings": False,
+        "quantization_config": {
+            "quant_method": "mxfp4",
+            "modules_to_not_convert": [
+                "model.layers.*.self_attn",
+                "model.layers.*.mlp.router",
+                "model.embed_tokens",
+                "lm_head",
+            ],
+        },
+    }
+
+
 BLOOM = {
     "architectures": ["BloomForCausalLM"],
     "model_type": "bloom",
@@ -54,14 +114,32 @@ FALCON = small(
 )
 
 
-def configuration(path: Path, model: dict[str, Any]) -> VllmConfig:
+def configuration(path: Path, model: dict[str, Any], dtype: str = "float32") -> VllmConfig:
     """vLLM's, of a model of which there is nothing but its configuration."""
     (path / "config.json").write_text(json.dumps(model))
     args = EngineArgs(
         model=str(path),
-        dtype="float32",
+        dtype=dtype,
         enforce_eager=True,
         max_model_len=256,
         skip_tokenizer_init=True,
     )
     return args.create_engine_config()
+
+
+MIXTRAL = small(
+    "Mixtral", "mixtral", intermediate_size=256, num_local_experts=4, num_experts_per_tok=2
+)
+IDEFICS3 = {
+    "architectures": ["Idefics3ForConditionalGeneration"],
+    "model_type": "idefics3",
+    "text_config": small("Llama", "llama", num_hidden_layers=6),
+    "vision_config": {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 56,
+        "patch_size": 14,
+    },
+}

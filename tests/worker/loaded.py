@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import torch
 from torch.nn import Module, Parameter
 from torch.utils import swap_tensors
@@ -34,9 +35,9 @@ def tree(config: VllmConfig, size: int) -> Module:
 
 
 def load(model: Module) -> None:
-    """Give each parameter numbers, the same in each engine."""
+    """Give each parameter numbers, the same in each engine. Packed ones, which are bytes, stay."""
     generator = torch.Generator().manual_seed(0)
-    for parameter in list(model.parameters()):
+    for parameter in [each for each in model.parameters() if each.is_floating_point()]:
         data = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
         swap_tensors(parameter, Parameter(data, requires_grad=False))
 
@@ -54,3 +55,9 @@ def written(path: Path) -> WeightFile:
 
 def random(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+
+
+def resident_bytes() -> int:
+    """The resident memory of this process."""
+    resident: int = psutil.Process().memory_info().rss
+    return resident

@@ -15,24 +15,29 @@ from flying_serving.vllm_adapter.trees import first_of, module_tree, world_of_on
 from flying_serving.worker import admission
 from flying_serving.worker.admission import KVPlan, anatomy, kv_plan, obstacles
 from flying_serving.worker.binding.share import SharedWeights
-from tests.worker.configurations import BLOOM, FALCON, LLAMA, OPT, QWEN2_MOE, configuration, small
+from harness.mxfp4_cpu.kernel import register
+from tests.worker.configurations import (
+    BLOOM,
+    FALCON,
+    GPT_OSS,
+    LLAMA,
+    OPT,
+    QWEN2_MOE,
+    configuration,
+    published_gpt_oss,
+    small,
+)
 
 pytestmark = pytest.mark.usefixtures("classes_imported_here")
-
-GPT_OSS = small(
-    "GptOss",
-    "gpt_oss",
-    head_dim=64,
-    intermediate_size=128,
-    num_local_experts=8,
-    num_experts_per_tok=2,
-)
 
 
 def undivided(layer: str, what: str, *sizes: int) -> dict[int, str]:
     return {size: f"model.{layer}: {what} do not divide by {size}" for size in sizes}
 
 
+BIG_CODE = small(
+    "GPTBigCode", "gpt_bigcode", n_embd=64, n_layer=2, n_head=8, n_positions=512, multi_query=True
+)
 EXPERTS = "model.layers.0.mlp.experts"
 CASES: tuple[tuple[str, dict[str, Any], dict[int, str]], ...] = (
     ("all", LLAMA, {}),
@@ -72,14 +77,18 @@ CASES: tuple[tuple[str, dict[str, Any], dict[int, str]], ...] = (
     ),
     ("experts-that-can-be-shared", QWEN2_MOE | {"num_experts": 8}, {}),
     ("a-bias-of-a-fused-layer-that-the-model-adds", FALCON, {}),
+    ("attention-without-a-plan-that-vllm-cuts", BIG_CODE, {}),
+    (
+        "attention-without-a-plan-that-vllm-keeps-whole",
+        BIG_CODE | {"multi_query": False},
+        dict.fromkeys(
+            (2, 4, 8), "model.h.0.attn: vLLM splits its heads, and keeps its projections whole"
+        ),
+    ),
     (
         "experts-with-biases",
         GPT_OSS,
-        dict.fromkeys(
-            (2, 4),
-            f"{EXPERTS}.routed_experts: experts with biases cannot be shared between lanes yet",
-        )
-        | {8: f"{EXPERTS}: No Unquantized MoE backend supports the deployment configuration."},
+        {8: f"{EXPERTS}: No Unquantized MoE backend supports the deployment configuration."},
     ),
 )
 
@@ -119,6 +128,26 @@ def test_anatomy_is_of_one_engine(tmp_path: Path) -> None:
     layer = 4 * 64 * 64 + 3 * 64 * 128 + 2 * 64
     assert found.weight_bytes == 4 * (2 * layer + 2 * 576 * 64 + 64)
     assert list(found.kinds.values()) == [0]
+
+
+@pytest.mark.parametrize("experts", [32, 128], ids=["20b", "120b"])
+def test_published_gpt_oss_is_offered_at_all_sizes(
+    experts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One layer of each kind. Weights of experts count as many bytes as MXFP4 has. Their 90 blocks
+    are cut unevenly by four and by eight.
+    """
+    layers = 2
+    register(monkeypatch.setattr)
+    config = configuration(tmp_path, published_gpt_oss(layers, experts), "bfloat16")
+    hidden, heads, kv_heads = 2880, 64 * 64, 8 * 64
+    rows = 3 * hidden  # gate and up, and down
+    expert = rows * hidden // 2 + rows * hidden // 32 + 2 * rows
+    attention = (heads + 2 * kv_heads) * (hidden + 1) + heads * hidden + hidden + 64
+    router = experts * (hidden + 1)
+    layer = experts * expert + 2 * (attention + router + 2 * hidden)
+    assert anatomy(config).weight_bytes == layers * layer + 2 * (2 * 201088 + 1) * hidden
+    assert obstacles(config, (2, 4, 8)) == {}
 
 
 def test_kv_is_planned_for_the_widest_group(tmp_path: Path) -> None:

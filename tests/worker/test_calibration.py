@@ -188,10 +188,20 @@ def test_the_limits_of_a_lane() -> None:
     config = SimpleNamespace(
         scheduler_config=SimpleNamespace(max_num_seqs=5, max_num_batched_tokens=512),
         cache_config=SimpleNamespace(block_size=64),
-        model_config=SimpleNamespace(max_model_len=1000),
+        model_config=SimpleNamespace(max_model_len=1000, runner_type="generate"),
     )
     assert StepLimits.of(config, 100) == StepLimits(5, 512, 1000, 64)
     assert StepLimits.of(config, 4) == StepLimits(5, 512, 192, 64)
+
+
+def test_a_pooling_model_is_measured_with_whole_prompts_alone() -> None:
+    config = SimpleNamespace(
+        scheduler_config=SimpleNamespace(max_num_seqs=5, max_num_batched_tokens=512),
+        cache_config=SimpleNamespace(block_size=64),
+        model_config=SimpleNamespace(max_model_len=1000, runner_type="pooling"),
+    )
+    limits = StepLimits.of(config, 100)
+    assert limits.probes() == [Probe(64, True), Probe(256, True), Probe(512, True)]
 
 
 @pytest.mark.parametrize(

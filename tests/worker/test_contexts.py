@@ -14,17 +14,20 @@ from flying_serving.errors import PeerMemory
 from flying_serving.worker import contexts, worker
 from flying_serving.worker.contexts import PeerContexts, open_context
 from flying_serving.worker.worker import FlyingGPUWorker, LaneWorker
+from tests.memory.fake_cuda import PAGE, FakeDriver
 
 CUDA = [torch.device("cuda", number) for number in range(4)]
 
 
-def deployment(run_dir: Path, engines: int = 2, devices: int = 2) -> Deployment:
+def deployment(
+    run_dir: Path, engines: int = 2, devices: int = 2, lend_weights: bool = False
+) -> Deployment:
     return Deployment(
         run_dir=str(run_dir),
         engines=engines,  # type: ignore[arg-type]
         devices=devices,
         group_sizes=(1, engines),
-        flying=FlyingConfig(),
+        flying=FlyingConfig(lend_weights=lend_weights),
     )
 
 
@@ -126,3 +129,21 @@ def test_a_gpu_worker_opens_contexts_before_its_profile(
     gpu.init_device()
     assert gpu.determine_available_memory() == 7
     assert events == ["device", "open cuda:2 open_context", "wait", "profile"]
+
+
+@pytest.mark.parametrize("lends", [False, True])
+def test_gpu_worker_has_an_arena_only_if_weights_may_be_lent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lends: bool
+) -> None:
+    def init_device(self: Any) -> None:
+        self.deployment = deployment(tmp_path, devices=1, lend_weights=lends)
+        self.engine, self.rank, self.device = 0, 0, CUDA[2]
+
+    driver = FakeDriver(device=2)
+    monkeypatch.setattr(LaneWorker, "init_device", init_device)
+    monkeypatch.setattr(worker, "cuda_driver", lambda: driver)
+    monkeypatch.setattr(PeerContexts, "open", lambda self, own, reach: None)
+    gpu = FlyingGPUWorker.__new__(FlyingGPUWorker)
+    gpu.init_device()
+    assert gpu.maps_kv == (gpu.cuda is not None) == lends
+    assert gpu.cuda is None or gpu.cuda.page_bytes == PAGE

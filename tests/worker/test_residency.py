@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from torch import nn
@@ -26,6 +25,7 @@ from flying_serving.memory.storage import PackedRows
 from flying_serving.memory.units import Pack
 from flying_serving.memory.weight_file import WeightFile
 from flying_serving.vllm_adapter.loading import keep_matrix, keep_weights, pack_matrix
+from flying_serving.worker.binding.placement import Placement
 from flying_serving.worker.binding.share import SharedWeights
 from flying_serving.worker.lane import lane_config
 from flying_serving.worker.residency import (
@@ -36,36 +36,54 @@ from flying_serving.worker.residency import (
     kind_of,
     weight_file_of,
 )
-from tests.worker.configurations import BLOOM, FALCON, LLAMA, OPT, QWEN2_MOE, configuration, small
-from tests.worker.loaded import alone, load, nested, random, tree, written
+from tests.memory.layers import device_pages
+from tests.worker.configurations import (
+    BLOOM,
+    FALCON,
+    GPT_OSS,
+    LLAMA,
+    MIXTRAL,
+    OPT,
+    QWEN2_MOE,
+    configuration,
+)
+from tests.worker.loaded import alone, load, nested, random, resident_bytes, tree, written
 
 pytestmark = pytest.mark.usefixtures("classes_imported_here")
 
 WIDEST = 4
-MIXTRAL = small(
-    "Mixtral", "mixtral", intermediate_size=256, num_local_experts=4, num_experts_per_tok=2
-)
 MODELS: dict[str, dict[str, Any]] = {
     "llama": LLAMA | {"num_key_value_heads": 2},
     "llama-mqa": LLAMA | {"num_key_value_heads": 1},
     "llama-tied": LLAMA | {"tie_word_embeddings": True},
     "mixtral": MIXTRAL,
+    "gpt-oss": GPT_OSS | {"num_local_experts": 4},
     "opt-with-biases": OPT,
 }
-PACKS: dict[str, Pack] = {"packed": pack_matrix, "unpacked": keep_matrix}
+WAYS: dict[str, Pack | None] = {"packed": pack_matrix, "unpacked": keep_matrix, "placed": None}
+"""How weights lie: *placed* ones in an arena of a device."""
 
 
 class Worker:
-    """The lanes of one engine of four over the weights of a model, and which of these it has."""
+    """The lanes of one engine of four over the weights of a model, and which of these it has.
 
-    def __init__(self, config: VllmConfig, engine: int, pack: Pack, file: WeightFile) -> None:
+    Weights that are not packed lie in an arena whose extents are single pages.
+    """
+
+    def __init__(
+        self, config: VllmConfig, engine: int, pack: Pack | None, file: WeightFile
+    ) -> None:
         lane1 = tree(config, 1)
         load(lane1)
         self.lanes = {1: lane1} | {size: tree(config, size) for size in (2, WIDEST)}
         self.file = file
         widest = lane_config(config, WIDEST, config.cache_config.block_size)
         with keep_weights(), set_current_vllm_config(widest):
-            self.weights = SharedWeights(lane1, WIDEST, pack, file)
+            if pack is not None:
+                self.weights = SharedWeights(lane1, WIDEST, pack, file)
+            else:
+                placement = Placement(device_pages(16 << 20, file)[1], engine, WIDEST)
+                self.weights = SharedWeights(lane1, WIDEST, None, placement=placement)
             self.weights.share_experts(self.lanes[WIDEST], lane1)
             for size in (2, WIDEST):
                 self.weights.bind(self.lanes[size], engine % size, size)
@@ -131,11 +149,11 @@ def same(mine: dict[str, torch.Tensor | None], theirs: dict[str, torch.Tensor | 
     )
 
 
-@pytest.fixture(params=[(model, pack) for model in MODELS for pack in PACKS], ids="-".join)
+@pytest.fixture(params=[(model, way) for model in MODELS for way in WAYS], ids="-".join)
 def worker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Worker]:
-    model, pack = request.param
+    model, way = request.param
     with alone(configuration(tmp_path, MODELS[model])) as config:
-        yield Worker(config, 1, PACKS[pack], written(tmp_path))
+        yield Worker(config, 1, WAYS[way], written(tmp_path))
 
 
 def test_a_lane_that_keeps_its_weights_has_the_same_bits(worker: Worker) -> None:
@@ -167,12 +185,12 @@ def test_a_lane_that_keeps_its_weights_has_the_same_bits(worker: Worker) -> None
     worker.file.close()
 
 
-@pytest.mark.parametrize("pack", PACKS)
-def test_engine_fetches_weights_that_another_has_written(pack: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_engine_fetches_weights_that_another_has_written(way: str, tmp_path: Path) -> None:
     with alone(configuration(tmp_path, MODELS["llama"])) as config:
-        first = Worker(config, 0, PACKS[pack], written(tmp_path))
+        first = Worker(config, 0, WAYS[way], written(tmp_path))
         worker = Worker(
-            config, 3, PACKS[pack], WeightFile(str(tmp_path), str(tmp_path), 0, writes=False)
+            config, 3, WAYS[way], WeightFile(str(tmp_path), str(tmp_path), 0, writes=False)
         )
         before = worker.results(1)
         assert same(before, first.results(1))
@@ -329,19 +347,15 @@ def test_weights_are_kept_only_where_they_may_be_lent(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
-    def file_of(
-        engine: int, sizes: tuple[int, ...], lend_weights: bool, on_cpu: bool = True
-    ) -> WeightFile | None:
+    def file_of(engine: int, sizes: tuple[int, ...], lend_weights: bool) -> WeightFile | None:
         flying = FlyingConfig(lend_weights=lend_weights)
         deployment = Deployment(
             run_dir=str(tmp_path), engines=4, devices=1, group_sizes=sizes, flying=flying
         )
-        return weight_file_of(deployment, engine, 0, on_cpu=on_cpu)
+        return weight_file_of(deployment, engine, 0)
 
     assert file_of(0, (1, 2, 4), lend_weights=False) is None
     assert file_of(0, (1,), lend_weights=True) is None
-    with pytest.raises(Unsupported, match="--lend-weights: weights on CUDA cannot be lent"):
-        file_of(0, (1, 2, 4), lend_weights=True, on_cpu=False)
     with pytest.raises(Unsupported, match="--lend-weights: needs a group of all 4 engines"):
         file_of(0, (1, 2), lend_weights=True)
     writer, reader = (file_of(engine, (1, 2, 4), lend_weights=True) for engine in (0, 1))
@@ -381,8 +395,3 @@ def test_a_hundred_cycles_free_and_take_the_same_memory(tmp_path: Path) -> None:
     assert max(freed) < 1.02 * 6 * 2**20
     assert abs(levels[-1][1] - levels[0][1]) < 2**18
     file.close()
-
-
-def resident_bytes() -> int:
-    resident: int = psutil.Process().memory_info().rss
-    return resident

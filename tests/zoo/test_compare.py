@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.zoo.answers import answers
 from zoo.compare import TOLERANCE, Answers, compare, says_little
+from zoo.requests import TOP
 
 
 def test_equal_answers_agree() -> None:
@@ -88,3 +89,16 @@ def test_constant_answers_are_noticed() -> None:
     broken = answers(float("nan"))
     assert says_little(answers()) is None
     assert [says_little(one) is None for one in (same, flat, broken)] == [False] * 3
+
+
+def test_tokens_that_are_drawn_from_outside_the_likeliest_are_a_tie() -> None:
+    """They are of other places in the two distributions."""
+
+    def drawn(token: int, logprob: float) -> dict[str, Any]:
+        likeliest = [[place, -1.0 - place] for place in range(TOP)]
+        top = [*likeliest, [token, logprob]]
+        return {"a": {"tokens": [token], "logprobs": [logprob], "top": [top]}}
+
+    comparison = compare(drawn(7, -9.0), drawn(8, -12.0))
+    assert comparison.wrong is None
+    assert len(comparison.ties) == 1

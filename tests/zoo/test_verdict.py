@@ -13,6 +13,7 @@ from zoo.verdict import (
     BLIND,
     FAILED,
     OK,
+    QUANTIZED,
     REFUSED,
     STOCK,
     VERDICTS,
@@ -46,6 +47,20 @@ def test_one_lane_that_differs_makes_the_model_wrong(degree: str) -> None:
     row = verdict_on(NAME, served, STOCKS)
     assert row.verdict == WRONG
     assert f"degree {degree}" in row.detail
+
+
+@pytest.mark.parametrize(("apart", "verdict"), [(0.01, OK), (0.6, WRONG)])
+def test_quantized_models_may_differ_by_their_rounding(apart: float, verdict: str) -> None:
+    served = lanes()
+    served["answers"]["2"] = answers(apart)
+    assert verdict_on(NAME, served, STOCKS, QUANTIZED).verdict == verdict
+
+
+def test_quantized_models_have_a_table_of_their_own() -> None:
+    rows = [Row(*NAME, OK), Row("LlamaForCausalLM", "awq", OK, (1, 2, 4), quantized="awq")]
+    plain, quantized = page(rows, "a commit", "versions").split("## Quantized weights")
+    assert "| ok | 1 | 1 |" in plain
+    assert "| awq | LlamaForCausalLM | ok | 1, 2, 4 |" in quantized
 
 
 def test_group_sizes_that_are_missing_come_with_their_reason() -> None:

@@ -17,8 +17,14 @@ GENERATE = (
     "/invocations",
     "/systemone",
     "/generative_scoring",
+    "/embeddings",
+    "/embed",
+    "/pooling",
+    "/classify",
+    "/score",
+    "/rerank",
 )
-"""Ends of the paths of vLLM's routes that generate."""
+"""Ends of the paths of vLLM's routes that run requests: they generate, or pool."""
 
 
 class Incoming:
@@ -47,7 +53,7 @@ class Incoming:
 
     @property
     def generates(self) -> bool:
-        """True if this is a request to one of the routes that generate."""
+        """True if this is a request to one of the routes that run requests."""
         return generates(self.scope)
 
     @property
@@ -67,6 +73,6 @@ class Incoming:
 
 
 def generates(scope: Scope) -> bool:
-    """Return whether a request is to one of the routes that generate."""
+    """Return whether a request is to one of the routes that run requests."""
     is_post = scope["type"] == "http" and scope["method"] == "POST"
     return is_post and scope["path"].endswith(GENERATE)

@@ -22,7 +22,9 @@ from flying_serving.controller.requests import RequestSpec
 from flying_serving.controller.settings import Capacity
 from flying_serving.layout.groups import Group
 from flying_serving.layout.kv_source import KVSource
+from flying_serving.log import logger
 from flying_serving.server.requests import xargs
+from flying_serving.server.requests.scores import why_unscored
 from flying_serving.vllm_adapter.failures import why_failed
 from flying_serving.vllm_adapter.keys import (
     AHEAD_KEY,
@@ -247,7 +249,11 @@ class Streams:
         if request_id is None:
             return False
         output.request_id = request_id
-        self._streams[request_id].output_ids += output.new_token_ids
+        stream = self._streams[request_id]
+        stream.output_ids += output.new_token_ids
+        why = why_unscored(output, stream.request.sampling_params)
+        if why is not None:
+            logger.error("request %s: %s", request_id, why)
         return True
 
     def is_full(self, output: EngineCoreOutput) -> bool:

@@ -11,6 +11,7 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from flying_serving.config import (
+    ASYNC_GROUPS_KEY,
     KEY,
     ONE_WORLD,
     Collectives,
@@ -25,11 +26,12 @@ from flying_serving.placement.here import placements_here
 from flying_serving.placement.plan import Placement
 from flying_serving.policy.policies import POLICIES
 from flying_serving.server.start.devices import collectives_of, share_devices
+from flying_serving.server.start.execution import keep_no_compiled_code, refuse_other_execution
 from flying_serving.server.start.rundir import make_run_dir
 from flying_serving.server.start.support import choose_group_sizes, keep_all_kv, refuse_unsupported
-from flying_serving.vllm_adapter.graphs import are_asked
 from flying_serving.vllm_adapter.history import FOLLOWS_OUTPUTS, stateful_processors
 from flying_serving.vllm_adapter.numa import let_devices_share_nodes
+from flying_serving.vllm_adapter.rank_widths import degrees_differ
 from flying_serving.worker.admission import obstacles
 
 _WORKERS = {
@@ -57,10 +59,7 @@ def prepare(config: Any, client_count: int) -> Any:
     sizes, not_offered = choose_group_sizes(config, flying.group_sizes, obstacles)
     for size, reason in not_offered.items():
         logger.warning("group size %d is not offered: %s", size, reason)
-    for name in stateful_processors(config.model_config):
-        logger.warning(
-            "requests that have begun keep their groups: %s has no %s = True", name, FOLLOWS_OUTPUTS
-        )
+    _warn_of_fixed_groups(config.model_config)
     # for all: it removes the shared memory of workers that vLLM kills at the end
     resource_tracker.ensure_running()
     run_dir = make_run_dir()
@@ -77,6 +76,8 @@ def prepare(config: Any, client_count: int) -> Any:
         collectives=collectives,
         survives=survives(flying, parallel.data_parallel_size, collectives),
         incarnations=(0,) * parallel.data_parallel_size,
+        # vLLM turns it off on the CPU, where the user may still want it for groups
+        async_groups=bool(config.additional_config.get(ASYNC_GROUPS_KEY)),
         placements=placements_of(parallel),
         flying=flying,
     )
@@ -94,11 +95,24 @@ def prepare(config: Any, client_count: int) -> Any:
     return UniProcExecutor
 
 
+def _warn_of_fixed_groups(model: Any) -> None:
+    """Log why requests of this model (vLLM's ModelConfig) stay in their groups, if they do."""
+    reasons = [f"{name} has no {FOLLOWS_OUTPUTS} = True" for name in stateful_processors(model)]
+    if degrees_differ(model):
+        reasons.append(f"groups of another size compute other outputs of {model.architecture}")
+    for reason in reasons:
+        logger.warning("requests that have begun keep their groups: %s", reason)
+
+
 def _divide_devices(config: Any, flying: FlyingConfig) -> Collectives:
-    """Let engines share GPUs if they are to. Returns how they exchange tensors."""
+    """Let engines share GPUs if they are to, and settle how lanes run on them. Returns how they
+    exchange tensors.
+    """
     on_cpu = current_platform.is_cpu()
     collectives = collectives_of(flying, on_cpu=on_cpu)
     share_devices(config, flying, current_platform.device_id_to_physical_device_id, on_cpu=on_cpu)
+    refuse_other_execution(config, flying, collectives)
+    keep_no_compiled_code(config)
     return collectives
 
 
@@ -109,32 +123,12 @@ def _refuse_unusable(config: Any, flying: FlyingConfig) -> None:
             f"--tbt-slo-ms={flying.tbt_slo_ms}: prompts are computed in chunks; chunked prefill "
             "is off"
         )
-    _refuse_other_graphs(config, flying)
     worker_cls = config.parallel_config.worker_cls
     if worker_cls not in _WORKERS and not _has_lanes(worker_cls):
         raise Unsupported(
             f"--worker-cls={worker_cls}: one of {sorted(_WORKERS)}, or a subclass of LaneWorker, "
             "is needed"
         )
-
-
-def _refuse_other_graphs(config: Any, flying: FlyingConfig) -> None:
-    """Refuse CUDA graphs without --cuda-graphs, and --cuda-graphs without vLLM's settings of it."""
-    has_graphs = not config.model_config.enforce_eager and are_asked(config)
-    if has_graphs and not flying.cuda_graphs:
-        raise ConfigError(
-            "--compilation-config: CUDA graphs have not run on a GPU yet; --cuda-graphs asks for "
-            "them, --enforce-eager is without them"
-        )
-    if not flying.cuda_graphs:
-        return
-    if not has_graphs:
-        raise ConfigError(
-            "--cuda-graphs: --compilation-config must have mode NONE and cudagraph_mode "
-            "FULL_DECODE_ONLY, and --enforce-eager must not be given"
-        )
-    if config.use_v2_model_runner:
-        raise ConfigError("--cuda-graphs: VLLM_USE_V2_MODEL_RUNNER=0 must be set")
 
 
 def _has_lanes(worker_cls: str) -> bool:

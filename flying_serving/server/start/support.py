@@ -63,7 +63,7 @@ def no_model(model: str, reason: str) -> ConfigError:
 
 def refuse_unsupported(config: Any, client_count: int) -> None:
     """Raise Unsupported for the first feature of this VllmConfig that lanes do not serve yet."""
-    from flying_serving.vllm_adapter.graphs import are_asked
+    from flying_serving.worker.binding import expert_forms, formats
 
     parallel, model = config.parallel_config, config.model_config
     mixed = model.is_hybrid or model.has_inner_state
@@ -71,8 +71,16 @@ def refuse_unsupported(config: Any, client_count: int) -> None:
     refusals: Sequence[tuple[bool, str, str]] = (
         (config.lora_config is not None, "--enable-lora", "LoRA"),
         (config.speculative_config is not None, "--speculative-config", "speculative decoding"),
-        (model.is_multimodal_model, "--model", f"multimodal models ({model.architecture})"),
-        (model.runner_type != "generate", "--runner", f"{model.runner_type} models"),
+        (
+            model.supports_multimodal_inputs,
+            "--language-model-only=False",
+            f"images, video and audio ({model.architecture})",
+        ),
+        (
+            model.is_encoder_decoder,
+            "--model",
+            f"models with an encoder and a decoder ({model.architecture})",
+        ),
         (parallel.pipeline_parallel_size > 1, "--pipeline-parallel-size", "pipeline parallelism"),
         (
             parallel.decode_context_parallel_size > 1,
@@ -90,9 +98,15 @@ def refuse_unsupported(config: Any, client_count: int) -> None:
         (config.ec_transfer_config is not None, "--ec-transfer-config", "encoder cache connectors"),
         (config.kv_events_config is not None, "--kv-events-config", "KV events"),
         (
-            config.quant_config is not None or model.quantization is not None,
+            model.quantization is not None
+            and model.quantization not in (*formats.METHODS, *expert_forms.METHODS),
             "--quantization",
-            "quantized models",
+            f"quantization by {model.quantization}",
+        ),
+        (
+            getattr(config.quant_config, "kv_cache_scheme", None) is not None,
+            "--model",
+            "KV that the checkpoint quantizes (kv_cache_scheme)",
         ),
         (client_count > 1, "--api-server-count", "more than one API server (use 1)"),
         (parallel.nnodes > 1, "--nnodes", "more than one node"),
@@ -104,16 +118,6 @@ def refuse_unsupported(config: Any, client_count: int) -> None:
         (parallel.data_parallel_hybrid_lb, "--data-parallel-hybrid-lb", "a hybrid load balancer"),
         (mixed, "--model", f"models with recurrent state ({model.architecture})"),
         (not causal, "--model", f"attention that is not causal ({model.architecture})"),
-        (
-            _slides(config),
-            "--model",
-            f"models whose every layer has a sliding window ({model.architecture})",
-        ),
-        (
-            not model.enforce_eager and not are_asked(config),
-            "--enforce-eager=False",
-            "torch.compile and CUDA graphs of prompts",
-        ),
         (model.enable_sleep_mode, "--enable-sleep-mode", "sleep mode"),
     )
     for is_asked, flag, what in refusals:
@@ -121,17 +125,9 @@ def refuse_unsupported(config: Any, client_count: int) -> None:
             raise Unsupported(f"{flag}: {what} cannot be served by Flying Serving yet")
 
 
-def _slides(config: Any) -> bool:
-    """Return whether vLLM would drop KV of running requests. Where some layers see everything,
-    `keep_all_kv` is enough.
-    """
-    window = config.model_config.get_sliding_window()
-    kinds = getattr(config.model_config.hf_text_config, "layer_types", None) or ()
-    return (
-        window is not None
-        and window < config.model_config.max_model_len
-        and "full_attention" not in kinds
-    )
+def is_pooling(model: Any) -> bool:
+    """Return whether a model (vLLM's ModelConfig) gives vectors or scores and no tokens."""
+    return bool(model.runner_type == "pooling")
 
 
 def keep_all_kv(config: Any) -> None:
@@ -139,7 +135,7 @@ def keep_all_kv(config: Any) -> None:
     of them only.
 
     vLLM's hybrid manager would give such layers blocks of their own, and groups of engines share
-    one pool of blocks.
+    one pool of blocks. Where every layer has a window, `vllm_adapter/windows.py` keeps all KV.
     """
     config.scheduler_config.disable_hybrid_kv_cache_manager = True
 
@@ -161,7 +157,7 @@ def choose_group_sizes(
     for size in sizes:
         if size > engines:
             raise ConfigError(f"--group-sizes={size}: there are {engines} engines")
-    refused = {size: reason for size in sizes if (reason := _heads(config, size)) is not None}
+    refused = {size: reason for size in sizes if (reason := _alone(config, size)) is not None}
     if wider := [size for size in sizes if size > 1 and size not in refused]:
         refused |= obstacles(config, wider)
     if requested is not None and refused:
@@ -170,7 +166,10 @@ def choose_group_sizes(
     return tuple(size for size in sizes if size not in refused), dict(sorted(refused.items()))
 
 
-def _heads(config: Any, size: int) -> str | None:
+def _alone(config: Any, size: int) -> str | None:
+    """Return why the model has no groups of a size, as far as its configuration tells."""
+    if size > 1 and is_pooling(config.model_config):
+        return "pooling models run on each engine alone"
     model, devices = config.model_config, config.parallel_config.tensor_parallel_size
     heads = model.model_arch_config.total_num_attention_heads
     # vLLM finds no number of heads in this configuration: the layers tell how they can be cut

@@ -41,6 +41,18 @@ PATCHES: tuple[Patch, ...] = (
         "the same for routed experts",
     ),
     Patch(
+        "vllm.model_executor.kernels.linear.scaled_mm.cpu:"
+        "CPUInt8ScaledMMLinearKernel.process_weights_after_loading(self, layer)",
+        _HOOKS + "int8:finish_int8",
+        "the same for int8 weights, whose packed format cannot be cut",
+    ),
+    Patch(
+        "vllm.model_executor.layers.quantization.mxfp4:"
+        "GptOssMxfp4MoEMethod.process_weights_after_loading(self, layer)",
+        _HOOKS + "loading:finish_experts",
+        "the same for routed experts in MXFP4",
+    ),
+    Patch(
         "vllm.v1.worker.gpu_model_runner:allocate_kv_cache(kv_cache_config, device, layout, "
         "kernel_block_sizes)",
         _HOOKS + "kv:allocate_or_share",

@@ -1,5 +1,8 @@
 """The finest cut of each layer of a model: the segments of each weight, or why there are none."""
 
+from typing import Any, cast
+
+import torch
 from torch.nn import Module
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import (
@@ -13,6 +16,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 
 from flying_serving.errors import ConfigError, WeightError
 from flying_serving.layout.shards import Segment, segments_of
+from flying_serving.worker.binding.expert_forms import form_of
+from flying_serving.worker.binding.formats import check_quantized, is_quantized
 
 
 def cut(name: str, size: int, what: str, engines: int) -> Segment:
@@ -45,30 +50,49 @@ def column_segments(name: str, layer: ColumnParallelLinear, engines: int) -> tup
         return tuple(
             cut(name, size // layer.tp_size, "columns", engines) for size in layer.output_sizes
         )
-    return (cut(name, layer.weight.shape[0], "columns", engines),)
+    return (cut(name, layer.output_size_per_partition, "columns", engines),)
+
+
+def linear_segments(name: str, layer: LinearBase, engines: int) -> tuple[Segment, ...]:
+    """Return the segments of a linear layer: the inputs of a row-parallel one, the outputs of any
+    other. Raises WeightError as `column_segments` and `row_segment`.
+    """
+    if isinstance(layer, ColumnParallelLinear):
+        return column_segments(name, layer, engines)
+    if isinstance(layer, RowParallelLinear):
+        return (row_segment(name, layer, engines),)
+    return (Segment(layer.output_size, 1),)
 
 
 def row_segment(name: str, layer: RowParallelLinear, engines: int) -> Segment:
     """Return the one segment of a row-parallel layer of lane 1. Raises WeightError if it does not
     divide.
     """
-    return cut(name, layer.weight.shape[1], "rows", _ranks(layer, engines))
+    return cut(name, layer.input_size_per_partition, "rows", _ranks(layer, engines))
 
 
 def vocabulary_segment(name: str, layer: VocabParallelEmbedding, engines: int) -> Segment:
-    """Return the one segment of an embedding or an LM head of lane 1. Raises WeightError if it does
-    not divide.
+    """Return the one segment of an embedding or an LM head of lane 1. Raises WeightError if it is
+    quantized, or does not divide.
     """
-    return cut(name, layer.weight.shape[0], "tokens of the vocabulary", engines)
+    weight = getattr(layer, "weight", None)
+    if weight is None or weight.element_size() == 1:
+        raise WeightError(f"{name}: quantized embeddings and LM heads cannot be shared by lanes")
+    return cut(name, weight.shape[0], "tokens of the vocabulary", engines)
 
 
-def expert_width(name: str, layer: RoutedExperts, engines: int) -> int:
-    """Return the rows of each expert's gate in one unit; its up projection has the same number.
-
-    Raises:
-        WeightError: if they do not divide.
+def column_bias(layer: Any) -> torch.Tensor | None:
+    """Return the bias that is part of a layer's product; None: there is none, or the model adds
+    it.
     """
-    return cut(name, layer.w13_weight.shape[1] // 2, "columns of an expert", engines).unit_size
+    bias = None if layer.skip_bias_add else getattr(layer, "bias", None)
+    return None if bias is None else cast(torch.Tensor, bias.data)
+
+
+def row_bias(layer: RowParallelLinear) -> torch.Tensor | None:
+    """Return the bias that this device's product has."""
+    outside = layer.skip_bias_add or layer.tp_rank > 0 or layer.bias is None
+    return None if outside else cast(torch.Tensor, layer.bias.data)
 
 
 def check_cuts(lane1: Module, engines: int) -> None:
@@ -76,14 +100,14 @@ def check_cuts(lane1: Module, engines: int) -> None:
     `engines`.
     """
     for name, layer in lane1.named_modules():
-        if isinstance(layer, ColumnParallelLinear):
-            column_segments(name, layer, engines)
-        elif isinstance(layer, RowParallelLinear):
-            row_segment(name, layer, engines)
+        if isinstance(layer, LinearBase):
+            segments = linear_segments(name, layer, engines)
+            if is_quantized(layer):
+                check_quantized(name, layer, segments)
         elif isinstance(layer, VocabParallelEmbedding):
             vocabulary_segment(name, layer, engines)
         elif isinstance(layer, RoutedExperts):
-            expert_width(name, layer, engines)
+            form_of(name, layer).columns(name, layer, engines)
 
 
 def _ranks(layer: LinearBase, engines: int) -> int:

@@ -7,43 +7,42 @@ from typing import Any
 
 from torch.nn import Module, Parameter
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
-from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
-    UnquantizedFusedMoEMethod,
-)
 
 from flying_serving.errors import WeightError
 from flying_serving.layout.shards import Segment
-from flying_serving.memory.units import RawUnits
-from flying_serving.memory.weight_file import WeightFile
-from flying_serving.worker.binding.cuts import expert_width
+from flying_serving.memory.units import RawUnits, WeightPages
+from flying_serving.worker.binding.expert_forms import (
+    ExpertForm,
+    expert_tensors,
+    expert_weights,
+    form_of,
+    unit_tensor,
+)
 from flying_serving.worker.binding.methods import ExpertParts
-from flying_serving.worker.binding.plain import own_tensors
-
-EXPERT_WEIGHTS = ("w13_weight", "w2_weight")
-EXPERT_BIASES = {"w13_bias", "w2_bias"}
 
 
 @dataclass(frozen=True)
 class SharedExperts:
     """All experts of a layer. Each unit is a method of vLLM's with its layer.
 
-    `raw`: the weights as that method reads them. vLLM's kernels for the CPU have a format of their
-    own, in plain memory. So pages of a unit can be dropped, and written back as they were.
+    `raw`: the weights as that method reads them, without biases. vLLM's kernels for the CPU have a
+    format of their own, in plain memory. So pages of a unit can be dropped, and written back as
+    they were.
     """
 
     units: list[tuple[Any, Module]]
     raw: RawUnits
 
     @classmethod
-    def of(cls, units: list[tuple[Any, Module]], file: WeightFile | None) -> "SharedExperts":
-        """Make the experts of a layer from its units. `file`: where they are kept; None: they are
-        never dropped.
+    def of(cls, units: list[tuple[Any, Module]], pages: WeightPages | None) -> "SharedExperts":
+        """Make the experts of a layer from its units. `pages`: the memory they lie in; None: they
+        are never dropped.
         """
         weights = {
-            (0, n): [getattr(layer, key).data for key in EXPERT_WEIGHTS]
+            (0, n): [weight.data for weight in expert_weights(layer)]
             for n, (_, layer) in enumerate(units)
         }
-        return cls(units, RawUnits([_segment(units)], weights, file))
+        return cls(units, RawUnits([_segment(units)], weights, pages))
 
     def part(self, rank: int, degree: int) -> ExpertParts:
         """Return the method for the experts in the lane of `rank` of `degree`."""
@@ -55,47 +54,55 @@ def _segment(units: Sequence[Any]) -> Segment:
     return Segment(len(units), len(units))
 
 
-def refuse_experts(name: str, layer: Any) -> None:
-    """Raise WeightError for experts that cannot be cut into units."""
-    if not isinstance(layer.quant_method, UnquantizedFusedMoEMethod):
-        raise WeightError(f"{name}: quantized experts cannot be shared between lanes")
-    if own_tensors(layer).keys() & EXPERT_BIASES:
-        raise WeightError(f"{name}: experts with biases cannot be shared between lanes yet")
+def expert_units(name: str, full: Any, shell: Any, units: int) -> list[tuple[Any, Module]]:
+    """Return the units of all experts of a layer, each in the runtime format of vLLM's own method.
 
+    `full`: the layer of lane 1, as loaded. `shell`: that of the widest lane, on the meta device.
 
-def _refuse_monolithic(name: str, method: Any) -> None:
-    """Raise WeightError for a kernel that routes and multiplies in one call: `ExpertParts` gives
-    each unit the routing.
+    Raises:
+        WeightError: naming the layer, if they cannot be cut into units.
     """
-    if method.is_monolithic:
+    form = form_of(name, full)
+    width = form.columns(name, full, units)
+    room = shell.w13_weight.shape[1] // 2
+    if room < width or (room > width and not form.pads):
         raise WeightError(
-            f"{name}: the kernel {method.unquantized_backend.value} routes tokens itself (it is "
-            "monolithic), so lanes cannot share its experts; choose another with --moe-backend, "
-            "for example triton"
+            f"{name}.w13_weight: {width * units} rows do not make {units} units of whole kernel "
+            "blocks"
         )
+    return [
+        _expert_unit(name, form, full, shell, range(unit * width, (unit + 1) * width))
+        for unit in range(units)
+    ]
 
 
-def expert_unit(name: str, full: Any, shell: Any, unit: int, units: int) -> tuple[Any, Module]:
-    """Return one unit of all experts of a layer, in the runtime format of vLLM's own method."""
-    experts, fused, hidden = full.w13_weight.shape
-    width = expert_width(name, full, units)
-    if shell.w13_weight.shape[1] != 2 * width:
-        raise WeightError(
-            f"{name}.w13_weight: {fused // 2} rows do not make {units} units of whole kernel blocks"
-        )
+def _expert_unit(
+    name: str, form: ExpertForm, full: Any, shell: Any, columns: range
+) -> tuple[Any, Module]:
     layer = copy.copy(shell)
     layer._parameters = dict(shell._parameters)
     layer._modules = {k: m for k, m in shell._modules.items() if k != "quant_method"}
-    rows = slice(unit * width, (unit + 1) * width)
-    w13 = full.w13_weight.data.view(experts, 2, fused // 2, hidden)[:, :, rows].reshape(
-        experts, 2 * width, hidden
-    )
-    layer.w13_weight = Parameter(w13.contiguous(), requires_grad=False)
-    layer.w2_weight = Parameter(full.w2_weight.data[:, :, rows].contiguous(), requires_grad=False)
-    method = layer.__dict__["quant_method"] = UnquantizedFusedMoEMethod(layer.moe_config)
-    _refuse_monolithic(name, method)
+    loaded = expert_tensors(full)
+    for key, tensor in expert_tensors(shell).items():
+        part = unit_tensor(key, loaded[key].data, tensor.shape, columns, full)
+        layer._parameters[key] = Parameter(part, requires_grad=False)
+    method = layer.__dict__["quant_method"] = form.method(shell)
+    _refuse_monolithic(name, method, form.backend)
     method.process_weights_after_loading(layer)
     return method, layer
+
+
+def _refuse_monolithic(name: str, method: Any, other: str) -> None:
+    """Raise WeightError for a kernel that routes and multiplies in one call: `ExpertParts` gives
+    each unit the routing. `other`: a backend that does not.
+    """
+    if method.is_monolithic:
+        kernel = getattr(method, "unquantized_backend", None) or method.mxfp4_backend
+        raise WeightError(
+            f"{name}: the kernel {kernel.value} routes tokens itself (it is "
+            "monolithic), so lanes cannot share its experts; choose another with --moe-backend, "
+            f"for example {other}"
+        )
 
 
 def install_experts(
@@ -107,5 +114,5 @@ def install_experts(
             part = experts[name].part(rank, degree)
             layer._modules.pop("quant_method", None)
             layer.__dict__["quant_method"] = part
-            for key in EXPERT_WEIGHTS:
-                layer._parameters[key] = part.first_layer._parameters[key]
+            for key, tensor in expert_tensors(part.first_layer).items():
+                layer._parameters[key] = tensor

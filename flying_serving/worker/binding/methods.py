@@ -5,8 +5,10 @@ from typing import Any
 
 import torch
 from torch.nn import Module
+from vllm.model_executor.layers.linear import ColumnParallelLinear, LinearBase
 
 from flying_serving.memory.storage import Matmul, sum_of_units
+from flying_serving.vllm_adapter.compiled import HiddenProduct
 
 
 class LinearPart:
@@ -24,6 +26,24 @@ class LinearPart:
         (..., out), to be summed.
         """
         return self._part(x)
+
+
+def hide_products(model: Module, layers: dict[str, Any]) -> None:
+    """Make each product of lane 1's model one operation for torch.compile.
+
+    A product with packed units is a call of a library for each of them. torch.compile would make
+    the number of tokens a constant there. `layers`: those of lane 1's forward context, which gets
+    the products.
+    """
+    for name, layer in model.named_modules():
+        if isinstance(layer, LinearBase) and isinstance(layer.quant_method, LinearPart):
+            width = (
+                layer.output_size_per_partition
+                if isinstance(layer, ColumnParallelLinear)
+                else layer.output_size
+            )
+            assert name not in layers, f"{name}: vLLM's forward context has another layer"
+            layers[name] = layer.quant_method = HiddenProduct(layer.quant_method, name, width)
 
 
 class VocabularyPart:

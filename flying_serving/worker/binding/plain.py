@@ -20,6 +20,7 @@ from torch.nn import Module, Parameter
 from torch.utils import swap_tensors
 from vllm.config import CompilationConfig, VllmConfig
 from vllm.model_executor.layers.linear import ReplicatedLinear
+from vllm.model_executor.models.utils import StageMissingLayer
 
 from flying_serving.errors import WeightError
 from flying_serving.vllm_adapter.loading import saved_buffers
@@ -28,16 +29,18 @@ COMPUTED = {"alibi_slopes", "weight"}
 """Plain attributes that vLLM computes, and that a lane may have of its own if they equal lane 1's.
 A `weight` that is no parameter is the ones of a norm without weights.
 """
-KEPT_ON_CPU = {"_k_scale_cpu", "_v_scale_cpu"}
-"""Plain attributes of attention layers that vLLM keeps on the CPU when it has loaded a model. A
-lane is not loaded, so its own are on the device under which it is built, and of no use.
+KEPT_ON_CPU = {"_k_scale_cpu", "_v_scale_cpu", "_k_scale_float", "_v_scale_float"}
+"""Plain attributes of attention layers that vLLM keeps on the CPU, or as numbers, when it has
+loaded a model. A lane is not loaded, so its own are of no use.
 """
 _OPAQUE = (
     *(type(None), bool, int, float, str, bytes, type, ModuleType, BuiltinFunctionType),
     *(torch.dtype, torch.device, VllmConfig, CompilationConfig),
+    StageMissingLayer,
 )
 """Types in which no tensor of the model is looked for. vLLM's configuration names layers, which are
-in the model as well.
+in the model as well. A missing layer stands for a part that is not loaded, such as the encoder of a
+model that is served for text alone.
 """
 _REGISTERED = re.compile(r"_(?:modules|parameters|buffers)\.")
 

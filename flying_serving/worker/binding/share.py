@@ -10,7 +10,6 @@ from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
     LinearBase,
     RowParallelLinear,
-    UnquantizedLinearMethod,
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
@@ -28,20 +27,32 @@ from flying_serving.memory.storage import (
     bias_part,
 )
 from flying_serving.memory.unit_order import keep_by_unit
-from flying_serving.memory.units import Pack, RawUnits, Units
+from flying_serving.memory.units import Pack, RawUnits
 from flying_serving.memory.weight_file import WeightFile
-from flying_serving.worker.binding.cuts import column_segments, row_segment, vocabulary_segment
-from flying_serving.worker.binding.experts import (
-    EXPERT_WEIGHTS,
-    SharedExperts,
-    expert_unit,
-    install_experts,
-    refuse_experts,
+from flying_serving.worker.binding.cuts import (
+    column_bias,
+    column_segments,
+    row_bias,
+    row_segment,
+    vocabulary_segment,
 )
+from flying_serving.worker.binding.droppable import DroppableUnits
+from flying_serving.worker.binding.expert_forms import expert_tensors
+from flying_serving.worker.binding.experts import SharedExperts, expert_units, install_experts
+from flying_serving.worker.binding.formats import is_quantized
 from flying_serving.worker.binding.gated import gated_modules
 from flying_serving.worker.binding.latent import bind_latent, latent_projections, refuse_latent
 from flying_serving.worker.binding.methods import LinearPart, VocabularyPart
+from flying_serving.worker.binding.placement import Placement
 from flying_serving.worker.binding.plain import bind_whole, reachable, refuse_foreign
+from flying_serving.worker.binding.quantized import (
+    QuantizedColumns,
+    SharedQuantized,
+    hold_scales,
+    hold_tensors,
+)
+
+_BY_UNIT = (StridedColumns, QuantizedColumns)
 
 
 class SharedWeights:
@@ -51,7 +62,8 @@ class SharedWeights:
     `widest`: engines in the widest group, so the finest cut of this worker's shards. `pack`: how to
     pack a matrix on the CPU; None: keep matrices whole, rows of fused ones unit by unit, and hand
     out views. `file`: where weights are kept so that they may be dropped, which needs `pack`; None:
-    no weight may. `units`: the units that may be dropped, by the name of their layer.
+    no weight may. `placement`: where they lie if they may be dropped without `pack`. `units`: the
+    units that may be dropped, by the name of their layer. `quantized`: the quantized layers.
 
     After the constructor lane 1's own layers multiply with the shared storage too.
 
@@ -60,12 +72,19 @@ class SharedWeights:
     """
 
     def __init__(
-        self, model: Module, widest: int, pack: Pack | None, file: WeightFile | None = None
+        self,
+        model: Module,
+        widest: int,
+        pack: Pack | None,
+        file: WeightFile | None = None,
+        placement: Placement | None = None,
     ) -> None:
         self._widest = widest
         self._pack = pack
         self._file = file
-        self.units: dict[str, list[Units]] = {}
+        self._droppable = DroppableUnits(file, placement)
+        self.units = self._droppable.by_layer
+        self.quantized = SharedQuantized(widest, lends=self._droppable.pages is not None)
         self._model = model
         self._full = dict(model.named_modules())
         self._linear: dict[str, SharedLinear] = {}
@@ -77,6 +96,7 @@ class SharedWeights:
         self._tables: dict[int, RawUnits] = {}
         self._experts: dict[str, SharedExperts] = {}
         self._kept_whole = latent_projections(model)
+        self._droppable.place(model)
         heads = _lm_head_weights(model)
         for name, layer in model.named_modules():
             self._take(name, layer, heads)
@@ -84,12 +104,10 @@ class SharedWeights:
         self._storages: set[int] = set()
 
     def _take(self, name: str, layer: Module, heads: set[int]) -> None:
-        if isinstance(layer, LinearBase) and not isinstance(
-            layer.quant_method, UnquantizedLinearMethod
-        ):
-            raise WeightError(f"{name}: quantized layers cannot be shared between lanes")
-        if isinstance(layer, ColumnParallelLinear):
-            bias = None if layer.skip_bias_add else getattr(layer, "bias", None)
+        if is_quantized(layer):
+            self._linear |= self.quantized.take(name, layer, self._segments)
+        elif isinstance(layer, ColumnParallelLinear):
+            bias = column_bias(layer)
             self._segments[name] = column_segments(name, layer, self._widest)
             weight = layer.weight.data
             if id(layer) in self._kept_whole:
@@ -110,7 +128,7 @@ class SharedWeights:
             refuse_latent(name, layer)
 
     def _take_vocabulary(self, name: str, layer: VocabParallelEmbedding, heads: set[int]) -> None:
-        weight, segments = layer.weight.data, (vocabulary_segment(name, layer, self._widest),)
+        segments, weight = (vocabulary_segment(name, layer, self._widest),), layer.weight.data
         if (address := weight.data_ptr()) in heads:
             # a tied head and its embedding are two modules with one weight
             if address not in self._logits:
@@ -125,8 +143,9 @@ class SharedWeights:
         else:
             self._vocabulary[name] = weight
             if address not in self._tables:
-                self._tables[address] = RawUnits.of_rows(weight, segments, self._file)
-                self._may_drop(name, self._tables[address])
+                self._tables[address] = self._droppable.of_table(
+                    name, weight, segments, self._logits.get(address)
+                )
 
     def _columns(
         self,
@@ -135,12 +154,12 @@ class SharedWeights:
         bias: torch.Tensor | None,
         segments: tuple[Segment, ...],
     ) -> SharedLinear:
-        data = None if bias is None else bias.data
         if self._pack is None:
             self._keep_by_unit(name, weight, segments)
-            return StridedColumns(weight, data, segments)
-        packed = PackedColumns(weight, data, segments, self._pack, self._file)
-        self._may_drop(name, packed.units)
+            units = self._droppable.of_columns(name, weight, segments)
+            return StridedColumns(weight, bias, segments, units)
+        packed = PackedColumns(weight, bias, segments, self._pack, self._file)
+        self._droppable.add(name, packed.units)
         return packed
 
     def _keep_by_unit(self, name: str, weight: torch.Tensor, segments: tuple[Segment, ...]) -> None:
@@ -155,17 +174,13 @@ class SharedWeights:
             raise WeightError(f"{name}: another layer has the same weight and is cut differently")
 
     def _rows(self, name: str, layer: RowParallelLinear, segment: Segment) -> SharedLinear:
-        outside = layer.skip_bias_add or layer.tp_rank > 0 or layer.bias is None
-        bias = None if outside else layer.bias.data
+        bias = row_bias(layer)
         if self._pack is None:
-            return StridedRows(layer.weight.data, bias, segment)
+            units = self._droppable.of_rows(name, layer.weight.data, segment)
+            return StridedRows(layer.weight.data, bias, segment, units)
         packed = PackedRows(layer.weight.data, bias, segment, self._pack, self._file)
-        self._may_drop(name, packed.units)
+        self._droppable.add(name, packed.units)
         return packed
-
-    def _may_drop(self, name: str, units: Units) -> None:
-        if self._file is not None:
-            self.units.setdefault(name, []).append(units)
 
     def _release(self, layer: Module, name: str) -> None:
         """Take a weight from its layer: the storage has it, in another format or order."""
@@ -181,15 +196,12 @@ class SharedWeights:
         shells = dict(skeleton.named_modules())
         for name, layer in lane1.named_modules():
             if isinstance(layer, RoutedExperts):
-                refuse_experts(name, layer)
-                units = [
-                    expert_unit(name, layer, shells[name], unit, self._widest)
-                    for unit in range(self._widest)
-                ]
-                experts = self._experts[name] = SharedExperts.of(units, self._file)
-                self._may_drop(name, experts.raw)
-                for weight in EXPERT_WEIGHTS:
-                    self._release(layer, weight)
+                units = expert_units(name, layer, shells[name], self._widest)
+                self._droppable.place_units([unit for _, unit in units])
+                experts = self._experts[name] = SharedExperts.of(units, self._droppable.pages)
+                self._droppable.add(name, experts.raw)
+                for key in expert_tensors(layer):
+                    self._release(layer, key)
         cut = _storages(self._experts) - _storages(skeleton)
         self._storages = cut | _storages((lane1, self._linear, self._vocabulary))
         install_experts(lane1, self._experts, 0, 1)
@@ -201,17 +213,17 @@ class SharedWeights:
         Raises WeightError, naming a parameter that has no shared storage.
         """
         for name, layer in model.named_modules():
-            if isinstance(layer, ColumnParallelLinear | RowParallelLinear):
+            if isinstance(layer, LinearBase) and name in self._linear:
                 self._bind_linear(name, layer, rank, degree)
             elif isinstance(layer, VocabParallelEmbedding):
                 self._bind_vocabulary(name, layer, rank, degree)
             elif degree > 1:
                 if isinstance(layer, MLAAttention):
                     bind_latent(name, layer, cast(MLAAttention, self._full[name]), rank, degree)
-                cut = EXPERT_WEIGHTS if isinstance(layer, RoutedExperts) else ()
+                hold_scales(layer, self._full.get(name))
+                cut = expert_tensors(layer) if isinstance(layer, RoutedExperts) else ()
                 bind_whole(name, layer, self._full.get(name), rank, degree, but=cut)
-        if self._pack is None:
-            self._bind_gated(model, rank, degree)
+        self._bind_gated(model, rank, degree)
         if degree > 1:
             install_experts(model, self._experts, rank, degree)
             # a lane's products may have an index beside the weights
@@ -222,7 +234,7 @@ class SharedWeights:
         full = self._full[name]
         rank, degree = self._place(name, layer, rank, degree)
         layer.quant_method = LinearPart(self._linear[name].part(rank, degree))
-        layer.weight = full.weight
+        hold_tensors(layer, full)
         if layer.bias is not None:
             outside = isinstance(layer, ColumnParallelLinear) and layer.skip_bias_add
             layer.bias = self._bias_part(name, full, rank, degree) if outside else full.bias
@@ -236,14 +248,16 @@ class SharedWeights:
 
     def _bind_gated(self, model: Module, rank: int, degree: int) -> None:
         """Let activations read fused products unit by unit, where the storage has them so."""
+        if not any(isinstance(columns, _BY_UNIT) for columns in self._linear.values()):
+            return
         for gated in gated_modules(model):
-            name = gated.fused_name
-            columns = self._linear[name]
-            place = self._place(name, gated.layer, rank, degree)
-            units = len(self._segments[name][0].units_of(*place))
-            if isinstance(columns, StridedColumns) and units > 1:
-                gated.layer.quant_method = LinearPart(columns.part_by_unit(*place))
-                gated.read_by_unit(units)
+            columns = self._linear.get(gated.fused_name)
+            if isinstance(columns, _BY_UNIT):
+                place = self._place(gated.fused_name, gated.layer, rank, degree)
+                units = len(self._segments[gated.fused_name][0].units_of(*place))
+                if units > 1:
+                    gated.layer.quant_method = LinearPart(columns.part_by_unit(*place))
+                    gated.read_by_unit(units)
 
     def _bias_part(self, name: str, full: Any, rank: int, degree: int) -> Parameter:
         """Return a rank's part of a column-parallel layer's bias that the model adds itself,
@@ -301,7 +315,7 @@ def _lm_head_weights(model: Module) -> set[int]:
         heads.append(tied)
     if not heads:  # Gemma 2 and others: `compute_logits` multiplies with the embedding itself
         heads = [layer for layer in model.modules() if isinstance(layer, VocabParallelEmbedding)]
-    return {layer.weight.data_ptr() for layer in heads}
+    return {layer.weight.data_ptr() for layer in heads if hasattr(layer, "weight")}
 
 
 def _embedding_weights(modules: dict[str, Module]) -> set[int]:

@@ -2,7 +2,10 @@
 
 import json
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
+
+from vllm.config import CompilationMode, CUDAGraphMode
 
 from flying_serving.config import KEY as CONFIG_KEY
 from flying_serving.placement.wishes import BIND
@@ -10,6 +13,7 @@ from tests.server.errors.case import Case
 from tests.server.errors.starts import (
     additional,
     engines,
+    execution,
     features,
     flags,
     front_end,
@@ -30,6 +34,10 @@ def _unsupported(flag: str, what: str, **send: Any) -> Start:
     return features, Case(what, says, 2, send)
 
 
+def _execution(what: str, says: str, **send: Any) -> Start:
+    return execution, Case(what, says, 2, send)
+
+
 def _front_end(asked: str, what: str) -> Start:
     says = f"{asked}: {what} cannot be served by Flying Serving yet"
     return front_end, Case(f"`{asked}`", says, 2, {"asked": asked})
@@ -46,6 +54,12 @@ UNDIVIDED = "model.layers.0.mlp.gate_up_proj: 514 columns do not divide by 4"
 def _size(size: int, what: str, problem: str, refused: Mapping[int, str] | None = None) -> Start:
     says, send = f"--group-sizes={size}: {problem}", {"sizes": (1, size), "refused": refused}
     return engines, Case(f"`--group-sizes 1,{size}` {what}", says, 2, send)
+
+
+def _pooling_size(size: int) -> Start:
+    says = f"--group-sizes={size}: pooling models run on each engine alone"
+    send = {"sizes": (1, size), "runner_type": "pooling"}
+    return engines, Case(f"`--group-sizes 1,{size}` for a pooling model", says, 2, send)
 
 
 def _flag(name: str, value: str, allowed: str) -> Start:
@@ -90,6 +104,7 @@ FLAG_CASES: tuple[Start, ...] = (
     _flag("group-sizes", "1,3", "group size 3 is not one of 1, 2, 4, 8"),
     _flag("group-sizes", "2,4", "1 must be among the group sizes"),
     _size(8, "with four engines", "there are 4 engines"),
+    _pooling_size(2),
     _size(4, "for a model that four do not divide", UNDIVIDED, {4: UNDIVIDED}),
     _flag("weave-steps", "0", "must be a whole number from 1 up to 1000"),
     _flag("weave-steps", "x", "must be a whole number from 1 up to 1000"),
@@ -101,9 +116,6 @@ FLAG_CASES: tuple[Start, ...] = (
         "with four engines and `--group-sizes 1,2`",
         "needs a group of all 4 engines (--group-sizes)",
         sizes=(1, 2),
-    ),
-    _lending(
-        lending, "on CUDA", "weights on CUDA cannot be lent by Flying Serving yet", on_cpu=False
     ),
     _lending(
         lending_to_kinds,
@@ -197,7 +209,12 @@ FRONT_END_CASES: tuple[Start, ...] = (
 FEATURE_CASES: tuple[Start, ...] = (
     _unsupported("--enable-lora", "LoRA", lora=object()),
     _unsupported("--speculative-config", "speculative decoding", speculative=object()),
-    _unsupported("--quantization", "quantized models", quantization="fp8"),
+    _unsupported("--quantization", "quantization by modelopt_fp4", quantization="modelopt_fp4"),
+    _unsupported(
+        "--model",
+        "KV that the checkpoint quantizes (kv_cache_scheme)",
+        quant=SimpleNamespace(kv_cache_scheme={"num_bits": 8}),
+    ),
     _unsupported("--pipeline-parallel-size", "pipeline parallelism", pipeline_parallel_size=2),
     _unsupported(
         "--decode-context-parallel-size", "context parallelism", decode_context_parallel_size=2
@@ -217,17 +234,50 @@ FEATURE_CASES: tuple[Start, ...] = (
     _unsupported(
         "--data-parallel-hybrid-lb", "a hybrid load balancer", data_parallel_hybrid_lb=True
     ),
-    _unsupported(
-        "--enforce-eager=False", "torch.compile and CUDA graphs of prompts", enforce_eager=False
+    _execution(
+        "`-cc.mode=1`",
+        "--compilation-config: mode STOCK_TORCH_COMPILE cannot be served by Flying Serving yet",
+        mode=CompilationMode.STOCK_TORCH_COMPILE,
+    ),
+    _execution(
+        "`--no-enforce-eager --lend-weights`",
+        "--lend-weights: needs --enforce-eager, as compiled code does not see that a weight is "
+        "lent",
+        lend_weights=True,
+    ),
+    _execution(
+        "`--no-enforce-eager --tensor-parallel-size 2` on the CPU",
+        "--tensor-parallel-size=2: needs --enforce-eager, as torch.compile does not know the "
+        "collectives shm",
+        devices=2,
+    ),
+    _execution(
+        "CUDA without `--enforce-eager` or `--cuda-graphs`",
+        "--compilation-config: CUDA graphs have not run on a GPU yet; --cuda-graphs asks for them, "
+        "--enforce-eager and cudagraph_mode NONE are without them",
+        cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE,
+    ),
+    _execution(
+        "`--cuda-graphs -cc.mode=3 -cc.cudagraph_mode=PIECEWISE`",
+        "--compilation-config: cudagraph_mode PIECEWISE cannot be served by Flying Serving yet",
+        cudagraph_mode=CUDAGraphMode.PIECEWISE,
+        cuda_graphs=True,
+    ),
+    _execution(
+        "`--cuda-graphs -cc.mode=3 -cc.cudagraph_mode=NONE`",
+        "--cuda-graphs: the cudagraph_mode of --compilation-config must be FULL_DECODE_ONLY, or "
+        "FULL_AND_PIECEWISE with mode VLLM_COMPILE, and --enforce-eager must not be given",
+        cuda_graphs=True,
     ),
     _unsupported("--enable-sleep-mode", "sleep mode", enable_sleep_mode=True),
-    _unsupported("--runner", "pooling models", runner_type="pooling"),
-    _unsupported("--model", "multimodal models (XForCausalLM)", is_multimodal_model=True),
+    _unsupported(
+        "--language-model-only=False",
+        "images, video and audio (XForCausalLM)",
+        supports_multimodal_inputs=True,
+    ),
+    _unsupported(
+        "--model", "models with an encoder and a decoder (XForCausalLM)", is_encoder_decoder=True
+    ),
     _unsupported("--model", "models with recurrent state (XForCausalLM)", is_hybrid=True),
     _unsupported("--model", "models with latent attention, MLA (XForCausalLM)", use_mla=True),
-    _unsupported(
-        "--model",
-        "models whose every layer has a sliding window (XForCausalLM)",
-        sliding_window=1024,
-    ),
 )

@@ -8,6 +8,7 @@ from contextlib import chdir
 from types import SimpleNamespace
 from typing import Any
 
+from vllm.config import CompilationMode, CUDAGraphMode
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -17,6 +18,7 @@ from flying_serving.config import Deployment, FlyingConfig
 from flying_serving.observe.tracing.file import begin_trace
 from flying_serving.placement.plan import plan
 from flying_serving.placement.wishes import read_wishes
+from flying_serving.server.start.execution import refuse_other_execution
 from flying_serving.server.start.front_ends import refuse_other_front_ends
 from flying_serving.server.start.support import (
     choose_group_sizes,
@@ -49,15 +51,14 @@ def configuration(**changes: Any) -> Any:
     model = {
         "is_hybrid": False,
         "has_inner_state": False,
-        "is_multimodal_model": False,
+        "supports_multimodal_inputs": False,
+        "is_encoder_decoder": False,
         "architecture": "XForCausalLM",
         "runner_type": "generate",
         "quantization": None,
         "use_mla": False,
         "enable_sleep_mode": False,
-        "enforce_eager": True,
         "max_model_len": 4096,
-        "get_sliding_window": lambda: changes.get("sliding_window"),
         "get_total_num_kv_heads": lambda: 4,
         "model_arch_config": SimpleNamespace(total_num_attention_heads=8),
         "hf_text_config": SimpleNamespace(),
@@ -66,9 +67,22 @@ def configuration(**changes: Any) -> Any:
     return SimpleNamespace(
         parallel_config=SimpleNamespace(**{k: changes.get(k, v) for k, v in parallel.items()}),
         model_config=SimpleNamespace(**{k: changes.get(k, v) for k, v in model.items()}),
-        compilation_config=SimpleNamespace(mode=None, cudagraph_mode=None),
         **{f"{name}_config": changes.get(name) for name in features},
     )
+
+
+def execution(**changes: Any) -> None:
+    """How steps run: the flags of vLLM and of us."""
+    settings = {"mode": CompilationMode.VLLM_COMPILE, "cudagraph_mode": CUDAGraphMode.NONE}
+    asked = {key: value for key, value in changes.items() if key in FlyingConfig.model_fields}
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(enforce_eager=False),
+        parallel_config=SimpleNamespace(tensor_parallel_size=changes.get("devices", 1)),
+        compilation_config=SimpleNamespace(
+            **{key: changes.get(key, value) for key, value in settings.items()}
+        ),
+    )
+    refuse_other_execution(config, FlyingConfig(**asked), "shm")
 
 
 def flags(**arguments: str) -> None:
@@ -135,14 +149,15 @@ def features(clients: int = 1, **changes: Any) -> None:
     refuse_unsupported(configuration(**changes), clients)
 
 
-def lending(sizes: tuple[int, ...] = (1, 2, 4), on_cpu: bool = True) -> None:
+def lending(sizes: tuple[int, ...]) -> None:
     """A worker of four engines that may lend its weights."""
     flying = FlyingConfig(lend_weights=True)
     deployment = Deployment(run_dir="", engines=4, devices=1, group_sizes=sizes, flying=flying)
-    weight_file_of(deployment, 0, 0, on_cpu=on_cpu)
+    weight_file_of(deployment, 0, 0)
 
 
 def lending_to_kinds() -> None:
     """The same, of a model whose KV is not one memory."""
     worker: Any = SimpleNamespace(residency=object())
-    WorkerLanes.bind_extra(worker, None, None, 0)  # type: ignore[arg-type]
+    kv: Any = SimpleNamespace(kv_cache_groups=[object(), object()])
+    WorkerLanes.refuse_kinds_of_kv(worker, kv)

@@ -28,7 +28,6 @@ def test_allowed_configurations_are_not_refused() -> None:
     engines()
     engines((1, 2, 4))
     features()
-    features(sliding_window=8192)
     for asked in (
         "--data-parallel-size-local=2",
         "--distributed-executor-backend=mp",

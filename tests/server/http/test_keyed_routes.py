@@ -28,6 +28,16 @@ GENERATE = {
     "/invocations",
     "/generative_scoring",
     "/inference/v1/generate",
+    # of pooling models
+    "/v1/embeddings",
+    "/v2/embed",
+    "/pooling",
+    "/classify",
+    "/score",
+    "/v1/score",
+    "/rerank",
+    "/v1/rerank",
+    "/v2/rerank",
 }
 DO_NOT_GENERATE = {
     "/tokenize",
@@ -74,6 +84,9 @@ DO_NOT_GENERATE = {
 }
 
 
+TASKS = ("generate", "render", "transcription", "realtime", "embed", "classify")
+
+
 @pytest.fixture(scope="module")
 def vllms_app() -> Iterator[FastAPI]:
     """vLLM's application with all routes that its flags and variables add, and ours, as they are
@@ -90,7 +103,9 @@ def vllms_app() -> Iterator[FastAPI]:
         args = make_arg_parser(FlexibleArgumentParser()).parse_args(
             [f"--api-key={SECRET}", "--enable-scale-out"]
         )
-        yield build_app(args, ("generate", "render", "transcription", "realtime"), None)
+        # as a pooling model: vLLM then adds the routes of embeddings and scores
+        model: Any = SimpleNamespace(get_pooling_task=lambda _tasks: "embed")
+        yield build_app(args, TASKS, model)
     installer.uninstall()
 
 

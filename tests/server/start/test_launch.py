@@ -1,13 +1,10 @@
 """What `prepare` decides before the engines start."""
 
-from types import SimpleNamespace
-
 import pytest
-from vllm.config import CompilationMode, CUDAGraphMode
 
 from flying_serving.config import Collectives, FlyingConfig
 from flying_serving.errors import ConfigError
-from flying_serving.server.start.launch import _refuse_other_graphs, survives
+from flying_serving.server.start.launch import survives
 
 
 @pytest.mark.parametrize(
@@ -42,35 +39,3 @@ def test_an_engine_is_lost_before_others_give_up_waiting_for_it() -> None:
     ):
         survives(FlyingConfig(engine_timeout_s=70), 2, "shm")
     survives(FlyingConfig(engine_timeout_s=70, collective_timeout_s=70), 2, "shm")
-
-
-@pytest.mark.parametrize(
-    ("asked", "mode", "is_v2", "says"),
-    [
-        (False, CUDAGraphMode.FULL_DECODE_ONLY, False, "CUDA graphs have not run on a GPU yet"),
-        (True, CUDAGraphMode.NONE, False, "--cuda-graphs: --compilation-config must have"),
-        (True, CUDAGraphMode.FULL_DECODE_ONLY, True, "VLLM_USE_V2_MODEL_RUNNER=0 must be set"),
-    ],
-)
-def test_graphs_need_our_flag_and_the_first_model_runner(
-    asked: bool, mode: CUDAGraphMode, is_v2: bool, says: str
-) -> None:
-    config = graph_settings(mode, is_v2)
-    with pytest.raises(ConfigError, match=says):
-        _refuse_other_graphs(config, FlyingConfig(cuda_graphs=asked))
-
-
-@pytest.mark.parametrize(
-    ("asked", "mode"), [(True, CUDAGraphMode.FULL_DECODE_ONLY), (False, CUDAGraphMode.NONE)]
-)
-def test_graphs_are_taken_as_they_are_asked_for(asked: bool, mode: CUDAGraphMode) -> None:
-    _refuse_other_graphs(graph_settings(mode, is_v2=False), FlyingConfig(cuda_graphs=asked))
-
-
-def graph_settings(mode: CUDAGraphMode, is_v2: bool) -> SimpleNamespace:
-    """The part of vLLM's configuration that names CUDA graphs."""
-    return SimpleNamespace(
-        model_config=SimpleNamespace(enforce_eager=mode == CUDAGraphMode.NONE),
-        compilation_config=SimpleNamespace(mode=CompilationMode.NONE, cudagraph_mode=mode),
-        use_v2_model_runner=is_v2,
-    )

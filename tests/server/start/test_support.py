@@ -17,6 +17,7 @@ def configuration(heads: int, kv_heads: int, engines: int = 4) -> Any:
         model_arch_config=SimpleNamespace(total_num_attention_heads=heads),
         get_total_num_kv_heads=lambda: kv_heads,
         hf_text_config=SimpleNamespace(),
+        runner_type="generate",
     )
     parallel = SimpleNamespace(data_parallel_size=engines, tensor_parallel_size=1)
     return SimpleNamespace(model_config=model, parallel_config=parallel)

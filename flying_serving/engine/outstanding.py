@@ -1,0 +1,57 @@
+"""The steps of a group that its leader has ordered, and whose outputs it has not taken."""
+
+from enum import Enum, auto
+
+from flying_serving.engine.messages import Overlap
+
+
+class Room(Enum):
+    """The room for a further step of a group beside its outstanding ones."""
+
+    OPEN = auto()
+    FULL = auto()
+    """None until an output is taken: as many as may be are outstanding, or nothing could be planned
+    beside them.
+    """
+
+
+class OutstandingSteps:
+    """The number of outstanding steps of a group, of which `most` may be outstanding at a time.
+
+    A step is outstanding from its order until its output is taken.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.count = 0
+        self.room = Room.OPEN
+
+    def __bool__(self) -> bool:
+        """Return whether a step is outstanding."""
+        return self.count > 0
+
+    @property
+    def overlap(self) -> Overlap:
+        """The overlap of a step that is ordered now."""
+        if self._most == 1:
+            return Overlap.NONE
+        return Overlap.SECOND if self.count else Overlap.FIRST
+
+    def ordered(self) -> None:
+        """Note a step that was ordered."""
+        assert self.room is Room.OPEN
+        self.count += 1
+        self.room = Room.FULL if self.count == self._most else Room.OPEN
+
+    def planned_nothing(self) -> None:
+        """Note that nothing could be planned: the next plan needs an output, if one is to come."""
+        self.room = Room.FULL if self.count else Room.OPEN
+
+    def taken(self) -> None:
+        """Note that the output of the oldest step was taken."""
+        self.count -= 1
+        self.room = Room.OPEN
+
+    def clear(self) -> None:
+        """Forget all steps: the group has lost a member."""
+        self.count, self.room = 0, Room.OPEN

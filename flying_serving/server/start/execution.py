@@ -1,0 +1,83 @@
+"""How lanes run their steps: as they are, compiled, and as CUDA graphs. Refusals of the other ways
+that vLLM has.
+
+vLLM's flags say how lane 1 runs: --enforce-eager and --compilation-config. Lanes of groups are
+never compiled. With --cuda-graphs they replay graphs of decode steps.
+"""
+
+import os
+from typing import Any
+
+from vllm.config import CompilationMode, CUDAGraphMode
+
+from flying_serving.config import Collectives, FlyingConfig
+from flying_serving.errors import ConfigError, Unsupported
+from flying_serving.vllm_adapter.compiled import is_compiled
+
+_NO_CACHE = "VLLM_DISABLE_COMPILE_CACHE"
+_GRAPHS_OF_DECODES = (CUDAGraphMode.FULL_DECODE_ONLY, CUDAGraphMode.FULL_AND_PIECEWISE)
+
+
+def refuse_other_execution(config: Any, flying: FlyingConfig, collectives: Collectives) -> None:
+    """Refuse settings of vLLM under which a lane may compute wrongly, or not at all.
+
+    `collectives`: how devices exchange tensors.
+
+    Raises:
+        ConfigError: if two settings do not go together.
+        Unsupported: for a way in which no lane runs yet.
+    """
+    if is_compiled(config):
+        _refuse_uncompilable(config, flying, collectives)
+    _refuse_other_graphs(config, flying)
+
+
+def keep_no_compiled_code(config: Any) -> None:
+    """Let vLLM compile lane 1 anew at each start, unless a user says otherwise.
+
+    Its cache is looked up by the whole configuration. That has the directory of this start, so
+    nothing would be found again.
+    """
+    if is_compiled(config):
+        os.environ.setdefault(_NO_CACHE, "1")
+
+
+def _refuse_uncompilable(config: Any, flying: FlyingConfig, collectives: Collectives) -> None:
+    devices = config.parallel_config.tensor_parallel_size
+    if config.compilation_config.mode == CompilationMode.STOCK_TORCH_COMPILE:
+        raise Unsupported(
+            "--compilation-config: mode STOCK_TORCH_COMPILE cannot be served by Flying Serving yet"
+        )
+    if flying.lend_weights:
+        raise ConfigError(
+            "--lend-weights: needs --enforce-eager, as compiled code does not see that a weight is "
+            "lent"
+        )
+    if devices > 1 and collectives != "nccl":
+        raise ConfigError(
+            f"--tensor-parallel-size={devices}: needs --enforce-eager, as torch.compile does not "
+            f"know the collectives {collectives}"
+        )
+
+
+def _refuse_other_graphs(config: Any, flying: FlyingConfig) -> None:
+    mode = config.compilation_config.cudagraph_mode
+    if config.model_config.enforce_eager or mode in (None, CUDAGraphMode.NONE):
+        if flying.cuda_graphs:
+            raise ConfigError(
+                "--cuda-graphs: the cudagraph_mode of --compilation-config must be "
+                "FULL_DECODE_ONLY, or FULL_AND_PIECEWISE with mode VLLM_COMPILE, and "
+                "--enforce-eager must not be given"
+            )
+        return
+    piecewise = mode == CUDAGraphMode.FULL_AND_PIECEWISE
+    if mode not in _GRAPHS_OF_DECODES or (piecewise and not is_compiled(config)):
+        raise Unsupported(
+            f"--compilation-config: cudagraph_mode {mode.name} cannot be served by Flying Serving "
+            "yet"
+        )
+    if not flying.cuda_graphs:
+        raise ConfigError(
+            "--compilation-config: CUDA graphs have not run on a GPU yet; --cuda-graphs asks for "
+            "them, --enforce-eager and cudagraph_mode NONE are without them"
+        )

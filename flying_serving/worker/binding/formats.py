@@ -1,0 +1,219 @@
+"""The formats of quantized linear layers that lanes can share: the one table.
+
+vLLM's own method of a layer loads the tensors of a checkpoint and turns them into the format of a
+kernel. FORMATS says of each kernel what lies along which dimension of its tensors, and how small a
+part may be. Nothing is known of the format of any other kernel. Its layers cannot be cut, and
+groups of engines are not offered.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from torch.nn import Module
+from vllm.model_executor.layers.linear import (
+    LinearBase,
+    RowParallelLinear,
+    UnquantizedLinearMethod,
+)
+
+from flying_serving.errors import WeightError
+from flying_serving.layout.shards import Segment
+
+METHODS = ("compressed-tensors", "gptq", "auto_gptq", "awq", "auto_awq", "fp8")
+"""Values of vLLM's `quantization` whose layers have kernels of the table."""
+
+
+class Way(Enum):
+    """The way in which a lane multiplies with its part of a layer."""
+
+    VIEWS = "views"
+    """One call of vLLM's method, over views of the one weight."""
+    INPUTS_APART = "inputs apart"
+    """The same for some of the outputs. The kernel reads its inputs in one piece, so units of
+    inputs are stored apart, and their products added.
+    """
+    OPAQUE = "opaque"
+    """The library keeps a weight in a format that cannot be read. So units are cut from the
+    checkpoint's tensors, vLLM's kernel processes each by itself, and the input is quantized once.
+    """
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The dimensions of a tensor along which outputs and inputs of the layer lie. None: the tensor
+    is not cut when they are.
+    """
+
+    outputs: int | None = None
+    inputs: int | None = None
+
+
+WHOLE = Axes()
+ALL = slice(None)
+
+
+@dataclass(frozen=True)
+class Format:
+    """The format of a kernel.
+
+    Args:
+        tensors: by the name of a parameter. Names that a method does not have do no harm.
+        outputs, inputs: the sizes of the kernel's blocks. A part has whole ones.
+        way: see `Way`.
+        input_rounding: the share of a product by which degrees may differ. Each rank rounds its
+            own inputs, with a scale of its own, in stock vLLM too.
+    """
+
+    tensors: Mapping[str, Axes]
+    way: Way
+    outputs: int = 1
+    inputs: int = 1
+    input_rounding: float = 0.0
+
+
+FP8_ROUNDING = 0.1
+"""A number has three bits after its first. Correct tiny models differ by 0.033."""
+INT8_ROUNDING = 0.03
+
+FORMATS: dict[str, Format] = {
+    # int4 of compressed-tensors, GPTQ and AWQ: blocks of 16 outputs, one row of inputs for each
+    "CPUWNA16LinearKernel": Format(
+        {
+            "weight_packed": Axes(0, 1),
+            "weight_scale": Axes(1, 0),
+            "weight_zero_point": Axes(1, 0),
+            "weight_shape": WHOLE,
+            "qweight": Axes(0, 1),
+            "scales": Axes(1, 0),
+            "qzeros": Axes(1, 0),
+        },
+        Way.INPUTS_APART,
+        outputs=32,
+        inputs=32,
+    ),
+    # FP8 with a scale for each weight: that of a fused layer is its largest, so equal on all ranks
+    "PerTensorTorchFP8ScaledMMLinearKernel": Format(
+        {"weight": Axes(1, 0), "weight_scale": WHOLE, "input_scale": WHOLE},
+        Way.VIEWS,
+        outputs=16,
+        inputs=16,
+        input_rounding=FP8_ROUNDING,
+    ),
+    # FP8 with a scale for each output
+    "ChannelWiseTorchFP8ScaledMMLinearKernel": Format(
+        {"weight": Axes(1, 0), "weight_scale": Axes(0), "input_scale": WHOLE},
+        Way.VIEWS,
+        outputs=16,
+        inputs=16,
+        input_rounding=FP8_ROUNDING,
+    ),
+    # int8 with a scale for each output, or for each weight of a fused layer
+    "CPUInt8ScaledMMLinearKernel": Format(
+        {
+            "weight": Axes(0, 1),
+            "weight_scale": Axes(0),
+            "input_scale": WHOLE,
+            "input_zero_point": WHOLE,
+        },
+        Way.OPAQUE,
+        input_rounding=INT8_ROUNDING,
+    ),
+}
+"""By the name of vLLM's kernel."""
+
+
+def is_quantized(layer: Module) -> bool:
+    """Return whether a linear layer has another method of vLLM than the plain one."""
+    return isinstance(layer, LinearBase) and not isinstance(
+        layer.quant_method, UnquantizedLinearMethod
+    )
+
+
+def kernel_of(layer: Any) -> Any:
+    """Return vLLM's kernel of a quantized linear layer; None: its method has none."""
+    for owner in (getattr(layer, "scheme", None), layer.quant_method):
+        for name in ("kernel", "fp8_linear"):
+            kernel = getattr(owner, name, None)
+            if kernel is not None:
+                return kernel
+    return None
+
+
+def has_format(layer: Any) -> bool:
+    """Return whether the kernel of a quantized layer is in the table."""
+    return type(kernel_of(layer)).__name__ in FORMATS
+
+
+def format_of(name: str, layer: Any) -> Format:
+    """Return the format of a quantized layer. Raises WeightError, naming layer, method and kernel,
+    if it is unknown.
+    """
+    kernel, method = kernel_of(layer), type(layer.quant_method).__name__
+    known = FORMATS.get(type(kernel).__name__)
+    if known is None:
+        what = method if kernel is None else f"{type(kernel).__name__} ({method})"
+        raise WeightError(f"{name}: the format of {what} cannot be cut into parts for lanes")
+    if getattr(layer, "use_w4a8", False):
+        raise WeightError(
+            f"{name}: weights in the format of VLLM_CPU_INT4_W4A8 cannot be cut into parts for "
+            "lanes; set VLLM_CPU_INT4_W4A8=0"
+        )
+    for key, parameter in layer.named_parameters(recurse=False):
+        if key != "bias" and key not in known.tensors and parameter is not None:
+            raise WeightError(f"{name}.{key}: this tensor cannot be cut into parts for lanes")
+    return known
+
+
+def part_of(
+    tensor: torch.Tensor,
+    axes: Axes,
+    sizes: tuple[int, int],
+    outputs: slice = ALL,
+    inputs: slice = ALL,
+) -> torch.Tensor:
+    """Return a view of the part of a kernel's tensor that is of some outputs and inputs.
+
+    `sizes`: outputs and inputs of the layer. A tensor may have one number for several of them, or
+    for all.
+
+    Raises:
+        WeightError: if a number is of outputs or inputs inside and outside the part.
+    """
+    cuts = zip((axes.outputs, axes.inputs), (outputs, inputs), sizes, strict=True)
+    for dim, part, size in cuts:
+        if dim is not None and tensor.shape[dim] > 1:
+            rows, length = range(size)[part], tensor.shape[dim]
+            if rows.start * length % size or rows.stop * length % size:
+                raise WeightError(
+                    f"{length} numbers for {size} cannot be cut at {rows.start} and {rows.stop}"
+                )
+            start, stop = rows.start * length // size, rows.stop * length // size
+            tensor = tensor.narrow(dim, start, stop - start)
+    return tensor
+
+
+def check_quantized(name: str, layer: LinearBase, segments: Sequence[Segment]) -> None:
+    """Raise WeightError, naming the layer, if vLLM's kernel cannot multiply with units of these
+    segments, or if units part a group with one scale.
+
+    `segments`: of the inputs of a row-parallel layer, of the outputs of any other.
+    """
+    of_kernel, sizes = format_of(name, layer), [segment.unit_size for segment in segments]
+    if not isinstance(layer, RowParallelLinear):
+        _check(name, "outputs", sizes, of_kernel.outputs, "the kernel's blocks")
+        return
+    _check(name, "inputs", sizes, of_kernel.inputs, "the kernel's blocks")
+    group = getattr(kernel_of(layer).config, "group_size", -1)
+    if group > 0:
+        _check(name, "inputs", sizes, group, "the groups with one scale")
+
+
+def _check(name: str, what: str, unit_sizes: Sequence[int], multiple: int, of: str) -> None:
+    for size in unit_sizes:
+        if size % multiple:
+            raise WeightError(
+                f"{name}: a unit of {size} {what} is no multiple of {multiple}, the size of {of}"
+            )

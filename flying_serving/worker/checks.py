@@ -1,0 +1,112 @@
+"""The checks of the lanes of a device at every start: compiled steps with eager ones, and each lane
+with lane 1.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from flying_serving.comm.pool import CommunicatorPool
+from flying_serving.errors import ConfigError
+from flying_serving.vllm_adapter.batches import CHECK_REQUESTS, CHECK_TOKENS, check_steps
+from flying_serving.vllm_adapter.compiled import is_compiled
+from flying_serving.vllm_adapter.rank_widths import activations_by_width, widths_of_ranks
+from flying_serving.vllm_adapter.runner import Runner
+from flying_serving.worker.compiled import check_compiled
+from flying_serving.worker.lane import WorkerLane
+from flying_serving.worker.selfcheck import LayerOutputs, compare, record, require_alike, tolerance
+
+
+def most_requests(config: Any, blocks: int) -> int:
+    """Return how many made-up requests of a check fit in a step, each in a block of its own.
+
+    `config`: lane 1's VllmConfig, with `blocks` KV blocks.
+    """
+    scheduler = config.scheduler_config
+    in_a_step = scheduler.max_num_batched_tokens // CHECK_TOKENS
+    return int(min(scheduler.max_num_seqs, blocks - 1, in_a_step))
+
+
+class LaneChecks:
+    """The checks of one device. `groups`: its lanes by group size. `say`: logs a phase.
+    `input_rounding`: the part that quantized layers may differ by, beside that of the type.
+
+    `blocks`, in the methods: the KV blocks that have memory.
+    """
+
+    def __init__(
+        self,
+        lane1: Runner,
+        groups: Mapping[int, WorkerLane],
+        communicators: CommunicatorPool,
+        say: Callable[[str], None],
+        input_rounding: float,
+    ) -> None:
+        self._lane1 = lane1
+        self._groups = groups
+        self._communicators = communicators
+        self._say = say
+        self._input_rounding = input_rounding
+
+    @torch.inference_mode()
+    def compare_compiled(self, blocks: int) -> None:
+        """Compare lane 1 with its own code, if it is compiled: see `worker/compiled.py`. Raises
+        LaneError.
+        """
+        if not is_compiled(self._lane1.config):
+            return
+        together = partial(self._communicators.any_of, 1)
+        with self._lane1.graphs.unused():
+            largest = check_compiled(
+                self._lane1, most_requests(self._lane1.config, blocks), together
+            )
+        self._say(f"lane 1: compiled steps equal eager steps within {largest:.1e}")
+
+    @torch.inference_mode()
+    def compare_lanes(self, blocks: int) -> None:
+        """Compare each lane with lane 1: see `worker/selfcheck.py`.
+
+        Raises:
+            LaneError: if one differs.
+            ConfigError: if a step is too short for it.
+        """
+        if not self._groups:
+            return
+        began_s = time.monotonic()
+        self._say("comparing each lane with lane 1")
+        config = self._lane1.config
+        scheduler, model = config.scheduler_config, config.model_config
+        if scheduler.max_num_batched_tokens < CHECK_TOKENS:
+            raise ConfigError(
+                f"--max-num-batched-tokens={scheduler.max_num_batched_tokens}: must be at least "
+                f"{CHECK_TOKENS}"
+            )
+        requests = min(CHECK_REQUESTS, most_requests(self._lane1.config, blocks))
+        steps = partial(check_steps, requests, model.get_vocab_size())
+        differ = bool(activations_by_width(self._lane1.model))
+        expected: LayerOutputs | None = None
+        largest, allowed = 0.0, tolerance(model.dtype) + self._input_rounding
+        for size, lane in self._groups.items():
+            if expected is None or differ:
+                expected = self._outputs_of_lane1(size, steps(config.cache_config.block_size))
+            mine = steps(lane.runner.config.cache_config.block_size)
+            found = compare(lane.runner.model, lane.execute, mine, expected)
+            agreed = partial(self._communicators.any_of, size)
+            largest = max(largest, require_alike(size, found, allowed, agreed))
+        took_s = time.monotonic() - began_s
+        self._say(f"lanes equal lane 1 within {largest:.1e}; comparing took {took_s:.2f} s")
+
+    def _outputs_of_lane1(self, size: int, steps: Iterable[Any]) -> LayerOutputs:
+        """Record lane 1's eager steps, with activations as wide as those of a rank of `size`
+        engines.
+        """
+        lane1 = self._lane1
+        with (
+            lane1.graphs.unused(),
+            lane1.uncompiled(),
+            widths_of_ranks(lane1.model, size),
+        ):
+            return record(lane1.model, lane1.step, steps)

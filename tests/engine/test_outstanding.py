@@ -1,0 +1,57 @@
+"""OutstandingSteps: how many steps of a group may be ordered before an output is taken."""
+
+import pytest
+
+from flying_serving.engine.messages import Overlap
+from flying_serving.engine.outstanding import OutstandingSteps, Room
+
+
+def test_one_step_at_a_time_overlaps_none() -> None:
+    steps = OutstandingSteps(1)
+    assert steps.overlap is Overlap.NONE
+    steps.ordered()
+    assert steps
+    assert steps.room is Room.FULL
+    steps.taken()
+    assert not steps
+    assert steps.room is Room.OPEN
+
+
+def test_second_step_is_ordered_beside_the_first() -> None:
+    steps = OutstandingSteps(2)
+    assert steps.overlap is Overlap.FIRST
+    steps.ordered()
+    assert steps.room is Room.OPEN
+    assert steps.overlap is Overlap.SECOND
+    steps.ordered()
+    assert steps.room is Room.FULL
+    steps.taken()
+    assert steps.room is Room.OPEN
+    assert steps.overlap is Overlap.SECOND
+
+
+def test_step_beyond_the_room_is_an_error() -> None:
+    steps = OutstandingSteps(1)
+    steps.ordered()
+    with pytest.raises(AssertionError):
+        steps.ordered()
+
+
+def test_plan_of_nothing_leaves_no_room_until_an_output_is_taken() -> None:
+    steps = OutstandingSteps(2)
+    steps.planned_nothing()
+    assert steps.room is Room.OPEN
+    steps.ordered()
+    steps.planned_nothing()
+    assert steps.room is Room.FULL
+    steps.taken()
+    assert steps.room is Room.OPEN
+
+
+def test_forgotten_steps_leave_all_room() -> None:
+    steps = OutstandingSteps(2)
+    steps.ordered()
+    steps.ordered()
+    steps.clear()
+    assert not steps
+    assert steps.room is Room.OPEN

@@ -1,0 +1,97 @@
+"""Which of vLLM's ways to run steps lanes have: eager, compiled, and with CUDA graphs."""
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.config import CompilationMode, CUDAGraphMode
+
+from flying_serving.config import Collectives, FlyingConfig
+from flying_serving.errors import ConfigError, Unsupported
+from flying_serving.server.start.execution import keep_no_compiled_code, refuse_other_execution
+
+EAGER, COMPILED = CompilationMode.NONE, CompilationMode.VLLM_COMPILE
+DECODES, ALL_STEPS = CUDAGraphMode.FULL_DECODE_ONLY, CUDAGraphMode.FULL_AND_PIECEWISE
+NO_GRAPHS = CUDAGraphMode.NONE
+
+
+def execution(mode: CompilationMode, graphs: CUDAGraphMode, devices: int = 1) -> Any:
+    """The part of vLLM's configuration that says how steps run."""
+    return SimpleNamespace(
+        model_config=SimpleNamespace(enforce_eager=mode == EAGER and graphs == NO_GRAPHS),
+        parallel_config=SimpleNamespace(tensor_parallel_size=devices),
+        compilation_config=SimpleNamespace(mode=mode, cudagraph_mode=graphs),
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "graphs", "asked"),
+    [
+        (EAGER, NO_GRAPHS, False),
+        (EAGER, DECODES, True),
+        (COMPILED, NO_GRAPHS, False),
+        (COMPILED, DECODES, True),
+        (COMPILED, ALL_STEPS, True),
+        (CompilationMode.DYNAMO_TRACE_ONCE, NO_GRAPHS, False),
+    ],
+)
+def test_ways_that_lanes_have_are_taken(
+    mode: CompilationMode, graphs: CUDAGraphMode, asked: bool
+) -> None:
+    refuse_other_execution(execution(mode, graphs), FlyingConfig(cuda_graphs=asked), "nccl")
+
+
+@pytest.mark.parametrize(
+    ("mode", "graphs", "asked", "says"),
+    [
+        (EAGER, NO_GRAPHS, True, "--cuda-graphs: the cudagraph_mode of --compilation-config must"),
+        (EAGER, DECODES, False, "CUDA graphs have not run on a GPU yet; --cuda-graphs asks for"),
+        (COMPILED, ALL_STEPS, False, "CUDA graphs have not run on a GPU yet; --cuda-graphs asks"),
+        (COMPILED, NO_GRAPHS, True, "--cuda-graphs: the cudagraph_mode of --compilation-config"),
+    ],
+)
+def test_graphs_need_our_flag_and_settings_of_vllm(
+    mode: CompilationMode, graphs: CUDAGraphMode, asked: bool, says: str
+) -> None:
+    config = execution(mode, graphs)
+    with pytest.raises(ConfigError, match=says):
+        refuse_other_execution(config, FlyingConfig(cuda_graphs=asked), "nccl")
+
+
+@pytest.mark.parametrize(
+    ("mode", "graphs"),
+    [
+        (EAGER, ALL_STEPS),
+        (EAGER, CUDAGraphMode.FULL),
+        (COMPILED, CUDAGraphMode.PIECEWISE),
+        (COMPILED, CUDAGraphMode.FULL),
+    ],
+)
+def test_other_graphs_are_refused(mode: CompilationMode, graphs: CUDAGraphMode) -> None:
+    says = f"^--compilation-config: cudagraph_mode {graphs.name} cannot be served"
+    with pytest.raises(Unsupported, match=says):
+        refuse_other_execution(execution(mode, graphs), FlyingConfig(cuda_graphs=True), "nccl")
+
+
+@pytest.mark.parametrize("collectives", ["shm", "gloo", "staged", "pynccl"])
+def test_compiled_engine_of_several_devices_needs_nccl(collectives: Collectives) -> None:
+    config = execution(COMPILED, NO_GRAPHS, devices=2)
+    refuse_other_execution(config, FlyingConfig(), "nccl")
+    says = f"--tensor-parallel-size=2: needs --enforce-eager, .* the collectives {collectives}$"
+    with pytest.raises(ConfigError, match=says):
+        refuse_other_execution(config, FlyingConfig(), collectives)
+
+
+def test_compiled_code_is_kept_for_no_other_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_DISABLE_COMPILE_CACHE", "0")
+    keep_no_compiled_code(execution(COMPILED, NO_GRAPHS))
+    assert os.environ["VLLM_DISABLE_COMPILE_CACHE"] == "0", "a user's own choice stays"
+
+    monkeypatch.delenv("VLLM_DISABLE_COMPILE_CACHE")
+    keep_no_compiled_code(execution(EAGER, NO_GRAPHS))
+    assert "VLLM_DISABLE_COMPILE_CACHE" not in os.environ
+
+    keep_no_compiled_code(execution(COMPILED, NO_GRAPHS))
+    assert os.environ["VLLM_DISABLE_COMPILE_CACHE"] == "1"
+    monkeypatch.delenv("VLLM_DISABLE_COMPILE_CACHE")
