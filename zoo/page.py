@@ -8,6 +8,7 @@ from textwrap import wrap
 
 from zoo.architectures import ALL_OF_IT, MAX_MODEL_LEN, WINDOW
 from zoo.compare import TOLERANCE
+from zoo.rotation import CORRECTED
 from zoo.verdict import (
     BLIND,
     BUILD,
@@ -51,7 +52,9 @@ WHAT = (
     f"tried twice: with a window of {ALL_OF_IT} tokens, which no request leaves, and with one of "
     f"{WINDOW} (*sliding window*). Models that see or hear as well are served with "
     "`--language-model-only` (*text only*). Each other variant is a way of binding weights that "
-    "the usual configuration of its architecture does not show."
+    "the usual configuration of its architecture does not show. "
+    f"{' and '.join(CORRECTED)} are compared with stock vLLM whose rotary embeddings are computed "
+    "in plain torch (see [engine.md](engine.md#latent-attention))."
 )
 
 QUANTIZED_MEANS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from zoo import stock
+from zoo import rotation, stock
 from zoo.architectures import Model
 from zoo.checkpoints import write_checkpoint
 
@@ -56,4 +56,6 @@ def answer_all(model: Model, path: Path, degree: int, out: Path) -> None:
     changes.
     """
     stock.ENGINE["dtype"] = dtype_of(model)
+    if model.architecture in rotation.CORRECTED:
+        rotation.correct()
     stock.answer_all(path, degree, out, model.engine_options)

@@ -63,6 +63,8 @@ def no_model(model: str, reason: str) -> ConfigError:
 
 def refuse_unsupported(config: Any, client_count: int) -> None:
     """Raise Unsupported for the first feature of this VllmConfig that lanes do not serve yet."""
+    from vllm.utils.torch_utils import is_quantized_kv_cache
+
     from flying_serving.worker.binding import expert_forms, formats
 
     parallel, model = config.parallel_config, config.model_config
@@ -116,6 +118,16 @@ def refuse_unsupported(config: Any, client_count: int) -> None:
             "an external load balancer",
         ),
         (parallel.data_parallel_hybrid_lb, "--data-parallel-hybrid-lb", "a hybrid load balancer"),
+        (
+            model.use_mla and is_quantized_kv_cache(config.cache_config.cache_dtype),
+            "--kv-cache-dtype",
+            "KV in 8 bits of latent attention (MLA)",
+        ),
+        (
+            hasattr(model.hf_text_config, "index_topk"),
+            "--model",
+            f"sparse attention, whose indexer has a cache of its own ({model.architecture})",
+        ),
         (mixed, "--model", f"models with recurrent state ({model.architecture})"),
         (not causal, "--model", f"attention that is not causal ({model.architecture})"),
         (model.enable_sleep_mode, "--enable-sleep-mode", "sleep mode"),

@@ -41,7 +41,7 @@ from flying_serving.worker.binding.expert_forms import expert_tensors
 from flying_serving.worker.binding.experts import SharedExperts, expert_units, install_experts
 from flying_serving.worker.binding.formats import is_quantized
 from flying_serving.worker.binding.gated import gated_modules
-from flying_serving.worker.binding.latent import bind_latent, latent_projections, refuse_latent
+from flying_serving.worker.binding.latent import bind_latent, latent_projections
 from flying_serving.worker.binding.methods import LinearPart, VocabularyPart
 from flying_serving.worker.binding.placement import Placement
 from flying_serving.worker.binding.plain import bind_whole, reachable, refuse_foreign
@@ -124,8 +124,6 @@ class SharedWeights:
                 self._release(layer, "weight")
         elif isinstance(layer, VocabParallelEmbedding):
             self._take_vocabulary(name, layer, heads)
-        elif isinstance(layer, MLAAttention):
-            refuse_latent(name, layer)
 
     def _take_vocabulary(self, name: str, layer: VocabParallelEmbedding, heads: set[int]) -> None:
         segments, weight = (vocabulary_segment(name, layer, self._widest),), layer.weight.data

@@ -279,5 +279,15 @@ FEATURE_CASES: tuple[Start, ...] = (
         "--model", "models with an encoder and a decoder (XForCausalLM)", is_encoder_decoder=True
     ),
     _unsupported("--model", "models with recurrent state (XForCausalLM)", is_hybrid=True),
-    _unsupported("--model", "models with latent attention, MLA (XForCausalLM)", use_mla=True),
+    _unsupported(
+        "--kv-cache-dtype",
+        "KV in 8 bits of latent attention (MLA)",
+        use_mla=True,
+        cache_dtype="fp8",
+    ),
+    _unsupported(
+        "--model",
+        "sparse attention, whose indexer has a cache of its own (XForCausalLM)",
+        hf_text_config=SimpleNamespace(index_topk=2048),
+    ),
 )
