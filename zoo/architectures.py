@@ -49,9 +49,9 @@ SIZES: dict[str, Any] = {
     "attention_dropout": 0.0,
     # latent attention
     "q_lora_rank": 64,
-    "kv_lora_rank": 64,
+    "kv_lora_rank": 512,
     "qk_nope_head_dim": 32,
-    "qk_rope_head_dim": 32,
+    "qk_rope_head_dim": 64,
     "v_head_dim": 32,
     # recurrent state
     "linear_key_head_dim": 32,
@@ -76,6 +76,20 @@ _ONE_ATTENTION_LAYER = [
     "linear_attention",
 ]
 
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 8,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.707,
+        "original_max_position_embeddings": ALL_OF_IT // 4,
+    },
+}
+"""Of DeepSeek's models and those like them."""
 OVERRIDES: dict[str, dict[str, Any]] = {
     "AfmoeForCausalLM": {
         "score_func": "sigmoid",
@@ -83,6 +97,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "n_group": 1,
         "topk_group": 1,
     },
+    # transformers has a norm that vLLM wants of every layer in layers of experts alone
+    "AXK1ForCausalLM": _LATENT | {"n_routed_experts": 8, "n_group": 2, "first_k_dense_replace": 0},
     "DbrxForCausalLM": {
         "d_model": 256,
         "n_heads": 8,
@@ -90,6 +106,14 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "max_seq_len": ALL_OF_IT,
         "attn_config": {"kv_n_heads": 4, "clip_qkv": 8.0, "rope_theta": 10000.0},
         "ffn_config": {"ffn_hidden_size": 128, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "DeepseekV2ForCausalLM": _LATENT,
+    "DeepseekV3ForCausalLM": _LATENT
+    | {
+        "n_routed_experts": 8,
+        "n_group": 2,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
     },
     "Ernie4_5_MoeForCausalLM": {
         "moe_k": 2,
@@ -148,6 +172,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         },
     },
     "Glm4MoeForCausalLM": {"head_dim": 32},
+    "Glm4MoeLiteForCausalLM": {"num_key_value_heads": 8, "first_k_dense_replace": 1},
     "HrmTextForCausalLM": {"num_layers_per_stack": 2},
     "HYV3ForCausalLM": {
         "first_k_dense_replace": 1,
@@ -182,10 +207,14 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 1,
     },
     "LongcatFlashForCausalLM": {
+        "num_key_value_heads": 8,
         "num_layers": 2,
         "ffn_hidden_size": 256,
         "expert_ffn_hidden_size": 128,
         "zero_expert_num": 2,
+        "zero_expert_type": "identity",
+        "mla_scale_q_lora": True,
+        "mla_scale_kv_lora": True,
         "moe_topk": 2,
     },
     "FalconH1ForCausalLM": {

@@ -22,6 +22,7 @@ from flying_serving.errors import FlyingError
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.placement.plan import Placement, device_name
 from flying_serving.policy.policies import POLICIES
+from flying_serving.vllm_adapter.kv_heads import kv_heads_of
 
 FEWEST_LAYERS = 2
 FEWEST_EXPERTS = 8
@@ -102,7 +103,7 @@ def findings(config: Any, checked: Checked, took_s: float) -> Iterator[Finding]:
         if size in checked.not_offered:
             yield Finding("warn", name, f"not offered: {checked.not_offered[size]}")
             continue
-        block = lane_block_tokens(plan.block_tokens, size, devices, model.get_total_num_kv_heads())
+        block = lane_block_tokens(plan.block_tokens, size, devices, kv_heads_of(model))
         tokens = max(0, plan.blocks - 1 - plan.state_blocks) * block
         longest = min(tokens, plan.max_model_len)
         yield Finding("ok", name, f"ok, longest context {longest} tokens (its KV holds {tokens})")

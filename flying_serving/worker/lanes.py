@@ -25,6 +25,7 @@ from flying_serving.memory.peers import PeerKV
 from flying_serving.memory.shared_arena import SharedArena, share_arena
 from flying_serving.memory.states import StateCut
 from flying_serving.vllm_adapter.kv import groups_of, has_one_kind
+from flying_serving.vllm_adapter.kv_heads import kv_heads_of
 from flying_serving.vllm_adapter.runner import Runner
 from flying_serving.wire import CalibrationRow
 from flying_serving.worker.calibration import StepLimits, calibrate
@@ -90,7 +91,7 @@ class WorkerLanes:
         self.widest = deployment.widest
         config = lane1.config
         self.weight_bytes = sum(weight.nbytes for weight in lane1.model.parameters())
-        self.kv_heads = config.model_config.get_total_num_kv_heads()
+        self.kv_heads = kv_heads_of(config.model_config)
         self._say = partial(phase, engine, device)
         self._say(f"sharing the weights with groups of {list(deployment.lanes)} engines")
         self.groups: dict[int, WorkerLane] = {}

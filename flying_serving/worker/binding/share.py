@@ -4,6 +4,7 @@ from typing import Any, cast
 
 import torch
 from torch.nn import Module, Parameter
+from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
@@ -40,6 +41,7 @@ from flying_serving.worker.binding.expert_forms import expert_tensors
 from flying_serving.worker.binding.experts import SharedExperts, expert_units, install_experts
 from flying_serving.worker.binding.formats import is_quantized
 from flying_serving.worker.binding.gated import gated_modules
+from flying_serving.worker.binding.latent import bind_latent, latent_projections
 from flying_serving.worker.binding.methods import LinearPart, VocabularyPart
 from flying_serving.worker.binding.placement import Placement
 from flying_serving.worker.binding.plain import bind_whole, reachable, refuse_foreign
@@ -94,6 +96,7 @@ class SharedWeights:
         self._vocabulary: dict[str, torch.Tensor] = {}
         self._tables: dict[int, RawUnits] = {}
         self._experts: dict[str, SharedExperts] = {}
+        self._kept_whole = latent_projections(model)
         self._droppable.place(model)
         self._recurrent = RecurrentLayers(model, widest)
         heads = _lm_head_weights(model)
@@ -108,6 +111,11 @@ class SharedWeights:
         elif isinstance(layer, ColumnParallelLinear):
             self._segments[name] = self._recurrent.segments(name, layer)
             weight = layer.weight.data
+            if id(layer) in self._kept_whole:
+                bias = column_bias(layer)
+                data = None if bias is None else bias.data
+                self._linear[name] = StridedColumns(weight, data, self._segments[name])
+                return
             self._linear[name] = self._columns(
                 name, weight, column_bias(layer), self._segments[name]
             )
@@ -212,6 +220,8 @@ class SharedWeights:
             elif isinstance(layer, VocabParallelEmbedding):
                 self._bind_vocabulary(name, layer, rank, degree)
             elif degree > 1:
+                if isinstance(layer, MLAAttention):
+                    bind_latent(name, layer, cast(MLAAttention, self._full[name]), rank, degree)
                 hold_scales(layer, self._full.get(name))
                 cut = expert_tensors(layer) if isinstance(layer, RoutedExperts) else OWN_BUFFERS
                 bind_whole(name, layer, self._full.get(name), rank, degree, but=cut)

@@ -69,6 +69,7 @@ def configuration(**changes: Any) -> Any:
         use_v2_model_runner=changes.get("v2", False),
         parallel_config=SimpleNamespace(**{k: changes.get(k, v) for k, v in parallel.items()}),
         model_config=SimpleNamespace(**{k: changes.get(k, v) for k, v in model.items()}),
+        cache_config=SimpleNamespace(cache_dtype=changes.get("cache_dtype", "auto")),
         **{f"{name}_config": changes.get(name) for name in features},
     )
 

@@ -19,6 +19,7 @@ def configuration(heads: int, kv_heads: int, engines: int = 4) -> Any:
     model = SimpleNamespace(
         model_arch_config=SimpleNamespace(total_num_attention_heads=heads),
         get_total_num_kv_heads=lambda: kv_heads,
+        use_mla=False,
         hf_text_config=SimpleNamespace(),
         runner_type="generate",
     )
