@@ -1,5 +1,6 @@
-"""The parts of a tiny DeepSeek V3 that other models lack: latent attention, a dense first layer,
-and grouped experts whose router has a correction bias.
+"""The parts of a tiny DeepSeek V3 that other models lack.
+
+Its attention is latent, its first layer is dense, and its router has a correction bias.
 """
 
 from collections.abc import Iterator
