@@ -20,7 +20,7 @@ import numpy.typing as npt
 from safetensors import deserialize
 from safetensors.numpy import save_file
 
-from flying_lab.tiny_models import deepseek, gpt_oss
+from flying_lab.tiny_models import deepseek, falcon_h1, gpt_oss, tokenizer
 from flying_lab.tiny_models.tokenizer import BOS, EOS, MAX_POSITIONS, write_json, write_tokenizer
 
 Array = npt.NDArray[np.float32]
@@ -70,6 +70,7 @@ SHAPES: dict[str, Shape] = {
     "gpt-oss": Shape(family="gpt_oss", experts=4),
     # ten blocks of an expert, which four ranks cut into 3, 3, 3 and 1
     "gpt-oss-mxfp4": Shape(family="gpt_oss", intermediate=320, experts=4, mxfp4=True),
+    "falcon-h1": Shape(family="falcon_h1"),
     "deepseek-v3": Shape(family="deepseek_v3", experts=8),
     "llama-75m": Shape(hidden=768, intermediate=1536, layers=12, heads=12, vocab=8192),
     "llama-w4a16": Shape(quantized="w4a16"),
@@ -86,6 +87,7 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
+    "falcon_h1": "FalconH1ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
 }
 
@@ -156,9 +158,9 @@ def _key(shape: str | Shape, seed: int) -> str:
     seed.
     """
     folder = Path(__file__).parent
-    parts = ("tokenizer.py", "gpt_oss.py", "deepseek.py", "quantized.py")
-    modules = (Path(__file__), *(folder / part for part in parts))
-    sources = b"".join(module.read_bytes() for module in modules)
+    families = (deepseek.__file__, falcon_h1.__file__, gpt_oss.__file__)
+    modules = (__file__, tokenizer.__file__, *families, folder / "quantized.py")
+    sources = b"".join(Path(module).read_bytes() for module in modules)
     return hashlib.sha256(sources + f"{shape} {seed}".encode()).hexdigest()
 
 
@@ -168,7 +170,7 @@ def _made_by(path: Path) -> str | None:
     return str(json.loads(marker.read_text(encoding="utf-8"))["key"]) if marker.exists() else None
 
 
-def _draw(name: str, shape: tuple[int, ...], std: float, seed: int, mean: float = 0.0) -> Array:
+def draw(name: str, shape: tuple[int, ...], std: float, seed: int, mean: float = 0.0) -> Array:
     """Return uniform float32 numbers with this mean and standard deviation; the name and the seed
     fix them.
 
@@ -186,29 +188,28 @@ def _tensors(sizes: Shape, seed: int) -> Iterator[tuple[str, npt.NDArray[Any]]]:
     """Yield the checkpoint's (name, tensor). Norms are drawn around 1, so that one bound to the
     wrong place shows. Sinks are about as large as scores.
     """
-    for name, shape in _tensor_shapes(sizes):
+    for name, shape in tensor_shapes(sizes):
         if name.endswith("norm.weight"):
-            yield name, _draw(name, shape, 0.1, seed, mean=1.0)
+            yield name, draw(name, shape, 0.1, seed, mean=1.0)
             continue
-        drawn = _draw(name, shape, 1.0 if name.endswith("sinks") else sizes.std, seed)
+        drawn = draw(name, shape, 1.0 if name.endswith("sinks") else sizes.std, seed)
         if sizes.mxfp4 and gpt_oss.is_mxfp4(name):
             yield from gpt_oss.quantized(name, drawn)
         else:
             yield name, drawn
 
 
-def _tensor_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
+def tensor_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield the checkpoint's (name, shape)."""
     yield "model.embed_tokens.weight", (sizes.vocab, sizes.hidden)
     for layer in range(sizes.layers):
         prefix = f"model.layers.{layer}."
-        yield prefix + "input_layernorm.weight", (sizes.hidden,)
         yield from (
             (f"{prefix}self_attn.{name}", shape) for name, shape in _attention_shapes(sizes)
         )
-        yield prefix + "post_attention_layernorm.weight", (sizes.hidden,)
-        yield from ((prefix + name, shape) for name, shape in _mlp_shapes(sizes, layer))
-    yield "model.norm.weight", (sizes.hidden,)
+        yield from ((prefix + name, shape) for name, shape in _other_shapes(sizes, layer))
+    last_norm = "final_layernorm" if sizes.family == "falcon_h1" else "norm"
+    yield f"model.{last_norm}.weight", (sizes.hidden,)
     if not sizes.tied:
         yield "lm_head.weight", (sizes.vocab, sizes.hidden)
 
@@ -238,6 +239,16 @@ def _attention_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
     if sizes.family == "qwen3":
         yield "q_norm.weight", (sizes.head_dim,)
         yield "k_norm.weight", (sizes.head_dim,)
+
+
+def _other_shapes(sizes: Shape, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield (name, shape) of one layer without its attention."""
+    if sizes.family == "falcon_h1":
+        yield from falcon_h1.layer_shapes(sizes.hidden, sizes.intermediate)
+        return
+    yield "input_layernorm.weight", (sizes.hidden,)
+    yield "post_attention_layernorm.weight", (sizes.hidden,)
+    yield from _mlp_shapes(sizes, layer)
 
 
 def _mlp_shapes(sizes: Shape, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -294,6 +305,8 @@ def _config(sizes: Shape) -> dict[str, Any]:
         config |= gpt_oss.configuration(
             sizes.layers, sizes.experts, MAX_POSITIONS, mxfp4=sizes.mxfp4
         )
+    elif sizes.family == "falcon_h1":
+        config |= falcon_h1.configuration()
     elif sizes.family == "deepseek_v3":
         config |= deepseek.configuration(sizes.heads, sizes.experts, MAX_POSITIONS)
     elif sizes.experts:
