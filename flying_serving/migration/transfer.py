@@ -14,8 +14,7 @@ import torch
 
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.layout.groups import Group, aligned_group
-from flying_serving.memory.kv_view import KVView
-from flying_serving.memory.peers import PeerKV
+from flying_serving.memory.peers import Lanes, PeerKV
 from flying_serving.migration.plan import copies
 from flying_serving.wire import MigrationRow
 
@@ -27,16 +26,15 @@ class KVWorker(Protocol):
     """The part of a worker that a pull needs. The worker is `device` of `devices` in `engine` of
     `engines`.
 
-    `kv_views`: its KV, by group size; empty if blocks of the attention backend cannot be read, or
-    not by peers. `blocks`: KV blocks of the engine. `peers`: the KV of all workers.
+    `kv_views`: its lanes; empty if blocks of the attention backend cannot be read, or not by peers.
+    `blocks`: KV blocks of the engine. `peers`: the KV of all workers.
     """
 
     engine: int
     engines: int
     device: int
     devices: int
-    kv_heads: int
-    kv_views: Mapping[int, KVView]
+    kv_views: Lanes
     peers: PeerKV
     blocks: int
     communicators: CommunicatorPool
@@ -56,12 +54,14 @@ def pull_kv(
     `source_blocks`: by engine of `source`. `blocks`: of this engine. They are physical blocks, from
     the request's first token on.
     """
-    view = worker.kv_views[len(target)]
+    views = worker.kv_views[len(target)]
     reader = worker.engine, worker.device
-    for (engine, device), heads in copies(source, target, reader, worker.devices, worker.kv_heads):
-        peer_view = worker.peers.view(engine, device, len(source))
-        view.copy(peer_view, heads, (source_blocks[engine], blocks), tokens)
-    if view.parts[0].is_cuda:  # the target reads the offer again when all of it is here
+    for kind, view in enumerate(views):
+        parts = copies(source, target, reader, worker.devices, view.kv_heads)
+        for (engine, device), heads in parts:
+            peer_view = worker.peers.views(engine, device, len(source))[kind]
+            view.copy(peer_view, heads, (source_blocks[engine], blocks), tokens)
+    if views[0].parts[0].is_cuda:  # the target reads the offer again when all of it is here
         torch.cuda.current_stream().synchronize()
 
 
@@ -86,8 +86,9 @@ def measure(worker: KVWorker, clock: Callable[[], float] = time.perf_counter) ->
     map_peers(worker, range(worker.engines))
     if worker.engines == 1:
         return rows
-    for size, view in worker.kv_views.items():
-        room = (worker.blocks - 1) * min(view.block_tokens, worker.kv_views[1].block_tokens)
+    block_tokens = {size: views[0].block_tokens for size, views in worker.kv_views.items()}
+    for size in block_tokens:
+        room = (worker.blocks - 1) * min(block_tokens[size], block_tokens[1])
         for tokens in sorted({min(count, room) for count in PROBE_TOKENS}):
             rows.append(MigrationRow(size, min(_timed_pulls(worker, size, tokens, clock)), tokens))
     return rows
@@ -105,7 +106,7 @@ def _timed_pulls(
     views, blocks = worker.kv_views, worker.blocks
     target = aligned_group(worker.engine, size)
     source = (1,) if worker.engine == 0 else (0,)
-    counts = (math.ceil(tokens / views[lane].block_tokens) for lane in (1, size))
+    counts = (math.ceil(tokens / views[lane][0].block_tokens) for lane in (1, size))
     source_blocks, target_blocks = ([1 + n % (blocks - 1) for n in range(many)] for many in counts)
     together = partial(worker.communicators.any_of, max(views), False)
     for _ in range(REPETITIONS):

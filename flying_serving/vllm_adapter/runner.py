@@ -17,7 +17,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from flying_serving.vllm_adapter.batches import without_outputs
 from flying_serving.vllm_adapter.compiled import uncompiled
 from flying_serving.vllm_adapter.graphs import DecodeGraphs
-from flying_serving.vllm_adapter.kv import shared_kv_buffer, token_parts
+from flying_serving.vllm_adapter.kv import shared_kv_buffer, token_parts, with_sharing_layers
 from flying_serving.vllm_adapter.model_runners import unwrapped, version_of
 from flying_serving.vllm_adapter.randomness import LaneRandomness, seed_of, seed_process
 from flying_serving.vllm_adapter.trees import module_tree
@@ -133,16 +133,16 @@ class Runner:
         """Use `memory` (int8) as KV memory."""
         self.config.cache_config.num_gpu_blocks = kv.num_blocks
         with set_current_vllm_config(self.config), shared_kv_buffer(memory):
-            self._runner.initialize_kv_cache(kv)
+            self._runner.initialize_kv_cache(self.with_sharing_layers(kv))
 
-    def kv_parts(self, kv: KVCacheConfig) -> list[torch.Tensor] | None:
-        """Return `token_parts` of the layers of a KV cache of one group; None if it cannot be read,
-        or has more groups.
-        """
-        if len(kv.kv_cache_groups) != 1:
-            return None
+    def with_sharing_layers(self, kv: KVCacheConfig) -> KVCacheConfig:
+        """Return a KV cache as the runner takes it: see `kv.with_sharing_layers`."""
+        return with_sharing_layers(kv, self.config.compilation_config.static_forward_context)
+
+    def kv_parts(self, names: Sequence[str]) -> list[torch.Tensor] | None:
+        """Return `token_parts` of layers whose KV has one size; None if it cannot be read."""
         layers = self.config.compilation_config.static_forward_context
-        return token_parts([layers[name] for name in kv.kv_cache_groups[0].layer_names])
+        return token_parts([layers[name] for name in names])
 
     def replace_blocks(self, copies: Mapping[int, int]) -> None:
         """Give requests other blocks between two steps (`copies`: new ones by old), to which their

@@ -20,7 +20,8 @@ from vllm.platforms import current_platform
 
 from flying_serving.errors import ConfigError, FlyingError, WeightError
 from flying_serving.layout.shards import lane_block_tokens
-from flying_serving.vllm_adapter.kv import pooled_capacity
+from flying_serving.vllm_adapter.kv import block_bytes, pooled_capacity
+from flying_serving.vllm_adapter.kv_heads import fewest_kv_heads
 from flying_serving.vllm_adapter.loading import keep_weights
 from flying_serving.vllm_adapter.patches import installer
 from flying_serving.vllm_adapter.trees import (
@@ -152,7 +153,7 @@ def kv_plan(config: VllmConfig, available: int, widest: int) -> KVPlan:
     """
     alone = _lane(config, 1)
     devices = alone.parallel_config.tensor_parallel_size
-    pooled = lane_block_tokens(1, widest, devices, alone.model_config.get_total_num_kv_heads())
+    pooled = lane_block_tokens(1, widest, devices, fewest_kv_heads(alone.model_config))
     with world_of_one(alone), pooled_capacity(pooled):
         _tree(alone)
         current_platform.update_block_size_for_backend(alone)
@@ -162,7 +163,7 @@ def kv_plan(config: VllmConfig, available: int, widest: int) -> KVPlan:
             raise ConfigError(" ".join(str(error).split())) from None
     return KVPlan(
         blocks=kv.num_blocks,
-        block_bytes=sum(tensor.size for tensor in kv.kv_cache_tensors) // kv.num_blocks,
+        block_bytes=block_bytes(kv),
         block_tokens=kv.kv_cache_groups[0].kv_cache_spec.block_size,
         max_model_len=alone.model_config.max_model_len,
     )

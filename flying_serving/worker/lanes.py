@@ -20,15 +20,16 @@ from flying_serving.log import logger
 from flying_serving.memory.arena import Address, Arena
 from flying_serving.memory.cuda_arena import CudaArena
 from flying_serving.memory.cuda_device import CudaDevice
-from flying_serving.memory.kv_view import KVView, heads_of, share_cuda
+from flying_serving.memory.kv_view import KVView, share_cuda
 from flying_serving.memory.peers import PeerKV
 from flying_serving.memory.shared_arena import SharedArena, share_arena
-from flying_serving.vllm_adapter.kv import has_one_kind
+from flying_serving.vllm_adapter.kv_heads import fewest_kv_heads
 from flying_serving.vllm_adapter.runner import Runner
 from flying_serving.wire import CalibrationRow
 from flying_serving.worker.calibration import StepLimits, calibrate
 from flying_serving.worker.checks import LaneChecks
 from flying_serving.worker.graphs import LaneGraphs
+from flying_serving.worker.kv_views import LaneKV, alike_layers, views_of_lanes
 from flying_serving.worker.lane import OutputUse, WorkerLane, lane_config
 from flying_serving.worker.lent import ExtraBlocks, own_blocks_of
 from flying_serving.worker.residency import WorkerWeights, in_order, weight_file_of
@@ -89,7 +90,7 @@ class WorkerLanes:
         self.widest = deployment.widest
         config = lane1.config
         self.weight_bytes = sum(weight.nbytes for weight in lane1.model.parameters())
-        self.kv_heads = config.model_config.get_total_num_kv_heads()
+        kv_heads = fewest_kv_heads(config.model_config)
         self._say = partial(phase, engine, device)
         self._say(f"sharing the weights with groups of {list(deployment.lanes)} engines")
         self.groups: dict[int, WorkerLane] = {}
@@ -98,9 +99,7 @@ class WorkerLanes:
         them.
         """
         for size in deployment.lanes:
-            tokens = lane_block_tokens(
-                config.cache_config.block_size, size, self.devices, self.kv_heads
-            )
+            tokens = lane_block_tokens(config.cache_config.block_size, size, self.devices, kv_heads)
             self.groups[size] = WorkerLane.build(
                 size, lane_config(config, size, tokens), communicators, lane1
             )
@@ -111,7 +110,7 @@ class WorkerLanes:
         self.checks = LaneChecks(lane1, self.groups, communicators, self._say, input_rounding)
         self.blocks = self.own_blocks = 0
         self.extra: ExtraBlocks | None = None
-        self.kv_views: dict[int, KVView] = {}
+        self.kv_views: dict[int, list[KVView]] = {}
         self._run_dir = deployment.run_dir
         self.peers = PeerKV(deployment.run_dir, cuda)
         self.calibration: list[CalibrationRow] = []
@@ -163,21 +162,13 @@ class WorkerLanes:
         """
         self.blocks = lane1_kv.num_blocks
         memory = self.lane1.kv_bytes()
-        for lane in self.groups.values():
-            lane.bind_kv(memory, lane1_kv)
-        runners = {1: (self.lane1, lane1_kv)} | {
-            s: (lane.runner, lane.kv_config) for s, lane in self.groups.items()
-        }
-        for size, (runner, kv) in runners.items():
-            parts = None if kv is None else runner.kv_parts(kv)
-            if kv is None or parts is None:
-                self.kv_views.clear()
-                return
+        lanes = {1: LaneKV(self.lane1, lane1_kv, self.device, self.devices)}
+        for size, lane in self.groups.items():
+            kv = lane.bind_kv(memory, lane1_kv)
             rank = self.device * size + self.engine % size
-            heads = heads_of(rank, self.devices * size, self.kv_heads)
-            self.kv_views[size] = KVView(
-                parts, heads, kv.kv_cache_groups[0].kv_cache_spec.block_size
-            )
+            lanes[size] = LaneKV(lane.runner, kv, rank, self.devices * size)
+        kinds = alike_layers(lane1_kv, self.devices, self.lane1.config.model_config)
+        self.kv_views = views_of_lanes(lanes, kinds)
 
     def lendable_bytes(self) -> int:
         """Return the bytes of weights that may make room for KV."""
@@ -185,7 +176,7 @@ class WorkerLanes:
 
     def refuse_kinds_of_kv(self, kv: KVCacheConfig) -> None:
         """Raise Unsupported if weights may be lent and the KV memory would not be one arena."""
-        if self.residency is not None and not has_one_kind(kv):
+        if self.residency is not None and len(kv.kv_cache_groups) > 1:
             raise Unsupported(
                 "--lend-weights: the KV of this model is of several kinds: it gets no lent weights"
             )

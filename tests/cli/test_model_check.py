@@ -18,7 +18,7 @@ from flying_serving.worker.admission import KVPlan, anatomy
 from harness import mxfp4_cpu
 from harness.forked import by_shell, run
 from harness.live import Server
-from tests.worker.configurations import IDEFICS3, published_gpt_oss
+from tests.worker.configurations import GEMMA4, IDEFICS3, published_gpt_oss
 
 pytestmark = pytest.mark.usefixtures("classes_imported_here")
 
@@ -212,6 +212,7 @@ def test_memory_that_serving_refuses_is_refused(tmp_path: Path) -> None:
         pytest.param(LAST_EXPERTS, 4, id="experts-from-a-list"),
         pytest.param(LAST_EXPERTS_OF_ERNIE, 4, id="experts-from-an-index"),
         pytest.param(GEMMA3, 6, id="windows"),
+        pytest.param(GEMMA4, 6, id="layers-with-other-heads"),
         pytest.param(GEMMA3N, 25, id="layers-that-use-the-KV-of-others"),
     ],
 )
@@ -378,7 +379,11 @@ def checked_of(**changes: Any) -> Checked:
 def test_the_table_pools_kv_in_groups() -> None:
     """A block of a group holds twice the tokens, and a request no more than the model takes."""
     config = SimpleNamespace(
-        model_config=SimpleNamespace(architecture="X", get_total_num_kv_heads=lambda: 4),
+        model_config=SimpleNamespace(
+            architecture="X",
+            get_total_num_kv_heads=lambda: 4,
+            model_arch_config=SimpleNamespace(per_layer_overrides=None),
+        ),
         parallel_config=SimpleNamespace(tensor_parallel_size=1, data_parallel_size=2),
     )
     rows = [(row.state, row.what, row.reason) for row in findings(config, checked_of(), took_s=3.0)]

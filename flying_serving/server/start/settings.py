@@ -9,6 +9,7 @@ from flying_serving.controller.settings import Capacity, Limits, Settings
 from flying_serving.memory.peers import KVBlocks
 from flying_serving.policy.policies import POLICIES
 from flying_serving.predict.work import Objective
+from flying_serving.vllm_adapter.kv_heads import fewest_kv_heads
 
 
 def settings_of(vllm_config: Any, deployment: Deployment, blocks: KVBlocks) -> Settings:
@@ -29,7 +30,7 @@ def settings_of(vllm_config: Any, deployment: Deployment, blocks: KVBlocks) -> S
         blocks.own,
         vllm_config.cache_config.block_size,
         deployment.devices,
-        vllm_config.model_config.get_total_num_kv_heads(),
+        fewest_kv_heads(vllm_config.model_config),
         extra=blocks.extra if max(sizes) == deployment.widest else 0,
     )
     capacity = replace(capacity, spare=spare)
