@@ -50,6 +50,7 @@ DEGREES: dict[str, tuple[int, ...]] = {
     "llama-fp8-channel-bfloat16": (1, 2),
     "gpt-oss": (1, 2, 4),
     "gpt-oss-mxfp4": (1, 2, 4),
+    "gemma4": (1, 2, 4),
 }
 BFLOAT16 = "-bfloat16"
 """A recording of this name is of the shape before it, in that type: degrees then differ by more
