@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.cpu_worker import CPUWorker
@@ -39,7 +39,12 @@ class EmulatedLaneWorker(FlyingCPUWorker, EmulatedWorker):
         views = self.lanes.kv_views
         for size, (view,) in views.items():
             timed = TimedKVView(
-                view.parts, view.heads, view.block_tokens, view.kv_heads, profile.lane(size)
+                view.parts,
+                view.heads,
+                view.block_tokens,
+                view.kv_heads,
+                view.states,
+                lane=profile.lane(size),
             )
             views[size] = [timed]
 
@@ -48,7 +53,7 @@ class EmulatedLaneWorker(FlyingCPUWorker, EmulatedWorker):
 class TimedKVView(KVView):
     """A lane's KV, into which a copy lasts as long as a profile says."""
 
-    lane: EmulatedLane
+    lane: EmulatedLane = field(kw_only=True)
 
     def copy(
         self,

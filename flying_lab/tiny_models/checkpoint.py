@@ -20,7 +20,7 @@ import numpy.typing as npt
 from safetensors import deserialize
 from safetensors.numpy import save_file
 
-from flying_lab.tiny_models import gemma4, gpt_oss, tokenizer
+from flying_lab.tiny_models import falcon_h1, gemma4, gpt_oss, tokenizer
 from flying_lab.tiny_models.tokenizer import BOS, EOS, MAX_POSITIONS, write_json, write_tokenizer
 
 Array = npt.NDArray[np.float32]
@@ -71,6 +71,7 @@ SHAPES: dict[str, Shape] = {
     # ten blocks of an expert, which four ranks cut into 3, 3, 3 and 1
     "gpt-oss-mxfp4": Shape(family="gpt_oss", intermediate=320, experts=4, mxfp4=True),
     "gemma4": Shape(family="gemma4", tied=True),
+    "falcon-h1": Shape(family="falcon_h1"),
     "llama-75m": Shape(hidden=768, intermediate=1536, layers=12, heads=12, vocab=8192),
     "llama-w4a16": Shape(quantized="w4a16"),
     "llama-gptq": Shape(quantized="gptq"),
@@ -87,6 +88,7 @@ ARCHITECTURES = {
     "mixtral": "MixtralForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
     "gemma4": "Gemma4ForCausalLM",
+    "falcon_h1": "FalconH1ForCausalLM",
 }
 
 
@@ -156,7 +158,7 @@ def _key(shape: str | Shape, seed: int) -> str:
     seed.
     """
     folder = Path(__file__).parent
-    families = (gemma4.__file__, gpt_oss.__file__)
+    families = (falcon_h1.__file__, gemma4.__file__, gpt_oss.__file__)
     modules = (__file__, tokenizer.__file__, *families, folder / "quantized.py")
     sources = b"".join(Path(module).read_bytes() for module in modules)
     return hashlib.sha256(sources + f"{shape} {seed}".encode()).hexdigest()
@@ -168,7 +170,7 @@ def _made_by(path: Path) -> str | None:
     return str(json.loads(marker.read_text(encoding="utf-8"))["key"]) if marker.exists() else None
 
 
-def _draw(name: str, shape: tuple[int, ...], std: float, seed: int, mean: float = 0.0) -> Array:
+def draw(name: str, shape: tuple[int, ...], std: float, seed: int, mean: float = 0.0) -> Array:
     """Return uniform float32 numbers with this mean and standard deviation; the name and the seed
     fix them.
 
@@ -198,31 +200,30 @@ def _tensors(sizes: Shape, seed: int) -> Iterator[tuple[str, npt.NDArray[Any]]]:
             sizes.std,
         )
         for name, shape, std, mean in gemma4.tensors(of_gemma4):
-            yield name, _draw(name, shape, std, seed, mean)
+            yield name, draw(name, shape, std, seed, mean)
         return
-    for name, shape in _tensor_shapes(sizes):
+    for name, shape in tensor_shapes(sizes):
         if name.endswith("norm.weight"):
-            yield name, _draw(name, shape, 0.1, seed, mean=1.0)
+            yield name, draw(name, shape, 0.1, seed, mean=1.0)
             continue
-        drawn = _draw(name, shape, 1.0 if name.endswith("sinks") else sizes.std, seed)
+        drawn = draw(name, shape, 1.0 if name.endswith("sinks") else sizes.std, seed)
         if sizes.mxfp4 and gpt_oss.is_mxfp4(name):
             yield from gpt_oss.quantized(name, drawn)
         else:
             yield name, drawn
 
 
-def _tensor_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
+def tensor_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield the checkpoint's (name, shape)."""
     yield "model.embed_tokens.weight", (sizes.vocab, sizes.hidden)
     for layer in range(sizes.layers):
         prefix = f"model.layers.{layer}."
-        yield prefix + "input_layernorm.weight", (sizes.hidden,)
         yield from (
             (f"{prefix}self_attn.{name}", shape) for name, shape in _attention_shapes(sizes)
         )
-        yield prefix + "post_attention_layernorm.weight", (sizes.hidden,)
-        yield from ((prefix + name, shape) for name, shape in _mlp_shapes(sizes))
-    yield "model.norm.weight", (sizes.hidden,)
+        yield from ((prefix + name, shape) for name, shape in _other_shapes(sizes))
+    last_norm = "final_layernorm" if sizes.family == "falcon_h1" else "norm"
+    yield f"model.{last_norm}.weight", (sizes.hidden,)
     if not sizes.tied:
         yield "lm_head.weight", (sizes.vocab, sizes.hidden)
 
@@ -249,6 +250,16 @@ def _attention_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
     if sizes.family == "qwen3":
         yield "q_norm.weight", (sizes.head_dim,)
         yield "k_norm.weight", (sizes.head_dim,)
+
+
+def _other_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield (name, shape) of one layer without its attention."""
+    if sizes.family == "falcon_h1":
+        yield from falcon_h1.layer_shapes(sizes.hidden, sizes.intermediate)
+        return
+    yield "input_layernorm.weight", (sizes.hidden,)
+    yield "post_attention_layernorm.weight", (sizes.hidden,)
+    yield from _mlp_shapes(sizes)
 
 
 def _mlp_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -301,6 +312,8 @@ def _config(sizes: Shape) -> dict[str, Any]:
         )
     elif sizes.family == "gemma4":
         config |= gemma4.configuration(sizes.layers, sizes.vocab)
+    elif sizes.family == "falcon_h1":
+        config |= falcon_h1.configuration()
     elif sizes.experts:
         config |= {
             "num_local_experts": sizes.experts,

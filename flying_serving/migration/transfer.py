@@ -8,14 +8,17 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from typing import Protocol
 
 import torch
 
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.layout.groups import Group, aligned_group
+from flying_serving.memory.kv_groups import KVGroups
 from flying_serving.memory.peers import Lanes, PeerKV
-from flying_serving.migration.plan import copies
+from flying_serving.memory.states import StateCut, copy_states
+from flying_serving.migration.plan import copies, rank_of
 from flying_serving.wire import MigrationRow
 
 REPETITIONS = 3
@@ -27,6 +30,7 @@ class KVWorker(Protocol):
     `engines`.
 
     `kv_views`: its lanes; empty if blocks of the attention backend cannot be read, or not by peers.
+    `kv_groups`: the groups of its blocks. `state_cuts`: of each state in a lane.
     `blocks`: KV blocks of the engine. `peers`: the KV of all workers.
     """
 
@@ -35,6 +39,8 @@ class KVWorker(Protocol):
     device: int
     devices: int
     kv_views: Lanes
+    state_cuts: Sequence[StateCut]
+    kv_groups: KVGroups
     peers: PeerKV
     blocks: int
     communicators: CommunicatorPool
@@ -57,12 +63,39 @@ def pull_kv(
     views = worker.kv_views[len(target)]
     reader = worker.engine, worker.device
     for kind, view in enumerate(views):
+        if views[0].states:
+            view.zero(worker.kv_groups.of_kv(blocks)[-(-tokens.start // view.block_tokens) :])
         parts = copies(source, target, reader, worker.devices, view.kv_heads)
         for (engine, device), heads in parts:
             peer_view = worker.peers.views(engine, device, len(source))[kind]
             view.copy(peer_view, heads, (source_blocks[engine], blocks), tokens)
     if views[0].parts[0].is_cuda:  # the target reads the offer again when all of it is here
         torch.cuda.current_stream().synchronize()
+
+
+@torch.inference_mode()
+def pull_state(
+    worker: KVWorker,
+    source: Group,
+    source_blocks: Mapping[int, Sequence[int]],
+    target: Group,
+    blocks: Sequence[int],
+) -> None:
+    """Copy this worker's part of a request's state from all workers of `source` that have it.
+
+    `source_blocks`, `blocks`: as for `pull_kv`.
+    """
+    states, groups = worker.kv_views[len(target)][0].states, worker.kv_groups
+    place = rank_of(target, (worker.engine, worker.device)), worker.devices * len(target)
+    for engine, device in product(source, range(worker.devices)):
+        of_peer = worker.peers.views(engine, device, len(source))[0].states
+        peer_place = rank_of(source, (engine, device)), worker.devices * len(source)
+        copy_states(
+            worker.state_cuts,
+            (of_peer, states),
+            (peer_place, place),
+            (groups.of_states(source_blocks[engine]), groups.of_states(blocks)),
+        )
 
 
 def map_peers(worker: KVWorker, engines: Sequence[int]) -> None:

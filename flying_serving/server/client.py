@@ -18,8 +18,9 @@ from flying_serving.config import deployment_of
 from flying_serving.engine.core import FlyingEngineCore
 from flying_serving.errors import TooFewEngines
 from flying_serving.log import logger
-from flying_serving.memory.peers import KVBlocks, fewest_blocks
+from flying_serving.memory.peers import KVBlocks, announced_groups, fewest_blocks
 from flying_serving.observe.tracing.writer import CLOSE_S
+from flying_serving.server.calls.adapters import add_everywhere
 from flying_serving.server.calls.engine_calls import EngineCalls
 from flying_serving.server.clock import keep_time
 from flying_serving.server.engines.processes import CleanParent, EngineProcess
@@ -51,8 +52,10 @@ class FlyingClient(AsyncMPClient):
         blocks = KVBlocks(self.fewest_blocks, 0)
         if deployment.flying.lend_weights and deployment.lanes:
             blocks = fewest_blocks(deployment.run_dir, deployment.engines)
-        settings = settings_of(vllm_config, deployment, blocks)
+        groups = announced_groups(deployment.run_dir, 0)
+        settings = settings_of(vllm_config, deployment, blocks, groups)
         self.shell = Shell(self._calls, settings, vllm_config.model_config)
+        self.shell.checks.serves_adapters = vllm_config.lora_config is not None
         self.metrics = ServerMetrics(self.shell) if log_stats else None
         self.supervisor: EngineSupervisor | None = None
         self.too_few: TooFewEngines | None = None
@@ -141,6 +144,10 @@ class FlyingClient(AsyncMPClient):
     async def _call_utility_async(self, method: str, *args: Any, engine: bytes) -> Any:
         """Call one engine, as vLLM does. Raises EngineLost if that engine is lost."""
         return (await self._calls.call(int.from_bytes(engine, "little"), method, args))[1]
+
+    async def add_lora_async(self, lora_request: Any) -> bool:
+        """Load an adapter on all engines or on none: see `add_everywhere`. vLLM calls this."""
+        return await add_everywhere(self._calls, lora_request)
 
     # ---- vLLM's routes of dev mode
 

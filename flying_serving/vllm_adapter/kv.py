@@ -12,12 +12,15 @@ from typing import Any
 import torch
 from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
+    KVCacheGroupSpec,
     KVCacheSpec,
+    MambaSpec,
     UniformTypeKVCacheSpecs,
     create_kv_cache_views,
 )
 
 from flying_serving.log import logger
+from flying_serving.memory.kv_groups import KVGroup, KVGroups
 from flying_serving.vllm_adapter.assigned import assigned
 
 _FLOATS = {
@@ -56,23 +59,23 @@ def allocate_or_share(
 ) -> dict[str, torch.Tensor]:
     """Wrap `allocate_kv_cache`: the same views, over the shared buffer or other memory if there is
     one.
-
-    Layers in several groups get vLLM's own memory: no other lane can use them.
     """
     buffer, allocate = _buffer.get(), _allocate.get()
-    if allocate is not None and len(kv_cache_config.kv_cache_groups) == 1:
+    if allocate is not None and kv_cache_config.kv_cache_tensors:
         buffer = allocate(kv_cache_config.kv_cache_tensors[0].size)
     if buffer is None:
         result: dict[str, torch.Tensor] = original(
             kv_cache_config, device, layout, kernel_block_sizes
         )
         return result
-    specs = layer_specs(kv_cache_config)
-    kernel_block = kernel_block_sizes[0] if kernel_block_sizes else None
+    specs = layer_specs(kv_cache_config.kv_cache_groups)
+    groups = kv_cache_config.kv_cache_groups
+    kernel_blocks: Sequence[int | None] = kernel_block_sizes or [None] * len(groups)
+    group_of = {name: number for number, group in enumerate(groups) for name in group.layer_names}
     caches: dict[str, torch.Tensor] = {}
     for tensor in kv_cache_config.kv_cache_tensors:
-        blocks = kv_cache_config.num_blocks_of(tensor)
-        spec = specs[tensor.layers[0]]
+        blocks, name = kv_cache_config.num_blocks_of(tensor), tensor.layers[0]
+        spec, kernel_block = specs[name], kernel_blocks[group_of[name]]
         views = create_kv_cache_views(
             buffer, spec, blocks, layout, tensor, kernel_block_size=kernel_block
         )
@@ -80,10 +83,10 @@ def allocate_or_share(
     return caches
 
 
-def layer_specs(kv: KVCacheConfig) -> dict[str, KVCacheSpec]:
-    """Return the spec of each layer's KV, which may differ in size within a group."""
+def layer_specs(groups: Sequence[KVCacheGroupSpec]) -> dict[str, KVCacheSpec]:
+    """Return the spec of each layer of some groups. Layers may differ in size within a group."""
     specs: dict[str, KVCacheSpec] = {}
-    for group in kv.kv_cache_groups:
+    for group in groups:
         if isinstance(group.kv_cache_spec, UniformTypeKVCacheSpecs):
             specs |= group.kv_cache_spec.kv_cache_specs
         else:
@@ -137,7 +140,20 @@ def in_blocks_of(kv: KVCacheConfig, lane1: KVCacheConfig) -> KVCacheConfig | Non
 
 
 def _page_bytes(kv: KVCacheConfig) -> dict[str, int]:
-    return {name: int(spec.page_size_bytes) for name, spec in layer_specs(kv).items()}
+    return {
+        name: int(spec.page_size_bytes) for name, spec in layer_specs(kv.kv_cache_groups).items()
+    }
+
+
+def has_kv_alone(kv: KVCacheConfig) -> bool:
+    """Return whether all layers are in one group, and none has state."""
+    return len(kv.kv_cache_groups) == 1 and not kv.has_mamba_layers
+
+
+def groups_of(kv: KVCacheConfig) -> KVGroups:
+    """Return the groups of a KV cache."""
+    specs = [group.kv_cache_spec for group in kv.kv_cache_groups]
+    return KVGroups(tuple(KVGroup(spec.block_size, isinstance(spec, MambaSpec)) for spec in specs))
 
 
 def pooled_capacity(factor: int) -> AbstractContextManager[None]:

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec
 
 from flying_serving.memory.kv_view import KVView, heads_of
-from flying_serving.vllm_adapter.kv import layer_specs
+from flying_serving.vllm_adapter.kv import groups_of, layer_specs
 from flying_serving.vllm_adapter.kv_heads import kv_heads_of
 from flying_serving.vllm_adapter.runner import Runner
 
@@ -26,10 +26,11 @@ class AlikeLayers:
 def alike_layers(lane1: KVCacheConfig, devices: int, model: Any) -> list[AlikeLayers]:
     """Return the kinds of layers by their KV in lane 1 of an engine with `devices`.
 
-    `model`: vLLM's ModelConfig.
+    None where layers with KV are several groups. `model`: vLLM's ModelConfig.
     """
+    paged = [g for g in lane1.kv_cache_groups if not isinstance(g.kv_cache_spec, MambaSpec)]
     kinds: dict[tuple[Any, ...], list[str]] = defaultdict(list)
-    for name, found in layer_specs(lane1).items():
+    for name, found in layer_specs(paged).items() if len(paged) == 1 else ():
         spec: Any = found
         kv_heads = kv_heads_of(name, spec.num_kv_heads, devices, model)
         kinds[kv_heads, spec.head_size, spec.head_size_v, spec.dtype].append(name)
@@ -46,16 +47,20 @@ class LaneKV:
     degree: int
 
     def views(self, kinds: Iterable[AlikeLayers]) -> list[KVView] | None:
-        """Return a view for each kind of layers; None if one cannot be read."""
-        block_tokens = self.kv.kv_cache_groups[0].kv_cache_spec.block_size
-        views = []
+        """Return a view for each kind of layers; None if one cannot be read, or there is none. The
+        first view has the states of all layers.
+        """
+        block_tokens = groups_of(self.kv).block_tokens
+        states = self.runner.states(self.kv)
+        views: list[KVView] = []
         for layers in kinds:
             parts = self.runner.kv_parts(layers.names)
             if parts is None:
                 return None
             heads = heads_of(self.rank, self.degree, layers.kv_heads)
-            views.append(KVView(parts, heads, block_tokens, layers.kv_heads))
-        return views
+            views.append(KVView(parts, heads, block_tokens, layers.kv_heads, states))
+            states = []
+        return views or None
 
 
 def views_of_lanes(

@@ -23,6 +23,8 @@ from flying_serving.memory.cuda_device import CudaDevice
 from flying_serving.memory.kv_view import KVView, share_cuda
 from flying_serving.memory.peers import PeerKV
 from flying_serving.memory.shared_arena import SharedArena, share_arena
+from flying_serving.memory.states import StateCut
+from flying_serving.vllm_adapter.kv import groups_of, has_kv_alone
 from flying_serving.vllm_adapter.kv_heads import fewest_kv_heads
 from flying_serving.vllm_adapter.runner import Runner
 from flying_serving.wire import CalibrationRow
@@ -90,7 +92,7 @@ class WorkerLanes:
         self.widest = deployment.widest
         config = lane1.config
         self.weight_bytes = sum(weight.nbytes for weight in lane1.model.parameters())
-        kv_heads = fewest_kv_heads(config.model_config)
+        self.kv_heads = fewest_kv_heads(config.model_config)
         self._say = partial(phase, engine, device)
         self._say(f"sharing the weights with groups of {list(deployment.lanes)} engines")
         self.groups: dict[int, WorkerLane] = {}
@@ -99,9 +101,8 @@ class WorkerLanes:
         them.
         """
         for size in deployment.lanes:
-            tokens = lane_block_tokens(config.cache_config.block_size, size, self.devices, kv_heads)
             self.groups[size] = WorkerLane.build(
-                size, lane_config(config, size, tokens), communicators, lane1
+                size, lane_config(config, size, self._block_tokens(size)), communicators, lane1
             )
         self.residency: WorkerWeights | None = None
         self.graphs = LaneGraphs(lane1, self.groups, communicators, self._say)
@@ -111,9 +112,18 @@ class WorkerLanes:
         self.blocks = self.own_blocks = 0
         self.extra: ExtraBlocks | None = None
         self.kv_views: dict[int, list[KVView]] = {}
+        self.kv_groups = lane1.groups
+        self.state_cuts: list[StateCut] | None = None
         self._run_dir = deployment.run_dir
         self.peers = PeerKV(deployment.run_dir, cuda)
         self.calibration: list[CalibrationRow] = []
+
+    def _block_tokens(self, size: int) -> int:
+        """Return the tokens of a block in the lane for groups of `size`, from lane 1's present
+        size.
+        """
+        tokens = self.lane1.config.cache_config.block_size
+        return lane_block_tokens(tokens, size, self.devices, self.kv_heads)
 
     def _share_weights(self, pack: bool) -> float:
         """Share lane 1's weights with all lanes. Returns `SharedQuantized.input_rounding`."""
@@ -161,14 +171,17 @@ class WorkerLanes:
         `WorkerLane.bind_kv`.
         """
         self.blocks = lane1_kv.num_blocks
+        self.lane1.groups = self.kv_groups = groups_of(lane1_kv)
+        self.state_cuts = self.lane1.state_cuts(lane1_kv)
         memory = self.lane1.kv_bytes()
         lanes = {1: LaneKV(self.lane1, lane1_kv, self.device, self.devices)}
         for size, lane in self.groups.items():
-            kv = lane.bind_kv(memory, lane1_kv)
+            kv = lane.bind_kv(memory, lane1_kv, self._block_tokens(size))
             rank = self.device * size + self.engine % size
             lanes[size] = LaneKV(lane.runner, kv, rank, self.devices * size)
-        kinds = alike_layers(lane1_kv, self.devices, self.lane1.config.model_config)
-        self.kv_views = views_of_lanes(lanes, kinds)
+        if self.state_cuts is not None:
+            kinds = alike_layers(lane1_kv, self.devices, self.lane1.config.model_config)
+            self.kv_views = views_of_lanes(lanes, kinds)
 
     def lendable_bytes(self) -> int:
         """Return the bytes of weights that may make room for KV."""
@@ -176,7 +189,7 @@ class WorkerLanes:
 
     def refuse_kinds_of_kv(self, kv: KVCacheConfig) -> None:
         """Raise Unsupported if weights may be lent and the KV memory would not be one arena."""
-        if self.residency is not None and len(kv.kv_cache_groups) > 1:
+        if self.residency is not None and not has_kv_alone(kv):
             raise Unsupported(
                 "--lend-weights: the KV of this model is of several kinds: it gets no lent weights"
             )
@@ -228,7 +241,8 @@ class WorkerLanes:
         lanes: list[tuple[int, VllmConfig, Any]] = [(1, self.lane1.config, self.lane1.step)]
         lanes += [(size, lane.runner.config, lane.execute) for size, lane in self.groups.items()]
         for size, config, step in lanes:
-            limits = StepLimits.of(config, self.blocks)
+            runner = self.lane1 if size == 1 else self.groups[size].runner
+            limits = StepLimits.of(config, self.blocks, runner.groups)
             if limits.pools:
                 step = self.lane1.pool
             self.calibration += calibrate(size, limits, step, together)

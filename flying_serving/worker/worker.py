@@ -26,6 +26,7 @@ from flying_serving.memory.kv_view import bytes_of
 from flying_serving.start_error import told_to_server
 from flying_serving.vllm_adapter import distributed, loading, nccl, numa
 from flying_serving.vllm_adapter.kv import kv_memory_from
+from flying_serving.vllm_adapter.lora import use_own_products
 from flying_serving.vllm_adapter.patches import installer, tensor_parallel
 from flying_serving.vllm_adapter.queues import note_in
 from flying_serving.vllm_adapter.runner import Runner
@@ -121,6 +122,7 @@ class LaneWorker:
         phase(self.engine, worker.rank, "loading the model")
         with loading.keep_weights():
             super().load_model(**options)  # type: ignore[misc]
+        use_own_products(worker.model_runner)
         with told_to_server(self.deployment.run_dir, self.engine):
             self.lanes = WorkerLanes(
                 Runner(worker.model_runner, worker.vllm_config),
@@ -197,7 +199,7 @@ class LaneWorker:
         if first:
             self.lanes.warm()
             with told_to_server(self.deployment.run_dir, self.engine):
-                self.lanes.graphs.capture(most_requests(self.lanes.lane1.config, self.lanes.blocks))
+                self.lanes.graphs.capture(most_requests(self.lanes.lane1, self.lanes.blocks))
                 self.lanes.calibrate()
         self.lanes.seed(self.deployment.incarnations)
         # it is a process of its own; while it starts, vLLM ends it by a signal

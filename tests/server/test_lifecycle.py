@@ -342,8 +342,8 @@ def taken_port() -> Iterator[int]:
         ),
         (
             run,
-            "{model} --data-parallel-size=2 --enable-lora",
-            "--enable-lora: LoRA cannot be served",
+            "{model} --data-parallel-size=2 --enable-lora --fully-sharded-loras",
+            "--fully-sharded-loras: adapters that ranks cut further cannot be served",
         ),
         (
             by_shell,

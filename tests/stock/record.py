@@ -6,6 +6,7 @@ python tests/stock/record.py llama qwen2 --degrees 1,2
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -26,6 +27,7 @@ if __name__ == "__main__":
 from flying_lab.tiny_models.checkpoint import make_model, weights_hash  # noqa: E402
 from harness import mxfp4_cpu, triton_cpu  # noqa: E402
 from harness.place import Place, environment, place  # noqa: E402
+from tests.stock import lora  # noqa: E402
 from tests.stock.requests import (  # noqa: E402
     REQUESTS,
     StockRequest,
@@ -51,6 +53,7 @@ DEGREES: dict[str, tuple[int, ...]] = {
     "gpt-oss": (1, 2, 4),
     "gpt-oss-mxfp4": (1, 2, 4),
     "gemma4": (1, 2, 4),
+    "llama-lora": (1, 2),
 }
 BFLOAT16 = "-bfloat16"
 """A recording of this name is of the shape before it, in that type: degrees then differ by more
@@ -66,6 +69,10 @@ only the first V2_TOKENS of each answer are recorded.
 MXFP4 = "-mxfp4"
 """A model of this name has experts in MXFP4, for which stock vLLM gets a kernel in plain torch."""
 V2_TOKENS = 16
+LORA = "-lora"
+"""A recording of this name is of the shape before it: each request without an adapter and with each
+of `lora.py`.
+"""
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
     "enforce_eager": True,
@@ -227,8 +234,22 @@ def _unlink_shared_memory(log: str) -> None:
 
 def _model(shape: str, models: Path) -> Path:
     """Make the model of a recording."""
-    made = shape.removesuffix(BFLOAT16).removesuffix(V2)
+    made = shape.removesuffix(BFLOAT16).removesuffix(V2).removesuffix(LORA)
     return make_model(models / made, made)
+
+
+def _adapters(shape: str, model: str) -> dict[str, Any]:
+    """Return vLLM's LoRARequest of each adapter of a recording by name, and None for none."""
+    from vllm.lora.request import LoRARequest
+
+    if not shape.endswith(LORA):
+        return {lora.BASE: None}
+    folders = lora.adapters(shape.removesuffix(LORA), Path(model).parent)
+    requests = {
+        name: LoRARequest(name, number, str(folder))
+        for number, (name, folder) in enumerate(folders.items(), start=1)
+    }
+    return {lora.BASE: None, **requests}
 
 
 def _dtype(shape: str) -> str:
@@ -242,6 +263,8 @@ def _engine(shape: str) -> dict[str, Any]:
     changed: dict[str, Any] = {"logits_processors": processors} if processors else {}
     if place() is Place.ONE_GPU:  # where servers are too
         changed["gpu_memory_utilization"] = 0.1
+    if shape.endswith(LORA):
+        changed |= lora.ENGINE
     return ENGINE | {"dtype": _dtype(shape)} | changed
 
 
@@ -261,16 +284,23 @@ def _answer_all(model: str, degree: int, out: Path, shape: str) -> None:
     llm = LLM(model=model, tensor_parallel_size=degree, **_engine(shape))
     ready = time.perf_counter()
     answers: Answers = {}
-    for request in _requests(shape):
+    adapters = _adapters(shape, model)
+    for request, adapter in itertools.product(_requests(shape), adapters):
         prompt: Any = {"prompt_token_ids": list(request.prompt)}
-        done = llm.generate([prompt], SamplingParams(**request.sampling()), use_tqdm=False)[
-            0
-        ].outputs[0]
+        done = llm.generate(
+            [prompt],
+            SamplingParams(**request.sampling()),
+            use_tqdm=False,
+            lora_request=adapters[adapter],
+        )[0].outputs[0]
         ids = list(done.token_ids)
         if request.forced and ids != list(request.forced):
             raise RuntimeError(f"{request.name} was not forced: {ids}")
         logprobs = [entry[token].logprob for entry, token in zip(done.logprobs, ids, strict=True)]
-        answers[request.name] = {"tokens": ids, "logprobs": [round(value, 6) for value in logprobs]}
+        answers[lora.answer_name(request.name, adapter)] = {
+            "tokens": ids,
+            "logprobs": [round(value, 6) for value in logprobs],
+        }
     result = {
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "start_s": round(ready - start, 1),

@@ -69,7 +69,7 @@ def lane_of(layout: KVCacheLayout, heads: tuple[int, int], size: int) -> KVCache
 
 
 def test_layers_have_the_specs_of_their_group() -> None:
-    specs = layer_specs(kv_config(LAYOUTS[0], (4, 2), BLOCK))
+    specs = layer_specs(kv_config(LAYOUTS[0], (4, 2), BLOCK).kv_cache_groups)
     assert [name for name, spec in specs.items() if spec == specs["layer0"]] == list(LOCAL)
     assert [name for name, spec in specs.items() if spec == specs["layer2"]] == list(FULL)
 
@@ -79,10 +79,10 @@ def test_layers_that_use_the_kv_of_others_have_their_specs() -> None:
     layers = {name: SimpleNamespace(kv_sharing_target_layer_name=None) for name in (*LOCAL, *FULL)}
     layers["layer5"] = SimpleNamespace(kv_sharing_target_layer_name="layer4")
     layers["layer6"] = SimpleNamespace(kv_sharing_target_layer_name="layer3")
-    before = layer_specs(kv)
-    after = layer_specs(with_sharing_layers(kv, layers))
+    before = layer_specs(kv.kv_cache_groups)
+    after = layer_specs(with_sharing_layers(kv, layers).kv_cache_groups)
     assert after == before | {"layer5": before["layer4"], "layer6": before["layer3"]}
-    assert layer_specs(kv) == before
+    assert layer_specs(kv.kv_cache_groups) == before
 
 
 def test_a_block_has_the_bytes_of_all_layers() -> None:

@@ -43,6 +43,9 @@ class Readable:
             return None
         return [torch.zeros(1) for _ in names]
 
+    def states(self, kv: KVCacheConfig) -> list[torch.Tensor]:
+        return []
+
 
 def lane(rank: int, degree: int, *unreadable: str) -> LaneKV:
     runner: Any = Readable(*unreadable)

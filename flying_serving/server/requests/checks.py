@@ -26,6 +26,8 @@ class Checks:
 
     def __init__(self, calls: EngineCalls, controller: Controller, streams: Streams) -> None:
         self.rights = ClientRights(calls.deployment.flying)
+        self.serves_adapters = False
+        """True with --enable-lora."""
         self._calls = calls
         self._controller = controller
         self._streams = streams
@@ -41,6 +43,11 @@ class Checks:
         check_encodable(sent, self._calls.channel.encode)
         priority, params = fields["priority"], fields["sampling_params"]
         self.rights.check(priority, {} if params is None else params.extra_args or {})
+        if self.serves_adapters and getattr(params, "prompt_logprobs", None) is not None:
+            raise VLLMValidationError(
+                "prompt_logprobs: cannot be served by Flying Serving yet with --enable-lora",
+                parameter="prompt_logprobs",
+            )
         prompt = prompt_length(fields["prompt_token_ids"], fields["prompt_embeds"])
         return self._streams.spec_of(prompt, params, priority)
 

@@ -19,6 +19,8 @@ import torch
 from torch.nn import Module, Parameter
 from torch.utils import swap_tensors
 from vllm.config import CompilationConfig, VllmConfig
+from vllm.lora.model_manager import LoRAModelManager
+from vllm.lora.punica_wrapper import PunicaWrapperBase
 from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.models.utils import StageMissingLayer
 
@@ -36,11 +38,12 @@ loaded a model. A lane is not loaded, so its own are of no use.
 _OPAQUE = (
     *(type(None), bool, int, float, str, bytes, type, ModuleType, BuiltinFunctionType),
     *(torch.dtype, torch.device, VllmConfig, CompilationConfig),
-    StageMissingLayer,
+    *(StageMissingLayer, LoRAModelManager, PunicaWrapperBase),
 )
 """Types in which no tensor of the model is looked for. vLLM's configuration names layers, which are
 in the model as well. A missing layer stands for a part that is not loaded, such as the encoder of a
-model that is served for text alone.
+model that is served for text alone. vLLM's managers of adapters list wrappers that are in the
+model, and have the places of a step's tokens.
 """
 _REGISTERED = re.compile(r"_(?:modules|parameters|buffers)\.")
 

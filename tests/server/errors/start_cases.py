@@ -11,6 +11,7 @@ from flying_serving.config import KEY as CONFIG_KEY
 from flying_serving.placement.wishes import BIND
 from tests.server.errors.case import Case
 from tests.server.errors.starts import (
+    adapters,
     additional,
     engines,
     execution,
@@ -207,7 +208,21 @@ FRONT_END_CASES: tuple[Start, ...] = (
     ),
 )
 FEATURE_CASES: tuple[Start, ...] = (
-    _unsupported("--enable-lora", "LoRA", lora=object()),
+    _unsupported("--enable-lora", "LoRA with vLLM's V2 model runner", lora=adapters(), v2=True),
+    _unsupported(
+        "--enable-lora", "LoRA for pooling models", lora=adapters(), runner_type="pooling"
+    ),
+    _unsupported(
+        "--fully-sharded-loras",
+        "adapters that ranks cut further",
+        lora=adapters(fully_sharded_loras=True),
+    ),
+    _unsupported(
+        "--enable-lora",
+        "adapters of routed experts (XForCausalLM; --lora-target-modules can name other layers)",
+        lora=adapters(),
+        is_moe=True,
+    ),
     _unsupported("--speculative-config", "speculative decoding", speculative=object()),
     _unsupported("--quantization", "quantization by modelopt_fp4", quantization="modelopt_fp4"),
     _unsupported(
@@ -278,6 +293,11 @@ FEATURE_CASES: tuple[Start, ...] = (
     _unsupported(
         "--model", "models with an encoder and a decoder (XForCausalLM)", is_encoder_decoder=True
     ),
-    _unsupported("--model", "models with recurrent state (XForCausalLM)", is_hybrid=True),
+    _unsupported(
+        "--tensor-parallel-size",
+        "models with recurrent state (XForCausalLM) on engines of several devices",
+        is_hybrid=True,
+        tensor_parallel_size=2,
+    ),
     _unsupported("--model", "models with latent attention, MLA (XForCausalLM)", use_mla=True),
 )

@@ -57,6 +57,7 @@ def configuration(**changes: Any) -> Any:
         "runner_type": "generate",
         "quantization": None,
         "use_mla": False,
+        "is_moe": False,
         "enable_sleep_mode": False,
         "max_model_len": 4096,
         "get_total_num_kv_heads": lambda: 4,
@@ -65,10 +66,16 @@ def configuration(**changes: Any) -> Any:
     }
     features = ("lora", "speculative", "kv_transfer", "ec_transfer", "kv_events", "quant")
     return SimpleNamespace(
+        use_v2_model_runner=changes.get("v2", False),
         parallel_config=SimpleNamespace(**{k: changes.get(k, v) for k, v in parallel.items()}),
         model_config=SimpleNamespace(**{k: changes.get(k, v) for k, v in model.items()}),
         **{f"{name}_config": changes.get(name) for name in features},
     )
+
+
+def adapters(**changes: Any) -> SimpleNamespace:
+    """vLLM's LoRAConfig."""
+    return SimpleNamespace(**{"target_modules": None, "fully_sharded_loras": False} | changes)
 
 
 def execution(**changes: Any) -> None:

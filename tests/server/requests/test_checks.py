@@ -167,3 +167,14 @@ async def test_outputs_of_one_call_are_one_event(n: int) -> None:
         controller = engine.server.controller
         controller.finished(controller.state.open_requests, now_s, aborted=True)
     assert 0.5 < demand.work(0, 0, 0, now_s + n / 2).rate < 2.0
+
+
+def test_logprobs_of_prompts_are_refused_where_adapters_are_served() -> None:
+    """vLLM would compute them with the slots of other tokens."""
+    server = Server()
+    sent = {"sampling_params": SamplingParams(prompt_logprobs=1), "priority": 0}
+    fields = sent | {"prompt_token_ids": [1, 2, 3], "prompt_embeds": None}
+    server.shell.checks.checked_spec(fields)
+    server.shell.checks.serves_adapters = True
+    with pytest.raises(VLLMValidationError, match="prompt_logprobs"):
+        server.shell.checks.checked_spec(fields)

@@ -30,6 +30,7 @@ RUN_TIME_NAMES = {
     "flying_serving/vllm_adapter/loading.py": "attributes of a parameter on the meta device, which "
     "is "
     "ours",
+    "flying_serving/worker/binding/adapters.py": "stacked tensors of a wrapper",
     "flying_serving/worker/binding/gated.py": "the activation of a layer",
     "flying_serving/worker/binding/plain.py": "tensors and the packed product of a layer",
     "flying_serving/worker/binding/quantized.py": "scales of a layer",
