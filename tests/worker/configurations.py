@@ -49,6 +49,12 @@ GPT_OSS_MXFP4 = GPT_OSS | {
 """Ten blocks of an expert: four ranks have 3, 3, 3 and 1 of them."""
 
 
+GEMMA3 = small("Gemma3", "gemma3_text", intermediate_size=128) | {
+    "num_hidden_layers": 12,
+    "head_dim": 32,
+    "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 2,
+    "sliding_window": 64,
+}
 GEMMA4 = small("Gemma4", "gemma4_text", intermediate_size=128) | {
     "num_hidden_layers": 12,
     "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 2,
