@@ -28,7 +28,10 @@ def configured_as(*, use_mla: bool) -> SimpleNamespace:
     """vLLM's configuration of two engines, of a model with four KV heads."""
     return SimpleNamespace(
         model_config=SimpleNamespace(
-            architecture="X", use_mla=use_mla, get_total_num_kv_heads=lambda: 4
+            architecture="X",
+            use_mla=use_mla,
+            get_total_num_kv_heads=lambda: 4,
+            model_arch_config=SimpleNamespace(per_layer_overrides=None),
         ),
         parallel_config=SimpleNamespace(tensor_parallel_size=1, data_parallel_size=2),
     )

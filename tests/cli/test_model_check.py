@@ -16,7 +16,7 @@ from flying_serving.worker.admission import KVPlan, anatomy
 from harness import mxfp4_cpu
 from harness.forked import by_shell, run
 from harness.live import Server
-from tests.worker.configurations import IDEFICS3, published_gpt_oss
+from tests.worker.configurations import GEMMA3, GEMMA4, IDEFICS3, published_gpt_oss
 
 pytestmark = pytest.mark.usefixtures("classes_imported_here")
 
@@ -79,12 +79,6 @@ LAST_EXPERTS_OF_ERNIE = small("Ernie4_5_Moe", "ernie4_5_moe") | {
     "moe_intermediate_size": 132,
     "moe_layer_start_index": 3,
     "moe_layer_end_index": 5,
-}
-GEMMA3 = small("Gemma3", "gemma3_text") | {
-    "num_hidden_layers": 12,
-    "head_dim": 32,
-    "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 2,
-    "sliding_window": 64,
 }
 GEMMA3N = small("Gemma3n", "gemma3n_text") | {
     "num_hidden_layers": 30,
@@ -214,6 +208,7 @@ def test_memory_that_serving_refuses_is_refused(tmp_path: Path) -> None:
         pytest.param(LAST_EXPERTS, 4, id="experts-from-a-list"),
         pytest.param(LAST_EXPERTS_OF_ERNIE, 4, id="experts-from-an-index"),
         pytest.param(GEMMA3, 6, id="windows"),
+        pytest.param(GEMMA4, 6, id="layers-with-other-heads"),
         pytest.param(GEMMA3N, 25, id="layers-that-use-the-KV-of-others"),
     ],
 )

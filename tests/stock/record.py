@@ -53,6 +53,7 @@ DEGREES: dict[str, tuple[int, ...]] = {
     "gpt-oss": (1, 2, 4),
     "deepseek-v3": (1, 2, 4),
     "gpt-oss-mxfp4": (1, 2, 4),
+    "gemma4": (1, 2, 4),
     "llama-lora": (1, 2),
 }
 BFLOAT16 = "-bfloat16"
