@@ -65,7 +65,7 @@ def test_heads_of_a_layer_count_those_of_all_devices(
 
 @pytest.mark.parametrize("devices", [1, 4])
 def test_a_layer_with_latent_attention_has_one_head_on_all_devices(devices: int) -> None:
-    latent = model(8, 8)
+    latent = model(8, 8, 8)
     latent.use_mla = True
     assert kv_head_counts(latent) == [1]
     assert kv_heads_of("model.layers.0.self_attn.attn", 1, devices, latent) == 1

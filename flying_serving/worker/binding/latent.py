@@ -42,8 +42,8 @@ def latent_projections(model: Module) -> set[int]:
 
 
 def refuse_latent(name: str, layer: MLAAttention) -> None:
-    """Raise WeightError for a backend that keeps these matrices in a format of its own, or has no
-    kernel for a token's vector of this size. The same for a quantized projection.
+    """Raise WeightError for a backend that keeps these matrices in a format of its own, and for
+    one without a kernel for a token's vector of this size. The same for a quantized projection.
     """
     backend = layer.attn_backend
     sizes = backend.get_supported_head_sizes()
