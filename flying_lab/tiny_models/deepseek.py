@@ -1,5 +1,7 @@
-"""The parts of a tiny DeepSeek V3 that other models lack: latent attention, a dense first layer,
-and grouped experts whose router has a correction bias.
+"""The parts of a tiny DeepSeek V3 that other models lack.
+
+It has latent attention, a dense first layer, and grouped experts. Their router has a correction
+bias.
 """
 
 from collections.abc import Iterator

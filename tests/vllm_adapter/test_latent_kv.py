@@ -14,7 +14,7 @@ from flying_serving.vllm_adapter.kv import token_parts
 from flying_serving.vllm_adapter.kv_heads import kv_heads_of
 
 BLOCKS, TOKENS, LATENT, ROPE = 5, 16, 512, 64
-SLOTS = torch.tensor([TOKENS, 3 * TOKENS + 1, 5 * TOKENS - 1])
+PLACES = torch.tensor([TOKENS, 3 * TOKENS + 1, 5 * TOKENS - 1])
 
 
 class Writer(CPUMLAImpl):  # type: ignore[misc]
@@ -27,8 +27,8 @@ class Writer(CPUMLAImpl):  # type: ignore[misc]
 class Backwards(Writer):
     """A backend that writes rotated keys first, as no known one does."""
 
-    def do_kv_cache_update(self, latents: Any, keys: Any, cache: Any, slots: Any, *_: Any) -> None:
-        cache.view(-1, LATENT + ROPE)[slots] = torch.cat([keys[:, 0], latents], -1)
+    def do_kv_cache_update(self, latents: Any, keys: Any, cache: Any, places: Any, *_: Any) -> None:
+        cache.view(-1, LATENT + ROPE)[places] = torch.cat([keys[:, 0], latents], -1)
 
 
 class LatentLayer(MLAAttention):  # type: ignore[misc]
@@ -46,10 +46,10 @@ def test_tokens_are_read_as_the_backend_writes_them() -> None:
     layers = [LatentLayer(Writer()) for _ in range(2)]
     parts = token_parts(layers)
     assert parts is not None
-    latents, keys = torch.randn(len(SLOTS), LATENT), torch.randn(len(SLOTS), 1, ROPE)
+    latents, keys = torch.randn(len(PLACES), LATENT), torch.randn(len(PLACES), 1, ROPE)
     cache = layers[1].kv_cache
-    layers[1].impl.do_kv_cache_update(latents, keys, cache, SLOTS, "auto", torch.ones(()))
-    rows = parts[1][SLOTS // TOKENS, 0, SLOTS % TOKENS]
+    layers[1].impl.do_kv_cache_update(latents, keys, cache, PLACES, "auto", torch.ones(()))
+    rows = parts[1][PLACES // TOKENS, 0, PLACES % TOKENS]
     assert torch.equal(rows, torch.cat([latents, keys[:, 0]], -1))
     assert not parts[0].any()
 
