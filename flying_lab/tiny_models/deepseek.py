@@ -1,6 +1,7 @@
 """The parts of a tiny DeepSeek V3 that other models lack.
 
-Its attention is latent, its first layer is dense, and its router has a correction bias.
+It has latent attention, a dense first layer, and grouped experts. Their router has a correction
+bias.
 """
 
 from collections.abc import Iterator

@@ -2,11 +2,17 @@
 has loaded a model.
 """
 
+from collections.abc import Mapping
+from typing import cast
+
 import torch
 from torch.nn import Module, Parameter
 from vllm.model_executor.layers.attention.mla_attention import MLAAttention
+from vllm.model_executor.layers.linear import ColumnParallelLinear
 
 from flying_serving.errors import WeightError
+from flying_serving.memory.storage import StridedColumns
+from flying_serving.worker.binding.cuts import column_bias, column_segments
 from flying_serving.worker.binding.formats import is_quantized
 from flying_serving.worker.binding.plain import part_of
 
@@ -42,8 +48,10 @@ def latent_projections(model: Module) -> set[int]:
 
 
 def refuse_latent(name: str, layer: MLAAttention) -> None:
-    """Raise WeightError for a backend that keeps these matrices in a format of its own, and for
-    one without a kernel for a token's vector of this size. The same for a quantized projection.
+    """Raise WeightError for an attention layer that lanes cannot share.
+
+    Its backend may keep these matrices in a format of its own, or have no kernel for a token's
+    vector of this size. Or the projection is quantized.
     """
     backend = layer.attn_backend
     sizes = backend.get_supported_head_sizes()
@@ -65,7 +73,25 @@ def _packs(name: str, layer: MLAAttention) -> WeightError:
     )
 
 
-def bind_latent(name: str, layer: MLAAttention, full: MLAAttention, rank: int, degree: int) -> None:
+def whole_columns(name: str, layer: ColumnParallelLinear, widest: int) -> StridedColumns:
+    """Return the storage of such a projection: its weight as it was loaded."""
+    bias = column_bias(layer)
+    data = None if bias is None else bias.data
+    return StridedColumns(layer.weight.data, data, column_segments(name, layer, widest))
+
+
+def bind_latents(model: Module, full: Mapping[str, Module], rank: int, degree: int) -> None:
+    """Give each attention layer of a lane its heads of lane 1's matrices. `full`: lane 1's layers
+    by name. Raises as `_bind_latent`.
+    """
+    for name, layer in model.named_modules():
+        if degree > 1 and isinstance(layer, MLAAttention):
+            _bind_latent(name, layer, cast(MLAAttention, full[name]), rank, degree)
+
+
+def _bind_latent(
+    name: str, layer: MLAAttention, full: MLAAttention, rank: int, degree: int
+) -> None:
     """Give a lane's layer its heads of lane 1's matrices. Raises WeightError if the heads do not
     divide.
     """

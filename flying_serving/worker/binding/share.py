@@ -4,7 +4,6 @@ from typing import Any, cast
 
 import torch
 from torch.nn import Module, Parameter
-from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
@@ -32,7 +31,7 @@ from flying_serving.worker.binding.expert_forms import expert_tensors
 from flying_serving.worker.binding.experts import SharedExperts, expert_units, install_experts
 from flying_serving.worker.binding.formats import is_quantized
 from flying_serving.worker.binding.gated import gated_modules
-from flying_serving.worker.binding.latent import bind_latent, latent_projections
+from flying_serving.worker.binding.latent import bind_latents, latent_projections, whole_columns
 from flying_serving.worker.binding.matrices import SharedMatrices, release
 from flying_serving.worker.binding.methods import LinearPart, VocabularyPart
 from flying_serving.worker.binding.placement import Placement
@@ -98,14 +97,11 @@ class SharedWeights:
     def _take(self, name: str, layer: Module, heads: set[int]) -> None:
         if is_quantized(layer):
             self._linear |= self.quantized.take(name, layer, self._segments)
+        elif id(layer) in self._kept_whole:
+            self._linear[name] = whole_columns(name, cast(Any, layer), self._widest)
         elif isinstance(layer, ColumnParallelLinear):
             self._segments[name] = self._recurrent.segments(name, layer)
             weight = layer.weight.data
-            if id(layer) in self._kept_whole:
-                bias = column_bias(layer)
-                data = None if bias is None else bias.data
-                self._linear[name] = StridedColumns(weight, data, self._segments[name])
-                return
             self._linear[name] = self._matrices.columns(
                 name, weight, column_bias(layer), self._segments[name]
             )
@@ -165,14 +161,13 @@ class SharedWeights:
 
         Raises WeightError, naming a parameter that has no shared storage.
         """
+        bind_latents(model, self._full, rank, degree)
         for name, layer in self._recurrent.bind(model, rank, degree):
             if isinstance(layer, LinearBase) and name in self._linear:
                 self._bind_linear(name, layer, rank, degree)
             elif isinstance(layer, VocabParallelEmbedding):
                 self._bind_vocabulary(name, layer, rank, degree)
             elif degree > 1:
-                if isinstance(layer, MLAAttention):
-                    bind_latent(name, layer, cast(MLAAttention, self._full[name]), rank, degree)
                 hold_scales(layer, self._full.get(name))
                 cut = expert_tensors(layer) if isinstance(layer, RoutedExperts) else OWN_BUFFERS
                 bind_whole(name, layer, self._full.get(name), rank, degree, but=cut)
@@ -195,8 +190,9 @@ class SharedWeights:
         layer.quant_method = LinearPart(self._linear[name].part(rank, degree))
         hold_tensors(layer, full)
         if layer.bias is not None:
-            outside = isinstance(layer, ColumnParallelLinear) and layer.skip_bias_add
-            layer.bias = self._bias_part(name, full, rank, degree) if outside else full.bias
+            layer.bias = (
+                self._bias_part(name, full, rank, degree) if _is_outside(layer) else full.bias
+            )
 
     def _place(self, name: str, layer: Any, rank: int, degree: int) -> tuple[int, int]:
         """Return the rank and degree of a layer in a lane. A layer that vLLM does not cut is whole
@@ -246,13 +242,26 @@ class SharedWeights:
             layer.weight = Parameter(full[rank * rows : (rank + 1) * rows], requires_grad=False)
         else:
             layer.weight = self._full[name].weight
-        bias = getattr(self._full[name], "bias", None)
-        # vLLM's Transformers backend makes it while it loads: a lane has none
-        if bias is not None and degree > 1:
-            rows = bias.shape[0] // degree
-            layer.bias = Parameter(bias.data[rank * rows : (rank + 1) * rows], requires_grad=False)
+        _bind_vocabulary_bias(layer, self._full[name], rank, degree)
         if degree > 1:  # also the matrix that a model's own embedding multiplies with
             bind_whole(name, layer, self._full[name], rank, degree, but=("weight", "bias"))
+
+
+def _is_outside(layer: LinearBase) -> bool:
+    """Return whether the model itself adds a layer's bias."""
+    return isinstance(layer, ColumnParallelLinear) and bool(layer.skip_bias_add)
+
+
+def _bind_vocabulary_bias(
+    layer: VocabParallelEmbedding, full: Module, rank: int, degree: int
+) -> None:
+    """Give a head of a lane its part of lane 1's bias. vLLM's Transformers backend makes it while
+    it loads: a lane has none.
+    """
+    bias = getattr(full, "bias", None)
+    if bias is not None and degree > 1:
+        rows = bias.shape[0] // degree
+        layer.bias = Parameter(bias.data[rank * rows : (rank + 1) * rows], requires_grad=False)
 
 
 def _nothing() -> None:
