@@ -5,7 +5,8 @@ and what they cost.
 It answers each of some requests once, alone, as the reference. Then it changes the layout again and
 again, at random times and by random ways, while streams with and without a fixed degree go on (some
 are left midway by their clients). It fails if a stream is not the reference token for token, if
-blocks do not add up after a switch, or if a process has grown.
+blocks do not add up after a switch, or if a process has grown. With quantized weights (`--model
+llama-w4a16 --dtype bfloat16`) degrees differ by their rounding: `harness/storm_bounds.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from collections.abc import Sequence
 
 import httpx
 
+from flying_lab.tiny_models.checkpoint import SHAPES
 from flying_serving.config import MODES
+from harness import mxfp4_cpu
+from harness.live import FLAGS as LIVE_FLAGS
 from harness.live import Server
 from harness.storm_load import LONGEST_STEP, Load, make_jobs
 from harness.storm_report import Report, growth, print_report, sample_processes
@@ -53,14 +57,14 @@ async def storm(
     jobs: int = 32,
     seed: int = 0,
     modes: Sequence[str] = MODES,
+    is_rounded: bool = False,
 ) -> Report:
     """Run a storm. Samples processes after WARM_SWITCHES switches (or a third of fewer) and at the
-    end.
+    end. `is_rounded`: see `Load`.
     """
     draw, report = random.Random(seed), Report()
-    load = Load(
-        server, make_jobs(jobs, random.Random(seed)), clients, random.Random(seed + 1), report
-    )
+    asked = make_jobs(jobs, random.Random(seed))
+    load = Load(server, asked, clients, random.Random(seed + 1), report, is_rounded=is_rounded)
     limits = httpx.Limits(max_keepalive_connections=0)
     async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as admin:
         await _layout(admin, LAYOUTS[0], "weave")
@@ -132,9 +136,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--async-scheduling", action="store_true", help="of the server's groups")
+    parser.add_argument("--model", default="llama", choices=SHAPES, help="a tiny model's shape")
+    parser.add_argument("--dtype", default="float32")
     args = parser.parse_args()
     flags = (*FLAGS, ASYNC) if args.async_scheduling else FLAGS
-    with Server("llama", 4, *flags) as server:
+    base = [flag for flag in LIVE_FLAGS if not flag.startswith("--dtype")]
+    preamble = mxfp4_cpu.PREAMBLE if SHAPES[args.model].mxfp4 else ""
+    with Server(
+        args.model, 4, f"--dtype={args.dtype}", *flags, base=base, preamble=preamble
+    ) as server:
         report = asyncio.run(
             storm(
                 server,
@@ -143,6 +153,7 @@ def main() -> None:
                 jobs=args.jobs,
                 seed=args.seed,
                 modes=args.modes,
+                is_rounded=args.dtype != "float32" or bool(SHAPES[args.model].quantized),
             )
         )
     print_report(report)

@@ -9,14 +9,16 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import httpx
 
 from harness.live import Server
+from harness.sampling_noise import noise_lead
+from harness.storm_bounds import Bounds, rounding_bounds
 from harness.storm_report import Report
 from harness.streams import (
-    WORST_LOGPROB,
     RequestFailed,
     Stream,
     stream,
@@ -28,6 +30,7 @@ DEGREES = (None, None, None, 1, 2, 4)
 VOCAB = 512
 LONGEST_STEP = 32
 LEAVE_SHARE = 0.15
+FORCED_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -39,9 +42,12 @@ class Job:
     max_tokens: int
     seed: int
 
-    def body(self, model: str, degree: int | None) -> dict[str, Any]:
-        """What is sent."""
-        extra = {} if degree is None else {"vllm_xargs": {"tp_degree": degree}}
+    def body(
+        self, model: str, degree: int | None, forced: Sequence[int] | None = None
+    ) -> dict[str, Any]:
+        """What is sent. `forced`: tokens that the answer must have."""
+        told = {"tp_degree": degree, "force_token_ids": forced}
+        extra = {"vllm_xargs": {key: value for key, value in told.items() if value is not None}}
         fields = {
             "max_tokens": self.max_tokens,
             "seed": self.seed,
@@ -72,10 +78,19 @@ class Load:
         jobs: what is asked.
         clients: how many at a time.
         draw: source of randomness.
+        is_rounded: degrees differ by more than rounding errors of float32. Then half of the streams
+            are forced to their references' tokens, and the others may part at a near-tie.
     """
 
     def __init__(
-        self, server: Server, jobs: Sequence[Job], clients: int, draw: random.Random, report: Report
+        self,
+        server: Server,
+        jobs: Sequence[Job],
+        clients: int,
+        draw: random.Random,
+        report: Report,
+        *,
+        is_rounded: bool = False,
     ) -> None:
         self._model = server.model
         self._jobs = jobs
@@ -87,6 +102,8 @@ class Load:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._http = httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits)
         self.reference: dict[str, Stream] = {}
+        self._is_rounded = is_rounded
+        self._bounds = Bounds()
         self._clients = clients
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -98,6 +115,20 @@ class Load:
             if problem:
                 raise RequestFailed(f"{job.name} undisturbed: {problem}")
             self.reference[job.name] = answer
+        if self._is_rounded:
+            self._bounds = self._report.bounds = rounding_bounds(await self._pairs())
+
+    async def _pairs(self) -> list[tuple[list[float], list[float]]]:
+        """Answer every job alone at each degree, with the tokens of its reference: the logprobs of
+        any two degrees.
+        """
+        pairs = []
+        for job in self._jobs:
+            forced = self.reference[job.name].tokens
+            bodies = [job.body(self._model, degree, forced) for degree in (1, 2, 4)]
+            answers = [(await stream(self._http, body)).logprobs for body in bodies]
+            pairs += list(combinations(answers, 2))
+        return pairs
 
     async def warm(self) -> None:
         """Let engines build what they build at first use, which is no cost of a switch and no
@@ -152,8 +183,11 @@ class Load:
                 if self._draw.random() < LEAVE_SHARE
                 else None
             )
+            is_forced = self._is_rounded and self._draw.random() < FORCED_SHARE
+            forced = self.reference[job.name].tokens if is_forced else None
+            body = job.body(self._model, degree, forced)
             try:
-                answer = await stream(self._http, job.body(self._model, degree), leave_after=leave)
+                answer = await stream(self._http, body, leave_after=leave)
             except (RequestFailed, httpx.HTTPError) as error:
                 self._fail(f"{job.name} at degree {degree}: {error!r}")
                 await asyncio.sleep(0.5)
@@ -166,52 +200,50 @@ class Load:
 
     async def _compare(self, job: Job, degree: int | None, answer: Stream, *, left: bool) -> None:
         reference = self.reference[job.name]
-        count = len(answer.tokens)
+        same = _same(answer.tokens, reference.tokens)
         problem = None if left else _incomplete(job, answer)
-        if answer.tokens != reference.tokens[:count]:
-            at = next(i for i in range(count) if answer.tokens[i] != reference.tokens[i])
-            lead = await self._lead(job, at, reference.tokens[at], answer.tokens[at])
-            problem = (
-                f"token {at} of {count} is {answer.tokens[at]}, not "
-                f"{reference.tokens[at]}, which leads it by {lead}"
-            )
-        else:
-            worst = worst_difference(answer.logprobs, reference.logprobs[:count])
-            self._report.worst_logprob = max(self._report.worst_logprob, worst)
-            if worst > WORST_LOGPROB:
-                problem = f"logprobs differ by {worst}"
+        ending = "left midway" if left else "complete"
+        if same < len(answer.tokens):
+            expected, found = reference.tokens[same], answer.tokens[same]
+            lead = await self._lead(job, same, expected, found)
+            ending = "parted at a near-tie"
+            self._report.worst_lead = max(self._report.worst_lead, abs(lead))
+            if not abs(lead) < self._bounds.lead:
+                problem = (
+                    f"token {same} of {len(answer.tokens)} is {found}, not {expected}, which "
+                    f"leads it by {lead:.2e}"
+                )
+        logprobs = answer.logprobs[:same], reference.logprobs[:same]
+        self._report.worst_logprob = max(self._report.worst_logprob, worst_difference(*logprobs))
+        problem = problem or self._bounds.problem(*logprobs)
         if problem:
             self._fail(f"{job.name} at degree {degree}: {problem}")
             return
-        self._report.tokens += count
-        self._report.outcomes["left midway" if left else "complete"] += 1
+        self._report.tokens += same
+        self._report.outcomes[ending] += 1
 
-    async def _lead(self, job: Job, at: int, expected: int, found: int) -> str:
+    async def _lead(self, job: Job, at: int, expected: int, found: int) -> float:
         """By how much logits plus noise of the expected token exceed the other's: a near-tie is
-        below 1e-4.
+        below 1e-4 in float32. NaN if it cannot be said.
         """
-        import torch
-
         forced = self.reference[job.name].tokens[: at + 1]
-        body = job.body(self._model, None)
-        body |= {
-            "max_tokens": at + 1,
-            "logprobs": VOCAB,
-            "vllm_xargs": {"force_token_ids": forced},
-            "stream": False,
-        }
+        body = job.body(self._model, None, forced)
+        body |= {"max_tokens": at + 1, "logprobs": VOCAB, "stream": False}
         body.pop("stream_options")
         answer = await self._http.post(
             "/v1/completions", json={**body, "return_tokens_as_token_ids": True}
         )
         if answer.status_code != 200:
-            return f"an unknown margin ({answer.text})"
+            return math.nan
         top = answer.json()["choices"][0]["logprobs"]["top_logprobs"][at]
-        generator = torch.Generator().manual_seed(job.seed)
-        for _ in range(at + 1):
-            noise = torch.empty(VOCAB).exponential_(generator=generator)
-        score = {t: top[f"token_id:{t}"] - math.log(noise[t].item()) for t in (expected, found)}
-        return f"{score[expected] - score[found]:.2e}"
+        lead = top[f"token_id:{expected}"] - top[f"token_id:{found}"]
+        return float(lead + noise_lead(job.seed, at, expected, found))
+
+
+def _same(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    """Return the number of tokens before the first that differs."""
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
 
 
 def _incomplete(job: Job, answer: Stream) -> str | None:

@@ -16,6 +16,7 @@ import psutil
 
 from flying_serving.config import MODES
 from harness.live import Server
+from harness.storm_bounds import Bounds
 
 MEMORY_SHARE, MEMORY_BYTES, COUNT_SLACK = 0.03, 8 << 20, 2
 COLUMNS = {  # of the table: field of a switch -> width
@@ -56,6 +57,9 @@ class Report:
     outcomes: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
     worst_logprob: float = 0.0
+    worst_lead: float = 0.0
+    """Of a token over the one that was sampled in its place, where a stream parted."""
+    bounds: Bounds = field(default_factory=Bounds)
     tokens: int = 0
     seconds: float = 0.0
 
@@ -136,7 +140,12 @@ def print_report(report: Report) -> None:
         f"\n{len(report.switches)} switches in {report.seconds:.0f} s; streams: {outcomes}; "
         f"{report.tokens} tokens"
     )
-    print(f"largest difference of a logprob from the reference: {report.worst_logprob:.1e}")
+    print(
+        f"largest difference of a logprob from the reference: {report.worst_logprob:.1e} (bound "
+        f"{report.bounds.logprob:.1e}); largest lead where a stream parted: "
+        f"{report.worst_lead:.1e} (bound {report.bounds.lead:.1e}); bound of the mean of a stream: "
+        f"{report.bounds.mean:.1e}"
+    )
     print(
         f"\nmilliseconds, median / p99 / max {'':26}{os.cpu_count()} processors, load "
         f"{os.getloadavg()[0]:.1f}"

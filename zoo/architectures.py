@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from zoo.native_models import LLAMA, NATIVE
+
 VOCAB = 512
 MAX_MODEL_LEN = 1024
 WINDOW = 64
@@ -66,6 +68,13 @@ SIZES: dict[str, Any] = {
 """Values of configuration fields, for the configurations that have them."""
 
 WINDOWS = ("sliding_window", "sliding_window_size", "attention_chunk_size")
+
+_ONE_ATTENTION_LAYER = [
+    "linear_attention",
+    "full_attention",
+    "linear_attention",
+    "linear_attention",
+]
 
 OVERRIDES: dict[str, dict[str, Any]] = {
     "AfmoeForCausalLM": {
@@ -179,7 +188,32 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "zero_expert_num": 2,
         "moe_topk": 2,
     },
+    "FalconH1ForCausalLM": {
+        "mamba_d_ssm": 512,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 64,
+        "mamba_rms_norm": True,
+    },
+    "GraniteMoeHybridForCausalLM": {
+        "mamba_n_heads": 8,
+        "mamba_d_head": 64,
+        "shared_intermediate_size": 128,
+        "layer_types": _ONE_ATTENTION_LAYER,
+    },
+    "Lfm2ForCausalLM": {
+        "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+        "block_dim": 256,
+        "conv_dim": 256,
+        "block_ff_dim": 512,
+        "block_auto_adjust_ff_dim": False,
+    },
+    "Qwen3NextForCausalLM": {"linear_key_head_dim": 128, "linear_value_head_dim": 128},
     "Lfm2MoeForCausalLM": {"layer_types": ["conv", "full_attention", "conv", "full_attention"]},
+    "NemotronHForCausalLM": {
+        "mamba_num_heads": 8,
+        "n_groups": 2,
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
+    },
     "Mamba2ForCausalLM": {"num_heads": 8, "head_dim": 64, "n_groups": 1},
     "Qwen4ExpForCausalLM": {
         "indexer_n_heads": 4,
@@ -194,6 +228,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "linear_attention"],
         "attention_hidden_size": 512,
         "attention_head_dim": 64,
+        "num_key_value_heads": 8,
         "mamba_headdim": 64,
     },
     "OPTForCausalLM": {"ffn_dim": 512, "word_embed_proj_dim": 256, "dropout": 0.0},
@@ -337,6 +372,20 @@ ALIASES: dict[str, str] = {
 """Names for which vLLM runs the code of another one, and transformers has a class for that."""
 
 
+GATED_DELTA = ("Qwen3NextForCausalLM",)
+"""Models with gated delta nets: vLLM's kernel for the CPU takes bfloat16 alone."""
+RECURRENT = (
+    *GATED_DELTA,
+    "FalconH1ForCausalLM",
+    "GraniteMoeHybridForCausalLM",
+    "Lfm2ForCausalLM",
+    "Lfm2MoeForCausalLM",
+    "NemotronHForCausalLM",
+    "Zamba2ForCausalLM",
+)
+"""Models with recurrent state and attention."""
+
+
 @dataclass(frozen=True)
 class Model:
     """One model of the zoo.
@@ -366,12 +415,35 @@ class Model:
     @property
     def engine_options(self) -> dict[str, Any]:
         """Arguments of vLLM's engine that this model is served with, beside those of all."""
-        return {"language_model_only": True} if self.architecture in MULTIMODAL else {}
+        options = {"language_model_only": True} if self.architecture in MULTIMODAL else {}
+        options |= {"trust_remote_code": True} if self.has_code else {}
+        return options | ({"enable_prefix_caching": False} if self.has_state else {})
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the model has recurrent state. On the CPU stock vLLM caches no prefix of it."""
+        return self.architecture in RECURRENT
+
+    @property
+    def dtype(self) -> str:
+        """The type that the model computes in, without quantization."""
+        return "bfloat16" if self.architecture in GATED_DELTA else "float32"
+
+    @property
+    def has_code(self) -> bool:
+        """Whether its checkpoint has code of its own."""
+        return self.is_native and bool(NATIVE[self.architecture].module)
+
+    @property
+    def is_native(self) -> bool:
+        """Whether vLLM alone has a class for it."""
+        return self.architecture in NATIVE
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The same as flags of `serve`."""
-        return ("--language-model-only",) if self.engine_options else ()
+        """The same as flags of `serve`, which needs none for what is off."""
+        options = self.engine_options.items()
+        return tuple(f"--{name.replace('_', '-')}" for name, value in options if value)
 
 
 VARIANTS: tuple[Model, ...] = (
@@ -400,9 +472,14 @@ VARIANTS: tuple[Model, ...] = (
     Model("Qwen2MoeForCausalLM", "dense layers too", {"mlp_only_layers": [0, 2]}),
     Model("OPTForCausalLM", "norm after", {"do_layer_norm_before": False}),
     Model("OPTForCausalLM", "narrow embedding", {"word_embed_proj_dim": 128}),
+    Model("LagunaForCausalLM", "dense layers", {"mlp_layer_types": ["dense"] * 4}),
+    Model("MiniMaxM2ForCausalLM", "softmax routing", {"scoring_func": "softmax"}),
 )
 """Ways of binding weights that the usual configuration of an architecture does not show."""
 
+
+ALL_SLIDE = ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
+"""Of which vLLM serves no model where some layers have a window and others have none."""
 
 UNREGISTERED = ("SolarOpenForCausalLM",)
 """Not in the registry, so vLLM gives them to its Transformers backend: one with a router's bias
@@ -459,7 +536,8 @@ def _sliding(architecture: str) -> dict[str, Any]:
     assert window is not None
     fields = {window: WINDOW}
     if "use_sliding_window" in _default_fields(architecture):
-        fields |= {"use_sliding_window": True, "max_window_layers": 2}
+        first = 0 if architecture in ALL_SLIDE else 2
+        fields |= {"use_sliding_window": True, "max_window_layers": first}
     return fields
 
 
@@ -470,6 +548,9 @@ def _default_fields(architecture: str) -> dict[str, Any]:
 
 def fields_of(model: Model) -> dict[str, Any]:
     """Every value that the configuration of a model is made with."""
+    if model.is_native:
+        named = {"architectures": [model.architecture], "dtype": "float32"}
+        return LLAMA | NATIVE[model.architecture].fields | named | model.fields
     default = _default_fields(model.architecture)
     fields = _sized(default) | OVERRIDES.get(model.architecture, {}) | model.fields
     if model.architecture in MULTIMODAL:

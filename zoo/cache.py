@@ -16,6 +16,7 @@ from typing import Any
 
 from flying_lab.tiny_models.checkpoint import STD_AT_256
 from zoo.architectures import ADJUSTED, MAX_MODEL_LEN, Model, fields_of, model_class
+from zoo.native_models import NATIVE
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".zoo"
@@ -106,19 +107,23 @@ def _versions() -> str:
 
 
 def _keys(model: Model) -> dict[str, str]:
-    fields = fields_of(model) if model_class(model.architecture) is not None else None
+    has_class = model.is_native or model_class(model.architecture) is not None
+    fields = fields_of(model) if has_class else None
     made_with = _source("checkpoints.py", "../flying_lab/tiny_models/tokenizer.py"), STD_AT_256
     checkpoint = _key(
         made_with, model, fields, ADJUSTED.get(model.architecture), version("transformers")
     )
+    if model.is_native:
+        checkpoint = _key(checkpoint, _source("native.py"), NATIVE[model.architecture])
     if model.quantized:
         rounded = _source("quantized.py", "../flying_lab/tiny_models/quantized.py")
         checkpoint = _key(checkpoint, rounded)
-    asked = _source("stock.py", "requests.py"), MAX_MODEL_LEN
+    forced = ["forced.py"] if model.quantized else []
+    asked = _source("stock.py", "requests.py", *forced), MAX_MODEL_LEN
     stock = _key(checkpoint, asked, machine())
     lanes = _key(
         checkpoint,
-        _source("lanes.py", "requests.py", "survey.py", "quantized.py"),
+        _source("lanes.py", "requests.py", "survey.py", "quantized.py", *forced),
         machine(),
         _server(),
     )

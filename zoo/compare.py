@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +31,8 @@ class Comparison:
 
     Args:
         tokens: tokens compared.
-        difference: the largest of a logprob among them.
+        difference: the largest of a logprob among them; their root mean square where tokens were
+            forced.
         ties: where another token was drawn from the same distribution, in words.
         wrong: where the answers part, in words; None if they agree.
     """
@@ -41,12 +43,10 @@ class Comparison:
     wrong: str | None
 
 
-def compare(
-    ours: Answers, theirs: Answers, tolerance: float = TOLERANCE, most_ties: int = MOST_TIES
-) -> Comparison:
+def compare(ours: Answers, theirs: Answers) -> Comparison:
     """Compare answers, request by request, up to the first token that differs.
 
-    Tokens must be equal and logprobs within `tolerance`. Where other tokens are drawn from
+    Tokens must be equal and logprobs within TOLERANCE. Where other tokens are drawn from
     distributions that agree, as the seed's noise has put two tokens closer together than the
     rounding, the request is compared up to there.
     """
@@ -67,7 +67,7 @@ def compare(
             what = f"{name}: token {step}" + (
                 f" is {mine}, not {expected}" if mine != expected else ""
             )
-            if not apart <= tolerance:  # NaN too
+            if not apart <= TOLERANCE:  # NaN too
                 return Comparison(
                     tokens, apart, tuple(ties), f"{what}; logprobs differ by {apart:.1e}"
                 )
@@ -77,8 +77,37 @@ def compare(
                 break
             tokens += 1
     return Comparison(
-        tokens, difference, tuple(ties), "; ".join(ties) if len(ties) > most_ties else None
+        tokens, difference, tuple(ties), "; ".join(ties) if len(ties) > MOST_TIES else None
     )
+
+
+def compare_rounded(ours: Answers, theirs: Answers, bound: float) -> Comparison:
+    """Compare answers whose tokens were forced, by the root mean square of the differences of their
+    logprobs.
+
+    Args:
+        bound: the largest that is right.
+    """
+    apart = rounding(ours, theirs)
+    what = None if apart <= bound else f"logprobs differ by {apart:.1e}, beyond {bound:.1e}"
+    return Comparison(sum(len(answer["tokens"]) for answer in theirs.values()), apart, (), what)
+
+
+def rounding(ours: Answers, theirs: Answers) -> float:
+    """Return the root mean square of the differences between the logprobs of forced tokens. Other
+    tokens, or a logprob that is no number, are infinitely far apart.
+    """
+    if {name: answer["tokens"] for name, answer in ours.items()} != {
+        name: answer["tokens"] for name, answer in theirs.items()
+    }:
+        return math.inf
+    squares = [
+        (left - right) ** 2
+        for name, answer in theirs.items()
+        for left, right in zip(ours[name]["logprobs"], answer["logprobs"], strict=True)
+    ]
+    mean = sum(squares) / len(squares)
+    return math.inf if math.isnan(mean) else math.sqrt(mean)
 
 
 def _apart(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> list[float]:

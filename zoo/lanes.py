@@ -6,6 +6,7 @@ import re
 import subprocess
 import time
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ from flying_serving.deploy.ports import HOST, ReservedPort
 from flying_serving.errors import ServerFailed
 from zoo.architectures import MAX_MODEL_LEN
 from zoo.processes import fork
-from zoo.requests import AFTER, BATCH, Request
+from zoo.requests import Request
 
 FLAGS = (
     "--policy=manual",
@@ -83,18 +84,18 @@ class Server(ServerProcess):
             int(size): reason for size, reason in status["not_offered"].items()
         }
 
-    def answers(self, degree: int) -> dict[str, Any]:
-        """Ask everything of the lanes of one degree. Raises Ended if the server ends of it, or
-        others have answered.
+    def answers(self, degree: int, requests: Sequence[Sequence[Request]]) -> dict[str, Any]:
+        """Ask all requests of the lanes of one degree, some together, the others afterwards. Raises
+        Ended if the server ends of it, or others have answered.
         """
         found: dict[str, Any] = {}
         before = self._steps()
         try:
-            for requests in (BATCH, AFTER):
-                with ThreadPoolExecutor(len(requests)) as pool:
+            for together in requests:
+                with ThreadPoolExecutor(len(together)) as pool:
                     asked = {
                         request.name: pool.submit(self._ask, request, degree)
-                        for request in requests
+                        for request in together
                     }
                 found |= {name: answer.result() for name, answer in asked.items()}
         except httpx.HTTPError as error:
@@ -120,13 +121,14 @@ class Server(ServerProcess):
         return count
 
     def _ask(self, request: Request, degree: int) -> dict[str, Any]:
+        sampling = request.sampling()
         body = {
             "model": self._model,
             "prompt": list(request.prompt),
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
-            "vllm_xargs": {"tp_degree": degree},
-            **request.sampling(),
+            "vllm_xargs": {"tp_degree": degree, **sampling.pop("extra_args", {})},
+            **sampling,
         }
         timeout_s = max(1.0, self._deadline - time.monotonic())
         choice = (

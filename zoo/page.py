@@ -11,9 +11,9 @@ from zoo.compare import TOLERANCE
 from zoo.verdict import (
     BLIND,
     BUILD,
+    CHANCE,
     FAILED,
     OK,
-    QUANTIZED,
     REFUSED,
     STOCK,
     VERDICTS,
@@ -34,8 +34,9 @@ SECTIONS = {
 WIDTH = 120
 HOW = (
     "`make zoo` wrote this page at commit {commit} ({versions}). It tries every text-generation "
-    "architecture of vLLM's registry that transformers can build, and some that see or hear as "
-    "well. For each it makes a tiny random checkpoint in float32 and serves it with two engines. "
+    "architecture of vLLM's registry, and some that see or hear as well. For each it makes a tiny "
+    "random checkpoint in float32 and serves it with two engines. transformers makes it, or vLLM's "
+    "own class of the model where transformers has none. "
     "Both lanes (`tp_degree` 1 and 2) and stock vLLM (TP 1 and TP 2) get the same five requests. "
     "These have prompts of 5 to 300 tokens, four of them at once, sampled with a seed at "
     "temperature 1."
@@ -51,15 +52,20 @@ WHAT = (
     f"tried twice: with a window of {ALL_OF_IT} tokens, which no request leaves, and with one of "
     f"{WINDOW} (*sliding window*). Models that see or hear as well are served with "
     "`--language-model-only` (*text only*). Each other variant is a way of binding weights that "
-    "the usual configuration of its architecture does not show."
+    "the usual configuration of its architecture does not show. Models with recurrent state are "
+    "served and asked without prefix caching. Those with gated delta nets compute in bfloat16, "
+    "the only type of vLLM's kernel for the CPU, and are compared as quantized models are."
 )
 
 QUANTIZED_MEANS = (
     "Tiny models with weights in each format, four engines, degrees 1, 2 and 4. int4 computes in "
     "bfloat16, int8 and FP8 in float32. A rounding error of an input moves it to the next "
-    "quantized number, so stock vLLM's own degrees are far apart. *ok* means that the logprobs of "
-    f"each token and of the five likeliest are within {QUANTIZED.tolerance:g}, up to the first "
-    "token that differs. No kernel for quantized experts runs on a CPU without AMX."
+    "quantized number, so stock vLLM's own degrees differ by more than in float32. Tokens are "
+    "forced, and a difference is the root mean square of those of their logprobs. *ok* means that "
+    f"a lane's from stock vLLM at its degree is at most {CHANCE:.2f} times the largest between two "
+    "of stock's degrees. Both are differences of two ways to round the same products. The factor "
+    "is for chance. A refused model has stock vLLM's reason too, where stock does not serve it on "
+    "this CPU."
 )
 
 
@@ -127,11 +133,11 @@ def _table(rows: Sequence[Row]) -> list[str]:
 
 def _quantized_table(rows: Sequence[Row]) -> list[str]:
     head = [
-        "| format | architecture | result | group sizes | largest difference at 1, 2, 4 | |",
+        "| format | architecture | result | group sizes | difference at 1, 2, 4 | |",
         "|---|---|---|---|---|---|",
     ]
     return head + [
-        f"| {row.quantized} | {row.architecture} | {row.verdict} "
+        f"| {row.variant or row.quantized} | {row.architecture} | {row.verdict} "
         f"| {', '.join(map(str, row.group_sizes))} "
         f"| {', '.join(f'{d:.1e}' for d in row.difference.values())} | {_cell(row.detail)} |"
         for row in rows

@@ -8,6 +8,8 @@ from pathlib import Path
 from zoo import stock
 from zoo.architectures import Model
 from zoo.checkpoints import write_checkpoint
+from zoo.forced import FORCED_AFTER, FORCED_BATCH, PROCESSOR
+from zoo.native import write_native
 
 FORMATS = {
     "w4a16": "bfloat16",
@@ -16,29 +18,45 @@ FORMATS = {
     "awq": "bfloat16",
     "int8": "float32",
     "fp8-channel": "float32",
+    "fp8": "bfloat16",
+    "fp8-block": "bfloat16",
 }
 """The type of activations for each format of `flying_lab.tiny_models.quantized`: vLLM's kernels of
 int4 take no float32.
 """
+FP8_KV = "with KV in FP8"
 SHAPES = ("Llama", "Qwen3", "Qwen3Moe", "Mixtral", "GptOss")
 
 
 def quantized_models() -> list[Model]:
-    """Every format in every shape."""
-    return [
+    """Every format in every shape, and some with KV in FP8."""
+    models = [
         Model(f"{shape}ForCausalLM", name, quantized=name) for name in FORMATS for shape in SHAPES
     ]
+    models += [
+        Model("LlamaForCausalLM", f"{name} {FP8_KV}", quantized=name)
+        for name in ("w4a16", "int8", "fp8-channel")
+    ]
+    return models
 
 
 def dtype_of(model: Model) -> str:
     """The type in which a model computes."""
-    return FORMATS.get(model.quantized, "float32")
+    return FORMATS.get(model.quantized, model.dtype)
+
+
+def kv_dtype_of(model: Model) -> str:
+    """The type in which a model keeps its KV, by its name in vLLM's flags."""
+    return "fp8" if model.variant.endswith(FP8_KV) else "auto"
 
 
 def write_model(model: Model, path: Path) -> None:
     """Write the checkpoint of a model to the folder `path`, which must not exist. Raises as
-    `write_checkpoint`.
+    `write_checkpoint` or `write_native`.
     """
+    if model.is_native:
+        write_native(model, path)
+        return
     if not model.quantized:
         write_checkpoint(model, path)
         return
@@ -52,8 +70,11 @@ def write_model(model: Model, path: Path) -> None:
 
 
 def answer_all(model: Model, path: Path, degree: int, out: Path) -> None:
-    """As `stock.answer_all`, in the type of the model. Body of a forked process, whose setting it
-    changes.
+    """As `stock.answer_all`, for a quantized model in its type and with forced tokens. Body of a
+    forked process, whose settings it changes.
     """
-    stock.ENGINE["dtype"] = dtype_of(model)
+    if model.quantized:
+        stock.ENGINE |= {"dtype": dtype_of(model), "logits_processors": [PROCESSOR]}
+        stock.ENGINE |= {"kv_cache_dtype": kv_dtype_of(model)}
+        stock.BATCH, stock.AFTER = FORCED_BATCH, FORCED_AFTER
     stock.answer_all(path, degree, out, model.engine_options)

@@ -8,18 +8,20 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from zoo import cache
 from zoo.architectures import Model, model_class
+from zoo.forced import FORCED_AFTER, FORCED_BATCH, PROCESSOR
 from zoo.lanes import Ended, Server
 from zoo.processes import fork, write_json
-from zoo.quantized import answer_all, dtype_of, write_model
+from zoo.quantized import answer_all, dtype_of, kv_dtype_of, write_model
+from zoo.requests import AFTER, BATCH, Request
 from zoo.stock import ENVIRONMENT
-from zoo.verdict import BUILD, PLAIN, QUANTIZED, Measure, Outcome, Row, needs, verdict_on
+from zoo.verdict import BUILD, PLAIN, QUANTIZED, STOCK, Measure, Outcome, Row, needs, verdict_on
 
 REFUSAL = 2
 """Exit code of `flying-serving` with one line that tells a user what to do."""
@@ -34,27 +36,30 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 def row_of(model: Model) -> Row | None:
     """What became of the model, from what is kept; None if something is still to be asked."""
     name = (model.architecture, model.variant)
-    if model_class(model.architecture) is None:
+    if model_class(model.architecture) is None and not model.is_native:
         return Row(
             *name,
             BUILD,
-            detail="transformers has no class for it: its code comes with its checkpoints",
+            detail="transformers has no class for it, and the zoo no configuration for vLLM's",
         )
     lanes = cache.load(model, "lanes")
     if lanes is None:
         return None
     if lanes["status"] == "no checkpoint":
+        if model.is_native:
+            return Row(*name, STOCK, detail=f"stock vLLM: {lanes['reason']}")
         return Row(*name, BUILD, detail=f"transformers cannot build it: {lanes['reason']}")
-    stock = {degree: cache.load(model, f"stock-{degree}") for degree in needs(lanes)}
+    measure = measure_of(model)
+    stock = {degree: cache.load(model, f"stock-{degree}") for degree in needs(lanes, measure)}
     asked = {degree: outcome for degree, outcome in stock.items() if outcome is not None}
     if len(asked) < len(stock):
         return None
-    return replace(verdict_on(name, lanes, asked, measure_of(model)), quantized=model.quantized)
+    return replace(verdict_on(name, lanes, asked, measure), quantized=model.quantized)
 
 
 def measure_of(model: Model) -> Measure:
     """What is asked of a model."""
-    return QUANTIZED if model.quantized else PLAIN
+    return PLAIN if dtype_of(model) == "float32" and not model.quantized else QUANTIZED
 
 
 def stock_failed(model: Model) -> list[str]:
@@ -72,7 +77,7 @@ def survey(model: Model, limit_s: float) -> None:
     asking = _Asking(model, time.monotonic() + limit_s)
     lanes = cache.load(model, "lanes") or asking.lanes()
     if lanes["status"] != "no checkpoint":
-        for degree in needs(lanes):
+        for degree in needs(lanes, measure_of(model)):
             if cache.load(model, f"stock-{degree}") is None:
                 asking.stock(degree)
 
@@ -97,17 +102,28 @@ class _Asking:
             outcome |= {"status": "no checkpoint", "reason": reason}
         else:
             try:
-                flags = (f"--data-parallel-size={degrees[-1]}", f"--dtype={dtype_of(self._model)}")
+                flags, requests = self._asked(degrees[-1])
                 log = cache.log_of(self._model, "serve")
                 with Server(self._path, log, self._deadline, *flags, *self._model.flags) as server:
                     outcome["sizes"], not_offered = server.group_sizes()
                     asked = [degree for degree in degrees if degree in outcome["sizes"]]
-                    outcome["answers"] = {str(degree): server.answers(degree) for degree in asked}
+                    outcome["answers"] = {
+                        str(degree): server.answers(degree, requests) for degree in asked
+                    }
                 outcome["alone"] = not_offered.get(degrees[-1], "")
             except Ended as ended:
                 outcome |= _end_of(ended)
         write_json(cache.path_of(self._model, "lanes"), outcome)
         return outcome
+
+    def _asked(self, engines: int) -> tuple[tuple[str, ...], Sequence[Sequence[Request]]]:
+        """Return the flags of a server, and the requests that it gets."""
+        flags = (f"--data-parallel-size={engines}", f"--dtype={dtype_of(self._model)}")
+        if self._model.quantized:
+            of_kv = f"--kv-cache-dtype={kv_dtype_of(self._model)}"
+            flags = (*flags, f"--logits-processors={PROCESSOR}", of_kv)
+            return flags, (FORCED_BATCH, FORCED_AFTER)
+        return flags, (BATCH, AFTER)
 
     def stock(self, degree: int) -> None:
         """What stock vLLM answers."""
@@ -126,7 +142,9 @@ class _Asking:
         """Make the checkpoint if it is not there; why it cannot be made, else None."""
         if self._path.exists():
             return None
-        status, log = self._forked("checkpoint", lambda: write_model(self._model, self._path), {})
+        status, log = self._forked(
+            "checkpoint", lambda: write_model(self._model, self._path), ENVIRONMENT
+        )
         return None if status == 0 else root_cause(log)
 
     def _forked(

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any
 
-from zoo.compare import MOST_TIES, TOLERANCE, Answers, Comparison, compare, says_little
+from zoo.compare import (
+    TOLERANCE,
+    Answers,
+    Comparison,
+    compare,
+    compare_rounded,
+    rounding,
+    says_little,
+)
 
 OK, WRONG, FAILED, BLIND, REFUSED, STOCK, BUILD = (
     "ok",
@@ -23,12 +32,18 @@ VERDICTS = {
     BLIND: "its answers would not show an error, or stock vLLM, which does not serve it, has none",
     REFUSED: "the server ends at its start, in one line that says why",
     STOCK: "the server ends, and stock vLLM too, on this CPU: there is nothing to compare with",
-    BUILD: "transformers has no class for it, or cannot build one: there is nothing to serve",
+    BUILD: "transformers has a class for it and cannot build it: there is nothing to serve",
 }
 """What may become of a model, and what that means."""
 BAD = (WRONG, FAILED, BLIND)
 """What no model may be in the end."""
 DEGREES = (1, 2)
+CHANCE = 2**0.5
+"""How much further a lane may be from stock than two of stock's degrees are from one another.
+
+Each difference is that of two ways to round the same products, so they are equally large. Both are
+estimated, from some 60 logprobs.
+"""
 
 
 @dataclass(frozen=True)
@@ -37,24 +52,28 @@ class Measure:
 
     Args:
         degrees: that are compared, in a server of as many engines as the largest.
-        tolerance: the largest difference of a logprob.
-        most_ties: requests that may part where logprobs agree.
+        rounded: its products are rounded by more than float32. Then tokens are forced, and a lane
+            must be as near to stock vLLM of its degree as stock's degrees are to one another.
     """
 
     degrees: tuple[int, ...] = DEGREES
-    tolerance: float = TOLERANCE
-    most_ties: int = MOST_TIES
+    rounded: bool = False
 
-    def compare(self, ours: Answers, theirs: Answers) -> Comparison:
-        """Compare answers by this measure."""
-        return compare(ours, theirs, self.tolerance, self.most_ties)
+    def compare(self, ours: Answers, theirs: Answers, stock: dict[int, Outcome]) -> Comparison:
+        """Compare a lane's answers with stock's. `stock`: as in `verdict_on`."""
+        if not self.rounded:
+            return compare(ours, theirs)
+        return compare_rounded(ours, theirs, max(TOLERANCE, CHANCE * stock_rounding(stock)))
+
+
+def stock_rounding(stock: dict[int, Outcome]) -> float:
+    """Return the largest difference between two degrees of stock vLLM; 0.0 if there are no two."""
+    answers = [outcome["answers"] for outcome in stock.values() if outcome["answers"] is not None]
+    return max((rounding(*pair) for pair in combinations(answers, 2)), default=0.0)
 
 
 PLAIN = Measure()
-QUANTIZED = Measure((1, 2, 4), tolerance=0.5, most_ties=5)
-"""A rounding error moves a quantized input to the next number, or is one of bfloat16. Stock vLLM's
-own degrees are apart by that much.
-"""
+QUANTIZED = Measure((1, 2, 4), rounded=True)
 
 Outcome = dict[str, Any]
 """Of a server: "status" (served, refused, failed, overdue), "reason", "sizes", "alone" (why there
@@ -72,7 +91,8 @@ class Row:
         verdict: one of VERDICTS.
         group_sizes: those that the server has lanes for.
         detail: why, in words.
-        difference: the largest of a logprob, by degree.
+        difference: the largest of a logprob, by degree; their root mean square where tokens were
+            forced.
         quantized: the format of its weights; empty: they are float32.
     """
 
@@ -97,7 +117,7 @@ def verdict_on(
         measure: what was asked.
     """
     if lanes["status"] == "refused":
-        return Row(*name, REFUSED, detail=lanes["reason"])
+        return Row(*name, REFUSED, detail=f"{lanes['reason']}{_stock_refuses(stock)}")
     if lanes["status"] == "overdue":
         return Row(*name, FAILED, detail=f"its time was over: {lanes['reason']}")
     if stock[1]["answers"] is None:
@@ -106,27 +126,39 @@ def verdict_on(
     if lanes["status"] == "failed":
         return Row(*name, FAILED, detail=lanes["reason"])
     if lanes["status"] == "differs":
-        return _self_check_failed(name, lanes, stock)
+        return _self_check_failed(name, lanes, stock, measure)
     return _compared(name, lanes, stock, measure)
 
 
-def _self_check_failed(name: tuple[str, str], lanes: Outcome, stock: dict[int, Outcome]) -> Row:
-    """A lane that differs from lane 1 is refused where stock vLLM's TP 2 differs from TP 1 too;
-    else we failed.
+def _stock_refuses(stock: dict[int, Outcome]) -> str:
+    """What stock vLLM says of a model that is refused, if it was asked and has no answers."""
+    if 1 not in stock or stock[1]["answers"] is not None:
+        return ""
+    return f" (stock vLLM on this CPU: {stock[1]['reason']})"
+
+
+def _self_check_failed(
+    name: tuple[str, str], lanes: Outcome, stock: dict[int, Outcome], measure: Measure
+) -> Row:
+    """A lane that differs from lane 1 is refused where stock vLLM's TP 2 differs from TP 1 too, by
+    more than rounding; else we failed.
     """
     if stock[2]["answers"] is None:
         return Row(
             *name, REFUSED, detail=f"{lanes['reason']} (stock vLLM at TP 2: {stock[2]['reason']})"
         )
-    apart = compare(stock[2]["answers"], stock[1]["answers"]).wrong is not None
+    is_equal = compare(stock[2]["answers"], stock[1]["answers"]).wrong is None
+    apart = not (measure.rounded or is_equal)
     return Row(
         *name, REFUSED if apart else FAILED, detail=f"{lanes['reason']}{_stock_apart(stock)}"
     )
 
 
-def needs(lanes: Outcome) -> tuple[int, ...]:
+def needs(lanes: Outcome, measure: Measure = PLAIN) -> tuple[int, ...]:
     """Degrees at which stock vLLM must be asked to verdict_on this server."""
-    if lanes["status"] in ("refused", "overdue"):
+    if lanes["status"] == "refused":
+        return (1,) if measure.rounded else ()
+    if lanes["status"] == "overdue":
         return ()
     if lanes["status"] == "differs":
         return DEGREES
@@ -138,7 +170,8 @@ def _compared(
 ) -> Row:
     sizes = tuple(lanes["sizes"])
     difference: dict[int, float] = {}
-    notes = [f"no groups of {measure.degrees[-1]}: {lanes['alone']}"] if lanes["alone"] else []
+    notes = [f"stock's degrees: {stock_rounding(stock):.1e}"] if measure.rounded else []
+    notes += [f"no groups of {measure.degrees[-1]}: {lanes['alone']}"] if lanes["alone"] else []
     for degree in sorted(map(int, lanes["answers"])):
         theirs = stock[degree]["answers"]
         if theirs is None:  # one device says the same, but for the order of additions
@@ -150,7 +183,7 @@ def _compared(
         blind = says_little(theirs)
         if blind is not None:
             return Row(*name, BLIND, sizes, f"degree {degree}: {blind}")
-        found = measure.compare(lanes["answers"][str(degree)], theirs)
+        found = measure.compare(lanes["answers"][str(degree)], theirs, stock)
         if found.wrong is not None:
             return Row(*name, WRONG, sizes, f"degree {degree}: {found.wrong}{_stock_apart(stock)}")
         difference[degree] = found.difference

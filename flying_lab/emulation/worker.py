@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.cpu_worker import CPUWorker
@@ -38,14 +38,16 @@ class EmulatedLaneWorker(FlyingCPUWorker, EmulatedWorker):
         profile = profile_of(self.vllm_config.additional_config)
         views = self.lanes.kv_views
         for size, view in views.items():
-            views[size] = TimedKVView(view.parts, view.heads, view.block_tokens, profile.lane(size))
+            views[size] = TimedKVView(
+                view.parts, view.heads, view.block_tokens, view.states, lane=profile.lane(size)
+            )
 
 
 @dataclass(frozen=True)
 class TimedKVView(KVView):
     """A lane's KV, into which a copy lasts as long as a profile says."""
 
-    lane: EmulatedLane
+    lane: EmulatedLane = field(kw_only=True)
 
     def copy(
         self,

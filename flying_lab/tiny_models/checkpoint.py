@@ -20,7 +20,7 @@ import numpy.typing as npt
 from safetensors import deserialize
 from safetensors.numpy import save_file
 
-from flying_lab.tiny_models import gpt_oss, tokenizer
+from flying_lab.tiny_models import falcon_h1, gpt_oss, tokenizer
 from flying_lab.tiny_models.tokenizer import BOS, EOS, MAX_POSITIONS, write_json, write_tokenizer
 
 Array = npt.NDArray[np.float32]
@@ -70,6 +70,7 @@ SHAPES: dict[str, Shape] = {
     "gpt-oss": Shape(family="gpt_oss", experts=4),
     # ten blocks of an expert, which four ranks cut into 3, 3, 3 and 1
     "gpt-oss-mxfp4": Shape(family="gpt_oss", intermediate=320, experts=4, mxfp4=True),
+    "falcon-h1": Shape(family="falcon_h1"),
     "llama-75m": Shape(hidden=768, intermediate=1536, layers=12, heads=12, vocab=8192),
     "llama-w4a16": Shape(quantized="w4a16"),
     "llama-gptq": Shape(quantized="gptq"),
@@ -85,6 +86,7 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
+    "falcon_h1": "FalconH1ForCausalLM",
 }
 
 
@@ -154,7 +156,8 @@ def _key(shape: str | Shape, seed: int) -> str:
     seed.
     """
     folder = Path(__file__).parent
-    modules = (__file__, tokenizer.__file__, gpt_oss.__file__, folder / "quantized.py")
+    families = (falcon_h1.__file__, gpt_oss.__file__)
+    modules = (__file__, tokenizer.__file__, *families, folder / "quantized.py")
     sources = b"".join(Path(module).read_bytes() for module in modules)
     return hashlib.sha256(sources + f"{shape} {seed}".encode()).hexdigest()
 
@@ -199,13 +202,12 @@ def tensor_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "model.embed_tokens.weight", (sizes.vocab, sizes.hidden)
     for layer in range(sizes.layers):
         prefix = f"model.layers.{layer}."
-        yield prefix + "input_layernorm.weight", (sizes.hidden,)
         yield from (
             (f"{prefix}self_attn.{name}", shape) for name, shape in _attention_shapes(sizes)
         )
-        yield prefix + "post_attention_layernorm.weight", (sizes.hidden,)
-        yield from ((prefix + name, shape) for name, shape in _mlp_shapes(sizes))
-    yield "model.norm.weight", (sizes.hidden,)
+        yield from ((prefix + name, shape) for name, shape in _other_shapes(sizes))
+    last_norm = "final_layernorm" if sizes.family == "falcon_h1" else "norm"
+    yield f"model.{last_norm}.weight", (sizes.hidden,)
     if not sizes.tied:
         yield "lm_head.weight", (sizes.vocab, sizes.hidden)
 
@@ -232,6 +234,16 @@ def _attention_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
     if sizes.family == "qwen3":
         yield "q_norm.weight", (sizes.head_dim,)
         yield "k_norm.weight", (sizes.head_dim,)
+
+
+def _other_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield (name, shape) of one layer without its attention."""
+    if sizes.family == "falcon_h1":
+        yield from falcon_h1.layer_shapes(sizes.hidden, sizes.intermediate)
+        return
+    yield "input_layernorm.weight", (sizes.hidden,)
+    yield "post_attention_layernorm.weight", (sizes.hidden,)
+    yield from _mlp_shapes(sizes)
 
 
 def _mlp_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -282,6 +294,8 @@ def _config(sizes: Shape) -> dict[str, Any]:
         config |= gpt_oss.configuration(
             sizes.layers, sizes.experts, MAX_POSITIONS, mxfp4=sizes.mxfp4
         )
+    elif sizes.family == "falcon_h1":
+        config |= falcon_h1.configuration()
     elif sizes.experts:
         config |= {
             "num_local_experts": sizes.experts,

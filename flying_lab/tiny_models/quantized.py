@@ -19,6 +19,8 @@ Tensors = dict[str, torch.Tensor]
 GROUP = 32
 """Inputs that have a scale in common, where a format has groups."""
 WIDE_GROUP = 128
+FP8_BLOCK = 128
+"""Outputs and inputs of a block with one scale."""
 _BITS = 4
 _PER_INT32 = 32 // _BITS
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -124,6 +126,13 @@ def _fp8_tensor(weight: torch.Tensor) -> Tensors:
     return _fp8(weight, weight.abs().amax() / _FP8_MAX)
 
 
+def _fp8_block(weight: torch.Tensor) -> Tensors:
+    blocks = weight.unflatten(0, (-1, FP8_BLOCK)).unflatten(2, (-1, FP8_BLOCK))
+    scales = blocks.abs().amax((1, 3)) / _FP8_MAX
+    numbers = (blocks / scales[:, None, :, None]).flatten(2).flatten(0, 1)
+    return {"weight": numbers.to(torch.float8_e4m3fn), "weight_scale_inv": scales}
+
+
 def _compressed(form: str, weights: dict[str, Any], inputs: dict[str, Any] | None) -> Any:
     """Return the `quantization_config` of a checkpoint of compressed-tensors."""
     group = {
@@ -144,6 +153,7 @@ def _compressed(form: str, weights: dict[str, Any], inputs: dict[str, Any] | Non
 _INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP}
 _TOKENS = {"strategy": "token", "symmetric": True, "dynamic": True, "num_bits": 8}
 _NO_HEAD = {"modules_to_not_convert": ["lm_head"]}
+_FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", **_NO_HEAD}
 FORMATS: dict[str, tuple[Callable[[torch.Tensor], Tensors], dict[str, Any]]] = {
     "w4a16": (_w4a16, _compressed("pack-quantized", _INT4, None)),
     "w4a16-asymmetric": (
@@ -182,7 +192,8 @@ FORMATS: dict[str, tuple[Callable[[torch.Tensor], Tensors], dict[str, Any]]] = {
             {**_TOKENS, "type": "float"},
         ),
     ),
-    "fp8": (_fp8_tensor, {"quant_method": "fp8", "activation_scheme": "dynamic", **_NO_HEAD}),
+    "fp8": (_fp8_tensor, _FP8),
+    "fp8-block": (_fp8_block, {**_FP8, "weight_block_size": [FP8_BLOCK, FP8_BLOCK]}),
 }
 """By name: how a weight (out, in) is quantized, and the `quantization_config`."""
 

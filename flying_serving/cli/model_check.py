@@ -24,6 +24,10 @@ from flying_serving.placement.plan import Placement, device_name
 from flying_serving.policy.policies import POLICIES
 
 FEWEST_LAYERS = 2
+FEWEST_EXPERTS = 8
+"""Of a layer, or twice as many as a token has."""
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+"""Fields of configurations for the number of routed experts."""
 STEP_TOKENS, STEP_REQUESTS = 16, 8
 """Limits of a step while a configuration alone is checked: enough for three prompts of the lanes'
 check.
@@ -35,15 +39,16 @@ class Checked:
     """The facts of a model that can be served; weights and KV memory are the whole model's, on each
     device.
 
-    `sizes`: group sizes that are served. `not_offered`: why others are not. `layers`: the number of
-    checked layers, and of all layers. `lacking_bytes`: memory that this machine lacks for the
-    weights of all engines. `plan`: a `KVPlan`. `placements`: of the devices of all engines, on the
-    CPU.
+    `sizes`: group sizes that are served. `not_offered`: why others are not. `layers`, `experts`:
+    the number that is checked, and that of all. `lacking_bytes`: memory that this machine lacks for
+    the weights of all engines. `plan`: a `KVPlan`. `placements`: of the devices of all engines, on
+    the CPU.
     """
 
     sizes: tuple[int, ...]
     not_offered: dict[int, str]
     layers: tuple[int, int]
+    experts: tuple[int, int]
     weight_bytes: int
     lacking_bytes: int
     plan: Any
@@ -77,8 +82,10 @@ def findings(config: Any, checked: Checked, took_s: float) -> Iterator[Finding]:
         config.parallel_config.tensor_parallel_size,
         config.parallel_config.data_parallel_size,
     )
-    some, layers = checked.layers
-    part = "" if some == layers else f", the first {some} of {layers} layers with random weights"
+    (some, layers), (few, experts) = checked.layers, checked.experts
+    of_experts = "" if few == experts else f" and {few} of {experts} experts"
+    part = f", the first {some} of {layers} layers{of_experts} with random weights"
+    part = "" if some == layers else part
     yield Finding("ok", model.architecture, f"checked in {took_s:.0f} s{part}")
     weights = f"{checked.weight_bytes / GIB:.2f} GiB on each device"
     if checked.lacking_bytes > 0:
@@ -96,7 +103,7 @@ def findings(config: Any, checked: Checked, took_s: float) -> Iterator[Finding]:
             yield Finding("warn", name, f"not offered: {checked.not_offered[size]}")
             continue
         block = lane_block_tokens(plan.block_tokens, size, devices, model.get_total_num_kv_heads())
-        tokens = max(0, plan.blocks - 1) * block
+        tokens = max(0, plan.blocks - 1 - plan.state_blocks) * block
         longest = min(tokens, plan.max_model_len)
         yield Finding("ok", name, f"ok, longest context {longest} tokens (its KV holds {tokens})")
     for index, placement in enumerate(checked.placements):
@@ -109,11 +116,12 @@ def _configuration(args: Any) -> Any:
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    from flying_serving.server.start.support import keep_all_kv, refuse_unsupported
+    from flying_serving.server.start.support import cache_no_states, keep_all_kv, refuse_unsupported
 
     config = AsyncEngineArgs.from_cli_args(args).create_engine_config()
     refuse_unsupported(config, client_count=1)
     keep_all_kv(config)
+    cache_no_states(config)
     return config
 
 
@@ -147,10 +155,15 @@ def _check(args: Any, config: Any) -> Checked:
         lacking_bytes = 0
     else:
         lacking_bytes = missing_bytes * devices - free_bytes
-    layers = _layers(fewer), _layers(config)
-    placements = placements_of(config.parallel_config)
     return Checked(
-        served_sizes, not_offered, layers, whole.weight_bytes, lacking_bytes, plan, placements
+        sizes=served_sizes,
+        not_offered=not_offered,
+        layers=(_layers(fewer), _layers(config)),
+        experts=(_experts(fewer), _experts(config)),
+        weight_bytes=whole.weight_bytes,
+        lacking_bytes=lacking_bytes,
+        plan=plan,
+        placements=placements_of(config.parallel_config),
     )
 
 
@@ -164,21 +177,39 @@ def _shortened(args: Any, config: Any, whole: Any) -> tuple[Any, Any]:
 
     layers = _layers(config)
     fewer = max(FEWEST_LAYERS, 1 + max(whole.kinds.values(), default=0))
+    kinds = whole.kinds
+    if _fewer_experts(config):  # the shapes of a layer have their number
+        kinds = anatomy(_with_random_weights(args, config, layers, _fewer_experts(config))).kinds
     while fewer < layers:
         try:
-            shorter = _with_random_weights(args, config, fewer)
+            shorter = _with_random_weights(args, config, fewer, _fewer_experts(config))
             part = anatomy(shorter)
         except Exception:  # noqa: BLE001 - any error means that there is no such model with fewer layers
             part = None
-        if part is not None and whole.kinds.keys() <= part.kinds.keys():
+        if part is not None and kinds.keys() <= part.kinds.keys():
             return shorter, part
         fewer *= 2
-    return _with_random_weights(args, config, layers), whole
+    return _with_random_weights(args, config, layers, {}), whole
 
 
-def _with_random_weights(args: Any, config: Any, layers: int) -> Any:
+def _fewer_experts(config: Any) -> dict[str, int]:
+    """Return the fields that give a model fewer routed experts; none if it has few, or chooses
+    among groups of experts.
+
+    All experts of a layer are of one kind, and those of a large model take gigabytes.
+    """
+    text = config.model_config.hf_text_config
+    chosen = getattr(text, "num_experts_per_tok", None)
+    if not isinstance(chosen, int) or (getattr(text, "n_group", None) or 1) > 1:
+        return {}
+    few = max(FEWEST_EXPERTS, 2 * chosen)
+    counts = {name: getattr(text, name, None) for name in EXPERT_COUNTS}
+    return {name: few for name, count in counts.items() if isinstance(count, int) and count > few}
+
+
+def _with_random_weights(args: Any, config: Any, layers: int, experts: dict[str, int]) -> Any:
     """Return vLLM's configuration of the model's first `layers` layers, with random weights: there
-    may be no checkpoint.
+    may be no checkpoint. `experts`: as of `_fewer_experts`.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
 
@@ -197,7 +228,11 @@ def _with_random_weights(args: Any, config: Any, layers: int) -> Any:
             if isinstance(value, list) and len(value) == _layers(config)
         }
         fewer = {"num_hidden_layers": layers, **of_layers}
-        changed.hf_overrides = _with_text_fields(args.hf_overrides or {}, config, fewer)
+    else:
+        fewer = {}
+    if fewer | experts:
+        overrides = args.hf_overrides or {}
+        changed.hf_overrides = _with_text_fields(overrides, config, fewer | experts)
     return AsyncEngineArgs.from_cli_args(changed).create_engine_config()
 
 
@@ -216,6 +251,11 @@ def _with_text_fields(
 
 def _layers(config: Any) -> int:
     count: int = config.model_config.get_total_num_hidden_layers()
+    return count
+
+
+def _experts(config: Any) -> int:
+    count: int = config.model_config.get_num_experts()
     return count
 
 

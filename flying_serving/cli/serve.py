@@ -187,8 +187,8 @@ def explain_mistakes(args: Any) -> Iterator[None]:
         problem = _of_a_setting(error.errors()[0])
         if _OF_RECURRENT_STATE in problem and getattr(args, "mamba_block_size", None) is None:
             raise Unsupported(
-                "--model: models with recurrent state cannot be served by Flying Serving yet "
-                f"(vLLM, which sets the flag for this model: {problem})"
+                "--model: vLLM turns prefix caching off for this model with recurrent state, and "
+                f"then refuses the flag that it has set itself: {problem}"
             ) from None
         raise ConfigError(problem) from None
     except FlyingError:

@@ -22,8 +22,9 @@ from flying_serving.engine.utilities import EngineUtilities
 from flying_serving.layout.groups import aligned_group
 from flying_serving.log import logger
 from flying_serving.memory.arena import announce, announced
+from flying_serving.memory.kv_groups import KVGroups
 from flying_serving.memory.ledger import ExtraKV, PageLedger
-from flying_serving.memory.peers import announce_blocks
+from flying_serving.memory.peers import announce_blocks, announce_groups
 from flying_serving.migration import transfer
 from flying_serving.migration.chunks import EXTRA_BYTES
 from flying_serving.migration.offers import OfferTable, PeerOffers, make_table
@@ -31,6 +32,7 @@ from flying_serving.predict.migrations import fit_migrations
 from flying_serving.scheduling.batches import Batches
 from flying_serving.vllm_adapter.blocks import SchedulerPool
 from flying_serving.vllm_adapter.engine_pool import EnginePool
+from flying_serving.vllm_adapter.kv import groups_of
 from flying_serving.vllm_adapter.scheduler import block_hasher, make_scheduler, most_outstanding
 from flying_serving.wire import CalibrationRow, EngineMemory, Measured, MigrationRow
 from flying_serving.worker import lent
@@ -42,7 +44,8 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
     site = Site.of(core)
     channel = site.channel()
     table = site.offer_table()
-    own = EnginePool(core.scheduler)
+    own = EnginePool(core.scheduler, groups_of(core.kv_config))
+    announce_groups(site.run_dir, site.engine, own.groups)
 
     # the lanes, which step
     board = StepBoard(f"{site.run_dir}/steps", site.deployment.engines)
@@ -120,7 +123,7 @@ class Site:
         An offer has room for the longest request in lane 1, whose blocks hold the fewest tokens.
         """
         longest_tokens = self.core.vllm_config.model_config.max_model_len
-        offer_blocks = longest_tokens // self.core.scheduler.block_size + 2
+        offer_blocks = longest_tokens // groups_of(self.core.kv_config).block_tokens + 2
         engine_blocks = self.core.kv_config.num_blocks
         shared_blocks = self.core.call_workers(WorkerLanes.get_blocks)
         return make_table(self.run_dir, self.engine, offer_blocks, engine_blocks, shared_blocks)
@@ -140,25 +143,25 @@ def _make_lanes(site: Site, own: EnginePool, channel: Channel, table: OfferTable
     """
     core = site.core
     factory = LaneFactory(site.engine, own, channel, table, site.deployment.flying.lend_blocks)
-    lanes = [factory.own_lane(core.scheduler.block_size, core.request_block_hasher)]
+    lanes = [factory.own_lane(own.groups.block_tokens, core.request_block_hasher)]
     for size in site.deployment.lanes:
         config, kv_config = core.call_workers(WorkerLanes.scheduler_config, size)
         config.scheduler_config.async_scheduling |= site.deployment.async_groups
-        block_tokens = kv_config.kv_cache_groups[0].kv_cache_spec.block_size
+        groups = groups_of(kv_config)
         has_prefix_cache = core.request_block_hasher is not None
         hash_blocks = block_hasher(config, kv_config) if has_prefix_cache else None
-        make_pool = partial(_make_group_pool, core, config, kv_config)
+        make_pool = partial(_make_group_pool, core, config, kv_config, groups)
         group = aligned_group(site.engine, size)
-        lanes.append(factory.group_lane(group, block_tokens, hash_blocks, make_pool))
+        lanes.append(factory.group_lane(group, groups.block_tokens, hash_blocks, make_pool))
     return lanes
 
 
-def _make_group_pool(core: Any, config: Any, kv_config: Any) -> SchedulerPool:
+def _make_group_pool(core: Any, config: Any, kv_config: Any, groups: KVGroups) -> SchedulerPool:
     scheduler = make_scheduler(core, config, kv_config)
     devices = config.parallel_config.tensor_parallel_size
     if most_outstanding(scheduler) > 1:
         logger.info("group of %d devices: a step is planned while one is computed", devices)
-    return SchedulerPool(scheduler)
+    return SchedulerPool(scheduler, groups)
 
 
 def _make_instruments(site: Site, lanes: Lanes, board: StepBoard) -> Instruments:
@@ -241,8 +244,9 @@ def limit_batches(
     target_s: float, lanes: Lanes, steps: StepLog, measured: list[CalibrationRow]
 ) -> None:
     """Let the lanes that an engine leads keep to a target for the time between two tokens."""
-    own = lanes.own.scheduler
-    batches = Batches(target_s, own.max_num_scheduled_tokens, own.block_size, lanes.active)
+    own = lanes.own
+    step_tokens = own.scheduler.max_num_scheduled_tokens
+    batches = Batches(target_s, step_tokens, own.groups.block_tokens, lanes.active)
     batches.calibrate(measured)
     steps.listeners.append(batches.stepped)
     for size, scheduler in lanes.schedulers.items():

@@ -102,7 +102,7 @@ class EngineLoop:
             self._observe(None)
             self.lanes.note_loads()
             self._advance_migrations()
-            if self.residency:  # weights come and go between steps that are over
+            if self.residency:  # weights of a group come and go when its steps are over
                 self.group_steps.take_outputs()
                 self.residency.advance(self.clock(), self.clock)
             action = self._choose()

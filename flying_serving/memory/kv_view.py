@@ -37,6 +37,17 @@ class PartShape(msgspec.Struct, frozen=True, array_like=True):
     shape: tuple[int, ...]
     stride: tuple[int, ...]
 
+    @classmethod
+    def of(cls, part: torch.Tensor) -> "PartShape":
+        """Return the shape of a part."""
+        dtype = str(part.dtype).removeprefix("torch.")
+        return cls(dtype, part.storage_offset(), tuple(part.shape), part.stride())
+
+    def over(self, memory: torch.Tensor) -> torch.Tensor:
+        """Return the part in a peer's memory (int8)."""
+        typed = memory.view(getattr(torch, self.dtype))
+        return typed.as_strided(self.shape, self.stride, self.offset)
+
 
 class LaneShape(msgspec.Struct, frozen=True):
     """A `KVView` without its memory: the parts, and the first of its heads and the one after the
@@ -46,6 +57,7 @@ class LaneShape(msgspec.Struct, frozen=True):
     parts: list[PartShape]
     heads: tuple[int, int]
     block_tokens: int
+    states: list[PartShape] = []
 
 
 class KVAddress(msgspec.Struct, frozen=True):
@@ -64,34 +76,25 @@ class KVView:
 
     `parts`: for each layer one tensor or more `[blocks, heads, tokens in a block, size]`, views of
     the KV memory. Where kernels see smaller blocks, each block is several in a row there. `heads`:
-    the range of the model's KV heads in them.
+    the range of the model's KV heads in them. `states`: recurrent states of layers, whose first
+    dimension is the blocks.
     """
 
     parts: Sequence[torch.Tensor]
     heads: range
     block_tokens: int
+    states: Sequence[torch.Tensor] = ()
 
     def shape(self) -> LaneShape:
         """Return the view without its memory, which a peer needs to read it."""
-        parts = [
-            PartShape(
-                str(part.dtype).removeprefix("torch."),
-                part.storage_offset(),
-                tuple(part.shape),
-                part.stride(),
-            )
-            for part in self.parts
-        ]
-        return LaneShape(parts, (self.heads.start, self.heads.stop), self.block_tokens)
+        parts, states = ([PartShape.of(part) for part in of] for of in (self.parts, self.states))
+        return LaneShape(parts, (self.heads.start, self.heads.stop), self.block_tokens, states)
 
     @classmethod
     def over(cls, memory: torch.Tensor, shape: LaneShape) -> "KVView":
         """Return a view of a peer's memory (int8)."""
-        parts = [
-            memory.view(getattr(torch, part.dtype)).as_strided(part.shape, part.stride, part.offset)
-            for part in shape.parts
-        ]
-        return cls(parts, range(*shape.heads), shape.block_tokens)
+        parts, states = ([part.over(memory) for part in of] for of in (shape.parts, shape.states))
+        return cls(parts, range(*shape.heads), shape.block_tokens, states)
 
     @cached_property
     def stacks(self) -> list[torch.Tensor]:
@@ -100,6 +103,14 @@ class KVView:
         """
         kinds = 1 if len({part.stride() for part in self.parts[:2]}) == 1 else 2
         return [stack for kind in range(kinds) for stack in _stacked(self.parts[kind::kinds])]
+
+    def zero(self, blocks: Sequence[int]) -> None:
+        """Write zeros into some blocks. A kernel may read behind a request's last token, and what a
+        state has left there need not be a number.
+        """
+        for part in self.parts:
+            ratio = self.block_tokens // part.shape[2]
+            part[[block * ratio + i for block in blocks for i in range(ratio)]] = 0
 
     def copy(
         self,

@@ -10,6 +10,7 @@ import msgspec
 from flying_serving.errors import PeerMemory
 from flying_serving.memory.arena import Address, announce, announced
 from flying_serving.memory.cuda_device import CudaDevice
+from flying_serving.memory.kv_groups import KVGroups
 from flying_serving.memory.kv_view import KVAddress, KVView, map_memory
 from flying_serving.memory.shared_arena import SharedArena
 
@@ -37,6 +38,16 @@ class KVBlocks(msgspec.Struct, frozen=True):
 
     own: int
     extra: int
+
+
+def announce_groups(run_dir: str, engine: int, groups: KVGroups) -> None:
+    """Tell the API server the KV groups of an engine's lane 1."""
+    announce(f"{run_dir}/kv-groups-{engine}", groups)
+
+
+def announced_groups(run_dir: str, engine: int) -> KVGroups:
+    """Return the KV groups of an engine's lane 1. They are the same in all engines."""
+    return announced(f"{run_dir}/kv-groups-{engine}", KVGroups, f"KV groups of engine {engine}")
 
 
 def announce_blocks(run_dir: str, engine: int, blocks: KVBlocks) -> None:

@@ -94,6 +94,7 @@ class Arrival:
         pulling_tokens: the same when all `writers` have answered.
         writers: members that copy into its blocks. A FORWARDED or ABORTED request keeps its blocks
             until there are none.
+        has_state: the state after its `pulled_tokens` is here, or needed by none of them.
         forwarded_as: when FORWARDED, the number under which a third group pulls its KV.
     """
 
@@ -109,6 +110,7 @@ class Arrival:
     pulled_tokens: int = 0
     pulling_tokens: int = 0
     writers: set[int] = field(default_factory=set)
+    has_state: bool = True
     forwarded_as: int | None = None
 
     def enter(self, phase: ArrivalPhase) -> None:

@@ -108,13 +108,13 @@ class Chunks:
         """
         first, token_s = arrival.pulled_tokens, self.token_s.get(arrival.size, 0.0)
         if limit_s is not None and token_s:
-            block_tokens = self._pools[arrival.size].scheduler.block_size
+            block_tokens = self._pools[arrival.size].groups.block_tokens
             stop = min(stop, first + max(block_tokens, int(limit_s / token_s)))
         return stop, (stop - first) * token_s
 
     def roll_back(self, arrival: Arrival) -> None:
         """Discount the last copy, and the block in which it began; cached blocks count."""
-        block_tokens = self._pools[arrival.size].scheduler.block_size
+        block_tokens = self._pools[arrival.size].groups.block_tokens
         whole_tokens = arrival.pulled_tokens // block_tokens * block_tokens
         arrival.pulled_tokens = max(arrival.cached_tokens, whole_tokens)
 
@@ -137,7 +137,7 @@ class Chunks:
         block.
         """
         pool, pulled_tokens = self._pools[arrival.size], arrival.pulled_tokens
-        block_tokens, free_blocks = pool.scheduler.block_size, pool.free_count()
+        block_tokens, free_blocks = pool.groups.block_tokens, pool.free_count()
 
         # blocks that may be copied beside the chunks that are under way
         chunk_blocks = self.blocks - self._under_way_tokens(arrival) // block_tokens
@@ -148,7 +148,7 @@ class Chunks:
         # block of a group that has no other free block is of use to no lane.
         groups = {other.source.group for other in self._of_lane(arrival.size)}
         share_blocks = max(min(free_blocks, 1), free_blocks // len(groups))
-        room_tokens = (len(arrival.blocks) + share_blocks) * block_tokens
+        room_tokens = pool.groups.room_tokens(arrival.blocks, share_blocks)
         stop = min(pulled_tokens + chunk_blocks * block_tokens, room_tokens)
         stop = stop // block_tokens * block_tokens
         return min(stop, offered_tokens) if stop > pulled_tokens else None

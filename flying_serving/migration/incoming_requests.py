@@ -89,6 +89,8 @@ class IncomingRequests:
         """End an arrival: its scheduler gets the request, with KV of the first `tokens` tokens."""
         pool, request = self._pools[arrival.size], arrival.request
         arrival.enter(ArrivalPhase.ADMITTED)
+        if not arrival.has_state:
+            tokens = 0
         if tokens > arrival.cached_tokens:
             pool.arrived(request, tokens)
             self._migrated += 1
@@ -120,7 +122,7 @@ class IncomingRequests:
         if arrival.phase is ArrivalPhase.FORWARDED:
             assert arrival.forwarded_as is not None
             # cached tokens alone are not offered: a step under way may yet compute them
-            has_pulled = arrival.pulled_tokens > arrival.cached_tokens
+            has_pulled = arrival.has_state and arrival.pulled_tokens > arrival.cached_tokens
             tokens = arrival.pulled_tokens if has_pulled else 0
             self._source.pin_and_offer(
                 arrival.forwarded_as, arrival.size, arrival.request_id, tokens

@@ -71,8 +71,8 @@ class Source:
         for request_id, offer in self.running.items():
             pool = self._pools[offer.size]
             request = pool.scheduler.requests.get(request_id)
-            if not offer.early or request is None:
-                continue
+            if not offer.early or request is None or pool.groups.state_blocks:
+                continue  # the state of a request that runs does not stay
             tokens = pool.valid_tokens(request)
             if tokens:
                 self._table.publish(offer.number, tokens, pool.blocks_of(request_id), final=False)
@@ -159,7 +159,8 @@ class Source:
         retained = self.retained.get(number)
         if retained is not None:
             pool = self._pools[retained.size]
-            count = tokens // pool.scheduler.block_size - retained.freed_blocks
+            rows = tokens // pool.groups.block_tokens
+            count = rows * pool.groups.row_blocks - retained.freed_blocks
             retained.blocks = pool.unpin(retained.blocks, count)
             retained.freed_blocks += count
             for offer in self.retained.values():

@@ -81,7 +81,7 @@ class Target:
         """
         if arrival.writers:
             return None
-        offer = self._offers.read(arrival.source)
+        offer = self._usable(arrival, self._offers.read(arrival.source))
 
         # nothing is offered yet
         if offer is None or not (offer.tokens or offer.is_final):
@@ -98,6 +98,15 @@ class Target:
             arrival.enter(ArrivalPhase.OFFERED)
             arrival.last_progress_s = now_s
         return offer
+
+    def _usable(self, arrival: Arrival, offer: Offer | None) -> Offer | None:
+        """Return the offer, without tokens if it comes with the state of more tokens than the
+        request has here.
+        """
+        has_state = self._pools[arrival.size].groups.state_blocks > 0
+        if offer is None or not has_state or offer.tokens <= arrival.usable_tokens:
+            return offer
+        return Offer(0, is_final=True, blocks=[])
 
     def _pull_next(
         self,
@@ -147,6 +156,7 @@ class Target:
         """Have the next tokens copied, up to `stop`, or to where time ends. Return the seconds."""
         stop, took_s = self.chunks.in_time(arrival, stop, limit_s)
         group = aligned_group(self._engine, arrival.size)
+        has_state = self._pools[arrival.size].groups.state_blocks > 0
         message = PullKV(
             group,
             arrival.request_id,
@@ -154,7 +164,9 @@ class Target:
             source_blocks=list(offer.blocks),
             blocks=arrival.blocks,
             tokens=range(arrival.pulled_tokens, stop),
+            has_state=has_state and stop == offer.tokens,
         )
+        arrival.has_state &= not has_state  # until its end has come
 
         arrival.pulling_tokens = stop
         arrival.enter(ArrivalPhase.PULLING)
@@ -181,6 +193,7 @@ class Target:
         offer = self._offers.read(arrival.source)
         if offer is not None and offer.tokens >= arrival.pulling_tokens:
             arrival.pulled_tokens = arrival.pulling_tokens
+            arrival.has_state |= arrival.pulled_tokens == offer.tokens
         else:  # whole tiles were copied, and with them tokens of the block where the copy began
             self.chunks.roll_back(arrival)
 

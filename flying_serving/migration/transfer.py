@@ -8,15 +8,18 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from typing import Protocol
 
 import torch
 
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.layout.groups import Group, aligned_group
+from flying_serving.memory.kv_groups import KVGroups
 from flying_serving.memory.kv_view import KVView
 from flying_serving.memory.peers import PeerKV
-from flying_serving.migration.plan import copies
+from flying_serving.memory.states import StateCut, copy_states
+from flying_serving.migration.plan import copies, rank_of
 from flying_serving.wire import MigrationRow
 
 REPETITIONS = 3
@@ -28,7 +31,8 @@ class KVWorker(Protocol):
     `engines`.
 
     `kv_views`: its KV, by group size; empty if blocks of the attention backend cannot be read, or
-    not by peers. `blocks`: KV blocks of the engine. `peers`: the KV of all workers.
+    not by peers. `kv_groups`: the groups of its blocks. `state_cuts`: of each state in a view.
+    `blocks`: KV blocks of the engine. `peers`: the KV of all workers.
     """
 
     engine: int
@@ -37,6 +41,8 @@ class KVWorker(Protocol):
     devices: int
     kv_heads: int
     kv_views: Mapping[int, KVView]
+    state_cuts: Sequence[StateCut]
+    kv_groups: KVGroups
     peers: PeerKV
     blocks: int
     communicators: CommunicatorPool
@@ -58,11 +64,38 @@ def pull_kv(
     """
     view = worker.kv_views[len(target)]
     reader = worker.engine, worker.device
+    if view.states:
+        view.zero(worker.kv_groups.of_kv(blocks)[-(-tokens.start // view.block_tokens) :])
     for (engine, device), heads in copies(source, target, reader, worker.devices, worker.kv_heads):
         peer_view = worker.peers.view(engine, device, len(source))
         view.copy(peer_view, heads, (source_blocks[engine], blocks), tokens)
     if view.parts[0].is_cuda:  # the target reads the offer again when all of it is here
         torch.cuda.current_stream().synchronize()
+
+
+@torch.inference_mode()
+def pull_state(
+    worker: KVWorker,
+    source: Group,
+    source_blocks: Mapping[int, Sequence[int]],
+    target: Group,
+    blocks: Sequence[int],
+) -> None:
+    """Copy this worker's part of a request's state from all workers of `source` that have it.
+
+    `source_blocks`, `blocks`: as for `pull_kv`.
+    """
+    states, groups = worker.kv_views[len(target)].states, worker.kv_groups
+    place = rank_of(target, (worker.engine, worker.device)), worker.devices * len(target)
+    for engine, device in product(source, range(worker.devices)):
+        of_peer = worker.peers.view(engine, device, len(source)).states
+        peer_place = rank_of(source, (engine, device)), worker.devices * len(source)
+        copy_states(
+            worker.state_cuts,
+            (of_peer, states),
+            (peer_place, place),
+            (groups.of_states(source_blocks[engine]), groups.of_states(blocks)),
+        )
 
 
 def map_peers(worker: KVWorker, engines: Sequence[int]) -> None:

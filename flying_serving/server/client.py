@@ -18,7 +18,7 @@ from flying_serving.config import deployment_of
 from flying_serving.engine.core import FlyingEngineCore
 from flying_serving.errors import TooFewEngines
 from flying_serving.log import logger
-from flying_serving.memory.peers import KVBlocks, fewest_blocks
+from flying_serving.memory.peers import KVBlocks, announced_groups, fewest_blocks
 from flying_serving.observe.tracing.writer import CLOSE_S
 from flying_serving.server.calls.adapters import add_everywhere
 from flying_serving.server.calls.engine_calls import EngineCalls
@@ -52,7 +52,8 @@ class FlyingClient(AsyncMPClient):
         blocks = KVBlocks(self.fewest_blocks, 0)
         if deployment.flying.lend_weights and deployment.lanes:
             blocks = fewest_blocks(deployment.run_dir, deployment.engines)
-        settings = settings_of(vllm_config, deployment, blocks)
+        groups = announced_groups(deployment.run_dir, 0)
+        settings = settings_of(vllm_config, deployment, blocks, groups)
         self.shell = Shell(self._calls, settings, vllm_config.model_config)
         self.shell.checks.serves_adapters = vllm_config.lora_config is not None
         self.metrics = ServerMetrics(self.shell) if log_stats else None

@@ -10,6 +10,8 @@ from vllm.sampling_params import SamplingParams
 from vllm.tasks import PoolingTask
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 
+from flying_serving.memory.kv_groups import KVGroups
+
 _TOKEN = 1
 CHECK_REQUESTS = 8
 _CHECK_CHUNKS = (5, 3)
@@ -18,7 +20,7 @@ CHECK_TOKENS = max(_CHECK_CHUNKS)
 
 
 def prefill_steps(
-    count: int, tokens: int, before: int, block_tokens: int
+    count: int, tokens: int, before: int, groups: KVGroups
 ) -> Iterator[SchedulerOutput]:
     """Yield `count` steps that each compute the last `tokens` of a prompt, and a last one that only
     ends them.
@@ -27,14 +29,12 @@ def prefill_steps(
     """
     names = [f"calibration-prefill-{tokens}-{before}-{i}" for i in range(count)]
     for name in names:
-        yield _step(
-            [_new(name, before + tokens, before, before + tokens, block_tokens)], {name: tokens}
-        )
+        yield _step([_new(name, before + tokens, before, before + tokens, groups)], {name: tokens})
     yield _end(names)
 
 
 def decode_steps(
-    count: int, sequences: int, context: int, block_tokens: int
+    count: int, sequences: int, context: int, groups: KVGroups
 ) -> Iterator[SchedulerOutput]:
     """Yield `count` steps in which `sequences` requests decode a token each, and a last one that
     ends them.
@@ -44,32 +44,32 @@ def decode_steps(
     names = [f"calibration-decode-{sequences}-{context}-{i}" for i in range(sequences)]
     each = dict.fromkeys(names, 1)
     prompt = context - count + 1
-    yield _step([_new(name, prompt, prompt - 1, context, block_tokens) for name in names], each)
+    yield _step([_new(name, prompt, prompt - 1, context, groups) for name in names], each)
     for number in range(1, count):
         yield _next_step(each, computed=prompt - 1 + number, outputs=number)
     yield _end(names)
 
 
 def check_steps(
-    requests: int, vocabulary: int, block_tokens: int, decodes: int = 0, adapter: Any = None
+    requests: int, vocabulary: int, groups: KVGroups, decodes: int = 0, adapter: Any = None
 ) -> Iterator[SchedulerOutput]:
     """Yield a few short prompts, computed in two chunks, `decodes` steps of a token each, and a
     step that ends them.
 
-    Request i has KV block 1 + i to itself, which holds all its tokens. Those of its prompt are
-    spread over the vocabulary. With `decodes` its outputs are the likeliest tokens. Every other
-    request has `adapter`, vLLM's LoRARequest, if there is one.
+    Each request has a KV block of each group to itself, which holds all its tokens. Those of its
+    prompt are spread over the vocabulary. With `decodes` its outputs are the likeliest tokens.
+    Every other request has `adapter`, vLLM's LoRARequest, if there is one.
     """
     names = [f"check-{i}" for i in range(requests)]
     length = sum(_CHECK_CHUNKS)
-    assert length + decodes <= block_tokens
+    assert length + decodes <= groups.block_tokens
     stride = vocabulary / (requests * length)
     new = []
     for i, name in enumerate(names):
-        request = _new(name, length, 0, length, block_tokens)
+        request = _new(name, length, 0, length, groups)
         prompt = [int((i + j * requests + 0.5) * stride) for j in range(length)]
         request.prompt_token_ids = request.prefill_token_ids = prompt
-        request.block_ids = ([1 + i],)
+        request.block_ids = groups.made_up(length, first=1 + i * len(groups.groups))
         request.lora_request = adapter if i % 2 else None
         if decodes:
             request.sampling_params = SamplingParams(max_tokens=1 + decodes, temperature=0.0)
@@ -89,10 +89,9 @@ def without_outputs(plan: SchedulerOutput, task: PoolingTask) -> SchedulerOutput
     return plan
 
 
-def _new(name: str, prompt: int, computed: int, tokens: int, block_tokens: int) -> NewRequestData:
+def _new(name: str, prompt: int, computed: int, tokens: int, groups: KVGroups) -> NewRequestData:
     # All requests have the same blocks: none has an owner yet, and their contents do not matter.
     # Block 0 is vLLM's.
-    blocks = -(-tokens // block_tokens)
     token_ids = [_TOKEN] * prompt
     return NewRequestData(
         req_id=name,
@@ -100,7 +99,7 @@ def _new(name: str, prompt: int, computed: int, tokens: int, block_tokens: int) 
         mm_features=[],
         sampling_params=SamplingParams(max_tokens=tokens),  # drawn, as is the default of a request
         pooling_params=None,
-        block_ids=(list(range(1, 1 + blocks)),),
+        block_ids=groups.made_up(tokens),
         num_computed_tokens=computed,
         lora_request=None,
         prefill_token_ids=token_ids,  # read by the V2 model runner alone

@@ -5,6 +5,7 @@ from itertools import chain, islice
 from typing import Any
 
 from flying_serving.errors import IntegrityError
+from flying_serving.memory.kv_groups import KVGroups, one_group
 
 
 def may_start(scheduler: Any) -> int:
@@ -18,10 +19,14 @@ def _tokens_with_outstanding(request: Any) -> int:
 
 
 class SchedulerPool:
-    """`flying_serving.memory.lending.Pool` over the BlockPool of a `LaneScheduler`."""
+    """`flying_serving.memory.lending.Pool` over the BlockPool of a `LaneScheduler`.
 
-    def __init__(self, scheduler: Any) -> None:
+    `groups`: the lane's KV groups, which share the pool; None: one, of attention.
+    """
+
+    def __init__(self, scheduler: Any, groups: KVGroups | None = None) -> None:
         self.scheduler = scheduler
+        self.groups = one_group(scheduler.block_size) if groups is None else groups
         self._pool = scheduler.kv_cache_manager.block_pool
         self.withheld: set[int] = set()
         """Blocks that are withheld from all requests."""
@@ -48,21 +53,33 @@ class SchedulerPool:
         self._pool.free_blocks([self._pool.blocks[b] for b in blocks])
 
     def valid_tokens(self, request: Any) -> int:
-        """Return how many of a request's first tokens have KV; its last token never has.
+        """Return how many of a request's first tokens have KV that can migrate; its last token
+        never has.
+
+        With state all of these tokens migrate, or none: the state is that after the last of them.
+        No token migrates during a step, which changes the state.
 
         Tokens of a step under way do not count. Tokens from the prefix cache do not count either
         while the request's own first step is under way. The reason is that vLLM caches them as soon
         as the step that computes them is scheduled.
         """
+        if self.groups.state_blocks and not self._has_settled_state(request):
+            return 0
         valid = request.num_computed_tokens - request.num_in_flight_tokens
         cached = self.scheduler.cached_tokens.get(request.request_id, 0)
         if request.num_in_flight_tokens and valid <= cached:
             return 0
         return int(max(0, min(valid, request.num_tokens - 1)))
 
+    def _has_settled_state(self, request: Any) -> bool:
+        """Return whether a request's state can migrate with its KV, and is that of its computed
+        tokens.
+        """
+        return self.groups.can_migrate and not request.num_in_flight_tokens
+
     def blocks_of(self, request_id: str) -> list[int]:
         """Return a request's blocks, in its order."""
-        return list(self.scheduler.kv_cache_manager.get_block_ids(request_id)[0])
+        return self.groups.in_a_list(self.scheduler.kv_cache_manager.get_block_ids(request_id))
 
     def pin(self, request_id: str) -> list[int]:
         """Pin a request's blocks until `unpin`, even if the request ends. Returns them in its
@@ -116,7 +133,8 @@ class SchedulerPool:
 
     def _allocate(self, request: Any, new_tokens: int, next_token: bool, **computed: Any) -> bool:
         # without `next_token`, requests that wait for its block could hold all blocks for ever
-        made = self.scheduler.kv_cache_manager.allocate_slots(
+        manager = self.scheduler.kv_cache_manager
+        made = manager.allocate_slots(
             request,
             new_tokens,
             **computed,
@@ -124,13 +142,15 @@ class SchedulerPool:
             delay_cache_blocks=True,
             has_scheduled_reqs=False,
         )
+        if self.groups.state_blocks:  # the next step would zero them, with the KV that comes first
+            manager.take_new_block_ids()
         return made is not None
 
     def missing_for(self, tokens: int, owned: int = 0) -> int:
         """Return the blocks that are missing for `tokens` tokens and one more. `owned`: blocks set
         aside already.
         """
-        return max(0, -(-(tokens + 1) // self.scheduler.block_size) - owned - self.free_count())
+        return max(0, self.groups.blocks_for(tokens + 1) - owned - self.free_count())
 
     def is_short(self) -> bool:
         """Return whether running requests, or waiting ones if none run, lack blocks."""
@@ -246,5 +266,5 @@ class SchedulerPool:
     def _lacks(self, request: Any, tokens: int) -> int:
         """Return the blocks that a request needs beside its own to hold `tokens` tokens."""
         # a view: their ids are a copy
-        owned = self.scheduler.kv_cache_manager.get_blocks(request.request_id).blocks[0]
-        return max(0, -(-tokens // self.scheduler.block_size) - len(owned))
+        owned = self.scheduler.kv_cache_manager.get_blocks(request.request_id).blocks
+        return self.groups.missing(tokens, owned)

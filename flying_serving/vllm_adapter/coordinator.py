@@ -49,7 +49,31 @@ them.
 CPU = torch.device("cpu")
 _WITH_GROUPS = {"cpu": "--cpu-collectives gloo"}
 """Settings with which groups have torch process groups, by the type of their device."""
-REFUSED_ATTRIBUTES = ("cpu_group", "device_group", "torch_distributed_backend")
+REFUSED_ATTRIBUTES = ("cpu_group", "torch_distributed_backend")
+
+
+class AbsentGroup:
+    """Stands for the process group of a lane's coordinator. A model may keep it, and any use of it
+    raises NoProcessGroup.
+
+    Before each operation torch compares the group with the default one or looks it up, and both
+    raise.
+    """
+
+    def __init__(self, refuse: Callable[[], NoReturn]) -> None:
+        self._refuse = refuse
+
+    def __getattr__(self, name: str) -> NoReturn:
+        # a copy has no attributes yet, and is asked how to set its state
+        if name.startswith("__") or name == "_refuse":
+            raise AttributeError(name)
+        self._refuse()
+
+    def __eq__(self, other: object) -> bool:
+        self._refuse()
+
+    def __hash__(self) -> int:
+        self._refuse()
 
 
 class LaneCoordinator(GroupCoordinator):
@@ -87,6 +111,11 @@ class LaneCoordinator(GroupCoordinator):
         self.mq_broadcaster = None
         self.use_custom_op_call = self.use_cpu_custom_send_recv = False
         self._pending_isends: deque[Any] = deque()
+
+    @property
+    def device_group(self) -> AbsentGroup:
+        """The stand-in for torch's process group."""
+        return AbsentGroup(lambda: _refused("device_group")(self))
 
     def broadcast(self, input_: torch.Tensor, src: int = 0) -> torch.Tensor:
         """Overwrite a tensor with the tensor of rank `src` of the group."""

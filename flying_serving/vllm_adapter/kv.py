@@ -8,9 +8,15 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-from vllm.v1.kv_cache_interface import KVCacheConfig, UniformTypeKVCacheSpecs, create_kv_cache_views
+from vllm.v1.kv_cache_interface import (
+    KVCacheConfig,
+    MambaSpec,
+    UniformTypeKVCacheSpecs,
+    create_kv_cache_views,
+)
 
 from flying_serving.log import logger
+from flying_serving.memory.kv_groups import KVGroup, KVGroups
 from flying_serving.vllm_adapter.assigned import assigned
 
 _FLOATS = {
@@ -50,22 +56,23 @@ def allocate_or_share(
     """Wrap `allocate_kv_cache`: the same views, over the shared buffer or other memory if there is
     one.
 
-    Layers in several groups, or with KV of different sizes, get vLLM's own memory: no other lane
-    can use them.
+    Layers with KV of different sizes get vLLM's own memory: no other lane can use them.
     """
     buffer, allocate = _buffer.get(), _allocate.get()
-    if allocate is not None and has_one_kind(kv_cache_config):
+    if allocate is not None and has_pages(kv_cache_config):
         buffer = allocate(kv_cache_config.kv_cache_tensors[0].size)
     if buffer is None:
         result: dict[str, torch.Tensor] = original(
             kv_cache_config, device, layout, kernel_block_sizes
         )
         return result
-    spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
-    kernel_block = kernel_block_sizes[0] if kernel_block_sizes else None
+    groups = kv_cache_config.kv_cache_groups
+    kernel_blocks: Sequence[int | None] = kernel_block_sizes or [None] * len(groups)
+    group_of = {name: number for number, group in enumerate(groups) for name in group.layer_names}
     caches: dict[str, torch.Tensor] = {}
     for tensor in kv_cache_config.kv_cache_tensors:
-        blocks = kv_cache_config.num_blocks_of(tensor)
+        blocks, number = kv_cache_config.num_blocks_of(tensor), group_of[tensor.layers[0]]
+        spec, kernel_block = groups[number].kv_cache_spec, kernel_blocks[number]
         views = create_kv_cache_views(
             buffer, spec, blocks, layout, tensor, kernel_block_size=kernel_block
         )
@@ -73,10 +80,21 @@ def allocate_or_share(
     return caches
 
 
+def has_pages(kv: KVCacheConfig) -> bool:
+    """Return whether a block is a page of the same bytes in every layer, in all groups."""
+    specs = [group.kv_cache_spec for group in kv.kv_cache_groups]
+    return bool(specs) and not any(isinstance(spec, UniformTypeKVCacheSpecs) for spec in specs)
+
+
 def has_one_kind(kv: KVCacheConfig) -> bool:
-    """Return whether all layers have KV of one size, in one group."""
-    groups = kv.kv_cache_groups
-    return len(groups) == 1 and not isinstance(groups[0].kv_cache_spec, UniformTypeKVCacheSpecs)
+    """Return whether all layers have KV of one size, in one group, and none has state."""
+    return len(kv.kv_cache_groups) == 1 and has_pages(kv) and not kv.has_mamba_layers
+
+
+def groups_of(kv: KVCacheConfig) -> KVGroups:
+    """Return the groups of a KV cache."""
+    specs = [group.kv_cache_spec for group in kv.kv_cache_groups]
+    return KVGroups(tuple(KVGroup(spec.block_size, isinstance(spec, MambaSpec)) for spec in specs))
 
 
 def pooled_capacity(factor: int) -> AbstractContextManager[None]:

@@ -6,7 +6,7 @@ import math
 import sys
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -35,11 +35,16 @@ _SPREADS = {torch.int32: 4.6, torch.int8: 74.0} | dict.fromkeys(_FP8, 0.6)
 """Standard deviations of the numbers of quantized weights, if all are equally likely. An int32 has
 eight of 4 bits.
 """
+_MOST_DRAWN = 1_000_003
+"""Random numbers of a tensor, which are then repeated: a large one would take a minute. A prime, so
+that no two units of a weight, rows or experts begin alike.
+"""
 _MXFP4_BLOCK, _MXFP4_ONE = 32, 127
 """Numbers that have a scale in common, and the exponent of the scale 1."""
 _MXFP4_SPREAD = 3.8
 """Standard deviation of numbers of four bits, with scales of 1/2, 1 and 2, each as likely."""
 _keeping: ContextVar[bool] = ContextVar("keeping", default=False)
+_without_data: ContextVar[bool] = ContextVar("without_data", default=False)
 
 
 def keep_weights() -> AbstractContextManager[None]:
@@ -70,16 +75,27 @@ def parameters_on_meta() -> Iterator[None]:
 
     handle = register_module_parameter_registration_hook(without_data)
     try:
-        yield
+        with assigned(_without_data, True):
+            yield
     finally:
         handle.remove()
 
 
+def create_without_data(original: Any, self: Any, *sizes: Any, **attributes: Any) -> None:
+    """Wrap `create_weights` of a method that fills new parameters: on the meta device nothing is
+    filled.
+    """
+    with torch.device("meta") if _without_data.get() else nullcontext():
+        original(self, *sizes, **attributes)
+
+
 def pack_layer(original: Any, layer: torch.nn.Module, remove_weight: bool) -> None:
-    """Wrap `dispatch_cpu_unquantized_gemm`: layers that will be shared keep their weight."""
-    if _keeping.get() and isinstance(
-        layer, ColumnParallelLinear | RowParallelLinear | VocabParallelEmbedding
-    ):
+    """Wrap `dispatch_cpu_unquantized_gemm`: layers that will be shared keep their weight.
+
+    A convolution is no matrix. Lanes copy their part of it.
+    """
+    shared = ColumnParallelLinear | RowParallelLinear | VocabParallelEmbedding
+    if _keeping.get() and isinstance(layer, shared) and layer.weight.dim() == 2:
         return
     original(layer, remove_weight)
 
@@ -142,7 +158,25 @@ class RandomWeights(DummyModelLoader):
 
 def _draw(name: str, tensor: torch.Tensor, limit: float) -> torch.Tensor:
     """Draw a tensor's numbers by its name, all within the limit and equally likely. Return it."""
-    return tensor.data.uniform_(-limit, limit, generator=_generator(name, tensor))
+    drawn, generator = _drawn_part(tensor), _generator(name, tensor)
+    drawn.uniform_(-limit, limit, generator=generator)
+    return _repeat(tensor.data)
+
+
+def _drawn_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view of the numbers of a tensor that are drawn: the first ones in memory."""
+    return tensor.data.view(-1)[:_MOST_DRAWN] if tensor.is_contiguous() else tensor.data
+
+
+def _repeat(tensor: torch.Tensor) -> torch.Tensor:
+    """Fill a tensor with the numbers that were drawn, over and over. Return it."""
+    if not tensor.is_contiguous():
+        return tensor
+    flat = tensor.view(-1)
+    for start in range(_MOST_DRAWN, flat.numel(), _MOST_DRAWN):
+        rest = flat[start : start + _MOST_DRAWN]
+        rest.copy_(flat[: rest.numel()])
+    return tensor
 
 
 def _generator(name: str, tensor: torch.Tensor) -> torch.Generator:
@@ -172,9 +206,10 @@ def _draw_mxfp4(name: str, tensor: torch.Tensor) -> None:
     if name.endswith("_scale"):
         spread = _MXFP4_SPREAD * (tensor.shape[-1] * _MXFP4_BLOCK) ** 0.5
         lowest = _MXFP4_ONE - round(math.log2(spread)) - 1
-        tensor.random_(lowest, lowest + 3, generator=generator)
+        _drawn_part(tensor).random_(lowest, lowest + 3, generator=generator)
     else:
-        tensor.random_(0, 256, generator=generator)
+        _drawn_part(tensor).random_(0, 256, generator=generator)
+    _repeat(tensor)
 
 
 def saved_buffers(module: torch.nn.Module, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:

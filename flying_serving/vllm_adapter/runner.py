@@ -12,15 +12,18 @@ import torch
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec
 
+from flying_serving.memory.kv_groups import one_group
+from flying_serving.memory.states import StateCut
 from flying_serving.vllm_adapter.batches import without_outputs
 from flying_serving.vllm_adapter.compiled import uncompiled
 from flying_serving.vllm_adapter.graphs import DecodeGraphs
-from flying_serving.vllm_adapter.kv import shared_kv_buffer, token_parts
+from flying_serving.vllm_adapter.kv import groups_of, shared_kv_buffer, token_parts
 from flying_serving.vllm_adapter.lora import made_up_adapter, wrap_layers
 from flying_serving.vllm_adapter.model_runners import unwrapped, version_of
 from flying_serving.vllm_adapter.randomness import LaneRandomness, seed_of, seed_process
+from flying_serving.vllm_adapter.states import cuts_of, state_layers
 from flying_serving.vllm_adapter.trees import module_tree
 from flying_serving.vllm_adapter.windows import with_all_kv
 
@@ -36,6 +39,7 @@ class Runner:
     """vLLM's model runner of one lane, V1 or V2.
 
     `randomness`: the lane's random numbers; None: the lane draws from the process's generators.
+    `groups`: the KV groups, which are known once KV memory is bound.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class Runner:
         self._version = version_of(runner)
         self.config = config
         self._randomness = randomness
+        self.groups = one_group(config.cache_config.block_size)
         self.graphs = DecodeGraphs(runner, self._version, config)
 
     @classmethod
@@ -138,17 +143,30 @@ class Runner:
     def bind_kv(self, kv: KVCacheConfig, memory: torch.Tensor) -> None:
         """Use `memory` (int8) as KV memory."""
         self.config.cache_config.num_gpu_blocks = kv.num_blocks
+        self.groups = groups_of(kv)
         with set_current_vllm_config(self.config), shared_kv_buffer(memory):
             self._runner.initialize_kv_cache(kv)
 
     def kv_parts(self, kv: KVCacheConfig) -> list[torch.Tensor] | None:
-        """Return `token_parts` of the layers of a KV cache of one group; None if it cannot be read,
-        or has more groups.
+        """Return `token_parts` of the attention layers of a KV cache; None if it cannot be read, or
+        they are none or several groups.
         """
-        if len(kv.kv_cache_groups) != 1:
+        paged = [g for g in kv.kv_cache_groups if not isinstance(g.kv_cache_spec, MambaSpec)]
+        if len(paged) != 1:
             return None
         layers = self.config.compilation_config.static_forward_context
-        return token_parts([layers[name] for name in kv.kv_cache_groups[0].layer_names])
+        return token_parts([layers[name] for name in paged[0].layer_names])
+
+    def states(self, kv: KVCacheConfig) -> list[torch.Tensor]:
+        """Return the state tensors of all layers that have some, group by group."""
+        layers = self.config.compilation_config.static_forward_context
+        return [state for name in state_layers(kv) for state in layers[name].kv_cache]
+
+    def state_cuts(self, kv: KVCacheConfig) -> list[StateCut] | None:
+        """Return how ranks share each of `states`, asked of lane 1; None if that is not known."""
+        layers = self.config.compilation_config.static_forward_context
+        groups = [g for g in kv.kv_cache_groups if isinstance(g.kv_cache_spec, MambaSpec)]
+        return cuts_of([[layers[name] for name in group.layer_names] for group in groups])
 
     def replace_blocks(self, copies: Mapping[int, int]) -> None:
         """Give requests other blocks between two steps (`copies`: new ones by old), to which their

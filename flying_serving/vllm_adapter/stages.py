@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch.nn import Module, ModuleList
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
-from vllm.model_executor.layers.linear import RowParallelLinear
+from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
@@ -62,11 +62,7 @@ def _kind(module: Module, in_list: bool) -> Kind | None:
     of layers.
     """
     if in_list:
-        return (
-            "routed"
-            if any(isinstance(part, RoutedExperts | ModuleList) for part in module.modules())
-            else "layer"
-        )
+        return _kind_of_layer(list(module.modules()))
     module = base_of(module)
     if isinstance(module, RowParallelLinear):
         return "product" if module.reduce_results else None
@@ -74,3 +70,14 @@ def _kind(module: Module, in_list: bool) -> Kind | None:
         return "logits"
     head = isinstance(module, ParallelLMHead)
     return "embedding" if isinstance(module, VocabParallelEmbedding) and not head else None
+
+
+def _kind_of_layer(parts: list[Module]) -> Kind | None:
+    """Return the kind of an entry of a list of layers with these modules. None if it cuts columns
+    and sums nothing: its output is of the rank's heads alone.
+    """
+    if any(isinstance(part, RoutedExperts | ModuleList) for part in parts):
+        return "routed"
+    cut = any(isinstance(part, ColumnParallelLinear) and not part.gather_output for part in parts)
+    summed = any(isinstance(part, RowParallelLinear) for part in parts)
+    return None if cut and not summed else "layer"

@@ -49,7 +49,25 @@ def module_tree(config: VllmConfig, device: torch.device) -> Module:
         device,
         parameters_on_meta(),
     ):
-        return initialize_model(config, model_config=config.model_config).eval()
+        tree = initialize_model(config, model_config=config.model_config).eval()
+    hold_parameters(tree)
+    return tree
+
+
+def hold_parameters(tree: Module) -> None:
+    """Let plain attributes of modules that are the data of a parameter be that parameter, which is
+    replaced later for all its holders. In some models a router's bias has such a second name.
+    """
+    owners = {_place(parameter): parameter for parameter in tree.parameters()}
+    for module in tree.modules():
+        for key, value in vars(module).items():
+            if isinstance(value, torch.Tensor) and value.is_meta:
+                vars(module)[key] = owners.get(_place(value), value)
+
+
+def _place(tensor: torch.Tensor) -> tuple[int, int, torch.Size]:
+    """Return where a tensor lies, also without memory: its storage is one object for all views."""
+    return id(tensor.untyped_storage()), tensor.storage_offset(), tensor.shape
 
 
 def layer_kinds(tree: Module) -> dict[LayerKind, int]:

@@ -6,6 +6,7 @@ from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheSpec,
+    MambaSpec,
     SlidingWindowSpec,
     replace_as,
 )
@@ -23,15 +24,21 @@ def all_are_local(specs: Mapping[str, KVCacheSpec]) -> bool:
 
 
 def with_all_kv(specs: Mapping[str, KVCacheSpec], block_tokens: int) -> dict[str, KVCacheSpec]:
-    """Return how KV of all tokens is kept, in blocks of `block_tokens` tokens.
+    """Return how KV of all tokens is kept, in blocks of `block_tokens` tokens, beside recurrent
+    state.
 
     `specs`: by layer, as the layers ask for them. The layers still attend to their window alone.
     """
-    if not all_are_local(specs):
+    has_state = any(isinstance(spec, MambaSpec) for spec in specs.values())
+    if not has_state and not all_are_local(specs):
         return dict(specs)
     return {
-        name: replace_as(
-            spec, FullAttentionSpec, drop=("extra_retained_tokens",), block_size=block_tokens
-        )
+        name: _of_all_tokens(spec, block_tokens) if isinstance(spec, _LOCAL) else spec
         for name, spec in specs.items()
     }
+
+
+def _of_all_tokens(spec: KVCacheSpec, block_tokens: int) -> KVCacheSpec:
+    return replace_as(
+        spec, FullAttentionSpec, drop=("extra_retained_tokens",), block_size=block_tokens
+    )

@@ -20,7 +20,7 @@ from vllm.platforms import current_platform
 
 from flying_serving.errors import ConfigError, FlyingError, WeightError
 from flying_serving.layout.shards import lane_block_tokens
-from flying_serving.vllm_adapter.kv import pooled_capacity
+from flying_serving.vllm_adapter.kv import groups_of, pooled_capacity
 from flying_serving.vllm_adapter.loading import keep_weights
 from flying_serving.vllm_adapter.patches import installer
 from flying_serving.vllm_adapter.trees import (
@@ -34,6 +34,7 @@ from flying_serving.vllm_adapter.trees import (
     world_of_one,
 )
 from flying_serving.worker.binding.cuts import check_cuts
+from flying_serving.worker.binding.recurrent import recurrent_segments
 from flying_serving.worker.binding.share import SharedWeights
 from flying_serving.worker.lane import lane_config
 
@@ -60,13 +61,14 @@ class KVPlan:
 
     `blocks`: one of them vLLM reserves for itself. `block_bytes`: on each device, of all layers.
     `block_tokens`: tokens of a block in lane 1. `max_model_len`: the longest request, which vLLM
-    may fit to the memory.
+    may fit to the memory. `state_blocks`: blocks that each request needs for recurrent state.
     """
 
     blocks: int
     block_bytes: int
     block_tokens: int
     max_model_len: int
+    state_blocks: int = 0
 
 
 def apart(function: Callable[P, R]) -> Callable[P, R]:
@@ -160,11 +162,13 @@ def kv_plan(config: VllmConfig, available: int, widest: int) -> KVPlan:
             kv = kv_config(alone, available)
         except ValueError as error:
             raise ConfigError(" ".join(str(error).split())) from None
+    groups = groups_of(kv)
     return KVPlan(
         blocks=kv.num_blocks,
         block_bytes=sum(tensor.size for tensor in kv.kv_cache_tensors) // kv.num_blocks,
-        block_tokens=kv.kv_cache_groups[0].kv_cache_spec.block_size,
+        block_tokens=groups.block_tokens,
         max_model_len=alone.model_config.max_model_len,
+        state_blocks=groups.fixed_blocks,
     )
 
 
@@ -197,7 +201,7 @@ def _share(lane1: Module, config: VllmConfig, size: int) -> None:
         WeightError: naming the layer that cannot be shared, as an engine would.
         Exception: any that the model's constructor raises for this lane.
     """
-    check_cuts(lane1, size)
+    check_cuts(lane1, size, recurrent_segments(lane1, size))
     lane = _tree(config)
     if name := uncut_attention(lane):
         raise WeightError(f"{name}: vLLM splits its heads, and keeps its projections whole")

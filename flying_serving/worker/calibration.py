@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flying_serving.errors import LaneError
+from flying_serving.memory.kv_groups import KVGroups
 from flying_serving.predict.probes import ENOUGH_S, Probe, probes
 from flying_serving.vllm_adapter.batches import decode_steps, prefill_steps
 from flying_serving.wire import CalibrationRow
@@ -21,26 +22,24 @@ REPEATED_S = 2 * ENOUGH_S
 
 @dataclass(frozen=True)
 class StepLimits:
-    """The limits of one step of a lane: requests, tokens, tokens of one request, and tokens per KV
-    block. `pools`: its requests have no outputs.
+    """The limits of one step of a lane: requests, tokens, tokens of one request, and the groups of
+    its KV. `pools`: its requests have no outputs.
     """
 
     sequences: int
     tokens: int
     request_tokens: int
-    block_tokens: int
+    groups: KVGroups
     pools: bool = False
 
     @classmethod
-    def of(cls, config: Any, blocks: int) -> StepLimits:
+    def of(cls, config: Any, blocks: int, groups: KVGroups) -> StepLimits:
         """Return the limits of a lane with this VllmConfig and number of KV blocks."""
-        scheduler, block_tokens = config.scheduler_config, config.cache_config.block_size
-        room = (blocks - 1) * block_tokens
+        scheduler = config.scheduler_config
+        room = (blocks - 1 - groups.fixed_blocks) * groups.block_tokens
         longest = min(config.model_config.max_model_len, room)
         pools = config.model_config.runner_type == "pooling"
-        return cls(
-            scheduler.max_num_seqs, scheduler.max_num_batched_tokens, longest, block_tokens, pools
-        )
+        return cls(scheduler.max_num_seqs, scheduler.max_num_batched_tokens, longest, groups, pools)
 
     def probes(self) -> list[Probe]:
         """Return the probes, limited to sizes that one step can take. Requests without outputs do
@@ -51,15 +50,13 @@ class StepLimits:
         return [p for p in found if p.kind == (True, 0)] if self.pools else found
 
 
-def steps_of(probe: Probe, block_tokens: int) -> Iterator[Any]:
-    """Yield REPETITIONS steps of a probe, in blocks of `block_tokens` tokens, and one that ends the
+def steps_of(probe: Probe, groups: KVGroups) -> Iterator[Any]:
+    """Yield REPETITIONS steps of a probe, in blocks of these groups, and one that ends the
     requests.
     """
     if probe.is_prefill:
-        return prefill_steps(REPETITIONS, probe.tokens, probe.context_tokens, block_tokens)
-    return decode_steps(
-        REPETITIONS, probe.tokens, max(probe.context_tokens, REPETITIONS), block_tokens
-    )
+        return prefill_steps(REPETITIONS, probe.tokens, probe.context_tokens, groups)
+    return decode_steps(REPETITIONS, probe.tokens, max(probe.context_tokens, REPETITIONS), groups)
 
 
 def calibrate(
@@ -88,7 +85,7 @@ def calibrate(
             continue
         took_s: list[float] = []
         enough = False
-        *steps, end = steps_of(probe, limits.block_tokens)
+        *steps, end = steps_of(probe, limits.groups)
         for step in steps:
             if not enough:
                 took_s.append(_timed(size, probe, run, step, clock))

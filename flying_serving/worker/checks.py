@@ -20,14 +20,14 @@ from flying_serving.worker.lane import WorkerLane
 from flying_serving.worker.selfcheck import LayerOutputs, compare, record, require_alike, tolerance
 
 
-def most_requests(config: Any, blocks: int) -> int:
-    """Return how many made-up requests of a check fit in a step, each in a block of its own.
+def most_requests(lane1: Runner, blocks: int) -> int:
+    """Return how many made-up requests of a check fit in a step, each in blocks of its own.
 
-    `config`: lane 1's VllmConfig, with `blocks` KV blocks.
+    `blocks`: KV blocks of lane 1.
     """
-    scheduler = config.scheduler_config
+    scheduler = lane1.config.scheduler_config
     in_a_step = scheduler.max_num_batched_tokens // CHECK_TOKENS
-    return int(min(scheduler.max_num_seqs, blocks - 1, in_a_step))
+    return int(min(scheduler.max_num_seqs, (blocks - 1) // len(lane1.groups.groups), in_a_step))
 
 
 class LaneChecks:
@@ -60,9 +60,7 @@ class LaneChecks:
             return
         together = partial(self._communicators.any_of, 1)
         with self._lane1.graphs.unused():
-            largest = check_compiled(
-                self._lane1, most_requests(self._lane1.config, blocks), together
-            )
+            largest = check_compiled(self._lane1, most_requests(self._lane1, blocks), together)
         self._say(f"lane 1: compiled steps equal eager steps within {largest:.1e}")
 
     @torch.inference_mode()
@@ -84,7 +82,7 @@ class LaneChecks:
                 f"--max-num-batched-tokens={scheduler.max_num_batched_tokens}: must be at least "
                 f"{CHECK_TOKENS}"
             )
-        requests = min(CHECK_REQUESTS, most_requests(self._lane1.config, blocks))
+        requests = min(CHECK_REQUESTS, most_requests(self._lane1, blocks))
         differ = bool(activations_by_width(self._lane1.model))
         expected: LayerOutputs | None = None
         largest, allowed = 0.0, tolerance(model.dtype) + self._input_rounding
@@ -92,8 +90,8 @@ class LaneChecks:
             steps = partial(check_steps, requests, model.get_vocab_size(), adapter=adapter)
             for size, lane in self._groups.items():
                 if expected is None or differ:
-                    expected = self._outputs_of_lane1(size, steps(config.cache_config.block_size))
-                mine = steps(lane.runner.config.cache_config.block_size)
+                    expected = self._outputs_of_lane1(size, steps(self._lane1.groups))
+                mine = steps(lane.runner.groups)
                 found = compare(lane.runner.model, lane.execute, mine, expected)
                 agreed = partial(self._communicators.any_of, size)
                 largest = max(largest, require_alike(size, found, allowed, agreed))

@@ -40,9 +40,7 @@ def check_compiled(lane1: Runner, requests: int, together: Callable[[bool], bool
     """
     config = lane1.config
     vocabulary = config.model_config.get_vocab_size()
-    steps: Callable[[], Iterator[Any]] = partial(
-        check_steps, requests, vocabulary, config.cache_config.block_size
-    )
+    steps: Callable[[], Iterator[Any]] = partial(check_steps, requests, vocabulary, lane1.groups)
     with lane1.uncompiled():
         expected = record(lane1.model, lane1.step, steps(), COMPARED)
     differences = compare(lane1.model, lane1.step, steps(), expected, COMPARED)

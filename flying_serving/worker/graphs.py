@@ -158,7 +158,7 @@ def _differences(lane: GraphLane, requests: int) -> list[Difference]:
     config, model = lane.runner.config, lane.runner.model
     vocabulary = config.model_config.get_vocab_size()
     steps: Callable[[], Iterator[Any]] = partial(
-        check_steps, requests, vocabulary, config.cache_config.block_size, DECODES
+        check_steps, requests, vocabulary, lane.runner.groups, DECODES
     )
     with lane.runner.graphs.unused():
         eager = record(model, lane.step, steps(), COMPARED)

@@ -55,6 +55,18 @@ def lane_config(config: VllmConfig, size: int, block_tokens: int) -> VllmConfig:
     return lane
 
 
+def follow_pages(config: VllmConfig, lane1: KVCacheConfig, block_tokens: int) -> None:
+    """Let blocks of a lane have the bytes of lane 1's, and `block_tokens` tokens of KV each.
+
+    vLLM may have enlarged lane 1's blocks after lanes were built, so that a state fits into one.
+    A state of fewer heads leaves the rest of its page unused.
+    """
+    cache = config.cache_config
+    cache.block_size = block_tokens
+    if lane1.has_mamba_layers:
+        cache.mamba_page_size_padded = lane1.kv_cache_groups[0].kv_cache_spec.page_size_bytes
+
+
 @dataclass
 class WorkerLane:
     """The lane of one worker for groups of `size` engines. `kv_config` is there once KV memory is
@@ -77,14 +89,15 @@ class WorkerLane:
         with communicators.activate(size):
             return cls(size, communicators, Runner.build(config, lane1))
 
-    def bind_kv(self, memory: torch.Tensor, lane1: KVCacheConfig) -> None:
-        """Read lane 1's KV memory (int8, bytes) as this lane's blocks.
+    def bind_kv(self, memory: torch.Tensor, lane1: KVCacheConfig, block_tokens: int) -> None:
+        """Read lane 1's KV memory (int8, bytes) as this lane's blocks, of `block_tokens` tokens.
 
         Raises:
             ConfigError: if a block would not keep its bytes, or layers' KV differs in size (Gemma
                 4).
         """
         self.runner.config.cache_config.kv_cache_layout = lane1.kv_cache_layout
+        follow_pages(self.runner.config, lane1, block_tokens)
         with self.communicators.activate(self.size):
             kv = self.runner.kv_config(memory.numel())
             if any(
@@ -96,11 +109,14 @@ class WorkerLane:
                     "yet"
                 )
             kv.kv_cache_layout = lane1.kv_cache_layout
-            if kv.num_blocks != lane1.num_blocks or len(kv.kv_cache_groups) != 1:
+            layers, expected = (
+                [group.layer_names for group in config.kv_cache_groups] for config in (kv, lane1)
+            )
+            if kv.num_blocks != lane1.num_blocks or layers != expected:
                 raise ConfigError(
-                    f"group size {self.size}: {kv.num_blocks} KV blocks in "
-                    f"{len(kv.kv_cache_groups)} cache groups, "
-                    f"{lane1.num_blocks} in one cache group are needed for blocks of constant bytes"
+                    f"group size {self.size}: {kv.num_blocks} KV blocks in {len(layers)} cache "
+                    f"groups, {lane1.num_blocks} in the {len(expected)} groups of lane 1 are "
+                    "needed for blocks of constant bytes"
                 )
             self.runner.bind_kv(kv, memory)
         self.kv_config = kv

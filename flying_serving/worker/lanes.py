@@ -23,7 +23,8 @@ from flying_serving.memory.cuda_device import CudaDevice
 from flying_serving.memory.kv_view import KVView, heads_of, share_cuda
 from flying_serving.memory.peers import PeerKV
 from flying_serving.memory.shared_arena import SharedArena, share_arena
-from flying_serving.vllm_adapter.kv import has_one_kind
+from flying_serving.memory.states import StateCut
+from flying_serving.vllm_adapter.kv import groups_of, has_one_kind
 from flying_serving.vllm_adapter.runner import Runner
 from flying_serving.wire import CalibrationRow
 from flying_serving.worker.calibration import StepLimits, calibrate
@@ -98,11 +99,8 @@ class WorkerLanes:
         them.
         """
         for size in deployment.lanes:
-            tokens = lane_block_tokens(
-                config.cache_config.block_size, size, self.devices, self.kv_heads
-            )
             self.groups[size] = WorkerLane.build(
-                size, lane_config(config, size, tokens), communicators, lane1
+                size, lane_config(config, size, self._block_tokens(size)), communicators, lane1
             )
         self.residency: WorkerWeights | None = None
         self.graphs = LaneGraphs(lane1, self.groups, communicators, self._say)
@@ -112,9 +110,18 @@ class WorkerLanes:
         self.blocks = self.own_blocks = 0
         self.extra: ExtraBlocks | None = None
         self.kv_views: dict[int, KVView] = {}
+        self.kv_groups = lane1.groups
+        self.state_cuts: list[StateCut] | None = None
         self._run_dir = deployment.run_dir
         self.peers = PeerKV(deployment.run_dir, cuda)
         self.calibration: list[CalibrationRow] = []
+
+    def _block_tokens(self, size: int) -> int:
+        """Return the tokens of a block in the lane for groups of `size`, from lane 1's present
+        size.
+        """
+        tokens = self.lane1.config.cache_config.block_size
+        return lane_block_tokens(tokens, size, self.devices, self.kv_heads)
 
     def _share_weights(self, pack: bool) -> float:
         """Share lane 1's weights with all lanes. Returns `SharedQuantized.input_rounding`."""
@@ -162,22 +169,23 @@ class WorkerLanes:
         `WorkerLane.bind_kv`.
         """
         self.blocks = lane1_kv.num_blocks
+        self.lane1.groups = self.kv_groups = groups_of(lane1_kv)
+        self.state_cuts = self.lane1.state_cuts(lane1_kv)
         memory = self.lane1.kv_bytes()
-        for lane in self.groups.values():
-            lane.bind_kv(memory, lane1_kv)
+        for size, lane in self.groups.items():
+            lane.bind_kv(memory, lane1_kv, self._block_tokens(size))
         runners = {1: (self.lane1, lane1_kv)} | {
             s: (lane.runner, lane.kv_config) for s, lane in self.groups.items()
         }
         for size, (runner, kv) in runners.items():
             parts = None if kv is None else runner.kv_parts(kv)
-            if kv is None or parts is None:
+            if kv is None or parts is None or self.state_cuts is None:
                 self.kv_views.clear()
                 return
             rank = self.device * size + self.engine % size
             heads = heads_of(rank, self.devices * size, self.kv_heads)
-            self.kv_views[size] = KVView(
-                parts, heads, kv.kv_cache_groups[0].kv_cache_spec.block_size
-            )
+            states = runner.states(kv)
+            self.kv_views[size] = KVView(parts, heads, runner.groups.block_tokens, states)
 
     def lendable_bytes(self) -> int:
         """Return the bytes of weights that may make room for KV."""
@@ -237,7 +245,8 @@ class WorkerLanes:
         lanes: list[tuple[int, VllmConfig, Any]] = [(1, self.lane1.config, self.lane1.step)]
         lanes += [(size, lane.runner.config, lane.execute) for size, lane in self.groups.items()]
         for size, config, step in lanes:
-            limits = StepLimits.of(config, self.blocks)
+            runner = self.lane1 if size == 1 else self.groups[size].runner
+            limits = StepLimits.of(config, self.blocks, runner.groups)
             if limits.pools:
                 step = self.lane1.pool
             self.calibration += calibrate(size, limits, step, together)

@@ -198,7 +198,7 @@ class LaneWorker:
         if first:
             self.lanes.warm()
             with told_to_server(self.deployment.run_dir, self.engine):
-                self.lanes.graphs.capture(most_requests(self.lanes.lane1.config, self.lanes.blocks))
+                self.lanes.graphs.capture(most_requests(self.lanes.lane1, self.lanes.blocks))
                 self.lanes.calibrate()
         self.lanes.seed(self.deployment.incarnations)
         # it is a process of its own; while it starts, vLLM ends it by a signal

@@ -235,13 +235,13 @@ def test_the_text_of_a_model_that_sees_is_shortened(tmp_path: Path) -> None:
 def test_steps_are_shortened_only_where_prompts_may_be_cut(tmp_path: Path) -> None:
     """vLLM refuses steps that are shorter than a prompt may be, if a prompt takes one step."""
     args, whole = configured(tmp_path, OLMO2, "--no-enable-chunked-prefill")
-    fewer = model_check._with_random_weights(args, whole, 2)
+    fewer = model_check._with_random_weights(args, whole, 2, {})
     assert (
         fewer.scheduler_config.max_num_batched_tokens
         == whole.scheduler_config.max_num_batched_tokens
     )
     args, whole = configured(tmp_path, OLMO2)
-    fewer = model_check._with_random_weights(args, whole, 2)
+    fewer = model_check._with_random_weights(args, whole, 2, {})
     assert fewer.scheduler_config.max_num_batched_tokens == model_check.STEP_TOKENS
 
 
@@ -283,7 +283,7 @@ def test_kv_memory_is_the_memory_left_by_all_layers(
     args, config = configured(tmp_path, SIX_HEADS, "--data-parallel-size=2", "--dtype=float32")
     missing = (
         anatomy(config).weight_bytes
-        - anatomy(model_check._with_random_weights(args, config, 2)).weight_bytes
+        - anatomy(model_check._with_random_weights(args, config, 2, {})).weight_bytes
     )
     assert missing > 0
     engines_that_say(monkeypatch, missing + 10 * BLOCK_BYTES)
@@ -370,7 +370,13 @@ def checked_of(**changes: Any) -> Checked:
     plan = KVPlan(blocks=21, block_bytes=2**20, block_tokens=32, max_model_len=1000)
     refused = {4: "6 attention heads do not divide by 4"}
     checked = Checked(
-        (1, 2), refused, layers=(6, 6), weight_bytes=2**30, lacking_bytes=-1, plan=plan
+        (1, 2),
+        refused,
+        layers=(6, 6),
+        experts=(0, 0),
+        weight_bytes=2**30,
+        lacking_bytes=-1,
+        plan=plan,
     )
     return replace(checked, **changes)
 

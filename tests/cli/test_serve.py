@@ -23,6 +23,7 @@ from flying_serving.cli.serve import (
 )
 from flying_serving.config import KEY, Deployment, FlyingConfig, deployment_of, parse_flying
 from flying_serving.errors import ConfigError, Unsupported
+from flying_serving.memory.kv_groups import one_group
 from flying_serving.memory.peers import KVBlocks
 from flying_serving.predict.work import Objective
 from flying_serving.server.start.settings import settings_of
@@ -73,10 +74,9 @@ def test_the_objective_reaches_the_controller() -> None:
     told = deployment_of({KEY: deployment.model_dump()})
     config = SimpleNamespace(
         scheduler_config=SimpleNamespace(max_num_seqs=4, max_num_batched_tokens=64),
-        cache_config=SimpleNamespace(block_size=16),
         model_config=SimpleNamespace(get_total_num_kv_heads=lambda: 4),
     )
-    assert settings_of(config, told, KVBlocks(10, 0)).objective == Objective(
+    assert settings_of(config, told, KVBlocks(10, 0), one_group(16)).objective == Objective(
         7.0, ttft_s=0.5, tpot_s=0.05
     )
 
@@ -285,7 +285,7 @@ def test_error_outside_the_reading_of_flags_keeps_its_traceback(
 def test_a_flag_that_vllm_has_set_for_recurrent_state_is_explained() -> None:
     with pytest.raises(ValidationError) as wrong:
         VllmConfig()
-    with pytest.raises(Unsupported, match=r"^--model: models with recurrent state cannot be "):
+    with pytest.raises(Unsupported, match=r"^--model: vLLM turns prefix caching off"):
         start(SimpleNamespace(**vars(ARGS), mamba_block_size=None), wrong.value)
 
 

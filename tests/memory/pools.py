@@ -55,6 +55,7 @@ class StandInScheduler:
     """
 
     def __init__(self, blocks: int, block_size: int = 4) -> None:
+        self.block_size = block_size
         self.pool = BlockPool(blocks, enable_caching=True, hash_block_size=block_size)
         self.owned: dict[str, list[int]] = {}
         self.requests: dict[str, Any] = {}

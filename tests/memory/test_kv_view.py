@@ -125,6 +125,20 @@ def test_blocks_before_the_first_token_are_not_written(lanes: tuple[int, int]) -
     )
 
 
+@pytest.mark.parametrize("cuts", [1, 2])
+def test_blocks_of_a_view_are_zeroed_and_no_other(cuts: int) -> None:
+    model = Model(4, kind=Kind(cuts=cuts))
+    memory = Memory(model, 30, 1)
+    memory.write(2, 0, list(range(1, 29)), range(28 * model.tokens(2)))
+    before = memory.values.copy()
+    memory.view(2, 0).zero([3, 7])
+    zeroed = {at for at, _ in memory.places(2, 0, [3, 7], range(2 * model.tokens(2)))}
+    assert zeroed
+    assert all(
+        (value == 0) == (at in zeroed or before[at] == 0) for at, value in enumerate(memory.values)
+    )
+
+
 def test_chunks_come_one_after_the_other() -> None:
     """As a request's KV is offered: what came before stays, wherever within a block a chunk
     ends.
@@ -204,11 +218,13 @@ def test_a_view_is_rebuilt_from_its_shape(dtype: torch.dtype) -> None:
     memory = torch.arange(256, dtype=torch.int32).to(torch.int8)
     whole = memory.view(dtype)
     keys = whole[16:32].view(2, 2, 2, 2).transpose(2, 3)
-    view = KVView([keys, whole[32:48].view(2, 2, 2, 2)], range(2, 4), 2)
+    states = [whole[48:60].view(2, 2, 3)[:, :, 1:]]
+    view = KVView([keys, whole[32:48].view(2, 2, 2, 2)], range(2, 4), 2, states)
     found = KVView.over(memory, view.shape())
     assert found.heads == range(2, 4)
     assert found.block_tokens == 2
-    for part, mine in zip(found.parts, view.parts, strict=True):
+    pairs = zip([*found.parts, *found.states], [*view.parts, *view.states], strict=True)
+    for part, mine in pairs:
         assert part.dtype == dtype
         assert part.shape == mine.shape
         assert part.stride() == mine.stride()

@@ -80,10 +80,33 @@ def test_there_is_no_process_group_to_take(group: LaneCoordinator, name: str) ->
         getattr(group, name, None)
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda absent: absent.size(),
+        lambda absent: torch.distributed.all_reduce(torch.ones(4), group=absent),
+        lambda absent: torch.distributed.get_world_size(absent),
+        lambda absent: torch.distributed.get_rank(absent),
+        lambda absent: torch.distributed.get_backend(absent),
+    ],
+    ids=["size", "sum", "ranks", "rank", "backend"],
+)
+def test_group_of_the_device_may_be_kept_and_not_used(
+    group: LaneCoordinator, use: Callable[[Any], Any]
+) -> None:
+    """openPangu's layers keep it."""
+    absent = group.device_group
+    with (
+        world_of_one(VllmConfig()),
+        pytest.raises(NoProcessGroup, match=r"^device_group of lane2"),
+    ):
+        use(absent)
+
+
 def test_coordinator_has_every_attribute_of_vllms(group: LaneCoordinator) -> None:
     with world_of_one(VllmConfig()):
         stock = parallel_state.init_model_parallel_group([[0]], 0, "gloo", group_name="stock")
-        assert vars(stock).keys() - set(REFUSED_ATTRIBUTES) == vars(group).keys()
+        assert vars(stock).keys() - {*REFUSED_ATTRIBUTES, "device_group"} == vars(group).keys()
         assert stock.use_custom_op_call == group.use_custom_op_call
         assert bool(stock.use_cpu_custom_send_recv) == group.use_cpu_custom_send_recv
         assert stock.device == group.device

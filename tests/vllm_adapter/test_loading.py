@@ -7,7 +7,12 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from flying_serving.vllm_adapter.loading import RandomWeights, parameters_on_meta, saved_buffers
+from flying_serving.vllm_adapter.loading import (
+    RandomWeights,
+    create_without_data,
+    parameters_on_meta,
+    saved_buffers,
+)
 from harness.mxfp4_cpu.kernel import numbers_of
 
 
@@ -81,3 +86,33 @@ def test_a_parameter_on_the_meta_device_is_the_object_that_it_was() -> None:
     assert parameter.is_meta
     assert not parameter.requires_grad
     assert parameter.output_dim == 0  # type: ignore[attr-defined]
+
+
+def test_units_of_a_large_weight_are_drawn_and_differ() -> None:
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.zeros(2048, 1024))
+    RandomWeights.load_weights(SimpleNamespace(), model, None)  # type: ignore[arg-type]
+    units = model.weight.detach().chunk(4)
+    assert all(unit.unique().numel() > 100_000 for unit in units)
+    assert not any(torch.equal(units[0], unit) for unit in units[1:])
+    assert model.weight.abs().max() <= 3**0.5 / 32
+
+
+def creating(self: None, layer: nn.Module, rows: int, *, columns: int) -> None:
+    weight = nn.Parameter(torch.zeros(rows, columns))
+    weight.is_meta_at_first = weight.is_meta  # type: ignore[attr-defined]
+    layer.register_parameter("weight", weight)
+
+
+def test_modules_without_weights_are_not_filled() -> None:
+    layer = nn.Module()
+    with parameters_on_meta():
+        create_without_data(creating, None, layer, 3, columns=2)
+    assert layer.weight.is_meta_at_first
+    assert layer.weight.shape == (3, 2)
+
+
+def test_modules_with_weights_are_filled() -> None:
+    layer = nn.Module()
+    create_without_data(creating, None, layer, 3, columns=2)
+    assert torch.equal(layer.weight, torch.zeros(3, 2))

@@ -4,7 +4,7 @@ from typing import TypeVar
 
 from torch import nn
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
-from vllm.model_executor.layers.linear import RowParallelLinear
+from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     VocabParallelEmbedding,
@@ -70,4 +70,16 @@ def test_each_list_of_layers_counts() -> None:
     assert {name: stage.kind for name, stage in stages(model).items()} == {
         "low.0": "layer",
         "high.layers.0": "layer",
+    }
+
+
+def test_a_list_of_gates_by_head_is_no_list_of_layers() -> None:
+    gate = layer(gate_proj=bare(ColumnParallelLinear, gather_output=False))
+    gathered = layer(gate_proj=bare(ColumnParallelLinear, gather_output=True))
+    block = layer(up=bare(ColumnParallelLinear, gather_output=False), down=row(True))
+    model = layer(gates=nn.ModuleList([gate, gathered]), layers=nn.ModuleList([block]))
+    assert {name: stage.kind for name, stage in stages(model).items()} == {
+        "gates.1": "layer",
+        "layers.0": "layer",
+        "layers.0.down": "product",
     }

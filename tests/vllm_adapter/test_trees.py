@@ -2,8 +2,9 @@
 
 import torch
 from torch.nn import Linear, Module, ModuleList, Parameter
+from torch.utils import swap_tensors
 
-from flying_serving.vllm_adapter.trees import give_data, layer_kinds
+from flying_serving.vllm_adapter.trees import give_data, hold_parameters, layer_kinds
 
 
 class Layer(Module):
@@ -72,3 +73,15 @@ def test_given_data_has_an_address_and_no_memory() -> None:
     assert not isinstance(tree.table, Parameter)
     assert tree.table.shape == (3, 5)
     assert torch.equal(tree.real.weight, before)
+
+
+def test_second_name_of_a_parameter_is_replaced_with_it() -> None:
+    """A router of vLLM's keeps the data of its bias, and a lane gets another bias afterwards."""
+    router = Linear(4, 4, device="meta")
+    router.correction, router.doubled = router.bias.data, router.bias.data * 2
+    router.rows = router.weight.data[1:]
+    hold_parameters(router)
+    swap_tensors(router.bias, Parameter(torch.arange(4.0)))
+    assert torch.equal(router.correction, torch.arange(4.0))
+    assert router.doubled.is_meta
+    assert router.rows.is_meta

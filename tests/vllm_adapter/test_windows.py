@@ -5,6 +5,7 @@ from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheSpec,
+    MambaSpec,
     SlidingWindowSpec,
 )
 
@@ -41,3 +42,10 @@ def test_windows_beside_full_attention_are_left_to_vllm() -> None:
 
 def test_models_without_kv_have_no_window() -> None:
     assert not all_are_local({})
+
+
+def test_windows_beside_recurrent_state_become_full_attention() -> None:
+    state = MambaSpec(block_size=512, shapes=((4, 8),), dtypes=(torch.float32,))
+    specs: dict[str, KVCacheSpec] = {"a": WINDOW, "b": FULL, "c": state}
+    kept = with_all_kv(specs, 32)
+    assert kept == specs | {"a": FullAttentionSpec(block_size=32, sliding_window=64, **SHAPE)}

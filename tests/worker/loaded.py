@@ -35,10 +35,17 @@ def tree(config: VllmConfig, size: int) -> Module:
 
 
 def load(model: Module) -> None:
-    """Give each parameter numbers, the same in each engine. Packed ones, which are bytes, stay."""
+    """Give each parameter numbers, the same in each engine. Bytes are packed numbers in MXFP4, or
+    exponents of scales from 1/128 to 1/32.
+    """
     generator = torch.Generator().manual_seed(0)
-    for parameter in [each for each in model.parameters() if each.is_floating_point()]:
-        data = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+    for name, parameter in list(model.named_parameters()):
+        if parameter.is_floating_point():
+            data = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+        else:
+            limits = (120, 123) if name.endswith("_scale") else (0, 256)
+            data = torch.empty(parameter.shape, dtype=parameter.dtype)
+            data.random_(*limits, generator=generator)
         swap_tensors(parameter, Parameter(data, requires_grad=False))
 
 

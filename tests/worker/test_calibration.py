@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from flying_serving.errors import LaneError
+from flying_serving.memory.kv_groups import KVGroup, KVGroups, one_group
 from flying_serving.predict.probes import SHORT_TOKENS, Probe
 from flying_serving.wire import CalibrationRow
 from flying_serving.worker.calibration import (
@@ -23,7 +24,8 @@ from flying_serving.worker.calibration import (
 
 DECODE = [1, 1, 1, 0, 8, 8, 8, 0]
 PIECE = [256, 256, 256, 0]
-SMALL = StepLimits(sequences=8, tokens=256, request_tokens=4096, block_tokens=32)
+ONE = one_group(32)
+SMALL = StepLimits(sequences=8, tokens=256, request_tokens=4096, groups=ONE)
 
 
 class Machine:
@@ -150,17 +152,17 @@ def test_a_step_that_fails_ends_the_start_with_its_group_size() -> None:
     [
         (SMALL, [(1, False), (8, False), (64, True), (256, True)]),
         (
-            StepLimits(1024, 8192, 9000, 32),
+            StepLimits(1024, 8192, 9000, ONE),
             [(count, False) for count in (1, 8, 64, 256)]
             + [(count, True) for count in (64, 256, 1024, 4096)],
         ),
-        (StepLimits(1, 256, 4096, 32), [(1, False), (64, True), (256, True)]),
-        (StepLimits(4, 256, 4096, 32), [(1, False), (4, False), (64, True), (256, True)]),
+        (StepLimits(1, 256, 4096, ONE), [(1, False), (64, True), (256, True)]),
+        (StepLimits(4, 256, 4096, ONE), [(1, False), (4, False), (64, True), (256, True)]),
         (
-            StepLimits(16, 100, 4096, 32),
+            StepLimits(16, 100, 4096, ONE),
             [(1, False), (8, False), (16, False), (64, True), (100, True)],
         ),
-        (StepLimits(16, 2048, 51, 32), [(1, False), (8, False), (16, False), (50, True)]),
+        (StepLimits(16, 2048, 51, ONE), [(1, False), (8, False), (16, False), (50, True)]),
     ],
 )
 def test_calibration_batches_fit_in_a_step(
@@ -174,8 +176,8 @@ def test_calibration_batches_fit_in_a_step(
 @pytest.mark.parametrize("request_tokens", [17, 100, 1024, 1025, 2048, 9000])
 def test_no_request_exceeds_its_limit_with_the_token_that_is_drawn(request_tokens: int) -> None:
     """VLLM refuses the step else."""
-    for probe in StepLimits(256, 8192, request_tokens, 32).probes():
-        for step in steps_of(probe, 32):
+    for probe in StepLimits(256, 8192, request_tokens, ONE).probes():
+        for step in steps_of(probe, ONE):
             computed = {new.req_id: new.num_computed_tokens for new in step.scheduled_new_reqs}
             cached = step.scheduled_cached_reqs
             computed |= zip(cached.req_ids, cached.num_computed_tokens, strict=True)
@@ -187,20 +189,28 @@ def test_the_limits_of_a_lane() -> None:
     """One prompt fits the model's length and the blocks, the null block left out."""
     config = SimpleNamespace(
         scheduler_config=SimpleNamespace(max_num_seqs=5, max_num_batched_tokens=512),
-        cache_config=SimpleNamespace(block_size=64),
         model_config=SimpleNamespace(max_model_len=1000, runner_type="generate"),
     )
-    assert StepLimits.of(config, 100) == StepLimits(5, 512, 1000, 64)
-    assert StepLimits.of(config, 4) == StepLimits(5, 512, 192, 64)
+    one = one_group(64)
+    assert StepLimits.of(config, 100, one) == StepLimits(5, 512, 1000, one)
+    assert StepLimits.of(config, 4, one) == StepLimits(5, 512, 192, one)
+
+
+def test_a_request_of_a_step_leaves_blocks_for_its_state() -> None:
+    config = SimpleNamespace(
+        scheduler_config=SimpleNamespace(max_num_seqs=5, max_num_batched_tokens=512),
+        model_config=SimpleNamespace(max_model_len=1000, runner_type="generate"),
+    )
+    groups = KVGroups((KVGroup(1000, has_state=True), KVGroup(1000, has_state=True), KVGroup(64)))
+    assert StepLimits.of(config, 6, groups).request_tokens == 3 * 64
 
 
 def test_a_pooling_model_is_measured_with_whole_prompts_alone() -> None:
     config = SimpleNamespace(
         scheduler_config=SimpleNamespace(max_num_seqs=5, max_num_batched_tokens=512),
-        cache_config=SimpleNamespace(block_size=64),
         model_config=SimpleNamespace(max_model_len=1000, runner_type="pooling"),
     )
-    limits = StepLimits.of(config, 100)
+    limits = StepLimits.of(config, 100, ONE)
     assert limits.probes() == [Probe(64, True), Probe(256, True), Probe(512, True)]
 
 
@@ -221,7 +231,7 @@ def test_every_step_has_blocks_for_its_tokens_and_follows_the_one_before(
     """As vLLM's scheduler would order them: a decoding request computes its next token."""
     computed: dict[str, int] = {}
     room: dict[str, int] = {}
-    for step in steps_of(probe, block_tokens):
+    for step in steps_of(probe, one_group(block_tokens)):
         for new in step.scheduled_new_reqs:
             assert new.block_ids[0] == list(range(1, len(new.block_ids[0]) + 1))
             room[new.req_id] = len(new.block_ids[0]) * block_tokens

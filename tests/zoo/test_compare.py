@@ -1,6 +1,7 @@
 """The zoo's comparison: what differs is wrong, and nothing else is."""
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.zoo.answers import answers
-from zoo.compare import TOLERANCE, Answers, compare, says_little
+from zoo.compare import TOLERANCE, Answers, compare, compare_rounded, rounding, says_little
 from zoo.requests import TOP
 
 
@@ -102,3 +103,21 @@ def test_tokens_that_are_drawn_from_outside_the_likeliest_are_a_tie() -> None:
     comparison = compare(drawn(7, -9.0), drawn(8, -12.0))
     assert comparison.wrong is None
     assert len(comparison.ties) == 1
+
+
+def test_rounding_is_the_root_mean_square_of_all_logprobs() -> None:
+    ours = answers()
+    ours["one"]["logprobs"][3] += 0.24
+    ours["two"]["logprobs"][5] -= 0.24
+    assert rounding(ours, answers()) == pytest.approx(0.24 / 12**0.5)
+    assert compare_rounded(ours, answers(), 0.07).wrong is None
+    assert "beyond" in str(compare_rounded(ours, answers(), 0.06).wrong)
+
+
+def test_other_forced_tokens_or_no_numbers_are_infinitely_far() -> None:
+    other, no_number = answers(), answers()
+    other["one"]["tokens"][2] = 400
+    no_number["two"]["logprobs"][0] = math.nan
+    assert rounding(other, answers()) == math.inf
+    assert rounding(no_number, answers()) == math.inf
+    assert compare_rounded(no_number, answers(), 9.0).wrong is not None

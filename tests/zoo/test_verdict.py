@@ -49,11 +49,30 @@ def test_one_lane_that_differs_makes_the_model_wrong(degree: str) -> None:
     assert f"degree {degree}" in row.detail
 
 
-@pytest.mark.parametrize(("apart", "verdict"), [(0.01, OK), (0.6, WRONG)])
-def test_quantized_models_may_differ_by_their_rounding(apart: float, verdict: str) -> None:
-    served = lanes()
-    served["answers"]["2"] = answers(apart)
-    assert verdict_on(NAME, served, STOCKS, QUANTIZED).verdict == verdict
+@pytest.mark.parametrize(("apart", "verdict"), [(0.05, OK), (-0.05, OK), (0.06, WRONG)])
+def test_rounded_lanes_may_differ_as_stocks_degrees_do(apart: float, verdict: str) -> None:
+    stock = {1: STOCKS[1], 2: {"answers": answers(0.02), "reason": ""}}
+    stock[4] = {"answers": answers(-0.02), "reason": ""}
+    row = verdict_on(NAME, lanes(answers={"1": answers(apart)}), stock, QUANTIZED)
+    assert row.verdict == verdict
+    if verdict == OK:
+        assert row.difference == {1: pytest.approx(0.05)}
+        assert "stock's degrees: 4.0e-02" in row.detail
+
+
+def test_rounded_lanes_are_exact_where_stocks_degrees_are() -> None:
+    served = lanes(answers={"1": answers(0.001)})
+    assert verdict_on(NAME, served, STOCKS, QUANTIZED).verdict == WRONG
+
+
+def test_refused_quantized_model_has_the_reason_of_stock_too() -> None:
+    served = lanes(status="refused", reason="--model: why")
+    assert needs(served, QUANTIZED) == (1,)
+    assert needs(served) == ()
+    row = verdict_on(NAME, served, {1: NO_STOCK}, QUANTIZED)
+    assert row.verdict == REFUSED
+    assert row.detail == "--model: why (stock vLLM on this CPU: RuntimeError: no kernel)"
+    assert verdict_on(NAME, served, STOCKS, QUANTIZED).detail == "--model: why"
 
 
 def test_quantized_models_have_a_table_of_their_own() -> None:

@@ -28,7 +28,12 @@ from flying_serving.policy.policies import POLICIES
 from flying_serving.server.start.devices import collectives_of, share_devices
 from flying_serving.server.start.execution import keep_no_compiled_code, refuse_other_execution
 from flying_serving.server.start.rundir import make_run_dir
-from flying_serving.server.start.support import choose_group_sizes, keep_all_kv, refuse_unsupported
+from flying_serving.server.start.support import (
+    cache_no_states,
+    choose_group_sizes,
+    keep_all_kv,
+    refuse_unsupported,
+)
 from flying_serving.vllm_adapter.history import FOLLOWS_OUTPUTS, stateful_processors
 from flying_serving.vllm_adapter.numa import let_devices_share_nodes
 from flying_serving.vllm_adapter.rank_widths import degrees_differ
@@ -51,6 +56,7 @@ def prepare(config: Any, client_count: int) -> Any:
     refuse_unsupported(config, client_count)
     _refuse_unusable(config, flying)
     keep_all_kv(config)
+    cache_no_states(config)
     collectives = _divide_devices(config, flying)
     parallel = config.parallel_config
     policy = POLICIES[flying.policy]

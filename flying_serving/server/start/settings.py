@@ -6,14 +6,19 @@ from typing import Any
 
 from flying_serving.config import Deployment
 from flying_serving.controller.settings import Capacity, Limits, Settings
+from flying_serving.memory.kv_groups import KVGroups
 from flying_serving.memory.peers import KVBlocks
 from flying_serving.policy.policies import POLICIES
 from flying_serving.predict.work import Objective
 
 
-def settings_of(vllm_config: Any, deployment: Deployment, blocks: KVBlocks) -> Settings:
+def settings_of(
+    vllm_config: Any, deployment: Deployment, blocks: KVBlocks, groups: KVGroups
+) -> Settings:
     """Return the settings of a server, from the number of KV blocks that every engine has at
-    least.
+    least, and the KV groups of lane 1.
+
+    A group of engines holds what is left beside the state of one request.
     """
     flying = deployment.flying
     policy = POLICIES[flying.policy]
@@ -26,8 +31,8 @@ def settings_of(vllm_config: Any, deployment: Deployment, blocks: KVBlocks) -> S
     scheduler = vllm_config.scheduler_config
     capacity = Capacity.of(
         sizes,
-        blocks.own,
-        vllm_config.cache_config.block_size,
+        blocks.own - groups.fixed_blocks,
+        groups.block_tokens,
         deployment.devices,
         vllm_config.model_config.get_total_num_kv_heads(),
         extra=blocks.extra if max(sizes) == deployment.widest else 0,

@@ -13,6 +13,7 @@ from flying_serving.config import MAX_ENGINES
 from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.layout.groups import is_power_of_two
 from flying_serving.layout.shards import degree_obstacle
+from flying_serving.log import logger
 
 MAX_PORT = 65535
 MODEL_FILES = ("config.json", "params.json")
@@ -67,7 +68,6 @@ def refuse_unsupported(config: Any, client_count: int) -> None:
     from flying_serving.worker.binding import expert_forms, formats
 
     parallel, model = config.parallel_config, config.model_config
-    mixed = model.is_hybrid or model.has_inner_state
     causal = getattr(model.hf_text_config, "is_causal", True)
     refusals: Sequence[tuple[bool, str, str]] = (
         *(() if config.lora_config is None else _lora_refusals(config)),
@@ -117,7 +117,11 @@ def refuse_unsupported(config: Any, client_count: int) -> None:
             "an external load balancer",
         ),
         (parallel.data_parallel_hybrid_lb, "--data-parallel-hybrid-lb", "a hybrid load balancer"),
-        (mixed, "--model", f"models with recurrent state ({model.architecture})"),
+        (
+            has_state(model) and parallel.tensor_parallel_size > 1,
+            "--tensor-parallel-size",
+            f"models with recurrent state ({model.architecture}) on engines of several devices",
+        ),
         (model.use_mla, "--model", f"models with latent attention, MLA ({model.architecture})"),
         (not causal, "--model", f"attention that is not causal ({model.architecture})"),
         (model.enable_sleep_mode, "--enable-sleep-mode", "sleep mode"),
@@ -153,14 +157,37 @@ def is_pooling(model: Any) -> bool:
     return bool(model.runner_type == "pooling")
 
 
+def has_state(model: Any) -> bool:
+    """Return whether a model (vLLM's ModelConfig) has layers with recurrent state."""
+    return bool(model.is_hybrid or model.has_inner_state)
+
+
+def cache_no_states(config: Any) -> None:
+    """Let vLLM cache no prefix of a model with recurrent state, and log that.
+
+    vLLM would keep states at borders of blocks, which differ between lanes.
+    """
+    cache, model = config.cache_config, config.model_config
+    if not has_state(model) or not cache.enable_prefix_caching:
+        return
+    logger.warning(
+        "--no-enable-prefix-caching: set, as %s has recurrent state, of which no prefix is cached",
+        model.architecture,
+    )
+    cache.enable_prefix_caching = False
+    cache.mamba_cache_mode = "none"
+    cache.mamba_block_size = model.max_model_len
+
+
 def keep_all_kv(config: Any) -> None:
     """Keep all tokens' KV in every layer, in one cache group, also where some layers see a window
     of them only.
 
     vLLM's hybrid manager would give such layers blocks of their own, and groups of engines share
-    one pool of blocks. Where every layer has a window, `vllm_adapter/windows.py` keeps all KV.
+    one pool of blocks. Where every layer has a window, or some have recurrent state, which needs
+    groups of its own, `vllm_adapter/windows.py` keeps all KV.
     """
-    config.scheduler_config.disable_hybrid_kv_cache_manager = True
+    config.scheduler_config.disable_hybrid_kv_cache_manager = not has_state(config.model_config)
 
 
 def choose_group_sizes(

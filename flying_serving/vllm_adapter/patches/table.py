@@ -53,6 +53,14 @@ PATCHES: tuple[Patch, ...] = (
         "the same for routed experts in MXFP4",
     ),
     Patch(
+        "vllm.model_executor.layers.quantization.mxfp4:"
+        "GptOssMxfp4MoEMethod.create_weights(self, layer, num_experts, hidden_size, "
+        "intermediate_size_per_partition, params_dtype, extra_weight_attrs)",
+        _HOOKS + "loading:create_without_data",
+        "modules without weights would be filled with zeros: 60 GB for each degree of a model "
+        "of 120 billion parameters",
+    ),
+    Patch(
         "vllm.v1.worker.gpu_model_runner:allocate_kv_cache(kv_cache_config, device, layout, "
         "kernel_block_sizes)",
         _HOOKS + "kv:allocate_or_share",

@@ -1,5 +1,6 @@
 """The finest cut of each layer of a model: the segments of each weight, or why there are none."""
 
+from collections.abc import Collection
 from typing import Any, cast
 
 import torch
@@ -71,6 +72,12 @@ def row_segment(name: str, layer: RowParallelLinear, engines: int) -> Segment:
     return cut(name, layer.input_size_per_partition, "rows", _ranks(layer, engines))
 
 
+def refuse_quantized(name: str, layer: Module) -> None:
+    """Raise WeightError if a layer that is not cut evenly is quantized."""
+    if is_quantized(layer):
+        raise WeightError(f"{name}: a quantized layer with groups of heads cannot be cut yet")
+
+
 def vocabulary_segment(name: str, layer: VocabParallelEmbedding, engines: int) -> Segment:
     """Return the one segment of an embedding or an LM head of lane 1. Raises WeightError if it is
     quantized, or does not divide.
@@ -95,12 +102,14 @@ def row_bias(layer: RowParallelLinear) -> torch.Tensor | None:
     return None if outside else cast(torch.Tensor, layer.bias.data)
 
 
-def check_cuts(lane1: Module, engines: int) -> None:
+def check_cuts(lane1: Module, engines: int, uneven: Collection[str] = ()) -> None:
     """Raise WeightError for the first layer of lane 1's model that cannot be cut for groups of
-    `engines`.
+    `engines`. `uneven`: names of layers of `recurrent_segments`.
     """
     for name, layer in lane1.named_modules():
-        if isinstance(layer, LinearBase):
+        if name in uneven:
+            refuse_quantized(name, layer)
+        elif isinstance(layer, LinearBase):
             segments = linear_segments(name, layer, engines)
             if is_quantized(layer):
                 check_quantized(name, layer, segments)

@@ -16,11 +16,12 @@ from vllm.model_executor.layers.linear import (
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
+from flying_serving.errors import WeightError
 from flying_serving.layout.shards import Segment
 from flying_serving.memory.device_pages import DevicePages
 from flying_serving.memory.unit_order import UnitOrder
 from flying_serving.worker.binding.cuts import column_segments, row_segment, vocabulary_segment
-from flying_serving.worker.binding.expert_forms import expert_weights
+from flying_serving.worker.binding.expert_forms import expert_tensors, expert_weights
 
 
 class Placement:
@@ -56,8 +57,17 @@ class Placement:
             _free_unused(weight)
 
     def place_units(self, units: Sequence[Module]) -> None:
-        """Move the weights of routed experts, of which each rank of the widest group has a unit."""
+        """Move the weights of routed experts, of which each rank of the widest group has a unit.
+
+        Raises:
+            WeightError: for quantized experts. Kernels of CUDA keep them in objects of their own,
+                which would not be moved.
+        """
         for rank, unit in enumerate(units):
+            if any(key.endswith("_scale") for key in expert_tensors(unit)):
+                raise WeightError(
+                    "quantized experts cannot be lent on this device (--lend-weights)"
+                )
             for weight in expert_weights(unit):
                 kept = [slice(0, weight.shape[0])] if rank == self._rank else []
                 weight.data = self.pages.place(weight.data, kept)

@@ -25,6 +25,7 @@ from flying_serving.memory.storage import (
     UnitRows,
     bias_by_unit,
     rows_of,
+    sum_of_units,
     unit_families,
 )
 from flying_serving.memory.unit_order import keep_by_unit
@@ -161,21 +162,21 @@ class QuantizedLayer:
         views = {key: self._view(key, outputs, inputs) for key in self._tensors}
         return self._product(views, bias)
 
-    def rows_apart(self, segment: Segment, bias: torch.Tensor | None) -> UnitRows:
+    def rows_apart(self, segment: Segment, bias: torch.Tensor | None) -> "_RowsApart":
         """Return the products with units of inputs, each in one piece. The layer's tensors that
         are copied for it are released.
         """
-        units: list[ProductUnit] = []
+        units: list[Matmul] = []
         copied: set[str] = set()
         for unit in range(segment.units):
             (inputs,) = rows_of([segment], unit, segment.units)
             views = {key: self._view(key, ALL, inputs) for key in self._tensors}
             copied |= {key for key, view in views.items() if not view.is_contiguous()}
             pieces = {key: view.contiguous() for key, view in views.items()}
-            units.append(ProductUnit(self._product(pieces, None if unit else bias)))
+            units.append(self._product(pieces, None if unit else bias))
         for key in copied:
             _release(self.layer, key)
-        return UnitRows(units, segment, self._sizes[0])
+        return _RowsApart(units, segment)
 
     def _product(self, tensors: dict[str, torch.Tensor], bias: torch.Tensor | None) -> Matmul:
         method, part = self._method, copy.copy(self.layer)
@@ -186,17 +187,6 @@ class QuantizedLayer:
 
     def _view(self, key: str, outputs: slice, inputs: slice) -> torch.Tensor:
         return part_of(self._tensors[key], self.format.tensors[key], self._sizes, outputs, inputs)
-
-
-class ProductUnit:
-    """A unit whose product makes its output."""
-
-    def __init__(self, product: Matmul) -> None:
-        self._product = product
-
-    def multiply(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the product into (tokens, out)."""
-        out.copy_(self._product(x))
 
 
 class QuantizedColumns:
@@ -231,6 +221,25 @@ class _Rows:
     def part(self, rank: int, degree: int) -> Matmul:
         (inputs,) = rows_of([self._segment], rank, degree)
         return self._weight.product(ALL, inputs, None if rank else self._bias)
+
+
+class _RowsApart:
+    """Row-parallel, with a product for each unit of inputs: a rank adds those of its units."""
+
+    def __init__(self, units: Sequence[Matmul], segment: Segment) -> None:
+        self._units, self._segment = units, segment
+
+    def part(self, rank: int, degree: int) -> Matmul:
+        """See `SharedLinear`."""
+        products = [self._units[unit] for unit in self._segment.units_of(rank, degree)]
+        if len(products) == 1:
+            return products[0]
+
+        def rows(x: torch.Tensor) -> torch.Tensor:
+            parts = zip(products, x.chunk(len(products), -1), strict=True)
+            return sum_of_units([product(part) for product, part in parts])
+
+        return rows
 
 
 class _NoProducts:

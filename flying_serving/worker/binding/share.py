@@ -31,7 +31,6 @@ from flying_serving.memory.weight_file import WeightFile
 from flying_serving.worker.binding.adapters import bind_adapters
 from flying_serving.worker.binding.cuts import (
     column_bias,
-    column_segments,
     row_bias,
     row_segment,
     vocabulary_segment,
@@ -50,6 +49,7 @@ from flying_serving.worker.binding.quantized import (
     hold_scales,
     hold_tensors,
 )
+from flying_serving.worker.binding.recurrent import OWN_BUFFERS, RecurrentLayers
 
 _BY_UNIT = (StridedColumns, QuantizedColumns)
 
@@ -95,8 +95,9 @@ class SharedWeights:
         self._tables: dict[int, RawUnits] = {}
         self._experts: dict[str, SharedExperts] = {}
         self._droppable.place(model)
+        self._recurrent = RecurrentLayers(model, widest)
         heads = _lm_head_weights(model)
-        for name, layer in model.named_modules():
+        for name, layer in self._recurrent.take(model):
             self._take(name, layer, heads)
         self.bind(model, 0, 1)
         self._storages: set[int] = set()
@@ -105,10 +106,11 @@ class SharedWeights:
         if is_quantized(layer):
             self._linear |= self.quantized.take(name, layer, self._segments)
         elif isinstance(layer, ColumnParallelLinear):
-            bias = column_bias(layer)
-            self._segments[name] = column_segments(name, layer, self._widest)
+            self._segments[name] = self._recurrent.segments(name, layer)
             weight = layer.weight.data
-            self._linear[name] = self._columns(name, weight, bias, self._segments[name])
+            self._linear[name] = self._columns(
+                name, weight, column_bias(layer), self._segments[name]
+            )
             # rows in another order are for the products alone
             if self._pack or weight.data_ptr() in self._by_unit:
                 self._release(layer, "weight")
@@ -204,14 +206,14 @@ class SharedWeights:
 
         Raises WeightError, naming a parameter that has no shared storage.
         """
-        for name, layer in model.named_modules():
+        for name, layer in self._recurrent.bind(model, rank, degree):
             if isinstance(layer, LinearBase) and name in self._linear:
                 self._bind_linear(name, layer, rank, degree)
             elif isinstance(layer, VocabParallelEmbedding):
                 self._bind_vocabulary(name, layer, rank, degree)
             elif degree > 1:
                 hold_scales(layer, self._full.get(name))
-                cut = expert_tensors(layer) if isinstance(layer, RoutedExperts) else ()
+                cut = expert_tensors(layer) if isinstance(layer, RoutedExperts) else OWN_BUFFERS
                 bind_whole(name, layer, self._full.get(name), rank, degree, but=cut)
         self._bind_gated(model, rank, degree)
         bind_adapters(model, self._full, rank, degree)
@@ -219,7 +221,11 @@ class SharedWeights:
             install_experts(model, self._experts, rank, degree)
             # a lane's products may have an index beside the weights
             refuse_foreign(
-                model, self._model, self._storages | _storages(self._linear), rank, degree
+                model,
+                self._model,
+                self._storages | _storages((self._linear, self._recurrent)),
+                rank,
+                degree,
             )
 
     def _bind_linear(self, name: str, layer: Any, rank: int, degree: int) -> None:

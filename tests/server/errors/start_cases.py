@@ -293,6 +293,11 @@ FEATURE_CASES: tuple[Start, ...] = (
     _unsupported(
         "--model", "models with an encoder and a decoder (XForCausalLM)", is_encoder_decoder=True
     ),
-    _unsupported("--model", "models with recurrent state (XForCausalLM)", is_hybrid=True),
+    _unsupported(
+        "--tensor-parallel-size",
+        "models with recurrent state (XForCausalLM) on engines of several devices",
+        is_hybrid=True,
+        tensor_parallel_size=2,
+    ),
     _unsupported("--model", "models with latent attention, MLA (XForCausalLM)", use_mla=True),
 )

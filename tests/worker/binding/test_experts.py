@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn import Parameter
-from torch.utils import swap_tensors
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUExpertsMxfp4
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
@@ -78,21 +76,10 @@ def routed(model: nn.Module) -> RoutedExperts:
     return next(layer for layer in model.modules() if isinstance(layer, RoutedExperts))
 
 
-def load_bytes(model: nn.Module) -> None:
-    """Give weights in MXFP4 any bytes, and scales from 1/128 to 1/32."""
-    generator = torch.Generator().manual_seed(0)
-    for name, tensor in model.named_parameters():
-        if tensor.dtype is torch.uint8:
-            low, high = (120, 123) if name.endswith("_scale") else (0, 256)
-            data = torch.randint(low, high, tensor.shape, generator=generator, dtype=torch.uint8)
-            swap_tensors(tensor, Parameter(data, requires_grad=False))
-
-
 def loaded_experts(model: nn.Module) -> Loaded:
     """Load a model; return the numbers of its first layer's experts, whose outputs are about as
     large as their inputs.
     """
-    load_bytes(model)
     load(model)
     tensors = {key: each.data for key, each in routed(model).named_parameters(recurse=False)}
     numbers: Loaded = {}
@@ -180,6 +167,6 @@ def test_kernel_that_routes_tokens_itself_is_refused_by_its_name(
     monkeypatch.setattr(GptOssMxfp4MoEMethod, "is_monolithic", True)
     with alone(configuration(tmp_path, MXFP4.model)) as config:
         lane1 = tree(config, 1)
-        load_bytes(lane1)
+        load(lane1)
         with pytest.raises(WeightError, match=r"experts: the kernel CPU .*monolithic.* marlin"):
             lane_outputs(config, lane1, random(TOKENS, 64))

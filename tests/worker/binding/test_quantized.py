@@ -16,6 +16,7 @@ from vllm.model_executor.layers.linear import (
     LinearBase,
     RowParallelLinear,
 )
+from vllm.model_executor.layers.quantization.utils import w8a8_utils
 from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.utils.torch_utils import set_default_torch_dtype
@@ -35,9 +36,10 @@ from flying_serving.worker.lane import lane_config
 from tests.memory.layers import plain_pack
 from tests.worker.loaded import alone, random, tree, written
 
-pytestmark = pytest.mark.usefixtures("classes_imported_here", "installed")
+pytestmark = pytest.mark.usefixtures("classes_imported_here", "installed", "fp8_in_torch")
 
 WIDEST = 4
+FP8_MAX = 448.0
 SMALL = partial(Shape, layers=1)
 NARROW, WIDE = "bfloat16", "float32"
 ROUNDED, ADDED_IN_FLOAT32, EXACT = 2e-2, 1e-5, 0.0
@@ -55,6 +57,8 @@ CASES = {
     "int8-mqa": (SMALL(quantized="int8", kv_heads=1), WIDE, ADDED_IN_FLOAT32),
     "int8-with-biases": (SMALL(quantized="int8", family="qwen2"), WIDE, ADDED_IN_FLOAT32),
     "fp8-channel": (SMALL(quantized="fp8-channel"), WIDE, EXACT),
+    "fp8": (SMALL(quantized="fp8"), NARROW, EXACT),
+    "fp8-mqa": (SMALL(quantized="fp8", kv_heads=1), NARROW, EXACT),
     "fp8-channel-mqa": (SMALL(quantized="fp8-channel", kv_heads=1), WIDE, EXACT),
     "fp8-channel-with-biases": (SMALL(quantized="fp8-channel", family="qwen2"), WIDE, EXACT),
 }
@@ -64,6 +68,18 @@ CASES = {
 def installed(unpatched: None) -> None:
     """The hooks that keep weights as they were loaded."""
     installer.install()
+
+
+@pytest.fixture
+def fp8_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operation with which vLLM gives the weights of a fused layer one scale: it has none for
+    the CPU.
+    """
+
+    def quantize(x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return (x / scale).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn), scale
+
+    monkeypatch.setattr(w8a8_utils.ops, "scaled_fp8_quant", quantize)
 
 
 def configuration(path: Path, shape: Shape, dtype: str) -> VllmConfig:
@@ -161,7 +177,7 @@ def storage_bytes(root: Any) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-@pytest.mark.parametrize("quantized", ["w4a16", "awq", "fp8-channel"])
+@pytest.mark.parametrize("quantized", ["w4a16", "awq", "fp8-channel", "fp8"])
 def test_all_lanes_take_the_memory_of_stocks_model(quantized: str, tmp_path: Path) -> None:
     config = configuration(tmp_path, SMALL(quantized=quantized), NARROW)
     with alone(config):
@@ -223,7 +239,7 @@ def test_lane_1_keeps_a_kernel_that_is_not_in_the_table(
             check_cuts(lane1, 2)
 
 
-@pytest.mark.parametrize("quantized", ["w4a16", "gptq", "awq", "int8", "fp8-channel"])
+@pytest.mark.parametrize("quantized", ["w4a16", "gptq", "awq", "int8", "fp8-channel", "fp8"])
 def test_random_weights_keep_the_size_of_inputs(quantized: str, tmp_path: Path) -> None:
     """Those with which `doctor` checks a model: each layer matters, and nothing overflows."""
     config = configuration(tmp_path, SMALL(quantized=quantized), NARROW)

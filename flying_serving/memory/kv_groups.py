@@ -1,0 +1,111 @@
+"""The KV groups of a model: layers that share a block table. All groups take blocks of one pool.
+
+A model of attention alone has one group. Layers with recurrent state are groups of their own. A
+block is a page of the same bytes in all groups. Pure, no torch, no vLLM.
+
+Outside of vLLM's scheduler a request's blocks are one list. It begins with rows, from the first
+token on: a block of each group with KV. The block of each state follows.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+Blocks = Sequence[Sequence[int]]
+"""Blocks of a request by group, in its order."""
+
+
+class KVGroup(msgspec.Struct, frozen=True):
+    """Layers whose blocks hold the same tokens of a request.
+
+    `has_state`: a block holds no KV of single tokens, and the state after the last token. A request
+    then has one block, as `block_tokens` is the length of the longest request.
+    """
+
+    block_tokens: int
+    has_state: bool = False
+
+    def blocks_for(self, tokens: int) -> int:
+        """Return the blocks that a request of some tokens has in this group."""
+        return -(-tokens // self.block_tokens)
+
+
+class KVGroups(msgspec.Struct, frozen=True):
+    """All KV groups of a lane, in vLLM's order."""
+
+    groups: tuple[KVGroup, ...]
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens in one block of KV; of a model without attention those of a state."""
+        paged = [group.block_tokens for group in self.groups if not group.has_state]
+        return min(paged or (group.block_tokens for group in self.groups))
+
+    @property
+    def state_blocks(self) -> int:
+        """Blocks that each request has for its state, whatever its length."""
+        return sum(group.has_state for group in self.groups)
+
+    @property
+    def fixed_blocks(self) -> int:
+        """Blocks of state of each request, beside its KV. None for a model without KV."""
+        return self.state_blocks if self.state_blocks < len(self.groups) else 0
+
+    @property
+    def row_blocks(self) -> int:
+        """Blocks of a row: the groups with KV."""
+        return len(self.groups) - self.state_blocks
+
+    @property
+    def can_migrate(self) -> bool:
+        """True if requests have KV, with which their states migrate."""
+        return self.row_blocks > 0
+
+    def in_a_list(self, blocks: Blocks) -> list[int]:
+        """Return a request's blocks of all groups as one list."""
+        if len(self.groups) == 1:
+            return list(blocks[0])
+        pairs = list(zip(self.groups, blocks, strict=True))
+        rows = zip(*(of_group for group, of_group in pairs if not group.has_state), strict=True)
+        states = (block for group, of_group in pairs if group.has_state for block in of_group)
+        return [*(block for row in rows for block in row), *states]
+
+    def of_kv(self, blocks: Sequence[int]) -> Sequence[int]:
+        """Return those of a request's blocks that have KV, of a list of all."""
+        return blocks[: len(blocks) - self.state_blocks]
+
+    def of_states(self, blocks: Sequence[int]) -> Sequence[int]:
+        """Return the block of each state of a request, of a list of all its blocks."""
+        return blocks[len(blocks) - self.state_blocks :]
+
+    def room_tokens(self, blocks: Sequence[int], more: int) -> int:
+        """Return the tokens that a request's blocks hold together with `more` blocks."""
+        if not blocks:
+            more = max(0, more - self.fixed_blocks)
+        rows = (len(self.of_kv(blocks)) + more) // max(1, self.row_blocks)
+        return rows * self.block_tokens
+
+    def blocks_for(self, tokens: int) -> int:
+        """Return the blocks that a request of some tokens has in all groups."""
+        return sum(group.blocks_for(tokens) for group in self.groups)
+
+    def missing(self, tokens: int, owned: Blocks) -> int:
+        """Return how many more blocks a request needs to hold `tokens` tokens. It has `owned`."""
+        pairs = zip(self.groups, owned, strict=True)
+        return sum(max(0, group.blocks_for(tokens) - len(blocks)) for group, blocks in pairs)
+
+    def made_up(self, tokens: int, first: int = 1) -> tuple[list[int], ...]:
+        """Return blocks for a made-up request of some tokens, one after the other from `first`
+        on.
+        """
+        blocks: list[list[int]] = []
+        for group in self.groups:
+            count = group.blocks_for(tokens)
+            blocks.append(list(range(first, first + count)))
+            first += count
+        return tuple(blocks)
+
+
+def one_group(block_tokens: int) -> KVGroups:
+    """Return the groups of a model of attention alone."""
+    return KVGroups((KVGroup(block_tokens),))

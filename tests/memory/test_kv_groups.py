@@ -1,0 +1,71 @@
+"""KV groups that share a pool: the blocks of a request, and of its state."""
+
+import pytest
+
+from flying_serving.memory.kv_groups import KVGroup, KVGroups, one_group
+
+STATE = KVGroup(1024, has_state=True)
+HYBRID = KVGroups((STATE, KVGroup(96), STATE, STATE))
+STATES = KVGroups((STATE,))
+
+
+@pytest.mark.parametrize(
+    ("groups", "tokens", "blocks"),
+    [
+        (one_group(32), 32, 1),
+        (one_group(32), 33, 2),
+        (HYBRID, 1, 4),
+        (HYBRID, 96, 4),
+        (HYBRID, 97, 5),
+        (STATES, 1024, 1),
+    ],
+)
+def test_a_request_has_a_block_of_each_state_beside_those_of_its_kv(
+    groups: KVGroups, tokens: int, blocks: int
+) -> None:
+    assert groups.blocks_for(tokens) == blocks
+
+
+@pytest.mark.parametrize(
+    ("owned", "missing"),
+    [(([], [], [], []), 6), (([7], [8], [9], [10]), 2), (([7], [8, 1, 2, 3], [9], [10]), 0)],
+)
+def test_blocks_of_one_group_do_not_make_up_for_those_of_another(
+    owned: tuple[list[int], ...], missing: int
+) -> None:
+    assert HYBRID.missing(200, owned) == missing
+
+
+@pytest.mark.parametrize(
+    ("groups", "block_tokens", "fixed_blocks"),
+    [(one_group(32), 32, 0), (HYBRID, 96, 3), (STATES, 1024, 0)],
+)
+def test_blocks_of_kv_are_counted_and_a_state_is_fixed(
+    groups: KVGroups, block_tokens: int, fixed_blocks: int
+) -> None:
+    assert (groups.block_tokens, groups.fixed_blocks) == (block_tokens, fixed_blocks)
+
+
+def test_made_up_blocks_follow_each_other() -> None:
+    assert HYBRID.made_up(100, first=5) == ([5], [6, 7], [8], [9])
+
+
+def test_a_list_of_blocks_has_the_states_last() -> None:
+    flat = HYBRID.in_a_list(([1], [2, 3], [4], [5]))
+    assert flat == [2, 3, 1, 4, 5]
+    assert HYBRID.of_kv(flat) == [2, 3]
+    assert HYBRID.of_states(flat) == [1, 4, 5]
+
+
+def test_a_list_of_blocks_of_several_groups_goes_row_by_row() -> None:
+    groups = KVGroups((KVGroup(32), STATE, KVGroup(32)))
+    assert groups.in_a_list(([1, 2], [3], [4, 5])) == [1, 4, 2, 5, 3]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "more", "tokens"), [([], 5, 192), ([], 2, 0), ([2, 1, 4, 5], 2, 288)]
+)
+def test_the_first_blocks_of_a_request_are_those_of_its_states(
+    blocks: list[int], more: int, tokens: int
+) -> None:
+    assert HYBRID.room_tokens(blocks, more) == tokens
