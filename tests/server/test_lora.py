@@ -16,11 +16,11 @@ import pytest
 
 from flying_lab.tiny_models.adapters import make_adapter
 from flying_serving.config import MODES
+from harness import lora
 from harness.forked import ENVIRONMENT, ROOT
 from harness.live import Server, wait_until
 from harness.losing import is_whole, kill
 from harness.streams import WORST_LOGPROB, worst_difference
-from tests.stock import lora
 from tests.stock.record import Answers, recorded
 from tests.stock.requests import REQUESTS, StockRequest
 
