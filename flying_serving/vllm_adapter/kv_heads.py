@@ -16,8 +16,10 @@ def kv_heads_of(model_config: Any) -> int:
 
 
 def latents_on_cpu(config: Any) -> int | None:
-    """Return the numbers of a token's latent and rotated key, if vLLM has no kernel for them on this
-    CPU; else None. `config`: vLLM's VllmConfig.
+    """Return the numbers of a token's latent and rotated key if vLLM has no kernel for them on a
+    CPU, else None.
+
+    `config`: vLLM's VllmConfig.
     """
     model = config.model_config
     if not model.use_mla or config.device_config.device_type != "cpu":
