@@ -137,9 +137,19 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0],
     },
     "Gemma4ForCausalLM": {
+        "layer_types": [
+            "sliding_attention",
+            "full_attention",
+            "sliding_attention",
+            "full_attention",
+        ],
+        "global_head_dim": 64,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
         "vocab_size_per_layer_input": VOCAB,
         "hidden_size_per_layer_input": 32,
         "num_experts": None,
+        "final_logit_softcapping": 30.0,
     },
     "GPTJForCausalLM": {"rotary_dim": 16},
     "Gemma2ForCausalLM": {"query_pre_attn_scalar": 32},
@@ -503,6 +513,32 @@ VARIANTS: tuple[Model, ...] = (
     Model("LlamaForCausalLM", "one KV head", {"num_key_value_heads": 1}),
     Model(
         "GPTBigCodeForCausalLM", "many KV heads", {"multi_query": False, "num_key_value_heads": 8}
+    ),
+    Model(
+        "Gemma4ForCausalLM",
+        "fewer KV heads",
+        {
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 2,
+            "num_kv_shared_layers": 0,
+            "use_double_wide_mlp": False,
+            "hidden_size_per_layer_input": 0,
+        },
+    ),
+    Model(
+        "Gemma4ForCausalLM",
+        "experts",
+        {
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 2,
+            "num_kv_shared_layers": 0,
+            "use_double_wide_mlp": False,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "sliding_window": WINDOW,
+        },
     ),
     Model("GPTNeoXForCausalLM", "sequential", {"use_parallel_residual": False}),
     Model("PhiForCausalLM", "norms of heads", {"qk_layernorm": True}),

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from safetensors import deserialize
 from safetensors.numpy import save_file
 
-from flying_lab.tiny_models import deepseek, falcon_h1, gpt_oss, tokenizer
+from flying_lab.tiny_models import deepseek, falcon_h1, gemma4, gpt_oss
 from flying_lab.tiny_models.tokenizer import BOS, EOS, MAX_POSITIONS, write_json, write_tokenizer
 
 Array = npt.NDArray[np.float32]
@@ -70,6 +70,7 @@ SHAPES: dict[str, Shape] = {
     "gpt-oss": Shape(family="gpt_oss", experts=4),
     # ten blocks of an expert, which four ranks cut into 3, 3, 3 and 1
     "gpt-oss-mxfp4": Shape(family="gpt_oss", intermediate=320, experts=4, mxfp4=True),
+    "gemma4": Shape(family="gemma4", tied=True),
     "falcon-h1": Shape(family="falcon_h1"),
     "deepseek-v3": Shape(family="deepseek_v3", experts=8),
     "llama-75m": Shape(hidden=768, intermediate=1536, layers=12, heads=12, vocab=8192),
@@ -87,6 +88,7 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
+    "gemma4": "Gemma4ForCausalLM",
     "falcon_h1": "FalconH1ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
 }
@@ -158,9 +160,9 @@ def _key(shape: str | Shape, seed: int) -> str:
     seed.
     """
     folder = Path(__file__).parent
-    families = (deepseek.__file__, falcon_h1.__file__, gpt_oss.__file__)
-    modules = (__file__, tokenizer.__file__, *families, folder / "quantized.py")
-    sources = b"".join(Path(module).read_bytes() for module in modules)
+    families = ("deepseek.py", "falcon_h1.py", "gemma4.py", "gpt_oss.py")
+    modules = ("checkpoint.py", "tokenizer.py", *families, "quantized.py")
+    sources = b"".join((folder / module).read_bytes() for module in modules)
     return hashlib.sha256(sources + f"{shape} {seed}".encode()).hexdigest()
 
 
@@ -188,6 +190,20 @@ def _tensors(sizes: Shape, seed: int) -> Iterator[tuple[str, npt.NDArray[Any]]]:
     """Yield the checkpoint's (name, tensor). Norms are drawn around 1, so that one bound to the
     wrong place shows. Sinks are about as large as scores.
     """
+    if sizes.family == "gemma4":
+        of_gemma4 = gemma4.Sizes(
+            sizes.hidden,
+            sizes.intermediate,
+            sizes.layers,
+            sizes.heads,
+            sizes.kv_heads,
+            sizes.head_dim,
+            sizes.vocab,
+            sizes.std,
+        )
+        for name, shape, std, mean in gemma4.tensors(of_gemma4):
+            yield name, draw(name, shape, std, seed, mean)
+        return
     for name, shape in tensor_shapes(sizes):
         if name.endswith("norm.weight"):
             yield name, draw(name, shape, 0.1, seed, mean=1.0)
@@ -305,6 +321,8 @@ def _config(sizes: Shape) -> dict[str, Any]:
         config |= gpt_oss.configuration(
             sizes.layers, sizes.experts, MAX_POSITIONS, mxfp4=sizes.mxfp4
         )
+    elif sizes.family == "gemma4":
+        config |= gemma4.configuration(sizes.layers, sizes.vocab)
     elif sizes.family == "falcon_h1":
         config |= falcon_h1.configuration()
     elif sizes.family == "deepseek_v3":

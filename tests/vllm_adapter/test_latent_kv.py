@@ -11,7 +11,7 @@ from vllm.v1.attention.backends.mla.cpu_mla import CPUMLAImpl
 
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.vllm_adapter.kv import token_parts
-from flying_serving.vllm_adapter.kv_heads import kv_heads_of
+from flying_serving.vllm_adapter.kv_heads import fewest_kv_heads
 
 BLOCKS, TOKENS, LATENT, ROPE = 5, 16, 512, 64
 PLACES = torch.tensor([TOKENS, 3 * TOKENS + 1, 5 * TOKENS - 1])
@@ -62,4 +62,4 @@ def test_vectors_in_another_order_are_not_read() -> None:
 def test_a_block_of_a_group_has_the_tokens_of_an_engine(size: int) -> None:
     """vLLM counts as many KV heads as attention heads; there is one, which replicates."""
     model = SimpleNamespace(use_mla=True, get_total_num_kv_heads=lambda: 8)
-    assert lane_block_tokens(TOKENS, size, 1, kv_heads_of(model)) == TOKENS
+    assert lane_block_tokens(TOKENS, size, 1, fewest_kv_heads(model)) == TOKENS

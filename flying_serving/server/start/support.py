@@ -14,7 +14,7 @@ from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.layout.groups import is_power_of_two
 from flying_serving.layout.shards import degree_obstacle
 from flying_serving.log import logger
-from flying_serving.vllm_adapter.kv_heads import kv_heads_of, latents_on_cpu
+from flying_serving.vllm_adapter.kv_heads import kv_head_counts, latents_on_cpu
 
 MAX_PORT = 65535
 MODEL_FILES = ("config.json", "params.json")
@@ -242,4 +242,5 @@ def _alone(config: Any, size: int) -> str | None:
     # vLLM finds no number of heads in this configuration: the layers tell how they can be cut
     if not heads:
         return None
-    return degree_obstacle(size * devices, heads, kv_heads_of(model))
+    reasons = (degree_obstacle(size * devices, heads, count) for count in kv_head_counts(model))
+    return next(filter(None, reasons), None)

@@ -62,7 +62,7 @@ def configuration(**changes: Any) -> Any:
         "enable_sleep_mode": False,
         "max_model_len": 4096,
         "get_total_num_kv_heads": lambda: 4,
-        "model_arch_config": SimpleNamespace(total_num_attention_heads=8),
+        "model_arch_config": SimpleNamespace(total_num_attention_heads=8, per_layer_overrides=None),
         "hf_text_config": SimpleNamespace(),
     }
     features = ("lora", "speculative", "kv_transfer", "ec_transfer", "kv_events", "quant")
