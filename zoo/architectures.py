@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from zoo.native_models import LLAMA, NATIVE
+from zoo.rotation import LATENT
 
 VOCAB = 512
 MAX_MODEL_LEN = 1024
@@ -454,7 +455,10 @@ class Model:
     @property
     def engine_options(self) -> dict[str, Any]:
         """Arguments of vLLM's engine that this model is served with, beside those of all."""
-        options = {"language_model_only": True} if self.architecture in MULTIMODAL else {}
+        options: dict[str, Any] = (
+            {"language_model_only": True} if self.architecture in MULTIMODAL else {}
+        )
+        options |= {"attention_backend": "CPU_MLA"} if self.architecture in LATENT else {}
         options |= {"trust_remote_code": True} if self.has_code else {}
         return options | ({"enable_prefix_caching": False} if self.has_state else {})
 
@@ -481,8 +485,12 @@ class Model:
     @property
     def flags(self) -> tuple[str, ...]:
         """The same as flags of `serve`, which needs none for what is off."""
-        options = self.engine_options.items()
-        return tuple(f"--{name.replace('_', '-')}" for name, value in options if value)
+        return tuple(_flag(*option) for option in self.engine_options.items() if option[1])
+
+
+def _flag(name: str, value: Any) -> str:
+    flag = f"--{name.replace('_', '-')}"
+    return flag if value is True else f"{flag}={value}"
 
 
 VARIANTS: tuple[Model, ...] = (

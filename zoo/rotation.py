@@ -9,6 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+LATENT = (
+    "AXK1ForCausalLM",
+    "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "Glm4MoeLiteForCausalLM",
+    "LongcatFlashForCausalLM",
+)
+"""Architectures with latent attention that the CPU has a kernel for."""
 CORRECTED = ("Glm4MoeLiteForCausalLM", "LongcatFlashForCausalLM")
 """Architectures with latent attention and plain rotary embeddings."""
 

@@ -44,3 +44,18 @@ def kv_heads_of(name: str, heads_here: int, devices: int, model: Any) -> int:
 
     heads: int = model.model_arch_config[extract_layer_index(name)].total_num_kv_heads
     return heads
+
+
+def latents_on_cpu(config: Any) -> int | None:
+    """Return the numbers of a token's latent and rotated key if vLLM has no kernel for them on a
+    CPU, else None.
+
+    `config`: vLLM's VllmConfig.
+    """
+    model = config.model_config
+    if not model.use_mla or config.device_config.device_type != "cpu":
+        return None
+    from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend
+
+    size: int = model.get_head_size()
+    return None if size in CPUMLABackend.get_supported_head_sizes() else size

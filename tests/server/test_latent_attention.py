@@ -28,11 +28,13 @@ LAYOUTS = (PAIRS, ALL, [[0], [1], [2, 3]], APART)
 ROUNDS = 2
 """Of switches: to each layout in each mode."""
 BACK_S = 90.0
+BACKEND = "--attention-backend=CPU_MLA"
+"""The one of the recording, also on processors with AMX."""
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Compared]:
-    with Compared("deepseek-v3", ENGINES, 1) as live:
+    with Compared("deepseek-v3", ENGINES, 1, BACKEND) as live:
         yield live
 
 

@@ -14,7 +14,7 @@ from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.layout.groups import is_power_of_two
 from flying_serving.layout.shards import degree_obstacle
 from flying_serving.log import logger
-from flying_serving.vllm_adapter.kv_heads import kv_head_counts
+from flying_serving.vllm_adapter.kv_heads import kv_head_counts, latents_on_cpu
 
 MAX_PORT = 65535
 MODEL_FILES = ("config.json", "params.json")
@@ -129,6 +129,11 @@ def refuse_unsupported(config: Any, client_count: int) -> None:
             model.use_mla and is_quantized_kv_cache(config.cache_config.cache_dtype),
             "--kv-cache-dtype",
             "KV in 8 bits of latent attention (MLA)",
+        ),
+        (
+            latents_on_cpu(config) is not None,
+            "--model",
+            f"latents and rotated keys of {latents_on_cpu(config)} numbers on a CPU",
         ),
         (
             hasattr(model.hf_text_config, "index_topk"),

@@ -307,6 +307,12 @@ FEATURE_CASES: tuple[Start, ...] = (
     ),
     _unsupported(
         "--model",
+        "latents and rotated keys of 80 numbers on a CPU",
+        use_mla=True,
+        get_head_size=lambda: 80,
+    ),
+    _unsupported(
+        "--model",
         "sparse attention, whose indexer has a cache of its own (XForCausalLM)",
         hf_text_config=SimpleNamespace(index_topk=2048),
     ),
