@@ -49,9 +49,9 @@ SIZES: dict[str, Any] = {
     "attention_dropout": 0.0,
     # latent attention
     "q_lora_rank": 64,
-    "kv_lora_rank": 64,
+    "kv_lora_rank": 512,
     "qk_nope_head_dim": 32,
-    "qk_rope_head_dim": 32,
+    "qk_rope_head_dim": 64,
     "v_head_dim": 32,
     # recurrent state
     "linear_key_head_dim": 32,
@@ -76,6 +76,20 @@ _ONE_ATTENTION_LAYER = [
     "linear_attention",
 ]
 
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 8,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.707,
+        "original_max_position_embeddings": ALL_OF_IT // 4,
+    },
+}
+"""Of DeepSeek's models and those like them."""
 OVERRIDES: dict[str, dict[str, Any]] = {
     "AfmoeForCausalLM": {
         "score_func": "sigmoid",
@@ -83,6 +97,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "n_group": 1,
         "topk_group": 1,
     },
+    # transformers has a norm that vLLM wants of every layer in layers of experts alone
+    "AXK1ForCausalLM": _LATENT | {"n_routed_experts": 8, "n_group": 2, "first_k_dense_replace": 0},
     "DbrxForCausalLM": {
         "d_model": 256,
         "n_heads": 8,
@@ -90,6 +106,14 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "max_seq_len": ALL_OF_IT,
         "attn_config": {"kv_n_heads": 4, "clip_qkv": 8.0, "rope_theta": 10000.0},
         "ffn_config": {"ffn_hidden_size": 128, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "DeepseekV2ForCausalLM": _LATENT,
+    "DeepseekV3ForCausalLM": _LATENT
+    | {
+        "n_routed_experts": 8,
+        "n_group": 2,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
     },
     "Ernie4_5_MoeForCausalLM": {
         "moe_k": 2,
@@ -112,9 +136,19 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0],
     },
     "Gemma4ForCausalLM": {
+        "layer_types": [
+            "sliding_attention",
+            "full_attention",
+            "sliding_attention",
+            "full_attention",
+        ],
+        "global_head_dim": 64,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
         "vocab_size_per_layer_input": VOCAB,
         "hidden_size_per_layer_input": 32,
         "num_experts": None,
+        "final_logit_softcapping": 30.0,
     },
     "GPTJForCausalLM": {"rotary_dim": 16},
     "Gemma2ForCausalLM": {"query_pre_attn_scalar": 32},
@@ -148,6 +182,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         },
     },
     "Glm4MoeForCausalLM": {"head_dim": 32},
+    "Glm4MoeLiteForCausalLM": {"num_key_value_heads": 8, "first_k_dense_replace": 1},
     "HrmTextForCausalLM": {"num_layers_per_stack": 2},
     "HYV3ForCausalLM": {
         "first_k_dense_replace": 1,
@@ -182,10 +217,14 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 1,
     },
     "LongcatFlashForCausalLM": {
+        "num_key_value_heads": 8,
         "num_layers": 2,
         "ffn_hidden_size": 256,
         "expert_ffn_hidden_size": 128,
         "zero_expert_num": 2,
+        "zero_expert_type": "identity",
+        "mla_scale_q_lora": True,
+        "mla_scale_kv_lora": True,
         "moe_topk": 2,
     },
     "FalconH1ForCausalLM": {
@@ -476,6 +515,32 @@ VARIANTS: tuple[Model, ...] = (
     Model("LlamaForCausalLM", "one KV head", {"num_key_value_heads": 1}),
     Model(
         "GPTBigCodeForCausalLM", "many KV heads", {"multi_query": False, "num_key_value_heads": 8}
+    ),
+    Model(
+        "Gemma4ForCausalLM",
+        "fewer KV heads",
+        {
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 2,
+            "num_kv_shared_layers": 0,
+            "use_double_wide_mlp": False,
+            "hidden_size_per_layer_input": 0,
+        },
+    ),
+    Model(
+        "Gemma4ForCausalLM",
+        "experts",
+        {
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 2,
+            "num_kv_shared_layers": 0,
+            "use_double_wide_mlp": False,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "sliding_window": WINDOW,
+        },
     ),
     Model("GPTNeoXForCausalLM", "sequential", {"use_parallel_residual": False}),
     Model("PhiForCausalLM", "norms of heads", {"qk_layernorm": True}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from zoo import stock
+from zoo import rotation, stock
 from zoo.architectures import Model
 from zoo.checkpoints import write_checkpoint
 from zoo.forced import FORCED_AFTER, FORCED_BATCH, PROCESSOR
@@ -77,4 +77,6 @@ def answer_all(model: Model, path: Path, degree: int, out: Path) -> None:
         stock.ENGINE |= {"dtype": dtype_of(model), "logits_processors": [PROCESSOR]}
         stock.ENGINE |= {"kv_cache_dtype": kv_dtype_of(model)}
         stock.BATCH, stock.AFTER = FORCED_BATCH, FORCED_AFTER
+    if model.architecture in rotation.CORRECTED:
+        rotation.correct()
     stock.answer_all(path, degree, out, model.engine_options)
