@@ -129,6 +129,8 @@ def _refuse_unusable(config: Any, flying: FlyingConfig) -> None:
             f"--tbt-slo-ms={flying.tbt_slo_ms}: prompts are computed in chunks; chunked prefill "
             "is off"
         )
+    if flying.lend_weights and config.model_config.use_mla:
+        raise Unsupported("--lend-weights: latent attention (MLA) gets no lent weights yet")
     worker_cls = config.parallel_config.worker_cls
     if worker_cls not in _WORKERS and not _has_lanes(worker_cls):
         raise Unsupported(
