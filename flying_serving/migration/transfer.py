@@ -96,6 +96,8 @@ def pull_state(
             (peer_place, place),
             (groups.of_states(source_blocks[engine]), groups.of_states(blocks)),
         )
+    if states[0].is_cuda:  # as in `pull_kv`
+        torch.cuda.current_stream().synchronize()
 
 
 def map_peers(worker: KVWorker, engines: Sequence[int]) -> None:
