@@ -6,7 +6,8 @@ It answers each of some requests once, alone, as the reference. Then it changes 
 again, at random times and by random ways, while streams with and without a fixed degree go on (some
 are left midway by their clients). It fails if a stream is not the reference token for token, if
 blocks do not add up after a switch, or if a process has grown. With quantized weights (`--model
-llama-w4a16 --dtype bfloat16`) degrees differ by their rounding: `harness/storm_bounds.py`.
+llama-w4a16 --dtype bfloat16`) degrees differ by their rounding: `harness/storm_bounds.py`. With
+`--adapters` two of three requests have an adapter (LoRA).
 """
 
 from __future__ import annotations
@@ -17,15 +18,18 @@ import random
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import cycle
 
 import httpx
 
 from flying_lab.tiny_models.checkpoint import SHAPES
 from flying_serving.config import MODES
-from harness import mxfp4_cpu
+from harness import lora, mxfp4_cpu
+from harness.forked import ROOT
 from harness.live import FLAGS as LIVE_FLAGS
 from harness.live import Server
-from harness.storm_load import LONGEST_STEP, Load, make_jobs
+from harness.storm_load import LONGEST_STEP, Job, Load, make_jobs
 from harness.storm_report import Report, growth, print_report, sample_processes
 
 LAYOUTS: tuple[list[list[int]], ...] = (
@@ -63,10 +67,10 @@ async def storm(
     end. `is_rounded`: see `Load`.
     """
     draw, report = random.Random(seed), Report()
-    asked = make_jobs(jobs, random.Random(seed))
-    load = Load(server, asked, clients, random.Random(seed + 1), report, is_rounded=is_rounded)
     limits = httpx.Limits(max_keepalive_connections=0)
     async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as admin:
+        asked = await _with_adapters(admin, server, make_jobs(jobs, random.Random(seed)))
+        load = Load(server, asked, clients, random.Random(seed + 1), report, is_rounded=is_rounded)
         await _layout(admin, LAYOUTS[0], "weave")
         await load.learn()
         await load.warm()
@@ -88,6 +92,15 @@ async def storm(
         report.switches = (await admin.get("/flying/switches")).json()["switches"][skip:]
     report.failures += growth(*(report.samples[n] for n in sorted(report.samples)))
     return report
+
+
+async def _with_adapters(
+    admin: httpx.AsyncClient, server: Server, jobs: Sequence[Job]
+) -> list[Job]:
+    """Give jobs the server's adapters in turn, and none."""
+    listed = [model["id"] for model in (await admin.get("/v1/models")).json()["data"]]
+    names = ["" if name == server.model else name for name in listed]
+    return [replace(job, adapter=name) for job, name in zip(jobs, cycle(names), strict=False)]
 
 
 async def _layout(admin: httpx.AsyncClient, groups: list[list[int]], mode: str) -> None:
@@ -138,8 +151,12 @@ def main() -> None:
     parser.add_argument("--async-scheduling", action="store_true", help="of the server's groups")
     parser.add_argument("--model", default="llama", choices=SHAPES, help="a tiny model's shape")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--adapters", action="store_true", help="two in three requests have one")
     args = parser.parse_args()
     flags = (*FLAGS, ASYNC) if args.async_scheduling else FLAGS
+    if args.adapters:
+        folders = lora.adapters(args.model, ROOT / ".models")
+        flags += (*lora.FLAGS, "--lora-modules", *(f"{name}={at}" for name, at in folders.items()))
     base = [flag for flag in LIVE_FLAGS if not flag.startswith("--dtype")]
     preamble = mxfp4_cpu.PREAMBLE if SHAPES[args.model].mxfp4 else ""
     with Server(

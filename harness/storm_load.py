@@ -41,6 +41,8 @@ class Job:
     prompt: tuple[int, ...]
     max_tokens: int
     seed: int
+    adapter: str = ""
+    """The name of an adapter (LoRA); empty: none."""
 
     def body(
         self, model: str, degree: int | None, forced: Sequence[int] | None = None
@@ -54,7 +56,7 @@ class Job:
             "temperature": 1.0,
             "ignore_eos": True,
         }
-        return streamed_body(model, self.prompt, **fields, **extra)
+        return streamed_body(self.adapter or model, self.prompt, **fields, **extra)
 
 
 def make_jobs(count: int, draw: random.Random) -> list[Job]:

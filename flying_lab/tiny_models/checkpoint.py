@@ -20,7 +20,7 @@ import numpy.typing as npt
 from safetensors import deserialize
 from safetensors.numpy import save_file
 
-from flying_lab.tiny_models import falcon_h1, gemma4, gpt_oss, tokenizer
+from flying_lab.tiny_models import deepseek, falcon_h1, gemma4, gpt_oss
 from flying_lab.tiny_models.tokenizer import BOS, EOS, MAX_POSITIONS, write_json, write_tokenizer
 
 Array = npt.NDArray[np.float32]
@@ -72,6 +72,7 @@ SHAPES: dict[str, Shape] = {
     "gpt-oss-mxfp4": Shape(family="gpt_oss", intermediate=320, experts=4, mxfp4=True),
     "gemma4": Shape(family="gemma4", tied=True),
     "falcon-h1": Shape(family="falcon_h1"),
+    "deepseek-v3": Shape(family="deepseek_v3", experts=8),
     "llama-75m": Shape(hidden=768, intermediate=1536, layers=12, heads=12, vocab=8192),
     "llama-w4a16": Shape(quantized="w4a16"),
     "llama-gptq": Shape(quantized="gptq"),
@@ -89,6 +90,7 @@ ARCHITECTURES = {
     "gpt_oss": "GptOssForCausalLM",
     "gemma4": "Gemma4ForCausalLM",
     "falcon_h1": "FalconH1ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
 }
 
 
@@ -158,9 +160,9 @@ def _key(shape: str | Shape, seed: int) -> str:
     seed.
     """
     folder = Path(__file__).parent
-    families = (falcon_h1.__file__, gemma4.__file__, gpt_oss.__file__)
-    modules = (__file__, tokenizer.__file__, *families, folder / "quantized.py")
-    sources = b"".join(Path(module).read_bytes() for module in modules)
+    families = ("deepseek.py", "falcon_h1.py", "gemma4.py", "gpt_oss.py")
+    modules = ("checkpoint.py", "tokenizer.py", *families, "quantized.py")
+    sources = b"".join((folder / module).read_bytes() for module in modules)
     return hashlib.sha256(sources + f"{shape} {seed}".encode()).hexdigest()
 
 
@@ -221,7 +223,7 @@ def tensor_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield from (
             (f"{prefix}self_attn.{name}", shape) for name, shape in _attention_shapes(sizes)
         )
-        yield from ((prefix + name, shape) for name, shape in _other_shapes(sizes))
+        yield from ((prefix + name, shape) for name, shape in _other_shapes(sizes, layer))
     last_norm = "final_layernorm" if sizes.family == "falcon_h1" else "norm"
     yield f"model.{last_norm}.weight", (sizes.hidden,)
     if not sizes.tied:
@@ -236,6 +238,9 @@ def _attention_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield from gpt_oss.attention_shapes(
             sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head_dim
         )
+        return
+    if sizes.family == "deepseek_v3":
+        yield from deepseek.attention_shapes(sizes.hidden, sizes.heads)
         return
     rows = {
         "q": sizes.heads * sizes.head_dim,
@@ -252,23 +257,29 @@ def _attention_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield "k_norm.weight", (sizes.head_dim,)
 
 
-def _other_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _other_shapes(sizes: Shape, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield (name, shape) of one layer without its attention."""
     if sizes.family == "falcon_h1":
         yield from falcon_h1.layer_shapes(sizes.hidden, sizes.intermediate)
         return
     yield "input_layernorm.weight", (sizes.hidden,)
     yield "post_attention_layernorm.weight", (sizes.hidden,)
-    yield from _mlp_shapes(sizes)
+    yield from _mlp_shapes(sizes, layer)
 
 
-def _mlp_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _mlp_shapes(sizes: Shape, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield (name, shape) of one feed-forward layer, dense or of experts."""
+    is_dense = not sizes.experts
+    if sizes.family == "deepseek_v3":
+        is_dense = layer < deepseek.DENSE_LAYERS
+        if not is_dense:
+            yield from deepseek.mlp_shapes(sizes.hidden, sizes.experts)
+            return
     if sizes.family == "gpt_oss":
         yield from gpt_oss.mlp_shapes(sizes.hidden, sizes.intermediate, sizes.experts)
         return
     up, down = (sizes.intermediate, sizes.hidden), (sizes.hidden, sizes.intermediate)
-    if not sizes.experts:
+    if is_dense:
         yield from (
             ("mlp.gate_proj.weight", up),
             ("mlp.up_proj.weight", up),
@@ -314,6 +325,8 @@ def _config(sizes: Shape) -> dict[str, Any]:
         config |= gemma4.configuration(sizes.layers, sizes.vocab)
     elif sizes.family == "falcon_h1":
         config |= falcon_h1.configuration()
+    elif sizes.family == "deepseek_v3":
+        config |= deepseek.configuration(sizes.heads, sizes.experts, MAX_POSITIONS)
     elif sizes.experts:
         config |= {
             "num_local_experts": sizes.experts,

@@ -238,7 +238,7 @@ def _fields_of_layers(config: Any, layers: int) -> dict[str, Any]:
     `layers`.
     """
     fields = config.model_config.hf_text_config.to_dict()
-    of_layers = {
+    of_layers: dict[str, Any] = {
         name: value[:layers]
         for name, value in fields.items()
         if isinstance(value, list) and len(value) == _layers(config)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,
@@ -190,8 +191,12 @@ def token_parts(layers: Sequence[Any]) -> list[torch.Tensor] | None:
             read.
     """
     caches = {layer.kv_cache.data_ptr(): layer for layer in layers}.values()  # layers may share one
-    for parts_of in (_keys_then_values, _keys_transposed):
-        if all(_reads(parts_of, layer) for layer in caches):
+    latent = any(isinstance(layer, MLAAttention) for layer in caches)
+    reads, ways = (
+        (_reads_latents, (_latents,)) if latent else (_reads, (_keys_then_values, _keys_transposed))
+    )
+    for parts_of in ways:
+        if all(reads(parts_of, layer) for layer in caches):
             return [part for layer in caches for part in parts_of(layer.kv_cache)]
     return None
 
@@ -209,6 +214,34 @@ def _keys_transposed(cache: torch.Tensor) -> list[torch.Tensor]:
     rows = cache.view(blocks, heads, 2 * tokens, size // 2)
     keys = rows[:, :, :tokens].view(blocks, heads, size // 2, tokens).transpose(2, 3)
     return [keys, rows[:, :, tokens:]]
+
+
+def _latents(cache: torch.Tensor) -> list[torch.Tensor]:
+    """Return the part of a cache `[blocks, tokens, size]` of latent attention: one head."""
+    return [cache.unsqueeze(1)]
+
+
+def _reads_latents(parts_of: Callable[[torch.Tensor], list[torch.Tensor]], layer: Any) -> bool:
+    """As `_reads`, for a layer with latent attention (MLA): a token has one vector, of a latent and
+    a rotated key.
+    """
+    if not isinstance(layer, MLAAttention):
+        return False
+    cache = layer.kv_cache
+    scratch = torch.zeros((2, *cache.shape[1:]), dtype=cache.dtype, device=cache.device)
+    _, tokens, size = scratch.shape
+    rank = layer.kv_lora_rank
+    vectors = torch.randn(tokens, size, device=cache.device).to(cache.dtype)
+    slot_mapping = torch.arange(tokens, 2 * tokens, device=cache.device)
+    layer.impl.do_kv_cache_update(
+        vectors[:, :rank],
+        vectors[:, None, rank:],
+        scratch,
+        slot_mapping,
+        layer.kv_cache_dtype,
+        layer._k_scale,
+    )
+    return torch.equal(parts_of(scratch)[0][1, 0], vectors)
 
 
 def _reads(parts_of: Callable[[torch.Tensor], list[torch.Tensor]], layer: Any) -> bool:

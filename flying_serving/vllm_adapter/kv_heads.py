@@ -1,4 +1,6 @@
-"""The number of KV heads of a model, of which layers may have different ones (Gemma 4)."""
+"""The KV heads of a model: one for all with latent attention, and not the same number in all layers
+of Gemma 4.
+"""
 
 from typing import Any
 
@@ -6,7 +8,12 @@ from typing import Any
 def kv_head_counts(model: Any) -> list[int]:
     """Return the numbers of KV heads that layers of a model (vLLM's ModelConfig) have, the fewest
     first, each once.
+
+    With latent attention (MLA) a token's KV is one vector that all heads read. It is one head, and
+    every rank of a group has it.
     """
+    if model.use_mla:
+        return [1]
     architecture = model.model_arch_config
     if architecture.per_layer_overrides is None:
         return [model.get_total_num_kv_heads()]
@@ -28,6 +35,8 @@ def kv_heads_of(name: str, heads_here: int, devices: int, model: Any) -> int:
     `name`: of the layer. `heads_here`: on one of `devices`, which share a single one if there are
     fewer.
     """
+    if model.use_mla:
+        return 1
     if heads_here > 1 or devices == 1:
         return heads_here * devices
     # it takes torch, and the API server asks for the other functions alone
@@ -35,3 +44,18 @@ def kv_heads_of(name: str, heads_here: int, devices: int, model: Any) -> int:
 
     heads: int = model.model_arch_config[extract_layer_index(name)].total_num_kv_heads
     return heads
+
+
+def latents_on_cpu(config: Any) -> int | None:
+    """Return the numbers of a token's latent and rotated key if vLLM has no kernel for them on a
+    CPU, else None.
+
+    `config`: vLLM's VllmConfig.
+    """
+    model = config.model_config
+    if not model.use_mla or config.device_config.device_type != "cpu":
+        return None
+    from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend
+
+    size: int = model.get_head_size()
+    return None if size in CPUMLABackend.get_supported_head_sizes() else size

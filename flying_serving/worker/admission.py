@@ -35,6 +35,7 @@ from flying_serving.vllm_adapter.trees import (
     world_of_one,
 )
 from flying_serving.worker.binding.cuts import check_cuts
+from flying_serving.worker.binding.latent import absorb
 from flying_serving.worker.binding.recurrent import recurrent_segments
 from flying_serving.worker.binding.share import SharedWeights
 from flying_serving.worker.lane import lane_config
@@ -207,6 +208,7 @@ def _share(lane1: Module, config: VllmConfig, size: int) -> None:
     if name := uncut_attention(lane):
         raise WeightError(f"{name}: vLLM splits its heads, and keeps its projections whole")
     give_data(lane1)
+    absorb(lane1, config.model_config.dtype)
     with keep_weights(), set_current_vllm_config(config):
         weights = SharedWeights(lane1, size, pack=None)
         weights.share_experts(lane, lane1)

@@ -75,6 +75,7 @@ def test_the_objective_reaches_the_controller() -> None:
     config = SimpleNamespace(
         scheduler_config=SimpleNamespace(max_num_seqs=4, max_num_batched_tokens=64),
         model_config=SimpleNamespace(
+            use_mla=False,
             get_total_num_kv_heads=lambda: 4,
             model_arch_config=SimpleNamespace(per_layer_overrides=None),
         ),

@@ -16,11 +16,11 @@ import pytest
 
 from flying_lab.tiny_models.adapters import make_adapter
 from flying_serving.config import MODES
+from harness import lora
 from harness.forked import ENVIRONMENT, ROOT
 from harness.live import Server, wait_until
 from harness.losing import is_whole, kill
 from harness.streams import WORST_LOGPROB, worst_difference
-from tests.stock import lora
 from tests.stock.record import Answers, recorded
 from tests.stock.requests import REQUESTS, StockRequest
 
@@ -58,9 +58,11 @@ def stock() -> dict[int, Answers]:
     return {degree: recorded(f"{SHAPE}-lora", degree) for degree in DEGREES}
 
 
-def run(server: Server, request: StockRequest, adapter: str, degree: int | None) -> Answer:
+def run(
+    server: Server, request: StockRequest, adapter: str, degree: int | None, **told: int
+) -> Answer:
     sampling = request.sampling()
-    extra = (sampling.pop("extra_args") or {}) | ({"tp_degree": degree} if degree else {})
+    extra = (sampling.pop("extra_args") or {}) | ({"tp_degree": degree} if degree else {}) | told
     model = adapter or server.model
     choice = server.complete(request.prompt, vllm_xargs=extra, model=model, **sampling)
     return choice["token_ids"], choice["logprobs"]["token_logprobs"]
@@ -124,6 +126,20 @@ def test_storm_of_switches_in_all_modes_changes_no_answer(
         for job, degree, answer in asked:
             compare(stock[degree or 1], *job, answer.result())
     assert {switch["mode"] for switch in server.switches()} == set(MODES)
+    server.check()
+
+
+def test_request_that_two_engines_share_keeps_its_adapter(
+    server: Server, stock: dict[int, Answers]
+) -> None:
+    server.layout(APART)
+    jobs = [job for job in JOBS if len(job[0].prompt) > 100]
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        answers = [
+            pool.submit(run, server, *job, None, split_at=len(job[0].prompt) // 2) for job in jobs
+        ]
+        for job, answer in zip(jobs, answers, strict=True):
+            compare(stock[1], *job, answer.result())
     server.check()
 
 

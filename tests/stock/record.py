@@ -25,9 +25,8 @@ if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
 from flying_lab.tiny_models.checkpoint import make_model, weights_hash  # noqa: E402
-from harness import mxfp4_cpu, triton_cpu  # noqa: E402
+from harness import lora, mxfp4_cpu, triton_cpu  # noqa: E402
 from harness.place import Place, environment, place  # noqa: E402
-from tests.stock import lora  # noqa: E402
 from tests.stock.requests import (  # noqa: E402
     REQUESTS,
     StockRequest,
@@ -51,6 +50,7 @@ DEGREES: dict[str, tuple[int, ...]] = {
     "llama-int8-bfloat16": (1, 2),
     "llama-fp8-channel-bfloat16": (1, 2),
     "gpt-oss": (1, 2, 4),
+    "deepseek-v3": (1, 2, 4),
     "gpt-oss-mxfp4": (1, 2, 4),
     "gemma4": (1, 2, 4),
     "llama-lora": (1, 2),
@@ -71,7 +71,7 @@ MXFP4 = "-mxfp4"
 V2_TOKENS = 16
 LORA = "-lora"
 """A recording of this name is of the shape before it: each request without an adapter and with each
-of `lora.py`.
+of `harness/lora.py`.
 """
 ENGINE: dict[str, Any] = {
     "dtype": "float32",

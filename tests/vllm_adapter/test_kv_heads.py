@@ -34,6 +34,7 @@ def model(*kv_heads: int) -> Any:
     layers = [replace(LAYER, total_num_kv_heads=count) for count in kv_heads]
     architecture = ModelArchitectureConfig.from_layers(layers)
     return SimpleNamespace(
+        use_mla=False,
         model_arch_config=architecture,
         get_total_num_kv_heads=lambda: architecture.total_num_kv_heads,
     )
@@ -60,3 +61,11 @@ def test_heads_of_a_layer_count_those_of_all_devices(
 ) -> None:
     found = kv_heads_of("model.layers.1.self_attn.attn", heads_here, devices, model(8, 2, 8))
     assert found == expected
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_a_layer_with_latent_attention_has_one_head_on_all_devices(devices: int) -> None:
+    latent = model(8, 8, 8)
+    latent.use_mla = True
+    assert kv_head_counts(latent) == [1]
+    assert kv_heads_of("model.layers.0.self_attn.attn", 1, devices, latent) == 1

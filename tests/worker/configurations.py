@@ -141,6 +141,23 @@ def published_gpt_oss(layers: int, experts: int) -> dict[str, Any]:
     }
 
 
+DEEPSEEK_V3 = small(
+    "DeepseekV3",
+    "deepseek_v3",
+    intermediate_size=128,
+    moe_intermediate_size=64,
+    n_routed_experts=4,
+    n_shared_experts=1,
+    num_experts_per_tok=2,
+    n_group=1,
+    topk_group=1,
+    first_k_dense_replace=1,
+    q_lora_rank=32,
+    kv_lora_rank=512,
+    qk_nope_head_dim=32,
+    qk_rope_head_dim=64,
+    v_head_dim=32,
+)
 BLOOM = {
     "architectures": ["BloomForCausalLM"],
     "model_type": "bloom",

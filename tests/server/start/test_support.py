@@ -21,6 +21,7 @@ def configuration(heads: int, kv_heads: int, engines: int = 4) -> Any:
             total_num_attention_heads=heads, per_layer_overrides=None
         ),
         get_total_num_kv_heads=lambda: kv_heads,
+        use_mla=False,
         hf_text_config=SimpleNamespace(),
         runner_type="generate",
     )
