@@ -56,7 +56,7 @@ def lane(memory: torch.Tensor, layers: int, size: int, rank: int) -> KVView:
     """Return a rank's view of memory (bfloat16), which a group of `size` reads."""
     heads, tokens = heads_of(rank, size, HEADS), BLOCK_TOKENS * size
     shape = (layers, -1, len(heads), tokens, 2 * HEAD_SIZE)
-    return KVView(list(memory.view(shape).unbind()), heads, tokens)
+    return KVView(list(memory.view(shape).unbind()), heads, tokens, HEADS)
 
 
 def pull(

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from zoo.native_models import LLAMA, NATIVE
+from zoo.rotation import LATENT
 
 VOCAB = 512
 MAX_MODEL_LEN = 1024
@@ -49,9 +50,9 @@ SIZES: dict[str, Any] = {
     "attention_dropout": 0.0,
     # latent attention
     "q_lora_rank": 64,
-    "kv_lora_rank": 64,
+    "kv_lora_rank": 512,
     "qk_nope_head_dim": 32,
-    "qk_rope_head_dim": 32,
+    "qk_rope_head_dim": 64,
     "v_head_dim": 32,
     # recurrent state
     "linear_key_head_dim": 32,
@@ -76,6 +77,20 @@ _ONE_ATTENTION_LAYER = [
     "linear_attention",
 ]
 
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 8,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.707,
+        "original_max_position_embeddings": ALL_OF_IT // 4,
+    },
+}
+"""Of DeepSeek's models and those like them."""
 OVERRIDES: dict[str, dict[str, Any]] = {
     "AfmoeForCausalLM": {
         "score_func": "sigmoid",
@@ -83,6 +98,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "n_group": 1,
         "topk_group": 1,
     },
+    # transformers has a norm that vLLM wants of every layer in layers of experts alone
+    "AXK1ForCausalLM": _LATENT | {"n_routed_experts": 8, "n_group": 2, "first_k_dense_replace": 0},
     "DbrxForCausalLM": {
         "d_model": 256,
         "n_heads": 8,
@@ -90,6 +107,14 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "max_seq_len": ALL_OF_IT,
         "attn_config": {"kv_n_heads": 4, "clip_qkv": 8.0, "rope_theta": 10000.0},
         "ffn_config": {"ffn_hidden_size": 128, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "DeepseekV2ForCausalLM": _LATENT,
+    "DeepseekV3ForCausalLM": _LATENT
+    | {
+        "n_routed_experts": 8,
+        "n_group": 2,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
     },
     "Ernie4_5_MoeForCausalLM": {
         "moe_k": 2,
@@ -112,9 +137,19 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0],
     },
     "Gemma4ForCausalLM": {
+        "layer_types": [
+            "sliding_attention",
+            "full_attention",
+            "sliding_attention",
+            "full_attention",
+        ],
+        "global_head_dim": 64,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
         "vocab_size_per_layer_input": VOCAB,
         "hidden_size_per_layer_input": 32,
         "num_experts": None,
+        "final_logit_softcapping": 30.0,
     },
     "GPTJForCausalLM": {"rotary_dim": 16},
     "Gemma2ForCausalLM": {"query_pre_attn_scalar": 32},
@@ -148,6 +183,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         },
     },
     "Glm4MoeForCausalLM": {"head_dim": 32},
+    "Glm4MoeLiteForCausalLM": {"num_key_value_heads": 8, "first_k_dense_replace": 1},
     "HrmTextForCausalLM": {"num_layers_per_stack": 2},
     "HYV3ForCausalLM": {
         "first_k_dense_replace": 1,
@@ -182,10 +218,14 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 1,
     },
     "LongcatFlashForCausalLM": {
+        "num_key_value_heads": 8,
         "num_layers": 2,
         "ffn_hidden_size": 256,
         "expert_ffn_hidden_size": 128,
         "zero_expert_num": 2,
+        "zero_expert_type": "identity",
+        "mla_scale_q_lora": True,
+        "mla_scale_kv_lora": True,
         "moe_topk": 2,
     },
     "FalconH1ForCausalLM": {
@@ -207,7 +247,12 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "block_ff_dim": 512,
         "block_auto_adjust_ff_dim": False,
     },
-    "Qwen3NextForCausalLM": {"linear_key_head_dim": 128, "linear_value_head_dim": 128},
+    # every token has every expert: a rounding error of bfloat16 would choose others
+    "Qwen3NextForCausalLM": {
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "num_experts_per_tok": 4,
+    },
     "Lfm2MoeForCausalLM": {"layer_types": ["conv", "full_attention", "conv", "full_attention"]},
     "NemotronHForCausalLM": {
         "mamba_num_heads": 8,
@@ -415,7 +460,10 @@ class Model:
     @property
     def engine_options(self) -> dict[str, Any]:
         """Arguments of vLLM's engine that this model is served with, beside those of all."""
-        options = {"language_model_only": True} if self.architecture in MULTIMODAL else {}
+        options: dict[str, Any] = (
+            {"language_model_only": True} if self.architecture in MULTIMODAL else {}
+        )
+        options |= {"attention_backend": "CPU_MLA"} if self.architecture in LATENT else {}
         options |= {"trust_remote_code": True} if self.has_code else {}
         return options | ({"enable_prefix_caching": False} if self.has_state else {})
 
@@ -430,6 +478,11 @@ class Model:
         return "bfloat16" if self.architecture in GATED_DELTA else "float32"
 
     @property
+    def is_rounded(self) -> bool:
+        """Whether its products are rounded by more than float32, so that tokens are forced."""
+        return bool(self.quantized) or self.dtype != "float32"
+
+    @property
     def has_code(self) -> bool:
         """Whether its checkpoint has code of its own."""
         return self.is_native and bool(NATIVE[self.architecture].module)
@@ -442,8 +495,12 @@ class Model:
     @property
     def flags(self) -> tuple[str, ...]:
         """The same as flags of `serve`, which needs none for what is off."""
-        options = self.engine_options.items()
-        return tuple(f"--{name.replace('_', '-')}" for name, value in options if value)
+        return tuple(_flag(*option) for option in self.engine_options.items() if option[1])
+
+
+def _flag(name: str, value: Any) -> str:
+    flag = f"--{name.replace('_', '-')}"
+    return flag if value is True else f"{flag}={value}"
 
 
 VARIANTS: tuple[Model, ...] = (
@@ -466,6 +523,32 @@ VARIANTS: tuple[Model, ...] = (
     Model("LlamaForCausalLM", "one KV head", {"num_key_value_heads": 1}),
     Model(
         "GPTBigCodeForCausalLM", "many KV heads", {"multi_query": False, "num_key_value_heads": 8}
+    ),
+    Model(
+        "Gemma4ForCausalLM",
+        "fewer KV heads",
+        {
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 2,
+            "num_kv_shared_layers": 0,
+            "use_double_wide_mlp": False,
+            "hidden_size_per_layer_input": 0,
+        },
+    ),
+    Model(
+        "Gemma4ForCausalLM",
+        "experts",
+        {
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 2,
+            "num_kv_shared_layers": 0,
+            "use_double_wide_mlp": False,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "sliding_window": WINDOW,
+        },
     ),
     Model("GPTNeoXForCausalLM", "sequential", {"use_parallel_residual": False}),
     Model("PhiForCausalLM", "norms of heads", {"qk_layernorm": True}),

@@ -17,6 +17,7 @@ from typing import Any
 from flying_lab.tiny_models.checkpoint import STD_AT_256
 from zoo.architectures import ADJUSTED, MAX_MODEL_LEN, Model, fields_of, model_class
 from zoo.native_models import NATIVE
+from zoo.rotation import CORRECTED
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".zoo"
@@ -118,9 +119,11 @@ def _keys(model: Model) -> dict[str, str]:
     if model.quantized:
         rounded = _source("quantized.py", "../flying_lab/tiny_models/quantized.py")
         checkpoint = _key(checkpoint, rounded)
-    forced = ["forced.py"] if model.quantized else []
+    forced = ["forced.py"] if model.is_rounded else []
     asked = _source("stock.py", "requests.py", *forced), MAX_MODEL_LEN
     stock = _key(checkpoint, asked, machine())
+    if model.architecture in CORRECTED:
+        stock = _key(stock, _source("rotation.py"))
     lanes = _key(
         checkpoint,
         _source("lanes.py", "requests.py", "survey.py", "quantized.py", *forced),

@@ -216,7 +216,7 @@ def _stacked_by_mappers(built: Any) -> dict[str, list[str]]:
 def _mean(module: Any, key: str, parameter: Any) -> float:
     """What is drawn around: what the constructor of a norm has written, and else 0."""
     is_norm = key == "weight" and parameter.dim() == 1 and "Norm" in type(module).__name__
-    return float(parameter.flatten()[0]) if is_norm else 0.0
+    return float(parameter.detach().flatten()[0]) if is_norm else 0.0
 
 
 def _draw(name: str, shape: tuple[int, ...], mean: float) -> Any:

@@ -319,6 +319,7 @@ NATIVE: dict[str, Native] = {
         {
             "model_type": "step3_text",
             "num_attention_groups": 1,
+            "num_key_value_heads": 1,
             "moe_num_experts": 4,
             "moe_top_k": 2,
             "moe_intermediate_size": 128,

@@ -8,6 +8,7 @@ from textwrap import wrap
 
 from zoo.architectures import ALL_OF_IT, MAX_MODEL_LEN, WINDOW
 from zoo.compare import TOLERANCE
+from zoo.rotation import CORRECTED
 from zoo.verdict import (
     BLIND,
     BUILD,
@@ -54,7 +55,9 @@ WHAT = (
     "`--language-model-only` (*text only*). Each other variant is a way of binding weights that "
     "the usual configuration of its architecture does not show. Models with recurrent state are "
     "served and asked without prefix caching. Those with gated delta nets compute in bfloat16, "
-    "the only type of vLLM's kernel for the CPU, and are compared as quantized models are."
+    "the only type of vLLM's kernel for the CPU, and are compared as quantized models are. "
+    f"{' and '.join(CORRECTED)} are compared with stock vLLM whose rotary embeddings are computed "
+    "in plain torch (see [engine.md](engine.md#latent-attention))."
 )
 
 QUANTIZED_MEANS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from zoo import stock
+from zoo import rotation, stock
 from zoo.architectures import Model
 from zoo.checkpoints import write_checkpoint
 from zoo.forced import FORCED_AFTER, FORCED_BATCH, PROCESSOR
@@ -70,11 +70,13 @@ def write_model(model: Model, path: Path) -> None:
 
 
 def answer_all(model: Model, path: Path, degree: int, out: Path) -> None:
-    """As `stock.answer_all`, for a quantized model in its type and with forced tokens. Body of a
+    """As `stock.answer_all`, for a model that rounds in its type and with forced tokens. Body of a
     forked process, whose settings it changes.
     """
-    if model.quantized:
+    if model.is_rounded:
         stock.ENGINE |= {"dtype": dtype_of(model), "logits_processors": [PROCESSOR]}
         stock.ENGINE |= {"kv_cache_dtype": kv_dtype_of(model)}
         stock.BATCH, stock.AFTER = FORCED_BATCH, FORCED_AFTER
+    if model.architecture in rotation.CORRECTED:
+        rotation.correct()
     stock.answer_all(path, degree, out, model.engine_options)

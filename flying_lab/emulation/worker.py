@@ -37,10 +37,16 @@ class EmulatedLaneWorker(FlyingCPUWorker, EmulatedWorker):
         super().initialize_from_config(kv_cache_config)
         profile = profile_of(self.vllm_config.additional_config)
         views = self.lanes.kv_views
-        for size, view in views.items():
-            views[size] = TimedKVView(
-                view.parts, view.heads, view.block_tokens, view.states, lane=profile.lane(size)
+        for size, (view,) in views.items():
+            timed = TimedKVView(
+                view.parts,
+                view.heads,
+                view.block_tokens,
+                view.kv_heads,
+                view.states,
+                lane=profile.lane(size),
             )
+            views[size] = [timed]
 
 
 @dataclass(frozen=True)

@@ -68,8 +68,7 @@ class LaneCost:
         self._elementwise_s = self._elementwise_token_bytes() / (
             spec.memory_bandwidth.value * fitted.elementwise_efficiency.value
         )
-        heads_per_device = model.heads / degree
-        self._pair_s = 4.0 * model.head_dim * heads_per_device
+        self._pair_s = 4.0 * model.query_width / degree
         self._pair_s /= spec.peak_flops.value * fitted.attention_flops_efficiency.value
         self._key_s = model.kv_bytes_per_token(degree) / model.layers
         self._key_s /= spec.memory_bandwidth.value * fitted.attention_memory_efficiency.value
@@ -177,8 +176,8 @@ class LaneCost:
 
     def _layer_gemms(self) -> list[_Gemm]:
         model, degree = self.model, self.degree
-        query = model.heads * model.head_dim / degree
-        kv = 2 * model.kv_heads_per_device(degree) * model.head_dim
+        query = model.query_width / degree
+        kv = 2 * model.kv_width(degree)
         gemms = [
             self._gemm(model.hidden, query + kv, model.linear_bytes),
             self._gemm(query, model.hidden, model.linear_bytes),
@@ -213,7 +212,7 @@ class LaneCost:
         """
         model, degree = self.model, self.degree
         norms = 2 * 4 * model.hidden
-        rotary = 2 * (model.heads / degree + model.kv_heads_per_device(degree)) * model.head_dim
+        rotary = 2 * (model.query_width / degree + model.kv_width(degree))
         activation = 3 * max(1, model.experts_per_token) * model.intermediate / degree
         return (norms + rotary + activation) * ACTIVATION_BYTES
 

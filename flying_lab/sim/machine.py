@@ -103,7 +103,9 @@ class Modelled:
         able = [
             d
             for d in (1, *RANKS)
-            if degree_obstacle(d, self.model.heads, self.model.kv_heads) is None
+            if not any(
+                degree_obstacle(d, self.model.heads, count) for count in self.model.kv_head_counts
+            )
         ]
         return [d for d in able if least <= d <= self.devices]
 
@@ -114,7 +116,7 @@ class Modelled:
         `resident` devices hold the weights once.
         """
         blocks = int(self._pool_bytes(resident) / self._block_bytes(devices))
-        heads = self.model.kv_heads
+        heads = min(self.model.kv_head_counts)
         return Engine(
             devices,
             blocks,

@@ -23,6 +23,14 @@ class Piece(NamedTuple):
     tensors: int
 
 
+class AttentionKind(NamedTuple):
+    """Layers whose attention has the same heads."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+
 @dataclass(frozen=True)
 class Model:
     """A decoder-only transformer with gated feed-forward layers, dense or with routed experts.
@@ -53,6 +61,36 @@ class Model:
     expert_bytes: float = 2.0
     """Bytes per parameter of the experts' weights, scales included."""
     embedding_bytes: float = 2.0
+    kinds: tuple[AttentionKind, ...] = ()
+    """Kinds of layers by their attention; empty: all have `kv_heads` of `head_dim`."""
+
+    @property
+    def attention_kinds(self) -> tuple[AttentionKind, ...]:
+        """Return the kinds of layers by their attention, at least one."""
+        return self.kinds or (AttentionKind(self.layers, self.kv_heads, self.head_dim),)
+
+    @property
+    def kv_head_counts(self) -> set[int]:
+        """Return the numbers of KV heads that layers have."""
+        return {kind.kv_heads for kind in self.attention_kinds}
+
+    @property
+    def query_width(self) -> float:
+        """Return the width of all queries of a token, the mean of all layers."""
+        sizes = (kind.layers * kind.head_dim for kind in self.attention_kinds)
+        return self.heads * sum(sizes) / self.layers
+
+    def kv_width(self, degree: int) -> float:
+        """Return the width of a token's keys on each device, the mean of all layers. At least one
+        head is on each, so heads replicate beyond their number.
+        """
+        return self._kv_numbers(degree) / self.layers
+
+    def _kv_numbers(self, degree: int) -> int:
+        return sum(
+            kind.layers * max(1, kind.kv_heads // degree) * kind.head_dim
+            for kind in self.attention_kinds
+        )
 
     @property
     def feed_forward_params(self) -> int:
@@ -64,22 +102,15 @@ class Model:
         """Return the parameters of input embedding and output head."""
         return self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
 
-    def kv_heads_per_device(self, degree: int) -> int:
-        """Return the KV heads that each device holds; at least one, so heads replicate beyond their
-        number.
-        """
-        return max(1, self.kv_heads // degree)
-
     def kv_bytes_per_token(self, degree: int) -> int:
-        """Return the bytes of KV cache per token on each device, all layers alike (one KV cache
-        group).
+        """Return the bytes of KV cache per token on each device. All layers keep all KV (one KV
+        cache group).
         """
-        return self.layers * 2 * self.kv_heads_per_device(degree) * self.head_dim * ACTIVATION_BYTES
+        return 2 * self._kv_numbers(degree) * ACTIVATION_BYTES
 
     def weight_bytes(self, degree: int) -> float:
         """Return the bytes of weights on each device."""
-        kv_params = 2 * self.hidden * self.head_dim * self.kv_heads_per_device(degree)
-        attention = 2 * self.hidden * self.head_dim * self.heads / degree + kv_params
+        attention = 2 * self.hidden * (self.query_width / degree + self.kv_width(degree))
         whole = ACTIVATION_BYTES * (2 * self.hidden + self.hidden * self.experts)
         layers = self.layers * (self.linear_bytes * attention + whole) + self.mlp_bytes(degree)
         return layers + self.embedding_bytes * self.embedding_params / degree
@@ -88,9 +119,9 @@ class Model:
         """Return the divided weights on each device, in the order in which they are lent: MLPs
         first.
         """
-        whole = self.linear_bytes * 2 * self.hidden * self.head_dim
         mlp = Piece(self.mlp_bytes(degree) / self.layers, 3 * max(1, self.experts))
-        attention = Piece(whole * (self.heads / degree + self.kv_heads_per_device(degree)), 4)
+        width = self.query_width / degree + self.kv_width(degree)
+        attention = Piece(self.linear_bytes * 2 * self.hidden * width, 4)
         vocabulary = Piece(
             self.embedding_bytes * self.embedding_params / degree, 1 if self.tied_embeddings else 2
         )
@@ -176,6 +207,7 @@ def from_config(name: str, config: Mapping[str, Any], where: str) -> Model:
         sliding_layers=sliding_layers,
         linear_bytes=linear_bytes,
         expert_bytes=expert_bytes,
+        kinds=_kinds(config, where, kv_heads),
     )
 
 
@@ -200,6 +232,9 @@ def _refuse_uncovered(config: Mapping[str, Any], where: str) -> None:
         ("mamba_d_state", "state space layers"),
         ("is_encoder_decoder", "an encoder"),
         ("first_k_dense_replace", "a mix of dense and expert layers"),
+        ("enable_moe_block", "experts beside a dense layer"),
+        ("hidden_size_per_layer_input", "embeddings of layers"),
+        ("num_kv_shared_layers", "layers that use the KV of others"),
     ):
         if config.get(field):
             raise ConfigError(
@@ -234,6 +269,22 @@ def _sliding(config: Mapping[str, Any], where: str, layers: int) -> tuple[int, i
     return _count(config, where, "sliding_window"), kinds.count(
         "sliding_attention"
     ) if kinds else layers
+
+
+def _kinds(config: Mapping[str, Any], where: str, kv_heads: int) -> tuple[AttentionKind, ...]:
+    """Return the kinds of layers where those without a window have other heads (Gemma 4)."""
+    if config.get("global_head_dim") is None:
+        return ()
+    full_heads = kv_heads
+    if config.get("attention_k_eq_v"):
+        full_heads = _count(config, where, "num_global_key_value_heads", default=kv_heads)
+    local, full = (
+        config["layer_types"].count(kind) for kind in ("sliding_attention", "full_attention")
+    )
+    return (
+        AttentionKind(local, kv_heads, _count(config, where, "head_dim")),
+        AttentionKind(full, full_heads, _count(config, where, "global_head_dim")),
+    )
 
 
 def _library() -> dict[str, Any]:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from safetensors import deserialize
 from safetensors.numpy import save_file
 
-from flying_lab.tiny_models import falcon_h1, gpt_oss, tokenizer
+from flying_lab.tiny_models import deepseek, falcon_h1, gemma4, gpt_oss
 from flying_lab.tiny_models.tokenizer import BOS, EOS, MAX_POSITIONS, write_json, write_tokenizer
 
 Array = npt.NDArray[np.float32]
@@ -70,7 +70,9 @@ SHAPES: dict[str, Shape] = {
     "gpt-oss": Shape(family="gpt_oss", experts=4),
     # ten blocks of an expert, which four ranks cut into 3, 3, 3 and 1
     "gpt-oss-mxfp4": Shape(family="gpt_oss", intermediate=320, experts=4, mxfp4=True),
+    "gemma4": Shape(family="gemma4", tied=True),
     "falcon-h1": Shape(family="falcon_h1"),
+    "deepseek-v3": Shape(family="deepseek_v3", experts=8),
     "llama-75m": Shape(hidden=768, intermediate=1536, layers=12, heads=12, vocab=8192),
     "llama-w4a16": Shape(quantized="w4a16"),
     "llama-gptq": Shape(quantized="gptq"),
@@ -86,7 +88,9 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
+    "gemma4": "Gemma4ForCausalLM",
     "falcon_h1": "FalconH1ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
 }
 
 
@@ -156,9 +160,9 @@ def _key(shape: str | Shape, seed: int) -> str:
     seed.
     """
     folder = Path(__file__).parent
-    families = (falcon_h1.__file__, gpt_oss.__file__)
-    modules = (__file__, tokenizer.__file__, *families, folder / "quantized.py")
-    sources = b"".join(Path(module).read_bytes() for module in modules)
+    families = ("deepseek.py", "falcon_h1.py", "gemma4.py", "gpt_oss.py")
+    modules = ("checkpoint.py", "tokenizer.py", *families, "quantized.py")
+    sources = b"".join((folder / module).read_bytes() for module in modules)
     return hashlib.sha256(sources + f"{shape} {seed}".encode()).hexdigest()
 
 
@@ -186,6 +190,20 @@ def _tensors(sizes: Shape, seed: int) -> Iterator[tuple[str, npt.NDArray[Any]]]:
     """Yield the checkpoint's (name, tensor). Norms are drawn around 1, so that one bound to the
     wrong place shows. Sinks are about as large as scores.
     """
+    if sizes.family == "gemma4":
+        of_gemma4 = gemma4.Sizes(
+            sizes.hidden,
+            sizes.intermediate,
+            sizes.layers,
+            sizes.heads,
+            sizes.kv_heads,
+            sizes.head_dim,
+            sizes.vocab,
+            sizes.std,
+        )
+        for name, shape, std, mean in gemma4.tensors(of_gemma4):
+            yield name, draw(name, shape, std, seed, mean)
+        return
     for name, shape in tensor_shapes(sizes):
         if name.endswith("norm.weight"):
             yield name, draw(name, shape, 0.1, seed, mean=1.0)
@@ -205,7 +223,7 @@ def tensor_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield from (
             (f"{prefix}self_attn.{name}", shape) for name, shape in _attention_shapes(sizes)
         )
-        yield from ((prefix + name, shape) for name, shape in _other_shapes(sizes))
+        yield from ((prefix + name, shape) for name, shape in _other_shapes(sizes, layer))
     last_norm = "final_layernorm" if sizes.family == "falcon_h1" else "norm"
     yield f"model.{last_norm}.weight", (sizes.hidden,)
     if not sizes.tied:
@@ -220,6 +238,9 @@ def _attention_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield from gpt_oss.attention_shapes(
             sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head_dim
         )
+        return
+    if sizes.family == "deepseek_v3":
+        yield from deepseek.attention_shapes(sizes.hidden, sizes.heads)
         return
     rows = {
         "q": sizes.heads * sizes.head_dim,
@@ -236,23 +257,29 @@ def _attention_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield "k_norm.weight", (sizes.head_dim,)
 
 
-def _other_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _other_shapes(sizes: Shape, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield (name, shape) of one layer without its attention."""
     if sizes.family == "falcon_h1":
         yield from falcon_h1.layer_shapes(sizes.hidden, sizes.intermediate)
         return
     yield "input_layernorm.weight", (sizes.hidden,)
     yield "post_attention_layernorm.weight", (sizes.hidden,)
-    yield from _mlp_shapes(sizes)
+    yield from _mlp_shapes(sizes, layer)
 
 
-def _mlp_shapes(sizes: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _mlp_shapes(sizes: Shape, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield (name, shape) of one feed-forward layer, dense or of experts."""
+    is_dense = not sizes.experts
+    if sizes.family == "deepseek_v3":
+        is_dense = layer < deepseek.DENSE_LAYERS
+        if not is_dense:
+            yield from deepseek.mlp_shapes(sizes.hidden, sizes.experts)
+            return
     if sizes.family == "gpt_oss":
         yield from gpt_oss.mlp_shapes(sizes.hidden, sizes.intermediate, sizes.experts)
         return
     up, down = (sizes.intermediate, sizes.hidden), (sizes.hidden, sizes.intermediate)
-    if not sizes.experts:
+    if is_dense:
         yield from (
             ("mlp.gate_proj.weight", up),
             ("mlp.up_proj.weight", up),
@@ -294,8 +321,12 @@ def _config(sizes: Shape) -> dict[str, Any]:
         config |= gpt_oss.configuration(
             sizes.layers, sizes.experts, MAX_POSITIONS, mxfp4=sizes.mxfp4
         )
+    elif sizes.family == "gemma4":
+        config |= gemma4.configuration(sizes.layers, sizes.vocab)
     elif sizes.family == "falcon_h1":
         config |= falcon_h1.configuration()
+    elif sizes.family == "deepseek_v3":
+        config |= deepseek.configuration(sizes.heads, sizes.experts, MAX_POSITIONS)
     elif sizes.experts:
         config |= {
             "num_local_experts": sizes.experts,

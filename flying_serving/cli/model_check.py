@@ -22,6 +22,7 @@ from flying_serving.errors import FlyingError
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.placement.plan import Placement, device_name
 from flying_serving.policy.policies import POLICIES
+from flying_serving.vllm_adapter.kv_heads import fewest_kv_heads
 
 FEWEST_LAYERS = 2
 FEWEST_EXPERTS = 8
@@ -97,12 +98,13 @@ def findings(config: Any, checked: Checked, took_s: float) -> Iterator[Finding]:
     yield Finding(
         "ok", "KV cache", f"{kv_bytes / GIB:.2f} GiB on each device, {plan.blocks} blocks"
     )
+    kv_heads = fewest_kv_heads(model)
     for size in sorted({*checked.sizes, *checked.not_offered}):
         name = f"group size {size}"
         if size in checked.not_offered:
             yield Finding("warn", name, f"not offered: {checked.not_offered[size]}")
             continue
-        block = lane_block_tokens(plan.block_tokens, size, devices, model.get_total_num_kv_heads())
+        block = lane_block_tokens(plan.block_tokens, size, devices, kv_heads)
         tokens = max(0, plan.blocks - 1 - plan.state_blocks) * block
         longest = min(tokens, plan.max_model_len)
         yield Finding("ok", name, f"ok, longest context {longest} tokens (its KV holds {tokens})")
@@ -222,18 +224,30 @@ def _with_random_weights(args: Any, config: Any, layers: int, experts: dict[str,
     if config.scheduler_config.enable_chunked_prefill:
         changed.max_num_batched_tokens, changed.max_num_seqs = STEP_TOKENS, STEP_REQUESTS
     if layers < _layers(config):
-        of_layers = {
-            name: value[:layers]
-            for name, value in config.model_config.hf_text_config.to_dict().items()
-            if isinstance(value, list) and len(value) == _layers(config)
-        }
-        fewer = {"num_hidden_layers": layers, **of_layers}
+        fewer = _fields_of_layers(config, layers)
     else:
         fewer = {}
     if fewer | experts:
         overrides = args.hf_overrides or {}
         changed.hf_overrides = _with_text_fields(overrides, config, fewer | experts)
     return AsyncEngineArgs.from_cli_args(changed).create_engine_config()
+
+
+def _fields_of_layers(config: Any, layers: int) -> dict[str, Any]:
+    """Return the fields of a model's configuration that say something of each layer, for its first
+    `layers`.
+    """
+    fields = config.model_config.hf_text_config.to_dict()
+    of_layers: dict[str, Any] = {
+        name: value[:layers]
+        for name, value in fields.items()
+        if isinstance(value, list) and len(value) == _layers(config)
+    }
+    if apart := fields.get("per_layer_config"):  # of layers that differ from the others
+        of_layers["per_layer_config"] = {
+            index: value for index, value in apart.items() if int(index) < layers
+        }
+    return {"num_hidden_layers": layers, **of_layers}
 
 
 def _with_text_fields(

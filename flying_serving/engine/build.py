@@ -32,7 +32,7 @@ from flying_serving.predict.migrations import fit_migrations
 from flying_serving.scheduling.batches import Batches
 from flying_serving.vllm_adapter.blocks import SchedulerPool
 from flying_serving.vllm_adapter.engine_pool import EnginePool
-from flying_serving.vllm_adapter.kv import groups_of
+from flying_serving.vllm_adapter.kv import block_bytes, groups_of
 from flying_serving.vllm_adapter.scheduler import block_hasher, make_scheduler, most_outstanding
 from flying_serving.wire import CalibrationRow, EngineMemory, Measured, MigrationRow
 from flying_serving.worker import lent
@@ -107,9 +107,7 @@ class Site:
     @property
     def block_bytes(self) -> int:
         """Bytes of one KV block, all layers, on one device."""
-        kv_config = self.core.kv_config
-        all_bytes = sum(tensor.size for tensor in kv_config.kv_cache_tensors)
-        return int(all_bytes // kv_config.num_blocks)
+        return block_bytes(self.core.kv_config)
 
     def channel(self) -> Channel:
         """Open the engine's end of the channel."""
@@ -234,7 +232,8 @@ def _make_residency(core: Any, own: EnginePool, loop: EngineLoop) -> Residency:
     extra = range(own_blocks, core.kv_config.num_blocks)
     core.call_workers(lent.release_blocks, extra)
     regions = lent.extents(core.kv_config, range(1))
-    ledger = PageLedger(pieces, ExtraKV(len(extra), len(regions), regions[0][1]), page_bytes)
+    kv = ExtraKV(len(extra), [size_bytes for _, size_bytes in regions])
+    ledger = PageLedger(pieces, kv, page_bytes)
     return Residency(
         loop.lanes, own, ledger, extra, core.call_workers, loop.migrations.source.revoke_all
     )

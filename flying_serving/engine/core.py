@@ -25,6 +25,7 @@ from flying_serving.scheduling.arbiter import Wait
 from flying_serving.start_error import told_to_server
 from flying_serving.vllm_adapter.history import resume
 from flying_serving.vllm_adapter.kv import pooled_capacity
+from flying_serving.vllm_adapter.kv_heads import fewest_kv_heads
 from flying_serving.vllm_adapter.numa import leave_placement_to_workers
 from flying_serving.vllm_adapter.patches import installer
 from flying_serving.vllm_adapter.patches.engine_class import engine_classes
@@ -55,7 +56,7 @@ class CoreWithLanes(EngineCore):
 
     def _initialize_kv_caches(self, vllm_config: Any) -> Any:
         deployment = deployment_of(vllm_config.additional_config)
-        heads = vllm_config.model_config.get_total_num_kv_heads()
+        heads = fewest_kv_heads(vllm_config.model_config)
         with pooled_capacity(lane_block_tokens(1, deployment.widest, deployment.devices, heads)):
             self.kv_config = super()._initialize_kv_caches(vllm_config)
         # next vLLM makes the scheduler; the workers' configuration stays as the user has it

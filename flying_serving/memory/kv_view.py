@@ -1,4 +1,8 @@
-"""A lane's KV cache, token by token, in this process or in a peer (torch, no vLLM)."""
+"""A lane's KV cache, token by token, in this process or in a peer (torch, no vLLM).
+
+A lane has a `KVView` for each kind of layers. Layers are of a kind if their KV has the same size
+and the same number of heads. All lanes of a model have the same kinds in the same order.
+"""
 
 import math
 import pickle
@@ -49,7 +53,7 @@ class PartShape(msgspec.Struct, frozen=True, array_like=True):
         return typed.as_strided(self.shape, self.stride, self.offset)
 
 
-class LaneShape(msgspec.Struct, frozen=True):
+class ViewShape(msgspec.Struct, frozen=True):
     """A `KVView` without its memory: the parts, and the first of its heads and the one after the
     last.
     """
@@ -57,44 +61,48 @@ class LaneShape(msgspec.Struct, frozen=True):
     parts: list[PartShape]
     heads: tuple[int, int]
     block_tokens: int
+    kv_heads: int
     states: list[PartShape] = []
 
 
 class KVAddress(msgspec.Struct, frozen=True):
-    """The KV memory of a device, and its lanes by group size.
+    """The KV memory of a device, and the views of its lanes by group size.
 
     On CUDA `memory` is the result of `share_cuda`, or an arena.
     """
 
     memory: Address | SharedArena | bytes
-    lanes: dict[int, LaneShape]
+    lanes: dict[int, list[ViewShape]]
 
 
 @dataclass(frozen=True)
 class KVView:
-    """The KV cache of a lane on one device.
+    """The KV cache of a lane on one device, of layers that are alike.
 
     `parts`: for each layer one tensor or more `[blocks, heads, tokens in a block, size]`, views of
     the KV memory. Where kernels see smaller blocks, each block is several in a row there. `heads`:
-    the range of the model's KV heads in them. `states`: recurrent states of layers, whose first
-    dimension is the blocks.
+    the range of the model's KV heads in them, of the `kv_heads` that these layers have. `states`:
+    recurrent states of layers, whose first dimension is the blocks; all in the first view of a
+    lane.
     """
 
     parts: Sequence[torch.Tensor]
     heads: range
     block_tokens: int
+    kv_heads: int
     states: Sequence[torch.Tensor] = ()
 
-    def shape(self) -> LaneShape:
+    def shape(self) -> ViewShape:
         """Return the view without its memory, which a peer needs to read it."""
         parts, states = ([PartShape.of(part) for part in of] for of in (self.parts, self.states))
-        return LaneShape(parts, (self.heads.start, self.heads.stop), self.block_tokens, states)
+        heads = self.heads.start, self.heads.stop
+        return ViewShape(parts, heads, self.block_tokens, self.kv_heads, states)
 
     @classmethod
-    def over(cls, memory: torch.Tensor, shape: LaneShape) -> "KVView":
+    def over(cls, memory: torch.Tensor, shape: ViewShape) -> "KVView":
         """Return a view of a peer's memory (int8)."""
         parts, states = ([part.over(memory) for part in of] for of in (shape.parts, shape.states))
-        return cls(parts, range(*shape.heads), shape.block_tokens, states)
+        return cls(parts, range(*shape.heads), shape.block_tokens, shape.kv_heads, states)
 
     @cached_property
     def stacks(self) -> list[torch.Tensor]:

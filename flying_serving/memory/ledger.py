@@ -6,8 +6,10 @@ as whole blocks, the *extra* ones, from the first on. Each layer has a region of
 """
 
 import mmap
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 
 from flying_serving.errors import IntegrityError
@@ -15,19 +17,18 @@ from flying_serving.errors import IntegrityError
 
 @dataclass(frozen=True)
 class ExtraKV:
-    """Extra blocks: at most `most_blocks`, each with `block_bytes` bytes in each of `regions`
-    regions.
-    """
+    """Extra blocks: at most `most_blocks`. `region_bytes`: of a block, in each of the regions."""
 
     most_blocks: int
-    regions: int
-    block_bytes: int
+    region_bytes: Sequence[int]
 
     def pages(self, blocks: int, page_bytes: int) -> int:
         """Return the pages that `blocks` blocks take at most: in each region they may begin and end
         within a page.
         """
-        return self.regions * (-(-blocks * self.block_bytes // page_bytes) + 1) if blocks else 0
+        if not blocks:
+            return 0
+        return sum(-(-blocks * size // page_bytes) + 1 for size in self.region_bytes)
 
 
 class PageLedger:
@@ -78,9 +79,9 @@ class PageLedger:
 
     def room(self, dropped: int) -> int:
         """Return the number of extra blocks that there may be when `dropped` pieces are gone."""
-        pages, kv = self._freed_pages[dropped], self._kv
-        blocks = max(0, pages // kv.regions - 1) * self._page_bytes // kv.block_bytes
-        return min(blocks, kv.most_blocks)
+        counts = range(self._kv.most_blocks + 1)
+        pages = partial(self._kv.pages, page_bytes=self._page_bytes)
+        return bisect_right(counts, self._freed_pages[dropped], key=pages) - 1
 
     def drop(self) -> int:
         """Drop the next piece, and return its number. Raises IntegrityError if all are gone."""

@@ -2,7 +2,7 @@
 are lost.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 
 import msgspec
@@ -14,6 +14,9 @@ from flying_serving.memory.kv_groups import KVGroups
 from flying_serving.memory.kv_view import KVAddress, KVView, map_memory
 from flying_serving.memory.shared_arena import SharedArena
 
+Lanes = Mapping[int, Sequence[KVView]]
+"""The lanes of a device by group size: a view for each kind of layers."""
+
 
 def _path(run_dir: str, engine: int, device: int) -> str:
     return f"{run_dir}/kv-{engine}-{device}"
@@ -24,11 +27,11 @@ def announce_kv(
     engine: int,
     device: int,
     memory: Address | SharedArena | bytes,
-    views: dict[int, KVView],
+    lanes: Lanes,
 ) -> None:
-    """Let peers read the lanes of a device, by group size."""
-    lanes = {size: view.shape() for size, view in views.items()}
-    announce(_path(run_dir, engine, device), KVAddress(memory, lanes))
+    """Let peers read the lanes of a device."""
+    shapes = {size: [view.shape() for view in views] for size, views in lanes.items()}
+    announce(_path(run_dir, engine, device), KVAddress(memory, shapes))
 
 
 class KVBlocks(msgspec.Struct, frozen=True):
@@ -74,8 +77,8 @@ class PeerKV:
     def __init__(self, run_dir: str, cuda: CudaDevice | None = None) -> None:
         self._run_dir = run_dir
         self._cuda = cuda
-        self._own: dict[tuple[int, int], dict[int, KVView]] = {}
-        self._views: dict[tuple[int, int], dict[int, KVView]] = {}
+        self._own: dict[tuple[int, int], Lanes] = {}
+        self._peers: dict[tuple[int, int], Lanes] = {}
         self._lost: set[int] = set()
 
     def share(
@@ -83,11 +86,11 @@ class PeerKV:
         engine: int,
         device: int,
         memory: Address | SharedArena | bytes,
-        views: dict[int, KVView],
+        lanes: Lanes,
     ) -> None:
         """Let peers read the lanes of a device of this process: see `announce_kv`."""
-        self._own[engine, device] = views
-        announce_kv(self._run_dir, engine, device, memory, views)
+        self._own[engine, device] = lanes
+        announce_kv(self._run_dir, engine, device, memory, lanes)
 
     def map(self, engines: Sequence[int], devices: int) -> None:
         """Map the memory of some engines, when all is announced or about to be. Raises PeerMemory
@@ -96,32 +99,36 @@ class PeerKV:
         self.unmap(engines)
         self._lost.difference_update(engines)
         for engine, device in product(engines, range(devices)):
-            self.view(engine, device, 1)
+            self.views(engine, device, 1)
 
     def unmap(self, engines: Iterable[int]) -> None:
         """Unmap the memory of lost engines: memory of an ended process is free once no other
         process maps it.
         """
         self._lost.update(engines)
-        self._views = {
-            (engine, device): views
-            for (engine, device), views in self._views.items()
+        self._peers = {
+            (engine, device): lanes
+            for (engine, device), lanes in self._peers.items()
             if engine not in self._lost
         }
 
-    def view(self, engine: int, device: int, size: int) -> KVView:
-        """Return the lane of a device for groups of `size` engines. Raises PeerMemory if it cannot
-        be mapped, or is lost.
+    def views(self, engine: int, device: int, size: int) -> Sequence[KVView]:
+        """Return the lane of a device for groups of `size` engines, a view for each kind of layers.
+
+        Raises PeerMemory if it cannot be mapped, or is lost.
         """
-        found = self._own.get((engine, device)) or self._views.get((engine, device))
+        found = self._own.get((engine, device)) or self._peers.get((engine, device))
         if found is None:
-            found = self._views[engine, device] = self._map(engine, device)
+            found = self._peers[engine, device] = self._map(engine, device)
         return found[size]
 
-    def _map(self, engine: int, device: int) -> dict[int, KVView]:
+    def _map(self, engine: int, device: int) -> Lanes:
         whose = f"KV memory of engine {engine} device {device}"
         if engine in self._lost:
             raise PeerMemory(f"{whose}: the engine is lost")
         found = announced(_path(self._run_dir, engine, device), KVAddress, whose)
         memory = map_memory(found.memory, whose, self._cuda)
-        return {size: KVView.over(memory, lane) for size, lane in found.lanes.items()}
+        return {
+            size: [KVView.over(memory, shape) for shape in shapes]
+            for size, shapes in found.lanes.items()
+        }

@@ -16,8 +16,7 @@ import torch
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.layout.groups import Group, aligned_group
 from flying_serving.memory.kv_groups import KVGroups
-from flying_serving.memory.kv_view import KVView
-from flying_serving.memory.peers import PeerKV
+from flying_serving.memory.peers import Lanes, PeerKV
 from flying_serving.memory.states import StateCut, copy_states
 from flying_serving.migration.plan import copies, rank_of
 from flying_serving.wire import MigrationRow
@@ -30,8 +29,8 @@ class KVWorker(Protocol):
     """The part of a worker that a pull needs. The worker is `device` of `devices` in `engine` of
     `engines`.
 
-    `kv_views`: its KV, by group size; empty if blocks of the attention backend cannot be read, or
-    not by peers. `kv_groups`: the groups of its blocks. `state_cuts`: of each state in a view.
+    `kv_views`: its lanes; empty if blocks of the attention backend cannot be read, or not by peers.
+    `kv_groups`: the groups of its blocks. `state_cuts`: of each state in a lane.
     `blocks`: KV blocks of the engine. `peers`: the KV of all workers.
     """
 
@@ -39,8 +38,7 @@ class KVWorker(Protocol):
     engines: int
     device: int
     devices: int
-    kv_heads: int
-    kv_views: Mapping[int, KVView]
+    kv_views: Lanes
     state_cuts: Sequence[StateCut]
     kv_groups: KVGroups
     peers: PeerKV
@@ -62,14 +60,16 @@ def pull_kv(
     `source_blocks`: by engine of `source`. `blocks`: of this engine. They are physical blocks, from
     the request's first token on.
     """
-    view = worker.kv_views[len(target)]
+    views = worker.kv_views[len(target)]
     reader = worker.engine, worker.device
-    if view.states:
-        view.zero(worker.kv_groups.of_kv(blocks)[-(-tokens.start // view.block_tokens) :])
-    for (engine, device), heads in copies(source, target, reader, worker.devices, worker.kv_heads):
-        peer_view = worker.peers.view(engine, device, len(source))
-        view.copy(peer_view, heads, (source_blocks[engine], blocks), tokens)
-    if view.parts[0].is_cuda:  # the target reads the offer again when all of it is here
+    for kind, view in enumerate(views):
+        if views[0].states:
+            view.zero(worker.kv_groups.of_kv(blocks)[-(-tokens.start // view.block_tokens) :])
+        parts = copies(source, target, reader, worker.devices, view.kv_heads)
+        for (engine, device), heads in parts:
+            peer_view = worker.peers.views(engine, device, len(source))[kind]
+            view.copy(peer_view, heads, (source_blocks[engine], blocks), tokens)
+    if views[0].parts[0].is_cuda:  # the target reads the offer again when all of it is here
         torch.cuda.current_stream().synchronize()
 
 
@@ -85,10 +85,10 @@ def pull_state(
 
     `source_blocks`, `blocks`: as for `pull_kv`.
     """
-    states, groups = worker.kv_views[len(target)].states, worker.kv_groups
+    states, groups = worker.kv_views[len(target)][0].states, worker.kv_groups
     place = rank_of(target, (worker.engine, worker.device)), worker.devices * len(target)
     for engine, device in product(source, range(worker.devices)):
-        of_peer = worker.peers.view(engine, device, len(source)).states
+        of_peer = worker.peers.views(engine, device, len(source))[0].states
         peer_place = rank_of(source, (engine, device)), worker.devices * len(source)
         copy_states(
             worker.state_cuts,
@@ -119,8 +119,9 @@ def measure(worker: KVWorker, clock: Callable[[], float] = time.perf_counter) ->
     map_peers(worker, range(worker.engines))
     if worker.engines == 1:
         return rows
-    for size, view in worker.kv_views.items():
-        room = (worker.blocks - 1) * min(view.block_tokens, worker.kv_views[1].block_tokens)
+    block_tokens = {size: views[0].block_tokens for size, views in worker.kv_views.items()}
+    for size in block_tokens:
+        room = (worker.blocks - 1) * min(block_tokens[size], block_tokens[1])
         for tokens in sorted({min(count, room) for count in PROBE_TOKENS}):
             rows.append(MigrationRow(size, min(_timed_pulls(worker, size, tokens, clock)), tokens))
     return rows
@@ -138,7 +139,7 @@ def _timed_pulls(
     views, blocks = worker.kv_views, worker.blocks
     target = aligned_group(worker.engine, size)
     source = (1,) if worker.engine == 0 else (0,)
-    counts = (math.ceil(tokens / views[lane].block_tokens) for lane in (1, size))
+    counts = (math.ceil(tokens / views[lane][0].block_tokens) for lane in (1, size))
     source_blocks, target_blocks = ([1 + n % (blocks - 1) for n in range(many)] for many in counts)
     together = partial(worker.communicators.any_of, max(views), False)
     for _ in range(REPETITIONS):

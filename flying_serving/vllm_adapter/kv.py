@@ -2,14 +2,19 @@
 hold.
 """
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
 import torch
+from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
     MambaSpec,
     UniformTypeKVCacheSpecs,
     create_kv_cache_views,
@@ -55,24 +60,23 @@ def allocate_or_share(
 ) -> dict[str, torch.Tensor]:
     """Wrap `allocate_kv_cache`: the same views, over the shared buffer or other memory if there is
     one.
-
-    Layers with KV of different sizes get vLLM's own memory: no other lane can use them.
     """
     buffer, allocate = _buffer.get(), _allocate.get()
-    if allocate is not None and has_pages(kv_cache_config):
+    if allocate is not None and kv_cache_config.kv_cache_tensors:
         buffer = allocate(kv_cache_config.kv_cache_tensors[0].size)
     if buffer is None:
         result: dict[str, torch.Tensor] = original(
             kv_cache_config, device, layout, kernel_block_sizes
         )
         return result
+    specs = layer_specs(kv_cache_config.kv_cache_groups)
     groups = kv_cache_config.kv_cache_groups
     kernel_blocks: Sequence[int | None] = kernel_block_sizes or [None] * len(groups)
     group_of = {name: number for number, group in enumerate(groups) for name in group.layer_names}
     caches: dict[str, torch.Tensor] = {}
     for tensor in kv_cache_config.kv_cache_tensors:
-        blocks, number = kv_cache_config.num_blocks_of(tensor), group_of[tensor.layers[0]]
-        spec, kernel_block = groups[number].kv_cache_spec, kernel_blocks[number]
+        blocks, name = kv_cache_config.num_blocks_of(tensor), tensor.layers[0]
+        spec, kernel_block = specs[name], kernel_blocks[group_of[name]]
         views = create_kv_cache_views(
             buffer, spec, blocks, layout, tensor, kernel_block_size=kernel_block
         )
@@ -80,15 +84,71 @@ def allocate_or_share(
     return caches
 
 
-def has_pages(kv: KVCacheConfig) -> bool:
-    """Return whether a block is a page of the same bytes in every layer, in all groups."""
-    specs = [group.kv_cache_spec for group in kv.kv_cache_groups]
-    return bool(specs) and not any(isinstance(spec, UniformTypeKVCacheSpecs) for spec in specs)
+def layer_specs(groups: Sequence[KVCacheGroupSpec]) -> dict[str, KVCacheSpec]:
+    """Return the spec of each layer of some groups. Layers may differ in size within a group."""
+    specs: dict[str, KVCacheSpec] = {}
+    for group in groups:
+        if isinstance(group.kv_cache_spec, UniformTypeKVCacheSpecs):
+            specs |= group.kv_cache_spec.kv_cache_specs
+        else:
+            specs |= dict.fromkeys(group.layer_names, group.kv_cache_spec)
+    return specs
 
 
-def has_one_kind(kv: KVCacheConfig) -> bool:
-    """Return whether all layers have KV of one size, in one group, and none has state."""
-    return len(kv.kv_cache_groups) == 1 and has_pages(kv) and not kv.has_mamba_layers
+def with_sharing_layers(kv: KVCacheConfig, layers: Mapping[str, Any]) -> KVCacheConfig:
+    """Return a KV cache in which layers that use the KV of others have a spec, too: that of these.
+
+    vLLM's runner adds such layers to a group, and asks for their specs where layers differ in size.
+    `layers`: attention layers by name.
+    """
+    targets = {
+        name: target
+        for name, layer in layers.items()
+        if (target := getattr(layer, "kv_sharing_target_layer_name", None)) is not None
+    }
+    groups = []
+    for group in kv.kv_cache_groups:
+        spec = group.kv_cache_spec
+        if isinstance(spec, UniformTypeKVCacheSpecs):
+            own = spec.kv_cache_specs
+            sharing = {name: own[target] for name, target in targets.items() if target in own}
+            spec = replace(spec, kv_cache_specs=own | sharing)
+        groups.append(replace(group, kv_cache_spec=spec))
+    return replace(kv, kv_cache_groups=groups)
+
+
+def block_bytes(kv: KVCacheConfig) -> int:
+    """Return the bytes of one block, all layers. vLLM gives each tensor the size of all of them."""
+    return int(kv.kv_cache_tensors[0].size // kv.num_blocks)
+
+
+def in_blocks_of(kv: KVCacheConfig, lane1: KVCacheConfig) -> KVCacheConfig | None:
+    """Return a lane's KV in the blocks of lane 1, where each layer's part of a block stays its own.
+
+    A lane may not be able to cut the KV of some layers any further. Layers with more KV heads then
+    take less of their parts, and leave the rest unused.
+
+    Returns:
+        None if a layer does not fit into its part.
+    """
+    pages, room = _page_bytes(kv), _page_bytes(lane1)
+    if pages.keys() != room.keys() or any(pages[name] > room[name] for name in pages):
+        return None
+    if pages == room:
+        return kv if kv.num_blocks == lane1.num_blocks else None
+    tensors = copy.deepcopy(lane1.kv_cache_tensors)
+    return replace(kv, num_blocks=lane1.num_blocks, kv_cache_tensors=tensors)
+
+
+def _page_bytes(kv: KVCacheConfig) -> dict[str, int]:
+    return {
+        name: int(spec.page_size_bytes) for name, spec in layer_specs(kv.kv_cache_groups).items()
+    }
+
+
+def has_kv_alone(kv: KVCacheConfig) -> bool:
+    """Return whether all layers are in one group, and none has state."""
+    return len(kv.kv_cache_groups) == 1 and not kv.has_mamba_layers
 
 
 def groups_of(kv: KVCacheConfig) -> KVGroups:
@@ -131,8 +191,12 @@ def token_parts(layers: Sequence[Any]) -> list[torch.Tensor] | None:
             read.
     """
     caches = {layer.kv_cache.data_ptr(): layer for layer in layers}.values()  # layers may share one
-    for parts_of in (_keys_then_values, _keys_transposed):
-        if all(_reads(parts_of, layer) for layer in caches):
+    latent = any(isinstance(layer, MLAAttention) for layer in caches)
+    reads, ways = (
+        (_reads_latents, (_latents,)) if latent else (_reads, (_keys_then_values, _keys_transposed))
+    )
+    for parts_of in ways:
+        if all(reads(parts_of, layer) for layer in caches):
             return [part for layer in caches for part in parts_of(layer.kv_cache)]
     return None
 
@@ -150,6 +214,34 @@ def _keys_transposed(cache: torch.Tensor) -> list[torch.Tensor]:
     rows = cache.view(blocks, heads, 2 * tokens, size // 2)
     keys = rows[:, :, :tokens].view(blocks, heads, size // 2, tokens).transpose(2, 3)
     return [keys, rows[:, :, tokens:]]
+
+
+def _latents(cache: torch.Tensor) -> list[torch.Tensor]:
+    """Return the part of a cache `[blocks, tokens, size]` of latent attention: one head."""
+    return [cache.unsqueeze(1)]
+
+
+def _reads_latents(parts_of: Callable[[torch.Tensor], list[torch.Tensor]], layer: Any) -> bool:
+    """As `_reads`, for a layer with latent attention (MLA): a token has one vector, of a latent and
+    a rotated key.
+    """
+    if not isinstance(layer, MLAAttention):
+        return False
+    cache = layer.kv_cache
+    scratch = torch.zeros((2, *cache.shape[1:]), dtype=cache.dtype, device=cache.device)
+    _, tokens, size = scratch.shape
+    rank = layer.kv_lora_rank
+    vectors = torch.randn(tokens, size, device=cache.device).to(cache.dtype)
+    slot_mapping = torch.arange(tokens, 2 * tokens, device=cache.device)
+    layer.impl.do_kv_cache_update(
+        vectors[:, :rank],
+        vectors[:, None, rank:],
+        scratch,
+        slot_mapping,
+        layer.kv_cache_dtype,
+        layer._k_scale,
+    )
+    return torch.equal(parts_of(scratch)[0][1, 0], vectors)
 
 
 def _reads(parts_of: Callable[[torch.Tensor], list[torch.Tensor]], layer: Any) -> bool:

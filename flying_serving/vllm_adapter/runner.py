@@ -19,7 +19,12 @@ from flying_serving.memory.states import StateCut
 from flying_serving.vllm_adapter.batches import without_outputs
 from flying_serving.vllm_adapter.compiled import uncompiled
 from flying_serving.vllm_adapter.graphs import DecodeGraphs
-from flying_serving.vllm_adapter.kv import groups_of, shared_kv_buffer, token_parts
+from flying_serving.vllm_adapter.kv import (
+    groups_of,
+    shared_kv_buffer,
+    token_parts,
+    with_sharing_layers,
+)
 from flying_serving.vllm_adapter.lora import made_up_adapter, wrap_layers
 from flying_serving.vllm_adapter.model_runners import unwrapped, version_of
 from flying_serving.vllm_adapter.randomness import LaneRandomness, seed_of, seed_process
@@ -145,17 +150,16 @@ class Runner:
         self.config.cache_config.num_gpu_blocks = kv.num_blocks
         self.groups = groups_of(kv)
         with set_current_vllm_config(self.config), shared_kv_buffer(memory):
-            self._runner.initialize_kv_cache(kv)
+            self._runner.initialize_kv_cache(self.with_sharing_layers(kv))
 
-    def kv_parts(self, kv: KVCacheConfig) -> list[torch.Tensor] | None:
-        """Return `token_parts` of the attention layers of a KV cache; None if it cannot be read, or
-        they are none or several groups.
-        """
-        paged = [g for g in kv.kv_cache_groups if not isinstance(g.kv_cache_spec, MambaSpec)]
-        if len(paged) != 1:
-            return None
+    def with_sharing_layers(self, kv: KVCacheConfig) -> KVCacheConfig:
+        """Return a KV cache as the runner takes it: see `kv.with_sharing_layers`."""
+        return with_sharing_layers(kv, self.config.compilation_config.static_forward_context)
+
+    def kv_parts(self, names: Sequence[str]) -> list[torch.Tensor] | None:
+        """Return `token_parts` of layers whose KV has one size; None if it cannot be read."""
         layers = self.config.compilation_config.static_forward_context
-        return token_parts([layers[name] for name in paged[0].layer_names])
+        return token_parts([layers[name] for name in names])
 
     def states(self, kv: KVCacheConfig) -> list[torch.Tensor]:
         """Return the state tensors of all layers that have some, group by group."""

@@ -2,6 +2,7 @@
 
 - `worker.py`: vLLM's worker, which makes the lanes. `placed.py`: its cores.
 - `lanes.py`, `lane.py`: all lanes of a device; one lane. An engine calls `WorkerLanes`.
+- `kv_views.py`: the KV of the lanes, for each kind of layers.
 - `binding/`: one copy of the weights for all lanes.
 - `residency.py`, `lent.py`: the weights that are resident; the calls that drop and fetch them.
 - `admission.py`: the group sizes that a model admits, before any engine starts.

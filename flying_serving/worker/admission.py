@@ -20,7 +20,8 @@ from vllm.platforms import current_platform
 
 from flying_serving.errors import ConfigError, FlyingError, WeightError
 from flying_serving.layout.shards import lane_block_tokens
-from flying_serving.vllm_adapter.kv import groups_of, pooled_capacity
+from flying_serving.vllm_adapter.kv import block_bytes, groups_of, pooled_capacity
+from flying_serving.vllm_adapter.kv_heads import fewest_kv_heads
 from flying_serving.vllm_adapter.loading import keep_weights
 from flying_serving.vllm_adapter.patches import installer
 from flying_serving.vllm_adapter.trees import (
@@ -34,6 +35,7 @@ from flying_serving.vllm_adapter.trees import (
     world_of_one,
 )
 from flying_serving.worker.binding.cuts import check_cuts
+from flying_serving.worker.binding.latent import absorb
 from flying_serving.worker.binding.recurrent import recurrent_segments
 from flying_serving.worker.binding.share import SharedWeights
 from flying_serving.worker.lane import lane_config
@@ -154,7 +156,7 @@ def kv_plan(config: VllmConfig, available: int, widest: int) -> KVPlan:
     """
     alone = _lane(config, 1)
     devices = alone.parallel_config.tensor_parallel_size
-    pooled = lane_block_tokens(1, widest, devices, alone.model_config.get_total_num_kv_heads())
+    pooled = lane_block_tokens(1, widest, devices, fewest_kv_heads(alone.model_config))
     with world_of_one(alone), pooled_capacity(pooled):
         _tree(alone)
         current_platform.update_block_size_for_backend(alone)
@@ -165,7 +167,7 @@ def kv_plan(config: VllmConfig, available: int, widest: int) -> KVPlan:
     groups = groups_of(kv)
     return KVPlan(
         blocks=kv.num_blocks,
-        block_bytes=sum(tensor.size for tensor in kv.kv_cache_tensors) // kv.num_blocks,
+        block_bytes=block_bytes(kv),
         block_tokens=groups.block_tokens,
         max_model_len=alone.model_config.max_model_len,
         state_blocks=groups.fixed_blocks,
@@ -206,6 +208,7 @@ def _share(lane1: Module, config: VllmConfig, size: int) -> None:
     if name := uncut_attention(lane):
         raise WeightError(f"{name}: vLLM splits its heads, and keeps its projections whole")
     give_data(lane1)
+    absorb(lane1, config.model_config.dtype)
     with keep_weights(), set_current_vllm_config(config):
         weights = SharedWeights(lane1, size, pack=None)
         weights.share_experts(lane, lane1)

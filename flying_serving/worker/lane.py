@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 from vllm.config import VllmConfig
-from vllm.v1.kv_cache_interface import KVCacheConfig, UniformTypeKVCacheSpecs
+from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config
+from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from flying_serving.comm.pool import CommunicatorPool
-from flying_serving.errors import ConfigError, EngineLost, Unsupported
+from flying_serving.errors import ConfigError, EngineLost
 from flying_serving.vllm_adapter.compiled import keep_eager
 from flying_serving.vllm_adapter.graphs import Captured, limit_capture_sizes
+from flying_serving.vllm_adapter.kv import in_blocks_of
 from flying_serving.vllm_adapter.runner import Runner, resolved
 
 
@@ -89,37 +91,33 @@ class WorkerLane:
         with communicators.activate(size):
             return cls(size, communicators, Runner.build(config, lane1))
 
-    def bind_kv(self, memory: torch.Tensor, lane1: KVCacheConfig, block_tokens: int) -> None:
+    def bind_kv(
+        self, memory: torch.Tensor, lane1: KVCacheConfig, block_tokens: int
+    ) -> KVCacheConfig:
         """Read lane 1's KV memory (int8, bytes) as this lane's blocks, of `block_tokens` tokens.
+        Returns its configuration.
 
         Raises:
-            ConfigError: if a block would not keep its bytes, or layers' KV differs in size (Gemma
-                4).
+            ConfigError: if a block would not keep its bytes.
         """
         self.runner.config.cache_config.kv_cache_layout = lane1.kv_cache_layout
         follow_pages(self.runner.config, lane1, block_tokens)
         with self.communicators.activate(self.size):
-            kv = self.runner.kv_config(memory.numel())
-            if any(
-                isinstance(group.kv_cache_spec, UniformTypeKVCacheSpecs)
-                for group in kv.kv_cache_groups
-            ):
-                raise Unsupported(
-                    "--model: layers whose KV differs in size cannot be served by Flying Serving "
-                    "yet"
-                )
-            kv.kv_cache_layout = lane1.kv_cache_layout
+            own = self.runner.kv_config(memory.numel())
+            kv = in_blocks_of(own, lane1)
             layers, expected = (
-                [group.layer_names for group in config.kv_cache_groups] for config in (kv, lane1)
+                [group.layer_names for group in config.kv_cache_groups] for config in (own, lane1)
             )
-            if kv.num_blocks != lane1.num_blocks or layers != expected:
+            if kv is None or layers != expected:
                 raise ConfigError(
-                    f"group size {self.size}: {kv.num_blocks} KV blocks in {len(layers)} cache "
+                    f"group size {self.size}: {own.num_blocks} KV blocks in {len(layers)} cache "
                     f"groups, {lane1.num_blocks} in the {len(expected)} groups of lane 1 are "
                     "needed for blocks of constant bytes"
                 )
+            kv.kv_cache_layout = lane1.kv_cache_layout
             self.runner.bind_kv(kv, memory)
         self.kv_config = kv
+        return kv
 
     def scheduler_config(self) -> tuple[VllmConfig, KVCacheConfig]:
         """Return the configurations that a leader's scheduler works with.
@@ -127,7 +125,8 @@ class WorkerLane:
         They are sent to the engine's process, so no layer and no tensor is in them.
         """
         assert self.kv_config is not None
-        return without_layers(self.runner.config), self.kv_config
+        kv_config = generate_scheduler_kv_cache_config([self.kv_config])
+        return without_layers(self.runner.config), kv_config
 
     def warm(self) -> None:
         """Run the model once, all members together."""

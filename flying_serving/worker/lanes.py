@@ -20,16 +20,18 @@ from flying_serving.log import logger
 from flying_serving.memory.arena import Address, Arena
 from flying_serving.memory.cuda_arena import CudaArena
 from flying_serving.memory.cuda_device import CudaDevice
-from flying_serving.memory.kv_view import KVView, heads_of, share_cuda
+from flying_serving.memory.kv_view import KVView, share_cuda
 from flying_serving.memory.peers import PeerKV
 from flying_serving.memory.shared_arena import SharedArena, share_arena
 from flying_serving.memory.states import StateCut
-from flying_serving.vllm_adapter.kv import groups_of, has_one_kind
+from flying_serving.vllm_adapter.kv import groups_of, has_kv_alone
+from flying_serving.vllm_adapter.kv_heads import fewest_kv_heads
 from flying_serving.vllm_adapter.runner import Runner
 from flying_serving.wire import CalibrationRow
 from flying_serving.worker.calibration import StepLimits, calibrate
 from flying_serving.worker.checks import LaneChecks
 from flying_serving.worker.graphs import LaneGraphs
+from flying_serving.worker.kv_views import LaneKV, alike_layers, views_of_lanes
 from flying_serving.worker.lane import OutputUse, WorkerLane, lane_config
 from flying_serving.worker.lent import ExtraBlocks, own_blocks_of
 from flying_serving.worker.residency import WorkerWeights, in_order, weight_file_of
@@ -90,7 +92,7 @@ class WorkerLanes:
         self.widest = deployment.widest
         config = lane1.config
         self.weight_bytes = sum(weight.nbytes for weight in lane1.model.parameters())
-        self.kv_heads = config.model_config.get_total_num_kv_heads()
+        self.kv_heads = fewest_kv_heads(config.model_config)
         self._say = partial(phase, engine, device)
         self._say(f"sharing the weights with groups of {list(deployment.lanes)} engines")
         self.groups: dict[int, WorkerLane] = {}
@@ -109,7 +111,7 @@ class WorkerLanes:
         self.checks = LaneChecks(lane1, self.groups, communicators, self._say, input_rounding)
         self.blocks = self.own_blocks = 0
         self.extra: ExtraBlocks | None = None
-        self.kv_views: dict[int, KVView] = {}
+        self.kv_views: dict[int, list[KVView]] = {}
         self.kv_groups = lane1.groups
         self.state_cuts: list[StateCut] | None = None
         self._run_dir = deployment.run_dir
@@ -172,20 +174,14 @@ class WorkerLanes:
         self.lane1.groups = self.kv_groups = groups_of(lane1_kv)
         self.state_cuts = self.lane1.state_cuts(lane1_kv)
         memory = self.lane1.kv_bytes()
+        lanes = {1: LaneKV(self.lane1, lane1_kv, self.device, self.devices)}
         for size, lane in self.groups.items():
-            lane.bind_kv(memory, lane1_kv, self._block_tokens(size))
-        runners = {1: (self.lane1, lane1_kv)} | {
-            s: (lane.runner, lane.kv_config) for s, lane in self.groups.items()
-        }
-        for size, (runner, kv) in runners.items():
-            parts = None if kv is None else runner.kv_parts(kv)
-            if kv is None or parts is None or self.state_cuts is None:
-                self.kv_views.clear()
-                return
+            kv = lane.bind_kv(memory, lane1_kv, self._block_tokens(size))
             rank = self.device * size + self.engine % size
-            heads = heads_of(rank, self.devices * size, self.kv_heads)
-            states = runner.states(kv)
-            self.kv_views[size] = KVView(parts, heads, runner.groups.block_tokens, states)
+            lanes[size] = LaneKV(lane.runner, kv, rank, self.devices * size)
+        if self.state_cuts is not None:
+            kinds = alike_layers(lane1_kv, self.devices, self.lane1.config.model_config)
+            self.kv_views = views_of_lanes(lanes, kinds)
 
     def lendable_bytes(self) -> int:
         """Return the bytes of weights that may make room for KV."""
@@ -193,7 +189,7 @@ class WorkerLanes:
 
     def refuse_kinds_of_kv(self, kv: KVCacheConfig) -> None:
         """Raise Unsupported if weights may be lent and the KV memory would not be one arena."""
-        if self.residency is not None and not has_one_kind(kv):
+        if self.residency is not None and not has_kv_alone(kv):
             raise Unsupported(
                 "--lend-weights: the KV of this model is of several kinds: it gets no lent weights"
             )

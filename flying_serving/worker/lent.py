@@ -115,11 +115,7 @@ def layer_blocks(memory: torch.Tensor, kv: KVCacheConfig) -> Sequence[torch.Tens
     """
     found = []
     for tensor in kv.kv_cache_tensors:
-        page = (
-            min(tensor.layer_stride, tensor.block_stride)
-            if len(tensor.layers) > 1
-            else tensor.block_stride
-        )
+        page = min(tensor.layer_stride, tensor.block_stride)
         shape = len(tensor.layers), kv.num_blocks_of(tensor), page
         found.append(
             memory.as_strided(shape, (tensor.layer_stride, tensor.block_stride, 1), tensor.offset)
@@ -129,17 +125,16 @@ def layer_blocks(memory: torch.Tensor, kv: KVCacheConfig) -> Sequence[torch.Tens
 
 def extents(kv: KVCacheConfig, blocks: range) -> list[tuple[int, int]]:
     """Return where consecutive blocks lie: first byte and size of each region, as large as
-    possible.
+    possible. Each layer has a region of its own, or a block has all layers.
     """
     found = set()
     for tensor in kv.kv_cache_tensors:
-        first, size = (
-            tensor.offset + blocks.start * tensor.block_stride,
-            len(blocks) * tensor.block_stride,
-        )
-        apart = tensor.layer_stride > tensor.block_stride  # each layer has a region of its own
-        found |= {
-            (first + layer * tensor.layer_stride, size)
-            for layer in range(len(tensor.layers) if apart else 1)
-        }
+        first, size = blocks.start * tensor.block_stride, len(blocks) * tensor.block_stride
+        if tensor.layer_stride > tensor.block_stride:
+            found |= {
+                (tensor.offset + layer * tensor.layer_stride + first, size)
+                for layer in range(len(tensor.layers))
+            }
+        else:
+            found.add((first, size))
     return sorted(found)

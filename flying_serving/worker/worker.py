@@ -160,7 +160,8 @@ class LaneWorker:
             self.lanes.refuse_kinds_of_kv(kv_cache_config)
         allocate = partial(self._allocate_kv, kv_cache_config)
         with kv_memory_from(allocate) if self.maps_kv else nullcontext():
-            super().initialize_from_config(kv_cache_config)  # type: ignore[misc]
+            kv = self.lanes.lane1.with_sharing_layers(kv_cache_config)
+            super().initialize_from_config(kv)  # type: ignore[misc]
         with told_to_server(self.deployment.run_dir, self.engine):
             self.lanes.bind_kv(kv_cache_config)
             self.lanes.bind_extra(kv_cache_config, self.kv_arena, self.own_kv_bytes)

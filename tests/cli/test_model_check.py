@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,14 +10,13 @@ from typing import Any
 import pytest
 
 from flying_serving.cli import model_check, serve
-from flying_serving.cli.checks import Finding
-from flying_serving.cli.model_check import Checked, findings
+from flying_serving.cli.model_check import findings
 from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.worker.admission import KVPlan, anatomy
 from harness import mxfp4_cpu
 from harness.forked import by_shell, run
 from harness.live import Server
-from tests.worker.configurations import IDEFICS3, published_gpt_oss
+from tests.worker.configurations import GEMMA3, GEMMA4, IDEFICS3, published_gpt_oss
 
 pytestmark = pytest.mark.usefixtures("classes_imported_here")
 
@@ -82,12 +80,6 @@ LAST_EXPERTS_OF_ERNIE = small("Ernie4_5_Moe", "ernie4_5_moe") | {
     "moe_layer_start_index": 3,
     "moe_layer_end_index": 5,
 }
-GEMMA3 = small("Gemma3", "gemma3_text") | {
-    "num_hidden_layers": 12,
-    "head_dim": 32,
-    "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 2,
-    "sliding_window": 64,
-}
 GEMMA3N = small("Gemma3n", "gemma3n_text") | {
     "num_hidden_layers": 30,
     "num_kv_shared_layers": 10,
@@ -132,7 +124,7 @@ def configured(path: Path, config: dict[str, Any], *flags: str) -> tuple[Any, An
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        (DEEPSEEK_V3, "--model: models with latent attention, MLA"),
+        (DEEPSEEK_V3, "--model: latents and rotated keys of 80 numbers on a CPU cannot be served"),
         (HRM, "--model: models with attention that is not causal (HrmText"),
     ],
     ids=["deepseek-v3", "hrm"],
@@ -212,6 +204,7 @@ def test_memory_that_serving_refuses_is_refused(tmp_path: Path) -> None:
         pytest.param(LAST_EXPERTS, 4, id="experts-from-a-list"),
         pytest.param(LAST_EXPERTS_OF_ERNIE, 4, id="experts-from-an-index"),
         pytest.param(GEMMA3, 6, id="windows"),
+        pytest.param(GEMMA4, 6, id="layers-with-other-heads"),
         pytest.param(GEMMA3N, 25, id="layers-that-use-the-KV-of-others"),
     ],
 )
@@ -308,15 +301,7 @@ def test_weights_that_do_not_fit_are_bad(monkeypatch: pytest.MonkeyPatch, tmp_pa
     engines_that_say(monkeypatch, 2**26, free_bytes=2**30)
     assert model_check._check(args, config).lacking_bytes < 0
     engines_that_say(monkeypatch, 2**26, free_bytes=0)
-    lacking = model_check._check(args, config).lacking_bytes
-    assert lacking > 0
-    weights = next(
-        row
-        for row in findings(config, checked_of(lacking_bytes=3 * 2**30), 1.0)
-        if row.what == "weights"
-    )
-    says = "1.00 GiB on each device, for 2 of them 3.00 GiB more than this machine has free"
-    assert weights == Finding("bad", "weights", says)
+    assert model_check._check(args, config).lacking_bytes > 0
 
 
 def test_each_device_has_a_row_with_its_placement(
@@ -364,35 +349,3 @@ def test_any_failure_of_the_model_check_is_one_line(
     assert found.state == "bad"
     assert found.what == "m"
     assert found.reason.startswith(f"refused: {says}")
-
-
-def checked_of(**changes: Any) -> Checked:
-    plan = KVPlan(blocks=21, block_bytes=2**20, block_tokens=32, max_model_len=1000)
-    refused = {4: "6 attention heads do not divide by 4"}
-    checked = Checked(
-        (1, 2),
-        refused,
-        layers=(6, 6),
-        experts=(0, 0),
-        weight_bytes=2**30,
-        lacking_bytes=-1,
-        plan=plan,
-    )
-    return replace(checked, **changes)
-
-
-def test_the_table_pools_kv_in_groups() -> None:
-    """A block of a group holds twice the tokens, and a request no more than the model takes."""
-    config = SimpleNamespace(
-        model_config=SimpleNamespace(architecture="X", get_total_num_kv_heads=lambda: 4),
-        parallel_config=SimpleNamespace(tensor_parallel_size=1, data_parallel_size=2),
-    )
-    rows = [(row.state, row.what, row.reason) for row in findings(config, checked_of(), took_s=3.0)]
-    assert rows == [
-        ("ok", "X", "checked in 3 s"),
-        ("ok", "weights", "1.00 GiB on each device"),
-        ("ok", "KV cache", "0.02 GiB on each device, 21 blocks"),
-        ("ok", "group size 1", "ok, longest context 640 tokens (its KV holds 640)"),
-        ("ok", "group size 2", "ok, longest context 1000 tokens (its KV holds 1280)"),
-        ("warn", "group size 4", "not offered: 6 attention heads do not divide by 4"),
-    ]

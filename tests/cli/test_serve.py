@@ -74,7 +74,11 @@ def test_the_objective_reaches_the_controller() -> None:
     told = deployment_of({KEY: deployment.model_dump()})
     config = SimpleNamespace(
         scheduler_config=SimpleNamespace(max_num_seqs=4, max_num_batched_tokens=64),
-        model_config=SimpleNamespace(get_total_num_kv_heads=lambda: 4),
+        model_config=SimpleNamespace(
+            use_mla=False,
+            get_total_num_kv_heads=lambda: 4,
+            model_arch_config=SimpleNamespace(per_layer_overrides=None),
+        ),
     )
     assert settings_of(config, told, KVBlocks(10, 0), one_group(16)).objective == Objective(
         7.0, ttft_s=0.5, tpot_s=0.05

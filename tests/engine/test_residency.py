@@ -80,7 +80,7 @@ class Engines:
         group = Lane(GROUP, BLOCK, None, pair.leader.pool if leads else None, pair.members[engine])
         board: Any = SimpleNamespace(requests=lambda leader, size: 0)
         lanes = Lanes([Lane((engine,), BLOCK, None, pair.pools[engine]), group], board)
-        ledger = PageLedger(PIECES, ExtraKV(EXTRA, 1, PAGE), PAGE)
+        ledger = PageLedger(PIECES, ExtraKV(EXTRA, [PAGE]), PAGE)
         extra = range(OWN, OWN + EXTRA)
 
         def call_workers(function: Any, *args: Any) -> Any:
@@ -318,7 +318,7 @@ def test_lending_waits_for_narrower_lanes_and_their_steps() -> None:
         ],
         board,
     )
-    ledger = PageLedger(PIECES, ExtraKV(EXTRA, 1, PAGE), PAGE)
+    ledger = PageLedger(PIECES, ExtraKV(EXTRA, [PAGE]), PAGE)
     extra = range(OWN, OWN + EXTRA)
     call: Any = lambda function, *args: function(device, *args)  # noqa: E731
     residency = Residency(lanes, pair.pools[0], ledger, extra, call, lambda: None)

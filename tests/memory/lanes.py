@@ -32,7 +32,7 @@ class Kind:
 @dataclass(frozen=True)
 class Model:
     """What is kept of a token, and by how many devices of an engine; a block of lane 1 has
-    `block_tokens`.
+    `block_tokens`. `fewest_heads`: of other layers, which have fewer KV heads; 0: there are none.
     """
 
     kv_heads: int
@@ -41,10 +41,12 @@ class Model:
     head_size: int = 2
     block_tokens: int = 4
     kind: Kind = Kind()
+    fewest_heads: int = 0
 
     def tokens(self, size: int) -> int:
         """Tokens in a block of a lane."""
-        return lane_block_tokens(self.block_tokens, size, self.devices, self.kv_heads)
+        heads = self.fewest_heads or self.kv_heads
+        return lane_block_tokens(self.block_tokens, size, self.devices, heads)
 
     def heads(self, size: int, rank: int) -> list[int]:
         """Heads that a rank of a lane has, by going through all of them."""
@@ -64,19 +66,25 @@ class Memory:
 
     Args:
         arena: where it is; else it is nowhere that peers could see.
+        first_byte: of it in the arena, behind the memory of other layers.
     """
 
     def __init__(
-        self, model: Model, blocks: int, seed: int = 0, arena: Arena | None = None
+        self,
+        model: Model,
+        blocks: int,
+        seed: int = 0,
+        arena: Arena | None = None,
+        first_byte: int = 0,
     ) -> None:
-        self.model, self.blocks = model, blocks
+        self.model, self.blocks, self.first = model, blocks, first_byte // 8
         self.page = self.size_bytes(model, 1) // model.layers // 8
         self.values = -np.random.default_rng(seed).integers(
             1, 1 << 30, self.size_bytes(model, blocks) // 8
         )
         if arena is not None:
             values = np.frombuffer(arena.bytes, dtype=np.int64)
-            values[:] = self.values
+            values[self.first : self.first + len(self.values)] = self.values
             self.values = values
 
     @staticmethod
@@ -99,10 +107,10 @@ class Memory:
             strides = (self._block_stride // cuts, inner * width, width, 1)
             shape = (self.blocks * cuts, len(heads), inner, width)
             view = torch.from_numpy(self.values).as_strided(
-                shape, strides, layer * self._layer_stride
+                shape, strides, self.first + layer * self._layer_stride
             )
             parts += self._transposed(view) if model.kind.transposed else [view]
-        return KVView(parts, range(heads[0], heads[-1] + 1), tokens)
+        return KVView(parts, range(heads[0], heads[-1] + 1), tokens, model.kv_heads)
 
     @staticmethod
     def _transposed(cache: torch.Tensor) -> list[torch.Tensor]:
@@ -136,7 +144,8 @@ class Memory:
         for token, head in product(tokens, mine if heads is None else heads):
             block, place = divmod(token, model.tokens(size))
             for layer, component in product(range(model.layers), range(2 * model.head_size)):
-                at = layer * self._layer_stride + blocks[block] * self._block_stride
+                at = self.first + layer * self._layer_stride
+                at += blocks[block] * self._block_stride
                 at += self._in_page(size, place, mine.index(head), len(mine), component)
                 yield at, model.value(layer, token, head, component)
 

@@ -181,7 +181,7 @@ def test_layers_at_equal_distances_are_one_tensor(interleaved: bool) -> None:
 
 def layers(*parts: torch.Tensor) -> KVView:
     """A view of blocks of four tokens."""
-    return KVView(parts, range(2), 4)
+    return KVView(parts, range(2), 4, 2)
 
 
 @pytest.mark.parametrize("which", ["distances", "memories", "order"])
@@ -219,7 +219,7 @@ def test_a_view_is_rebuilt_from_its_shape(dtype: torch.dtype) -> None:
     whole = memory.view(dtype)
     keys = whole[16:32].view(2, 2, 2, 2).transpose(2, 3)
     states = [whole[48:60].view(2, 2, 3)[:, :, 1:]]
-    view = KVView([keys, whole[32:48].view(2, 2, 2, 2)], range(2, 4), 2, states)
+    view = KVView([keys, whole[32:48].view(2, 2, 2, 2)], range(2, 4), 2, 4, states)
     found = KVView.over(memory, view.shape())
     assert found.heads == range(2, 4)
     assert found.block_tokens == 2

@@ -17,11 +17,15 @@ class Pages(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = PageLedger([], ExtraKV(0, 1, 1), PAGE)
+        self.ledger = PageLedger([], ExtraKV(0, [1]), PAGE)
 
     @rule(
         pieces=st.lists(st.integers(0, 20 * PAGE), min_size=1, max_size=6),
-        kv=st.builds(ExtraKV, st.integers(0, 40), st.integers(1, 4), st.integers(1, 3 * PAGE)),
+        kv=st.builds(
+            ExtraKV,
+            st.integers(0, 40),
+            st.lists(st.integers(1, 3 * PAGE), min_size=1, max_size=4),
+        ),
     )
     @precondition(lambda self: not self.ledger.pieces)
     def begin(self, pieces: list[int], kv: ExtraKV) -> None:
@@ -65,10 +69,11 @@ class Pages(RuleBasedStateMachine):
         ledger.check()
         whole = sum(size // PAGE for size in self.pieces)
         freed = sum(size // PAGE for size in self.pieces[: ledger.dropped])
-        worst = max(
-            -(-(start + ledger.blocks * self.kv.block_bytes) // PAGE) for start in range(PAGE)
+        worst = sum(
+            max(-(-(start + ledger.blocks * size_bytes) // PAGE) for start in range(PAGE))
+            for size_bytes in self.kv.region_bytes
         )
-        assert self.kv.regions * worst * bool(ledger.blocks) <= ledger.kv_pages <= freed
+        assert worst * bool(ledger.blocks) <= ledger.kv_pages <= freed
         assert ledger.weight_pages + ledger.kv_pages + ledger.free_pages == whole
 
 
@@ -76,7 +81,7 @@ TestPages = Pages.TestCase
 
 
 def test_all_weights_come_back_only_when_kv_has_left() -> None:
-    ledger = PageLedger([10 * PAGE, 10 * PAGE], ExtraKV(100, 2, PAGE), PAGE)
+    ledger = PageLedger([10 * PAGE, 10 * PAGE], ExtraKV(100, [PAGE, PAGE]), PAGE)
     assert ledger.drop() == 0
     assert list(ledger.back()) == [0, 1, 2, 3]
     assert ledger.drop() == 1
@@ -96,7 +101,7 @@ def test_all_weights_come_back_only_when_kv_has_left() -> None:
 
 
 def test_a_page_with_two_owners_is_told() -> None:
-    ledger = PageLedger([10 * PAGE], ExtraKV(100, 2, PAGE), PAGE)
+    ledger = PageLedger([10 * PAGE], ExtraKV(100, [PAGE, PAGE]), PAGE)
     ledger.drop()
     ledger.back()
     ledger.dropped = 0

@@ -19,7 +19,7 @@ from flying_serving.worker.lanes import WorkerLanes
 BLOCKS, HEADS, TOKENS, SIZE, LAYERS = 5, 4, 4, 2, 2
 
 
-def lanes(memory: torch.Tensor, dtype: torch.dtype) -> dict[int, KVView]:
+def lanes(memory: torch.Tensor, dtype: torch.dtype) -> dict[int, list[KVView]]:
     """Lanes of an engine over the same bytes, keys transposed, as on a CPU."""
     found = {}
     for size in (1, 2, 4):
@@ -30,7 +30,7 @@ def lanes(memory: torch.Tensor, dtype: torch.dtype) -> dict[int, KVView]:
                 layer[:, :, :tokens].reshape(BLOCKS, heads, SIZE, tokens).transpose(2, 3),
                 layer[:, :, tokens:],
             ]
-        found[size] = KVView(parts, range(heads), tokens)
+        found[size] = [KVView(parts, range(heads), tokens, HEADS)]
     return found
 
 
@@ -47,11 +47,11 @@ def test_peers_see_all_lanes_of_all_devices(tmp_path: Path, dtype: torch.dtype) 
         announce_kv(str(tmp_path), engine, device, arena.address, announced[engine, device])
     peers = PeerKV(str(tmp_path))
     for place, arena in arenas.items():
-        peers.view(*place, 1)
+        peers.views(*place, 1)
         bytes_of(arena.bytes).copy_(torch.randint(0, 60, (size_bytes,), dtype=torch.int8))
     for place, views in announced.items():
-        for size, mine in views.items():
-            found = peers.view(*place, size)
+        for size, (mine,) in views.items():
+            (found,) = peers.views(*place, size)
             assert found.heads == mine.heads
             assert found.block_tokens == mine.block_tokens
             assert [(part.shape, part.stride(), part.dtype) for part in found.parts] == [
@@ -62,7 +62,7 @@ def test_peers_see_all_lanes_of_all_devices(tmp_path: Path, dtype: torch.dtype) 
                     part.contiguous().view(torch.uint8), own.contiguous().view(torch.uint8)
                 )
                 assert part.data_ptr() != own.data_ptr()
-            assert peers.view(*place, size) is found
+            assert peers.views(*place, size)[0] is found
 
 
 def test_memory_that_was_not_announced_is_named(
@@ -74,10 +74,10 @@ def test_memory_that_was_not_announced_is_named(
     with pytest.raises(
         PeerMemory, match=r"KV memory of engine 2 device 1: not announced in .*/kv-2-1"
     ):
-        peers.view(2, 1, 1)
+        peers.views(2, 1, 1)
     announce_kv(str(tmp_path), 2, 1, Address(1 << 22, 3, 4096), {})
     with pytest.raises(PeerMemory, match=r"KV memory of engine 2 device 1: .* cannot be opened"):
-        peers.view(2, 1, 1)
+        peers.views(2, 1, 1)
 
 
 def mapped_bytes(name: str) -> int:
@@ -104,12 +104,12 @@ def test_memory_of_a_lost_engine_is_unmapped(tmp_path: Path) -> None:
             engine,
             device,
             arena.address,
-            {1: KVView([torch.zeros(2, 1, 4, 2)], range(1), 4)},
+            {1: [KVView([torch.zeros(2, 1, 4, 2)], range(1), 4, 1)]},
         )
     peers = PeerKV(str(tmp_path))
     peers.map([2], 1)
     peers.map([1], 2)
-    assert peers.view(1, 1, 1).stacks
+    assert peers.views(1, 1, 1)[0].stacks
     peers.unmap([1])
     assert [mapped_bytes(f"flying-test-{place}") for place in "abc"] == [
         size_bytes,
@@ -117,7 +117,7 @@ def test_memory_of_a_lost_engine_is_unmapped(tmp_path: Path) -> None:
         2 * size_bytes,
     ]
     with pytest.raises(PeerMemory, match="KV memory of engine 1 device 0: the engine is lost"):
-        peers.view(1, 0, 1)
+        peers.views(1, 0, 1)
     peers.map([1], 2)
     assert mapped_bytes("flying-test-b") == 2 * size_bytes
 
@@ -160,7 +160,7 @@ def test_a_device_reads_its_own_memory_without_its_handle(
     for process, (engine, device) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
         handles.opener = process
         memory = torch.full((64,), process, dtype=torch.int8)
-        views = {1: KVView([memory.view(2, 1, 4, 8)], range(1), 4)}
+        views = {1: [KVView([memory.view(2, 1, 4, 8)], range(1), 4, 1)]}
         place = {
             "engine": engine,
             "device": device,
@@ -175,17 +175,17 @@ def test_a_device_reads_its_own_memory_without_its_handle(
         handles.opener = process
         transfer.map_peers(worker, [0, 1])
         found = [
-            worker.peers.view(engine, device, 1).parts[0]
+            worker.peers.views(engine, device, 1)[0].parts[0]
             for engine, device in product((0, 1), (0, 1))
         ]
         assert [part.flatten()[0].item() for part in found] == [0, 1, 2, 3]
-        assert found[process] is worker.kv_views[1].parts[0]
+        assert found[process] is worker.kv_views[1][0].parts[0]
 
 
 def test_a_cuda_handle_is_carried_as_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever bytes they are; who maps them gives the memory."""
-    view = KVView([torch.zeros(2, 1, 4, 2)], range(1), 4)
-    announce_kv(str(tmp_path), 0, 0, b"\x80handle\xff", {1: view})
+    view = KVView([torch.zeros(2, 1, 4, 2)], range(1), 4, 1)
+    announce_kv(str(tmp_path), 0, 0, b"\x80handle\xff", {1: [view]})
     told: list[object] = []
 
     def mapped(memory: object, whose: str, cuda: None) -> torch.Tensor:
@@ -193,7 +193,7 @@ def test_a_cuda_handle_is_carried_as_bytes(tmp_path: Path, monkeypatch: pytest.M
         return torch.arange(64, dtype=torch.int8)
 
     monkeypatch.setattr("flying_serving.memory.peers.map_memory", mapped)
-    found = PeerKV(str(tmp_path)).view(0, 0, 1)
+    (found,) = PeerKV(str(tmp_path)).views(0, 0, 1)
     assert told == [b"\x80handle\xff", "KV memory of engine 0 device 0"]
     assert torch.equal(
         found.parts[0], torch.arange(64, dtype=torch.int8).view(torch.float32).view(2, 1, 4, 2)

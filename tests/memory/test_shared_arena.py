@@ -71,10 +71,10 @@ def test_lanes_of_a_peer_are_views_of_its_arena(folder: str) -> None:
     arena, reader = arena_of(FakeDriver()), FakeDriver(device=1)
     layers = own_kv(arena)
     shared, server = share_arena(arena, f"{folder}/socket")
-    PeerKV(folder).share(1, 0, shared, {1: KVView(layers, range(1), 16)})
+    PeerKV(folder).share(1, 0, shared, {1: [KVView(layers, range(1), 16, 1)]})
     arena.back(0, arena.size_bytes)  # pages of extra blocks, which are not shared
     peers = PeerKV(folder, fake_device(reader))
-    view = peers.view(1, 0, 1)
+    (view,) = peers.views(1, 0, 1)
     layers[2][4].fill_(9)
     assert bool((view.parts[2][4] == 9).all())
     assert sum(size for _, size in reader.mapped.values()) < arena.backed_bytes

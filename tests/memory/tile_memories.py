@@ -80,7 +80,7 @@ def view_of(form: Form, memory: torch.Tensor, size: int, rank: int) -> KVView:
         steps = (1, tokens) if form.transposed else (width, 1)
         parts.append(whole.as_strided(shape, (by_block, by_head, *steps), first))
         parts.append(whole.as_strided(shape, (by_block, by_head, width, 1), first + half))
-    return KVView(parts, heads, tokens)
+    return KVView(parts, heads, tokens, form.kv_heads)
 
 
 @st.composite

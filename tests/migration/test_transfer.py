@@ -34,16 +34,16 @@ def check_pull(workers: Workers, source: Group, target: Group, tokens: range, se
     new = {engine: [free[engine].pop() for _ in range(counts[1])] for engine in target}
     for worker in product(source, range(model.devices)):
         rank = workers.rank(old_size, worker)
-        workers.memories[worker].write(
-            old_size, rank, old[worker[0]], range(counts[0] * model.tokens(old_size))
-        )
+        for memory in workers.kinds[worker]:
+            memory.write(old_size, rank, old[worker[0]], range(counts[0] * model.tokens(old_size)))
     expected = {worker: memory.values.copy() for worker, memory in workers.memories.items()}
     tile = gcd(model.tokens(old_size), model.tokens(new_size))
     whole = range(tokens.start // tile * tile, -(-tokens.stop // tile) * tile)
     for worker in product(target, range(model.devices)):
         rank = workers.rank(new_size, worker)
-        for at, value in workers.memories[worker].places(new_size, rank, new[worker[0]], whole):
-            expected[worker][at] = value
+        for memory in workers.kinds[worker]:
+            for at, value in memory.places(new_size, rank, new[worker[0]], whole):
+                expected[worker][at] = value
         pull_kv(workers.workers[worker], source, old, target, new[worker[0]], tokens)
     for worker, memory in workers.memories.items():
         np.testing.assert_array_equal(memory.values, expected[worker])
@@ -59,6 +59,21 @@ def test_every_pair_of_groups(tmp_path: Path, devices: int, kv_heads: int, kind:
     workers = Workers(
         str(tmp_path), Model(kv_heads, devices, layers=2, head_size=1, kind=kind), BLOCKS
     )
+    for seed, (source, target) in enumerate(product(GROUPS, GROUPS)):
+        start = Random(seed).choice([0, 3, 8])
+        check_pull(workers, source, target, range(start, start + 1 + seed % 13), seed)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("heads", [(4, 4), (8, 2), (4, 1)], ids=str)
+def test_layers_of_other_sizes_are_pulled_by_their_own_heads(
+    tmp_path: Path, devices: int, heads: tuple[int, int]
+) -> None:
+    local, full = (
+        Model(count, devices, layers, size, kind=Kind(transposed=True), fewest_heads=min(heads))
+        for count, layers, size in zip(heads, (2, 1), (1, 2), strict=True)
+    )
+    workers = Workers(str(tmp_path), local, BLOCKS, full)
     for seed, (source, target) in enumerate(product(GROUPS, GROUPS)):
         start = Random(seed).choice([0, 3, 8])
         check_pull(workers, source, target, range(start, start + 1 + seed % 13), seed)

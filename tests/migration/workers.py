@@ -5,7 +5,7 @@ threads.
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
+from itertools import accumulate, product
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -21,27 +21,36 @@ T = TypeVar("T")
 
 class Workers:
     """All workers of a server, by engine and device; `barriers`: how often they have waited for
-    each other.
+    each other. `others`: further kinds of layers, whose KV lies behind that of the first.
     """
 
-    def __init__(self, run_dir: str, model: Model, blocks: int) -> None:
+    def __init__(self, run_dir: str, model: Model, blocks: int, *others: Model) -> None:
         self.model = model
         self.ids: list[WorkerId] = list(product(range(ENGINES), range(model.devices)))
         self.memories: dict[WorkerId, Memory] = {}
+        self.kinds: dict[WorkerId, list[Memory]] = {}
         self.workers: dict[WorkerId, Any] = {}
         self.barriers = 0
         self._barrier = threading.Barrier(len(self.ids), self._count_barrier, TIMEOUT_S)
         for seed, (engine, device) in enumerate(self.ids):
-            arena = Arena(f"kv-{engine}", Memory.size_bytes(model, blocks))
-            memory = self.memories[engine, device] = Memory(model, blocks, seed, arena)
-            views = {size: memory.view(size, self.rank(size, (engine, device))) for size in SIZES}
+            sizes_bytes = [Memory.size_bytes(kind, blocks) for kind in (model, *others)]
+            arena = Arena(f"kv-{engine}", sum(sizes_bytes))
+            firsts_bytes = accumulate(sizes_bytes, initial=0)
+            kinds = self.kinds[engine, device] = [
+                Memory(kind, blocks, seed, arena, first_byte)
+                for kind, first_byte in zip((model, *others), firsts_bytes, strict=False)
+            ]
+            self.memories[engine, device] = kinds[0]
+            views = {
+                size: [memory.view(size, self.rank(size, (engine, device))) for memory in kinds]
+                for size in SIZES
+            }
             announce_kv(run_dir, engine, device, arena.address, views)
             self.workers[engine, device] = SimpleNamespace(
                 engine=engine,
                 device=device,
                 engines=ENGINES,
                 devices=model.devices,
-                kv_heads=model.kv_heads,
                 kv_views=views,
                 peers=PeerKV(run_dir),
                 blocks=blocks,

@@ -130,7 +130,7 @@ def make_residency(
     revoke: Any,
 ) -> Weights:
     """Return what an engine has of its weights: all, at first."""
-    ledger = PageLedger([pages * PAGE for pages in pieces], ExtraKV(len(extra), 1, PAGE), PAGE)
+    ledger = PageLedger([pages * PAGE for pages in pieces], ExtraKV(len(extra), [PAGE]), PAGE)
     return Weights(lanes, own, ledger, extra, call, revoke)
 
 

@@ -50,7 +50,9 @@ DEGREES: dict[str, tuple[int, ...]] = {
     "llama-int8-bfloat16": (1, 2),
     "llama-fp8-channel-bfloat16": (1, 2),
     "gpt-oss": (1, 2, 4),
+    "deepseek-v3": (1, 2, 4),
     "gpt-oss-mxfp4": (1, 2, 4),
+    "gemma4": (1, 2, 4),
     "llama-lora": (1, 2),
 }
 BFLOAT16 = "-bfloat16"

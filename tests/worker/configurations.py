@@ -49,6 +49,53 @@ GPT_OSS_MXFP4 = GPT_OSS | {
 """Ten blocks of an expert: four ranks have 3, 3, 3 and 1 of them."""
 
 
+GEMMA3 = small("Gemma3", "gemma3_text", intermediate_size=128) | {
+    "num_hidden_layers": 12,
+    "head_dim": 32,
+    "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 2,
+    "sliding_window": 64,
+}
+GEMMA4 = small("Gemma4", "gemma4_text", intermediate_size=128) | {
+    "num_hidden_layers": 12,
+    "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 2,
+    "sliding_window": 64,
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "num_global_key_value_heads": 2,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "num_experts": None,
+}
+
+
+def published_gemma4() -> dict[str, Any]:
+    """The attention and feed-forward layers of Gemma 4 31B as they were published, without what it
+    sees with.
+    """
+    kinds = (["sliding_attention"] * 5 + ["full_attention"]) * 10
+    return {
+        "architectures": ["Gemma4ForCausalLM"],
+        "model_type": "gemma4_text",
+        "hidden_size": 5376,
+        "intermediate_size": 21504,
+        "num_hidden_layers": len(kinds),
+        "layer_types": kinds,
+        "sliding_window": 1024,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 16,
+        "num_global_key_value_heads": 4,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0,
+        "num_experts": None,
+        "final_logit_softcapping": 30.0,
+        "vocab_size": 262144,
+        "max_position_embeddings": 262144,
+    }
+
+
 def published_gpt_oss(layers: int, experts: int) -> dict[str, Any]:
     """The configuration of gpt-oss as it was published: 20b has 24 layers and 32 experts, 120b has
     36 and 128.
@@ -94,6 +141,23 @@ def published_gpt_oss(layers: int, experts: int) -> dict[str, Any]:
     }
 
 
+DEEPSEEK_V3 = small(
+    "DeepseekV3",
+    "deepseek_v3",
+    intermediate_size=128,
+    moe_intermediate_size=64,
+    n_routed_experts=4,
+    n_shared_experts=1,
+    num_experts_per_tok=2,
+    n_group=1,
+    topk_group=1,
+    first_k_dense_replace=1,
+    q_lora_rank=32,
+    kv_lora_rank=512,
+    qk_nope_head_dim=32,
+    qk_rope_head_dim=64,
+    v_head_dim=32,
+)
 BLOOM = {
     "architectures": ["BloomForCausalLM"],
     "model_type": "bloom",

@@ -11,6 +11,7 @@ from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention import Attention
 
 from flying_serving.errors import ConfigError, WeightError
+from flying_serving.server.start.support import keep_all_kv
 from flying_serving.vllm_adapter.trees import first_of, module_tree, world_of_one
 from flying_serving.worker import admission
 from flying_serving.worker.admission import KVPlan, anatomy, kv_plan, obstacles
@@ -24,6 +25,7 @@ from tests.worker.configurations import (
     OPT,
     QWEN2_MOE,
     configuration,
+    published_gemma4,
     published_gpt_oss,
     small,
 )
@@ -163,6 +165,20 @@ def test_kv_is_planned_for_the_widest_group(tmp_path: Path) -> None:
         ConfigError, match=r"^To serve at least one request with the model's max seq len \(512\)"
     ):
         kv_plan(config, 3 * block_bytes, widest=1)
+
+
+def test_kv_of_published_gemma4_is_planned_by_the_size_of_each_layer(tmp_path: Path) -> None:
+    """50 layers have 16 KV heads of 256, 10 have 4 of 512: a token has 880 KiB in bfloat16."""
+    config = configuration(tmp_path, published_gemma4(), "bfloat16")
+    keep_all_kv(config)
+    config.model_config.max_model_len = 512
+    token_bytes = 2 * 2 * (50 * 16 * 256 + 10 * 4 * 512)
+    assert token_bytes == 880 << 10
+    plan = kv_plan(config, 5 * 128 * token_bytes + 1000, widest=4)
+    assert plan == KVPlan(
+        blocks=5, block_bytes=128 * token_bytes, block_tokens=128, max_model_len=512
+    )
+    assert obstacles(config, (2, 4)) == {}
 
 
 def test_a_model_that_vllm_cannot_build_is_left_to_its_engines(tmp_path: Path) -> None:

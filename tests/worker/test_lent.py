@@ -29,14 +29,27 @@ from tests.memory.fake_cuda import PAGE, FakeDriver, fake_device
 WIDEST = 4
 
 
-def kv_config(layers: int, blocks: int, block_bytes: int, together: bool) -> KVCacheConfig:
-    """KV of `layers`, each with a region of its own, or `together` in each block."""
-    strides = (
-        (block_bytes, layers * block_bytes) if together else (blocks * block_bytes, block_bytes)
-    )
-    names = [str(layer) for layer in range(layers)]
-    size_bytes = layers * blocks * block_bytes
-    return KVCacheConfig(blocks, [KVCacheTensor(size_bytes, names, *strides)], [])
+Kinds = list[tuple[int, int]]
+"""Kinds of layers: how many there are, and the bytes of a block in each."""
+
+
+def bytes_of_block(kinds: Kinds) -> int:
+    """Of all layers."""
+    return sum(layers * page_bytes for layers, page_bytes in kinds)
+
+
+def kv_config(kinds: Kinds, blocks: int, together: bool) -> KVCacheConfig:
+    """KV of layers, each with a region of its own, or `together` in each block."""
+    offset, tensors = 0, []
+    for number, (layers, page_bytes) in enumerate(kinds):
+        strides = (
+            (page_bytes, bytes_of_block(kinds)) if together else (blocks * page_bytes, page_bytes)
+        )
+        names = [f"{number}.{layer}" for layer in range(layers)]
+        size_bytes = blocks * bytes_of_block(kinds)
+        tensors.append(KVCacheTensor(size_bytes, names, *strides, offset=offset))
+        offset += layers * strides[0]
+    return KVCacheConfig(blocks, tensors, [])
 
 
 class Device(RuleBasedStateMachine):
@@ -49,29 +62,31 @@ class Device(RuleBasedStateMachine):
     @initialize(
         rank=st.integers(0, WIDEST - 1),
         rows=st.lists(st.integers(1, 9), min_size=1, max_size=4),
-        layers=st.integers(1, 3),
-        block_bytes=st.sampled_from([PAGE // 8, PAGE // 2, 3 * PAGE // 4, 2 * PAGE]),
+        kinds=st.lists(
+            st.tuples(
+                st.integers(1, 3), st.sampled_from([PAGE // 8, PAGE // 2, 3 * PAGE // 4, 2 * PAGE])
+            ),
+            min_size=1,
+            max_size=2,
+        ),
         own=st.integers(2, 9),
         together=st.booleans(),
     )
-    def start(
-        self, rank: int, rows: list[int], layers: int, block_bytes: int, own: int, together: bool
-    ) -> None:
+    def start(self, rank: int, rows: list[int], kinds: Kinds, own: int, together: bool) -> None:
         self.driver = FakeDriver(pages=10_000)
         self._place(rank, rows)
-        own_bytes = layers * own * block_bytes
-        block_all_bytes = layers * block_bytes
-        blocks = own + sum(self.residency.piece_bytes(WIDEST)) // block_all_bytes
-        self.kv = kv_config(layers, blocks, block_bytes, together)
-        self.own = own_blocks_of(self.kv, own_bytes)
-        self.memory = CudaArena(fake_device(self.driver), layers * blocks * block_bytes)
+        block_bytes = bytes_of_block(kinds)
+        blocks = own + sum(self.residency.piece_bytes(WIDEST)) // block_bytes
+        self.kv = kv_config(kinds, blocks, together)
+        self.own = own_blocks_of(self.kv, own * block_bytes)
+        self.memory = CudaArena(fake_device(self.driver), blocks * block_bytes)
         for extent in extents(self.kv, range(self.own)):
             self.memory.back(*extent)
         tensor = self.memory.tensor(0, self.memory.size_bytes)
         self.kv_bytes = tensor
         self.blocks = ExtraBlocks(tensor, self.kv, self.memory, [])
         regions = extents(self.kv, range(1))
-        extra = ExtraKV(blocks - self.own, len(regions), regions[0][1])
+        extra = ExtraKV(blocks - self.own, [size for _, size in regions])
         self.ledger = PageLedger(self.residency.piece_bytes(WIDEST), extra, PAGE)
         self.contents = {block: block + 1 for block in range(self.own)}
         for block in range(self.own):
@@ -157,7 +172,7 @@ TestDevice = settings(max_examples=60, stateful_step_count=12)(Device).TestCase
 
 @pytest.mark.parametrize("together", [False, True])
 def test_blocks_without_lent_weights_have_no_extra_page(together: bool) -> None:
-    kv = kv_config(3, 20, PAGE, together)
+    kv = kv_config([(3, PAGE)], 20, together)
     assert own_blocks_of(kv, 7 * 3 * PAGE) == 7
     driver = FakeDriver()
     arena = CudaArena(fake_device(driver), 60 * PAGE)
@@ -177,10 +192,11 @@ class Requests:
         self.replaced = copies
 
 
+@pytest.mark.parametrize("kinds", [[(3, 64)], [(2, 64), (1, 32)], [(1, 32), (2, 64)]], ids=str)
 @pytest.mark.parametrize("together", [False, True])
-def test_block_is_copied_in_all_layers(together: bool) -> None:
-    kv = kv_config(3, 20, 64, together)
-    arena = CudaArena(fake_device(), 3 * 20 * 64)
+def test_block_is_copied_in_all_layers(together: bool, kinds: Kinds) -> None:
+    kv = kv_config(kinds, 20, together)
+    arena = CudaArena(fake_device(), 20 * bytes_of_block(kinds))
     arena.back(0, arena.size_bytes)
     memory, runner = arena.tensor(0, arena.size_bytes), Requests()
     for first, size in extents(kv, range(12, 13)):
@@ -188,5 +204,5 @@ def test_block_is_copied_in_all_layers(together: bool) -> None:
     runners: Any = [runner]
     ExtraBlocks(memory, kv, arena, runners).copy({12: 5})
     assert all(bool((memory[f : f + s] == 7).all()) for f, s in extents(kv, range(5, 6)))
-    assert int(memory.sum()) == 2 * 3 * 64 * 7
+    assert int(memory.sum()) == 2 * bytes_of_block(kinds) * 7
     assert runner.replaced == {12: 5}

@@ -83,11 +83,11 @@ class TokenSplit:
         attention go back. Heads of keys and values are replicated as in tensor parallelism.
         """
         model = self.machine.model
-        queries = model.heads / self.degree
-        keys_values = 2 * model.kv_heads_per_device(self.degree)
-        head_bytes = tokens * model.head_dim * ACTIVATION_BYTES
-        there_s = self._one_s(head_bytes * (queries + keys_values))
-        return model.layers * (there_s + self._one_s(head_bytes * queries))
+        queries = model.query_width / self.degree
+        keys_values = 2 * model.kv_width(self.degree)
+        number_bytes = tokens * ACTIVATION_BYTES
+        there_s = self._one_s(number_bytes * (queries + keys_values))
+        return model.layers * (there_s + self._one_s(number_bytes * queries))
 
     def _one_s(self, device_bytes: float) -> float:
         """Return the seconds of one all-to-all, from the bytes that a device has before or after

@@ -10,6 +10,7 @@ from flying_serving.memory.kv_groups import KVGroups
 from flying_serving.memory.peers import KVBlocks
 from flying_serving.policy.policies import POLICIES
 from flying_serving.predict.work import Objective
+from flying_serving.vllm_adapter.kv_heads import fewest_kv_heads
 
 
 def settings_of(
@@ -34,7 +35,7 @@ def settings_of(
         blocks.own - groups.fixed_blocks,
         groups.block_tokens,
         deployment.devices,
-        vllm_config.model_config.get_total_num_kv_heads(),
+        fewest_kv_heads(vllm_config.model_config),
         extra=blocks.extra if max(sizes) == deployment.widest else 0,
     )
     capacity = replace(capacity, spare=spare)

@@ -14,6 +14,7 @@ from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.layout.groups import is_power_of_two
 from flying_serving.layout.shards import degree_obstacle
 from flying_serving.log import logger
+from flying_serving.vllm_adapter.kv_heads import kv_head_counts, latents_on_cpu
 
 MAX_PORT = 65535
 MODEL_FILES = ("config.json", "params.json")
@@ -65,6 +66,8 @@ def no_model(model: str, reason: str) -> ConfigError:
 
 def refuse_unsupported(config: Any, client_count: int) -> None:
     """Raise Unsupported for the first feature of this VllmConfig that lanes do not serve yet."""
+    from vllm.utils.torch_utils import is_quantized_kv_cache
+
     from flying_serving.worker.binding import expert_forms, formats
 
     parallel, model = config.parallel_config, config.model_config
@@ -122,7 +125,21 @@ def refuse_unsupported(config: Any, client_count: int) -> None:
             "--tensor-parallel-size",
             f"models with recurrent state ({model.architecture}) on engines of several devices",
         ),
-        (model.use_mla, "--model", f"models with latent attention, MLA ({model.architecture})"),
+        (
+            model.use_mla and is_quantized_kv_cache(config.cache_config.cache_dtype),
+            "--kv-cache-dtype",
+            "KV in 8 bits of latent attention (MLA)",
+        ),
+        (
+            latents_on_cpu(config) is not None,
+            "--model",
+            f"latents and rotated keys of {latents_on_cpu(config)} numbers on a CPU",
+        ),
+        (
+            hasattr(model.hf_text_config, "index_topk"),
+            "--model",
+            f"sparse attention, whose indexer has a cache of its own ({model.architecture})",
+        ),
         (not causal, "--model", f"attention that is not causal ({model.architecture})"),
         (model.enable_sleep_mode, "--enable-sleep-mode", "sleep mode"),
     )
@@ -225,4 +242,5 @@ def _alone(config: Any, size: int) -> str | None:
     # vLLM finds no number of heads in this configuration: the layers tell how they can be cut
     if not heads:
         return None
-    return degree_obstacle(size * devices, heads, model.get_total_num_kv_heads())
+    reasons = (degree_obstacle(size * devices, heads, count) for count in kv_head_counts(model))
+    return next(filter(None, reasons), None)

@@ -89,6 +89,13 @@ PATCHES: tuple[Patch, ...] = (
         "group step",
     ),
     Patch(
+        "vllm.model_executor.layers.rotary_embedding.base:"
+        "RotaryEmbedding.forward_cpu(self, positions, query, key)",
+        _HOOKS + "rotary:rotate_heads",
+        "on CPU vLLM's kernel rotates queries and keys of latent attention by the positions of "
+        "other tokens",
+    ),
+    Patch(
         "vllm.v1.sample.sampler:batched_count_greater_than(x, values)",
         _HOOKS + "loading:eagerly",
         "the same for logprobs: the first request for them would wait three seconds in each engine",

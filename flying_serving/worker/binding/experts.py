@@ -1,7 +1,7 @@
 """Routed experts, cut into units that each look like a rank of the widest lane."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,7 +80,9 @@ def _expert_unit(
     name: str, form: ExpertForm, full: Any, shell: Any, columns: range
 ) -> tuple[Any, Module]:
     layer = copy.copy(shell)
-    layer._parameters = dict(shell._parameters)
+    # what is not cut, such as a router's bias, is lane 1's
+    layer._parameters = {**shell._parameters, **_shared(shell._parameters, full._parameters)}
+    layer._buffers = {**shell._buffers, **_shared(shell._buffers, full._buffers)}
     layer._modules = {k: m for k, m in shell._modules.items() if k != "quant_method"}
     loaded = expert_tensors(full)
     for key, tensor in expert_tensors(shell).items():
@@ -90,6 +92,11 @@ def _expert_unit(
     _refuse_monolithic(name, method, form.backend)
     method.process_weights_after_loading(layer)
     return method, layer
+
+
+def _shared(shell: Mapping[str, Any], full: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tensors of lane 1's layer that the layer of the widest lane has as well."""
+    return {key: full[key] for key in shell if full.get(key) is not None}
 
 
 def _refuse_monolithic(name: str, method: Any, other: str) -> None:

@@ -145,7 +145,7 @@ def bind_convolution(
         layer.bias = Parameter(bias, requires_grad=False)
         tensors.append(bias)
     if _VIEW in dict(mixer.named_buffers(recurse=False)):
-        setattr(mixer, _VIEW, part.view(part.shape[0], -1))
+        mixer.conv_weights = part.view(part.shape[0], -1)
     layer.quant_method.process_weights_after_loading(layer)  # packs it, as lane 1's
     unpacked = getattr(layer, _UNPACKED, None)
     return [*tensors, layer.weight.data, *([] if unpacked is None else [unpacked])]

@@ -17,21 +17,12 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 
 from flying_serving.errors import WeightError
 from flying_serving.layout.shards import Segment
-from flying_serving.memory.storage import (
-    PackedColumns,
-    PackedRows,
-    SharedLinear,
-    StridedColumns,
-    StridedRows,
-    bias_part,
-)
-from flying_serving.memory.unit_order import keep_by_unit
+from flying_serving.memory.storage import SharedLinear, StridedColumns, bias_part
 from flying_serving.memory.units import Pack, RawUnits
 from flying_serving.memory.weight_file import WeightFile
 from flying_serving.worker.binding.adapters import bind_adapters
 from flying_serving.worker.binding.cuts import (
     column_bias,
-    row_bias,
     row_segment,
     vocabulary_segment,
 )
@@ -40,6 +31,8 @@ from flying_serving.worker.binding.expert_forms import expert_tensors
 from flying_serving.worker.binding.experts import SharedExperts, expert_units, install_experts
 from flying_serving.worker.binding.formats import is_quantized
 from flying_serving.worker.binding.gated import gated_modules
+from flying_serving.worker.binding.latent import bind_latents, latent_projections, whole_columns
+from flying_serving.worker.binding.matrices import SharedMatrices, release
 from flying_serving.worker.binding.methods import LinearPart, VocabularyPart
 from flying_serving.worker.binding.placement import Placement
 from flying_serving.worker.binding.plain import bind_whole, reachable, refuse_foreign
@@ -79,9 +72,8 @@ class SharedWeights:
         placement: Placement | None = None,
     ) -> None:
         self._widest = widest
-        self._pack = pack
-        self._file = file
         self._droppable = DroppableUnits(file, placement)
+        self._matrices = SharedMatrices(pack, file, self._droppable)
         self.units = self._droppable.by_layer
         self.quantized = SharedQuantized(widest, lends=self._droppable.pages is not None)
         self._model = model
@@ -90,10 +82,10 @@ class SharedWeights:
         self._logits: dict[int, SharedLinear] = {}
         self._segments: dict[str, tuple[Segment, ...]] = {}
         self._copies: list[torch.Tensor] = []
-        self._by_unit: dict[int, tuple[Segment, ...]] = {}
         self._vocabulary: dict[str, torch.Tensor] = {}
         self._tables: dict[int, RawUnits] = {}
         self._experts: dict[str, SharedExperts] = {}
+        self._kept_whole = latent_projections(model)
         self._droppable.place(model)
         self._recurrent = RecurrentLayers(model, widest)
         heads = _lm_head_weights(model)
@@ -105,19 +97,22 @@ class SharedWeights:
     def _take(self, name: str, layer: Module, heads: set[int]) -> None:
         if is_quantized(layer):
             self._linear |= self.quantized.take(name, layer, self._segments)
+        elif id(layer) in self._kept_whole:
+            self._linear[name] = whole_columns(name, cast(Any, layer), self._widest)
         elif isinstance(layer, ColumnParallelLinear):
             self._segments[name] = self._recurrent.segments(name, layer)
             weight = layer.weight.data
-            self._linear[name] = self._columns(
+            self._linear[name] = self._matrices.columns(
                 name, weight, column_bias(layer), self._segments[name]
             )
             # rows in another order are for the products alone
-            if self._pack or weight.data_ptr() in self._by_unit:
-                self._release(layer, "weight")
+            if self._matrices.has_order(weight):
+                release(layer, "weight")
         elif isinstance(layer, RowParallelLinear):
-            self._linear[name] = self._rows(name, layer, row_segment(name, layer, self._widest))
-            if self._pack:
-                self._release(layer, "weight")
+            segment = row_segment(name, layer, self._widest)
+            self._linear[name] = self._matrices.rows(name, layer, segment)
+            if self._matrices.packs:
+                release(layer, "weight")
         elif isinstance(layer, VocabParallelEmbedding):
             self._take_vocabulary(name, layer, heads)
 
@@ -126,60 +121,20 @@ class SharedWeights:
         if (address := weight.data_ptr()) in heads:
             # a tied head and its embedding are two modules with one weight
             if address not in self._logits:
-                self._logits[address] = self._columns(name, weight, None, segments)
+                self._logits[address] = self._matrices.columns(name, weight, None, segments)
             self._linear[name] = self._logits[address]
         # only logits use an LM head of its own; a tied one is looked up in as well
         if isinstance(layer, ParallelLMHead) and weight.data_ptr() not in _embedding_weights(
             self._full
         ):
-            if self._pack:
-                self._release(layer, "weight")
+            if self._matrices.packs:
+                release(layer, "weight")
         else:
             self._vocabulary[name] = weight
             if address not in self._tables:
                 self._tables[address] = self._droppable.of_table(
                     name, weight, segments, self._logits.get(address)
                 )
-
-    def _columns(
-        self,
-        name: str,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        segments: tuple[Segment, ...],
-    ) -> SharedLinear:
-        if self._pack is None:
-            self._keep_by_unit(name, weight, segments)
-            units = self._droppable.of_columns(name, weight, segments)
-            return StridedColumns(weight, bias, segments, units)
-        packed = PackedColumns(weight, bias, segments, self._pack, self._file)
-        self._droppable.add(name, packed.units)
-        return packed
-
-    def _keep_by_unit(self, name: str, weight: torch.Tensor, segments: tuple[Segment, ...]) -> None:
-        """Reorder the rows of a fused weight in place, once if layers share it. Raises WeightError
-        if they cut it differently.
-        """
-        order = self._by_unit.get(weight.data_ptr())
-        if order is None:
-            if keep_by_unit(weight, segments):
-                self._by_unit[weight.data_ptr()] = segments
-        elif order != segments:
-            raise WeightError(f"{name}: another layer has the same weight and is cut differently")
-
-    def _rows(self, name: str, layer: RowParallelLinear, segment: Segment) -> SharedLinear:
-        bias = row_bias(layer)
-        if self._pack is None:
-            units = self._droppable.of_rows(name, layer.weight.data, segment)
-            return StridedRows(layer.weight.data, bias, segment, units)
-        packed = PackedRows(layer.weight.data, bias, segment, self._pack, self._file)
-        self._droppable.add(name, packed.units)
-        return packed
-
-    def _release(self, layer: Module, name: str) -> None:
-        """Take a weight from its layer: the storage has it, in another format or order."""
-        weight = getattr(layer, name)
-        setattr(layer, name, Parameter(weight.data.new_empty(0), requires_grad=False))
 
     def share_experts(self, skeleton: Module, lane1: Module) -> None:
         """Cut lane 1's routed experts into units, each shaped like a rank of `skeleton`, the widest
@@ -195,7 +150,7 @@ class SharedWeights:
                 experts = self._experts[name] = SharedExperts.of(units, self._droppable.pages)
                 self._droppable.add(name, experts.raw)
                 for key in expert_tensors(layer):
-                    self._release(layer, key)
+                    release(layer, key)
         cut = _storages(self._experts) - _storages(skeleton)
         self._storages = cut | _storages((lane1, self._linear, self._vocabulary))
         install_experts(lane1, self._experts, 0, 1)
@@ -206,6 +161,7 @@ class SharedWeights:
 
         Raises WeightError, naming a parameter that has no shared storage.
         """
+        bind_latents(model, self._full, rank, degree)
         for name, layer in self._recurrent.bind(model, rank, degree):
             if isinstance(layer, LinearBase) and name in self._linear:
                 self._bind_linear(name, layer, rank, degree)
@@ -234,8 +190,9 @@ class SharedWeights:
         layer.quant_method = LinearPart(self._linear[name].part(rank, degree))
         hold_tensors(layer, full)
         if layer.bias is not None:
-            outside = isinstance(layer, ColumnParallelLinear) and layer.skip_bias_add
-            layer.bias = self._bias_part(name, full, rank, degree) if outside else full.bias
+            layer.bias = (
+                self._bias_part(name, full, rank, degree) if _is_outside(layer) else full.bias
+            )
 
     def _place(self, name: str, layer: Any, rank: int, degree: int) -> tuple[int, int]:
         """Return the rank and degree of a layer in a lane. A layer that vLLM does not cut is whole
@@ -285,13 +242,26 @@ class SharedWeights:
             layer.weight = Parameter(full[rank * rows : (rank + 1) * rows], requires_grad=False)
         else:
             layer.weight = self._full[name].weight
-        bias = getattr(self._full[name], "bias", None)
-        # vLLM's Transformers backend makes it while it loads: a lane has none
-        if bias is not None and degree > 1:
-            rows = bias.shape[0] // degree
-            layer.bias = Parameter(bias.data[rank * rows : (rank + 1) * rows], requires_grad=False)
+        _bind_vocabulary_bias(layer, self._full[name], rank, degree)
         if degree > 1:  # also the matrix that a model's own embedding multiplies with
             bind_whole(name, layer, self._full[name], rank, degree, but=("weight", "bias"))
+
+
+def _is_outside(layer: LinearBase) -> bool:
+    """Return whether the model itself adds a layer's bias."""
+    return isinstance(layer, ColumnParallelLinear) and bool(layer.skip_bias_add)
+
+
+def _bind_vocabulary_bias(
+    layer: VocabParallelEmbedding, full: Module, rank: int, degree: int
+) -> None:
+    """Give a head of a lane its part of lane 1's bias. vLLM's Transformers backend makes it while
+    it loads: a lane has none.
+    """
+    bias = getattr(full, "bias", None)
+    if bias is not None and degree > 1:
+        rows = bias.shape[0] // degree
+        layer.bias = Parameter(bias.data[rank * rows : (rank + 1) * rows], requires_grad=False)
 
 
 def _nothing() -> None:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flying_lab.sim import models
+from flying_lab.sim import hardware, models
+from flying_lab.sim.machine import Modelled
 from flying_lab.sim.models import Model
 from flying_serving.errors import ConfigError
 
@@ -100,6 +101,35 @@ def test_kv_bytes() -> None:
     assert model.kv_bytes_per_token(16) == model.kv_bytes_per_token(8)
 
 
+GEMMA4 = {
+    **SMALL,
+    "num_hidden_layers": 60,
+    "hidden_size": 5376,
+    "intermediate_size": 21504,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 16,
+    "num_global_key_value_heads": 4,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "attention_k_eq_v": True,
+    "sliding_window": 1024,
+    "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 10,
+}
+
+
+def test_kv_bytes_of_layers_with_other_heads() -> None:
+    """50 layers have 16 KV heads of 256, 10 have 4 of 512; on eight devices these have one each."""
+    model = models.from_config("gemma-4-31b", GEMMA4, "f")
+    assert model.kv_bytes_per_token(1) == 4 * (50 * 16 * 256 + 10 * 4 * 512)
+    assert model.kv_bytes_per_token(8) == 4 * (50 * 2 * 256 + 10 * 512)
+
+
+def test_fewest_heads_of_any_layer_bound_tokens_of_blocks() -> None:
+    model = models.from_config("gemma-4-31b", GEMMA4, "f")
+    machine = Modelled(model, hardware.parse_devices("h200x8"))
+    assert machine.engine(1, (1, 2, 4, 8), 1).block_tokens == {1: 16, 2: 32, 4: 64, 8: 64}
+
+
 @given(NAMES, DEGREES)
 def test_devices_hold_the_model_once_plus_undivided_tensors(name: str, degree: int) -> None:
     """Shards add up to the weights, plus the copies of what is not divided."""
@@ -137,6 +167,7 @@ def test_config_is_read_from_a_file_or_folder(tmp_path: Path) -> None:
         ({"num_hidden_layers": True}, "num_hidden_layers=True"),
         ({"num_key_value_heads": 3}, "num_key_value_heads=3: must divide num_attention_heads=8"),
         ({"num_experts": 4}, "num_experts_per_tok is missing"),
+        ({"num_kv_shared_layers": 1}, "num_kv_shared_layers=1: layers that use the KV of others"),
         ({"kv_lora_rank": 512}, "kv_lora_rank=512: multi-head latent attention is not covered"),
         (
             {"quantization_config": {"quant_method": "hqq"}},

@@ -299,5 +299,21 @@ FEATURE_CASES: tuple[Start, ...] = (
         is_hybrid=True,
         tensor_parallel_size=2,
     ),
-    _unsupported("--model", "models with latent attention, MLA (XForCausalLM)", use_mla=True),
+    _unsupported(
+        "--kv-cache-dtype",
+        "KV in 8 bits of latent attention (MLA)",
+        use_mla=True,
+        cache_dtype="fp8",
+    ),
+    _unsupported(
+        "--model",
+        "latents and rotated keys of 80 numbers on a CPU",
+        use_mla=True,
+        get_head_size=lambda: 80,
+    ),
+    _unsupported(
+        "--model",
+        "sparse attention, whose indexer has a cache of its own (XForCausalLM)",
+        hf_text_config=SimpleNamespace(index_topk=2048),
+    ),
 )

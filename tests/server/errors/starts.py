@@ -57,11 +57,12 @@ def configuration(**changes: Any) -> Any:
         "runner_type": "generate",
         "quantization": None,
         "use_mla": False,
+        "get_head_size": lambda: 576,
         "is_moe": False,
         "enable_sleep_mode": False,
         "max_model_len": 4096,
         "get_total_num_kv_heads": lambda: 4,
-        "model_arch_config": SimpleNamespace(total_num_attention_heads=8),
+        "model_arch_config": SimpleNamespace(total_num_attention_heads=8, per_layer_overrides=None),
         "hf_text_config": SimpleNamespace(),
     }
     features = ("lora", "speculative", "kv_transfer", "ec_transfer", "kv_events", "quant")
@@ -69,6 +70,8 @@ def configuration(**changes: Any) -> Any:
         use_v2_model_runner=changes.get("v2", False),
         parallel_config=SimpleNamespace(**{k: changes.get(k, v) for k, v in parallel.items()}),
         model_config=SimpleNamespace(**{k: changes.get(k, v) for k, v in model.items()}),
+        device_config=SimpleNamespace(device_type="cpu"),
+        cache_config=SimpleNamespace(cache_dtype=changes.get("cache_dtype", "auto")),
         **{f"{name}_config": changes.get(name) for name in features},
     )
 

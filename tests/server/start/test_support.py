@@ -17,8 +17,11 @@ from tests.server.errors.starts import configuration as features_of
 def configuration(heads: int, kv_heads: int, engines: int = 4) -> Any:
     """As vLLM has it, whatever the model's own configuration calls its heads."""
     model = SimpleNamespace(
-        model_arch_config=SimpleNamespace(total_num_attention_heads=heads),
+        model_arch_config=SimpleNamespace(
+            total_num_attention_heads=heads, per_layer_overrides=None
+        ),
         get_total_num_kv_heads=lambda: kv_heads,
+        use_mla=False,
         hf_text_config=SimpleNamespace(),
         runner_type="generate",
     )

@@ -34,7 +34,7 @@ RUN_TIME_NAMES = {
     "flying_serving/worker/binding/gated.py": "the activation of a layer",
     "flying_serving/worker/binding/plain.py": "tensors and the packed product of a layer",
     "flying_serving/worker/binding/quantized.py": "scales of a layer",
-    "flying_serving/worker/binding/share.py": "tensors of a layer",
+    "flying_serving/worker/binding/matrices.py": "tensors of a layer",
 }
 
 

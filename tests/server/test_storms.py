@@ -1,5 +1,5 @@
-"""A tiny gpt-oss with experts in MXFP4: what stock vLLM answers at every degree, while the layout
-changes in every mode, and through the loss of an engine.
+"""Models that lanes share in ways of their own: what stock vLLM answers at every degree, while the
+layout changes in every mode, and through the loss of an engine.
 """
 
 from __future__ import annotations
@@ -18,11 +18,16 @@ from harness.losing import is_whole, kill
 from tests.server.test_same_results import Compared, compare, run
 from tests.stock.requests import REQUESTS, StockRequest
 
-pytestmark = [
-    pytest.mark.server,
-    pytest.mark.cpu_only("its kernel of MXFP4 is one for the CPU"),
-]
+pytestmark = pytest.mark.server
 
+CASES = [
+    pytest.param(
+        ("gpt-oss-mxfp4", mxfp4_cpu.PREAMBLE),
+        marks=pytest.mark.cpu_only("its kernel of MXFP4 is one for the CPU"),
+    ),
+    ("gemma4", ""),
+]
+"""Shape, and Python code that runs before its server."""
 ENGINES = 4
 APART, PAIRS, ALL = [[0], [1], [2], [3]], [[0, 1], [2, 3]], [[0, 1, 2, 3]]
 LAYOUTS = (PAIRS, ALL, [[0], [1], [2, 3]], APART)
@@ -31,9 +36,10 @@ ROUNDS = 2
 BACK_S = 90.0
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Compared]:
-    with Compared("gpt-oss-mxfp4", ENGINES, 1, preamble=mxfp4_cpu.PREAMBLE) as live:
+@pytest.fixture(scope="module", params=CASES, ids=["gpt-oss-mxfp4", "gemma4"])
+def server(request: pytest.FixtureRequest) -> Iterator[Compared]:
+    shape, preamble = request.param
+    with Compared(shape, ENGINES, 1, preamble=preamble) as live:
         yield live
 
 

@@ -1,0 +1,81 @@
+"""A tiny DeepSeek V3, with latent attention: what stock vLLM answers at every degree, while the
+layout changes in every mode, and through the loss of an engine.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from flying_serving.config import MODES
+from harness.live import wait_until
+from harness.losing import is_whole, kill
+from tests.server.test_same_results import Compared, compare, migrations, run
+from tests.stock.requests import REQUESTS, StockRequest
+
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.cpu_only("its recording is of the CPU"),
+]
+
+ENGINES = 4
+APART, PAIRS, ALL = [[0], [1], [2], [3]], [[0, 1], [2, 3]], [[0, 1, 2, 3]]
+LAYOUTS = (PAIRS, ALL, [[0], [1], [2, 3]], APART)
+ROUNDS = 2
+"""Of switches: to each layout in each mode."""
+BACK_S = 90.0
+BACKEND = "--attention-backend=CPU_MLA"
+"""The one of the recording, also on processors with AMX."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Compared]:
+    with Compared("deepseek-v3", ENGINES, 1, BACKEND) as live:
+        yield live
+
+
+def test_a_group_holds_the_tokens_of_an_engine(server: Compared) -> None:
+    """Every member has the latents of all tokens."""
+    capacity = server.status()["capacity_tokens"]
+    assert len(capacity) == len(server.degrees)
+    assert len(set(capacity.values())) == 1, capacity
+
+
+def test_each_degree_alone_gets_the_answers_of_stock(server: Compared) -> None:
+    for degree in server.degrees[::-1]:
+        for request in REQUESTS:
+            compare(server, request, degree, run(server, request, degree))
+    server.check()
+
+
+def test_storm_of_switches_in_all_modes_changes_no_answer(server: Compared) -> None:
+    """Some requests stay at a degree. The others go wherever they are sent."""
+    before = migrations(server)["migrated_tokens"]
+    jobs = list(itertools.product(REQUESTS, (None, *server.degrees)))
+    asked: list[tuple[StockRequest, int | None, Future[Any]]] = []
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        for _, mode, groups in itertools.product(range(ROUNDS), MODES, LAYOUTS):
+            if all(answer.done() for _, _, answer in asked):
+                asked += [(*job, pool.submit(run, server, *job)) for job in jobs]
+            server.layout(groups, mode)
+        for request, degree, answer in asked:
+            compare(server, request, degree or server.degrees[0], answer.result())
+    assert {switch["mode"] for switch in server.switches()} == set(MODES)
+    assert migrations(server)["migrated_tokens"] > before
+    server.check()
+
+
+def test_loss_of_an_engine_changes_no_answer(server: Compared) -> None:
+    server.layout(PAIRS)
+    with ThreadPoolExecutor(len(REQUESTS)) as pool:
+        answers = [pool.submit(run, server, request, 2) for request in REQUESTS]
+        wait_until(lambda: server.requests("running") == len(REQUESTS), server.status)
+        kill(server, 1)
+        for request, answer in zip(REQUESTS, answers, strict=True):
+            compare(server, request, 2, answer.result())
+    wait_until(lambda: is_whole(server), server.log, BACK_S)
+    server.check()
