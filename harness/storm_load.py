@@ -9,7 +9,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import httpx
@@ -136,14 +136,14 @@ class Load:
         """Let engines build what they build at first use, which is no cost of a switch and no
         growth.
 
-        Those are oneDNN's kernels for every number of tokens that a step may have, and what vLLM
-        compiles.
+        Those are oneDNN's kernels for every number of tokens that a step may have, with each
+        adapter too, and what vLLM compiles.
         """
-        for count in range(1, LONGEST_STEP + 1):
-            for degree in (1, 2, 4):
-                fields = {"max_tokens": 1, "vllm_xargs": {"tp_degree": degree}}
-                body = streamed_body(self._model, [count] * count, **fields)
-                await asyncio.gather(*(stream(self._http, body) for _ in range(4 // degree)))
+        models = sorted({job.adapter or self._model for job in self._jobs})
+        for count, model, degree in product(range(1, LONGEST_STEP + 1), models, (1, 2, 4)):
+            fields = {"max_tokens": 1, "vllm_xargs": {"tp_degree": degree}}
+            body = streamed_body(model, [count] * count, **fields)
+            await asyncio.gather(*(stream(self._http, body) for _ in range(4 // degree)))
         for degree in (4, 2, 1):
             bodies = [job.body(self._model, degree) for job in self._jobs[: self._clients]]
             answers = await asyncio.gather(*(stream(self._http, body) for body in bodies))

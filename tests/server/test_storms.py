@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -15,32 +16,66 @@ from flying_serving.config import MODES
 from harness import mxfp4_cpu
 from harness.live import wait_until
 from harness.losing import is_whole, kill
-from tests.server.test_same_results import Compared, compare, run
+from tests.server.test_same_results import Compared, compare, migrations, run
 from tests.stock.requests import REQUESTS, StockRequest
 
 pytestmark = pytest.mark.server
 
+
+@dataclass(frozen=True)
+class Case:
+    """A shape and its server.
+
+    `preamble`: Python code that runs before it. `replicates`: every member of a group has the KV of
+    all tokens.
+    """
+
+    shape: str
+    preamble: str = ""
+    flags: tuple[str, ...] = ()
+    replicates: bool = False
+
+
 CASES = [
     pytest.param(
-        ("gpt-oss-mxfp4", mxfp4_cpu.PREAMBLE),
+        Case("gpt-oss-mxfp4", preamble=mxfp4_cpu.PREAMBLE),
         marks=pytest.mark.cpu_only("its kernel of MXFP4 is one for the CPU"),
+        id="gpt-oss-mxfp4",
     ),
-    ("gemma4", ""),
+    pytest.param(Case("gemma4"), id="gemma4"),
+    pytest.param(
+        # the backend of the recording, also on processors with AMX
+        Case("deepseek-v3", flags=("--attention-backend=CPU_MLA",), replicates=True),
+        marks=pytest.mark.cpu_only("its recording is of the CPU"),
+        id="deepseek-v3",
+    ),
 ]
-"""Shape, and Python code that runs before its server."""
 ENGINES = 4
 APART, PAIRS, ALL = [[0], [1], [2], [3]], [[0, 1], [2, 3]], [[0, 1, 2, 3]]
 LAYOUTS = (PAIRS, ALL, [[0], [1], [2, 3]], APART)
-ROUNDS = 2
+ROUNDS = 1
 """Of switches: to each layout in each mode."""
 BACK_S = 90.0
 
 
-@pytest.fixture(scope="module", params=CASES, ids=["gpt-oss-mxfp4", "gemma4"])
-def server(request: pytest.FixtureRequest) -> Iterator[Compared]:
-    shape, preamble = request.param
-    with Compared(shape, ENGINES, 1, preamble=preamble) as live:
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    found: Case = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def server(case: Case) -> Iterator[Compared]:
+    with Compared(case.shape, ENGINES, 1, *case.flags, preamble=case.preamble) as live:
         yield live
+
+
+def test_a_group_holds_more_tokens_than_an_engine_unless_kv_replicates(
+    server: Compared, case: Case
+) -> None:
+    capacity = server.status()["capacity_tokens"]
+    assert len(capacity) == len(server.degrees)
+    assert (len(set(capacity.values())) == 1) == case.replicates, capacity
 
 
 def test_each_degree_alone_gets_the_answers_of_stock(server: Compared) -> None:
@@ -52,6 +87,7 @@ def test_each_degree_alone_gets_the_answers_of_stock(server: Compared) -> None:
 
 def test_storm_of_switches_in_all_modes_changes_no_answer(server: Compared) -> None:
     """Some requests stay at a degree. The others go wherever they are sent."""
+    before = migrations(server)["migrated_tokens"]
     jobs = list(itertools.product(REQUESTS, (None, *server.degrees)))
     asked: list[tuple[StockRequest, int | None, Future[Any]]] = []
     with ThreadPoolExecutor(len(jobs)) as pool:
@@ -62,6 +98,7 @@ def test_storm_of_switches_in_all_modes_changes_no_answer(server: Compared) -> N
         for request, degree, answer in asked:
             compare(server, request, degree or server.degrees[0], answer.result())
     assert {switch["mode"] for switch in server.switches()} == set(MODES)
+    assert migrations(server)["migrated_tokens"] > before
     server.check()
 
 

@@ -160,6 +160,9 @@ def _lora_refusals(config: Any) -> Sequence[tuple[bool, str, str]]:
         (config.use_v2_model_runner, "--enable-lora", "LoRA with vLLM's V2 model runner"),
         (lora.fully_sharded_loras, "--fully-sharded-loras", "adapters that ranks cut further"),
         (is_pooling(model), "--enable-lora", "LoRA for pooling models"),
+        (model.use_mla, "--enable-lora", "LoRA with latent attention"),
+        (model.is_hybrid or model.has_inner_state, "--enable-lora", "LoRA with recurrent state"),
+        (model.is_multimodal_model, "--enable-lora", "LoRA for models that see or hear"),
         (
             model.is_moe and (targets is None or "experts" in targets),
             "--enable-lora",

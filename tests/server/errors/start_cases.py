@@ -212,6 +212,14 @@ FEATURE_CASES: tuple[Start, ...] = (
     _unsupported(
         "--enable-lora", "LoRA for pooling models", lora=adapters(), runner_type="pooling"
     ),
+    _unsupported("--enable-lora", "LoRA with latent attention", lora=adapters(), use_mla=True),
+    _unsupported("--enable-lora", "LoRA with recurrent state", lora=adapters(), is_hybrid=True),
+    _unsupported(
+        "--enable-lora",
+        "LoRA for models that see or hear",
+        lora=adapters(),
+        is_multimodal_model=True,
+    ),
     _unsupported(
         "--fully-sharded-loras",
         "adapters that ranks cut further",

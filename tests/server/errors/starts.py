@@ -59,6 +59,7 @@ def configuration(**changes: Any) -> Any:
         "use_mla": False,
         "get_head_size": lambda: 576,
         "is_moe": False,
+        "is_multimodal_model": False,
         "enable_sleep_mode": False,
         "max_model_len": 4096,
         "get_total_num_kv_heads": lambda: 4,
