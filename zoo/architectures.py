@@ -247,7 +247,12 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "block_ff_dim": 512,
         "block_auto_adjust_ff_dim": False,
     },
-    "Qwen3NextForCausalLM": {"linear_key_head_dim": 128, "linear_value_head_dim": 128},
+    # every token has every expert: a rounding error of bfloat16 would choose others
+    "Qwen3NextForCausalLM": {
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "num_experts_per_tok": 4,
+    },
     "Lfm2MoeForCausalLM": {"layer_types": ["conv", "full_attention", "conv", "full_attention"]},
     "NemotronHForCausalLM": {
         "mamba_num_heads": 8,
@@ -471,6 +476,11 @@ class Model:
     def dtype(self) -> str:
         """The type that the model computes in, without quantization."""
         return "bfloat16" if self.architecture in GATED_DELTA else "float32"
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether its products are rounded by more than float32, so that tokens are forced."""
+        return bool(self.quantized) or self.dtype != "float32"
 
     @property
     def has_code(self) -> bool:

@@ -119,7 +119,7 @@ def _keys(model: Model) -> dict[str, str]:
     if model.quantized:
         rounded = _source("quantized.py", "../flying_lab/tiny_models/quantized.py")
         checkpoint = _key(checkpoint, rounded)
-    forced = ["forced.py"] if model.quantized else []
+    forced = ["forced.py"] if model.is_rounded else []
     asked = _source("stock.py", "requests.py", *forced), MAX_MODEL_LEN
     stock = _key(checkpoint, asked, machine())
     if model.architecture in CORRECTED:

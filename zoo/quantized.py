@@ -70,10 +70,10 @@ def write_model(model: Model, path: Path) -> None:
 
 
 def answer_all(model: Model, path: Path, degree: int, out: Path) -> None:
-    """As `stock.answer_all`, for a quantized model in its type and with forced tokens. Body of a
+    """As `stock.answer_all`, for a model that rounds in its type and with forced tokens. Body of a
     forked process, whose settings it changes.
     """
-    if model.quantized:
+    if model.is_rounded:
         stock.ENGINE |= {"dtype": dtype_of(model), "logits_processors": [PROCESSOR]}
         stock.ENGINE |= {"kv_cache_dtype": kv_dtype_of(model)}
         stock.BATCH, stock.AFTER = FORCED_BATCH, FORCED_AFTER

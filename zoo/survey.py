@@ -59,7 +59,7 @@ def row_of(model: Model) -> Row | None:
 
 def measure_of(model: Model) -> Measure:
     """What is asked of a model."""
-    return PLAIN if dtype_of(model) == "float32" and not model.quantized else QUANTIZED
+    return QUANTIZED if model.is_rounded else PLAIN
 
 
 def stock_failed(model: Model) -> list[str]:
@@ -119,7 +119,7 @@ class _Asking:
     def _asked(self, engines: int) -> tuple[tuple[str, ...], Sequence[Sequence[Request]]]:
         """Return the flags of a server, and the requests that it gets."""
         flags = (f"--data-parallel-size={engines}", f"--dtype={dtype_of(self._model)}")
-        if self._model.quantized:
+        if self._model.is_rounded:
             of_kv = f"--kv-cache-dtype={kv_dtype_of(self._model)}"
             flags = (*flags, f"--logits-processors={PROCESSOR}", of_kv)
             return flags, (FORCED_BATCH, FORCED_AFTER)

@@ -61,7 +61,9 @@ def seed_of_v2_request() -> int:
 
 def lanes_of(engine: int, seed: int = 0) -> Any:
     """An engine's lanes for 1, 2 and 4 engines, over a runner that only samples."""
-    config: Any = SimpleNamespace(model_config=SimpleNamespace(seed=seed))
+    config: Any = SimpleNamespace(
+        model_config=SimpleNamespace(seed=seed), cache_config=SimpleNamespace(block_size=16)
+    )
     groups = {
         size: SimpleNamespace(runner=Runner(Sampling(), config, LaneRandomness(CPU, seed)))
         for size in (2, 4)

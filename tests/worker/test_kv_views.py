@@ -15,8 +15,8 @@ from vllm.v1.kv_cache_interface import (
 from flying_serving.worker.kv_views import AlikeLayers, LaneKV, alike_layers, views_of_lanes
 
 BLOCK = 16
-MODEL: Any = SimpleNamespace()
-"""Not asked: each layer has more than one head on its device."""
+MODEL: Any = SimpleNamespace(use_mla=False)
+"""Asked for no heads: each layer has more than one head on its device."""
 KINDS = [AlikeLayers(["a", "c"], 8), AlikeLayers(["b"], 2)]
 
 

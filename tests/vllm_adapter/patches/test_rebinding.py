@@ -35,7 +35,6 @@ RUN_TIME_NAMES = {
     "flying_serving/worker/binding/plain.py": "tensors and the packed product of a layer",
     "flying_serving/worker/binding/quantized.py": "scales of a layer",
     "flying_serving/worker/binding/matrices.py": "tensors of a layer",
-    "flying_serving/worker/binding/recurrent.py": "tensors of a layer",
 }
 
 
