@@ -68,13 +68,13 @@ class NativeConfig(LlamaConfig):
 """
 _LATENT: dict[str, Any] = {
     "q_lora_rank": 64,
-    "kv_lora_rank": 64,
+    "kv_lora_rank": 512,
     "qk_nope_head_dim": 32,
-    "qk_rope_head_dim": 16,
+    "qk_rope_head_dim": 64,
     "v_head_dim": 32,
-    "head_dim": 16,
+    "head_dim": 64,
 }
-"""Latent attention."""
+"""Latent attention, of the one width that vLLM's kernel on the CPU has."""
 _EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 128,
     "num_experts": 4,
