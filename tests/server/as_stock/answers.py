@@ -33,6 +33,8 @@ OF_THE_MOMENT = frozenset(
 OF_A_STREAM = OF_THE_MOMENT | {"reasoning_tokens"}
 """vLLM counts these in a stream by its events, and an event has as many tokens as have come."""
 ID = re.compile(r"\b(call|chatcmpl|chatcmpl-tool|cmpl|msg|resp|rs|fc)[-_][0-9a-f]{8,}\b")
+CLOCK = re.compile(r"\[\d\d:\d\d:\d\d\] ")
+"""The time of day, which is part of xgrammar's messages."""
 JOINED = ("content", "reasoning", "text", "arguments", "name")
 """Fields of a stream's events whose parts belong together."""
 
@@ -54,7 +56,7 @@ def lasting(value: Any, without: frozenset[str] = OF_THE_MOMENT) -> Any:
         return [lasting(part, without) for part in value]
     if isinstance(value, float):
         return round(value, 6)
-    return ID.sub(r"\1", value) if isinstance(value, str) else value
+    return CLOCK.sub("", ID.sub(r"\1", value)) if isinstance(value, str) else value
 
 
 def differences(ours: Any, stock: Any, at: str = "") -> Iterator[str]:

@@ -8,8 +8,8 @@ from tests.server.as_stock.speaker import NAME, prompt, says
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
-SAMPLED = {"seed": 7, "temperature": 1.0}
 Body = dict[str, Any]
+SAMPLED: Body = {"seed": 7, "temperature": 1.0}
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ def _both_ways(name: str, path: str, body: Body) -> list[Call]:
 
 # ---- texts
 
-QUESTION = [{"role": "user", "content": "How do birds fly?"}]
-BRIEF = [{"role": "system", "content": "Be brief."}, *QUESTION]
-BEGUN = [*QUESTION, {"role": "assistant", "content": "With their"}]
+QUESTION: list[Body] = [{"role": "user", "content": "How do birds fly?"}]
+BRIEF: list[Body] = [{"role": "system", "content": "Be brief."}, *QUESTION]
+BEGUN: list[Body] = [*QUESTION, {"role": "assistant", "content": "With their"}]
 
 _TEXTS: dict[str, Body] = {
     "plain": {"messages": BRIEF},
@@ -91,7 +91,7 @@ _PROMPTS: dict[str, Body] = {
 
 # ---- tools
 
-FORECAST = {
+FORECAST: Body = {
     "type": "function",
     "function": {
         "name": "forecast",
@@ -107,7 +107,7 @@ FORECAST = {
         },
     },
 }
-CLOCK = {
+CLOCK: Body = {
     "type": "function",
     "function": {
         "name": "clock",
@@ -120,14 +120,14 @@ CLOCK = {
     },
 }
 TOOLS = [FORECAST, CLOCK]
-NAMED = {"type": "function", "function": {"name": "clock"}}
+NAMED: Body = {"type": "function", "function": {"name": "clock"}}
 _CALL = '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>'
 OSLO = _CALL % ("forecast", '{"city": "Oslo", "indoors": true}')
 UTC = _CALL % ("clock", '{"zone": "UTC"}')
 THOUGHT = "<think>Birds have wings, and\nwings lift.</think>"
-AT_ONCE = {"chat_template_kwargs": {"enable_thinking": False}}
-ASKED = {"messages": QUESTION, "tools": TOOLS, "max_tokens": 200}
-ANSWERED = [
+AT_ONCE: Body = {"chat_template_kwargs": {"enable_thinking": False}}
+ASKED: Body = {"messages": QUESTION, "tools": TOOLS, "max_tokens": 200}
+ANSWERED: list[Body] = [
     *QUESTION,
     {
         "role": "assistant",
@@ -152,8 +152,14 @@ _TOOLS: dict[str, Body] = {
     "cut": {**ASKED, **says(OSLO), "max_tokens": 30},
     "unknown": {**ASKED, **says(OSLO.replace("forecast", "oracle"))},
     "none": {**ASKED, **says(OSLO), "tool_choice": "none"},
-    "required": {**ASKED, "tool_choice": "required", "max_tokens": 120},
-    "named": {**ASKED, "tool_choice": NAMED, "max_tokens": 120},
+    "required": {**ASKED, **AT_ONCE, "tool_choice": "required"},
+    "required-after-reasoning": {
+        **ASKED,
+        **says(THOUGHT, ends=False),
+        "tool_choice": "required",
+    },
+    "named": {**ASKED, **AT_ONCE, "tool_choice": NAMED},
+    "named-after-reasoning": {**ASKED, **says(THOUGHT, ends=False), "tool_choice": NAMED},
     "answered": {"messages": ANSWERED, "tools": TOOLS},
     "after-reasoning": {**ASKED, **says(f"{THOUGHT}{OSLO}")},
 }
@@ -181,7 +187,7 @@ _REASONING: dict[str, Body] = {
 
 # ---- structured output
 
-SCHEMA = {
+SCHEMA: Body = {
     "type": "object",
     "properties": {
         "colour": {"enum": ["red", "green", "blue"]},
@@ -191,10 +197,10 @@ SCHEMA = {
     "required": ["colour", "sure", "marks"],
     "additionalProperties": False,
 }
-NAMED_SCHEMA = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
+NAMED_SCHEMA: Body = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
 GRAMMAR = 'root ::= sum\nsum ::= digit (("+" | "-") digit){6}\ndigit ::= [0-9]'
-LONG = {"messages": QUESTION, "max_tokens": 120}
-PLAIN = {**LONG, **AT_ONCE}
+LONG: Body = {"messages": QUESTION, "max_tokens": 120}
+PLAIN: Body = {**LONG, **AT_ONCE}
 
 _STRUCTURED: dict[str, Body] = {
     "json": {**PLAIN, "structured_outputs": {"json": SCHEMA}},
@@ -217,7 +223,7 @@ _STRUCTURED: dict[str, Body] = {
 
 # ---- other routes
 
-FLAT_TOOL = {"type": "function", **FORECAST["function"]}  # type: ignore[dict-item]
+FLAT_TOOL: Body = {"type": "function", **FORECAST["function"]}
 _RESPONSES: dict[str, Body] = {
     "text": {"input": "How do birds fly?", "instructions": "Be brief."},
     "messages": {"input": BRIEF},
@@ -244,7 +250,7 @@ _MESSAGES: dict[str, Body] = {
             {
                 "name": "forecast",
                 "description": "The weather of a day",
-                "input_schema": FORECAST["function"]["parameters"],  # type: ignore[index]
+                "input_schema": FORECAST["function"]["parameters"],
             }
         ],
         **says(OSLO),
@@ -316,7 +322,7 @@ def _all() -> list[Call]:
             f"completion-{name}", COMPLETIONS, {"max_tokens": 24, **SAMPLED, **body}
         )
     for name, body in _RESPONSES.items():
-        fields = {"max_output_tokens": 24, **SAMPLED, **body}
+        fields: Body = {"max_output_tokens": 24, **SAMPLED, **body}
         calls += _both_ways(f"responses-{name}", RESPONSES, fields)
     for name, body in _MESSAGES.items():
         calls += _both_ways(f"messages-{name}", MESSAGES, {"max_tokens": 24, "top_k": 1, **body})

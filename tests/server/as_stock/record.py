@@ -19,6 +19,7 @@ from tests.server.as_stock.speaker import NAME, TEMPLATE, WORDS, write_speaker
 
 FILE = Path(__file__).parent / "stock.json"
 SHAPE = "qwen3"
+GRAMMARS = '{"backend": "xgrammar", "disable_any_whitespace": true}'
 TAGS = '{"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}'
 PARSERS = (
     f"--served-model-name={NAME}",
@@ -26,6 +27,7 @@ PARSERS = (
     "--tool-call-parser=hermes",
     "--reasoning-parser=qwen3",
     f"--reasoning-config={TAGS}",
+    f"--structured-outputs-config={GRAMMARS}",
     "--trust-request-chat-template",
 )
 OF_STOCK = (
