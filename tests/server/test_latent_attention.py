@@ -25,7 +25,7 @@ pytestmark = [
 ENGINES = 4
 APART, PAIRS, ALL = [[0], [1], [2], [3]], [[0, 1], [2, 3]], [[0, 1, 2, 3]]
 LAYOUTS = (PAIRS, ALL, [[0], [1], [2, 3]], APART)
-ROUNDS = 2
+ROUNDS = 1
 """Of switches: to each layout in each mode."""
 BACK_S = 90.0
 BACKEND = "--attention-backend=CPU_MLA"
