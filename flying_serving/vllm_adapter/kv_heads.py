@@ -48,7 +48,7 @@ def kv_heads_of(name: str, heads_here: int, devices: int, model: Any) -> int:
 
 def latents_on_cpu(config: Any) -> int | None:
     """Return the numbers of a token's latent and rotated key if vLLM has no kernel for them on a
-    CPU, otherwise None.
+    CPU. None: it has one, or the model has no latents.
 
     `config`: vLLM's VllmConfig.
     """
