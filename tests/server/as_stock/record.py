@@ -3,6 +3,7 @@
 python -m tests.server.as_stock.record
 """
 
+import argparse
 import hashlib
 import json
 import tempfile
@@ -60,6 +61,10 @@ def recorded() -> dict[str, Any]:
 
 def main() -> None:
     """Ask stock vLLM, one call after the other, and write its answers."""
+    argparse.ArgumentParser(
+        prog="python -m tests.server.as_stock.record",
+        description="record what stock vLLM's server answers to all calls",
+    ).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = write_speaker(tiny(SHAPE), Path(folder, NAME))
         plain = {**ENVIRONMENT, "VLLM_PLUGINS": ""}
