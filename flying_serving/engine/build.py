@@ -121,7 +121,7 @@ class Site:
         An offer has room for the longest request in lane 1, whose blocks hold the fewest tokens.
         """
         longest_tokens = self.core.vllm_config.model_config.max_model_len
-        offer_blocks = longest_tokens // groups_of(self.core.kv_config).block_tokens + 2
+        offer_blocks = groups_of(self.core.kv_config).most_blocks(longest_tokens)
         engine_blocks = self.core.kv_config.num_blocks
         shared_blocks = self.core.call_workers(WorkerLanes.get_blocks)
         return make_table(self.run_dir, self.engine, offer_blocks, engine_blocks, shared_blocks)

@@ -48,7 +48,7 @@ class KVGroups(msgspec.Struct, frozen=True):
 
     @property
     def fixed_blocks(self) -> int:
-        """Blocks of state of each request, beside its KV. None for a model without KV."""
+        """Blocks of state of each request, beside its KV. 0 for a model without KV."""
         return self.state_blocks if self.state_blocks < len(self.groups) else 0
 
     @property
@@ -88,6 +88,12 @@ class KVGroups(msgspec.Struct, frozen=True):
     def blocks_for(self, tokens: int) -> int:
         """Return the blocks that a request of some tokens has in all groups."""
         return sum(group.blocks_for(tokens) for group in self.groups)
+
+    def most_blocks(self, longest_tokens: int) -> int:
+        """Return the blocks that the longest request may have at most: one more of each group than
+        its tokens need.
+        """
+        return self.blocks_for(longest_tokens) + len(self.groups)
 
     def missing(self, tokens: int, owned: Blocks) -> int:
         """Return how many more blocks a request needs to hold `tokens` tokens. It has `owned`."""

@@ -151,6 +151,9 @@ class Runner:
         self.groups = groups_of(kv)
         with set_current_vllm_config(self.config), shared_kv_buffer(memory):
             self._runner.initialize_kv_cache(self.with_sharing_layers(kv))
+        # as vLLM's worker does for lane 1: a new block of KV may have been one of a state
+        if kv.needs_kv_cache_zeroing and hasattr(self._runner, "_init_kv_zero_meta"):
+            self._runner._init_kv_zero_meta()
 
     def with_sharing_layers(self, kv: KVCacheConfig) -> KVCacheConfig:
         """Return a KV cache as the runner takes it: see `kv.with_sharing_layers`."""

@@ -24,10 +24,18 @@ def most_requests(lane1: Runner, blocks: int) -> int:
     """Return how many made-up requests of a check fit in a step, each in blocks of its own.
 
     `blocks`: KV blocks of lane 1.
+
+    Raises:
+        ConfigError: if there are too few blocks for one request.
     """
-    scheduler = lane1.config.scheduler_config
+    scheduler, needed = lane1.config.scheduler_config, len(lane1.groups.groups)
+    if blocks - 1 < needed:
+        raise ConfigError(
+            f"--kv-cache-memory-bytes: memory for {blocks} KV blocks, and this model needs at "
+            f"least {needed + 1}"
+        )
     in_a_step = scheduler.max_num_batched_tokens // CHECK_TOKENS
-    return int(min(scheduler.max_num_seqs, (blocks - 1) // len(lane1.groups.groups), in_a_step))
+    return int(min(scheduler.max_num_seqs, (blocks - 1) // needed, in_a_step))
 
 
 class LaneChecks:

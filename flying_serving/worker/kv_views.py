@@ -26,7 +26,7 @@ class AlikeLayers:
 def alike_layers(lane1: KVCacheConfig, devices: int, model: Any) -> list[AlikeLayers]:
     """Return the kinds of layers by their KV in lane 1 of an engine with `devices`.
 
-    None where layers with KV are several groups. `model`: vLLM's ModelConfig.
+    An empty list where layers with KV are several groups. `model`: vLLM's ModelConfig.
     """
     paged = [g for g in lane1.kv_cache_groups if not isinstance(g.kv_cache_spec, MambaSpec)]
     kinds: dict[tuple[Any, ...], list[str]] = defaultdict(list)

@@ -26,6 +26,15 @@ def test_a_request_has_a_block_of_each_state_beside_those_of_its_kv(
     assert groups.blocks_for(tokens) == blocks
 
 
+@pytest.mark.parametrize("groups", [one_group(32), HYBRID, STATES])
+@pytest.mark.parametrize("longest_tokens", [1, 31, 32, 1024])
+def test_the_longest_request_has_at_most_a_block_more_in_each_group(
+    groups: KVGroups, longest_tokens: int
+) -> None:
+    ahead = [group.blocks_for(longest_tokens) + 1 for group in groups.groups]
+    assert groups.most_blocks(longest_tokens) == sum(ahead)
+
+
 @pytest.mark.parametrize(
     ("owned", "missing"),
     [(([], [], [], []), 6), (([7], [8], [9], [10]), 2), (([7], [8, 1, 2, 3], [9], [10]), 0)],

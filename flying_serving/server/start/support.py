@@ -177,6 +177,18 @@ def is_pooling(model: Any) -> bool:
     return bool(model.runner_type == "pooling")
 
 
+def refuse_lending(config: Any) -> None:
+    """Raise Unsupported for a VllmConfig whose weights cannot be lent: `--lend-weights` was set."""
+    model = config.model_config
+    refusals = (
+        (model.use_mla, "latent attention (MLA)"),
+        (has_state(model), "recurrent state"),
+    )
+    for refused, what in refusals:
+        if refused:
+            raise Unsupported(f"--lend-weights: models with {what} cannot lend weights yet")
+
+
 def has_state(model: Any) -> bool:
     """Return whether a model (vLLM's ModelConfig) has layers with recurrent state."""
     return bool(model.is_hybrid or model.has_inner_state)

@@ -65,9 +65,7 @@ class Placement:
         """
         for rank, unit in enumerate(units):
             if any(key.endswith("_scale") for key in expert_tensors(unit)):
-                raise WeightError(
-                    "quantized experts cannot be lent on this device (--lend-weights)"
-                )
+                raise WeightError("--lend-weights: quantized experts cannot be lent on this device")
             for weight in expert_weights(unit):
                 kept = [slice(0, weight.shape[0])] if rank == self._rank else []
                 weight.data = self.pages.place(weight.data, kept)

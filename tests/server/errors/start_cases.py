@@ -19,6 +19,7 @@ from tests.server.errors.starts import (
     flags,
     front_end,
     lending,
+    lending_of,
     lending_to_kinds,
     model,
     placement,
@@ -117,6 +118,18 @@ FLAG_CASES: tuple[Start, ...] = (
         "with four engines and `--group-sizes 1,2`",
         "needs a group of all 4 engines (--group-sizes)",
         sizes=(1, 2),
+    ),
+    _lending(
+        lending_of,
+        "with latent attention",
+        "models with latent attention (MLA) cannot lend weights yet",
+        use_mla=True,
+    ),
+    _lending(
+        lending_of,
+        "with recurrent state",
+        "models with recurrent state cannot lend weights yet",
+        has_inner_state=True,
     ),
     _lending(
         lending_to_kinds,
