@@ -59,7 +59,7 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/test_budget.py tests/test_glossary.py tests/test_imports.py
+	$(BIN)/python -m pytest -q $(CHECKED)
 	$(BIN)/python -m supply.audit $(AUDIT_ARGS)
 
 # The hashes of requirements/*.lock, after a change of a pin; then the page of licences, once that is installed.
@@ -77,6 +77,7 @@ WAITING := $(addprefix tests/server/test_,auto.py history.py lifecycle.py load_s
 	splits.py) \
 	tests/lab/bench/test_compare.py tests/cli/test_model_check.py tests/observability/test_alerts.py tests/zoo/test_ways.py
 BUSY := $(filter-out $(WAITING),$(SERVER))
+CHECKED := $(addprefix tests/test_,budget.py glossary.py imports.py)
 
 test: $(STAMP)
 ifeq ($(strip $(PYTEST_ARGS)),)
@@ -90,7 +91,7 @@ test-protocol: $(STAMP)
 	$(BIN)/python -m pytest tests/protocol
 
 test-pure: $(STAMP)
-	$(BIN)/python -m pytest -m "not server" --ignore=tests/protocol
+	$(BIN)/python -m pytest -m "not server" --ignore=tests/protocol $(addprefix --ignore=,$(CHECKED))
 
 test-waiting: $(STAMP)
 	$(BIN)/python -m pytest -m server $(WAITING)
