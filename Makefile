@@ -73,8 +73,8 @@ licences: $(RAY_STAMP)
 # With the models of the zoo and split requests they take about as long as the others, which begin first.
 # Files are named, as collecting all of them takes half a minute.
 SERVER := $(sort $(shell grep -rl --include='test_*.py' 'mark\.server' tests))
-WAITING := $(addprefix tests/server/test_,auto.py history.py lifecycle.py load_switch.py losses.py injected_faults.py \
-	splits.py) \
+WAITING := $(addprefix tests/server/test_,auto.py history.py lifecycle.py load_switch.py lora.py losses.py \
+	injected_faults.py pooling.py recurrent_state.py splits.py windows.py) tests/server/as_stock/test_as_stock.py \
 	tests/lab/bench/test_compare.py tests/cli/test_model_check.py tests/observability/test_alerts.py tests/zoo/test_ways.py
 BUSY := $(filter-out $(WAITING),$(SERVER))
 CHECKED := $(addprefix tests/test_,budget.py glossary.py imports.py)

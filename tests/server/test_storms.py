@@ -88,7 +88,6 @@ def test_each_degree_alone_gets_the_answers_of_stock(server: Compared) -> None:
 
 def test_storm_of_switches_in_all_modes_changes_no_answer(server: Compared) -> None:
     """Some requests stay at a degree. The others go wherever they are sent."""
-    before = migrations(server)["migrated_tokens"]
     jobs = list(itertools.product(REQUESTS, (None, *server.degrees)))
     asked: list[tuple[StockRequest, int | None, Future[Any]]] = []
     with ThreadPoolExecutor(len(jobs)) as pool:
@@ -99,8 +98,19 @@ def test_storm_of_switches_in_all_modes_changes_no_answer(server: Compared) -> N
         for request, degree, answer in asked:
             compare(server, request, degree or server.degrees[0], answer.result())
     assert {switch["mode"] for switch in server.switches()} == set(MODES)
-    assert migrations(server)["migrated_tokens"] > before
     server.check()
+
+
+def test_requests_migrate_with_their_kv(server: Compared) -> None:
+    server.layout(APART)
+    before = migrations(server)["migrated_tokens"]
+    with ThreadPoolExecutor(len(REQUESTS)) as pool:
+        answers = [pool.submit(run, server, request, None) for request in REQUESTS]
+        wait_until(lambda: server.requests("running") == len(REQUESTS), server.status)
+        server.layout(ALL, "migrate")
+        for request, answer in zip(REQUESTS, answers, strict=True):
+            compare(server, request, server.degrees[0], answer.result())
+    assert migrations(server)["migrated_tokens"] > before
 
 
 def test_loss_of_an_engine_changes_no_answer(server: Compared) -> None:
