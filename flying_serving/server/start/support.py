@@ -183,6 +183,7 @@ def refuse_lending(config: Any) -> None:
     refusals = (
         (model.use_mla, "latent attention (MLA)"),
         (has_state(model), "recurrent state"),
+        (config.lora_config is not None, "adapters (--enable-lora)"),
     )
     for refused, what in refusals:
         if refused:

@@ -136,6 +136,12 @@ FLAG_CASES: tuple[Start, ...] = (
         "for a model that mixes kinds of attention",
         "the KV of this model is of several kinds: it gets no lent weights",
     ),
+    _lending(
+        lending_of,
+        "with `--enable-lora`",
+        "models with adapters (--enable-lora) cannot lend weights yet",
+        lora=adapters(),
+    ),
     _flag(
         "policy",
         "always",
