@@ -18,7 +18,7 @@ async def add_everywhere(calls: EngineCalls, adapter: Any, deadline_s: float = D
     """Have each present engine load an adapter (vLLM's LoRARequest), between two of its steps.
 
     An engine that is lost meanwhile does not count: it loads adapters with the first request for
-    them. If another engine fails or is late, each present engine removes the adapter. The late
+    them. If another engine fails or is overdue, each present engine removes the adapter. The overdue
     engine is told to, and is not waited for. An engine that does not remove it is logged.
 
     Raises:
@@ -36,10 +36,10 @@ async def add_everywhere(calls: EngineCalls, adapter: Any, deadline_s: float = D
 
     failures = [answer for answer in present.values() if isinstance(answer, BaseException)]
     if failures:
-        late = {
+        overdue = {
             engine for engine, answer in present.items() if isinstance(answer, AdapterNotLoaded)
         }
-        await _remove_everywhere(calls, adapter, late, deadline_s)
+        await _remove_everywhere(calls, adapter, overdue, deadline_s)
         raise failures[0]
     if not present:
         absent = EngineLost(f"no engine is present to load adapter {adapter.lora_name!r}")
@@ -59,11 +59,11 @@ async def _load(calls: EngineCalls, engine: int, adapter: Any, deadline_s: float
 
 
 async def _remove_everywhere(
-    calls: EngineCalls, adapter: Any, late: AbstractSet[int], deadline_s: float
+    calls: EngineCalls, adapter: Any, overdue: AbstractSet[int], deadline_s: float
 ) -> None:
-    """Have each present engine remove an adapter; wait for the engines that are not late."""
+    """Have each present engine remove an adapter; wait for the engines that are not overdue."""
     removals = {engine: _remove(calls, engine, adapter, deadline_s) for engine in calls.engines}
-    for engine in late & removals.keys():
+    for engine in overdue & removals.keys():
         calls.run_in_background(removals.pop(engine))
     await asyncio.gather(*removals.values())
 

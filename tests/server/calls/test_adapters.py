@@ -12,7 +12,7 @@ from flying_serving.server.calls.adapters import DEADLINE_S, add_everywhere
 from tests.server.doubles import Server
 
 ADAPTER = LoRARequest(lora_name="a", lora_int_id=3, lora_path="/an/adapter")
-LATE = object()
+OVERDUE = object()
 """In place of the answer of an engine that gives none."""
 SHORT_S = 0.05
 ENGINES = [0, 1, 2, 3]
@@ -39,13 +39,13 @@ async def answer(server: Server, called: Sequence[int], answers: dict[int, Any])
         given = answers.get(engine, True)
         if isinstance(given, Exception):
             future.set_exception(given)
-        elif given is not LATE:
+        elif given is not OVERDUE:
             future.set_result(given)
     await _rounds()
 
 
 async def _rounds() -> None:
-    for _ in range(5):
+    for _ in range(10):
         await asyncio.sleep(0)
 
 
@@ -80,10 +80,10 @@ async def test_a_load_that_fails_on_one_engine_is_undone_on_all() -> None:
 async def test_a_load_that_is_late_on_one_engine_is_undone_on_all() -> None:
     """The engine that may hang is told to remove the adapter, and is not waited for."""
     server = Server()
-    call = await load(server, True, LATE, True, True, deadline_s=SHORT_S)
+    call = await load(server, True, OVERDUE, True, True, deadline_s=SHORT_S)
     removing = await until_removing(server)
     assert sorted(removing) == ENGINES
-    await answer(server, removing, {1: LATE})
+    await answer(server, removing, {1: OVERDUE})
     with pytest.raises(
         AdapterNotLoaded, match=r"^engine 1 did not load adapter 'a' within 0\.05 s$"
     ):
@@ -98,7 +98,7 @@ async def test_an_engine_that_does_not_remove_an_adapter_is_logged(
 ) -> None:
     server = Server()
     call = await load(server, True, True, REFUSED, True, deadline_s=SHORT_S)
-    await answer(server, ENGINES, {0: RuntimeError("injected"), 1: LATE, 3: EngineLost("ended")})
+    await answer(server, ENGINES, {0: RuntimeError("injected"), 1: OVERDUE, 3: EngineLost("ended")})
     with pytest.raises(ValueError, match="rank 16"):
         await call
     assert [record.getMessage() for record in caplog.records] == [

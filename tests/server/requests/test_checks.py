@@ -209,7 +209,7 @@ def test_an_adapter_of_a_hub_is_let_in() -> None:
 
 
 @pytest.mark.parametrize("how", ["generate", "responses"])
-def test_an_adapter_without_its_folder_is_refused_before_its_answer(
+async def test_an_adapter_without_its_folder_is_refused_before_its_answer(
     how: str, tmp_path: Path
 ) -> None:
     engine = Engine(Server(serves_adapters=True))
