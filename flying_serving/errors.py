@@ -101,6 +101,10 @@ class EngineLost(FlyingError):
     """Another engine did not answer, or said that it is going away."""
 
 
+class AdapterNotLoaded(FlyingError):
+    """An engine did not load an adapter in time; the message names engine, adapter and seconds."""
+
+
 class CollectiveTimeout(EngineLost):
     """A collective did not complete before its deadline; the message names the missing members."""
 

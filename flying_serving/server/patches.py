@@ -92,7 +92,7 @@ def check_response(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     generator = original(self, *args, **kwargs)
     if isinstance(client, FlyingClient):
         first_call = f"{given['request_id']}_0"
-        named = ("request_id", "sampling_params", "priority")
+        named = ("request_id", "sampling_params", "priority", "lora_request")
         fields = fields_of({name: given[name] for name in named if name in given}, prompt)
         note_priority(fields["priority"])
         client.shell.checks.let_in_ahead(first_call, fields, generator)
@@ -104,6 +104,15 @@ def end_by_event(original: Any, generator: Any) -> Any:
     from flying_serving.server.http.refusals import ended_by_event
 
     return ended_by_event(original(generator))
+
+
+async def refuse_reload(original: Any, self: Any, request: Any) -> Any:
+    """Wrap `OpenAIServingModels._check_load_lora_adapter_request`: return vLLM's answer to a call
+    that it refuses, ours to `load_inplace`, and None to a call that loads an adapter.
+    """
+    from flying_serving.server.http.refusals import refusal_of_reload
+
+    return await original(self, request) or refusal_of_reload(request)
 
 
 def end_in_order(original: Any, self: Any, timeout: float | None = None) -> None:
@@ -154,6 +163,7 @@ HOOKS: Mapping[str, Callable[..., Any]] = {
         check_before_stream,
         check_response,
         end_by_event,
+        refuse_reload,
         end_in_order,
         add_routes,
         tell_rights,

@@ -121,10 +121,16 @@ class Server:
         capped: groups get no more prompts ahead than they can begin at once.
         most_waiting: requests.
         vllm: whose messages are kept.
+        serves_adapters: as with --enable-lora.
     """
 
     def __init__(
-        self, *, capped: bool = True, most_waiting: int = 1000, vllm: FakeVllm | None = None
+        self,
+        *,
+        capped: bool = True,
+        most_waiting: int = 1000,
+        vllm: FakeVllm | None = None,
+        serves_adapters: bool = False,
     ) -> None:
         deployment = Deployment(
             run_dir="",
@@ -143,7 +149,10 @@ class Server:
             hf_text_config=SimpleNamespace(),
         )
         self.shell = Shell(
-            self.calls, settings("manual", capped=capped, most_waiting=most_waiting), model
+            self.calls,
+            settings("manual", capped=capped, most_waiting=most_waiting),
+            model,
+            serves_adapters=serves_adapters,
         )
         self.controller, self.streams, self.orders = (
             self.shell.controller,

@@ -153,11 +153,15 @@ def test_loss_of_an_engine_changes_no_answer(server: Server, stock: dict[int, An
         for job, answer in zip(JOBS, answers, strict=True):
             compare(stock[2], *job, answer.result())
     wait_until(lambda: is_whole(server), server.log, BACK_S)
+    with ThreadPoolExecutor(len(JOBS)) as pool:
+        answers = [pool.submit(run, server, *job, 2) for job in JOBS]
+        for job, answer in zip(JOBS, answers, strict=True):
+            compare(stock[2], *job, answer.result())
     server.check()
 
 
 def test_adapter_that_is_loaded_while_the_server_runs(server: Server, tmp_path: Path) -> None:
-    """It is served at every degree, also when its folder has gone, and no more once unloaded."""
+    """It is served at every degree, and no more once its folder has gone, or once unloaded."""
     folder = make_adapter(tmp_path / LATER, SHAPE, seed=1)
     loaded = post(server, "/v1/load_lora_adapter", lora_name=LATER, lora_path=str(folder))
     assert (loaded.status_code, loaded.text) == (
@@ -165,11 +169,13 @@ def test_adapter_that_is_loaded_while_the_server_runs(server: Server, tmp_path: 
         f"Success: LoRA adapter '{LATER}' added successfully.",
     )
     assert LATER in names(server)
-    shutil.rmtree(folder)
     stock = {degree: recorded(f"{SHAPE}-lora", degree) for degree in DEGREES}
     for degree in DEGREES:
         answer = run(server, REQUESTS[0], LATER, degree)
         compare(stock[degree], REQUESTS[0], lora.ONE, answer)  # of the same seed
+    shutil.rmtree(folder)
+    gone = post(server, "/v1/completions", model=LATER, prompt=[1, 2, 3], max_tokens=1)
+    assert (gone.status_code, str(folder) in gone.text) == (404, True), gone.text
     unloaded = post(server, "/v1/unload_lora_adapter", lora_name=LATER)
     assert unloaded.status_code == 200
     assert LATER not in names(server)
@@ -191,6 +197,10 @@ def test_adapters_that_cannot_be_loaded(server: Server, tmp_path: Path) -> None:
     for name, (path, status, what) in cases.items():
         answer = post(server, "/v1/load_lora_adapter", lora_name=name, lora_path=path)
         assert (answer.status_code, what in answer.text) == (status, True), answer.text
+    again = {"lora_name": lora.ONE, "lora_path": str(wide), "load_inplace": True}
+    refused = post(server, "/v1/load_lora_adapter", **again)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "load_inplace"
     assert post(server, "/v1/unload_lora_adapter", lora_name="missing").status_code == 404
     assert set(names(server)) == {server.model, lora.ONE, lora.TWO}
     server.check()

@@ -1,40 +1,85 @@
 """Adapters (LoRA) that are loaded while the server runs: on every engine, or on none."""
 
 import asyncio
+from collections.abc import Set as AbstractSet
 from typing import Any
 
-from flying_serving.errors import EngineLost
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from flying_serving.errors import AdapterNotLoaded, EngineLost
+from flying_serving.log import logger
 from flying_serving.server.calls.engine_calls import EngineCalls
 
+DEADLINE_S = 120.0
+"""How long an engine may take to load an adapter, or to remove one, between two of its steps."""
 
-async def add_everywhere(calls: EngineCalls, adapter: Any) -> bool:
+
+async def add_everywhere(calls: EngineCalls, adapter: Any, deadline_s: float = DEADLINE_S) -> bool:
     """Have each present engine load an adapter (vLLM's LoRARequest), between two of its steps.
 
     An engine that is lost meanwhile does not count: it loads adapters with the first request for
-    them.
+    them. If another engine fails or is overdue, each present engine removes the adapter. The overdue
+    engine is told to, and is not waited for. An engine that does not remove it is logged.
 
     Raises:
-        Exception: the first engine's error, when no engine has the adapter any more.
-        EngineLost: if no engine has answered.
+        AdapterNotLoaded: if an engine does not answer within `deadline_s`.
+        EngineLost: if no engine is present, or if no engine has answered.
+        Exception: the first engine's own error.
     """
-    answers = await _ask_all(calls, "add_lora", adapter)
-    lost = [answer for answer in answers if isinstance(answer, EngineLost)]
-    errors = [answer for answer in answers if isinstance(answer, BaseException)]
-    failures = [error for error in errors if not isinstance(error, EngineLost)]
+    engines = calls.engines
+    loads = [_load(calls, engine, adapter, deadline_s) for engine in engines]
+    answers = dict(zip(engines, await asyncio.gather(*loads, return_exceptions=True), strict=True))
+    losses = [answer for answer in answers.values() if isinstance(answer, EngineLost)]
+    present = {
+        engine: answer for engine, answer in answers.items() if not isinstance(answer, EngineLost)
+    }
+
+    failures = [answer for answer in present.values() if isinstance(answer, BaseException)]
     if failures:
-        await _ask_all(calls, "remove_lora", adapter.lora_int_id)
+        overdue = {
+            engine for engine, answer in present.items() if isinstance(answer, AdapterNotLoaded)
+        }
+        await _remove_everywhere(calls, adapter, overdue, deadline_s)
         raise failures[0]
-    if len(lost) == len(answers):
-        raise lost[0]
-    return all(answer for answer in answers if not isinstance(answer, EngineLost))
+    if not present:
+        absent = EngineLost(f"no engine is present to load adapter {adapter.lora_name!r}")
+        raise next(iter(losses), absent)
+    return all(present.values())
 
 
-async def _ask_all(calls: EngineCalls, method: str, argument: Any) -> list[Any]:
-    """Return the answer of each present engine, or the error of its call."""
-    waiting = [_ask(calls, engine, method, argument) for engine in calls.engines]
-    return await asyncio.gather(*waiting, return_exceptions=True)
+async def _load(calls: EngineCalls, engine: int, adapter: Any, deadline_s: float) -> Any:
+    """Return an engine's answer. Raises as `add_everywhere`, and the engine's own error."""
+    try:
+        answer = await asyncio.wait_for(calls.call(engine, "add_lora", (adapter,)), deadline_s)
+    except TimeoutError:
+        raise AdapterNotLoaded(
+            f"engine {engine} did not load adapter {adapter.lora_name!r} within {deadline_s:g} s"
+        ) from None
+    return answer[1]
 
 
-async def _ask(calls: EngineCalls, engine: int, method: str, argument: Any) -> Any:
-    # no deadline: an engine that hangs is killed, and its call ends
-    return (await calls.call(engine, method, (argument,)))[1]
+async def _remove_everywhere(
+    calls: EngineCalls, adapter: Any, overdue: AbstractSet[int], deadline_s: float
+) -> None:
+    """Have each present engine remove an adapter; wait for the engines that are not overdue."""
+    removals = {engine: _remove(calls, engine, adapter, deadline_s) for engine in calls.engines}
+    for engine in overdue & removals.keys():
+        calls.run_in_background(removals.pop(engine))
+    await asyncio.gather(*removals.values())
+
+
+async def _remove(calls: EngineCalls, engine: int, adapter: Any, deadline_s: float) -> None:
+    """Have an engine remove an adapter. A failure is logged, unless the engine has ended."""
+    try:
+        await asyncio.wait_for(
+            calls.call(engine, "remove_lora", (adapter.lora_int_id,)), deadline_s
+        )
+    except (EngineLost, EngineDeadError):
+        return
+    except TimeoutError:
+        problem = f"it did not remove the adapter within {deadline_s:g} s"
+    except Exception as error:  # noqa: BLE001 - every failure is logged
+        problem = str(error)
+    else:
+        return
+    logger.error("engine %d may still have adapter %r: %s", engine, adapter.lora_name, problem)

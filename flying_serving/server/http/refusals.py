@@ -1,11 +1,13 @@
-"""Refusals in streams of /v1/responses, where vLLM has none for a client, and without the traceback
-in the log.
+"""Refusals where vLLM has none for a client: in streams of /v1/responses, and of adapters that are
+loaded again. Refusals without the traceback in the log.
 """
 
 import json
 import logging
 from collections.abc import AsyncIterator
+from typing import Any
 
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.exceptions import GracefulHTTPError, VLLMError, VLLMValidationError
 
@@ -33,6 +35,24 @@ async def ended_by_event(events: AsyncIterator[str]) -> AsyncIterator[str]:
             "event: error\ndata: "
             f"{json.dumps({'type': 'error', **said, 'sequence_number': number})}\n\n"
         )
+
+
+def refusal_of_reload(request: Any) -> ErrorResponse | None:
+    """Return the answer (400) to a call of /v1/load_lora_adapter with `load_inplace`; None to
+    another.
+
+    Engines load an adapter between steps of their own. So members of a group could compute a step
+    with different weights of one adapter.
+    """
+    if not request.load_inplace:
+        return None
+    return create_error_response(
+        VLLMValidationError(
+            "load_inplace: cannot be served by Flying Serving yet; load the adapter under another "
+            "name",
+            parameter="load_inplace",
+        )
+    )
 
 
 def without_traceback(record: logging.LogRecord) -> bool:

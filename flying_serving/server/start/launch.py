@@ -32,6 +32,7 @@ from flying_serving.server.start.support import (
     cache_no_states,
     choose_group_sizes,
     keep_all_kv,
+    refuse_lending,
     refuse_unsupported,
 )
 from flying_serving.vllm_adapter.history import FOLLOWS_OUTPUTS, stateful_processors
@@ -129,8 +130,8 @@ def _refuse_unusable(config: Any, flying: FlyingConfig) -> None:
             f"--tbt-slo-ms={flying.tbt_slo_ms}: prompts are computed in chunks; chunked prefill "
             "is off"
         )
-    if flying.lend_weights and config.model_config.use_mla:
-        raise Unsupported("--lend-weights: latent attention (MLA) gets no lent weights yet")
+    if flying.lend_weights:
+        refuse_lending(config)
     worker_cls = config.parallel_config.worker_cls
     if worker_cls not in _WORKERS and not _has_lanes(worker_cls):
         raise Unsupported(

@@ -172,6 +172,16 @@ def _lora_refusals(config: Any) -> Sequence[tuple[bool, str, str]]:
     )
 
 
+def refuse_lending(config: Any) -> None:
+    """Raise Unsupported if the weights of this VllmConfig's model cannot be lent yet."""
+    if config.model_config.use_mla:
+        raise Unsupported("--lend-weights: latent attention (MLA) gets no lent weights yet")
+    if config.lora_config is not None:
+        raise Unsupported(
+            "--lend-weights: a model with adapters (--enable-lora) gets no lent weights yet"
+        )
+
+
 def is_pooling(model: Any) -> bool:
     """Return whether a model (vLLM's ModelConfig) gives vectors or scores and no tokens."""
     return bool(model.runner_type == "pooling")

@@ -191,6 +191,13 @@ SERVER_PATCHES: tuple[Patch, ...] = (
         "connection",
     ),
     Patch(
+        "vllm.entrypoints.openai.models.serving:"
+        "OpenAIServingModels._check_load_lora_adapter_request(self, request)",
+        HANDED + ":refuse_reload",
+        "`load_inplace` would leave members of a group with different weights of one adapter for "
+        "some steps; vLLM answers an error of the engine client with 500",
+    ),
+    Patch(
         "vllm.v1.engine.async_llm:AsyncLLM._add_request(self, request, prompt, parent_req, "
         "index, queue)",
         _HOOKS + "client:abort_if_refused",

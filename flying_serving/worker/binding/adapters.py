@@ -55,6 +55,7 @@ def _bind(name: str, layer: Any, full: Any, rank: int, degree: int) -> None:
                 setattr(layer, key, getattr(full, key))
         if isinstance(layer, LogitsProcessorWithLoRA):
             _refuse_other_order(name, layer)
+            layer.sharded_to_full_mapping_gpu = None
         return
     is_fused = type(layer) is ColumnParallelLinearWithLoRA and layer.is_merged_col_linear
     if type(layer) not in _BY_SLICE or (is_fused and layer.tp_size > full.tp_size):
@@ -70,7 +71,7 @@ def _parts(
     name: str, layer: Any, full: Any, key: str, rank: int, degree: int
 ) -> tuple[torch.Tensor, ...]:
     pairs = zip(getattr(layer, key), getattr(full, key), strict=True)
-    return tuple(part_of(name, theirs, mine.shape, rank, degree) for mine, theirs in pairs)
+    return tuple(part_of(name, whole, part.shape, rank, degree) for part, whole in pairs)
 
 
 def _refuse_other_order(name: str, layer: Any) -> None:
@@ -81,4 +82,3 @@ def _refuse_other_order(name: str, layer: Any) -> None:
             f"--enable-lora: {name}: a vocabulary with padding between the parts of ranks cannot "
             "be served by Flying Serving yet"
         )
-    layer.sharded_to_full_mapping_gpu = None

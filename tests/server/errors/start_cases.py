@@ -19,6 +19,7 @@ from tests.server.errors.starts import (
     flags,
     front_end,
     lending,
+    lending_features,
     lending_to_kinds,
     model,
     placement,
@@ -122,6 +123,18 @@ FLAG_CASES: tuple[Start, ...] = (
         lending_to_kinds,
         "for a model that mixes kinds of attention",
         "the KV of this model is of several kinds: it gets no lent weights",
+    ),
+    _lending(
+        lending_features,
+        "for a model with latent attention",
+        "latent attention (MLA) gets no lent weights yet",
+        use_mla=True,
+    ),
+    _lending(
+        lending_features,
+        "with `--enable-lora`",
+        "a model with adapters (--enable-lora) gets no lent weights yet",
+        lora=adapters(),
     ),
     _flag(
         "policy",

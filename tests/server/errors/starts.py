@@ -23,6 +23,7 @@ from flying_serving.server.start.front_ends import refuse_other_front_ends
 from flying_serving.server.start.support import (
     choose_group_sizes,
     no_model,
+    refuse_lending,
     refuse_missing_model,
     refuse_unsupported,
 )
@@ -165,6 +166,11 @@ def lending(sizes: tuple[int, ...]) -> None:
     flying = FlyingConfig(lend_weights=True)
     deployment = Deployment(run_dir="", engines=4, devices=1, group_sizes=sizes, flying=flying)
     weight_file_of(deployment, 0, 0)
+
+
+def lending_features(**changes: Any) -> None:
+    """vLLM's features in a server that may lend its weights."""
+    refuse_lending(configuration(**changes))
 
 
 def lending_to_kinds() -> None:

@@ -10,9 +10,13 @@ from http import HTTPStatus
 from typing import Any
 
 import pytest
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+from vllm.entrypoints.serve.lora.protocol import LoadLoRAAdapterRequest
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 
 from flying_serving.server.http.refusals import ended_by_event, without_traceback
+from flying_serving.server.patches import refuse_reload
 
 WRONG = VLLMValidationError(
     "vllm_xargs.tp_degree=3: must be one of [1, 2]", parameter="vllm_xargs.tp_degree"
@@ -82,3 +86,27 @@ def test_server_error_is_logged_with_its_traceback() -> None:
     found = record(ValueError("a bug"))
     assert without_traceback(found)
     assert "Traceback" in logging.Formatter().format(found)
+
+
+@pytest.mark.parametrize(
+    ("vllms", "in_place", "said"),
+    [
+        (None, False, None),
+        (None, True, "load_inplace: cannot be served by Flying Serving yet"),
+        ("vLLM's own refusal", True, "vLLM's own refusal"),
+    ],
+)
+async def test_an_adapter_is_not_loaded_again_in_place(
+    vllms: str | None, in_place: bool, said: str | None
+) -> None:
+    """Members of a group would compute with different weights of it."""
+    request = LoadLoRAAdapterRequest(lora_name="a", lora_path="/a", load_inplace=in_place)
+
+    async def check(_: object, __: object) -> ErrorResponse | None:
+        return None if vllms is None else create_error_response(vllms)
+
+    answer = await refuse_reload(check, None, request)
+    assert (answer is None) is (said is None)
+    if said is not None:
+        assert answer.error.message.startswith(said)
+        assert answer.error.code == HTTPStatus.BAD_REQUEST

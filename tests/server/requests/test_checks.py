@@ -3,21 +3,30 @@
 import asyncio
 import gc
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 
 from flying_serving.server.client import FlyingClient
 from flying_serving.server.patches import check_before_stream, check_response
+from flying_serving.server.requests.checks import ADAPTER_FILE
 from tests.server.doubles import Server, request
 
 AT_ONCE = 16
 """Four engines run four requests each."""
 MOST_WAITING = 20
 OUTPUTS = 20
+FIELDS: dict[str, Any] = {
+    "sampling_params": SamplingParams(),
+    "priority": 0,
+    "prompt_token_ids": [1, 2, 3],
+    "prompt_embeds": None,
+}
 
 
 class Engine:
@@ -32,13 +41,14 @@ class Engine:
         self.engine_core = self.client
         self.output_processor = None
 
-    def generate(self, request_id: str, *, n: int = 1) -> AsyncIterator[str]:
+    def generate(self, request_id: str, *, n: int = 1, **named: Any) -> AsyncIterator[str]:
         """A call. Raises GracefulHTTPError if it is refused."""
         params = SamplingParams(max_tokens=OUTPUTS, n=n)
         given = {
             "prompt": {"prompt_token_ids": list(range(10))},
             "sampling_params": params,
             "request_id": request_id,
+            **named,
         }
         answer: AsyncIterator[str] = check_before_stream(
             lambda **_: self._original(request_id, params), self=self, **given
@@ -57,10 +67,11 @@ class Engine:
             await adding
         yield request_id
 
-    def respond(self, request_id: str) -> AsyncIterator[str]:
+    def respond(self, request_id: str, **named: Any) -> AsyncIterator[str]:
         """A call of /v1/responses, whose answer makes the call to the engine when it is read."""
         params, prompt = SamplingParams(max_tokens=OUTPUTS), {"prompt_token_ids": list(range(10))}
         given = {"request_id": request_id, "engine_input": prompt, "sampling_params": params}
+        given |= named
         answer: AsyncIterator[str] = check_response(
             lambda _, **__: self._read(request_id), SimpleNamespace(engine_client=self), **given
         )
@@ -171,10 +182,38 @@ async def test_outputs_of_one_call_are_one_event(n: int) -> None:
 
 def test_logprobs_of_prompts_are_refused_where_adapters_are_served() -> None:
     """vLLM would compute them with the slots of other tokens."""
-    server = Server()
-    sent = {"sampling_params": SamplingParams(prompt_logprobs=1), "priority": 0}
-    fields = sent | {"prompt_token_ids": [1, 2, 3], "prompt_embeds": None}
-    server.shell.checks.checked_spec(fields)
-    server.shell.checks.serves_adapters = True
+    fields = {**FIELDS, "sampling_params": SamplingParams(prompt_logprobs=1)}
+    Server().shell.checks.checked_spec(fields)
     with pytest.raises(VLLMValidationError, match="prompt_logprobs"):
-        server.shell.checks.checked_spec(fields)
+        Server(serves_adapters=True).shell.checks.checked_spec(fields)
+
+
+def adapter_at(path: object) -> dict[str, Any]:
+    """Return the fields of a request with an adapter."""
+    return {**FIELDS, "lora_request": LoRARequest("later", 1, str(path))}
+
+
+def test_an_adapter_without_its_folder_is_refused(tmp_path: Path) -> None:
+    """An engine that had to load it in a step would end."""
+    checks = Server(serves_adapters=True).shell.checks
+    (tmp_path / ADAPTER_FILE).touch()
+    checks.checked_spec(adapter_at(tmp_path))
+    (tmp_path / ADAPTER_FILE).unlink()
+    with pytest.raises(GracefulHTTPError, match=f"model='later'.*{tmp_path}") as refused:
+        checks.checked_spec(adapter_at(tmp_path))
+    assert refused.value.http_status == 404
+
+
+def test_an_adapter_of_a_hub_is_let_in() -> None:
+    Server(serves_adapters=True).shell.checks.checked_spec(adapter_at("someone/adapter"))
+
+
+@pytest.mark.parametrize("how", ["generate", "responses"])
+async def test_an_adapter_without_its_folder_is_refused_before_its_answer(
+    how: str, tmp_path: Path
+) -> None:
+    engine = Engine(Server(serves_adapters=True))
+    call = engine.respond if how == "responses" else engine.generate
+    with pytest.raises(GracefulHTTPError, match="the folder of this adapter"):
+        call("a", lora_request=LoRARequest("later", 1, str(tmp_path)))
+    assert not engine.server.controller.admission.places
