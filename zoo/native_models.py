@@ -310,7 +310,9 @@ NATIVE: dict[str, Native] = {
     "SarvamMoEForCausalLM": Native(
         _BAILING | _GROUPED | {"use_qk_norm": True, "use_rmsnorm": True}
     ),
-    "SarvamMLAForCausalLM": Native(_BAILING | _GROUPED | _LATENT | {"model_type": "deepseek_v3"}),
+    "SarvamMLAForCausalLM": Native(
+        _BAILING | _GROUPED | _LATENT | {"model_type": "deepseek_v3", "q_lora_rank": None}
+    ),
     "SolarForCausalLM": Native(
         {"bskcn_1": [1], "bskcn_2": [2], "bskcn_3": [3], "bskcn_4": [3], "bskcn_tv": [0.9, 0.8]}
     ),

@@ -56,8 +56,8 @@ WHAT = (
     "the usual configuration of its architecture does not show. Models with recurrent state are "
     "served and asked without prefix caching. Those with gated delta nets compute in bfloat16, "
     "the only type of vLLM's kernel for the CPU, and are compared as quantized models are. "
-    f"{' and '.join(CORRECTED)} are compared with stock vLLM whose rotary embeddings are computed "
-    "in plain torch (see [engine.md](engine.md#latent-attention))."
+    f"{', '.join(CORRECTED[:-1])} and {CORRECTED[-1]} are compared with stock vLLM whose rotary "
+    "embeddings are computed in plain torch (see [engine.md](engine.md#latent-attention))."
 )
 
 QUANTIZED_MEANS = (

@@ -17,7 +17,12 @@ LATENT = (
     "LongcatFlashForCausalLM",
 )
 """Architectures with latent attention that the CPU has a kernel for."""
-CORRECTED = ("Glm4MoeLiteForCausalLM", "LongcatFlashForCausalLM")
+CORRECTED = (
+    "Glm4MoeLiteForCausalLM",
+    "LongcatFlashForCausalLM",
+    "MistralLarge3ForCausalLM",
+    "SarvamMLAForCausalLM",
+)
 """Architectures with latent attention and plain rotary embeddings."""
 
 

@@ -18,7 +18,7 @@ async def add_everywhere(calls: EngineCalls, adapter: Any, deadline_s: float = D
     """Have each present engine load an adapter (vLLM's LoRARequest), between two of its steps.
 
     An engine that is lost meanwhile does not count: it loads adapters with the first request for
-    them. If another engine fails or is overdue, each present engine removes the adapter. The overdue
+    them. If another engine fails or is overdue, each present engine removes the adapter. An overdue
     engine is told to, and is not waited for. An engine that does not remove it is logged.
 
     Raises:
