@@ -238,11 +238,10 @@ class WorkerLanes:
         """Measure the steps of each lane: see `worker/calibration.py`. Raises LaneError."""
         self._say("measuring the steps of each lane")
         together = partial(self.communicators.any_of, self.widest)
-        lanes: list[tuple[int, VllmConfig, Any]] = [(1, self.lane1.config, self.lane1.step)]
-        lanes += [(size, lane.runner.config, lane.execute) for size, lane in self.groups.items()]
-        for size, config, step in lanes:
-            runner = self.lane1 if size == 1 else self.groups[size].runner
-            limits = StepLimits.of(config, self.blocks, runner.groups)
+        lanes: list[tuple[int, Runner, Any]] = [(1, self.lane1, self.lane1.step)]
+        lanes += [(size, lane.runner, lane.execute) for size, lane in self.groups.items()]
+        for size, runner, step in lanes:
+            limits = StepLimits.of(runner.config, self.blocks, runner.groups)
             if limits.pools:
                 step = self.lane1.pool
             self.calibration += calibrate(size, limits, step, together)

@@ -17,6 +17,7 @@ from flying_serving.config import MODES
 from harness.live import FLAGS, STOCK, Server, wait_until
 from harness.losing import is_whole, kill
 from harness.streams import WORST_LOGPROB, worst_difference
+from tests.server.test_same_results import migrations
 
 pytestmark = pytest.mark.server
 
@@ -63,12 +64,6 @@ def compare(found: list[Future[Answer]], expected: list[Answer]) -> None:
         assert worst_difference(logprobs, stock[1]) <= WORST_LOGPROB
 
 
-def counts(server: Server) -> dict[str, int]:
-    """What engines count of requests that have come from other groups."""
-    engines = [engine["migrations"] for engine in server.status()["engines"]]
-    return {name: sum(engine[name] for engine in engines) for name in engines[0]}
-
-
 def test_the_log_says_that_no_prefix_is_cached(server: Server) -> None:
     assert "--no-enable-prefix-caching: set" in server.log()
 
@@ -99,13 +94,13 @@ def test_streams_over_switches_answer_as_stock(
 
 def test_states_migrate_with_their_requests(server: Server, expected: list[Answer]) -> None:
     server.layout(APART)
-    before = counts(server)
+    before = migrations(server)
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
         asked = [pool.submit(ask, server, number) for number in range(len(PROMPTS))]
         wait_until(lambda: server.requests("running") == len(PROMPTS), server.status)
         server.layout(ALL, "migrate")
         compare(asked, expected)
-    after = counts(server)
+    after = migrations(server)
     assert after["migrated"] - before["migrated"] == len(PROMPTS)
     assert after["prefilled_again"] == before["prefilled_again"]
 

@@ -172,7 +172,7 @@ def test_requests_that_two_engines_share(server: Compared) -> None:
     server.check()
 
 
-def migrations(server: Compared) -> dict[str, int]:
+def migrations(server: Server) -> dict[str, int]:
     """How many requests have gone to another group, with their KV or without, on all engines."""
     engines = server.status()["engines"]
     return {

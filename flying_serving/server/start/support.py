@@ -161,7 +161,7 @@ def _lora_refusals(config: Any) -> Sequence[tuple[bool, str, str]]:
         (lora.fully_sharded_loras, "--fully-sharded-loras", "adapters that ranks cut further"),
         (is_pooling(model), "--enable-lora", "LoRA for pooling models"),
         (model.use_mla, "--enable-lora", "LoRA with latent attention"),
-        (model.is_hybrid or model.has_inner_state, "--enable-lora", "LoRA with recurrent state"),
+        (has_state(model), "--enable-lora", "LoRA with recurrent state"),
         (model.is_multimodal_model, "--enable-lora", "LoRA for models that see or hear"),
         (
             model.is_moe and (targets is None or "experts" in targets),
