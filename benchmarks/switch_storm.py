@@ -7,8 +7,9 @@ again, at random times and by random ways, while streams with and without a fixe
 are left midway by their clients). It fails if a stream is not the reference token for token, if
 blocks do not add up after a switch, or if a process has grown. With quantized weights (`--model
 llama-w4a16 --dtype bfloat16`) degrees differ by their rounding: `harness/storm_bounds.py`. int4
-weights in float32 have the exact product of `harness/int4_cpu.py`. With `--adapters` two of three
-requests have an adapter (LoRA). With `--lose` engines are lost after the switches, under the load.
+weights in float32 have the exact product of `harness/int4_cpu.py`, and gated delta nets (`--model
+qwen3.5`) the exact rule of `harness/gdn_cpu.py`. With `--adapters` two of three requests have an
+adapter (LoRA). With `--lose` engines are lost after the switches, under the load.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import httpx
 
 from flying_lab.tiny_models.checkpoint import SHAPES
 from flying_serving.config import MODES
-from harness import int4_cpu, lora, mxfp4_cpu
+from harness import gdn_cpu, int4_cpu, lora, mxfp4_cpu, no_torchvision
 from harness.forked import ROOT
 from harness.live import FLAGS as LIVE_FLAGS
 from harness.live import Server
@@ -52,6 +53,8 @@ FLAGS = (
 OF_SHAPE = {
     # the reference on the CPU, with AMX too; all engines of a group have a request's whole latents
     "deepseek-v3": ("--attention-backend=CPU_MLA", "--kv-cache-memory-bytes=25165824"),
+    # a request has three states, of half a MiB each
+    "qwen3.5": ("--language-model-only", "--kv-cache-memory-bytes=67108864"),
 }
 ASYNC = "--async-scheduling"
 INT4 = ("w4a16", "gptq", "awq")
@@ -190,10 +193,20 @@ def _server(args: argparse.Namespace) -> Server:
         folders = lora.adapters(args.model, ROOT / ".models")
         flags += (*lora.FLAGS, "--lora-modules", *(f"{name}={at}" for name, at in folders.items()))
     base = [flag for flag in LIVE_FLAGS if not flag.startswith("--dtype")]
-    preamble = mxfp4_cpu.PREAMBLE if SHAPES[args.model].mxfp4 else ""
+    flags += (f"--dtype={args.dtype}",)
+    return Server(args.model, 4, *flags, base=base, preamble=_preamble(args))
+
+
+def _preamble(args: argparse.Namespace) -> str:
+    """Return code that gives the server what its model needs on any CPU."""
+    if SHAPES[args.model].mxfp4:
+        return mxfp4_cpu.PREAMBLE
     if _is_exact_int4(args):
-        preamble = int4_cpu.PREAMBLE
-    return Server(args.model, 4, f"--dtype={args.dtype}", *flags, base=base, preamble=preamble)
+        return int4_cpu.PREAMBLE
+    if SHAPES[args.model].family != "qwen3_5":
+        return ""
+    exact = gdn_cpu.PREAMBLE if args.dtype == FLOAT32 else ""
+    return f"{no_torchvision.PREAMBLE}\n{exact}"
 
 
 def _is_exact_int4(args: argparse.Namespace) -> bool:

@@ -22,7 +22,9 @@ class StandIn(ModuleType):
 
     def __getattr__(self, name: str) -> object:
         """Raise AttributeError."""
-        raise AttributeError(f"torchvision is not installed, so {self.__name__}.{name} is not there")
+        raise AttributeError(
+            f"torchvision is not installed, so {self.__name__}.{name} is not there"
+        )
 
 
 def register() -> None:
