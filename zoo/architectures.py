@@ -390,7 +390,7 @@ MULTIMODAL: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "text_config": _THREE_POSITIONS_OF_FEW,
             "vision_config": _VISION_BLOCKS
-            | {"out_hidden_size": 256, "num_position_embeddings": 16},
+            | {"num_heads": 4, "out_hidden_size": 256, "num_position_embeddings": 16},
         },
     ),
     "Qwen3_5MoeForConditionalGeneration": (
@@ -398,7 +398,7 @@ MULTIMODAL: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "text_config": _THREE_POSITIONS_OF_FEW,
             "vision_config": _VISION_BLOCKS
-            | {"out_hidden_size": 256, "num_position_embeddings": 16},
+            | {"num_heads": 4, "out_hidden_size": 256, "num_position_embeddings": 16},
         },
     ),
 }

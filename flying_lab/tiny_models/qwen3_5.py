@@ -25,7 +25,7 @@ VISION = {
     "depth": 1,
     "hidden_size": 64,
     "intermediate_size": 128,
-    "num_heads": 2,
+    "num_heads": 4,
     "num_position_embeddings": 16,
 }
 
