@@ -445,8 +445,12 @@ GATED_DELTA = (
 """Models with gated delta nets: vLLM's kernel for the CPU takes bfloat16 alone."""
 RECURRENT = (
     *GATED_DELTA,
+    "BailingMoeV2_5ForCausalLM",
+    "BailingMoeV3ForCausalLM",
     "FalconH1ForCausalLM",
+    "Glm5NextForCausalLM",
     "GraniteMoeHybridForCausalLM",
+    "KimiLinearForCausalLM",
     "Lfm2ForCausalLM",
     "Lfm2MoeForCausalLM",
     "NemotronHForCausalLM",
