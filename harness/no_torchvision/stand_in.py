@@ -1,6 +1,7 @@
 """The modules of torchvision that are imported without asking whether it is there."""
 
 import sys
+from collections.abc import MutableMapping
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -27,16 +28,16 @@ class StandIn(ModuleType):
         )
 
 
-def register() -> None:
-    """Let torchvision be imported, unless it has been. Transformers goes on without it, where it
-    asks.
+def register(modules: MutableMapping[str, ModuleType] = sys.modules) -> None:
+    """Let torchvision be imported, unless it is installed. Where transformers asks, it goes on
+    without it.
     """
     from transformers.utils import is_torchvision_available
 
-    if is_torchvision_available() or NAMES[0] in sys.modules:  # the answer is kept
+    if is_torchvision_available() or NAMES[0] in modules:  # transformers keeps its answer
         return
     for name in NAMES:
-        sys.modules[name] = StandIn(name)
+        modules[name] = StandIn(name)
         before, _, last = name.rpartition(".")
         if before:
-            setattr(sys.modules[before], last, sys.modules[name])
+            setattr(modules[before], last, modules[name])
