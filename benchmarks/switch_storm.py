@@ -6,8 +6,10 @@ It answers each of some requests once, alone, as the reference. Then it changes 
 again, at random times and by random ways, while streams with and without a fixed degree go on (some
 are left midway by their clients). It fails if a stream is not the reference token for token, if
 blocks do not add up after a switch, or if a process has grown. With quantized weights (`--model
-llama-w4a16 --dtype bfloat16`) degrees differ by their rounding: `harness/storm_bounds.py`. With
-`--adapters` two of three requests have an adapter (LoRA).
+llama-w4a16 --dtype bfloat16`) degrees differ by their rounding: `harness/storm_bounds.py`. int4
+weights in float32 have the exact product of `harness/int4_cpu.py`, and gated delta nets (`--model
+qwen3.5`) the exact rule of `harness/gdn_cpu.py`. With `--adapters` two of three requests have an
+adapter (LoRA). With `--lose` engines are lost after the switches, under the load.
 """
 
 from __future__ import annotations
@@ -25,11 +27,12 @@ import httpx
 
 from flying_lab.tiny_models.checkpoint import SHAPES
 from flying_serving.config import MODES
-from harness import lora, mxfp4_cpu
+from harness import gdn_cpu, int4_cpu, lora, mxfp4_cpu, no_torchvision
 from harness.forked import ROOT
 from harness.live import FLAGS as LIVE_FLAGS
 from harness.live import Server
 from harness.storm_load import LONGEST_STEP, Job, Load, make_jobs
+from harness.storm_losses import lose_engines
 from harness.storm_report import Report, growth, print_report, sample_processes
 
 LAYOUTS: tuple[list[list[int]], ...] = (
@@ -47,7 +50,15 @@ FLAGS = (
     # oneDNN keeps 0.4 MiB per number of tokens and shape
     f"--max-num-batched-tokens={LONGEST_STEP}",
 )
+OF_SHAPE = {
+    # the reference on the CPU, with AMX too; all engines of a group have a request's whole latents
+    "deepseek-v3": ("--attention-backend=CPU_MLA", "--kv-cache-memory-bytes=25165824"),
+    # a request has three states, of half a MiB each
+    "qwen3.5": ("--language-model-only", "--kv-cache-memory-bytes=67108864"),
+}
 ASYNC = "--async-scheduling"
+INT4 = ("w4a16", "gptq", "awq")
+FLOAT32 = "float32"
 MAX_PAUSE_S = 0.3
 BACK_TO_BACK_SHARE = 0.3
 WARM_SWITCHES = 50
@@ -62,9 +73,10 @@ async def storm(
     seed: int = 0,
     modes: Sequence[str] = MODES,
     is_rounded: bool = False,
+    loses: bool = False,
 ) -> Report:
     """Run a storm. Samples processes after WARM_SWITCHES switches (or a third of fewer) and at the
-    end. `is_rounded`: see `Load`.
+    end. `is_rounded`: see `Load`. `loses`: engines are lost then.
     """
     draw, report = random.Random(seed), Report()
     limits = httpx.Limits(max_keepalive_connections=0)
@@ -87,9 +99,11 @@ async def storm(
                 await asyncio.sleep(0.5)
                 report.samples[number] = sample_processes(server)
                 load.resume()
-        await load.stop()
         report.seconds = time.monotonic() - began_s
         report.switches = (await admin.get("/flying/switches")).json()["switches"][skip:]
+        if loses:
+            report.losses = [str(loss) for loss in await lose_engines(server, load, report)]
+        await load.stop()
     report.failures += growth(*(report.samples[n] for n in sorted(report.samples)))
     return report
 
@@ -150,18 +164,11 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--async-scheduling", action="store_true", help="of the server's groups")
     parser.add_argument("--model", default="llama", choices=SHAPES, help="a tiny model's shape")
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--dtype", default=FLOAT32)
     parser.add_argument("--adapters", action="store_true", help="two in three requests have one")
+    parser.add_argument("--lose", action="store_true", help="engines, after the switches")
     args = parser.parse_args()
-    flags = (*FLAGS, ASYNC) if args.async_scheduling else FLAGS
-    if args.adapters:
-        folders = lora.adapters(args.model, ROOT / ".models")
-        flags += (*lora.FLAGS, "--lora-modules", *(f"{name}={at}" for name, at in folders.items()))
-    base = [flag for flag in LIVE_FLAGS if not flag.startswith("--dtype")]
-    preamble = mxfp4_cpu.PREAMBLE if SHAPES[args.model].mxfp4 else ""
-    with Server(
-        args.model, 4, f"--dtype={args.dtype}", *flags, base=base, preamble=preamble
-    ) as server:
+    with _server(args) as server:
         report = asyncio.run(
             storm(
                 server,
@@ -170,11 +177,46 @@ def main() -> None:
                 jobs=args.jobs,
                 seed=args.seed,
                 modes=args.modes,
-                is_rounded=args.dtype != "float32" or bool(SHAPES[args.model].quantized),
+                is_rounded=_is_rounded(args),
+                loses=args.lose,
             )
         )
     print_report(report)
     sys.exit(1 if report.failures else 0)
+
+
+def _server(args: argparse.Namespace) -> Server:
+    flags = (*FLAGS, *OF_SHAPE.get(args.model, ()))
+    if args.async_scheduling:
+        flags += (ASYNC,)
+    if args.adapters:
+        folders = lora.adapters(args.model, ROOT / ".models")
+        flags += (*lora.FLAGS, "--lora-modules", *(f"{name}={at}" for name, at in folders.items()))
+    base = [flag for flag in LIVE_FLAGS if not flag.startswith("--dtype")]
+    flags += (f"--dtype={args.dtype}",)
+    return Server(args.model, 4, *flags, base=base, preamble=_preamble(args))
+
+
+def _preamble(args: argparse.Namespace) -> str:
+    """Return code that gives the server what its model needs on any CPU."""
+    if SHAPES[args.model].mxfp4:
+        return mxfp4_cpu.PREAMBLE
+    if _is_exact_int4(args):
+        return int4_cpu.PREAMBLE
+    if SHAPES[args.model].family != "qwen3_5":
+        return ""
+    exact = gdn_cpu.PREAMBLE if args.dtype == FLOAT32 else ""
+    return f"{no_torchvision.PREAMBLE}\n{exact}"
+
+
+def _is_exact_int4(args: argparse.Namespace) -> bool:
+    return args.dtype == FLOAT32 and SHAPES[args.model].quantized in INT4
+
+
+def _is_rounded(args: argparse.Namespace) -> bool:
+    """Return whether degrees differ by more than rounding errors of float32."""
+    quantizes_inputs = bool(SHAPES[args.model].quantized) and not _is_exact_int4(args)
+    return args.dtype != FLOAT32 or quantizes_inputs
 
 
 if __name__ == "__main__":

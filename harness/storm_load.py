@@ -100,6 +100,7 @@ class Load:
         self._report = report
         self._open = asyncio.Event()
         self._idle: set[int] = set()
+        self._answers: dict[int, Stream] = {}
         self._stopped = False
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._http = httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits)
@@ -165,6 +166,10 @@ class Load:
         """Go on after `quiet`."""
         self._open.set()
 
+    def streaming(self) -> int:
+        """Return how many streams have a token and want more."""
+        return sum(bool(one.tokens) and not one.done for one in self._answers.values())
+
     async def stop(self) -> None:
         """Let every stream end."""
         self._stopped = True
@@ -188,16 +193,19 @@ class Load:
             is_forced = self._is_rounded and self._draw.random() < FORCED_SHARE
             forced = self.reference[job.name].tokens if is_forced else None
             body = job.body(self._model, degree, forced)
+            answer = self._answers[number] = Stream()
             try:
-                answer = await stream(self._http, body, leave_after=leave)
+                await stream(self._http, body, leave_after=leave, into=answer)
             except (RequestFailed, httpx.HTTPError) as error:
-                self._fail(f"{job.name} at degree {degree}: {error!r}")
+                self._fail("failed", f"{job.name} at degree {degree}: {error!r}")
                 await asyncio.sleep(0.5)
             else:
                 await self._compare(job, degree, answer, left=leave is not None)
+            finally:
+                del self._answers[number]
 
-    def _fail(self, text: str) -> None:
-        self._report.outcomes["failed"] += 1
+    def _fail(self, what: str, text: str) -> None:
+        self._report.outcomes[what] += 1
         self._report.failures.append(text)
 
     async def _compare(self, job: Job, degree: int | None, answer: Stream, *, left: bool) -> None:
@@ -219,7 +227,7 @@ class Load:
         self._report.worst_logprob = max(self._report.worst_logprob, worst_difference(*logprobs))
         problem = problem or self._bounds.problem(*logprobs)
         if problem:
-            self._fail(f"{job.name} at degree {degree}: {problem}")
+            self._fail("different", f"{job.name} at degree {degree}: {problem}")
             return
         self._report.tokens += same
         self._report.outcomes[ending] += 1

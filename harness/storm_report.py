@@ -56,6 +56,8 @@ class Report:
     """By number of switches so far."""
     outcomes: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
+    losses: list[str] = field(default_factory=list)
+    """Of engines, each in a sentence."""
     worst_logprob: float = 0.0
     worst_lead: float = 0.0
     """Of a token over the one that was sampled in its place, where a stream parted."""
@@ -180,6 +182,8 @@ def print_report(report: Report) -> None:
         pairs += [f"{getattr(old, w)} -> {getattr(new, w)}" for w in ("fds", "threads")]
         print(f"{old.process:<12}" + "".join(f"{pair:>20}" for pair in pairs))
     print(f"(after switch {first} and after switch {last}, idle)")
+    for loss in report.losses:
+        print(loss)
     for failure in report.failures[:50]:
         print(f"FAILED {failure}")
 

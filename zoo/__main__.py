@@ -27,6 +27,7 @@ from pathlib import Path
 from flying_lab.server_process import CPU_ENVIRONMENT
 from flying_serving.cli.serve import restart_with_allocator
 from flying_serving.placement.topology import read_topology
+from harness.no_torchvision import stand_in
 from zoo import cache
 from zoo.architectures import Model, zoo
 from zoo.page import page
@@ -113,7 +114,8 @@ def _end(text: str, status: int) -> None:
 
 
 def _import_all() -> None:
-    """Import what checkpoints, servers and stock vLLM need, once.
+    """Import what checkpoints, servers and stock vLLM need, once. Models that see have a stand-in
+    for torchvision.
 
     Not what engines with lanes import further: vLLM's search for kernels to replace, in the process
     of stock vLLM, does not survive numba's modules.
@@ -126,6 +128,7 @@ def _import_all() -> None:
     import flying_serving.cli.main
     import flying_serving.cli.serve  # noqa: F401
 
+    stand_in.register()
     # What vLLM asks of a model's class it asks in a new interpreter, to keep its own clean: these
     # end anyway.
     registry._run_in_subprocess = lambda work: work()

@@ -77,6 +77,8 @@ _ONE_ATTENTION_LAYER = [
     "linear_attention",
 ]
 
+_DELTA: dict[str, Any] = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
+"""Of gated delta nets: heads of the size that vLLM's kernel for the CPU takes."""
 _LATENT: dict[str, Any] = {
     "num_key_value_heads": 8,
     "rope_parameters": {
@@ -248,11 +250,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "block_auto_adjust_ff_dim": False,
     },
     # every token has every expert: a rounding error of bfloat16 would choose others
-    "Qwen3NextForCausalLM": {
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "num_experts_per_tok": 4,
-    },
+    "Qwen3NextForCausalLM": _DELTA | {"num_experts_per_tok": 4},
+    "Qwen3_5ForCausalLM": _DELTA,
+    "Qwen3_5MoeForCausalLM": _DELTA | {"num_experts_per_tok": 4},
     "Lfm2MoeForCausalLM": {"layer_types": ["conv", "full_attention", "conv", "full_attention"]},
     "NemotronHForCausalLM": {
         "mamba_num_heads": 8,
@@ -300,6 +300,16 @@ _THREE_POSITIONS = {
         "mrope_section": [4, 6, 6],
     }
 }
+_THREE_POSITIONS_OF_FEW: dict[str, Any] = {
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True,
+    }
+}
+"""As of Qwen3.5, which rotates a part of each head."""
 MULTIMODAL: dict[str, tuple[str, dict[str, Any]]] = {
     "Gemma3ForConditionalGeneration": (
         "Gemma3ForCausalLM",
@@ -378,9 +388,17 @@ MULTIMODAL: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3_5ForConditionalGeneration": (
         "Qwen3_5ForCausalLM",
         {
-            "text_config": {},
+            "text_config": _THREE_POSITIONS_OF_FEW,
             "vision_config": _VISION_BLOCKS
-            | {"out_hidden_size": 256, "num_position_embeddings": 16},
+            | {"num_heads": 4, "out_hidden_size": 256, "num_position_embeddings": 16},
+        },
+    ),
+    "Qwen3_5MoeForConditionalGeneration": (
+        "Qwen3_5MoeForCausalLM",
+        {
+            "text_config": _THREE_POSITIONS_OF_FEW,
+            "vision_config": _VISION_BLOCKS
+            | {"num_heads": 4, "out_hidden_size": 256, "num_position_embeddings": 16},
         },
     ),
 }
@@ -417,12 +435,22 @@ ALIASES: dict[str, str] = {
 """Names for which vLLM runs the code of another one, and transformers has a class for that."""
 
 
-GATED_DELTA = ("Qwen3NextForCausalLM",)
+GATED_DELTA = (
+    "Qwen3NextForCausalLM",
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration",
+)
 """Models with gated delta nets: vLLM's kernel for the CPU takes bfloat16 alone."""
 RECURRENT = (
     *GATED_DELTA,
+    "BailingMoeV2_5ForCausalLM",
+    "BailingMoeV3ForCausalLM",
     "FalconH1ForCausalLM",
+    "Glm5NextForCausalLM",
     "GraniteMoeHybridForCausalLM",
+    "KimiLinearForCausalLM",
     "Lfm2ForCausalLM",
     "Lfm2MoeForCausalLM",
     "NemotronHForCausalLM",

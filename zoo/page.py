@@ -56,6 +56,8 @@ WHAT = (
     "the usual configuration of its architecture does not show. Models with recurrent state are "
     "served and asked without prefix caching. Those with gated delta nets compute in bfloat16, "
     "the only type of vLLM's kernel for the CPU, and are compared as quantized models are. "
+    "vLLM imports torchvision with many models that see, and with Qwen3.5. It is not installed "
+    "here. A stand-in is imported in its place, by stock vLLM too, and text uses nothing of it. "
     f"{', '.join(CORRECTED[:-1])} and {CORRECTED[-1]} are compared with stock vLLM whose rotary "
     "embeddings are computed in plain torch (see [engine.md](engine.md#latent-attention))."
 )

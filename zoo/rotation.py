@@ -1,8 +1,8 @@
 """Stock vLLM's rotary embeddings on the CPU, corrected for models that it serves wrongly there.
 
-Its kernel takes queries of (tokens, heads * size). Latent attention has (tokens, heads, size), and
-then the kernel rotates heads by the positions of other tokens. DeepSeek's own embeddings (YaRN) are
-not computed by this kernel.
+Its kernel takes queries of (tokens, heads * size). Latent attention and LFM 2 have (tokens, heads,
+size), and then the kernel rotates heads by the positions of other tokens. DeepSeek's own embeddings
+(YaRN) are not computed by this kernel.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ LATENT = (
 """Architectures with latent attention that the CPU has a kernel for."""
 CORRECTED = (
     "Glm4MoeLiteForCausalLM",
+    "Lfm2ForCausalLM",
+    "Lfm2MoeForCausalLM",
     "LongcatFlashForCausalLM",
     "MistralLarge3ForCausalLM",
     "SarvamMLAForCausalLM",
 )
-"""Architectures with latent attention and plain rotary embeddings."""
+"""Architectures with plain rotary embeddings that give the kernel a dimension of heads."""
 
 
 def correct(replace: Callable[[object, str, object], None] = setattr) -> None:

@@ -20,7 +20,8 @@ import numpy.typing as npt
 from safetensors import deserialize
 from safetensors.numpy import save_file
 
-from flying_lab.tiny_models import deepseek, falcon_h1, gemma4, gpt_oss
+from flying_lab.tiny_models import deepseek, falcon_h1, gemma4, gpt_oss, qwen3_5
+from flying_lab.tiny_models.drawn import Sizes
 from flying_lab.tiny_models.tokenizer import BOS, EOS, MAX_POSITIONS, write_json, write_tokenizer
 
 Array = npt.NDArray[np.float32]
@@ -73,6 +74,7 @@ SHAPES: dict[str, Shape] = {
     "gemma4": Shape(family="gemma4", tied=True),
     "falcon-h1": Shape(family="falcon_h1"),
     "deepseek-v3": Shape(family="deepseek_v3", experts=8),
+    "qwen3.5": Shape(family="qwen3_5"),
     "llama-75m": Shape(hidden=768, intermediate=1536, layers=12, heads=12, vocab=8192),
     "llama-w4a16": Shape(quantized="w4a16"),
     "llama-gptq": Shape(quantized="gptq"),
@@ -91,7 +93,10 @@ ARCHITECTURES = {
     "gemma4": "Gemma4ForCausalLM",
     "falcon_h1": "FalconH1ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
+    "qwen3_5": "Qwen3_5ForConditionalGeneration",
 }
+_OWN_TENSORS = {"gemma4": gemma4.tensors, "qwen3_5": qwen3_5.tensors}
+"""Of families whose tensors have little in common with others'."""
 
 
 def make_model(path: str | Path, shape: str | Shape, *, seed: int = 0) -> Path:
@@ -160,8 +165,8 @@ def _key(shape: str | Shape, seed: int) -> str:
     seed.
     """
     folder = Path(__file__).parent
-    families = ("deepseek.py", "falcon_h1.py", "gemma4.py", "gpt_oss.py")
-    modules = ("checkpoint.py", "tokenizer.py", *families, "quantized.py")
+    families = ("deepseek.py", "falcon_h1.py", "gemma4.py", "gpt_oss.py", "qwen3_5.py")
+    modules = ("checkpoint.py", "drawn.py", "tokenizer.py", *families, "quantized.py")
     sources = b"".join((folder / module).read_bytes() for module in modules)
     return hashlib.sha256(sources + f"{shape} {seed}".encode()).hexdigest()
 
@@ -190,8 +195,8 @@ def _tensors(sizes: Shape, seed: int) -> Iterator[tuple[str, npt.NDArray[Any]]]:
     """Yield the checkpoint's (name, tensor). Norms are drawn around 1, so that one bound to the
     wrong place shows. Sinks are about as large as scores.
     """
-    if sizes.family == "gemma4":
-        of_gemma4 = gemma4.Sizes(
+    if sizes.family in _OWN_TENSORS:
+        given = Sizes(
             sizes.hidden,
             sizes.intermediate,
             sizes.layers,
@@ -201,7 +206,7 @@ def _tensors(sizes: Shape, seed: int) -> Iterator[tuple[str, npt.NDArray[Any]]]:
             sizes.vocab,
             sizes.std,
         )
-        for name, shape, std, mean in gemma4.tensors(of_gemma4):
+        for name, shape, std, mean in _OWN_TENSORS[sizes.family](given):
             yield name, draw(name, shape, std, seed, mean)
         return
     for name, shape in tensor_shapes(sizes):
@@ -323,6 +328,8 @@ def _config(sizes: Shape) -> dict[str, Any]:
         )
     elif sizes.family == "gemma4":
         config |= gemma4.configuration(sizes.layers, sizes.vocab)
+    elif sizes.family == "qwen3_5":
+        return qwen3_5.configuration(config)
     elif sizes.family == "falcon_h1":
         config |= falcon_h1.configuration()
     elif sizes.family == "deepseek_v3":

@@ -8,8 +8,9 @@
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
+
+from flying_lab.tiny_models.drawn import Drawn, Sizes
 
 WINDOW = 64
 KINDS = ("sliding_attention", "full_attention")
@@ -21,29 +22,6 @@ EMBEDDING_PART = 8
 """The embedding is also the head, and is multiplied by 16 as an embedding. It is made smaller by
 this factor, and the last norm larger, as the last token would repeat for ever.
 """
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The sizes of a model, as in `checkpoint.Shape`."""
-
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    std: float
-
-
-class Drawn(NamedTuple):
-    """A tensor of the checkpoint, and the numbers that it is drawn of."""
-
-    name: str
-    shape: tuple[int, ...]
-    std: float
-    mean: float = 0.0
 
 
 def tensors(sizes: Sizes) -> Iterator[Drawn]:

@@ -50,6 +50,8 @@ installer.install()
 sys.stdout.write("\\n" + json.dumps({"device": current_platform.device_type}))
 """
 
+_NEEDED = {"torchvision": "needed for Qwen3.5 and for most models that see, also for text alone"}
+"""Packages that vLLM imports with some models."""
 State = Literal["ok", "warn", "bad"]
 
 
@@ -155,11 +157,11 @@ def _vllm(probed: tuple[Mapping[str, Any] | None, str], gpus: list[Any]) -> Iter
 
 
 def media(name: str) -> Finding:
-    """Check a package that vLLM's CPU build does not need, and that breaks its imports if built for
-    another torch.
+    """Check a package that vLLM's CPU build does not need for most models, and that breaks its
+    imports if built for another torch.
     """
     if find_spec(name) is None:
-        return Finding("ok", name, "not installed, not needed")
+        return Finding("ok", name, f"not installed, {_NEEDED.get(name, 'not needed')}")
     facts, error = probe(f'import {name}\nprint("\\n{{}}")')
     if facts is None:
         return Finding("bad", name, f"installed, but does not import; uninstall it: {error}")

@@ -94,10 +94,7 @@ def findings(config: Any, checked: Checked, took_s: float) -> Iterator[Finding]:
         yield Finding("bad", "weights", f"{weights}, for {engines * devices} of them {lacking}")
     else:
         yield Finding("ok", "weights", weights)
-    kv_bytes = plan.blocks * plan.block_bytes
-    yield Finding(
-        "ok", "KV cache", f"{kv_bytes / GIB:.2f} GiB on each device, {plan.blocks} blocks"
-    )
+    yield Finding("ok", "KV cache", _room(plan))
     kv_heads = fewest_kv_heads(model)
     for size in sorted({*checked.sizes, *checked.not_offered}):
         name = f"group size {size}"
@@ -110,6 +107,14 @@ def findings(config: Any, checked: Checked, took_s: float) -> Iterator[Finding]:
         yield Finding("ok", name, f"ok, longest context {longest} tokens (its KV holds {tokens})")
     for index, placement in enumerate(checked.placements):
         yield Finding("ok", device_name(index, devices), str(placement))
+
+
+def _room(plan: Any) -> str:
+    room = f"{plan.blocks * plan.block_bytes / GIB:.2f} GiB on each device, {plan.blocks} blocks"
+    if plan.state_blocks:
+        room += f"; a request has {plan.state_blocks} for its state, and at least one for its KV"
+        room += f": at most {plan.most_requests} requests at a time in a group"
+    return room
 
 
 def _configuration(args: Any) -> Any:

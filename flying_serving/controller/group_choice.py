@@ -107,10 +107,11 @@ class GroupChoice:
         return None if request.kv is None or lane is None else lane.migration
 
     def booked_tokens(self, request: RequestState, group: Group, expected_tokens: float) -> float:
-        """Return the tokens to book for a request in a group: the expected ones, up to its limit
-        there.
+        """Return the tokens to book for a request in a group, without its state: the expected ones,
+        up to its limit there.
         """
-        return min(expected_tokens, self.state.weight_lending.room(request, group))
+        tokens = min(expected_tokens, self.state.weight_lending.room(request, group))
+        return self.capacity.in_blocks(len(group), tokens)
 
     def may_exceed(self, request: RequestState, group: Group) -> bool:
         """Return whether other groups hold a request which is as long as `group` holds."""
@@ -190,16 +191,23 @@ class GroupChoice:
         """Return whether each engine of a group has room for its part of `tokens` beside the
         running requests.
         """
-        share = tokens / self.state.weight_lending.shared(group, self.state.loads)
+        share = self._share(group, tokens, requests=1)
         return all(self._booked_share(engine) + share <= 1.0 for engine in group)
 
     def _booked_share(self, engine: int) -> float:
         """Return the share of an engine's KV memory that is booked."""
-        loads = self.state.loads
         return sum(
-            work.committed_tokens / self.state.weight_lending.shared(group, loads)
-            for group, work in loads.of_engine(engine).items()
+            self._share(group, work.committed_tokens, len(work.requests))
+            for group, work in self.state.loads.of_engine(engine).items()
         )
+
+    def _share(self, group: Group, tokens: float, requests: int) -> float:
+        """Return the share of each engine's KV memory that some requests of a group take, with
+        their states.
+        """
+        of_state = self.capacity.state_tokens(len(group))
+        room_tokens = self.state.weight_lending.shared(group, self.state.loads) + of_state
+        return (tokens + requests * of_state) / room_tokens
 
     # ---- the best of the groups with room
 

@@ -24,6 +24,8 @@ class Capacity:
         lent_tokens: that a widest group holds while it lends its weights to its KV cache; 0 if none
             does.
         spare: sizes that there are only while an engine is lost; no client may ask for them.
+        state_blocks: that each request takes for its recurrent state, beside its KV. `kv_tokens`
+            are those beside one request's state.
     """
 
     kv_tokens: Mapping[int, int]
@@ -31,6 +33,7 @@ class Capacity:
     block_tokens: Mapping[int, int] = field(default_factory=dict)
     lent_tokens: int = 0
     spare: frozenset[int] = frozenset()
+    state_blocks: int = 0
 
     @classmethod
     def of(
@@ -60,6 +63,22 @@ class Capacity:
         """Most tokens that a group of each size ever holds."""
         widest = max(self.kv_tokens)
         return {**self.kv_tokens, widest: max(self.kv_tokens[widest], self.lent_tokens)}
+
+    def state_tokens(self, size: int) -> int:
+        """Return the tokens of KV that the state of one request takes the room of, in a group of a
+        size.
+        """
+        return self.state_blocks * self.block_tokens.get(size, 0)
+
+    def in_blocks(self, size: int, tokens: float) -> float:
+        """Return the tokens of KV that a request of some tokens takes in a group of a size.
+
+        With recurrent state these are whole blocks, since a block is as large as a state.
+        """
+        if not self.state_blocks:
+            return tokens
+        block_tokens = self.block_tokens[size]
+        return float(math.ceil(tokens / block_tokens) * block_tokens)
 
     def fitting_sizes(self, needed_tokens: int) -> list[int]:
         """Return the group sizes that can ever hold a number of tokens, narrow first."""

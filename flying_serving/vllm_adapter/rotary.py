@@ -14,10 +14,10 @@ def rotate_heads(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Wrap `RotaryEmbedding.forward_cpu`: rotate each head of each token by the token's position.
 
-    vLLM's kernel for the CPU takes (tokens, heads * size). Latent attention (MLA) has (tokens,
-    heads, size). There the kernel rotates the first rows of heads by the positions of the first
-    tokens, and leaves the others as they are. Such tensors are rotated in plain torch, as vLLM
-    itself does with the embeddings of DeepSeek (YaRN).
+    vLLM's kernel for the CPU takes (tokens, heads * size). Latent attention (MLA) and LFM 2 have
+    (tokens, heads, size). There the kernel rotates the first rows of heads by the positions of the
+    first tokens, and leaves the others as they are. Such tensors are rotated in plain torch, as
+    vLLM itself does with the embeddings of DeepSeek (YaRN).
 
     Returns rotated query and key, in place or not, as vLLM does.
     """

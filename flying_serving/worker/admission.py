@@ -72,6 +72,11 @@ class KVPlan:
     max_model_len: int
     state_blocks: int = 0
 
+    @property
+    def most_requests(self) -> int:
+        """Requests that a group may run at a time: each has its states, and a block of KV."""
+        return max(0, self.blocks - 1) // (self.state_blocks + 1)
+
 
 def apart(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a function of a module, about a VllmConfig, to run in a process that ends with the

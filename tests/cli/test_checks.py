@@ -126,7 +126,8 @@ def test_a_probe_that_fails_or_dies_is_a_reason() -> None:
 
 def test_media_package_that_does_not_import(monkeypatch: pytest.MonkeyPatch) -> None:
     """It breaks vLLM's imports as well, so it is bad; if it is absent all is well."""
-    assert checks.media("no_such_package").state == "ok"
+    absent = checks.media("no_such_package")
+    assert (absent.state, absent.reason) == ("ok", "not installed, not needed")
     monkeypatch.setattr(checks, "find_spec", lambda _name: object())
     finding = checks.media("no_such_package")
     assert finding.state == "bad"

@@ -58,6 +58,20 @@ def test_a_group_has_the_context_of_an_engine_where_latents_replicate() -> None:
     assert said["group size 2"] == said["group size 1"]
 
 
+def test_a_state_of_each_request_limits_how_many_there_are() -> None:
+    """Five requests have three blocks each for their states, and one for KV; 20 blocks can be
+    used.
+    """
+    plan = replace(checked_of().plan, state_blocks=3)
+    rows = findings(configured_as(use_mla=False), checked_of(plan=plan), took_s=3.0)
+    said = {row.what: row.reason for row in rows}
+    assert said["KV cache"].endswith(
+        "21 blocks; a request has 3 for its state, and at least one for its KV: at most 5 requests "
+        "at a time in a group"
+    )
+    assert said["group size 1"] == "ok, longest context 544 tokens (its KV holds 544)"
+
+
 def test_weights_that_do_not_fit_have_a_row_that_says_how_much_is_missing() -> None:
     rows = findings(configured_as(use_mla=False), checked_of(lacking_bytes=3 * 2**30), took_s=1.0)
     weights = next(row for row in rows if row.what == "weights")

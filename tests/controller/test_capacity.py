@@ -1,9 +1,18 @@
 """Capacity: what a group of each size holds, in tokens."""
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flying_serving.controller.settings import Capacity
+from flying_serving.controller.group_choice import GroupChoice
+from flying_serving.controller.requests import RequestSpec, RequestState
+from flying_serving.controller.settings import Capacity, Limits, Settings
+from flying_serving.controller.state import ClusterState
+from flying_serving.layout.groups import Layout
+from flying_serving.policy.policies import POLICIES
+from flying_serving.predict.work import Objective
 
 SIZES = (1, 2, 4, 8)
 
@@ -59,3 +68,35 @@ def test_request_for_a_spare_size_is_refused() -> None:
     capacity = Capacity({1: 100, 4: 400}, 2, spare=frozenset({1}))
     assert capacity.degrees == [8]
     assert capacity.fitting_sizes(50) == [1, 4]
+
+
+def test_a_request_with_a_state_takes_whole_blocks_beside_it() -> None:
+    """Three states and a block of KV of 100 tokens, at most, for a request of 1 to 100 tokens."""
+    capacity = Capacity({1: 100, 2: 200}, 1, {1: 100, 2: 200}, state_blocks=3)
+    assert [capacity.state_tokens(size) for size in (1, 2)] == [300, 600]
+    assert [capacity.in_blocks(1, tokens) for tokens in (0, 1, 100, 100.5)] == [0, 100, 100, 200]
+    assert capacity.in_blocks(2, 101) == 200
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_short_requests_have_as_much_room_as_their_states_leave(size: int) -> None:
+    """Of 24 blocks six requests take three each for their states, and one each for their KV."""
+    capacity = replace(Capacity.of((1, 2), 22, 100, 1, 4), state_blocks=3)
+    settings = Settings(2, capacity, POLICIES["manual"], Limits(100, 1000), Objective(10.0))
+    state = ClusterState(settings)
+    choice, layout = GroupChoice(state), Layout.uniform(2, size)
+    state.layout = layout
+    group, placed = layout.groups[0], 0
+    request = RequestState("0", RequestSpec(5, 5, degree=size), (size,), 0, 0.0)
+    while choice.choose(request, Layout((group,)), {}, 10.0) == group:
+        state.loads.add(request, group, choice.booked_tokens(request, group, 10.0))
+        state.loads.add_tokens(request, 1)
+        placed += 1
+        request = RequestState(str(placed), RequestSpec(5, 5, degree=size), (size,), placed, 0.0)
+    assert placed == 6
+
+
+@given(tokens=st.floats(0, 1e6))
+def test_without_a_state_a_request_takes_its_tokens(tokens: float) -> None:
+    capacity = Capacity({1: 100}, 1, {1: 32})
+    assert (capacity.state_tokens(1), capacity.in_blocks(1, tokens)) == (0, tokens)

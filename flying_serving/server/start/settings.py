@@ -19,7 +19,8 @@ def settings_of(
     """Return the settings of a server, from the number of KV blocks that every engine has at
     least, and the KV groups of lane 1.
 
-    A group of engines holds what is left beside the state of one request.
+    A group of engines holds what is left beside the state of one request. Each further request
+    takes the room of a state as well.
     """
     flying = deployment.flying
     policy = POLICIES[flying.policy]
@@ -38,7 +39,7 @@ def settings_of(
         fewest_kv_heads(vllm_config.model_config),
         extra=blocks.extra if max(sizes) == deployment.widest else 0,
     )
-    capacity = replace(capacity, spare=spare)
+    capacity = replace(capacity, spare=spare, state_blocks=groups.fixed_blocks)
     limits = Limits(
         max_num_seqs=scheduler.max_num_seqs,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
