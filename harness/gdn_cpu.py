@@ -33,17 +33,17 @@ def convolve(channels: torch.Tensor, weight: torch.Tensor, state: torch.Tensor) 
     return silu(sum(terms, torch.zeros_like(channels)))
 
 
-def step(layer: Any, mixed: torch.Tensor, gates: torch.Tensor, slot: int) -> torch.Tensor:
-    """Return what a layer makes of the next tokens of one request, and bring its state in `slot` up
-    to date.
+def step(layer: Any, mixed: torch.Tensor, gates: torch.Tensor, block: int) -> torch.Tensor:
+    """Return what a layer makes of the next tokens of one request, and bring its state in `block`
+    up to date.
 
     Args:
         layer: vLLM's.
         mixed: queries, keys and values before the convolution, (tokens, channels).
         gates: (2, tokens, heads), b and a.
-        slot: the number of a block.
+        block: the number of a block.
     """
-    before, states = layer.kv_cache[0][slot], layer.kv_cache[1][slot]
+    before, states = layer.kv_cache[0][block], layer.kv_cache[1][block]
     before = before.t() if is_conv_state_dim_first() else before
     weight = gdn_attention._unpacked_conv_weight(layer)
     query, key, value = layer.rearrange_mixed_qkv(convolve(mixed, weight, before))
@@ -78,14 +78,14 @@ def attend(
         return
     found = context.attn_metadata[layer.prefix]
     starts = found.non_spec_query_start_loc.tolist()
-    slots = found.non_spec_state_indices_tensor.tolist()
+    blocks = found.non_spec_state_indices_tensor.tolist()
     gates = torch.stack([b, a])
     for number in range(found.num_decodes + found.num_prefills):
-        tokens, slot = slice(*starts[number : number + 2]), slots[number]
+        tokens, block = slice(*starts[number : number + 2]), blocks[number]
         if number >= found.num_decodes and not found.has_initial_state[number]:
             for state in layer.kv_cache[:2]:
-                state[slot] = 0
-        core_attn_out[tokens] = step(layer, mixed_qkv[tokens], gates[:, tokens], slot)
+                state[block] = 0
+        core_attn_out[tokens] = step(layer, mixed_qkv[tokens], gates[:, tokens], block)
 
 
 def register(replace: Callable[[object, str, object], None] = setattr) -> None:

@@ -23,13 +23,14 @@ HELD, HELD_TOKENS, ROUND, ROUNDS = 14, 1900, 10, 40
 """Streams that keep one node busy, their tokens, and new requests in a round: 1 round in 1,024 is
 right by chance.
 """
+SEED = 29
 MAX_DIFFERENCE, MIN_HITS = 0.5, 0.9
 """Of requests: at most twice as many on one node, as nodes of a busy machine differ in speed
 (docs/nodes.md has what was measured); of prefix hits: as a share of those on one node alone.
 """
 GONE_S = 60.0
 PROMPT_TOKENS = "vllm:prompt_tokens_total"
-BODIES = mixed(COUNT, PREFIXES, seed=29)
+BODIES = mixed(COUNT, PREFIXES, seed=SEED)
 FIRST_LETTERS, REPLY_TOKENS, HELD_REPLY_TOKENS, SESSIONS = 800, 60, 180, 4
 """Of a conversation: the first prompt, an answer, one that goes on while another conversation
 begins. As text, which the next prompt has, an answer has up to three times as many tokens.
@@ -152,12 +153,18 @@ def pulled(nodes: list[NodeAt]) -> float:
 async def one_on_each(http: httpx.AsyncClient, nodes: list[NodeAt]) -> list[Conversation]:
     """Begin conversations until each node has one; the others end.
 
-    To which node the router gives a new text depends on those that it has had before.
+    The router gives a new text to the node that has fewer of its requests, and the first node if
+    both have none. So a request is held until the second node has a conversation, and the next
+    ones come to the first node, whether that conversation has ended or not.
     """
+    held = asyncio.create_task(ask(http, fresh(random.Random(SEED), HELD_TOKENS)))
+    counts = Counts(nodes)
+    await until(lambda: any(counts.of(PROMPT_TOKENS)))
     found: dict[int, Conversation] = {}
     for seed in range(MOST_CONVERSATIONS):
         conversation = Conversation(http, nodes, seed)
         place = await conversation.begin(HELD_REPLY_TOKENS)
+        held.cancel()
         if place in found:
             await conversation.end()
         else:
@@ -168,9 +175,7 @@ async def one_on_each(http: httpx.AsyncClient, nodes: list[NodeAt]) -> list[Conv
 
 
 async def test_a_conversation_stays_on_its_node_by_its_text(deployment: Deployment) -> None:
-    """While layouts change there. The router is new: it gives a new text to the node to which it
-    has sent less.
-    """
+    """While layouts change there."""
     nodes = deployment.nodes()
     before = pulled(nodes)
     with Deployment.before(nodes, "--router-policy=cache_aware") as router:
