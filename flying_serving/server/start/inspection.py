@@ -7,8 +7,8 @@ _NOT_INSPECTED = re.compile(r"Model architectures \['(\w+)'.*failed to be inspec
 
 
 def missing_import(problem: str) -> str | None:
-    """Return one line on the import that fails, if `problem` is vLLM's of a model whose module it
-    cannot import; else None.
+    """Return one line on an import that fails. Return None if `problem` is of no model whose module
+    vLLM cannot import.
 
     vLLM says only that its log has more. Imports the module.
     """
