@@ -53,8 +53,8 @@ FLAGS = (
 OF_SHAPE = {
     # the reference on the CPU, with AMX too; all engines of a group have a request's whole latents
     "deepseek-v3": ("--attention-backend=CPU_MLA", "--kv-cache-memory-bytes=25165824"),
-    # a request has three states, of half a MiB each
-    "qwen3.5": ("--language-model-only", "--kv-cache-memory-bytes=67108864"),
+    # an engine has 31 blocks of half a MiB: a request has three for its states, and one for its KV
+    "qwen3.5": ("--language-model-only",),
 }
 ASYNC = "--async-scheduling"
 INT4 = ("w4a16", "gptq", "awq")

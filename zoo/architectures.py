@@ -268,6 +268,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "indexer_compress_ratio": 4,
         "ngram_vocab_size_base": 512,
         "split_ngram_parts": 1,
+        "output_gate_type": "silu",
     },
     "Zamba2ForCausalLM": {
         "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "linear_attention"],
@@ -441,6 +442,7 @@ GATED_DELTA = (
     "Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeForCausalLM",
     "Qwen3_5MoeForConditionalGeneration",
+    "Qwen4ExpForCausalLM",
 )
 """Models with gated delta nets: vLLM's kernel for the CPU takes bfloat16 alone."""
 RECURRENT = (
@@ -522,13 +524,15 @@ class Model:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The same as flags of `serve`, which needs none for what is off."""
-        return tuple(_flag(*option) for option in self.engine_options.items() if option[1])
+        """The same as flags of `serve`."""
+        return tuple(_flag(*option) for option in self.engine_options.items())
 
 
 def _flag(name: str, value: Any) -> str:
-    flag = f"--{name.replace('_', '-')}"
-    return flag if value is True else f"{flag}={value}"
+    words = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{words}" if value else f"--no-{words}"
+    return f"--{words}={value}"
 
 
 VARIANTS: tuple[Model, ...] = (

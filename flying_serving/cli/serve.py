@@ -177,6 +177,7 @@ def explain_mistakes(args: Any) -> Iterator[None]:
 
     An exception outside the reading of flags, as while the server serves, keeps its traceback.
     """
+    from flying_serving.server.start.inspection import missing_import
     from flying_serving.server.start.support import no_model
 
     try:
@@ -190,7 +191,7 @@ def explain_mistakes(args: Any) -> Iterator[None]:
                 "--model: vLLM turns prefix caching off for this model with recurrent state, and "
                 f"then refuses the flag that it has set itself: {problem}"
             ) from None
-        raise ConfigError(problem) from None
+        raise ConfigError(missing_import(problem) or problem) from None
     except FlyingError:
         raise
     except OSError as error:
