@@ -27,7 +27,7 @@ import httpx
 from flying_lab.tiny_models.checkpoint import SHAPES
 from flying_serving.config import MODES
 from harness import int4_cpu, lora, mxfp4_cpu
-from harness.forked import ROOT
+from harness.forked import ENVIRONMENT, ROOT
 from harness.live import FLAGS as LIVE_FLAGS
 from harness.live import Server
 from harness.storm_load import LONGEST_STEP, Job, Load, make_jobs
@@ -53,6 +53,11 @@ OF_SHAPE = {
     # the reference on the CPU, with AMX too; all engines of a group have a request's whole latents
     "deepseek-v3": ("--attention-backend=CPU_MLA", "--kv-cache-memory-bytes=25165824"),
 }
+FEW_PRIMITIVES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
+"""For latent attention. There vLLM computes a whole prompt in one step, so steps have hundreds of
+lengths. oneDNN keeps up to 1024 primitives, some 0.4 MiB for each length and shape, and fills that
+cache for many minutes: in stock vLLM too, and without switches.
+"""
 ASYNC = "--async-scheduling"
 INT4 = ("w4a16", "gptq", "awq")
 FLOAT32 = "float32"
@@ -83,6 +88,8 @@ async def storm(
         await _layout(admin, LAYOUTS[0], "weave")
         await load.learn()
         await load.warm()
+        report.outcomes.clear()  # streams are counted from the first switch on
+        report.tokens = 0
         skip = len((await admin.get("/flying/switches")).json()["switches"])
         began_s = time.monotonic()
         load.start()
@@ -193,7 +200,16 @@ def _server(args: argparse.Namespace) -> Server:
     preamble = mxfp4_cpu.PREAMBLE if SHAPES[args.model].mxfp4 else ""
     if _is_exact_int4(args):
         preamble = int4_cpu.PREAMBLE
-    return Server(args.model, 4, f"--dtype={args.dtype}", *flags, base=base, preamble=preamble)
+    more = FEW_PRIMITIVES if args.model in OF_SHAPE else {}
+    return Server(
+        args.model,
+        4,
+        f"--dtype={args.dtype}",
+        *flags,
+        base=base,
+        preamble=preamble,
+        environment=ENVIRONMENT | more,
+    )
 
 
 def _is_exact_int4(args: argparse.Namespace) -> bool:
