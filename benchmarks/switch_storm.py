@@ -28,7 +28,7 @@ import httpx
 from flying_lab.tiny_models.checkpoint import SHAPES
 from flying_serving.config import MODES
 from harness import gdn_cpu, int4_cpu, lora, mxfp4_cpu, no_torchvision
-from harness.forked import ROOT
+from harness.forked import ENVIRONMENT, ROOT
 from harness.live import FLAGS as LIVE_FLAGS
 from harness.live import Server
 from harness.storm_load import LONGEST_STEP, Job, Load, make_jobs
@@ -56,6 +56,11 @@ OF_SHAPE = {
     # an engine has 31 blocks of half a MiB: a request has three for its states, and one for its KV
     "qwen3.5": ("--language-model-only",),
 }
+FEW_PRIMITIVES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
+"""For latent attention. There vLLM computes a whole prompt in one step, so steps have hundreds of
+lengths. oneDNN keeps up to 1024 primitives, some 0.4 MiB for each length and shape, and fills that
+cache for many minutes: in stock vLLM too, and without switches.
+"""
 ASYNC = "--async-scheduling"
 INT4 = ("w4a16", "gptq", "awq")
 FLOAT32 = "float32"
@@ -86,6 +91,8 @@ async def storm(
         await _layout(admin, LAYOUTS[0], "weave")
         await load.learn()
         await load.warm()
+        report.outcomes.clear()  # streams are counted from the first switch on
+        report.tokens = 0
         skip = len((await admin.get("/flying/switches")).json()["switches"])
         began_s = time.monotonic()
         load.start()
@@ -194,7 +201,15 @@ def _server(args: argparse.Namespace) -> Server:
         flags += (*lora.FLAGS, "--lora-modules", *(f"{name}={at}" for name, at in folders.items()))
     base = [flag for flag in LIVE_FLAGS if not flag.startswith("--dtype")]
     flags += (f"--dtype={args.dtype}",)
-    return Server(args.model, 4, *flags, base=base, preamble=_preamble(args))
+    has_latents = SHAPES[args.model].family == "deepseek_v3"
+    return Server(
+        args.model,
+        4,
+        *flags,
+        base=base,
+        preamble=_preamble(args),
+        environment=ENVIRONMENT | (FEW_PRIMITIVES if has_latents else {}),
+    )
 
 
 def _preamble(args: argparse.Namespace) -> str:

@@ -138,17 +138,19 @@ class Load:
         growth.
 
         Those are oneDNN's kernels for every number of tokens that a step may have, with each
-        adapter too, and what vLLM compiles.
+        adapter too, and what vLLM compiles. Where a step has a whole prompt, those are of any
+        length: every job is asked at every degree.
         """
         models = sorted({job.adapter or self._model for job in self._jobs})
         for count, model, degree in product(range(1, LONGEST_STEP + 1), models, (1, 2, 4)):
             fields = {"max_tokens": 1, "vllm_xargs": {"tp_degree": degree}}
             body = streamed_body(model, [count] * count, **fields)
             await asyncio.gather(*(stream(self._http, body) for _ in range(4 // degree)))
-        for degree in (4, 2, 1):
-            bodies = [job.body(self._model, degree) for job in self._jobs[: self._clients]]
+        for degree, first in product((4, 2, 1), range(0, len(self._jobs), self._clients)):
+            jobs = self._jobs[first : first + self._clients]
+            bodies = [job.body(self._model, degree) for job in jobs]
             answers = await asyncio.gather(*(stream(self._http, body) for body in bodies))
-            for job, answer in zip(self._jobs, answers, strict=False):
+            for job, answer in zip(jobs, answers, strict=True):
                 await self._compare(job, degree, answer, left=False)
 
     def start(self) -> None:

@@ -17,7 +17,7 @@ CASES: tuple[tuple[list[list[int]], int], ...] = (
     ([[0], [1], [2], [3]], 3),
 )
 """A layout, and which engine of it is lost: a member, the leader of all, one that is alone."""
-STREAMING = 3
+STREAMING = 6
 """Streams at least that have a token when an engine is lost."""
 STREAMING_S = 60.0
 BACK_S = 120.0

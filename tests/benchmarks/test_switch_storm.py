@@ -26,5 +26,5 @@ def test_streams_survive_a_storm_of_switches(flags: tuple[str, ...]) -> None:
     assert not report.failures
     assert len(report.switches) == SWITCHES
     assert {switch["mode"] for switch in report.switches} == set(MODES)
-    assert report.outcomes["complete"] >= 50
+    assert report.outcomes["complete"] >= 25
     assert report.outcomes["left midway"] >= 5
