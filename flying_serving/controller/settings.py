@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flying_serving.controller.requests import RequestSpec
 from flying_serving.errors import RequestError
@@ -24,6 +24,8 @@ class Capacity:
         lent_tokens: that a widest group holds while it lends its weights to its KV cache; 0 if none
             does.
         spare: sizes that there are only while an engine is lost; no client may ask for them.
+        draft_tokens: most tokens of a step beyond one, of a request that decodes. A group has room
+            for them beside `kv_tokens`, unless these are all that a request can have.
     """
 
     kv_tokens: Mapping[int, int]
@@ -31,6 +33,18 @@ class Capacity:
     block_tokens: Mapping[int, int] = field(default_factory=dict)
     lent_tokens: int = 0
     spare: frozenset[int] = frozenset()
+    draft_tokens: int = 0
+
+    def with_drafts(self, draft_tokens: int, max_model_len: int) -> Capacity:
+        """Return the capacity where a step may have `draft_tokens` tokens beyond one.
+
+        No step goes beyond the model's length, so a group that holds it needs no more room.
+        """
+        kv_tokens = {
+            size: tokens if tokens >= max_model_len else tokens - draft_tokens
+            for size, tokens in self.kv_tokens.items()
+        }
+        return replace(self, kv_tokens=kv_tokens, draft_tokens=draft_tokens)
 
     @classmethod
     def of(
