@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flying_serving.controller.requests import RequestSpec
 from flying_serving.errors import RequestError
@@ -26,6 +26,8 @@ class Capacity:
         spare: sizes that there are only while an engine is lost; no client may ask for them.
         state_blocks: that each request takes for its recurrent state, beside its KV. `kv_tokens`
             are those beside one request's state.
+        draft_tokens: most tokens of a step beyond one, of a request that decodes. A group has room
+            for them beside `kv_tokens`, unless these are all that a request can have.
     """
 
     kv_tokens: Mapping[int, int]
@@ -34,6 +36,18 @@ class Capacity:
     lent_tokens: int = 0
     spare: frozenset[int] = frozenset()
     state_blocks: int = 0
+    draft_tokens: int = 0
+
+    def with_drafts(self, draft_tokens: int, max_model_len: int) -> Capacity:
+        """Return the capacity where a step may have `draft_tokens` tokens beyond one.
+
+        No step goes beyond the model's length, so a group that holds it needs no more room.
+        """
+        kv_tokens = {
+            size: tokens if tokens >= max_model_len else tokens - draft_tokens
+            for size, tokens in self.kv_tokens.items()
+        }
+        return replace(self, kv_tokens=kv_tokens, draft_tokens=draft_tokens)
 
     @classmethod
     def of(

@@ -23,6 +23,7 @@ from flying_serving.engine.ending import LeaveGuard
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.scheduling.arbiter import Wait
 from flying_serving.start_error import told_to_server
+from flying_serving.vllm_adapter.drafts import make_drafter
 from flying_serving.vllm_adapter.history import resume
 from flying_serving.vllm_adapter.kv import pooled_capacity
 from flying_serving.vllm_adapter.kv_heads import fewest_kv_heads
@@ -48,6 +49,7 @@ class CoreWithLanes(EngineCore):
     """
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        self.drafter = make_drafter(vllm_config)
         super().__init__(vllm_config, *args, **kwargs)
         built: Any = self
         built.loop, built.utilities = build(built)
@@ -60,7 +62,7 @@ class CoreWithLanes(EngineCore):
         with pooled_capacity(lane_block_tokens(1, deployment.widest, deployment.devices, heads)):
             self.kv_config = super()._initialize_kv_caches(vllm_config)
         # next vLLM makes the scheduler; the workers' configuration stays as the user has it
-        use_lane_class(vllm_config.scheduler_config)
+        use_lane_class(vllm_config.scheduler_config, drafts=self.drafter is not None)
         return self.kv_config
 
 
@@ -154,7 +156,7 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
         """
         self.request_block_hasher = self.loop.requests.hash_blocks(request)
         made, wave = super().preprocess_add_request(request)
-        resume(made, request, self.structured_output_manager)
+        resume(made, request, self.structured_output_manager, self.drafter)
         return made, wave
 
     def add_request(self, request: Request, request_wave: int = 0) -> None:

@@ -282,7 +282,10 @@ class GroupSteps:
         if step.has_tokens and self._phases[step.size] is GroupPhase.STEPPING:
             why = self._sampled.why_apart(leader.group) or why_logprobs_differ(output)
         if why is None:
-            return leader.finish(plan, output)
+            outputs = leader.finish(plan, output)
+            if leader.has_drafts and step.has_tokens:
+                leader.propose(self._host.call_workers(WorkerLanes.take_drafts, step.size))
+            return outputs
         logger.error("%s; the requests of the group end with an error", why)
         self._enter(step.size, GroupPhase.ENDING)
         return leader.fail(plan, output, why)

@@ -14,8 +14,8 @@ def may_start(scheduler: Any) -> int:
 
 
 def _tokens_with_outstanding(request: Any) -> int:
-    """Return the tokens of a request, and the tokens that outstanding steps sample."""
-    return int(request.num_tokens + request.num_output_placeholders)
+    """Return the tokens of a request, its drafts, and the tokens that outstanding steps sample."""
+    return int(request.num_tokens_with_spec + request.num_output_placeholders)
 
 
 class SchedulerPool:
@@ -28,6 +28,8 @@ class SchedulerPool:
         self.scheduler = scheduler
         self.groups = one_group(scheduler.block_size) if groups is None else groups
         self._pool = scheduler.kv_cache_manager.block_pool
+        self.step_tokens = 1 + scheduler.num_spec_tokens
+        """Most tokens of a step of a request that decodes."""
         self.withheld: set[int] = set()
         """Blocks that are withheld from all requests."""
         self._pinned: list[list[int]] = []
@@ -107,7 +109,7 @@ class SchedulerPool:
 
         This works as in vLLM for KV that a connector brings (`Scheduler.schedule`,
         WAITING_FOR_REMOTE_KVS). Returns how many of its tokens the prefix cache has, and the blocks
-        of all tokens. With `next_token` there is room for one more. None if there are too few
+        of all tokens. With `next_token` there is room for its next step. None if there are too few
         blocks.
         """
         if tokens == 0:  # vLLM allocates nothing for nothing
@@ -138,7 +140,7 @@ class SchedulerPool:
             request,
             new_tokens,
             **computed,
-            num_lookahead_tokens=int(next_token),
+            num_lookahead_tokens=self.step_tokens if next_token else 0,
             delay_cache_blocks=True,
             has_scheduled_reqs=False,
         )
@@ -147,10 +149,10 @@ class SchedulerPool:
         return made is not None
 
     def missing_for(self, tokens: int, owned: int = 0) -> int:
-        """Return the blocks that are missing for `tokens` tokens and one more. `owned`: blocks set
-        aside already.
+        """Return the blocks that are missing for `tokens` tokens and the next step. `owned`: blocks
+        set aside already.
         """
-        return max(0, self.groups.blocks_for(tokens + 1) - owned - self.free_count())
+        return max(0, self.groups.blocks_for(tokens + self.step_tokens) - owned - self.free_count())
 
     def is_short(self) -> bool:
         """Return whether running requests, or waiting ones if none run, lack blocks."""
@@ -220,10 +222,11 @@ class SchedulerPool:
         """Return the blocks that the scheduler's unfinished requests may still need until they
         end.
         """
-        longest = self.scheduler.max_model_len
+        longest, drafts = self.scheduler.max_model_len, self.step_tokens - 1
         requests = self.scheduler.requests.values()
         return sum(
-            self._lacks(r, min(r.num_prompt_tokens + r.max_tokens, longest)) for r in requests
+            self._lacks(r, min(r.num_prompt_tokens + r.max_tokens + drafts, longest))
+            for r in requests
         )
 
     def needed_by_running(self) -> int:
@@ -250,9 +253,8 @@ class SchedulerPool:
         needed = 0
         for request in requests:
             # the last token of a request needs no place, and no step follows it
-            longest = min(
-                request.num_prompt_tokens + request.max_tokens, self.scheduler.max_model_len
-            )
+            most = request.num_prompt_tokens + request.max_tokens + len(request.spec_token_ids)
+            longest = min(most, self.scheduler.max_model_len)
             tokens = min(
                 request.num_computed_tokens + self.scheduler.max_num_scheduled_tokens,
                 _tokens_with_outstanding(request) + ahead,

@@ -11,14 +11,15 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
-import torch
 from vllm.sampling_params import SamplingParams
 from vllm.utils.torch_utils import guard_cuda_initialization
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.request import Request
 from vllm.v1.sample.logits_processor import LOGITSPROCS_GROUP
 
-from flying_serving.vllm_adapter.keys import HISTORY_KEY
+from flying_serving.vllm_adapter.drafts import Drafter
+from flying_serving.vllm_adapter.draws import skip_draws
+from flying_serving.vllm_adapter.keys import DRAFTS_KEY, HISTORY_KEY
 from flying_serving.vllm_adapter.rank_widths import degrees_differ
 
 
@@ -88,11 +89,13 @@ def why_not_migratable(request: EngineCoreRequest, model_config: Any) -> str | N
     return next((reason for found, reason in reasons if found), None)
 
 
-def resume(request: Request, source: EngineCoreRequest, grammars: Any) -> None:
+def resume(
+    request: Request, source: EngineCoreRequest, grammars: Any, drafter: Drafter | None = None
+) -> None:
     """Give a new request, made from `source`, its history, before a scheduler has it. Its grammar
     may still be compiling.
 
-    `grammars`: the engine's StructuredOutputManager.
+    `grammars`: the engine's StructuredOutputManager. `drafter`: None without speculation.
     """
     history = history_of(source.sampling_params)
     if not history:
@@ -100,23 +103,45 @@ def resume(request: Request, source: EngineCoreRequest, grammars: Any) -> None:
     request.append_output_token_ids(history)
     request.prefill_stats = None  # of its first prefill, wherever that was
     structured = request.structured_output_request
-    if structured is not None:
+    if structured is None:
+        if drafter is not None:
+            drafter.note_checked(request)
+    else:
         replay = Request.from_engine_core_request(source, None)
         structured.grammar = grammars.executor.submit(
-            _replay, grammars, request, replay, structured._grammar
+            _replay, grammars, (request, replay), structured._grammar, drafter
         )
 
 
-def _replay(grammars: Any, request: Request, replay: Request, compiled: Future[Any]) -> Any:
-    """Advance a grammar by a request's outputs, token by token. Raises if it rejects one."""
+def _replay(
+    grammars: Any,
+    requests: tuple[Request, Request],
+    compiled: Future[Any],
+    drafter: Drafter | None,
+) -> Any:
+    """Advance a grammar by a request's outputs, token by token, in a copy of the request without
+    them. Raises if it rejects one.
+    """
+    request, replay = requests
     state: Any = replay.structured_output_request
     state.grammar = compiled.result()
-    for token in list(request.output_token_ids):
-        replay.append_output_token_ids(token)
-        if not grammars.accept_tokens(replay, [token]):
-            raise ValueError(
-                f"{HISTORY_KEY}: the grammar of request {request.request_id} does not allow it"
-            )
+
+    def advance(up_to: int) -> None:
+        for token in request.all_token_ids[replay.num_tokens : up_to]:
+            replay.append_output_token_ids(token)
+            if not grammars.accept_tokens(replay, [token]):
+                raise ValueError(
+                    f"{HISTORY_KEY}: the grammar of request {request.request_id} does not allow it"
+                )
+
+    def allowed(up_to: int, drafts: list[int]) -> list[int]:
+        advance(up_to)
+        valid: list[int] = grammars.validate_tokens(replay, drafts)
+        return valid
+
+    if drafter is not None:
+        drafter.note_checked(request, allowed)
+    advance(request.num_tokens)
     request.structured_output_request.reasoning_ended = state.reasoning_ended
     request.structured_output_request.reasoner = state.reasoner
     return state.grammar
@@ -130,21 +155,10 @@ def add_with_history(original: Any, self: Any, request: Any) -> Any:
     if history and not request.output_token_ids:
         request.output_token_ids = history
         if request.generator is not None:
-            skip_draws(request.generator, len(history), self.vocab_size)
+            drafts = request.sampling_params.extra_args.get(DRAFTS_KEY)
+            if drafts is None:
+                skip_draws(request.generator, len(history), self.vocab_size)
+            else:
+                checked = [count for count in drafts if count]
+                skip_draws(request.generator, len(drafts), self.vocab_size, checked)
     return original(self, request)
-
-
-def skip_draws(generator: torch.Generator, count: int, vocab_size: int) -> None:
-    """Advance the generator of a seeded request to where vLLM's sampler leaves it after `count`
-    tokens.
-
-    For each token the sampler draws one integer on CPU (`TopKTopPSampler.forward_cpu`). On CUDA it
-    draws exponential noise for the vocabulary (`random_sample`), which takes the same number of
-    steps each time.
-    """
-    if generator.device.type == "cpu":
-        torch.randint(0, 2**31, (count,), generator=generator, dtype=torch.long)
-        return
-    before = generator.get_offset()
-    torch.empty(vocab_size, device=generator.device).exponential_(generator=generator)
-    generator.set_offset(before + count * (generator.get_offset() - before))

@@ -20,9 +20,25 @@ HISTORY_KEY = "flying_history"
 """The client notes here the tokens that a request got in another group (in
 SamplingParams.extra_args).
 """
+FULL_AT_KEY = "flying_full_at"
+"""The client notes here the number of output tokens with which a request fills its group. It ends
+there after a whole step: with speculation a step has several tokens.
+"""
+DRAFTS_KEY = "flying_drafts"
+"""The engine of a leader notes here how many drafts each step of a seeded request has checked that
+got tokens in another group.
+"""
 DEADLINE_KEY = "queue_deadline_s"
 """Clients say here how long a request may wait (in `vllm_xargs`); engines tell when such a request
 begins.
 """
-OURS = (LANE_KEY, HISTORY_KEY, MIGRATED_FROM_KEY, OFFER_KEY, AHEAD_KEY)
+OURS = (
+    LANE_KEY,
+    HISTORY_KEY,
+    MIGRATED_FROM_KEY,
+    OFFER_KEY,
+    AHEAD_KEY,
+    FULL_AT_KEY,
+    DRAFTS_KEY,
+)
 """Keys that clients may not set."""

@@ -9,11 +9,12 @@ from flying_serving.scheduling.batches import Running
 
 def running_of(scheduler: Any) -> Running:
     """Return the requests that a vLLM scheduler has to serve, between two steps."""
-    decoding = context_tokens = prefilling = computed_tokens = 0
+    decoding = context_tokens = prefilling = computed_tokens = draft_tokens = 0
     for request in scheduler.running:
         computed = request.num_computed_tokens - request.num_output_placeholders
-        if request.num_tokens_with_spec - computed <= 1:
+        if request.num_tokens - computed <= 1:
             decoding += 1
+            draft_tokens += len(request.spec_token_ids)
             context_tokens += computed
         else:
             computed_tokens = computed_tokens if prefilling else computed
@@ -21,5 +22,6 @@ def running_of(scheduler: Any) -> Running:
     for request in scheduler.kv_holding_waiting:
         if request.num_tokens - request.num_computed_tokens <= 1:
             decoding += 1
+            draft_tokens += scheduler.num_spec_tokens
             context_tokens += request.num_computed_tokens
-    return Running(decoding, context_tokens, prefilling, computed_tokens)
+    return Running(decoding, context_tokens, prefilling, computed_tokens, draft_tokens)

@@ -17,6 +17,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from flying_serving.errors import ConfigError
 from flying_serving.scheduling.batches import Running
 from flying_serving.vllm_adapter.limits import running_of
+from flying_serving.vllm_adapter.speculating import DraftingScheduler, has_drafts
 
 PromptLimit = Callable[[Running], int | None]
 """Returns how many prompt tokens a step may take beside these running requests; None: as many as
@@ -138,15 +139,16 @@ class LaneScheduler(Scheduler):
 
         prompt_tokens = None if self.prompt_limit is None else self.prompt_limit(running)
         if prompt_tokens is None and self._has_arrived:
-            prompt_tokens = max(1, self._most_step_tokens - running.decoding)
+            prompt_tokens = max(1, self._most_step_tokens - running.decode_tokens)
         if prompt_tokens is not None:
             self._take_at_most(prompt_tokens, running)
 
     def _take_at_most(self, prompt_tokens: int, running: Running) -> None:
-        step_tokens = min(self._most_step_tokens, running.decoding + prompt_tokens)
+        step_tokens = min(self._most_step_tokens, running.decode_tokens + prompt_tokens)
         self.max_num_scheduled_tokens = step_tokens
 
-        chunk_tokens = max(1, prompt_tokens // max(1, running.prefilling))
+        # a request that decodes may take as many
+        chunk_tokens = max(1 + self.num_spec_tokens, prompt_tokens // max(1, running.prefilling))
         if self._most_chunk_tokens:  # 0 is vLLM's default: no limit
             chunk_tokens = min(chunk_tokens, self._most_chunk_tokens)
         self.scheduler_config.long_prefill_token_threshold = chunk_tokens
@@ -156,9 +158,9 @@ class LaneScheduler(Scheduler):
 
 
 @cache
-def lane_class(base: type[Any]) -> type[Any]:
+def lane_class(base: type[Any], *, drafts: bool = False) -> type[Any]:
     """Return the LaneScheduler over a scheduler class: vLLM's (synchronous or asynchronous), or a
-    user's.
+    user's. `drafts`: with a DraftingScheduler between them.
 
     Raises:
         ConfigError: if the user's class is no subclass of vLLM's Scheduler.
@@ -168,12 +170,15 @@ def lane_class(base: type[Any]) -> type[Any]:
     if not issubclass(base, Scheduler):
         allowed = f"must be a subclass of {Scheduler.__qualname__}"
         raise ConfigError(f"--scheduler-cls={base.__qualname__}: {allowed}")
+    of_here = {"__module__": __name__}
+    if drafts:
+        return type(f"Drafting{base.__name__}", (LaneScheduler, DraftingScheduler, base), of_here)
     if base is Scheduler:
         return LaneScheduler
-    return type(f"Lane{base.__name__}", (LaneScheduler, base), {"__module__": __name__})
+    return type(f"Lane{base.__name__}", (LaneScheduler, base), of_here)
 
 
-def use_lane_class(scheduler_config: Any) -> None:
+def use_lane_class(scheduler_config: Any, *, drafts: bool = False) -> None:
     """Let vLLM's engine make its scheduler as `lane_class` says, by the seam `scheduler_cls`.
 
     vLLM then warns of a custom class, which the user has not chosen: that line is left out. For a
@@ -181,7 +186,8 @@ def use_lane_class(scheduler_config: Any) -> None:
 
     Raises: as `lane_class`.
     """
-    scheduler_config.scheduler_cls = lane_class(scheduler_config.get_scheduler_cls())
+    stock = scheduler_config.get_scheduler_cls()
+    scheduler_config.scheduler_cls = lane_class(stock, drafts=drafts)
     logging.getLogger("vllm.config.scheduler").addFilter(_is_not_of_a_lane_class)
 
 
@@ -214,7 +220,8 @@ def make_scheduler(core: Any, config: Any, kv_config: Any) -> Any:
     Raises: as `lane_class`.
     """
     block_tokens, hash_block_tokens = resolve_kv_cache_block_sizes(kv_config, config)
-    return lane_class(config.scheduler_config.get_scheduler_cls())(
+    stock = config.scheduler_config.get_scheduler_cls()
+    return lane_class(stock, drafts=has_drafts(config))(
         vllm_config=config,
         kv_cache_config=generate_scheduler_kv_cache_config([kv_config]),
         structured_output_manager=core.structured_output_manager,

@@ -9,6 +9,7 @@ def contents(plan: Any) -> tuple[int, int, int, int]:
     Returns:
         prefill_tokens: scheduled tokens of requests that have no output yet, or that compute it
             again.
+            Drafts count as such tokens, too.
         decode_seqs: the other requests, of one token each.
         context_tokens: tokens of all its requests that were computed before.
         prefill_pairs: the sum over prefill tokens of the tokens of their requests that were
@@ -20,10 +21,11 @@ def contents(plan: Any) -> tuple[int, int, int, int]:
         cached.req_ids, cached.num_output_tokens, cached.num_computed_tokens, strict=True
     ):
         context_tokens += computed
-        if outputs and scheduled[request_id] == 1:
+        tokens = scheduled[request_id]
+        if outputs and tokens - len(plan.scheduled_spec_decode_tokens.get(request_id, ())) == 1:
             decode_seqs += 1
-        else:
-            prefill_pairs += scheduled[request_id] * computed
+            tokens -= 1
+        prefill_pairs += tokens * computed
     for new in plan.scheduled_new_reqs:
         context_tokens += new.num_computed_tokens
         prefill_pairs += scheduled[new.req_id] * new.num_computed_tokens

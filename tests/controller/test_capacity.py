@@ -25,6 +25,13 @@ def test_tokens_grow_with_the_group_until_heads_replicate() -> None:
     assert Capacity.of((1, 2, 4), 101, 32, 2, 4).kv_tokens == {1: 3200, 2: 6400, 4: 6400}
 
 
+def test_a_group_has_room_for_drafts_beside_its_tokens() -> None:
+    """Not a group that holds the model's length: drafts do not go beyond it."""
+    capacity = Capacity.of(SIZES, 101, 32, 1, 8).with_drafts(5, 12_800)
+    assert capacity.kv_tokens == {1: 3195, 2: 6395, 4: 12800, 8: 25600}
+    assert capacity.draft_tokens == 5
+
+
 def test_degrees_count_devices() -> None:
     """A group of two engines with two devices each has degree four."""
     capacity = Capacity.of((4, 1, 2), 11, 32, 2, 8)

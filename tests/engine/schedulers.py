@@ -44,9 +44,16 @@ class Request:
     client_index: int = 0
     num_output_placeholders: ClassVar[int] = 0
     """There is one step at a time."""
+    spec_token_ids: ClassVar[tuple[int, ...]] = ()
+    """There is no speculation."""
 
     def __post_init__(self) -> None:
         self.num_tokens = self.num_prompt_tokens
+
+    @property
+    def num_tokens_with_spec(self) -> int:
+        """Tokens, and drafts behind them."""
+        return self.num_tokens
 
     @property
     def num_output_tokens(self) -> int:
@@ -150,6 +157,7 @@ class FakeScheduler:
     """
 
     policy = SchedulingPolicy.FCFS
+    num_spec_tokens = 0
 
     def __init__(
         self, blocks: int, *, budget: int = 8, max_running: int = 4, pool: Any = None

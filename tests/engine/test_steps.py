@@ -235,3 +235,14 @@ def test_contents_add_up(made: list[tuple[bool, int, int, int]]) -> None:
     assert context == sum(computed for _, computed, _, _ in made)
     prompts = [one for one in made if one[0] or not one[2] or one[3] > 1]
     assert pairs == sum(computed * tokens for _, computed, _, tokens in prompts)
+
+
+def test_drafts_count_as_prompt_tokens() -> None:
+    """The request that has them decodes all the same."""
+    plan = SchedulerOutput.make_empty()
+    plan.scheduled_cached_reqs = cached_requests(["r"], [None])
+    plan.scheduled_cached_reqs.num_computed_tokens = [50]
+    plan.scheduled_cached_reqs.num_output_tokens = [9]
+    plan.num_scheduled_tokens, plan.total_num_scheduled_tokens = {"r": 4}, 4
+    plan.scheduled_spec_decode_tokens = {"r": [7, 8, 9]}
+    assert contents(plan) == (3, 1, 50, 150)

@@ -54,6 +54,8 @@ class StandInScheduler:
     requests hold.
     """
 
+    num_spec_tokens = 0
+
     def __init__(self, blocks: int, block_size: int = 4) -> None:
         self.block_size = block_size
         self.pool = BlockPool(blocks, enable_caching=True, hash_block_size=block_size)

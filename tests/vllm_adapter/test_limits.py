@@ -104,6 +104,17 @@ def test_a_request_that_comes_with_its_kv_does_not_wait_for_prompts(limit: int |
     assert arrives.num_output_tokens == 2
 
 
+def test_drafts_are_no_prompt() -> None:
+    """A request that decodes has some; they are counted with its token."""
+    lane = Lane("fcfs", max_num_seqs=MAX_NUM_SEQS)
+    request = lane.arrive("a", 0, 0.0, tokens=5)
+    planned(lane)
+    request.spec_token_ids = [3, 4]
+    running = running_of(lane.scheduler)
+    assert running == Running(decoding=1, context_tokens=5, draft_tokens=2)
+    assert running.decode_tokens == 3
+
+
 def test_running_requests_are_reported_with_their_context() -> None:
     """Decoding requests with what they read, and what the first of the prompts under way has."""
     lane = Lane("fcfs", max_num_seqs=MAX_NUM_SEQS)

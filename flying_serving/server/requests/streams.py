@@ -29,6 +29,7 @@ from flying_serving.vllm_adapter.failures import why_failed
 from flying_serving.vllm_adapter.keys import (
     AHEAD_KEY,
     DEADLINE_KEY,
+    FULL_AT_KEY,
     HISTORY_KEY,
     LANE_KEY,
     MIGRATED_FROM_KEY,
@@ -156,6 +157,9 @@ class Streams:
         most = self._most_outputs_of(stream.request)
         stream.may_fill_group = most > command.limit_tokens
         extra: dict[str, Any] = {HISTORY_KEY: list(stream.output_ids)} if stream.output_ids else {}
+        drafts = self._capacity.draft_tokens
+        if stream.may_fill_group and drafts:  # the step that fills the group is not cut
+            extra[FULL_AT_KEY] = command.limit_tokens
         if kv is not None:
             extra[MIGRATED_FROM_KEY] = _source(kv)
         if command.offer is not None:
@@ -164,7 +168,7 @@ class Streams:
             stream.request,
             stream.engine_id,
             command.group,
-            min(most, command.limit_tokens),
+            min(most, command.limit_tokens + drafts),
             extra,
         )
 
@@ -258,10 +262,10 @@ class Streams:
 
     def is_full(self, output: EngineCoreOutput) -> bool:
         """Return whether the group has ended a request that could go on in a wider one."""
-        return (
-            output.finish_reason == FinishReason.LENGTH
-            and self._streams[output.request_id].may_fill_group
-        )
+        stream = self._streams[output.request_id]
+        if output.finish_reason != FinishReason.LENGTH or not stream.may_fill_group:
+            return False
+        return len(stream.output_ids) < self._most_outputs_of(stream.request)
 
 
 def prompt_length(token_ids: Sequence[int] | None, embeds: Sized | None) -> int:

@@ -39,7 +39,10 @@ def settings_of(
         fewest_kv_heads(vllm_config.model_config),
         extra=blocks.extra if max(sizes) == deployment.widest else 0,
     )
-    capacity = replace(capacity, spare=spare, state_blocks=groups.fixed_blocks)
+    drafts, longest = vllm_config.num_speculative_tokens, vllm_config.model_config.max_model_len
+    capacity = replace(
+        capacity.with_drafts(drafts, longest), spare=spare, state_blocks=groups.fixed_blocks
+    )
     limits = Limits(
         max_num_seqs=scheduler.max_num_seqs,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,

@@ -9,7 +9,7 @@ from typing import Any
 
 from vllm.platforms import current_platform
 
-from flying_serving.config import MAX_ENGINES
+from flying_serving.config import ASYNC_GROUPS_KEY, MAX_ENGINES
 from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.layout.groups import is_power_of_two
 from flying_serving.layout.shards import degree_obstacle
@@ -20,6 +20,8 @@ MAX_PORT = 65535
 MODEL_FILES = ("config.json", "params.json")
 _NAME = re.compile(r"[\w-][\w.:-]*(/[\w-][\w.:-]*)?")
 """A model's name on Hugging Face: `owner/model`, or `model` alone."""
+SPECULATION = "ngram"
+"""The method of speculation that lanes serve."""
 Obstacles = Callable[[Any, Sequence[int]], Mapping[int, str]]
 """Returns why a model does not admit some group sizes, each above 1: see
 `flying_serving.worker.admission.obstacles`.
@@ -74,7 +76,7 @@ def refuse_unsupported(config: Any, client_count: int) -> None:
     causal = getattr(model.hf_text_config, "is_causal", True)
     refusals: Sequence[tuple[bool, str, str]] = (
         *(() if config.lora_config is None else _lora_refusals(config)),
-        (config.speculative_config is not None, "--speculative-config", "speculative decoding"),
+        *(() if config.speculative_config is None else _speculation_refusals(config)),
         (
             model.supports_multimodal_inputs,
             "--language-model-only=False",
@@ -172,6 +174,38 @@ def _lora_refusals(config: Any) -> Sequence[tuple[bool, str, str]]:
     )
 
 
+def _speculation_refusals(config: Any) -> Sequence[tuple[bool, str, str]]:
+    """Return the same of a VllmConfig with speculation."""
+    speculative, model = config.speculative_config, config.model_config
+    method, flag = speculative.method, "--speculative-config"
+    rejection = speculative.rejection_sample_method
+    return (
+        (
+            method != SPECULATION,
+            flag,
+            f"speculation by {method} (method {SPECULATION} is served)",
+        ),
+        (rejection != "standard", flag, f"rejection_sample_method {rejection}"),
+        (
+            bool(speculative.num_speculative_tokens_per_batch_size),
+            flag,
+            "drafts whose number depends on the batch (num_speculative_tokens_per_batch_size)",
+        ),
+        (not current_platform.is_cpu(), flag, "speculation on this kind of device"),
+        (config.use_v2_model_runner, flag, "speculation with vLLM's V2 model runner"),
+        (
+            bool(config.additional_config.get(ASYNC_GROUPS_KEY)),
+            "--async-scheduling",
+            "asynchronous scheduling with speculation",
+        ),
+        (is_pooling(model), flag, "speculation for pooling models"),
+        (model.use_mla, flag, "speculation with latent attention"),
+        (has_state(model), flag, "speculation with recurrent state"),
+        (model.is_multimodal_model, flag, "speculation for models that see or hear"),
+        (config.lora_config is not None, flag, "speculation with adapters (--enable-lora)"),
+    )
+
+
 def is_pooling(model: Any) -> bool:
     """Return whether a model (vLLM's ModelConfig) gives vectors or scores and no tokens."""
     return bool(model.runner_type == "pooling")
@@ -184,6 +218,7 @@ def refuse_lending(config: Any) -> None:
         (model.use_mla, "latent attention (MLA)"),
         (has_state(model), "recurrent state"),
         (config.lora_config is not None, "adapters (--enable-lora)"),
+        (config.speculative_config is not None, "speculation (--speculative-config)"),
     )
     for refused, what in refusals:
         if refused:

@@ -32,6 +32,15 @@ SEAMS = (
     "model_runner_output)",
     "vllm.v1.core.sched.scheduler:Scheduler._get_local_prefix_cache_hit(self, request)",
     "vllm.v1.core.sched.scheduler:Scheduler._free_request_blocks(self, request)",
+    "vllm.v1.core.sched.scheduler:Scheduler._update_after_schedule(self, scheduler_output)",
+    "vllm.v1.core.sched.scheduler:Scheduler._update_request_with_output(self, request, "
+    "new_token_ids, is_stale)",
+    "vllm.v1.core.sched.scheduler:Scheduler.update_draft_token_ids(self, draft_token_ids)",
+    "vllm.v1.core.kv_cache_manager:KVCacheManager.get_block_ids(self, request_id)",
+    "vllm.v1.structured_output:StructuredOutputManager.validate_tokens(self, request, spec_tokens)",
+    "vllm.v1.spec_decode.ngram_proposer:_find_longest_matched_ngram_and_propose_tokens("
+    "origin_tokens, min_ngram, max_ngram, max_model_len, k)",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.take_draft_token_ids(self)",
     "vllm.v1.core.sched.scheduler:Scheduler.make_stats(self, spec_decoding_stats, "
     "kv_connector_stats, "
     "cudagraph_stats, perf_stats, ec_connector_stats)",

@@ -106,6 +106,12 @@ PATCHES: tuple[Patch, ...] = (
         "on CPU vLLM dies of a seeded request whose prompt takes more than one step",
     ),
     Patch(
+        "vllm.v1.sample.rejection_sampler:expand_batch_to_tokens(x, cu_num_tokens, num_tokens, "
+        "replace_from, replace_to)",
+        _HOOKS + "expansion:expand_on_cpu",
+        "on CPU logits of draft tokens would be divided by memory that was never written",
+    ),
+    Patch(
         "vllm.v1.worker.gpu_input_batch:InputBatch.add_request(self, request)",
         _HOOKS + "history:add_with_history",
         "a request that goes on in another group has its outputs so far, and has drawn its "

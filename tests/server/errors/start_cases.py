@@ -23,6 +23,7 @@ from tests.server.errors.starts import (
     lending_to_kinds,
     model,
     placement,
+    speculation,
     starting,
     trace,
     unknown_name,
@@ -34,6 +35,10 @@ Start = tuple[Callable[..., None], Case]
 def _unsupported(flag: str, what: str, **send: Any) -> Start:
     says = f"{flag}: {what} cannot be served by Flying Serving yet"
     return features, Case(what, says, 2, send)
+
+
+def _speculating(what: str, asked: Any = None, **changes: Any) -> Start:
+    return _unsupported("--speculative-config", what, speculative=asked or speculation(), **changes)
 
 
 def _execution(what: str, says: str, **send: Any) -> Start:
@@ -130,6 +135,12 @@ FLAG_CASES: tuple[Start, ...] = (
         "with recurrent state",
         "models with recurrent state cannot lend weights yet",
         has_inner_state=True,
+    ),
+    _lending(
+        lending_of,
+        "with speculation",
+        "models with speculation (--speculative-config) cannot lend weights yet",
+        speculative=speculation(),
     ),
     _lending(
         lending_to_kinds,
@@ -250,7 +261,26 @@ FEATURE_CASES: tuple[Start, ...] = (
         lora=adapters(),
         is_moe=True,
     ),
-    _unsupported("--speculative-config", "speculative decoding", speculative=object()),
+    _speculating("speculation by eagle (method ngram is served)", speculation(method="eagle")),
+    _speculating(
+        "rejection_sample_method synthetic", speculation(rejection_sample_method="synthetic")
+    ),
+    _speculating(
+        "drafts whose number depends on the batch (num_speculative_tokens_per_batch_size)",
+        speculation(num_speculative_tokens_per_batch_size=[(1, 8, 4)]),
+    ),
+    _speculating("speculation with vLLM's V2 model runner", v2=True),
+    _speculating("speculation for pooling models", runner_type="pooling"),
+    _speculating("speculation with latent attention", use_mla=True),
+    _speculating("speculation with recurrent state", is_hybrid=True),
+    _speculating("speculation for models that see or hear", is_multimodal_model=True),
+    _speculating("speculation with adapters (--enable-lora)", lora=adapters()),
+    _unsupported(
+        "--async-scheduling",
+        "asynchronous scheduling with speculation",
+        speculative=speculation(),
+        asynchronous=True,
+    ),
     _unsupported("--quantization", "quantization by modelopt_fp4", quantization="modelopt_fp4"),
     _unsupported(
         "--model",

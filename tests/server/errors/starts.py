@@ -13,8 +13,8 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from flying_serving.cli.serve import _flying_settings, explain_mistakes
+from flying_serving.config import ASYNC_GROUPS_KEY, Deployment, FlyingConfig
 from flying_serving.config import KEY as CONFIG_KEY
-from flying_serving.config import Deployment, FlyingConfig
 from flying_serving.observe.tracing.file import begin_trace
 from flying_serving.placement.plan import plan
 from flying_serving.placement.wishes import read_wishes
@@ -73,9 +73,20 @@ def configuration(**changes: Any) -> Any:
         parallel_config=SimpleNamespace(**{k: changes.get(k, v) for k, v in parallel.items()}),
         model_config=SimpleNamespace(**{k: changes.get(k, v) for k, v in model.items()}),
         device_config=SimpleNamespace(device_type="cpu"),
+        additional_config={ASYNC_GROUPS_KEY: changes.get("asynchronous", False)},
         cache_config=SimpleNamespace(cache_dtype=changes.get("cache_dtype", "auto")),
         **{f"{name}_config": changes.get(name) for name in features},
     )
+
+
+def speculation(**changes: Any) -> SimpleNamespace:
+    """vLLM's SpeculativeConfig."""
+    served = {
+        "method": "ngram",
+        "rejection_sample_method": "standard",
+        "num_speculative_tokens_per_batch_size": None,
+    }
+    return SimpleNamespace(**served | changes)
 
 
 def adapters(**changes: Any) -> SimpleNamespace:

@@ -1,5 +1,6 @@
 """Streams: a request as a group's leader gets it, each time that it is sent to one."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from flying_serving.layout.kv_source import KVSource
 from flying_serving.server.requests.streams import Streams
 from flying_serving.vllm_adapter.keys import (
     AHEAD_KEY,
+    FULL_AT_KEY,
     HISTORY_KEY,
     LANE_KEY,
     MIGRATED_FROM_KEY,
@@ -59,6 +61,28 @@ def test_the_group_that_offers_the_kv_is_named_with_the_number() -> None:
     streams.recall("r")
     assert sent(streams, (0, 1, 2, 3)) == ("r+3", {"mine": 1, LANE_KEY: 4, HISTORY_KEY: [7]})
     assert request.sampling_params.extra_args == {"mine": 1}
+
+
+def test_a_group_is_filled_by_a_whole_step() -> None:
+    """With drafts a request may have so many tokens more than its limit. It goes on elsewhere if it
+    has not got all of its tokens.
+    """
+    streams, request = opened()
+    streams._capacity = replace(streams._capacity, draft_tokens=4)
+    for limit, at_most, full_at in ((10, 14, 10), (18, 20, 18), (20, 20, None)):
+        message = streams.dispatch(Dispatch("r", (0,), 0, limit, None))
+        assert message is not None
+        assert message.sampling_params.max_tokens == at_most
+        assert (message.sampling_params.extra_args or {}).get(FULL_AT_KEY) == full_at
+    assert request.sampling_params.max_tokens == 20
+
+    message = streams.dispatch(Dispatch("r", (0,), 0, 18, None))
+    assert message is not None
+    for tokens, is_full in ((19, True), (1, False)):
+        output = EngineCoreOutput(message.request_id, [7] * tokens)
+        output.finish_reason = FinishReason.LENGTH
+        assert streams.note_tokens(output)
+        assert streams.is_full(output) is is_full
 
 
 def test_a_request_migrates_before_its_first_token() -> None:

@@ -7,9 +7,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from vllm.platforms import current_platform
+from vllm.v1.sample import rejection_sampler
 from vllm.v1.sample.ops.topk_topp_sampler import random_sample
 
-from flying_serving.vllm_adapter.history import skip_draws
+from flying_serving.vllm_adapter.draws import skip_draws, words_of
 from tests.vllm_adapter.histories import VOCAB
 
 
@@ -30,7 +32,6 @@ def test_draws_are_skipped_as_the_sampler_of_the_cpu_makes_them(
 
 def test_the_sampler_of_the_cpu_draws_what_is_skipped() -> None:
     """vLLM's own, over rows of which two have seeds."""
-    from vllm.platforms import current_platform
     from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
     current_platform.import_kernels()
@@ -99,3 +100,40 @@ def test_vllm_draws_noise_of_the_type_that_is_skipped() -> None:
     random_sample(torch.full((1, VOCAB), 1 / VOCAB), {0: seeded})
     torch.empty(VOCAB).exponential_(generator=plain)
     assert torch.equal(seeded.get_state(), plain.get_state())
+
+
+@given(st.integers(0, 2**31 - 1), st.lists(st.integers(0, 5), max_size=8))
+def test_draws_for_drafts_are_skipped_as_vllm_makes_them(seed: int, drafts: list[int]) -> None:
+    """By its own functions: each step draws for its token, then for its drafts, if it has any."""
+    undisturbed, resumed = (torch.Generator().manual_seed(seed) for _ in range(2))
+    for count in drafts:
+        torch.randint(0, 2**31, (1,), generator=undisturbed, dtype=torch.long)
+        draw_for_drafts(undisturbed, count)
+    skip_draws(resumed, len(drafts), VOCAB, [count for count in drafts if count])
+    more = [torch.rand(3, generator=generator) for generator in (undisturbed, resumed)]
+    assert torch.equal(*more)
+
+
+def draw_for_drafts(generator: torch.Generator, count: int) -> None:
+    """Draw what the rejection sampler draws for a request with `count` drafts."""
+    cpu, generators = torch.device("cpu"), {0: generator}
+    rejection_sampler.generate_uniform_probs(count, [count], generators, cpu)
+    with pytest.MonkeyPatch.context() as patch:  # what follows the draws needs a kernel
+        patch.setattr(rejection_sampler, "_sample_recovered_tokens", lambda *_, **__: None)
+        rejection_sampler.sample_recovered_tokens(
+            count,
+            [count],
+            torch.tensor([count], dtype=torch.int32),
+            torch.zeros(count, dtype=torch.int32),
+            None,
+            torch.full((count, VOCAB), 1 / VOCAB),
+            SimpleNamespace(generators=generators),
+            cpu,
+        )
+
+
+def test_words_of_a_draw_are_counted() -> None:
+    assert words_of(lambda generator: torch.rand(1, generator=generator), 4) == 1
+    assert words_of(lambda g: torch.randint(0, 2**31, (3,), generator=g), 8) == 6
+    with pytest.raises(ValueError, match="more than 4 words"):
+        words_of(lambda generator: torch.rand(100, generator=generator), 4)
