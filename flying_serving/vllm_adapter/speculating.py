@@ -43,7 +43,12 @@ class DraftingScheduler(Scheduler):
             for request in chain(self.waiting, self.kv_holding_waiting)
         )
         kept_tokens = self.num_spec_tokens * min(going_on, self.max_num_running_reqs)
-        self.max_num_scheduled_tokens = max(1, self.max_num_scheduled_tokens - kept_tokens)
+        # running requests make whole steps, and one more may begin, however many go on
+        step_tokens = self.max_num_scheduled_tokens
+        least_tokens = (1 + self.num_spec_tokens) * (len(self.running) + 1)
+        self.max_num_scheduled_tokens = max(
+            min(step_tokens, least_tokens), step_tokens - kept_tokens
+        )
         return super().schedule(*args, **kwargs)
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:

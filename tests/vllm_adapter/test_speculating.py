@@ -196,6 +196,19 @@ def test_a_step_is_never_longer_than_the_runner_takes() -> None:
         lane.scheduler.finish_requests(names, RequestStatus.FINISHED_ABORTED)
 
 
+def test_a_step_has_room_however_many_requests_go_on() -> None:
+    """vLLM waits with a request that has come with its KV until its padded step has room."""
+    lane = Lane(step_tokens=12)
+    ends, counts = boundaries(lane)
+    arrived = lane.request("arrived", ends[3])
+    assert lane.pool.prepare(arrived, arrived.num_tokens - 1) is not None
+    lane.pool.arrived(arrived, arrived.num_tokens - 1)
+    lane.scheduler.add_request(arrived)
+    for number in range(8):
+        lane.add(f"again-{number}", ends[3])
+    assert lane.drafts_until(arrived, OUTPUTS) == counts[4:]
+
+
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a prompt"])
 def test_so_does_a_request_that_comes_with_its_kv(beside: bool) -> None:
     """vLLM would pad its first step, unless a prompt is computed beside it."""
