@@ -32,6 +32,7 @@ from flying_serving.vllm_adapter.patches import installer
 from flying_serving.vllm_adapter.patches.engine_class import engine_classes
 from flying_serving.vllm_adapter.queues import note_in
 from flying_serving.vllm_adapter.scheduler import use_lane_class
+from flying_serving.vllm_adapter.speculating import has_drafts
 from flying_serving.wire import ANSWERS
 from flying_serving.worker.parent import end_with_parent, forget_port, forget_signals
 
@@ -49,8 +50,8 @@ class CoreWithLanes(EngineCore):
     """
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        self.drafter = make_drafter(vllm_config)
         super().__init__(vllm_config, *args, **kwargs)
+        self.drafter = make_drafter(vllm_config)  # vLLM may have fitted the model's length
         built: Any = self
         built.loop, built.utilities = build(built)
         # vLLM has frozen its own objects before; the garbage collector need not look at ours either
@@ -62,7 +63,7 @@ class CoreWithLanes(EngineCore):
         with pooled_capacity(lane_block_tokens(1, deployment.widest, deployment.devices, heads)):
             self.kv_config = super()._initialize_kv_caches(vllm_config)
         # next vLLM makes the scheduler; the workers' configuration stays as the user has it
-        use_lane_class(vllm_config.scheduler_config, drafts=self.drafter is not None)
+        use_lane_class(vllm_config.scheduler_config, drafts=has_drafts(vllm_config))
         return self.kv_config
 
 

@@ -152,7 +152,8 @@ class SchedulerPool:
         """Return the blocks that are missing for `tokens` tokens and the next step. `owned`: blocks
         set aside already.
         """
-        return max(0, self.groups.blocks_for(tokens + self.step_tokens) - owned - self.free_count())
+        most = min(tokens + self.step_tokens, self.scheduler.max_model_len)
+        return max(0, self.groups.blocks_for(most) - owned - self.free_count())
 
     def is_short(self) -> bool:
         """Return whether running requests, or waiting ones if none run, lack blocks."""

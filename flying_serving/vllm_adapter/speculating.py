@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.request import Request, RequestStatus
 
 from flying_serving.vllm_adapter.drafts import Drafter
@@ -34,6 +35,10 @@ class DraftingScheduler(Scheduler):
         self._drafter = Drafter(self.vllm_config)
         self._resuming: set[str] = set()
         """Requests that compute outputs again, and have not had their drafts."""
+        self._is_near_end = False
+        """True if a request of the last step is so near the model's length that the runner has
+        looked for no drafts.
+        """
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Schedule a step as vLLM does, with room for the drafts of requests that go on."""
@@ -43,7 +48,12 @@ class DraftingScheduler(Scheduler):
             for request in chain(self.waiting, self.kv_holding_waiting)
         )
         kept_tokens = self.num_spec_tokens * min(going_on, self.max_num_running_reqs)
-        self.max_num_scheduled_tokens = max(1, self.max_num_scheduled_tokens - kept_tokens)
+        # running requests make whole steps, and one more may begin, however many go on
+        step_tokens = self.max_num_scheduled_tokens
+        least_tokens = (1 + self.num_spec_tokens) * (len(self.running) + 1)
+        self.max_num_scheduled_tokens = max(
+            min(step_tokens, least_tokens), step_tokens - kept_tokens
+        )
         return super().schedule(*args, **kwargs)
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
@@ -58,6 +68,24 @@ class DraftingScheduler(Scheduler):
         for request_id in self._resuming & plan.num_scheduled_tokens.keys():
             self._resume(plan, self.requests[request_id])
         super()._update_after_schedule(plan)
+        computed = (self.requests[name].num_computed_tokens for name in plan.num_scheduled_tokens)
+        most = self.max_model_len - self.num_spec_tokens
+        self._is_near_end = max(computed, default=0) > most
+
+    def update_draft_token_ids(self, draft_token_ids: Any) -> None:
+        """Take the drafts of the next step.
+
+        Where one request of a step is near the model's length, vLLM's runner gives token 0 as
+        drafts to all of them (`_input_fits_in_drafter`). Here each has its own all the same.
+        """
+        if self._is_near_end:
+            found = [self.requests.get(name) for name in draft_token_ids.req_ids]
+            proposed = [[] if one is None else self._propose(one) for one in found]
+            draft_token_ids = DraftTokenIds(draft_token_ids.req_ids, proposed)
+        super().update_draft_token_ids(draft_token_ids)
+
+    def _propose(self, request: Request) -> list[int]:
+        return self._drafter.propose(request.all_token_ids)
 
     def _resume(self, plan: Any, request: Request) -> None:
         """Give a request its drafts in the step that computes its last token."""
@@ -67,8 +95,7 @@ class DraftingScheduler(Scheduler):
         if request.num_computed_tokens + tokens < request.num_tokens:
             return
         self._resuming.discard(request_id)
-        proposed = self._drafter.propose(request.all_token_ids)
-        drafts = self.structured_output_manager.validate_tokens(request, proposed)
+        drafts = self.structured_output_manager.validate_tokens(request, self._propose(request))
         more = len(drafts) - len(padding)
         free_tokens = self.scheduler_config.max_num_batched_tokens - plan.total_num_scheduled_tokens
         has_room = more <= 0 or (

@@ -8,8 +8,7 @@ def contents(plan: Any) -> tuple[int, int, int, int]:
 
     Returns:
         prefill_tokens: scheduled tokens of requests that have no output yet, or that compute it
-            again.
-            Drafts count as such tokens, too.
+            again. Drafts count as such tokens, too.
         decode_seqs: the other requests, of one token each.
         context_tokens: tokens of all its requests that were computed before.
         prefill_pairs: the sum over prefill tokens of the tokens of their requests that were

@@ -11,6 +11,7 @@ from vllm.platforms import current_platform
 from vllm.v1.sample import rejection_sampler
 from vllm.v1.sample.ops.topk_topp_sampler import random_sample
 
+from flying_serving.vllm_adapter import draws
 from flying_serving.vllm_adapter.draws import skip_draws, words_of
 from tests.vllm_adapter.histories import VOCAB
 
@@ -137,3 +138,12 @@ def test_words_of_a_draw_are_counted() -> None:
     assert words_of(lambda g: torch.randint(0, 2**31, (3,), generator=g), 8) == 6
     with pytest.raises(ValueError, match="more than 4 words"):
         words_of(lambda generator: torch.rand(100, generator=generator), 4)
+
+
+@pytest.mark.parametrize("words", [0, 1, 7, 20])
+def test_words_are_skipped_some_at_a_time(monkeypatch: pytest.MonkeyPatch, words: int) -> None:
+    monkeypatch.setattr(draws, "_WORDS_AT_A_TIME", 7)
+    skipped, drawn = (torch.Generator().manual_seed(3) for _ in range(2))
+    draws._skip_words(skipped, words)
+    draws._draw_words(drawn, words)
+    assert torch.equal(skipped.get_state(), drawn.get_state())

@@ -21,6 +21,7 @@ class Lane:
 
     block_size = 4
     num_spec_tokens = 0
+    max_model_len = 1000
 
     def __init__(self, blocks: int = 12) -> None:
         init_none_hash(sha256)

@@ -44,10 +44,10 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 class Lane:
     """A scheduler of production without a model: all requests get the tokens of TEXT."""
 
-    def __init__(self, *, blocks: int = 100, step_tokens: int = 64) -> None:
+    def __init__(self, *, blocks: int = 100, step_tokens: int = 64, longest: int = 512) -> None:
         config = EngineArgs(
             str(tiny("llama")),
-            max_model_len=512,
+            max_model_len=longest,
             max_num_seqs=8,
             max_num_batched_tokens=step_tokens,
             speculative_config=dict(CONFIG),
@@ -90,6 +90,7 @@ class Lane:
         assert plan.total_num_scheduled_tokens == sum(tokens for tokens, _ in planned.values())
         self.check_blocks(plan)
         requests = [self.scheduler.requests[name] for name in planned]
+        ends = [one.num_computed_tokens for one in requests]
         sampled = [sampled_of(one, drafts.get(one.request_id, ())) for one in requests]
         ids = list(planned)
         output = ModelRunnerOutput(ids, {name: i for i, name in enumerate(ids)}, sampled)
@@ -98,6 +99,9 @@ class Lane:
             self.drafter.propose(one.all_token_ids) if tokens else []
             for one, tokens in zip(requests, sampled, strict=True)
         ]
+        most = self.scheduler.max_model_len - self.scheduler.num_spec_tokens
+        if any(computed > most for computed in ends):  # as vLLM's runner
+            proposed = [[0] * self.scheduler.num_spec_tokens] * len(ids)
         self.scheduler.update_draft_token_ids(DraftTokenIds(ids, proposed))
         return planned
 
@@ -194,6 +198,30 @@ def test_a_step_is_never_longer_than_the_runner_takes() -> None:
         ended = [one for one in lane.scheduler.running if one.num_output_tokens >= OUTPUTS]
         names = [one.request_id for one in ended]
         lane.scheduler.finish_requests(names, RequestStatus.FINISHED_ABORTED)
+
+
+def test_a_step_has_room_however_many_requests_go_on() -> None:
+    """vLLM waits with a request that has come with its KV until its padded step has room."""
+    lane = Lane(step_tokens=12)
+    ends, counts = boundaries(lane)
+    arrived = lane.request("arrived", ends[3])
+    assert lane.pool.prepare(arrived, arrived.num_tokens - 1) is not None
+    lane.pool.arrived(arrived, arrived.num_tokens - 1)
+    lane.scheduler.add_request(arrived)
+    for number in range(8):
+        lane.add(f"again-{number}", ends[3])
+    assert lane.drafts_until(arrived, OUTPUTS) == counts[4:]
+
+
+def test_a_request_near_the_models_length_takes_no_drafts_from_others() -> None:
+    longest = len(PROMPT) + OUTPUTS + 5
+    lane = Lane(step_tokens=200, longest=longest)
+    ends, counts = boundaries(lane)
+    for step, outputs in enumerate(ends[:-1], start=1):
+        lane.clear()
+        lane.add(f"long-{step}", longest - len(PROMPT) - 3)
+        request = lane.add(f"again-{step}", outputs)
+        assert lane.drafts_until(request, OUTPUTS) == counts[step:], outputs
 
 
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a prompt"])

@@ -23,6 +23,7 @@ def missing_import(problem: str) -> str | None:
         return None
     try:
         importlib.import_module(module)
-    except ImportError as error:
-        return f"--model: vLLM's module of {architecture} cannot be imported: {error}"
+    except Exception as error:  # noqa: BLE001 - a package built for another torch raises any
+        reason = str(error).split("\n")[0]
+        return f"--model: vLLM's module of {architecture} cannot be imported: {reason}"
     return None

@@ -203,6 +203,36 @@ def _speculation_refusals(config: Any) -> Sequence[tuple[bool, str, str]]:
         (has_state(model), flag, "speculation with recurrent state"),
         (model.is_multimodal_model, flag, "speculation for models that see or hear"),
         (config.lora_config is not None, flag, "speculation with adapters (--enable-lora)"),
+        *_step_refusals(config),
+    )
+
+
+def _step_refusals(config: Any) -> Sequence[tuple[bool, str, str]]:
+    """Return the same of steps that cannot have a request's token and all of its drafts.
+
+    vLLM's engine would end at such a step, or wait for ever.
+    """
+    from vllm.v1.sample.rejection_sampler import MAX_SPEC_LEN
+
+    scheduler, drafts = config.scheduler_config, config.speculative_config.num_speculative_tokens
+    too_short = f"less than a token and {drafts} drafts of it (num_speculative_tokens)"
+    return (
+        (
+            drafts > MAX_SPEC_LEN,
+            "--speculative-config",
+            f"num_speculative_tokens above {MAX_SPEC_LEN}",
+        ),
+        (scheduler.max_num_batched_tokens <= drafts, "--max-num-batched-tokens", too_short),
+        (
+            0 < scheduler.long_prefill_token_threshold <= drafts,
+            "--long-prefill-token-threshold",
+            too_short,
+        ),
+        (
+            config.observability_config.per_request_spec_decode_metrics != "none",
+            "--per-request-spec-decode-metrics",
+            "counts of drafts for a request, which may go on in another group",
+        ),
     )
 
 

@@ -55,6 +55,7 @@ def _engines(count: int) -> Start:
     return engines, Case(f"`--data-parallel-size {count}`", says, 2, {"data_parallel_size": count})
 
 
+SHORT_STEP = "less than a token and 4 drafts of it (num_speculative_tokens)"
 UNDIVIDED = "model.layers.0.mlp.gate_up_proj: 514 columns do not divide by 4"
 
 
@@ -275,6 +276,17 @@ FEATURE_CASES: tuple[Start, ...] = (
     _speculating("speculation with recurrent state", is_hybrid=True),
     _speculating("speculation for models that see or hear", is_multimodal_model=True),
     _speculating("speculation with adapters (--enable-lora)", lora=adapters()),
+    _speculating("num_speculative_tokens above 128", speculation(num_speculative_tokens=129)),
+    _unsupported("--max-num-batched-tokens", SHORT_STEP, speculative=speculation(), step_tokens=4),
+    _unsupported(
+        "--long-prefill-token-threshold", SHORT_STEP, speculative=speculation(), threshold=4
+    ),
+    _unsupported(
+        "--per-request-spec-decode-metrics",
+        "counts of drafts for a request, which may go on in another group",
+        speculative=speculation(),
+        draft_metrics="summary",
+    ),
     _unsupported(
         "--async-scheduling",
         "asynchronous scheduling with speculation",

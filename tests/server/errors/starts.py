@@ -75,6 +75,13 @@ def configuration(**changes: Any) -> Any:
         device_config=SimpleNamespace(device_type="cpu"),
         additional_config={ASYNC_GROUPS_KEY: changes.get("asynchronous", False)},
         cache_config=SimpleNamespace(cache_dtype=changes.get("cache_dtype", "auto")),
+        scheduler_config=SimpleNamespace(
+            max_num_batched_tokens=changes.get("step_tokens", 2048),
+            long_prefill_token_threshold=changes.get("threshold", 0),
+        ),
+        observability_config=SimpleNamespace(
+            per_request_spec_decode_metrics=changes.get("draft_metrics", "none")
+        ),
         **{f"{name}_config": changes.get(name) for name in features},
     )
 
@@ -84,6 +91,7 @@ def speculation(**changes: Any) -> SimpleNamespace:
     served = {
         "method": "ngram",
         "rejection_sample_method": "standard",
+        "num_speculative_tokens": 4,
         "num_speculative_tokens_per_batch_size": None,
     }
     return SimpleNamespace(**served | changes)

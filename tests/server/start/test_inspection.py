@@ -1,5 +1,6 @@
 """A model whose module of vLLM imports a package that is not there."""
 
+import importlib
 import sys
 
 import pytest
@@ -21,6 +22,16 @@ def test_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert problem is not None
     assert problem.startswith(f"--model: vLLM's module of {architecture} cannot be imported: ")
     assert "qwen3_vl" in problem
+
+
+def test_a_package_for_another_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(name: str) -> None:
+        raise RuntimeError("operator torchvision::nms does not exist\nsee the log")
+
+    monkeypatch.setattr(importlib, "import_module", load)
+    problem = missing_import(SAID.format("LlamaForCausalLM"))
+    assert problem is not None
+    assert problem.endswith("cannot be imported: operator torchvision::nms does not exist")
 
 
 @pytest.mark.parametrize(
