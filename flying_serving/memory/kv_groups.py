@@ -95,6 +95,12 @@ class KVGroups(msgspec.Struct, frozen=True):
         """
         return self.blocks_for(longest_tokens) + len(self.groups)
 
+    def most_requests(self, blocks: int) -> int:
+        """Return the requests that some blocks hold at a time: each has one of every group at
+        least.
+        """
+        return blocks // len(self.groups)
+
     def missing(self, tokens: int, owned: Blocks) -> int:
         """Return how many more blocks a request needs to hold `tokens` tokens. It has `owned`."""
         pairs = zip(self.groups, owned, strict=True)

@@ -205,6 +205,17 @@ def test_a_request_of_a_step_leaves_blocks_for_its_state() -> None:
     assert StepLimits.of(config, 6, groups).request_tokens == 3 * 64
 
 
+@pytest.mark.parametrize(("blocks", "sequences"), [(100, 5), (16, 5), (15, 4), (4, 1), (1, 1)])
+def test_requests_of_a_step_have_a_state_each(blocks: int, sequences: int) -> None:
+    """Three blocks for each request, beside the null block."""
+    config = SimpleNamespace(
+        scheduler_config=SimpleNamespace(max_num_seqs=5, max_num_batched_tokens=512),
+        model_config=SimpleNamespace(max_model_len=1000, runner_type="generate"),
+    )
+    groups = KVGroups((KVGroup(1000, has_state=True), KVGroup(1000, has_state=True), KVGroup(64)))
+    assert StepLimits.of(config, blocks, groups).sequences == sequences
+
+
 def test_a_pooling_model_is_measured_with_whole_prompts_alone() -> None:
     config = SimpleNamespace(
         scheduler_config=SimpleNamespace(max_num_seqs=5, max_num_batched_tokens=512),
