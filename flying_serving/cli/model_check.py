@@ -103,10 +103,15 @@ def findings(config: Any, checked: Checked, took_s: float) -> Iterator[Finding]:
             continue
         block = lane_block_tokens(plan.block_tokens, size, devices, kv_heads)
         tokens = max(0, plan.blocks - 1 - plan.state_blocks) * block
-        longest = min(tokens, plan.max_model_len)
+        longest = _longest(tokens, config.num_speculative_tokens, plan.max_model_len)
         yield Finding("ok", name, f"ok, longest context {longest} tokens (its KV holds {tokens})")
     for index, placement in enumerate(checked.placements):
         yield Finding("ok", device_name(index, devices), str(placement))
+
+
+def _longest(tokens: int, drafts: int, max_model_len: int) -> int:
+    """Return the most tokens of a request in a group that holds `tokens`."""
+    return max_model_len if tokens >= max_model_len else max(0, tokens - drafts)
 
 
 def _room(plan: Any) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from flying_serving.controller.requests import RequestSpec
-from flying_serving.errors import RequestError
+from flying_serving.errors import ConfigError, RequestError
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.policy.policies import Policy
 from flying_serving.predict.work import Objective
@@ -42,7 +42,15 @@ class Capacity:
         """Return the capacity where a step may have `draft_tokens` tokens beyond one.
 
         No step goes beyond the model's length, so a group that holds it needs no more room.
+
+        Raises ConfigError if a group has no room for a token beside the drafts.
         """
+        fewest = min(self.kv_tokens.values())
+        if draft_tokens and fewest <= min(draft_tokens, max_model_len - 1):
+            raise ConfigError(
+                f"--speculative-config: num_speculative_tokens={draft_tokens}: must be below the "
+                f"{fewest} tokens that the smallest group holds"
+            )
         kv_tokens = {
             size: tokens if tokens >= max_model_len else tokens - draft_tokens
             for size, tokens in self.kv_tokens.items()

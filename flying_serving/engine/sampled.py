@@ -45,7 +45,8 @@ class SampledTokens:
         checksums = self._of(size)
         last_step, checksum = checksums[-1]
         step = (last_step + 1) % STEPS
-        tokens = array("q", chain.from_iterable(output.sampled_token_ids))
+        rows = output.sampled_token_ids
+        tokens = array("q", chain(map(len, rows), chain.from_iterable(rows)))
         checksum = zlib.crc32(tokens, checksum)
         if isinstance(output, OutputOfDevicesApart) and size not in self._devices_apart:
             self._note_devices(size, output, step)

@@ -144,14 +144,16 @@ class LaneScheduler(Scheduler):
             self._take_at_most(prompt_tokens, running)
 
     def _take_at_most(self, prompt_tokens: int, running: Running) -> None:
-        step_tokens = min(self._most_step_tokens, running.decode_tokens + prompt_tokens)
-        self.max_num_scheduled_tokens = step_tokens
-
         # a request that decodes may take as many
         chunk_tokens = max(1 + self.num_spec_tokens, prompt_tokens // max(1, running.prefilling))
         if self._most_chunk_tokens:  # 0 is vLLM's default: no limit
             chunk_tokens = min(chunk_tokens, self._most_chunk_tokens)
         self.scheduler_config.long_prefill_token_threshold = chunk_tokens
+
+        # of many prompts each has its least, and those that decode have theirs beside it
+        of_prompts = max(prompt_tokens, chunk_tokens * running.prefilling)
+        step_tokens = min(self._most_step_tokens, running.decode_tokens + of_prompts)
+        self.max_num_scheduled_tokens = step_tokens
 
 
 # ---- which class a lane's scheduler has

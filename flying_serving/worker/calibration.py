@@ -36,8 +36,8 @@ class StepLimits:
     def of(cls, config: Any, blocks: int, groups: KVGroups) -> StepLimits:
         """Return the limits of a lane with this VllmConfig and number of KV blocks.
 
-        Requests of a step may share blocks of KV, but not their states: vLLM's kernel for gated
-        delta nets ends the process where a batch has more requests than there are blocks.
+        Requests of a step may share blocks of KV, but not their states. vLLM's kernel for gated
+        delta nets ends the process where a batch has more requests than blocks.
         """
         scheduler = config.scheduler_config
         requests = scheduler.max_num_seqs

@@ -24,7 +24,7 @@ def checked_of(**changes: Any) -> Checked:
     return replace(checked, **changes)
 
 
-def configured_as(*, use_mla: bool) -> SimpleNamespace:
+def configured_as(*, use_mla: bool, drafts: int = 0) -> SimpleNamespace:
     """vLLM's configuration of two engines, of a model with four KV heads."""
     return SimpleNamespace(
         model_config=SimpleNamespace(
@@ -34,6 +34,7 @@ def configured_as(*, use_mla: bool) -> SimpleNamespace:
             model_arch_config=SimpleNamespace(per_layer_overrides=None),
         ),
         parallel_config=SimpleNamespace(tensor_parallel_size=1, data_parallel_size=2),
+        num_speculative_tokens=drafts,
     )
 
 
@@ -49,6 +50,13 @@ def test_the_table_pools_kv_in_groups() -> None:
         ("ok", "group size 2", "ok, longest context 1000 tokens (its KV holds 1280)"),
         ("warn", "group size 4", "not offered: 6 attention heads do not divide by 4"),
     ]
+
+
+def test_a_group_with_less_than_the_models_length_has_room_for_drafts() -> None:
+    rows = findings(configured_as(use_mla=False, drafts=4), checked_of(), took_s=3.0)
+    said = {row.what: row.reason for row in rows}
+    assert said["group size 1"] == "ok, longest context 636 tokens (its KV holds 640)"
+    assert said["group size 2"] == "ok, longest context 1000 tokens (its KV holds 1280)"
 
 
 def test_a_group_has_the_context_of_an_engine_where_latents_replicate() -> None:

@@ -40,12 +40,14 @@ class Lane:
         blocks: int = 100,
         max_num_seqs: int = 1,
         step_tokens: int | None = None,
+        chunk_tokens: int = 0,
     ) -> None:
         args = EngineArgs(
             str(tiny("llama")),
             max_model_len=512,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=step_tokens,
+            long_prefill_token_threshold=chunk_tokens,
             scheduling_policy=policy,
             enable_prefix_caching=False,
         )

@@ -131,6 +131,14 @@ def test_a_token_of_another_request_is_another_token(members: dict[int, SampledT
     assert members[4].why_apart(GROUP) is not None
 
 
+def test_a_draft_that_another_request_has_accepted_is_another_token(
+    members: dict[int, SampledTokens],
+) -> None:
+    for engine, samples in members.items():
+        samples.note(SIZE, sampled([1, 2], [3]) if engine != 7 else sampled([1], [2, 3]))
+    assert members[4].why_apart(GROUP) is not None
+
+
 def test_members_that_begin_anew_are_compared_from_then_on(
     members: dict[int, SampledTokens],
 ) -> None:

@@ -104,6 +104,17 @@ def test_a_request_that_comes_with_its_kv_does_not_wait_for_prompts(limit: int |
     assert arrives.num_output_tokens == 2
 
 
+def test_more_prompts_than_the_limit_has_tokens_leave_one_to_each_decode() -> None:
+    """Each of them takes one token, and they are before the request that decodes."""
+    lane = Lane("fcfs", blocks=400, max_num_seqs=MAX_NUM_SEQS, step_tokens=80, chunk_tokens=16)
+    for number in range(4):
+        lane.arrive(f"p{number}", 0, 0.0, tokens=100)
+    lane.arrive("decodes", 0, 0.0, tokens=1)
+    assert planned(lane)["p3"] == 16
+    lane.scheduler.prompt_limit = lambda running: 2
+    assert planned(lane) == {**{f"p{number}": 1 for number in range(4)}, "decodes": 1}
+
+
 def test_drafts_are_no_prompt() -> None:
     """A request that decodes has some; they are counted with its token."""
     lane = Lane("fcfs", max_num_seqs=MAX_NUM_SEQS)

@@ -203,6 +203,17 @@ def _speculation_refusals(config: Any) -> Sequence[tuple[bool, str, str]]:
         (has_state(model), flag, "speculation with recurrent state"),
         (model.is_multimodal_model, flag, "speculation for models that see or hear"),
         (config.lora_config is not None, flag, "speculation with adapters (--enable-lora)"),
+        (model.quantization is not None, flag, "speculation with quantized weights"),
+        (
+            config.parallel_config.tensor_parallel_size > 1,
+            "--tensor-parallel-size",
+            "speculation on engines of several devices",
+        ),
+        (
+            config.scheduler_config.scheduler_cls is not None,
+            "--scheduler-cls",
+            "speculation with a scheduler of one's own",
+        ),
         *_step_refusals(config),
     )
 

@@ -78,6 +78,7 @@ def configuration(**changes: Any) -> Any:
         scheduler_config=SimpleNamespace(
             max_num_batched_tokens=changes.get("step_tokens", 2048),
             long_prefill_token_threshold=changes.get("threshold", 0),
+            scheduler_cls=changes.get("scheduler_cls"),
         ),
         observability_config=SimpleNamespace(
             per_request_spec_decode_metrics=changes.get("draft_metrics", "none")

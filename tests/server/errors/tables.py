@@ -7,6 +7,7 @@ import sys
 
 from tests.server.errors.case import Case
 from tests.server.errors.command_cases import COMMAND_CASES
+from tests.server.errors.feature_cases import FEATURE_CASES
 from tests.server.errors.http_cases import (
     BODY_CASES,
     LAYOUT_CASES,
@@ -14,7 +15,7 @@ from tests.server.errors.http_cases import (
     RIGHTS_CASES,
     ROUTE_CASES,
 )
-from tests.server.errors.start_cases import FEATURE_CASES, FLAG_CASES, FRONT_END_CASES
+from tests.server.errors.start_cases import FLAG_CASES, FRONT_END_CASES
 
 TABLES: dict[str, tuple[Case, ...]] = {
     "flags": tuple(case for _, case in FLAG_CASES),

@@ -4,7 +4,8 @@ import pytest
 
 from flying_serving.errors import FlyingError
 from flying_serving.vllm_adapter.patches import version
-from tests.server.errors.start_cases import FEATURE_CASES, FLAG_CASES, FRONT_END_CASES, Start
+from tests.server.errors.feature_cases import FEATURE_CASES
+from tests.server.errors.start_cases import FLAG_CASES, FRONT_END_CASES, Start
 from tests.server.errors.starts import engines, features, flags, front_end
 
 
