@@ -76,9 +76,11 @@ def test_the_objective_reaches_the_controller() -> None:
         scheduler_config=SimpleNamespace(max_num_seqs=4, max_num_batched_tokens=64),
         model_config=SimpleNamespace(
             use_mla=False,
+            max_model_len=64,
             get_total_num_kv_heads=lambda: 4,
             model_arch_config=SimpleNamespace(per_layer_overrides=None),
         ),
+        num_speculative_tokens=0,
     )
     assert settings_of(config, told, KVBlocks(10, 0), one_group(16)).objective == Objective(
         7.0, ttft_s=0.5, tpot_s=0.05

@@ -15,7 +15,7 @@ from flying_serving.server.engines.supervisor import EngineSupervisor
 from tests.server.doubles import UTILITY, FakeVllm, Server
 
 DEADLINE_S = 20.0
-LIMIT_S = 0.5
+LIMIT_S = 2.0
 UNTIL_STARTED_S = 0.2
 """Within this time an engine is started again that nothing holds up."""
 

@@ -15,7 +15,7 @@ async def test_an_engine_without_a_sign_of_life_is_killed(tmp_path: Path) -> Non
         assert [life.kills for life in one.lives] == [0, 0, 0, 1]
         assert (
             one.server.shell.losses.now[3].why
-            == "it gave no sign of life for 0.5 s (--engine-timeout-s)"
+            == f"it gave no sign of life for {LIMIT_S:g} s (--engine-timeout-s)"
         )
 
 
