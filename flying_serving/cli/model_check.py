@@ -18,6 +18,7 @@ import psutil
 
 from flying_serving.cli.checks import GIB, Finding
 from flying_serving.config import KEY, deployment_of, parse_flying
+from flying_serving.controller.settings import beside_drafts
 from flying_serving.errors import FlyingError
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.placement.plan import Placement, device_name
@@ -103,15 +104,11 @@ def findings(config: Any, checked: Checked, took_s: float) -> Iterator[Finding]:
             continue
         block = lane_block_tokens(plan.block_tokens, size, devices, kv_heads)
         tokens = max(0, plan.blocks - 1 - plan.state_blocks) * block
-        longest = _longest(tokens, config.num_speculative_tokens, plan.max_model_len)
+        room = beside_drafts(tokens, config.num_speculative_tokens, plan.max_model_len)
+        longest = max(0, min(room, plan.max_model_len))
         yield Finding("ok", name, f"ok, longest context {longest} tokens (its KV holds {tokens})")
     for index, placement in enumerate(checked.placements):
         yield Finding("ok", device_name(index, devices), str(placement))
-
-
-def _longest(tokens: int, drafts: int, max_model_len: int) -> int:
-    """Return the most tokens of a request in a group that holds `tokens`."""
-    return max_model_len if tokens >= max_model_len else max(0, tokens - drafts)
 
 
 def _room(plan: Any) -> str:

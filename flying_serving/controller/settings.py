@@ -13,6 +13,13 @@ from flying_serving.policy.policies import Policy
 from flying_serving.predict.work import Objective
 
 
+def beside_drafts(kv_tokens: int, draft_tokens: int, max_model_len: int) -> int:
+    """Return the tokens of a request that a group has room for beside its drafts, of `kv_tokens`
+    that it holds. No step goes beyond the model's length.
+    """
+    return kv_tokens if kv_tokens >= max_model_len else kv_tokens - draft_tokens
+
+
 @dataclass(frozen=True)
 class Capacity:
     """The tokens of KV that groups hold.
@@ -52,7 +59,7 @@ class Capacity:
                 f"{fewest} tokens that the smallest group holds"
             )
         kv_tokens = {
-            size: tokens if tokens >= max_model_len else tokens - draft_tokens
+            size: beside_drafts(tokens, draft_tokens, max_model_len)
             for size, tokens in self.kv_tokens.items()
         }
         return replace(self, kv_tokens=kv_tokens, draft_tokens=draft_tokens)

@@ -150,7 +150,7 @@ class LaneScheduler(Scheduler):
             chunk_tokens = min(chunk_tokens, self._most_chunk_tokens)
         self.scheduler_config.long_prefill_token_threshold = chunk_tokens
 
-        # of many prompts each has its least, and those that decode have theirs beside it
+        # each prompt takes its least, also where these exceed the limit: decodes keep their tokens
         of_prompts = max(prompt_tokens, chunk_tokens * running.prefilling)
         step_tokens = min(self._most_step_tokens, running.decode_tokens + of_prompts)
         self.max_num_scheduled_tokens = step_tokens

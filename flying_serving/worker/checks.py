@@ -35,7 +35,7 @@ def most_requests(lane1: Runner, blocks: int) -> int:
             f"least {needed + 1}"
         )
     in_a_step = scheduler.max_num_batched_tokens // CHECK_TOKENS
-    return int(min(scheduler.max_num_seqs, (blocks - 1) // needed, in_a_step))
+    return int(min(scheduler.max_num_seqs, lane1.groups.most_requests(blocks - 1), in_a_step))
 
 
 class LaneChecks:
