@@ -54,12 +54,7 @@ class FlyingClient(AsyncMPClient):
             blocks = fewest_blocks(deployment.run_dir, deployment.engines)
         groups = announced_groups(deployment.run_dir, 0)
         settings = settings_of(vllm_config, deployment, blocks, groups)
-        self.shell = Shell(
-            self._calls,
-            settings,
-            vllm_config.model_config,
-            serves_adapters=vllm_config.lora_config is not None,
-        )
+        self.shell = Shell(self._calls, settings, vllm_config.model_config)
         self.metrics = ServerMetrics(self.shell) if log_stats else None
         self.supervisor: EngineSupervisor | None = None
         self.too_few: TooFewEngines | None = None

@@ -55,20 +55,13 @@ class Shell:
     time in seconds.
     """
 
-    def __init__(
-        self,
-        calls: EngineCalls,
-        settings: Settings,
-        model_config: Any,
-        *,
-        serves_adapters: bool = False,
-    ) -> None:
+    def __init__(self, calls: EngineCalls, settings: Settings, model_config: Any) -> None:
         self.calls = calls
         self.clock = time.monotonic
         self.model_config = model_config
         self.controller = Controller(settings)
         self.streams = Streams(settings.capacity, model_config.max_model_len)
-        self.checks = Checks(calls, self.controller, self.streams, serves_adapters=serves_adapters)
+        self.checks = Checks(calls, self.controller, self.streams)
         self.orders = LayoutOrders(calls, self.controller, self.carry_out, self.clock)
         self.weights = WeightOrders(calls, self.controller, self.carry_out, self.clock)
         self.figures = LastFigures(calls)

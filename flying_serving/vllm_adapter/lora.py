@@ -1,7 +1,7 @@
 """LoRA in lanes: vLLM's wrappers around the layers of each lane, over the adapters of lane 1."""
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +23,26 @@ class AdapterProducts(PunicaWrapperCPU):
     vLLM gives such a token the slot -1. Its CPU kernels take that as an index, of the last slot. So
     in a batch with adapters the token would get the term of the adapter that is there.
     """
+
+    _prompt_slot: int | None = None
+    """While logits of one request's prompt are computed: the slot of its adapter, or -1."""
+
+    @property
+    def sampler_indices(self) -> torch.Tensor:
+        """The slot of each row of logits, or the one that all of them have."""
+        if self._prompt_slot is None:
+            slots: torch.Tensor = super().sampler_indices
+            return slots
+        return torch.tensor([self._prompt_slot], device=self.device)
+
+    @contextmanager
+    def one_prompt(self, slot: int) -> Iterator[None]:
+        """While the body runs, all rows of logits have the adapter in `slot`; none if it is -1."""
+        self._prompt_slot = slot
+        try:
+            yield
+        finally:
+            self._prompt_slot = None
 
     def update_metadata(self, *args: Any, **kwargs: Any) -> None:
         """Take the slots of a step's tokens, as vLLM does."""
@@ -54,7 +74,10 @@ class AdapterProducts(PunicaWrapperCPU):
 
     def add_lora_logits(self, y: torch.Tensor, x: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """Add the terms of an LM head to logits `y`, for hidden states (samples, hidden)."""
-        if not self._no_sample_has_one:
+        if self._prompt_slot is not None:
+            if self._prompt_slot >= 0:
+                super().add_lora_logits(y, x, *args, **kwargs)
+        elif not self._no_sample_has_one:
             super().add_lora_logits(y, x.masked_fill(self._samples_without, 0), *args, **kwargs)
 
 
@@ -67,7 +90,7 @@ class LaneAdapters:
 
     def __init__(self, lane1: WorkerLoRAManager, layers: LoRAModelManager) -> None:
         self._lane1 = lane1
-        self._layers = layers
+        self.layers = layers
 
     def __getattr__(self, name: str) -> Any:
         if name == "_lane1":
@@ -83,8 +106,8 @@ class LaneAdapters:
         self._lane1.set_active_adapters(requests, None)
         if mapping is not None:
             # vLLM makes another list when it removes all adapters
-            self._layers.lora_index_to_id = self._lane1._adapter_manager.lora_index_to_id
-            self._layers.set_adapter_mapping(mapping)
+            self.layers.lora_index_to_id = self._lane1._adapter_manager.lora_index_to_id
+            self.layers.set_adapter_mapping(mapping)
 
 
 def use_own_products(runner: Any) -> None:
@@ -97,6 +120,38 @@ def use_own_products(runner: Any) -> None:
         manager.punica_wrapper_mapping[prefix] = products
     for layer in manager.modules.values():
         layer.set_mapping(products)
+
+
+def prompt_logprobs_by_request(
+    original: Callable[..., dict[str, Any]],
+    self: Any,
+    hidden_states: torch.Tensor,
+    num_scheduled_tokens: dict[str, int],
+) -> dict[str, Any]:
+    """Wrap `GPUModelRunner._get_prompt_logprobs_dict`: the logits of each prompt have the adapter
+    of its own request.
+
+    vLLM would take the adapters of the requests that the step samples for.
+    """
+    if self.lora_config is None or not self.num_prompt_logprobs:
+        return original(self, hidden_states, num_scheduled_tokens)
+    manager = self.lora_manager
+    layers = manager.layers if isinstance(manager, LaneAdapters) else manager._adapter_manager
+    (products,) = set(layers.punica_wrapper_mapping.values())
+    found: dict[str, Any] = {}
+    not_done: dict[str, int] = {}
+    for request_id, count in self.num_prompt_logprobs.items():
+        self.num_prompt_logprobs = {request_id: count}
+        slot = -1
+        if request_id in num_scheduled_tokens:
+            row = self.input_batch.req_id_to_index[request_id]
+            adapter = int(self.input_batch.request_lora_mapping[row])
+            slot = layers.lora_index_to_id.index(adapter) if adapter else -1
+        with products.one_prompt(slot):
+            found |= original(self, hidden_states, num_scheduled_tokens)
+        not_done |= self.num_prompt_logprobs
+    self.num_prompt_logprobs = not_done
+    return found
 
 
 def wrap_layers(runner: Any, model: Module, config: VllmConfig, lane1: Any) -> None:

@@ -121,7 +121,6 @@ class Server:
         capped: groups get no more prompts ahead than they can begin at once.
         most_waiting: requests.
         vllm: whose messages are kept.
-        serves_adapters: as with --enable-lora.
     """
 
     def __init__(
@@ -130,7 +129,6 @@ class Server:
         capped: bool = True,
         most_waiting: int = 1000,
         vllm: FakeVllm | None = None,
-        serves_adapters: bool = False,
     ) -> None:
         deployment = Deployment(
             run_dir="",
@@ -149,10 +147,7 @@ class Server:
             hf_text_config=SimpleNamespace(),
         )
         self.shell = Shell(
-            self.calls,
-            settings("manual", capped=capped, most_waiting=most_waiting),
-            model,
-            serves_adapters=serves_adapters,
+            self.calls, settings("manual", capped=capped, most_waiting=most_waiting), model
         )
         self.controller, self.streams, self.orders = (
             self.shell.controller,

@@ -110,6 +110,35 @@ def test_each_degree_gives_the_answers_of_stock(server: Server, stock: dict[int,
     server.check()
 
 
+def test_logprobs_of_a_prompt_are_those_of_its_adapter(
+    server: Server, stock: dict[int, Answers]
+) -> None:
+    """A prompt that ends with recorded outputs has the logprobs that stock computed for these."""
+
+    def ask(request: StockRequest, adapter: str, degree: int) -> list[float]:
+        outputs = stock[degree][lora.answer_name(request.name, adapter)]["tokens"]
+        choice = server.complete(
+            (*request.prompt, *outputs),
+            model=adapter or server.model,
+            max_tokens=1,
+            prompt_logprobs=0,
+            vllm_xargs={"tp_degree": degree},
+        )
+        ranked = choice["prompt_logprobs"][-len(outputs) :]
+        return [
+            logprobs[str(token)]["logprob"] for token, logprobs in zip(outputs, ranked, strict=True)
+        ]
+
+    for degree in DEGREES:
+        with ThreadPoolExecutor(len(JOBS)) as pool:
+            answers = [pool.submit(ask, *job, degree) for job in JOBS]
+            for (request, adapter), answer in zip(JOBS, answers, strict=True):
+                name = lora.answer_name(request.name, adapter)
+                worst = worst_difference(answer.result(), stock[degree][name]["logprobs"])
+                assert worst <= WORST_LOGPROB, f"{name}: logprobs differ by {worst}"
+    server.check()
+
+
 def test_storm_of_switches_in_all_modes_changes_no_answer(
     server: Server, stock: dict[int, Answers]
 ) -> None:

@@ -56,6 +56,19 @@ def test_logits_have_the_term_of_each_requests_adapter(samples: tuple[int, ...])
     assert torch.equal(found - y, expected(x, samples))
 
 
+@pytest.mark.parametrize(("slot", "adapter"), [(-1, 0), (0, 11), (1, 12)])
+def test_logits_of_one_prompt_have_the_term_of_its_adapter(slot: int, adapter: int) -> None:
+    """However many requests the step samples for."""
+    x, y = numbers(3, 5, INPUTS), numbers(4, 5, OUTPUTS)
+    found, made = y.clone(), products(TOKENS, (0, 12))
+    with made.one_prompt(slot):
+        made.add_lora_logits(found, x, a(), b(), 1.0)
+    assert torch.allclose(found - y, expected(x, (adapter,) * 5))
+    found, x, y = y[:2].clone(), x[:2], y[:2]
+    made.add_lora_logits(found, x, a(), b(), 1.0)
+    assert torch.equal(found - y, expected(x, (0, 12)))
+
+
 def test_embeddings_have_the_term_of_each_tokens_adapter() -> None:
     rows, y = numbers(3, len(TOKENS), RANK), numbers(4, len(TOKENS), OUTPUTS)
     found = y.clone()

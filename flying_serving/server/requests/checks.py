@@ -26,21 +26,10 @@ ADAPTER_FILE = "adapter_config.json"
 
 
 class Checks:
-    """The checks that one server makes of each request, and the places that it holds.
+    """The checks that one server makes of each request, and the places that it holds."""
 
-    `serves_adapters`: True with --enable-lora.
-    """
-
-    def __init__(
-        self,
-        calls: EngineCalls,
-        controller: Controller,
-        streams: Streams,
-        *,
-        serves_adapters: bool,
-    ) -> None:
+    def __init__(self, calls: EngineCalls, controller: Controller, streams: Streams) -> None:
         self.rights = ClientRights(calls.deployment.flying)
-        self._serves_adapters = serves_adapters
         self._calls = calls
         self._controller = controller
         self._streams = streams
@@ -57,11 +46,6 @@ class Checks:
         check_encodable(sent, self._calls.channel.encode)
         priority, params = fields["priority"], fields["sampling_params"]
         self.rights.check(priority, {} if params is None else params.extra_args or {})
-        if self._serves_adapters and getattr(params, "prompt_logprobs", None) is not None:
-            raise VLLMValidationError(
-                "prompt_logprobs: cannot be served by Flying Serving yet with --enable-lora",
-                parameter="prompt_logprobs",
-            )
         if fields.get("lora_request") is not None:
             _check_folder(fields["lora_request"])
         prompt = prompt_length(fields["prompt_token_ids"], fields["prompt_embeds"])

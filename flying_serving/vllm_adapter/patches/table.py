@@ -118,6 +118,12 @@ PATCHES: tuple[Patch, ...] = (
         "random numbers",
     ),
     Patch(
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner._get_prompt_logprobs_dict(self, "
+        "hidden_states, num_scheduled_tokens)",
+        _HOOKS + "lora:prompt_logprobs_by_request",
+        "logprobs of a prompt would be computed with the adapters of other requests",
+    ),
+    Patch(
         "vllm.distributed.device_communicators.shm_broadcast:ShmRingBuffer.__init__(self, "
         "n_reader, max_chunk_bytes, "
         "max_chunks, name)",

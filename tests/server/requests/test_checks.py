@@ -180,14 +180,6 @@ async def test_outputs_of_one_call_are_one_event(n: int) -> None:
     assert 0.5 < demand.work(0, 0, 0, now_s + n / 2).rate < 2.0
 
 
-def test_logprobs_of_prompts_are_refused_where_adapters_are_served() -> None:
-    """vLLM would compute them with the slots of other tokens."""
-    fields = {**FIELDS, "sampling_params": SamplingParams(prompt_logprobs=1)}
-    Server().shell.checks.checked_spec(fields)
-    with pytest.raises(VLLMValidationError, match="prompt_logprobs"):
-        Server(serves_adapters=True).shell.checks.checked_spec(fields)
-
-
 def adapter_at(path: object) -> dict[str, Any]:
     """Return the fields of a request with an adapter."""
     return {**FIELDS, "lora_request": LoRARequest("later", 1, str(path))}
@@ -195,7 +187,7 @@ def adapter_at(path: object) -> dict[str, Any]:
 
 def test_an_adapter_without_its_folder_is_refused(tmp_path: Path) -> None:
     """An engine that had to load it in a step would end."""
-    checks = Server(serves_adapters=True).shell.checks
+    checks = Server().shell.checks
     (tmp_path / ADAPTER_FILE).touch()
     checks.checked_spec(adapter_at(tmp_path))
     (tmp_path / ADAPTER_FILE).unlink()
@@ -205,14 +197,14 @@ def test_an_adapter_without_its_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_adapter_of_a_hub_is_let_in() -> None:
-    Server(serves_adapters=True).shell.checks.checked_spec(adapter_at("someone/adapter"))
+    Server().shell.checks.checked_spec(adapter_at("someone/adapter"))
 
 
 @pytest.mark.parametrize("how", ["generate", "responses"])
 async def test_an_adapter_without_its_folder_is_refused_before_its_answer(
     how: str, tmp_path: Path
 ) -> None:
-    engine = Engine(Server(serves_adapters=True))
+    engine = Engine(Server())
     call = engine.respond if how == "responses" else engine.generate
     with pytest.raises(GracefulHTTPError, match="the folder of this adapter"):
         call("a", lora_request=LoRARequest("later", 1, str(tmp_path)))
