@@ -31,8 +31,8 @@ class AdapterProducts(PunicaWrapperCPU):
     def sampler_indices(self) -> torch.Tensor:
         """The slot of each row of logits, or the one that all of them have."""
         if self._prompt_slot is None:
-            slots: torch.Tensor = super().sampler_indices
-            return slots
+            of_samples: torch.Tensor = super().sampler_indices
+            return of_samples
         return torch.tensor([self._prompt_slot], device=self.device)
 
     @contextmanager

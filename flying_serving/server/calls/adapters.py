@@ -2,30 +2,43 @@
 
 import asyncio
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+from vllm.lora.utils import get_adapter_absolute_path
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from flying_serving.errors import AdapterNotLoaded, EngineLost
 from flying_serving.log import logger
 from flying_serving.server.calls.engine_calls import EngineCalls
 
-DEADLINE_S = 120.0
-"""How long an engine may take to load an adapter, or to remove one, between two of its steps."""
+READ_DEADLINE_S = 120.0
+"""How long it may take to fetch and read an adapter's files, before engines load them."""
+_PIECE_BYTES = 2**24
 
 
-async def add_everywhere(calls: EngineCalls, adapter: Any, deadline_s: float = DEADLINE_S) -> bool:
+async def add_everywhere(calls: EngineCalls, adapter: Any, deadline_s: float | None = None) -> bool:
     """Have each present engine load an adapter (vLLM's LoRARequest), between two of its steps.
+
+    An engine that loads lets its groups wait. So its files are fetched and read here before.
 
     An engine that is lost meanwhile does not count: it loads adapters with the first request for
     them. If another engine fails or is overdue, each present engine removes the adapter. An overdue
     engine is told to, and is not waited for. An engine that does not remove it is logged.
 
+    `deadline_s`: by default --collective-timeout-s, after which the members of a group no longer
+    wait for an engine.
+
     Raises:
-        AdapterNotLoaded: if an engine does not answer within `deadline_s`.
+        AdapterNotLoaded: if an engine does not answer within `deadline_s`, or the files are not
+            read within READ_DEADLINE_S.
         EngineLost: if no engine is present, or if no engine has answered.
         Exception: the first engine's own error.
     """
+    if deadline_s is None:
+        deadline_s = calls.deployment.flying.collective_timeout_s
+    await _read(adapter)
     engines = calls.engines
     loads = [_load(calls, engine, adapter, deadline_s) for engine in engines]
     answers = dict(zip(engines, await asyncio.gather(*loads, return_exceptions=True), strict=True))
@@ -45,6 +58,31 @@ async def add_everywhere(calls: EngineCalls, adapter: Any, deadline_s: float = D
         absent = EngineLost(f"no engine is present to load adapter {adapter.lora_name!r}")
         raise next(iter(losses), absent)
     return all(present.values())
+
+
+async def _read(adapter: Any) -> None:
+    """Read an adapter's files, so that engines find them in memory. Raises AdapterNotLoaded."""
+    try:
+        await asyncio.wait_for(asyncio.to_thread(read_files, adapter.lora_path), READ_DEADLINE_S)
+    except TimeoutError:
+        raise AdapterNotLoaded(
+            f"the files of adapter {adapter.lora_name!r} were not read within {READ_DEADLINE_S:g} s"
+        ) from None
+
+
+def read_files(path: str) -> int:
+    """Read the files of an adapter, which are fetched first if a hub has them. Returns their bytes.
+
+    `path`: as in a request to load it. Problems with it are left to the engines, which name them.
+    """
+    size = 0
+    with suppress(Exception):
+        folder = Path(get_adapter_absolute_path(path))
+        for file in sorted(entry for entry in folder.iterdir() if entry.is_file()):
+            with file.open("rb") as opened:
+                while piece := opened.read(_PIECE_BYTES):
+                    size += len(piece)
+    return size
 
 
 async def _load(calls: EngineCalls, engine: int, adapter: Any, deadline_s: float) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 from vllm.platforms import current_platform
 
-from flying_serving.config import ASYNC_GROUPS_KEY, MAX_ENGINES
+from flying_serving.config import MAX_ENGINES
 from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.layout.groups import is_power_of_two
 from flying_serving.layout.shards import degree_obstacle
@@ -100,6 +100,12 @@ def refuse_unsupported(config: Any, client_count: int) -> None:
         ),
         (parallel.enable_expert_parallel, "--enable-expert-parallel", "expert parallelism"),
         (parallel.enable_elastic_ep, "--enable-elastic-ep", "elastic expert parallelism"),
+        # vLLM makes a connector of it, which the next line would refuse by another name
+        (
+            config.cache_config.kv_offloading_size is not None,
+            "--kv-offloading-size",
+            "KV that is offloaded",
+        ),
         (config.kv_transfer_config is not None, "--kv-transfer-config", "KV connectors"),
         (config.ec_transfer_config is not None, "--ec-transfer-config", "encoder cache connectors"),
         (config.kv_events_config is not None, "--kv-events-config", "KV events"),
@@ -193,11 +199,6 @@ def _speculation_refusals(config: Any) -> Sequence[tuple[bool, str, str]]:
         ),
         (not current_platform.is_cpu(), flag, "speculation on this kind of device"),
         (config.use_v2_model_runner, flag, "speculation with vLLM's V2 model runner"),
-        (
-            bool(config.additional_config.get(ASYNC_GROUPS_KEY)),
-            "--async-scheduling",
-            "asynchronous scheduling with speculation",
-        ),
         (is_pooling(model), flag, "speculation for pooling models"),
         (model.use_mla, flag, "speculation with latent attention"),
         (has_state(model), flag, "speculation with recurrent state"),
@@ -228,6 +229,11 @@ def _step_refusals(config: Any) -> Sequence[tuple[bool, str, str]]:
     scheduler, drafts = config.scheduler_config, config.speculative_config.num_speculative_tokens
     too_short = f"less than a token and {drafts} drafts of it (num_speculative_tokens)"
     return (
+        (
+            not scheduler.enable_chunked_prefill,
+            "--no-enable-chunked-prefill",
+            "speculation where a step has whole prompts",
+        ),
         (
             drafts > MAX_SPEC_LEN,
             "--speculative-config",

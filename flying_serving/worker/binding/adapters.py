@@ -61,7 +61,7 @@ def _bind(name: str, layer: Any, full: Any, rank: int, degree: int) -> None:
     if type(layer) not in _BY_SLICE or (is_fused and layer.tp_size > full.tp_size):
         raise Unsupported(
             f"--enable-lora: adapters of {name} ({type(layer).__name__}) cannot be served by "
-            "Flying Serving yet; --lora-target-modules can leave it out"
+            "Flying Serving yet; --lora-target-modules can leave it out; --group-sizes 1 serves it"
         )
     for key in _STACKED:
         setattr(layer, key, _parts(f"{name}.{key}", layer, full, key, rank, degree))
@@ -80,5 +80,5 @@ def _refuse_other_order(name: str, layer: Any) -> None:
     if order is not None and order != list(range(len(order))):
         raise Unsupported(
             f"--enable-lora: {name}: a vocabulary with padding between the parts of ranks cannot "
-            "be served by Flying Serving yet"
+            "be served by Flying Serving yet; --group-sizes 1 serves it"
         )

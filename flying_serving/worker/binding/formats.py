@@ -143,8 +143,8 @@ def kernel_of(layer: Any) -> Any:
 
 
 def has_format(layer: Any) -> bool:
-    """Return whether the kernel of a quantized layer is in the table."""
-    return type(kernel_of(layer)).__name__ in FORMATS
+    """Return whether the kernel of a quantized layer is in the table, with the format there."""
+    return type(kernel_of(layer)).__name__ in FORMATS and not getattr(layer, "use_w4a8", False)
 
 
 def format_of(name: str, layer: Any) -> Format:

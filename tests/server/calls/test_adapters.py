@@ -1,14 +1,17 @@
 """An adapter is on every engine or on none; an engine that is lost meanwhile does not count."""
 
 import asyncio
+import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from vllm.lora.request import LoRARequest
 
 from flying_serving.errors import AdapterNotLoaded, EngineLost
-from flying_serving.server.calls.adapters import DEADLINE_S, add_everywhere
+from flying_serving.server.calls import adapters
+from flying_serving.server.calls.adapters import add_everywhere, read_files
 from tests.server.doubles import Server
 
 ADAPTER = LoRARequest(lora_name="a", lora_int_id=3, lora_path="/an/adapter")
@@ -19,12 +22,16 @@ ENGINES = [0, 1, 2, 3]
 REFUSED = ValueError("rank 16")
 
 
-async def load(server: Server, *answers: Any, deadline_s: float = DEADLINE_S) -> asyncio.Task[bool]:
+async def load(
+    server: Server, *answers: Any, deadline_s: float | None = None
+) -> asyncio.Task[bool]:
     """Load an adapter; engines answer in the order of their numbers. Returns the call, which may go
     on.
     """
     call = asyncio.ensure_future(add_everywhere(server.calls, ADAPTER, deadline_s))
-    await _rounds()
+    async with asyncio.timeout(5):  # its files are read in a thread before
+        while len(server.told("add_lora")) < len(server.calls.engines):
+            await asyncio.sleep(0.001)
     await answer(server, server.told("add_lora"), dict(zip(ENGINES, answers, strict=True)))
     return call
 
@@ -127,3 +134,23 @@ async def test_a_load_without_engines_fails() -> None:
         server.calls.cut_off(engine, f"engine {engine} has ended")
     with pytest.raises(EngineLost, match="no engine is present to load adapter 'a'"):
         await add_everywhere(server.calls, ADAPTER)
+
+
+def test_files_of_an_adapter_are_read_whole(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_bytes(bytes(2**24 + 1))
+    (tmp_path / "folder").mkdir()
+    assert read_files(str(tmp_path)) == 2**24 + 1
+    assert read_files(str(tmp_path / "missing")) == 0
+
+
+async def test_files_that_are_not_read_in_time_reach_no_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read = threading.Event()
+    monkeypatch.setattr(adapters, "READ_DEADLINE_S", SHORT_S)
+    monkeypatch.setattr(adapters, "read_files", lambda _: read.wait(5))
+    server = Server()
+    with pytest.raises(AdapterNotLoaded, match=r"adapter 'a' were not read within 0\.05 s$"):
+        await add_everywhere(server.calls, ADAPTER)
+    read.set()
+    assert server.told("add_lora") == []

@@ -88,10 +88,10 @@ FEATURE_CASES: tuple[Start, ...] = (
         draft_metrics="summary",
     ),
     _unsupported(
-        "--async-scheduling",
-        "asynchronous scheduling with speculation",
+        "--no-enable-chunked-prefill",
+        "speculation where a step has whole prompts",
         speculative=speculation(),
-        asynchronous=True,
+        chunked=False,
     ),
     _unsupported("--quantization", "quantization by modelopt_fp4", quantization="modelopt_fp4"),
     _unsupported(
@@ -108,6 +108,9 @@ FEATURE_CASES: tuple[Start, ...] = (
     ),
     _unsupported("--enable-expert-parallel", "expert parallelism", enable_expert_parallel=True),
     _unsupported("--enable-elastic-ep", "elastic expert parallelism", enable_elastic_ep=True),
+    _unsupported(
+        "--kv-offloading-size", "KV that is offloaded", offloaded=1.0, kv_transfer=object()
+    ),
     _unsupported("--kv-transfer-config", "KV connectors", kv_transfer=object()),
     _unsupported("--ec-transfer-config", "encoder cache connectors", ec_transfer=object()),
     _unsupported("--kv-events-config", "KV events", kv_events=object()),
@@ -184,5 +187,10 @@ FEATURE_CASES: tuple[Start, ...] = (
         "--model",
         "sparse attention, whose indexer has a cache of its own (XForCausalLM)",
         hf_text_config=SimpleNamespace(index_topk=2048),
+    ),
+    _unsupported(
+        "--model",
+        "attention that is not causal (XForCausalLM)",
+        hf_text_config=SimpleNamespace(is_causal=False),
     ),
 )

@@ -13,8 +13,8 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from flying_serving.cli.serve import _flying_settings, explain_mistakes
-from flying_serving.config import ASYNC_GROUPS_KEY, Deployment, FlyingConfig
 from flying_serving.config import KEY as CONFIG_KEY
+from flying_serving.config import Deployment, FlyingConfig
 from flying_serving.observe.tracing.file import begin_trace
 from flying_serving.placement.plan import plan
 from flying_serving.placement.wishes import read_wishes
@@ -73,12 +73,15 @@ def configuration(**changes: Any) -> Any:
         parallel_config=SimpleNamespace(**{k: changes.get(k, v) for k, v in parallel.items()}),
         model_config=SimpleNamespace(**{k: changes.get(k, v) for k, v in model.items()}),
         device_config=SimpleNamespace(device_type="cpu"),
-        additional_config={ASYNC_GROUPS_KEY: changes.get("asynchronous", False)},
-        cache_config=SimpleNamespace(cache_dtype=changes.get("cache_dtype", "auto")),
+        cache_config=SimpleNamespace(
+            cache_dtype=changes.get("cache_dtype", "auto"),
+            kv_offloading_size=changes.get("offloaded"),
+        ),
         scheduler_config=SimpleNamespace(
             max_num_batched_tokens=changes.get("step_tokens", 2048),
             long_prefill_token_threshold=changes.get("threshold", 0),
             scheduler_cls=changes.get("scheduler_cls"),
+            enable_chunked_prefill=changes.get("chunked", True),
         ),
         observability_config=SimpleNamespace(
             per_request_spec_decode_metrics=changes.get("draft_metrics", "none")
