@@ -193,7 +193,18 @@ NATIVE: dict[str, Native] = {
         }
     ),
     "HCXVisionV2ForCausalLM": Native(
-        {"model_type": "hyperclovax_vision_v2", "text_config": LLAMA, "vision_config": {}}
+        {
+            "model_type": "hyperclovax_vision_v2",
+            "text_config": LLAMA,
+            "vision_config": {
+                "depth": 2,
+                "num_heads": 2,
+                "hidden_size": 64,
+                "intermediate_size": 128,
+                "out_hidden_size": 256,
+                "fullatt_block_indexes": [1],
+            },
+        }
     ),
     "InternLM2ForCausalLM": Native(),
     "IQuestLoopCoderForCausalLM": Native(names=((r"(gate_projections\.\d+)\.gate_proj", r"\1"),)),

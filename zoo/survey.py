@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -136,7 +137,8 @@ class _Asking:
         answers = json.loads(out.read_text(encoding="utf-8")) if status == 0 else None
         out.unlink(missing_ok=True)
         if status is not None:
-            write_json(path, {"answers": answers, "reason": "" if answers else root_cause(log)})
+            reason = "" if answers else cause_of_end(status, log)
+            write_json(path, {"answers": answers, "reason": reason})
 
     def _checkpoint(self) -> str | None:
         """Make the checkpoint if it is not there; why it cannot be made, else None."""
@@ -145,7 +147,7 @@ class _Asking:
         status, log = self._forked(
             "checkpoint", lambda: write_model(self._model, self._path), ENVIRONMENT
         )
-        return None if status == 0 else root_cause(log)
+        return None if status == 0 else cause_of_end(status, log)
 
     def _forked(
         self, what: str, work: Callable[[], None], environment: dict[str, str]
@@ -165,7 +167,8 @@ def _end_of(ended: Ended) -> Outcome:
     said = refusal(ended)
     if said is not None:
         return {"status": "differs" if _LANE in said else "refused", "reason": said}
-    return {"status": "overdue" if ended.overdue else "failed", "reason": root_cause(ended.log)}
+    reason = cause_of_end(ended.status, ended.log)
+    return {"status": "overdue" if ended.overdue else "failed", "reason": reason}
 
 
 def refusal(ended: Ended) -> str | None:
@@ -181,6 +184,14 @@ def refusal(ended: Ended) -> str | None:
     ):
         return None
     return last.removeprefix(_PREFIX)
+
+
+def cause_of_end(status: int | None, log: str) -> str:
+    """Why a process ended: the signal that killed it, if its log has no exception."""
+    cause = root_cause(log)
+    if status is None or status >= 0 or _RAISED.match(cause):
+        return cause
+    return f"killed by {signal.Signals(-status).name}"
 
 
 def root_cause(log: str) -> str:

@@ -7,7 +7,7 @@ import pytest
 from tests.zoo.answers import answers
 from zoo.lanes import Ended
 from zoo.page import page
-from zoo.survey import refusal, root_cause
+from zoo.survey import cause_of_end, refusal, root_cause
 from zoo.verdict import (
     BAD,
     BLIND,
@@ -173,3 +173,6 @@ def test_the_root_cause_is_the_first_exception_and_its_place() -> None:
     )
     assert root_cause(log) == "ValueError: first (x.py:7, load)"
     assert root_cause("nothing\nlast words\n") == "last words"
+    assert cause_of_end(1, log) == cause_of_end(-9, log) == root_cause(log)
+    assert cause_of_end(1, "last words") == "last words"
+    assert cause_of_end(-9, "last words") == "killed by SIGKILL"
