@@ -460,6 +460,9 @@ RECURRENT = (
 )
 """Models with recurrent state and attention."""
 
+SEE_TOO = (*MULTIMODAL, "HCXVisionV2ForCausalLM")
+"""Models that are served for text alone. vLLM has the last one among those that generate text."""
+
 
 @dataclass(frozen=True)
 class Model:
@@ -491,7 +494,7 @@ class Model:
     def engine_options(self) -> dict[str, Any]:
         """Arguments of vLLM's engine that this model is served with, beside those of all."""
         options: dict[str, Any] = (
-            {"language_model_only": True} if self.architecture in MULTIMODAL else {}
+            {"language_model_only": True} if self.architecture in SEE_TOO else {}
         )
         options |= {"attention_backend": "CPU_MLA"} if self.architecture in LATENT else {}
         options |= {"trust_remote_code": True} if self.has_code else {}
