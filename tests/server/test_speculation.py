@@ -25,7 +25,7 @@ DEGREES = (1, 2)
 APART, TOGETHER = [[0], [1]], [[0, 1]]
 BACK_S = 90.0
 MOST_DRAFTS: int = CONFIG["num_speculative_tokens"]
-MOVES = ("flying:kv_pulled_requests", "flying:kv_prefilled_again_requests")
+MIGRATED = ("flying:kv_pulled_requests", "flying:kv_prefilled_again_requests")
 REGEX = "([ab]{3}[ab01]{2}-)+"
 Answer = tuple[list[int], list[float]]
 
@@ -66,20 +66,20 @@ def run_all(
 
 @dataclass(frozen=True)
 class Counted:
-    """`made`: of COUNTERS. `moves`: requests that went on in another group."""
+    """`made`: of COUNTERS. `migrated`: requests that went on in another group."""
 
     made: list[int]
-    moves: int
+    migrated: int
 
     def since(self, before: Counted) -> Counted:
         made = [after - count for after, count in zip(self.made, before.made, strict=True)]
-        return Counted(made, self.moves - before.moves)
+        return Counted(made, self.migrated - before.migrated)
 
     def check(self, expected: list[int]) -> None:
         """A step is made again if its tokens had not arrived when its request went on."""
         again = [made - count for made, count in zip(self.made, expected, strict=True)]
         steps, drafts, accepted = again
-        assert 0 <= steps <= self.moves, (self, expected)
+        assert 0 <= steps <= self.migrated, (self, expected)
         assert 0 <= accepted <= drafts <= MOST_DRAFTS * steps, (self, expected)
 
 
@@ -87,7 +87,7 @@ def counts(server: Server) -> Counted:
     def of(name: str) -> int:
         return int(sum(server.metric(f"{name}_total").values()))
 
-    return Counted([of(name) for name in COUNTERS], sum(of(name) for name in MOVES))
+    return Counted([of(name) for name in COUNTERS], sum(of(name) for name in MIGRATED))
 
 
 def test_recorded_drafts_are_accepted_and_rejected() -> None:
@@ -148,7 +148,7 @@ def test_drafts_keep_to_a_grammar_wherever_a_request_goes(server: Server) -> Non
             server.layout(groups, "migrate")
         assert [answer.result() for answer in answers] == undisturbed
     first = between.since(before)
-    assert first.moves == 0
+    assert first.migrated == 0
     counts(server).since(between).check(first.made)
     assert first.made[2] > 0
     assert all(re.match(REGEX, text) for text in undisturbed)
