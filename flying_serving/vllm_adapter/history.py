@@ -11,6 +11,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
+import torch
 from vllm.sampling_params import SamplingParams
 from vllm.utils.torch_utils import guard_cuda_initialization
 from vllm.v1.engine import EngineCoreRequest
@@ -19,7 +20,7 @@ from vllm.v1.sample.logits_processor import LOGITSPROCS_GROUP
 
 from flying_serving.vllm_adapter.drafts import Drafter
 from flying_serving.vllm_adapter.draws import skip_draws
-from flying_serving.vllm_adapter.keys import DRAFTS_KEY, HISTORY_KEY
+from flying_serving.vllm_adapter.keys import GENERATOR_KEY, HISTORY_KEY
 from flying_serving.vllm_adapter.rank_widths import degrees_differ
 
 
@@ -105,7 +106,7 @@ def resume(
     structured = request.structured_output_request
     if structured is None:
         if drafter is not None:
-            drafter.note_checked(request)
+            drafter.note_generator(request)
     else:
         replay = Request.from_engine_core_request(source, None)
         structured.grammar = grammars.executor.submit(
@@ -140,7 +141,7 @@ def _replay(
         return valid
 
     if drafter is not None:
-        drafter.note_checked(request, allowed)
+        drafter.note_generator(request, allowed)
     advance(request.num_tokens)
     request.structured_output_request.reasoning_ended = state.reasoning_ended
     request.structured_output_request.reasoner = state.reasoner
@@ -155,10 +156,9 @@ def add_with_history(original: Any, self: Any, request: Any) -> Any:
     if history and not request.output_token_ids:
         request.output_token_ids = history
         if request.generator is not None:
-            drafts = request.sampling_params.extra_args.get(DRAFTS_KEY)
-            if drafts is None:
+            state = request.sampling_params.extra_args.get(GENERATOR_KEY)
+            if state is None:
                 skip_draws(request.generator, len(history), self.vocab_size)
             else:
-                checked = [count for count in drafts if count]
-                skip_draws(request.generator, len(drafts), self.vocab_size, checked)
+                request.generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
     return original(self, request)

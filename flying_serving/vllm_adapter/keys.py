@@ -24,9 +24,9 @@ FULL_AT_KEY = "flying_full_at"
 """The client notes here the number of output tokens with which a request fills its group. It ends
 there after a whole step: with speculation a step has several tokens.
 """
-DRAFTS_KEY = "flying_drafts"
-"""The engine of a leader notes here how many drafts each step of a seeded request has checked that
-got tokens in another group.
+GENERATOR_KEY = "flying_generator"
+"""With speculation the engine of a leader notes here, as bytes, the state of the generator of a
+seeded request that got tokens in another group.
 """
 DEADLINE_KEY = "queue_deadline_s"
 """Clients say here how long a request may wait (in `vllm_xargs`); engines tell when such a request
@@ -39,6 +39,6 @@ OURS = (
     OFFER_KEY,
     AHEAD_KEY,
     FULL_AT_KEY,
-    DRAFTS_KEY,
+    GENERATOR_KEY,
 )
 """Keys that clients may not set."""

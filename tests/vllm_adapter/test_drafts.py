@@ -6,19 +6,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from vllm.v1.spec_decode.ngram_proposer import NgramProposer
 
 from flying_serving.vllm_adapter.drafts import Drafter, drafts_checked
-from flying_serving.vllm_adapter.keys import DRAFTS_KEY
+from flying_serving.vllm_adapter.draws import skip_draws
+from flying_serving.vllm_adapter.keys import GENERATOR_KEY
 
-LEAST, MOST, COUNT, LONGEST = 1, 3, 4, 64
+LEAST, MOST, COUNT, LONGEST, VOCAB = 1, 3, 4, 64, 50
 CONFIG: Any = SimpleNamespace(
     speculative_config=SimpleNamespace(
         prompt_lookup_min=LEAST, prompt_lookup_max=MOST, num_speculative_tokens=COUNT
     ),
-    model_config=SimpleNamespace(max_model_len=LONGEST),
+    model_config=SimpleNamespace(max_model_len=LONGEST, get_vocab_size=lambda: VOCAB),
     scheduler_config=SimpleNamespace(max_num_seqs=4),
     parallel_config=SimpleNamespace(tensor_parallel_size=1),
 )
@@ -72,7 +74,7 @@ def test_steps_are_told_from_tokens(seed: int, prompt: int, steps: int) -> None:
 
 def test_a_request_without_a_seed_has_no_note(drafter: Drafter) -> None:
     params = SimpleNamespace(seed=None, extra_args={})
-    drafter.note_checked(SimpleNamespace(sampling_params=params))
+    drafter.note_generator(SimpleNamespace(sampling_params=params))
     assert params.extra_args == {}
 
 
@@ -87,6 +89,8 @@ def test_only_drafts_that_a_grammar_allows_are_counted(drafter: Drafter) -> None
         ends.append(end)
         return drafts[:1]
 
-    drafter.note_checked(request, allowed)
+    drafter.note_generator(request, allowed)
     assert ends == [4]
-    assert params.extra_args[DRAFTS_KEY] == [0, 1]
+    expected = torch.Generator().manual_seed(1)
+    skip_draws(expected, 2, VOCAB, [1])
+    assert params.extra_args[GENERATOR_KEY] == expected.get_state().numpy().tobytes()

@@ -18,7 +18,7 @@ from flying_serving.vllm_adapter.history import (
     skip_draws,
     why_not_migratable,
 )
-from flying_serving.vllm_adapter.keys import HISTORY_KEY
+from flying_serving.vllm_adapter.keys import GENERATOR_KEY, HISTORY_KEY
 from tests.vllm_adapter.histories import VOCAB, model, source
 
 # ---- the request
@@ -100,10 +100,14 @@ def test_requests_of_a_model_whose_degrees_compute_other_outputs_stay() -> None:
 # ---- the batch
 
 
-def added(history: list[int] | None, outputs: list[int], seed: int | None) -> Any:
-    """Return a request's state as vLLM's batch gets it."""
+def added(
+    history: list[int] | None, outputs: list[int], seed: int | None, noted: bytes | None = None
+) -> Any:
+    """Return a request's state as vLLM's batch gets it. `noted`: the state of its generator."""
     generator = None if seed is None else torch.Generator().manual_seed(seed)
-    params = source(history).sampling_params
+    params: Any = source(history).sampling_params
+    if noted is not None:
+        params.extra_args[GENERATOR_KEY] = noted
     state = SimpleNamespace(sampling_params=params, generator=generator, output_token_ids=outputs)
     batch = SimpleNamespace(vocab_size=VOCAB, requests=[])
     assert (
@@ -122,6 +126,16 @@ def test_a_new_request_enters_the_batch_with_its_history() -> None:
     assert state.output_token_ids == [7, 8, 9]
     assert torch.equal(state.generator.get_state(), expected.get_state())
     assert added([7, 8, 9], [], seed=None).output_token_ids == [7, 8, 9]
+
+
+def test_a_new_request_enters_the_batch_with_the_generator_of_its_leader() -> None:
+    """It says so where steps had drafts."""
+    advanced = torch.Generator().manual_seed(2)
+    torch.rand(5, generator=advanced)
+    noted = advanced.get_state().numpy().tobytes()
+    state = added([7, 8, 9], [], seed=2, noted=noted)
+    assert torch.equal(state.generator.get_state(), advanced.get_state())
+    assert added([7, 8, 9], [], seed=None, noted=noted).generator is None
 
 
 @pytest.mark.parametrize(("history", "outputs"), [([7, 8], [7, 8, 20]), (None, []), (None, [4])])
