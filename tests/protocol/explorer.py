@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from array import array
 from collections.abc import Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
@@ -114,6 +116,21 @@ class _Graph:
         return None if leads.all() else int(leads.argmin())
 
 
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Let Python look for no cycles while the body runs: among millions of states it finds none,
+    and takes a tenth of the time.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@_without_collector()
 def explore(model: Model, first: Hashable, most: int = 10_000_000) -> Explored:
     """Visit all states, breadth first, up to the first that is wrong.
 
