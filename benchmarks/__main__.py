@@ -17,6 +17,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 NAMES = (
     "steady_state",
+    "model_costs",
     "host_time",
     "startup",
     "moe_start",

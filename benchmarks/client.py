@@ -87,15 +87,20 @@ async def stream(
 
 
 def run_streams(
-    url: str, model: str, prompts: list[list[int]], max_tokens: int
+    url: str, models: str | Sequence[str], prompts: list[list[int]], max_tokens: int
 ) -> tuple[list[Stream], float]:
-    """Send all prompts at once. Returns the streams and output tokens per second over the whole."""
+    """Send all prompts at once. Returns the streams and output tokens per second over the whole.
+
+    `models`: the name of the model, or one for each prompt.
+    """
+    names = [models] * len(prompts) if isinstance(models, str) else models
+    asked = list(zip(names, prompts, strict=True))
 
     async def together() -> tuple[list[Stream], float]:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=url, limits=limits, timeout=ANSWER_S) as client:
             started = time.monotonic()
-            streams = await asyncio.gather(*(stream(client, model, p, max_tokens) for p in prompts))
+            streams = await asyncio.gather(*(stream(client, *one, max_tokens) for one in asked))
             return list(streams), len(prompts) * max_tokens / (time.monotonic() - started)
 
     return asyncio.run(together())

@@ -25,8 +25,8 @@ FULL_AT_KEY = "flying_full_at"
 there after a whole step: with speculation a step has several tokens.
 """
 GENERATOR_KEY = "flying_generator"
-"""With speculation the engine of a leader notes here, as bytes, the state of the generator of a
-seeded request that got tokens in another group.
+"""With speculation a leader's engine notes here, as bytes, the state of the random generator of a
+request that got tokens in another group.
 """
 DEADLINE_KEY = "queue_deadline_s"
 """Clients say here how long a request may wait (in `vllm_xargs`); engines tell when such a request
