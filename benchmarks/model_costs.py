@@ -78,7 +78,8 @@ KINDS = {
     "plain": Kind("llama"),
     "w4a16": Kind("llama-w4a16", "bfloat16"),
     "int8": Kind("llama-int8"),
-    "gpt-oss": Kind("gpt-oss-mxfp4", "bfloat16"),
+    # not in MXFP4: vLLM has no kernel for that on a CPU without AMX
+    "gpt-oss": Kind("gpt-oss"),
     "latent": Kind("deepseek-v3", flags=("--attention-backend=CPU_MLA",)),
     "recurrent": Kind("falcon-h1", flags=("--no-enable-prefix-caching",)),
     "lora": Kind("llama", flags=lora.FLAGS, adapters=True),
