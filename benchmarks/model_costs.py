@@ -18,10 +18,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 
 from benchmarks.client import prompt, run_streams
+from benchmarks.live_report import spread
 from benchmarks.startup import engine_memory_bytes
+from benchmarks.steady_state import APART, OURS, TOGETHER
 from benchmarks.systems import DP, ROOT, TP, System, Systems
 from flying_lab.tiny_models.checkpoint import SHAPES, make_model
 from harness import lora
@@ -33,7 +34,6 @@ FLAGS = (
     "--kv-cache-memory-bytes=268435456",
     "--disable-uvicorn-access-log",
 )
-OURS = "--policy=manual"
 DRAFTS = (
     '--speculative-config={"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}'
 )
@@ -52,9 +52,10 @@ class Kind:
     adapters: bool = False
 
     @property
-    def stock(self) -> dict[str, str]:
-        """The flag of each server of stock vLLM."""
-        return {"TP": TP} if SHAPES[self.shape].experts else {"DP": DP, "TP": TP}
+    def servers(self) -> dict[str, list[str]]:
+        """The flags that each server has for itself, by its name."""
+        replicas = {} if SHAPES[self.shape].experts else {"DP": [DP]}
+        return {**replicas, "TP": [TP], "ours": OURS}
 
     def folder(self) -> Path:
         """Return the folder of the model, which is written if it is not there yet."""
@@ -113,18 +114,19 @@ def measure(kind: Kind, rounds: int) -> Costs:
     with Systems() as systems:
         servers = {
             name: systems.start(System(name, model, [*flags, *more], ours=name == "ours"))
-            for name, more in (*((k, [v]) for k, v in kind.stock.items()), ("ours", [DP, OURS]))
+            for name, more in kind.servers.items()
         }
         costs.start_s = {name: server.ready_s for name, server in servers.items()}
 
         def one_round() -> Iterator[tuple[str, float]]:
             for name, server in servers.items():
-                layouts = {"lane 1": [[0], [1]], "lane 2": [[0, 1]]} if server.ours else {name: []}
                 server.resume()
-                for row, layout in layouts.items():
-                    if layout:
+                if server.ours:
+                    for row, layout in (("lane 1", APART), ("lane 2", TOGETHER)):
                         server.layout(layout)
-                    yield row, tokens_per_s(server, kind)
+                        yield row, tokens_per_s(server, kind)
+                else:
+                    yield name, tokens_per_s(server, kind)
                 server.pause()
 
         for number in range(rounds + 1):
@@ -140,7 +142,7 @@ def measure(kind: Kind, rounds: int) -> Costs:
 def report(name: str, costs: Costs) -> None:
     """Absolute figures, then the ratios that have a bar."""
     for row, values in costs.tokens_per_s.items():
-        print(f"{name:10} {row:7} tokens/s {_spread(values, '.0f')}")
+        print(f"{name:10} {row:7} tokens/s {spread(values)}")
     for row, start_s in costs.start_s.items():
         size = costs.memory_bytes.get(row)
         memory = "" if size is None else f", {size >> 20} MiB"
@@ -148,14 +150,10 @@ def report(name: str, costs: Costs) -> None:
     for lane, stock in (("lane 1", "DP"), ("lane 2", "TP")):
         if stock in costs.tokens_per_s:
             ratios = costs.ratios(lane, stock)
-            print(f"{name:10} {lane} / {stock}: {_spread(ratios, '.3f')}  bar >= {TOKENS_BAR}")
+            print(f"{name:10} {lane} / {stock}: {spread(ratios, 3)}  bar >= {TOKENS_BAR}")
     if "DP" in costs.memory_bytes:
         share = costs.memory_bytes["ours"] / costs.memory_bytes["DP"]
         print(f"{name:10} memory, ours / DP: {share:.3f}  bar <= {MEMORY_BAR}")
-
-
-def _spread(values: list[float], form: str) -> str:
-    return f"{median(values):{form}} [{min(values):{form}}..{max(values):{form}}]"
 
 
 def main() -> None:

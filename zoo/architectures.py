@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from zoo.native_models import LLAMA, NATIVE
+from zoo.native_models import LLAMA, NATIVE, VISION_BLOCKS
 from zoo.rotation import LATENT
 
 VOCAB = 512
@@ -293,7 +293,6 @@ _VISION = {
     "image_size": 56,
     "patch_size": 14,
 }
-_VISION_BLOCKS = {"depth": 2, "num_heads": 2, "hidden_size": 64, "intermediate_size": 128}
 _THREE_POSITIONS = {
     "rope_parameters": {
         "rope_type": "default",
@@ -358,15 +357,14 @@ MULTIMODAL: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen2ForCausalLM",
         {
             "text_config": _THREE_POSITIONS,
-            "vision_config": _VISION_BLOCKS
-            | {"out_hidden_size": 256, "fullatt_block_indexes": [1]},
+            "vision_config": VISION_BLOCKS | {"out_hidden_size": 256, "fullatt_block_indexes": [1]},
         },
     ),
     "Qwen3VLForConditionalGeneration": (
         "Qwen3ForCausalLM",
         {
             "text_config": _THREE_POSITIONS,
-            "vision_config": _VISION_BLOCKS
+            "vision_config": VISION_BLOCKS
             | {
                 "out_hidden_size": 256,
                 "num_position_embeddings": 16,
@@ -378,7 +376,7 @@ MULTIMODAL: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3MoeForCausalLM",
         {
             "text_config": _THREE_POSITIONS | {"norm_topk_prob": True},
-            "vision_config": _VISION_BLOCKS
+            "vision_config": VISION_BLOCKS
             | {
                 "out_hidden_size": 256,
                 "num_position_embeddings": 16,
@@ -390,7 +388,7 @@ MULTIMODAL: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3_5ForCausalLM",
         {
             "text_config": _THREE_POSITIONS_OF_FEW,
-            "vision_config": _VISION_BLOCKS
+            "vision_config": VISION_BLOCKS
             | {"num_heads": 4, "out_hidden_size": 256, "num_position_embeddings": 16},
         },
     ),
@@ -398,7 +396,7 @@ MULTIMODAL: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3_5MoeForCausalLM",
         {
             "text_config": _THREE_POSITIONS_OF_FEW,
-            "vision_config": _VISION_BLOCKS
+            "vision_config": VISION_BLOCKS
             | {"num_heads": 4, "out_hidden_size": 256, "num_position_embeddings": 16},
         },
     ),

@@ -66,6 +66,12 @@ class NativeConfig(LlamaConfig):
         self.rope_theta = self.rope_parameters["rope_theta"]
         self.rope_scaling = None
 """
+VISION_BLOCKS: dict[str, Any] = {
+    "depth": 2,
+    "num_heads": 2,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+}
 _LATENT: dict[str, Any] = {
     "q_lora_rank": 64,
     "kv_lora_rank": 512,
@@ -196,14 +202,7 @@ NATIVE: dict[str, Native] = {
         {
             "model_type": "hyperclovax_vision_v2",
             "text_config": LLAMA,
-            "vision_config": {
-                "depth": 2,
-                "num_heads": 2,
-                "hidden_size": 64,
-                "intermediate_size": 128,
-                "out_hidden_size": 256,
-                "fullatt_block_indexes": [1],
-            },
+            "vision_config": VISION_BLOCKS | {"out_hidden_size": 256, "fullatt_block_indexes": [1]},
         }
     ),
     "InternLM2ForCausalLM": Native(),

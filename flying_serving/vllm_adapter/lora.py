@@ -48,9 +48,7 @@ class AdapterProducts(PunicaWrapperCPU):
         """Take the slots of a step's tokens, as vLLM does."""
         super().update_metadata(*args, **kwargs)
         self._tokens_without = self.token_lora_indices.lt(0).unsqueeze(-1)
-        self._samples_without = self.sampler_indices.lt(0).unsqueeze(-1)
         self._some_have_none = bool(self._tokens_without.any())
-        self._no_sample_has_one = bool(self._samples_without.all())
 
     def add_lora_linear(self, y: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """Add the terms of a linear layer to its outputs `y` (tokens, out)."""
@@ -74,11 +72,9 @@ class AdapterProducts(PunicaWrapperCPU):
 
     def add_lora_logits(self, y: torch.Tensor, x: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """Add the terms of an LM head to logits `y`, for hidden states (samples, hidden)."""
-        if self._prompt_slot is not None:
-            if self._prompt_slot >= 0:
-                super().add_lora_logits(y, x, *args, **kwargs)
-        elif not self._no_sample_has_one:
-            super().add_lora_logits(y, x.masked_fill(self._samples_without, 0), *args, **kwargs)
+        without = self.sampler_indices.lt(0).unsqueeze(-1)
+        if not without.all():
+            super().add_lora_logits(y, x.masked_fill(without, 0), *args, **kwargs)
 
 
 class LaneAdapters:

@@ -326,7 +326,7 @@ async def test_splits_survive_a_storm_of_switches(
     await asyncio.gather(*tasks)
     made = server.counts() - before
     # how many are undone depends on how long a switch takes beside a split
-    assert 0 < made["undone"] < made["prompt"] + made["output"]
+    assert 10 < made["undone"] < made["prompt"] + made["output"]
     assert min(made["prompt"], made["output"], outcomes[True], outcomes[False]) > 10
     server.nothing_is_left()
 
