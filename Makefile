@@ -77,7 +77,7 @@ WAITING := $(addprefix tests/server/test_,auto.py history.py lifecycle.py load_s
 	injected_faults.py pooling.py recurrent_state.py splits.py windows.py) tests/server/as_stock/test_as_stock.py \
 	tests/lab/bench/test_compare.py tests/cli/test_model_check.py tests/observability/test_alerts.py tests/zoo/test_ways.py
 BUSY := $(filter-out $(WAITING),$(SERVER))
-CHECKED := $(addprefix tests/test_,budget.py glossary.py imports.py)
+CHECKED := $(addprefix tests/test_,budget.py docs.py glossary.py imports.py) tests/experiments/test_live.py
 
 test: $(STAMP)
 ifeq ($(strip $(PYTEST_ARGS)),)
