@@ -11,10 +11,17 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 
+from flying_lab.server_process import STOP_S
+from flying_lab.signals import ended_by_signals
+
 HERE = Path(__file__).parent
+END_S = 4 * STOP_S
+"""A benchmark ends its servers one after the other."""
 NAMES = (
     "steady_state",
     "model_costs",
@@ -51,6 +58,22 @@ def title(name: str) -> str:
     return " ".join(description.split("\n\n")[0].split())
 
 
+def run_to_its_end(line: Sequence[str]) -> int:
+    """Run a command and return its exit code. If a signal ends this process, tell the command to
+    end, and wait until it has ended its servers.
+    """
+    process = subprocess.Popen(line)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_S)
+        raise
+    finally:
+        process.kill()
+
+
 def main() -> None:
     """Exit code 1 if any benchmark failed, 2 if the command line is wrong."""
     words = sys.argv[1:]
@@ -66,10 +89,11 @@ def main() -> None:
     failed = []
     for name in names or NAMES:
         print(f"\n{name}: {title(name)}\n", flush=True)
-        if subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *options]).returncode:
+        if run_to_its_end([sys.executable, "-m", f"benchmarks.{name}", *options]):
             failed.append(name)
     sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

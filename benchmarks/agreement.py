@@ -22,6 +22,7 @@ from typing import Any
 
 from benchmarks.systems import ROOT, System
 from flying_lab.server_process import CPU_ENVIRONMENT
+from flying_lab.signals import ended_by_signals
 from flying_lab.tiny_models.checkpoint import make_model
 from flying_lab.workload.files import save_timed_trace
 from flying_lab.workload.model import Workload
@@ -187,4 +188,5 @@ def totals(workload: Workload) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

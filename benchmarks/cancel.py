@@ -27,6 +27,7 @@ from typing import Any
 import httpx
 import psutil
 
+from flying_lab.signals import ended_by_signals
 from flying_serving.config import MODES
 from harness.live import Server, wait_until
 from harness.streams import RequestFailed, Stream, stream, streamed_body
@@ -220,4 +221,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

@@ -36,6 +36,7 @@ from benchmarks.chaos_cases import (
     cases,
 )
 from benchmarks.chaos_report import Outcome, loss_rows, print_outcomes
+from flying_lab.signals import ended_by_signals
 from harness import chaos_table
 from harness.chaos_load import ChaosLoad, make_jobs
 from harness.chaos_traps import EVENTS, PREAMBLE, TRAP, Trap
@@ -264,4 +265,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

@@ -38,6 +38,7 @@ from flying_lab.bench.client import Target
 from flying_lab.bench.options import BenchOptions
 from flying_lab.bench.replay import measure, probe
 from flying_lab.results.results import Results
+from flying_lab.signals import ended_by_signals
 from flying_lab.tiny_models.checkpoint import SHAPES, make_model
 from flying_lab.workload.files import save
 from flying_lab.workload.model import Request, Workload
@@ -229,4 +230,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

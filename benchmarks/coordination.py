@@ -31,6 +31,7 @@ from benchmarks import stamped
 from benchmarks.client import prompt, run_streams
 from benchmarks.steady_state import APART, FLAGS, TOGETHER
 from benchmarks.systems import DP, ROOT, System, Systems
+from flying_lab.signals import ended_by_signals
 from flying_lab.tiny_models.checkpoint import make_model
 
 STREAMS = (1, 8, 32)
@@ -199,4 +200,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

@@ -24,6 +24,7 @@ from flying_lab.emulation.command import profile, server_flags
 from flying_lab.emulation.profile import Profile
 from flying_lab.emulation.slowed import Slowed
 from flying_lab.results.metrics import summarise
+from flying_lab.signals import ended_by_signals
 from flying_lab.sim.cluster import Options
 from flying_lab.sim.machine import Machine
 from flying_lab.sim.node import System as SimulatedSystem
@@ -185,4 +186,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

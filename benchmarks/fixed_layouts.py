@@ -16,6 +16,7 @@ from benchmarks.live_report import FIXED, table
 from benchmarks.policies import LINKS, server
 from benchmarks.rounds import BENCH, Lengths, Rows, add, capacity_rps, keep, replayed, steady
 from benchmarks.systems import ROOT
+from flying_lab.signals import ended_by_signals
 from flying_lab.tiny_models.checkpoint import make_model
 
 MODEL = "llama-75m"
@@ -65,4 +66,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

@@ -45,6 +45,7 @@ from benchmarks.client import poisson
 from benchmarks.flood_client import Clients, Mix, Outcome
 from benchmarks.server_watch import Watch
 from benchmarks.systems import ROOT, System, commit
+from flying_lab.signals import ended_by_signals
 from flying_lab.tiny_models.checkpoint import make_model
 
 NAME, ENGINES, CLIENTS, TIMES, SEED = "tiny", 4, 32, 10, 28
@@ -259,4 +260,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

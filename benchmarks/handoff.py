@@ -21,6 +21,7 @@ import httpx
 
 from benchmarks.client import ANSWER_S, Stream, prompt, stream
 from benchmarks.systems import ROOT, System, commit
+from flying_lab.signals import ended_by_signals
 from flying_lab.tiny_models.checkpoint import make_model
 
 FLAGS = [
@@ -120,4 +121,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

@@ -22,6 +22,7 @@ import httpx
 from benchmarks.client import ANSWER_S, prompt
 from benchmarks.steady_state import APART, FLAGS
 from benchmarks.systems import DP, ROOT, System, Systems, commit
+from flying_lab.signals import ended_by_signals
 from flying_lab.tiny_models.checkpoint import Shape, make_model
 
 SHAPE = Shape(hidden=64, intermediate=128, layers=16, heads=2, kv_heads=2)
@@ -127,4 +128,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

@@ -18,6 +18,7 @@ from statistics import median
 from benchmarks.client import prompt, run_streams
 from benchmarks.policies import FLAGS
 from benchmarks.systems import ROOT, System
+from flying_lab.signals import ended_by_signals
 from flying_lab.tiny_models.checkpoint import make_model
 
 APART, TOGETHER = [[0], [1]], [[0, 1]]
@@ -83,4 +84,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

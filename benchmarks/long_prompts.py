@@ -36,6 +36,7 @@ from benchmarks.systems import System
 from flying_lab.emulation.command import profile
 from flying_lab.emulation.profile import Profile
 from flying_lab.emulation.stand_in import BLOCK_TOKENS, kv_bytes
+from flying_lab.signals import ended_by_signals
 from flying_lab.sim import machine
 from flying_lab.workload.model import Workload
 from flying_lab.workload.shape import scale_time, with_long_prompts
@@ -151,4 +152,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

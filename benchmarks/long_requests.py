@@ -23,6 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.client import ANSWER_S, Stream, prompt, stream
 from benchmarks.systems import ROOT, System, commit
+from flying_lab.signals import ended_by_signals
 from flying_lab.tiny_models.checkpoint import make_model
 
 ENGINES, BLOCK_TOKENS, KV_BYTES = 4, 32, 16 * 2**20
@@ -219,4 +220,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

@@ -24,6 +24,7 @@ from benchmarks.live_report import spread
 from benchmarks.startup import engine_memory_bytes
 from benchmarks.steady_state import APART, OURS, TOGETHER
 from benchmarks.systems import DP, ROOT, TP, System, Systems
+from flying_lab.signals import ended_by_signals
 from flying_lab.tiny_models.checkpoint import SHAPES, make_model
 from harness import lora
 
@@ -169,4 +170,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

@@ -25,6 +25,7 @@ import psutil
 
 from benchmarks.client import prompt
 from benchmarks.systems import DP, ROOT, System
+from flying_lab.signals import ended_by_signals
 from flying_lab.tiny_models.checkpoint import make_model
 
 SIZES = {"hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 4, "head_dim": 128}
@@ -126,4 +127,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

@@ -24,6 +24,7 @@ import time
 from collections.abc import Sequence
 
 from benchmarks.systems import commit
+from flying_lab.signals import ended_by_signals
 from harness.nodes import scenarios
 from harness.nodes.deployment import Counts, Deployment
 from harness.nodes.load import ask_all, mixed
@@ -114,4 +115,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

@@ -27,6 +27,7 @@ import psutil
 
 from benchmarks.client import prompt, run_streams
 from benchmarks.systems import ROOT, System, Systems
+from flying_lab.signals import ended_by_signals
 from flying_lab.tiny_models.checkpoint import make_model
 from flying_serving.config import FlyingConfig
 
@@ -173,4 +174,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

@@ -30,6 +30,7 @@ from flying_lab.bench.client import Target
 from flying_lab.bench.options import BenchOptions
 from flying_lab.bench.replay import measure, probe
 from flying_lab.results.metrics import summarise
+from flying_lab.signals import ended_by_signals
 from flying_lab.tiny_models.checkpoint import make_model
 from flying_lab.workload.files import save
 from flying_lab.workload.model import Workload
@@ -232,4 +233,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

@@ -20,6 +20,7 @@ from benchmarks.live_report import read, summary, table
 from benchmarks.policies import server
 from benchmarks.rounds import BENCH, NUMBERS, Rows, add, keep, phased, replayed, rotated
 from benchmarks.systems import ROOT, Systems
+from flying_lab.signals import ended_by_signals
 from flying_lab.tiny_models.checkpoint import make_model
 from flying_lab.workload.model import Workload
 from flying_lab.workload.synth import Alternating
@@ -93,4 +94,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

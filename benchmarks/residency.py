@@ -28,6 +28,7 @@ from safetensors import safe_open
 
 from benchmarks.client import ANSWER_S, prompt, stream
 from benchmarks.systems import ROOT, System, commit
+from flying_lab.signals import ended_by_signals
 from flying_lab.tiny_models.checkpoint import make_model
 
 ENGINES, BLOCK_TOKENS, KV_BYTES = 4, 32, 16 * 2**20
@@ -245,4 +246,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

@@ -30,6 +30,7 @@ import psutil
 from benchmarks.chaos import make_jobs
 from benchmarks.chaos_cases import SIGNALS
 from benchmarks.switch_storm import FLAGS, LAYOUTS
+from flying_lab.signals import ended_by_signals
 from flying_serving.config import MODES
 from harness.chaos_load import TIMEOUT_S, ChaosLoad
 from harness.live import Server
@@ -239,4 +240,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

@@ -33,6 +33,7 @@ from typing import Any
 from benchmarks.client import Arrival, Stream, poisson, prompt, run_streams, serve_arrivals
 from benchmarks.steady_state import FLAGS
 from benchmarks.systems import DP, ROOT, System, Systems, commit
+from flying_lab.signals import ended_by_signals
 from flying_lab.tiny_models.checkpoint import make_model
 from flying_serving.predict.steps import StepCost
 
@@ -247,4 +248,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

@@ -19,6 +19,7 @@ import psutil
 
 from benchmarks.client import prompt
 from benchmarks.systems import ROOT, System
+from flying_lab.signals import ended_by_signals
 from flying_lab.tiny_models.checkpoint import make_model
 
 ENGINES = "--data-parallel-size=4"
@@ -100,4 +101,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

@@ -14,6 +14,7 @@ from statistics import median
 
 from benchmarks.client import prompt, run_streams
 from benchmarks.systems import DP, ROOT, TP, System, Systems
+from flying_lab.signals import ended_by_signals
 from flying_lab.tiny_models.checkpoint import make_model
 
 FLAGS = [
@@ -126,4 +127,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

@@ -21,6 +21,7 @@ import numpy as np
 
 from benchmarks.client import prompt, stream
 from benchmarks.systems import ROOT, System
+from flying_lab.signals import ended_by_signals
 from flying_lab.tiny_models.checkpoint import make_model
 from flying_serving.config import MODES
 
@@ -135,4 +136,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

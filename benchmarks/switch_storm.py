@@ -25,6 +25,7 @@ from itertools import cycle
 
 import httpx
 
+from flying_lab.signals import ended_by_signals
 from flying_lab.tiny_models.checkpoint import SHAPES
 from flying_serving.config import MODES
 from harness import gdn_cpu, int4_cpu, lora, mxfp4_cpu, no_torchvision
@@ -235,4 +236,5 @@ def _is_rounded(args: argparse.Namespace) -> bool:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

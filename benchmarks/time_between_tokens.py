@@ -28,6 +28,7 @@ from benchmarks.client import (
 )
 from benchmarks.steady_state import APART, FLAGS, OURS
 from benchmarks.systems import ROOT, System, Systems, commit
+from flying_lab.signals import ended_by_signals
 from flying_lab.tiny_models.checkpoint import make_model
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 512, 48
@@ -116,4 +117,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

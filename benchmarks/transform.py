@@ -31,6 +31,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.client import ANSWER_S, prompt, stream
 from benchmarks.systems import ROOT, System, commit
+from flying_lab.signals import ended_by_signals
 from flying_lab.tiny_models.checkpoint import make_model
 
 ENGINES, STREAMS, KV_BYTES, MIB = 4, 8, 256 * 2**20, 2**20
@@ -278,4 +279,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

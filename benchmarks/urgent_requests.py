@@ -30,6 +30,7 @@ from benchmarks.rounds import (
     rotated,
     steady,
 )
+from flying_lab.signals import ended_by_signals
 from flying_lab.workload.model import Workload
 from flying_lab.workload.shape import scale_time, with_priority
 
@@ -88,4 +89,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

@@ -34,6 +34,7 @@ from benchmarks.policies import (
 )
 from benchmarks.systems import ROOT, System, Systems
 from flying_lab.cli.simulation import run
+from flying_lab.signals import ended_by_signals
 from flying_lab.sim.catalog import build
 from flying_lab.sim.cluster import Options
 from flying_lab.sim.machine import Machine, from_status, load_measured
@@ -168,4 +169,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

@@ -25,6 +25,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from flying_lab.server_process import CPU_ENVIRONMENT
+from flying_lab.signals import ended_by_signals
 from flying_serving.cli.serve import restart_with_allocator
 from flying_serving.placement.topology import read_topology
 from harness.no_torchvision import stand_in
@@ -204,4 +205,5 @@ def _commit() -> str:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

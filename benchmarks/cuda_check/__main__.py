@@ -19,6 +19,7 @@ from benchmarks.cuda_check.checks import lines
 from benchmarks.cuda_check.lines import Limits, Outcome, Result, carry_out
 from benchmarks.cuda_check.page import table, write
 from benchmarks.cuda_check.site import Site
+from flying_lab.signals import ended_by_signals
 from harness.place import SETTING, Place
 
 PAGE = Path(__file__).parents[2] / "docs" / "cuda.md"
@@ -86,4 +87,5 @@ def run(only: str, budget_s: float, *, has_gpu: bool) -> list[Outcome]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with ended_by_signals():
+        sys.exit(main())
