@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from harness.live import FLAGS, STOCK, Server
+from harness.live import FLAGS, Server
+from tests.stock.served import Served
 
 pytestmark = pytest.mark.server
 
@@ -49,6 +50,13 @@ def answer(server: Server, path: str, body: dict[str, Any]) -> list[float]:
     return numbers(response.json())
 
 
+def answer_all(server: Server) -> list[list[float]]:
+    return [answer(server, path, body) for path, body in CALLS]
+
+
+OF_STOCK = Served("pooling", "qwen3", BASE, CALLS, answer_all)
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     with Server("qwen3", ENGINES, "--policy=auto", base=BASE) as live:
@@ -58,8 +66,8 @@ def server() -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def expected() -> list[list[float]]:
     """What stock vLLM answers."""
-    with Server("qwen3", 1, base=BASE, program=STOCK) as stock:
-        return [answer(stock, path, body) for path, body in CALLS]
+    answers: list[list[float]] = OF_STOCK.answers()
+    return answers
 
 
 @pytest.mark.parametrize("call", range(len(CALLS)))

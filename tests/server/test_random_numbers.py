@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from harness.live import STOCK, Server, wait_until
+from harness.live import Server, wait_until
 from harness.losing import is_whole, kill
+from tests.stock.served import Served
 
 pytestmark = pytest.mark.server
 
@@ -49,14 +50,16 @@ def draw_everywhere(server: Server) -> set[tuple[int, ...]]:
     return set(found)
 
 
-def test_the_first_samples_of_a_server_are_those_of_stock(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+OF_STOCK = Served(
+    "random_numbers", "llama", STOCK_FLAGS, [PROMPT, DRAWN], lambda stock: draw(stock, 1)
+)
+
+
+def test_the_first_samples_of_a_server_are_those_of_stock(server: Server) -> None:
     """Nothing that is run at the start has drawn random numbers of lane 1."""
-    found = [*draw(server, 1), server.status()["layout"]]
-    monkeypatch.setenv("VLLM_PLUGINS", "")
-    with Server("llama", 1, base=STOCK_FLAGS, program=STOCK) as stock:
-        assert found == [*draw(stock, 1), APART]
+    (first,) = draw(server, 1)
+    assert server.status()["layout"] == APART
+    assert OF_STOCK.answers() == [list(first)]
 
 
 def test_two_groups_sample_differently(server: Server) -> None:

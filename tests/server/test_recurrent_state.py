@@ -14,15 +14,16 @@ from typing import Any
 import pytest
 
 from flying_serving.config import MODES
-from harness.live import FLAGS, STOCK, Server, wait_until
+from harness.live import FLAGS, Server, wait_until
 from harness.losing import is_whole, kill
 from harness.streams import WORST_LOGPROB, worst_difference
 from tests.server.test_same_results import migrations
+from tests.stock.served import Served
 
 pytestmark = pytest.mark.server
 
 SHAPE, ENGINES = "falcon-h1", 4
-OF_STOCK = (
+STOCK_FLAGS = (
     *(flag for flag in FLAGS if not flag.startswith("--policy")),
     "--no-enable-prefix-caching",  # its kernel for the CPU cannot keep states of a prefix
 )
@@ -44,11 +45,18 @@ def ask(server: Server, number: int, **told: Any) -> Answer:
     return choice["token_ids"], choice["logprobs"]["token_logprobs"]
 
 
+def ask_all(server: Server) -> list[Answer]:
+    return [ask(server, number) for number in range(len(PROMPTS))]
+
+
+OF_STOCK = Served("recurrent_state", SHAPE, STOCK_FLAGS, [PROMPTS, TOKENS], ask_all)
+"""What stock vLLM answers on one device."""
+
+
 @pytest.fixture(scope="module")
 def expected() -> list[Answer]:
-    """What stock vLLM answers on one device."""
-    with Server(SHAPE, 1, base=OF_STOCK, program=STOCK) as stock:
-        return [ask(stock, number) for number in range(len(PROMPTS))]
+    answers: list[Answer] = OF_STOCK.answers()
+    return answers
 
 
 @pytest.fixture(scope="module")

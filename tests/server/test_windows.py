@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
-from harness.live import FLAGS, STOCK, Server
+from harness.live import FLAGS, Server
 from harness.streams import WORST_LOGPROB, worst_difference
+from tests.stock.served import Served
 
 pytestmark = pytest.mark.server
 
 ENGINES = 4
 WINDOW = 64
 WINDOWED = f"--hf-overrides={json.dumps({'sliding_window': WINDOW})}"
-OF_STOCK = tuple(flag for flag in FLAGS if not flag.startswith("--policy"))
+STOCK_FLAGS = (*(flag for flag in FLAGS if not flag.startswith("--policy")), WINDOWED)
 LAYOUTS = ([[0, 1], [2, 3]], [[0, 1, 2, 3]], [[0], [1], [2], [3]])
 DRAW = random.Random(0)
 PROMPTS = [[DRAW.randrange(500) for _ in range(length)] for length in (5, 60, 100, 300)]
@@ -34,14 +35,18 @@ def answer(server: Server, prompt: list[int], max_tokens: int, **told: Any) -> A
     return choice["token_ids"], choice["logprobs"]["token_logprobs"]
 
 
+def answer_all(server: Server) -> list[list[Answer]]:
+    """Return the answers to all prompts, first SHORT ones, then LONG ones."""
+    return [[answer(server, prompt, tokens) for prompt in PROMPTS] for tokens in (SHORT, LONG)]
+
+
+OF_STOCK = Served("windows", "mixtral", STOCK_FLAGS, [PROMPTS, SHORT, LONG], answer_all)
+
+
 @pytest.fixture(scope="module")
 def expected() -> dict[int, list[Answer]]:
     """What stock vLLM answers on one device, by the number of tokens."""
-    with Server("mixtral", 1, WINDOWED, base=OF_STOCK, program=STOCK) as stock:
-        return {
-            tokens: [answer(stock, prompt, tokens) for prompt in PROMPTS]
-            for tokens in (SHORT, LONG)
-        }
+    return dict(zip((SHORT, LONG), OF_STOCK.answers(), strict=True))
 
 
 @pytest.fixture(scope="module")
