@@ -1,4 +1,4 @@
-"""Parameters of requests for each of their draft tokens, on a CPU."""
+"""Parameters of requests for each of their draft tokens, of which there may be none."""
 
 from typing import Any
 
@@ -28,3 +28,17 @@ def expand_on_cpu(
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
     replaced = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
     return replaced.repeat_interleave(counts, output_size=num_tokens)
+
+
+def constrain_drafts(
+    original: Any, logits: torch.Tensor, cu_num_draft_tokens: torch.Tensor, metadata: Any
+) -> torch.Tensor:
+    """Wrap `apply_sampling_constraints`: a step may have no drafts, and nothing to constrain then.
+
+    logits: (draft tokens, vocabulary). On a CPU vLLM asks for the largest `top_k` of the drafts,
+    and the engine ends where there is none.
+    """
+    if not len(logits):
+        return logits
+    constrained: torch.Tensor = original(logits, cu_num_draft_tokens, metadata)
+    return constrained

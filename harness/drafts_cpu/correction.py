@@ -1,4 +1,4 @@
-"""Values of requests for each of their draft tokens, by indices."""
+"""Values of requests for each of their draft tokens, by indices; top_k where there are none."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from vllm.v1.sample import rejection_sampler
+from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch
 
 
 def expand(
@@ -24,6 +25,14 @@ def expand(
     return expanded
 
 
+def keep_most_likely(
+    logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None
+) -> torch.Tensor:
+    """Return logits (draft tokens, vocabulary) with top_k and top_p applied, also to none."""
+    return apply_top_k_top_p_pytorch(logits, k, p, allow_cpu_sync=False)
+
+
 def correct(replace: Callable[[object, str, object], None] = setattr) -> None:
-    """Let vLLM take this in place of its kernel for the CPU."""
+    """Let vLLM take these in place of what it has for the CPU."""
     replace(rejection_sampler, "expand_batch_to_tokens", expand)
+    replace(rejection_sampler, "apply_top_k_top_p", keep_most_likely)

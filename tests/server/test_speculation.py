@@ -9,15 +9,26 @@ import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from flying_serving.config import MODES
+from harness import drafts_cpu
 from harness.live import FLAGS, Server, wait_until
 from harness.losing import is_whole, kill
 from harness.streams import WORST_LOGPROB, worst_difference
-from tests.stock.drafted import CONFIG, COUNTERS, FLAG, REQUESTS, DraftedRequest, recorded_counts
+from tests.stock.drafted import (
+    CONFIG,
+    COUNTERS,
+    FLAG,
+    PROMPTS,
+    REQUESTS,
+    DraftedRequest,
+    recorded_counts,
+)
 from tests.stock.record import Answers, recorded
+from tests.stock.served import Served
 
 pytestmark = [pytest.mark.server, pytest.mark.cpu_only("speculation is served on the CPU alone")]
 
@@ -25,6 +36,41 @@ DEGREES = (1, 2)
 APART, TOGETHER = [[0], [1]], [[0, 1]]
 BACK_S = 90.0
 MOST_DRAFTS: int = CONFIG["num_speculative_tokens"]
+STOCK_FLAGS = (
+    *(f for f in FLAGS if not f.startswith(("--policy", "--logits", "--max-num-batched"))),
+    "--max-num-batched-tokens=2048",  # above all prompts together: see tests/stock/requests.py
+    FLAG,
+)
+A_TO_H = list(range(97, 105))
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "none": {"allowed_token_ids": A_TO_H},
+    "top_k": {"top_k": 5},
+    "top_p": {"top_p": 0.7},
+    "top_k, top_p": {"top_k": 9, "top_p": 0.8},
+    "temperature": {"temperature": 0.4},
+    "repetition_penalty": {"repetition_penalty": 1.9, "allowed_token_ids": A_TO_H},
+    "presence_penalty": {"presence_penalty": 1.9, "allowed_token_ids": A_TO_H},
+    "frequency_penalty": {"frequency_penalty": 1.5, "allowed_token_ids": A_TO_H},
+    "bad_words": {"bad_words": ["b", "ac", "hh"], "allowed_token_ids": A_TO_H},
+    "min_tokens": {"min_tokens": 9, "stop_token_ids": list(range(256)), "ignore_eos": False},
+    "logprobs": {"logprobs": 3},
+    "n": {"n": 2},
+}
+WITH_PARAMETERS = {
+    f"{prompt}: {name}": {
+        "prompt": list(PROMPTS[prompt]),
+        "temperature": 1.0,
+        "seed": 54,
+        "max_tokens": 32,
+        "ignore_eos": True,
+        "logprobs": 0,
+        "return_token_ids": True,
+        **fields,
+    }
+    for prompt in ("short", "loop")
+    for name, fields in PARAMETERS.items()
+}
+"""Alone, a request of the short prompt makes steps in which there are no drafts."""
 MIGRATED = ("flying:kv_pulled_requests", "flying:kv_prefilled_again_requests")
 REGEX = "([ab]{3}[ab01]{2}-)+"
 Answer = tuple[list[int], list[float]]
@@ -45,6 +91,23 @@ def stock() -> dict[int, Answers]:
 def run(server: Server, request: DraftedRequest, **told: int) -> Answer:
     choice = server.complete(request.prompt, vllm_xargs=told, **request.sampling())
     return choice["token_ids"], choice["logprobs"]["token_logprobs"]
+
+
+def answers_to(server: Server, body: dict[str, Any], **told: int) -> list[Answer]:
+    """Return the answer of each choice."""
+    asked = {"model": server.model, **body, **({"vllm_xargs": told} if told else {})}
+    choices = server.http.post("/v1/completions", json=asked).raise_for_status().json()["choices"]
+    return [(one["token_ids"], one["logprobs"]["token_logprobs"]) for one in choices]
+
+
+OF_STOCK = Served(
+    "speculation",
+    "llama",
+    STOCK_FLAGS,
+    WITH_PARAMETERS,
+    lambda stock: {name: answers_to(stock, body) for name, body in WITH_PARAMETERS.items()},
+    drafts_cpu.ENVIRONMENT,
+)
 
 
 def compare(stock: Answers, request: DraftedRequest, answer: Answer) -> None:
@@ -105,6 +168,29 @@ def test_each_degree_gives_the_answers_and_counts_of_stock(
     before = counts(server)
     run_all(server, stock[degree], tp_degree=degree)
     assert counts(server).since(before).made == recorded_counts(degree)
+    server.check()
+
+
+@pytest.mark.parametrize("degree", DEGREES)
+def test_parameters_of_sampling_are_stocks_with_and_without_drafts(
+    server: Server, degree: int
+) -> None:
+    """One request after the other, then all together."""
+    stock = OF_STOCK.answers()
+    alone = {
+        name: answers_to(server, body, tp_degree=degree) for name, body in WITH_PARAMETERS.items()
+    }
+    with ThreadPoolExecutor(len(WITH_PARAMETERS)) as pool:
+        asked = {
+            name: pool.submit(answers_to, server, body, tp_degree=degree)
+            for name, body in WITH_PARAMETERS.items()
+        }
+        together = {name: answer.result() for name, answer in asked.items()}
+    for found, name in itertools.product((alone, together), WITH_PARAMETERS):
+        for (tokens, logprobs), expected in zip(found[name], stock[name], strict=True):
+            assert tokens == expected[0], name
+            assert worst_difference(logprobs, expected[1]) <= WORST_LOGPROB, name
+    assert is_whole(server), "an engine was lost"
     server.check()
 
 

@@ -9,8 +9,8 @@ import argparse
 import hashlib
 import importlib
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
@@ -23,7 +23,7 @@ from tests.stock.record import FOLDER, processor
 SERVED = FOLDER / "served"
 MODULES = {
     name: f"tests.server.test_{name}"
-    for name in ("pooling", "random_numbers", "recurrent_state", "windows")
+    for name in ("pooling", "random_numbers", "recurrent_state", "speculation", "windows")
 }
 """Files of tests by the name of their recording. Each has it as `OF_STOCK`."""
 
@@ -38,6 +38,7 @@ class Served:
         flags: of stock vLLM's server.
         requests: all that decides what is asked, of values that JSON has.
         ask: asks it; what it returns JSON has too.
+        environment: more variables of stock vLLM's server.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Served:
     flags: tuple[str, ...]
     requests: Any
     ask: Callable[[Server], Any]
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def answers(self) -> Any:
         """Return what was recorded. On a processor of another kind, and on a GPU, stock is asked.
@@ -73,7 +75,7 @@ class Served:
         path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
     def _of_stock(self) -> Any:
-        plain = {**ENVIRONMENT, "VLLM_PLUGINS": ""}
+        plain = {**ENVIRONMENT, "VLLM_PLUGINS": "", **self.environment}
         with Server(self.shape, 1, base=self.flags, program=STOCK, environment=plain) as stock:
             # as what comes from a file
             return json.loads(json.dumps(self.ask(stock)))

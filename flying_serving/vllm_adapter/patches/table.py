@@ -112,6 +112,12 @@ PATCHES: tuple[Patch, ...] = (
         "on CPU logits of draft tokens would be divided by memory that was never written",
     ),
     Patch(
+        "vllm.v1.sample.rejection_sampler:apply_sampling_constraints(logits, cu_num_draft_tokens, "
+        "sampling_metadata)",
+        _HOOKS + "expansion:constrain_drafts",
+        "on CPU a request with top_k would end its engine in a step in which no request has drafts",
+    ),
+    Patch(
         "vllm.v1.worker.gpu_input_batch:InputBatch.add_request(self, request)",
         _HOOKS + "history:add_with_history",
         "a request that goes on in another group has its outputs so far, and has drawn its "
