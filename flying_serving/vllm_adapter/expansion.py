@@ -31,7 +31,7 @@ def expand_on_cpu(
 
 
 def constrain_drafts(
-    original: Any, logits: torch.Tensor, cu_num_draft_tokens: torch.Tensor, metadata: Any
+    original: Any, logits: torch.Tensor, cu_num_draft_tokens: torch.Tensor, sampling_metadata: Any
 ) -> torch.Tensor:
     """Wrap `apply_sampling_constraints`: a step may have no drafts, and nothing to constrain then.
 
@@ -40,5 +40,5 @@ def constrain_drafts(
     """
     if not len(logits):
         return logits
-    constrained: torch.Tensor = original(logits, cu_num_draft_tokens, metadata)
+    constrained: torch.Tensor = original(logits, cu_num_draft_tokens, sampling_metadata)
     return constrained
