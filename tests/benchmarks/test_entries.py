@@ -5,12 +5,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from harness.live import ENVIRONMENT, ROOT, wait_until
+
 ENTRY = re.compile(r'^if __name__ == "__main__":\n((?:    .*\n)+)', re.M)
 STARTS_SERVERS = re.compile(
     r"^from (?:benchmarks\.(?:systems|emulated|cuda_check\.site)|harness\.(?:live|nodes[\w.]*)"
@@ -25,7 +25,7 @@ ENTRIES = {
     and (match := ENTRY.search(text))
 }
 CHILD = """
-import signal, sys, time
+import sys, time
 from flying_lab.signals import ended_by_signals
 try:
     with ended_by_signals():
@@ -58,13 +58,10 @@ def test_there_are_programs_with_servers() -> None:
 def test_a_benchmark_has_time_to_end_its_servers(number: signal.Signals, tmp_path: Path) -> None:
     begun, ended = tmp_path / "begun", tmp_path / "ended"
     line = [sys.executable, "-c", PARENT, sys.executable, "-c", CHILD, str(begun), str(ended)]
-    variables = os.environ | {"PYTHONPATH": str(ROOT)}
+    variables = os.environ | ENVIRONMENT
     with subprocess.Popen(line, env=variables, stderr=subprocess.DEVNULL) as process:
         try:
-            deadline_s = time.monotonic() + WITHIN_S
-            while not begun.exists():
-                assert time.monotonic() < deadline_s, "the benchmark did not begin"
-                time.sleep(0.05)
+            wait_until(begun.exists, lambda: "the benchmark did not begin")
             process.send_signal(number)
             assert process.wait(WITHIN_S) != 0
         finally:
