@@ -6,10 +6,13 @@ PYTHON ?= python3
 PIP_ARGS ?=
 PYTEST_ARGS ?=
 AUDIT_ARGS ?=
-TESTS ?= tests/server
+TESTS ?= tests/deep/conformance tests/deep/server
 
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
+# How long each test took, kept in .durations.
+report = --durations=10 --junitxml=.durations/$(1).xml
 LOCKS := requirements/cpu.lock requirements/lab.lock requirements/dev.lock
 # In a directory of its own: vLLM imports Ray where it is, and the other tests are without.
 RAY := $(VENV)/ray
@@ -25,7 +28,7 @@ export HF_HUB_OFFLINE := 1
 export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: setup check lock licences test test-protocol test-pure test-waiting test-busy test-ray demo bench chaos fuzz cuda-check cuda-test experiments zoo clean .venv
+.PHONY: setup check audit lock licences test test-unit test-with-vllm test-smoke test-deep test-deep-units test-deep-live test-all test-ray demo bench chaos fuzz cuda-check cuda-test experiments zoo clean .venv
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -59,7 +62,10 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q $(CHECKED)
+	$(PYTEST) tests/house
+
+# Known vulnerabilities of the locked packages, which it looks up.
+audit: $(STAMP)
 	$(BIN)/python -m supply.audit $(AUDIT_ARGS)
 
 # The hashes of requirements/*.lock, after a change of a pin; then the page of licences, once that is installed.
@@ -69,40 +75,43 @@ lock:
 licences: $(RAY_STAMP)
 	PYTHONPATH=$(abspath $(RAY)) $(BIN)/python -m supply.licences
 
-# Of two cores, what explores, calculates or checks keeps one busy; so do, on average, servers that mostly wait.
-# With the models of the zoo and split requests they take about as long as the others, which begin first.
-# Files are named, as collecting all of them takes half a minute.
-SERVER := $(sort $(shell grep -rl --include='test_*.py' 'mark\.server' tests))
-WAITING := $(addprefix tests/server/test_,auto.py history.py lifecycle.py load_switch.py lora.py losses.py \
-	injected_faults.py pooling.py recurrent_state.py splits.py windows.py) tests/server/as_stock/test_as_stock.py \
-	tests/lab/bench/test_compare.py tests/cli/test_model_check.py tests/observability/test_alerts.py tests/zoo/test_ways.py
-BUSY := $(filter-out $(WAITING),$(SERVER))
-CHECKED := $(addprefix tests/test_,budget.py docs.py glossary.py imports.py) tests/experiments/test_live.py
-
+# Ten minutes on two cores. A suite is a folder: tests/house, unit, with_vllm, smoke; PYTEST_ARGS names other tests.
 test: $(STAMP)
 ifeq ($(strip $(PYTEST_ARGS)),)
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=target check test-pure test-protocol test-busy test-waiting
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target check test-unit test-with-vllm
+	$(MAKE) --no-print-directory test-smoke
 else
 	$(MAKE) --no-print-directory check
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 endif
 
-test-protocol: $(STAMP)
-	$(BIN)/python -m pytest tests/protocol
+# Without vLLM, which takes seconds to import.
+test-unit: $(STAMP)
+	$(PYTEST) $(call report,unit) -m "not deep" tests/unit
 
-test-pure: $(STAMP)
-	$(BIN)/python -m pytest -m "not server" --ignore=tests/protocol $(addprefix --ignore=,$(CHECKED))
+test-with-vllm: $(STAMP)
+	$(PYTEST) $(call report,with-vllm) -m "not deep" tests/with_vllm
 
-test-waiting: $(STAMP)
-	$(BIN)/python -m pytest -m server $(WAITING)
+# Two servers for all tests, which need both cores.
+test-smoke: $(STAMP)
+	$(PYTEST) $(call report,smoke) tests/smoke
 
-test-busy: $(STAMP)
-	$(BIN)/python -m pytest -m server $(BUSY)
+# All that `make test` leaves out: tests/deep, unit tests with the marker `deep`, all examples of property tests, Ray.
+test-deep: audit test-deep-units test-deep-live test-ray
 
-# Not among `make test`: it installs Ray, and its nodes and Ray's processes need both cores.
+test-deep-units: $(STAMP)
+	FLYING_TEST_EXAMPLES=all $(PYTEST) --numprocesses=2 --dist=loadfile $(call report,deep-units) \
+		-m "deep or hypothesis" tests/unit tests/with_vllm
+
+test-deep-live: $(STAMP)
+	$(PYTEST) --numprocesses=2 --dist=loadfile $(call report,deep) tests/deep
+
+test-all: test test-deep
+
+# Apart: Ray's processes need both cores.
 test-ray: $(RAY_STAMP)
-	PYTHONPATH=$(abspath $(RAY)) $(BIN)/python -m pytest tests/deploy/test_ray.py \
-		tests/deploy/test_ray_scaling.py tests/supply/test_ray_licences.py
+	PYTHONPATH=$(abspath $(RAY)) $(PYTEST) $(call report,ray) tests/deep/deploy/test_ray.py \
+		tests/deep/deploy/test_ray_scaling.py tests/deep/supply/test_ray_licences.py
 
 demo: $(STAMP)
 	$(BIN)/python -m flying_lab.demo $(ARGS)
@@ -114,7 +123,7 @@ chaos: $(STAMP)
 	$(BIN)/python -m benchmarks.chaos $(ARGS)
 
 fuzz: $(STAMP)
-	$(BIN)/python -m tests.fuzz.run $(ARGS)
+	$(BIN)/python -m tests.deep.fuzz.run $(ARGS)
 
 # One GPU, ten minutes; without a GPU, or with ARGS=--dry, on the CPU, with the lines that need none.
 cuda-check: $(STAMP)

@@ -2,7 +2,7 @@
 its imports.
 
 How processes start and end, by signals and with exit codes, is tested on real commands:
-tests/server/test_lifecycle.py.
+tests/deep/server/test_lifecycle.py.
 """
 
 import atexit

@@ -75,7 +75,7 @@ def take_stock(models: Iterable[Model], path: Path) -> None:
     for model in models:
         if not is_of(recorded.get(model.name, {}), model):
             raise ValueError(
-                f"{path} is not of {model.name} as it is now: python -m tests.zoo.record"
+                f"{path} is not of {model.name} as it is now: python -m tests.deep.zoo.record"
             )
         for kind in STOCK:
             path_of(model, kind).write_text(

@@ -17,8 +17,8 @@ FORECAST_ERROR = 0.1
 """A switch for load must gain this share of the cost of staying: less may be an error of the
 forecasts.
 
-Each forecast may be off by 20 % (tests/predict/test_rollout.py). The share was 0.05 before three
-seeds of experiments/ablation.py.
+Each forecast may be off by 20 % (tests/unit/predict/test_rollout.py). The share was 0.05 before
+three seeds of experiments/ablation.py.
 """
 
 

@@ -3,7 +3,8 @@
 A patch wraps a function: its hook gets the original as its first argument. A stand-in is another
 value of a module's name for a while. `installer.py` compares each signature with the one written
 here, and refuses another vLLM with one clear line. It undoes all replacements, for tests. Nothing
-of vLLM is replaced that is not in this file: see `tests/vllm_adapter/patches/test_rebinding.py`.
+of vLLM is replaced that is not in this file, which
+`tests/unit/vllm_adapter/patches/test_rebinding.py` checks.
 """
 
 from typing import Any

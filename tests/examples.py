@@ -1,0 +1,19 @@
+"""How many examples property tests try: few in `make test`, all in `make test-deep`."""
+
+import os
+
+VARIABLE = "FLYING_TEST_EXAMPLES"
+ALL = "all"
+SHARE = 5
+"""`make test` tries one of this number."""
+LEAST = 10
+
+
+def examples(most: int) -> int:
+    """Return the number of examples to try, of `most`. Raises ValueError for another value of the
+    variable than `all`.
+    """
+    chosen = os.environ.get(VARIABLE, "")
+    if chosen not in ("", ALL):
+        raise ValueError(f"{VARIABLE}={chosen}: must be {ALL}, or not set")
+    return most if chosen else min(most, max(LEAST, most // SHARE))

@@ -1,0 +1,100 @@
+"""Pages name files, functions, pages and headings that exist."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = (ROOT / "flying_serving", ROOT / "flying_lab", ROOT)
+"""Folders that paths of pages are below."""
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+}
+ARCHITECTURE = PAGES["docs/architecture.md"]
+WALK = re.compile(r"^### (.+)\n\n\| \| file \| function \|.*\n\|[-|]+\n((?:\|.*\n)+)", re.M)
+STEP = re.compile(r"^\| \d+ \| `([\w/]+\.py)` \| `(?:\w+\.)?(\w+)` \|", re.M)
+FILE = re.compile(r"`((?:\w+/)+\w+\.py)`")
+ELSEWHERE = {
+    "flying_lab/cli/NAME.py": "an example",
+    "memory/cuda_arena.py": "of an earlier commit, as the page says",
+}
+LINK = re.compile(r"\]\(([^)\s#]*\.md)?(?:#([^)\s]+))?\)")
+SECTION = re.compile(r"\]\((\w[\w/]*\.md)\)[^.*]{0,60}\*([^*]+)\*")
+"""A link to a page, and after it a heading of the page in italics."""
+
+
+def _source(path: str) -> Path | None:
+    """Return the file that a page means by `path`."""
+    return next((folder / path for folder in SOURCES if (folder / path).exists()), None)
+
+
+def _headings(text: str) -> list[str]:
+    return re.findall(r"^#+ (.+)$", text, re.M)
+
+
+def _anchor(heading: str) -> str:
+    """Return the anchor that a heading has on the page."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+def _links(name: str) -> Iterator[tuple[str, str]]:
+    """Yield (path of a page, anchor) of the links of a page; an empty path is the page itself."""
+    for page, anchor in LINK.findall(PAGES[name]):
+        if (page or anchor) and not page.startswith("http"):
+            yield page, anchor
+
+
+def _target(name: str, page: str) -> str:
+    return (ROOT / name).parent.joinpath(page).resolve().relative_to(ROOT).as_posix()
+
+
+WALKS = {title: STEP.findall(rows) for title, rows in WALK.findall(ARCHITECTURE)}
+
+
+def test_architecture_has_the_walks() -> None:
+    assert len(WALKS) == 4
+
+
+@pytest.mark.parametrize("walk", WALKS)
+def test_walk_names_functions_and_classes_that_there_are(walk: str) -> None:
+    missing = [
+        f"{file}: {function}"
+        for file, function in WALKS[walk]
+        if not re.search(
+            rf"(?:def|class) {function}\b",
+            (ROOT / "flying_serving" / file).read_text(encoding="utf-8"),
+        )
+    ]
+    assert not missing
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page_names_files_that_there_are(name: str) -> None:
+    found = set(FILE.findall(PAGES[name])) - set(ELSEWHERE)
+    assert not [path for path in sorted(found) if _source(path) is None]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page_links_to_pages_that_there_are(name: str) -> None:
+    pages = {_target(name, page) for page, _ in _links(name) if page}
+    assert not [page for page in sorted(pages) if not (ROOT / page).exists()]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page_refers_to_headings_that_there_are(name: str) -> None:
+    anchored = [(_target(name, page) if page else name, anchor) for page, anchor in _links(name)]
+    text = " ".join(PAGES[name].split())
+    missing = [
+        (page, anchor)
+        for page, anchor in anchored
+        if anchor and anchor not in map(_anchor, _headings(PAGES[page]))
+    ]
+    missing += [
+        (page, heading)
+        for page, heading in SECTION.findall(text)
+        if heading not in _headings(PAGES[_target(name, page)])
+    ]
+    assert not missing

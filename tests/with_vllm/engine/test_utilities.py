@@ -1,0 +1,57 @@
+"""EngineUtilities: what the API server's check of an engine reaches."""
+
+import pytest
+
+from flying_serving.engine.lane import Lanes
+from flying_serving.engine.utilities import EngineUtilities
+from flying_serving.errors import IntegrityError
+from flying_serving.wire import ANSWERS, EngineMemory
+from tests.with_vllm.engine.test_loop import Engine
+from tests.with_vllm.engine.test_loop import (
+    quiet as quiet,
+)  # vLLM's environment, for this module too
+from tests.with_vllm.engine.test_residency import Engines, lent
+
+
+def test_the_registry_lists_each_utility_of_an_engine() -> None:
+    """An engine answers to no other name; `flying_leave` is of the engine process itself."""
+    assert set(ANSWERS) == {name for name in vars(EngineUtilities) if name.startswith("flying_")}
+
+
+def checked(engines: Engines) -> EngineUtilities:
+    """Return the utilities of an engine with lanes of its own and the first engine's weights."""
+    loop = Engine().loop
+    loop.residency = engines.residencies[0]
+    return EngineUtilities(loop, 0, EngineMemory(0, 0), [], [])
+
+
+def test_the_check_passes_while_weights_are_whole_and_lent() -> None:
+    assert checked(Engines()).flying_check()
+    assert checked(lent()).flying_check()
+
+
+def test_the_check_finds_pages_of_two_owners() -> None:
+    """Weights that are said to be back while extra blocks still have their pages."""
+    engines = lent()
+    engines.residencies[0].ledger.dropped = 1
+    with pytest.raises(IntegrityError, match=r"^5 pages belong to weights and to KV$"):
+        checked(engines).flying_check()
+
+
+def test_the_check_finds_extra_blocks_that_no_weights_made_room_for() -> None:
+    engines = Engines()
+    pool = engines.pair.pools[0]
+    pool.allow([max(pool.withheld)])
+    with pytest.raises(
+        IntegrityError, match="a lane has extra blocks whose pages belong to weights"
+    ):
+        checked(engines).flying_check()
+
+
+def test_the_check_finds_a_block_that_is_free_and_lent() -> None:
+    """Of the lanes themselves, weights or not."""
+    utilities = checked(Engines())
+    lanes: Lanes = utilities.loop.lanes
+    lanes.own.take(1)
+    with pytest.raises(IntegrityError):
+        utilities.flying_check()

@@ -1,0 +1,211 @@
+"""Refusals come before an answer begins: what is let in is served, however many come at once."""
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.exceptions import GracefulHTTPError, VLLMValidationError
+from vllm.lora.request import LoRARequest
+from vllm.sampling_params import SamplingParams
+
+from flying_serving.server.client import FlyingClient
+from flying_serving.server.patches import check_before_stream, check_response
+from flying_serving.server.requests.checks import ADAPTER_FILE
+from tests.with_vllm.server.doubles import Server, request
+
+AT_ONCE = 16
+"""Four engines run four requests each."""
+MOST_WAITING = 20
+OUTPUTS = 20
+FIELDS: dict[str, Any] = {
+    "sampling_params": SamplingParams(),
+    "priority": 0,
+    "prompt_token_ids": [1, 2, 3],
+    "prompt_embeds": None,
+}
+
+
+class Engine:
+    """What vLLM's routes call: `generate`, which begins when its first output is wanted, under our
+    hooks.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.client: Any = object.__new__(FlyingClient)
+        self.client.shell = server.shell
+        self.engine_core = self.client
+        self.output_processor = None
+
+    def generate(self, request_id: str, *, n: int = 1, **named: Any) -> AsyncIterator[str]:
+        """A call. Raises GracefulHTTPError if it is refused."""
+        params = SamplingParams(max_tokens=OUTPUTS, n=n)
+        given = {
+            "prompt": {"prompt_token_ids": list(range(10))},
+            "sampling_params": params,
+            "request_id": request_id,
+            **named,
+        }
+        answer: AsyncIterator[str] = check_before_stream(
+            lambda **_: self._original(request_id, params), self=self, **given
+        )
+        return answer
+
+    async def _original(
+        self, request_id: str, sampling_params: SamplingParams
+    ) -> AsyncIterator[str]:
+        for number in range(sampling_params.n):
+            new = request(f"{number}_{request_id}", OUTPUTS)
+            new.external_req_id = request_id
+            adding = asyncio.ensure_future(self.server.shell.add(new))
+            await asyncio.sleep(0)
+            self.server.sent()
+            await adding
+        yield request_id
+
+    def respond(self, request_id: str, **named: Any) -> AsyncIterator[str]:
+        """A call of /v1/responses, whose answer makes the call to the engine when it is read."""
+        params, prompt = SamplingParams(max_tokens=OUTPUTS), {"prompt_token_ids": list(range(10))}
+        given = {"request_id": request_id, "engine_input": prompt, "sampling_params": params}
+        given |= named
+        answer: AsyncIterator[str] = check_response(
+            lambda _, **__: self._read(request_id), SimpleNamespace(engine_client=self), **given
+        )
+        return answer
+
+    async def _read(self, request_id: str) -> AsyncIterator[str]:
+        async for output in self.generate(f"{request_id}_0"):
+            yield output
+
+
+def asked(engine: Engine, count: int, how: str) -> list[AsyncIterator[str]]:
+    """Return the answers to as many calls as are let in; all are made before any answer is read."""
+    call = engine.respond if how == "responses" else engine.generate
+    answers = []
+    for number in range(count):
+        try:
+            answers.append(call(f"call {number}"))
+        except GracefulHTTPError as error:
+            assert error.http_status == 429
+    return answers
+
+
+@pytest.mark.parametrize("how", ["generate", "responses"])
+@pytest.mark.parametrize("capped", [True, False])
+async def test_no_answer_of_a_burst_is_refused_after_its_begin(how: str, capped: bool) -> None:
+    """As many as run or may wait are let in, and all of those are served."""
+    engine = Engine(Server(capped=capped, most_waiting=MOST_WAITING))
+    answers = asked(engine, 80, how)
+    read = await asyncio.gather(*(anext(answer) for answer in answers))
+    assert len(read) == AT_ONCE + MOST_WAITING
+    assert engine.server.controller.admission.refused == 80 - len(read)
+    assert len(engine.server.controller.state.open_requests) == len(read)
+    assert not engine.server.controller.admission.places
+
+
+async def test_all_outputs_of_a_call_have_a_place() -> None:
+    engine = Engine(Server(most_waiting=MOST_WAITING))
+    answers = [engine.generate("a", n=AT_ONCE), engine.generate("b", n=MOST_WAITING)]
+    with pytest.raises(GracefulHTTPError, match="20 requests wait already"):
+        engine.generate("c")
+    assert await asyncio.gather(*(anext(answer) for answer in answers)) == ["a", "b"]
+    assert len(engine.server.controller.state.open_requests) == AT_ONCE + MOST_WAITING
+
+
+@pytest.mark.parametrize("n", [AT_ONCE + MOST_WAITING + 1, 1000])
+async def test_more_outputs_than_ever_fit_are_refused_for_good(n: int) -> None:
+    engine = Engine(Server(most_waiting=MOST_WAITING))
+    with pytest.raises(VLLMValidationError) as refused:
+        engine.generate("a", n=n)
+    most = AT_ONCE + MOST_WAITING
+    assert str(refused.value).startswith(
+        f"n={n}: must be a whole number from 1 to {most} on this server"
+    )
+    assert refused.value.parameter == "n"
+    assert not engine.server.controller.admission.places
+
+
+async def test_outputs_that_fit_on_an_idle_server_may_be_asked_for_again() -> None:
+    engine = Engine(Server(most_waiting=MOST_WAITING))
+    first = engine.generate("a")
+    with pytest.raises(
+        GracefulHTTPError, match="0 requests wait already, and n=36 adds 36"
+    ) as refused:
+        engine.generate("b", n=AT_ONCE + MOST_WAITING)
+    assert refused.value.http_status == 429
+    del first
+    gc.collect()
+    engine.generate("b", n=AT_ONCE + MOST_WAITING)
+
+
+@pytest.mark.parametrize("how", ["generate", "responses"])
+async def test_unread_answer_gives_its_place_back(how: str) -> None:
+    """Its client has left before it began."""
+    engine = Engine(Server(most_waiting=MOST_WAITING))
+    for _ in range(3):
+        answers = asked(engine, 80, how)
+        assert len(answers) == AT_ONCE + MOST_WAITING
+        del answers
+        gc.collect()
+        assert not engine.server.controller.admission.places
+
+
+async def test_calls_of_one_name_have_a_place_each() -> None:
+    """Clients choose the name (X-Request-Id)."""
+    engine = Engine(Server(most_waiting=MOST_WAITING))
+    answers = [engine.generate("same") for _ in range(AT_ONCE + MOST_WAITING)]
+    with pytest.raises(GracefulHTTPError, match="20 requests wait already"):
+        engine.generate("same")
+    del answers
+    gc.collect()
+    assert not engine.server.controller.admission.places
+
+
+@pytest.mark.parametrize("n", [1, 8])
+async def test_outputs_of_one_call_are_one_event(n: int) -> None:
+    """The rate is that of requests, as if they came evenly."""
+    engine = Engine(Server())
+    now_s = 0.0
+    engine.server.shell.clock = lambda: now_s
+    demand = engine.server.controller.state.demand
+    for number in range(1, 200 // n + 1):
+        now_s = float(number * n)
+        await anext(engine.generate(f"call {number}", n=n))
+        controller = engine.server.controller
+        controller.finished(controller.state.open_requests, now_s, aborted=True)
+    assert 0.5 < demand.work(0, 0, 0, now_s + n / 2).rate < 2.0
+
+
+def adapter_at(path: object) -> dict[str, Any]:
+    """Return the fields of a request with an adapter."""
+    return {**FIELDS, "lora_request": LoRARequest("later", 1, str(path))}
+
+
+def test_an_adapter_without_its_folder_is_refused(tmp_path: Path) -> None:
+    """An engine that had to load it in a step would end."""
+    checks = Server().shell.checks
+    (tmp_path / ADAPTER_FILE).touch()
+    checks.checked_spec(adapter_at(tmp_path))
+    (tmp_path / ADAPTER_FILE).unlink()
+    with pytest.raises(GracefulHTTPError, match=f"model='later'.*{tmp_path}") as refused:
+        checks.checked_spec(adapter_at(tmp_path))
+    assert refused.value.http_status == 404
+
+
+def test_an_adapter_of_a_hub_is_let_in() -> None:
+    Server().shell.checks.checked_spec(adapter_at("someone/adapter"))
+
+
+@pytest.mark.parametrize("how", ["generate", "responses"])
+async def test_an_adapter_without_its_folder_is_refused_before_its_answer(
+    how: str, tmp_path: Path
+) -> None:
+    engine = Engine(Server())
+    call = engine.respond if how == "responses" else engine.generate
+    with pytest.raises(GracefulHTTPError, match="the folder of this adapter"):
+        call("a", lora_request=LoRARequest("later", 1, str(tmp_path)))
+    assert not engine.server.controller.admission.places

@@ -1,0 +1,106 @@
+"""Compiled steps of lane 1 are compared with its own code at every start."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from vllm.compilation.wrapper import TorchCompileWithNoGuardsWrapper
+from vllm.config import CompilationMode, VllmConfig
+
+from flying_serving.errors import LaneError
+from flying_serving.vllm_adapter.runner import Runner
+from flying_serving.worker.compiled import allowed, check_compiled, refusal
+from flying_serving.worker.selfcheck import Difference
+from tests.with_vllm.worker.captured import CapturingV1, graph_configuration
+
+REQUESTS = 3
+
+
+class CompiledPart(nn.Module, TorchCompileWithNoGuardsWrapper):
+    """The part of a model that vLLM compiles. `spoil`: what its compiled code makes of the right
+    outputs.
+    """
+
+    def __init__(self, spoil: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        nn.Module.__init__(self)
+        self.do_not_compile = False
+        self._spoil = spoil
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return x if self.do_not_compile else self._spoil(x)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> VllmConfig:
+    config = graph_configuration(tmp_path)
+    config.compilation_config.mode = CompilationMode.DYNAMO_TRACE_ONCE
+    return config
+
+
+def compiled_runner(config: VllmConfig, spoil: Callable[[torch.Tensor], torch.Tensor]) -> Runner:
+    """Lane 1 over a small model whose logits come from a part that is compiled."""
+    runner = CapturingV1(config)
+    model = runner.model
+    model.part = CompiledPart(spoil)
+    whole: Any = model.compute_logits
+    model.compute_logits = lambda x: whole(model.part(x))
+    return Runner(runner, config)
+
+
+def checked(runner: Runner, others_refuse: bool = False) -> float:
+    with torch.inference_mode():
+        return check_compiled(runner, REQUESTS, lambda refuses: refuses or others_refuse)
+
+
+def test_compiled_steps_that_equal_eager_ones_pass(config: VllmConfig) -> None:
+    assert checked(compiled_runner(config, lambda x: x)) == 0.0
+
+
+@pytest.mark.parametrize("request_number", range(REQUESTS))
+def test_compiled_step_with_a_wrong_request_is_refused(
+    config: VllmConfig, request_number: int
+) -> None:
+    def spoil(outputs: torch.Tensor) -> torch.Tensor:
+        changed = outputs.clone()
+        changed[request_number] *= 1.5
+        return changed
+
+    with pytest.raises(LaneError, match=r"the compiled model differs from the eager one by 0\.5"):
+        checked(compiled_runner(config, spoil))
+
+
+def test_compiled_step_without_numbers_is_refused(config: VllmConfig) -> None:
+    runner = compiled_runner(config, lambda x: x * torch.nan)
+    with pytest.raises(LaneError, match="differs from the eager one by inf"):
+        checked(runner)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "share", "refused"),
+    [
+        (torch.float32, 0.005, False),
+        (torch.float32, 0.06, True),
+        (torch.bfloat16, 0.06, False),  # as of a correct tiny model
+        (torch.bfloat16, 0.5, True),
+    ],
+)
+def test_rounding_of_all_layers_is_allowed_and_no_more(
+    dtype: torch.dtype, share: float, refused: bool
+) -> None:
+    differences = [Difference("logits", share)]
+    assert (refusal(differences, allowed(dtype)) is not None) == refused
+
+
+def test_device_refuses_when_another_one_does(config: VllmConfig) -> None:
+    runner = compiled_runner(config, lambda x: x)
+    with pytest.raises(LaneError, match="another device of the engine refuses"):
+        checked(runner, others_refuse=True)
+
+
+def test_model_is_compiled_again_after_the_check(config: VllmConfig) -> None:
+    runner = compiled_runner(config, lambda x: x)
+    checked(runner)
+    assert not runner.model.part.do_not_compile  # type: ignore[union-attr]
