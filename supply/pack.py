@@ -1,11 +1,11 @@
 """Pack vLLM's CUDA build for a machine without a network, and unpack it there.
 
 python -m supply.pack pack DIR
-python pack.py unpack DIR DEST      there; then PYTHONPATH=DEST, with this project's folder
+python -m supply.pack unpack DIR DEST   there, in this project's folder; then PYTHONPATH=DEST
 
-The machine has x86-64 Linux, Python 3.12, and torch 2.11 for CUDA 13 with Triton. DIR gets archives
-of some 60 MB at most, each of use by itself; `2-moe` only for models with experts. The wheels are
-those of pip's configured indexes.
+The machine has x86-64 Linux, Python 3.12, torch 2.11 for CUDA 13 with Triton, and an H100 or H200.
+DIR gets archives of 50 MB at most, each of use by itself; `2-moe` only for models with experts. The
+wheels are those of pip's configured indexes.
 """
 
 import argparse
@@ -17,6 +17,8 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from supply.fatbin import empty_others
+
 VLLM = "vllm==0.32.0"
 WHEELS = Path(__file__).with_name("cuda_wheels.txt")
 """Packages that serving needs beside those of such a machine, each with its version."""
@@ -27,9 +29,17 @@ PLATFORMS = (
     *("manylinux_2_5_x86_64", "manylinux1_x86_64", "any"),
 )
 OPS, MOE, PYTHON, OTHERS = "1-ops", "2-moe", "3-python", "4-wheels"
+MOST_BYTES = 50_000_000
+"""Of an archive: one travels with this project's folder, some 67 MB together."""
+HOPPER = 90
+"""The architecture of the GPU. Code for others is taken out of the libraries (`supply/fatbin.py`)."""
 NOT_NEEDED = ("_vllm_fa2_C", "_flashkda_C", "_flashmla", "_qutlass", "_deepselect")
 """In the names of libraries that are left out: other attention kernels than FA3 and Triton, and
-quantized products. `third_party/deep_gemm` is left out as a whole.
+quantized products.
+"""
+LEFT_OUT = ("vllm/third_party/deep_gemm/", "vllm/third_party/fmha_sm100/", "vllm/vllm-rs")
+"""Beginnings of names that are left out: products that are not used, attention for another
+architecture, and a front end in Rust, which is asked for by a variable.
 """
 
 
@@ -39,10 +49,8 @@ def archive_of(name: str) -> str | None:
         return MOE
     if "_C_stable_libtorch" in name:
         return OPS
-    if "third_party/deep_gemm/" in name:
-        return None
     left_out = name.endswith(".so") and any(part in name for part in NOT_NEEDED)
-    return None if left_out else PYTHON
+    return None if left_out or name.startswith(LEFT_OUT) else PYTHON
 
 
 def fetch(folder: Path, pin: str) -> Path:
@@ -61,6 +69,10 @@ def pack_vllm(wheel: Path, folder: Path) -> None:
     """Write vLLM's three archives from its wheel."""
     with tempfile.TemporaryDirectory() as unpacked, zipfile.ZipFile(wheel) as contents:
         contents.extractall(unpacked)
+        for library in Path(unpacked).rglob("*.so"):
+            code = bytearray(library.read_bytes())
+            if empty_others(code, HOPPER):
+                library.write_bytes(code)
         names = [name for name in contents.namelist() if not name.endswith("/")]
         for archive in (OPS, MOE, PYTHON):
             chosen = [name for name in names if archive_of(name) == archive]
@@ -68,10 +80,17 @@ def pack_vllm(wheel: Path, folder: Path) -> None:
 
 
 def write(folder: Path, archive: str, root: Path, names: Sequence[str]) -> None:
-    """Write an archive of files by their names below `root`."""
-    with tarfile.open(folder / f"{archive}.tar.xz", "w:xz") as made:
+    """Write an archive of files by their names below `root`.
+
+    Raises:
+        ValueError: if it is larger than MOST_BYTES.
+    """
+    path = folder / f"{archive}.tar.xz"
+    with tarfile.open(path, "w:xz") as made:
         for name in names:
             made.add(root / name, name)
+    if (size := path.stat().st_size) > MOST_BYTES:
+        raise ValueError(f"{path} has {size / 1e6:.1f} MB, at most {MOST_BYTES / 1e6:g} fit")
 
 
 def pack(folder: Path) -> Iterator[str]:
@@ -90,7 +109,10 @@ def pack(folder: Path) -> Iterator[str]:
 
 
 def unpack(folder: Path, target: Path) -> None:
-    """Unpack the archives that are in the folder; also when others are there already."""
+    """Unpack the archives that are in the folder; also when others are there already.
+
+    All of it is compiled to bytecode, which each of many processes would do otherwise.
+    """
     target.mkdir(parents=True, exist_ok=True)
     for archive in (OPS, MOE, PYTHON):
         if (packed := folder / f"{archive}.tar.xz").exists():
@@ -103,6 +125,9 @@ def unpack(folder: Path, target: Path) -> None:
             command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
             command += ["--no-compile", "--upgrade", f"--target={target}"]
             subprocess.run([*command, *wheels], check=True)
+    # some files of packages are templates, or for other versions of Python: these fail
+    compiles = [sys.executable, "-m", "compileall", "-qq", "-j", "0", str(target)]
+    subprocess.run(compiles, check=False)
 
 
 def main() -> int:
