@@ -25,7 +25,9 @@ from flying_serving.worker.parent import end_with_parent
 from harness.place import Place, environment, place
 
 ROOT = Path(__file__).parents[1]
-ENVIRONMENT = CPU_ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
+PATHS = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+"""Where vLLM may lie in a folder, its processes have to find it too."""
+ENVIRONMENT = CPU_ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(PATHS)}
 OWN = dict(os.environ)
 """What this process was started with. vLLM reads some variables when it is imported, which all
 commands share, so none that a test sets for its server may be there.

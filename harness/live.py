@@ -88,6 +88,7 @@ class Server(ServerProcess):
         key: the API key that it asks for, and that the client gives.
         port: by default a free one; it is closed with the server.
         environment: variables over those of this process.
+        log: a file for its output, which stays; by default one that is gone with the server.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Server(ServerProcess):
         key: str | None = None,
         port: ReservedPort | None = None,
         environment: Mapping[str, str] = ENVIRONMENT,
+        log: Path | None = None,
     ) -> None:
         port, where = port or ReservedPort(), place()
         given = (*base, *flags)
@@ -120,7 +122,7 @@ class Server(ServerProcess):
             start = command([sys.executable, "-m", *program, *arguments], ROOT)
         self._files = tempfile.TemporaryDirectory()
         variables = of_place(where, has_preamble=bool(preamble)) | dict(environment)
-        super().__init__(start, os.environ | variables, port, Path(self._files.name, "log"))
+        super().__init__(start, os.environ | variables, port, log or Path(self._files.name, "log"))
         self.http = httpx.Client(base_url=self.url, timeout=120, limits=KEEP_ALIVE)
         if key:
             self.http.headers["Authorization"] = f"Bearer {key}"
@@ -130,7 +132,7 @@ class Server(ServerProcess):
         return self
 
     def stop(self) -> bool:
-        """End it; its log is gone then."""
+        """End it."""
         self.http.close()
         clean = super().stop()
         self._files.cleanup()

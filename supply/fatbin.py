@@ -59,9 +59,7 @@ def empty_others(library: bytearray, architecture: int) -> int:
     """
     emptied_bytes = 0
     for entries in containers(library):
-        compiled = any(
-            one.kind == _CUBIN and one.architecture == architecture for one in entries
-        )
+        compiled = any(one.kind == _CUBIN and one.architecture == architecture for one in entries)
         for one in entries:
             if compiled:
                 needed = one.kind == _CUBIN and one.architecture == architecture

@@ -32,7 +32,7 @@ OPS, MOE, PYTHON, OTHERS = "1-ops", "2-moe", "3-python", "4-wheels"
 MOST_BYTES = 50_000_000
 """Of an archive: one travels with this project's folder, some 67 MB together."""
 HOPPER = 90
-"""The architecture of the GPU. Code for others is taken out of the libraries (`supply/fatbin.py`)."""
+"""The architecture of the GPU. Libraries have no code for others left (`supply/fatbin.py`)."""
 NOT_NEEDED = ("_vllm_fa2_C", "_flashkda_C", "_flashmla", "_qutlass", "_deepselect")
 """In the names of libraries that are left out: other attention kernels than FA3 and Triton, and
 quantized products.

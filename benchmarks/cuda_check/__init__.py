@@ -1,1 +1,1 @@
-"""The check of a GPU in ten minutes: `make cuda-check`. It writes its table into docs/cuda.md."""
+"""The check of a GPU in ten minutes: `python -m benchmarks.cuda_check --out DIR`."""

@@ -1,57 +1,50 @@
-"""The check of one GPU within ten minutes. Writes its table into docs/cuda.md.
+"""The check of one GPU within ten minutes, from any interpreter with vLLM.
 
-Without a GPU, or with --dry, it runs on the CPU, leaves the page as it is, and says of each line
-that needs a GPU that it was not run.
+Without a GPU, or with --dry, it runs on the CPU, and says of each line that needs a GPU that it was
+not run. The folder --out gets `table.md`, `lines.jsonl` and `logs.tar.gz`, each whole after every
+line. A whole run on a GPU also writes its table into docs/cuda.md.
 """
 
 import argparse
 import os
-import subprocess
 import sys
+import tempfile
 from collections import Counter
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
-from vllm.version import __version__ as vllm_version
 
-from benchmarks.cuda_check.checks import lines
-from benchmarks.cuda_check.lines import Limits, Outcome, Result, carry_out
-from benchmarks.cuda_check.page import table, write
+from benchmarks.cuda_check.checks import waves
+from benchmarks.cuda_check.facts import facts, unusable_gpu
+from benchmarks.cuda_check.lines import (
+    Limits,
+    Outcome,
+    Result,
+    carry_out,
+    one_after_the_other,
+)
+from benchmarks.cuda_check.page import write
+from benchmarks.cuda_check.report import Report
 from benchmarks.cuda_check.site import Site
 from flying_lab.signals import ended_by_signals
 from harness.place import SETTING, Place
 
 PAGE = Path(__file__).parents[2] / "docs" / "cuda.md"
-BUDGET_S, START_S = 600.0, 150.0
+BUDGET_S, START_S = 600.0, 170.0
 DRY_PATIENCE = 4.0
 """On the CPU four engines share the cores of one machine."""
 
 
-def about(*, has_gpu: bool) -> dict[str, str]:
-    """Return what the table says of the machine and the versions."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
-    return {
-        "Date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "Device": torch.cuda.get_device_name() if has_gpu else "none, a dry run on the CPU",
-        "Driver": _driver() if has_gpu else "none",
-        "Software": f"torch {torch.__version__}, Python {sys.version.split()[0]}, "
-        f"vLLM {vllm_version}",
-        "Code": f"commit {commit.stdout.strip() or 'unknown'}",
-    }
-
-
-def _driver() -> str:
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    found = subprocess.run(query, capture_output=True, text=True, check=True)
-    return found.stdout.splitlines()[0]
-
-
 def main() -> int:
-    """Run the check. Returns 1 if a line has failed or was out of time."""
-    parser = argparse.ArgumentParser(prog="make cuda-check", description=__doc__)
+    """Run the check. Returns 1 if a line has failed or was out of time, and 2 if the GPU of the
+    machine cannot be used.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.cuda_check",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, required=True, help="a folder for what it finds")
     parser.add_argument("--dry", action="store_true", help="on the CPU, also where a GPU is")
     parser.add_argument(
         "--budget-s", type=float, default=BUDGET_S, help="of the whole check, on a GPU"
@@ -59,30 +52,38 @@ def main() -> int:
     parser.add_argument("--only", default="", help="lines whose name has this in it")
     options = parser.parse_args()
     has_gpu = torch.cuda.is_available() and not options.dry
+    if not options.dry and (why := unusable_gpu(has_gpu=has_gpu)):
+        print(why, file=sys.stderr)
+        return 2
     os.environ[SETTING] = Place.ONE_GPU if has_gpu else Place.CPU
-    outcomes = run(options.only, options.budget_s, has_gpu=has_gpu)
-    text = table(about(has_gpu=has_gpu), outcomes)
+    with tempfile.TemporaryDirectory() as scratch:
+        logs = Path(scratch, "logs")
+        logs.mkdir()
+        report = Report(options.out, facts(has_gpu=has_gpu), logs)
+        outcomes = run(options.only, options.budget_s, report, logs, has_gpu=has_gpu)
     if has_gpu and not options.only:
-        write(PAGE, text)
-    else:
-        print(text)
+        write(PAGE, report.text())
+    print(report.text())
     counts = Counter(one.result for one in outcomes)
     print(", ".join(f"{counts[result]} {result}" for result in Result))
     return int(counts[Result.FAILED] + counts[Result.OUT_OF_TIME] > 0)
 
 
-def run(only: str, budget_s: float, *, has_gpu: bool) -> list[Outcome]:
+def run(only: str, budget_s: float, report: Report, logs: Path, *, has_gpu: bool) -> list[Outcome]:
     """Run the lines whose name has `only` in it, and print each when it is done."""
     patience = 1.0 if has_gpu else DRY_PATIENCE
-    limits = Limits(budget_s * patience, START_S, patience)
-    chosen = [line for line in lines() if only in line.name]
-    site, outcomes = Site(has_gpu=has_gpu), list[Outcome]()
+    chosen = [[line for line in wave if only in line.name] for wave in waves()]
+    here = chosen if has_gpu else one_after_the_other(chosen)
+    site = Site(logs, START_S * patience, has_gpu=has_gpu)
+    limits, outcomes = Limits(budget_s * patience, patience), list[Outcome]()
     try:
-        for one in carry_out(chosen, site, limits, has_gpu=has_gpu):
+        for one in carry_out(here, site, limits, has_gpu=has_gpu):
             print(f"{one.result:11} {one.name}: {one.figure} ({one.took_s:.0f} s)", flush=True)
+            report.add(one)
             outcomes.append(one)
     finally:
         site.end()
+        report.end()
     return outcomes
 
 

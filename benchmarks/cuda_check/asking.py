@@ -12,6 +12,8 @@ LAYOUTS = {
     2: [[0, 1], [2, 3]],
     4: [[0, 1, 2, 3]],
 }
+APART, TOGETHER = [[0], [1]], [[0, 1]]
+"""The layouts of two engines."""
 TOKENS = 24
 TOLERANCE = 1e-3
 """By how much logprobs of float32 may differ from stock's: sums of parts have another order."""

@@ -1,10 +1,11 @@
 """Lines in which groups change while requests run."""
 
 import random
+import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from benchmarks.cuda_check.asking import LAYOUTS, PROMPTS, ask, require
+from benchmarks.cuda_check.asking import APART, LAYOUTS, PROMPTS, TOGETHER, ask, drawn, require
 from benchmarks.cuda_check.site import Site
 from harness.live import Server, wait_until
 from harness.losing import is_whole, kill
@@ -12,6 +13,8 @@ from harness.losing import is_whole, kill
 STORM_S = 15.0
 BACK_S = 90.0
 CUTOVER_MS = 0.5
+LONG_TOKENS = 3000
+"""More than a group of two of `ours lending` holds: 64 MiB of KV on each engine are 2,730."""
 MODES = ("weave", "hard", "sequential", "soft", "migrate")
 
 
@@ -76,15 +79,72 @@ def _migrated(server: Server) -> dict[str, int]:
 
 
 def cutover(site: Site) -> str:
-    """Return the worst time of the switches so far beyond the step that was under way.
+    """Return percentiles of the times of the switches so far beyond the step that was under way.
 
-    The engines wait for each other in a switch, so on a CPU with fewer cores this is their turn.
+    The first one is left out, as it loads code. The engines wait for each other in a switch, so
+    one of some may take longer where the machine does something else: the bar is for 95 of 100.
     """
-    times_ms = [switch["overhead_ms"] for switch in site["ours float32"].switches()]
-    require(bool(times_ms), "there was no switch")
-    figure = f"{max(times_ms):.2f} ms at most beyond the step, of {len(times_ms)} switches"
-    require(max(times_ms) < CUTOVER_MS, figure)
+    return evaluate_cutover([switch["overhead_ms"] for switch in site["ours float32"].switches()])
+
+
+def evaluate_cutover(times_ms: list[float]) -> str:
+    """Return percentiles of all times but the first.
+
+    Raises:
+        AssertionError: if there are none, or 5 of 100 are above the bar.
+    """
+    require(len(times_ms) > 2, "there were no switches")
+    later_ms = times_ms[1:]
+    *_, most_ms = statistics.quantiles(later_ms, n=20, method="inclusive")
+    figure = (
+        f"median {statistics.median(later_ms):.2f} ms beyond the step, 95th percentile "
+        f"{most_ms:.2f}, {max(later_ms):.2f} at most, of {len(later_ms)} switches; the first took "
+        f"{times_ms[0]:.2f}"
+    )
+    require(most_ms < CUTOVER_MS, figure)
     return figure
+
+
+def lending(site: Site) -> str:
+    """Let a long request take the memory of lent weights, and have them back.
+
+    Answers before, meanwhile and afterwards are the same: the weights are random, and no other
+    server has them.
+    """
+    server = site["ours lending"]
+    fields = {"temperature": 0.0, "ignore_eos": True}
+    degree_2 = fields | {"vllm_xargs": {"tp_degree": 2}}
+    server.layout(APART)
+    alone = ask(server, PROMPTS[0], **fields)["token_ids"]
+    server.layout(TOGETHER)
+    together = ask(server, PROMPTS[0], **degree_2)["token_ids"]
+    began_s = time.monotonic()
+    ask(server, drawn(9, LONG_TOKENS), **degree_2)
+    long_s = time.monotonic() - began_s
+    stages = [_stage(server)]
+    meanwhile = ask(server, PROMPTS[0], **degree_2)["token_ids"]
+    server.check()
+    began_s = time.monotonic()
+    server.layout(APART)
+    back_s = time.monotonic() - began_s
+    stages.append(_stage(server))
+    alone_again = ask(server, PROMPTS[0], **fields)["token_ids"]
+    server.layout(TOGETHER)
+    again = ask(server, PROMPTS[0], **degree_2)["token_ids"]
+    server.check()
+    equal = (alone_again == alone) + (meanwhile == together) + (again == together)
+    figure = (
+        f"{equal} of 3 answers equal; a request of {LONG_TOKENS} tokens after {long_s:.2f} s, "
+        f"weights were {stages[0]}, and {stages[1]} after {back_s:.2f} s"
+    )
+    require(equal == 3 and stages == ["lent", "whole"], figure)
+    return figure
+
+
+def _stage(server: Server) -> str:
+    """Return where the weights of the widest group are."""
+    (stage,) = server.status()["weights"].values()
+    return str(stage)
 
 
 def loss(site: Site) -> str:

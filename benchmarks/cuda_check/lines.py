@@ -1,5 +1,8 @@
-"""The lines of the check, one after the other within a time budget: a line that fails or hangs ends
-no other.
+"""The lines of the check, wave by wave within a time budget: a line that fails or hangs ends no
+other.
+
+The servers of a wave start together. A line is run as soon as its own servers are ready, in the
+order of the lines, while others start.
 """
 
 import threading
@@ -7,7 +10,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import groupby
 from typing import Generic, Protocol, TypeVar
+
+POLL_S = 0.05
 
 
 class Result(StrEnum):
@@ -17,58 +23,6 @@ class Result(StrEnum):
     FAILED = "failed"
     OUT_OF_TIME = "out of time"
     NOT_RUN = "not run"
-
-
-class NotRun(Exception):
-    """A line cannot be run; the text says why."""
-
-
-@dataclass(frozen=True)
-class Needed:
-    """Names of servers.
-
-    `servers`: those that a line asks. `beside`: those that are idle meanwhile, and are not starting
-    any more, as later lines need them. `ahead`: those that may start meanwhile, for later lines.
-    """
-
-    servers: tuple[str, ...] = ()
-    beside: tuple[str, ...] = ()
-    ahead: tuple[str, ...] = ()
-
-
-class Place(Protocol):
-    """Where lines run: it has the servers."""
-
-    def prepare(self, needed: Needed) -> None:
-        """Have the servers of a line ready, begin to start those ahead, and end all others.
-
-        Raises:
-            NotRun: if a server does not start. It is not tried again.
-        """
-
-    def give_up(self, overdue: Sequence[str]) -> None:
-        """End all servers at once, since one may hang.
-
-        `overdue`: those that were waited for. Of these, one that is not ready is not tried again.
-        """
-
-
-Site = TypeVar("Site", bound=Place)
-
-
-@dataclass(frozen=True)
-class Line(Generic[Site]):
-    """One line of the check.
-
-    `run` takes the site and returns the figure for the table. It raises if the bar is missed.
-    `budget_s`: the line is given up then.
-    """
-
-    name: str
-    run: Callable[[Site], str]
-    budget_s: float
-    needs: Needed = Needed()
-    needs_gpu: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,65 +35,138 @@ class Outcome:
     took_s: float = 0.0
 
 
+class Place(Protocol):
+    """Where lines run: it has the servers, by name."""
+
+    def end_others(self, names: Sequence[str]) -> None:
+        """Begin to end all servers but these."""
+
+    def begin(self, names: Sequence[str]) -> None:
+        """Begin to start those of these servers that are not there, without waiting for them.
+
+        One that did not start before is not tried again.
+        """
+
+    def starts(self) -> list[Outcome]:
+        """Return what became of the starts that have ended since the last call."""
+
+    def starting(self) -> set[str]:
+        """Return the servers that are starting."""
+
+    def why_lost(self, name: str) -> str | None:
+        """Return why a server did not start; None if it is ready."""
+
+    def give_up(self, names: Sequence[str]) -> None:
+        """Kill these servers: one may hang. They may be begun again."""
+
+
+Site = TypeVar("Site", bound=Place)
+
+
+@dataclass(frozen=True)
+class Line(Generic[Site]):
+    """One line of the check.
+
+    `run` takes the site and returns the figure for the table. It raises if the bar is missed.
+    `budget_s`: the line is given up then. `servers`: those that it asks. `quiet`: it times
+    something, so no server starts meanwhile.
+    """
+
+    name: str
+    run: Callable[[Site], str]
+    budget_s: float
+    servers: tuple[str, ...] = ()
+    needs_gpu: bool = False
+    quiet: bool = False
+
+
+Wave = Sequence[Line[Site]]
+"""Lines whose servers are there at the same time."""
+
+
+def one_after_the_other(waves: Sequence[Wave[Site]]) -> list[Wave[Site]]:
+    """Return waves with the servers of one line each, for a machine with few cores."""
+    lines = [line for wave in waves for line in wave]
+    return [list(same) for _, same in groupby(lines, key=lambda line: line.servers)]
+
+
+def servers_of(lines: Sequence[Line[Site]]) -> list[str]:
+    """Return the servers of some lines, each once, in order."""
+    return list(dict.fromkeys(name for line in lines for name in line.servers))
+
+
 @dataclass(frozen=True)
 class Limits:
-    """How long the check, the start of a line's servers and a line may take.
+    """How long the check and a line may take.
 
-    `patience`: multiplies the time of a line and of a start, where machines are slow.
+    `patience`: multiplies the time of a line, where machines are slow.
     """
 
     whole_s: float
-    start_s: float
     patience: float = 1.0
 
 
 def carry_out(
-    lines: Sequence[Line[Site]],
+    waves: Sequence[Wave[Site]],
     site: Site,
     limits: Limits,
     *,
     has_gpu: bool,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Outcome]:
-    """Run the lines in order. Yields an outcome for each, also for lines that are not run."""
+    """Run the waves in order. Yields an outcome for each line, also for those that are not run, and
+    for each start of a server.
+    """
     ends_s = clock() + limits.whole_s
-    for line in lines:
-        began_s = clock()
-        if line.needs_gpu and not has_gpu:
-            yield Outcome(line.name, Result.NOT_RUN, "needs a GPU")
-        elif began_s >= ends_s:
-            reason = f"the {limits.whole_s:g} s of the check are over"
-            yield Outcome(line.name, Result.NOT_RUN, reason)
-        else:
-            result, figure = _attempt(line, site, limits, lambda: ends_s - clock())
-            yield Outcome(line.name, result, figure, clock() - began_s)
+    for wave in waves:
+        here = [line for line in wave if has_gpu or not line.needs_gpu]
+        for line in wave:
+            if line not in here:
+                yield Outcome(line.name, Result.NOT_RUN, "needs a GPU")
+        if here:
+            yield from _carry_out_wave(here, site, limits, ends_s, clock)
 
 
-def _attempt(
-    line: Line[Site], site: Site, limits: Limits, left_s: Callable[[], float]
-) -> tuple[Result, str]:
-    """Start a line's servers, and run it. All servers are ended if either is not done in time."""
+def _carry_out_wave(
+    lines: Wave[Site], site: Site, limits: Limits, ends_s: float, clock: Callable[[], float]
+) -> Iterator[Outcome]:
+    waiting = list(lines)
+    if clock() < ends_s:
+        site.end_others(servers_of(lines))
+    while waiting and clock() < ends_s:
+        site.begin(servers_of(waiting))
+        yield from site.starts()
+        line = _next(waiting, site.starting())
+        if line is None:
+            time.sleep(POLL_S)
+            continue
+        waiting.remove(line)
+        yield _run(line, site, min(line.budget_s * limits.patience, ends_s - clock()), clock)
+    reason = f"the {limits.whole_s:g} s of the check are over"
+    yield from (Outcome(line.name, Result.NOT_RUN, reason) for line in waiting)
 
-    def prepare() -> str:
-        site.prepare(line.needs)
-        return ""
 
-    steps = (
-        ("its servers were not ready", prepare, limits.start_s, line.needs.servers),
-        ("not done", lambda: line.run(site), line.budget_s, ()),
+def _next(waiting: Wave[Site], starting: set[str]) -> Line[Site] | None:
+    """Return the first line that can be run now: all of its servers are ready, or did not start."""
+    for line in waiting:
+        if not starting or not (line.quiet or starting.intersection(line.servers)):
+            return line
+    return None
+
+
+def _run(line: Line[Site], site: Site, within_s: float, clock: Callable[[], float]) -> Outcome:
+    """Run a line. Its servers are killed if it is not done in time."""
+    for name in line.servers:
+        if reason := site.why_lost(name):
+            return Outcome(line.name, Result.NOT_RUN, f"{name} does not start: {reason}")
+    began_s = clock()
+    result, figure = _within(lambda: line.run(site), within_s) or (
+        Result.OUT_OF_TIME,
+        f"not done after {within_s:.0f} s",
     )
-    result, figure = Result.PASSED, ""
-    for what, work, most_s, overdue in steps:
-        within_s = max(0.0, min(most_s * limits.patience, left_s()))
-        result, figure = _within(work, within_s) or (
-            Result.OUT_OF_TIME,
-            f"{what} after {within_s:.0f} s",
-        )
-        if result is Result.OUT_OF_TIME:
-            site.give_up(overdue)
-        if result is not Result.PASSED:
-            break
-    return result, figure
+    if result is Result.OUT_OF_TIME:
+        site.give_up(line.servers)
+    return Outcome(line.name, result, figure, clock() - began_s)
 
 
 def _within(work: Callable[[], str], within_s: float) -> tuple[Result, str] | None:
@@ -152,13 +179,11 @@ def _within(work: Callable[[], str], within_s: float) -> tuple[Result, str] | No
     def run() -> None:
         try:
             outcomes.append((Result.PASSED, work()))
-        except NotRun as reason:
-            outcomes.append((Result.NOT_RUN, str(reason)))
         except Exception as error:  # noqa: BLE001 - whatever a line raises, the others are run
             text = " ".join(str(error).split())
             outcomes.append((Result.FAILED, f"{type(error).__name__}: {text[:300]}"))
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(within_s)
+    thread.join(max(0.0, within_s))
     return outcomes[0] if outcomes else None

@@ -1,16 +1,18 @@
-"""The servers of the check, by name: stock vLLM, and ours of four engines or of one."""
+"""The servers of the check, by name: stock vLLM, and ours of one, two or four engines."""
 
 import json
 import os
+import re
 import shutil
 import signal
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.cuda_check.lines import Needed, NotRun
-from flying_serving.errors import ServerFailed
+from benchmarks.cuda_check.lines import Outcome, Result
+from benchmarks.cuda_check.starting import Begun
 from harness import triton_cpu
 from harness.forked import ENVIRONMENT
 from harness.live import COMMAND, STOCK, Server, tiny
@@ -19,7 +21,6 @@ ENGINES = 4
 FORCE = "--logits-processors=tests.stock.force:ForceTokens"
 SMALL = (
     "--enforce-eager",
-    "--no-async-scheduling",
     "--max-model-len=2048",
     "--block-size=32",
     "--max-num-seqs=16",
@@ -48,36 +49,56 @@ LARGE_CONFIG = {
 """An 8B model with 12 of its 32 layers: that of the run before (docs/cuda.md)."""
 
 
+STAMPED = "from benchmarks import stamped; stamped.install()"
+"""What runs in a server whose steps get time stamps."""
+
+
 @dataclass(frozen=True)
 class Spec:
-    """A server. `engines`: 0 for stock vLLM. `large`: it times the model of LARGE_CONFIG."""
+    """A server. `engines`: 0 for stock vLLM. `large`: it has the model of LARGE_CONFIG. `preamble`:
+    Python code that runs in it first.
+    """
 
     engines: int
     flags: tuple[str, ...]
     large: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
+    preamble: str = ""
 
 
 def specs(*, has_gpu: bool) -> dict[str, Spec]:
-    """Return all servers by name: those of V2 run in Triton's interpreter without a GPU."""
+    """Return all servers by name: those of V2 run in Triton's interpreter without a GPU.
+
+    Where ours is timed beside stock, both schedule asynchronously, as vLLM does by default.
+    """
     v2 = {"VLLM_USE_V2_MODEL_RUNNER": "1"} if has_gpu else triton_cpu.ENVIRONMENT
-    attention = (TRITON,) if has_gpu else ()
-    exact, half = (*SMALL, "--dtype=float32", *attention), (*SMALL, "--dtype=bfloat16")
-    eager = (*LARGE, "--enforce-eager", "--no-async-scheduling")
+    exact, half = (*SMALL, "--dtype=float32"), (*SMALL, "--dtype=bfloat16")
+    exact += (TRITON,) if has_gpu else ()
+    in_order, ahead = ("--no-async-scheduling",), ("--async-scheduling",)
+    eager = (*LARGE, "--enforce-eager")
+    decodes = ("-cc.mode=0", "-cc.cudagraph_mode=FULL_DECODE_ONLY")
+    # the place asks for V1, and vLLM by default takes V2
     return {
-        "stock float32": Spec(0, (*exact, FORCE)),
-        "ours float32": Spec(ENGINES, (*exact, FORCE)),
-        "stock bfloat16": Spec(0, (*half, FORCE)),
-        "ours bfloat16": Spec(ENGINES, (*half, FORCE)),
-        "stock V2": Spec(0, exact, environment=v2),
-        "ours V2": Spec(2, exact, environment=v2),
-        # the place asks for V1, and vLLM by default takes V2
         "stock default": Spec(0, LARGE, large=True, environment=v2),
-        "stock eager": Spec(0, eager, large=True),
-        "ours eager": Spec(1, eager, large=True),
-        "ours default": Spec(
-            1, (*LARGE, "--cuda-graphs", "-cc.mode=3"), large=True, environment=v2
+        "ours compiled": Spec(
+            1, (*LARGE, "--cuda-graphs", "-cc.mode=3", *ahead), large=True, environment=v2
         ),
+        "stock eager": Spec(0, eager, large=True, environment=v2),
+        "ours lanes": Spec(2, (*eager, *ahead), large=True, environment=v2),
+        "stock float32": Spec(0, (*exact, *in_order, FORCE)),
+        "ours float32": Spec(ENGINES, (*exact, *in_order, FORCE)),
+        "stock graphs": Spec(0, (*LARGE, *decodes), large=True),
+        "ours graphs": Spec(1, (*LARGE, "--cuda-graphs", *ahead), large=True),
+        "stock V2": Spec(0, exact, environment=v2),
+        "ours V2": Spec(2, (*exact, *(ahead if has_gpu else in_order)), environment=v2),
+        "ours lending": Spec(
+            2,
+            (*eager, *in_order, "--lend-weights", "--kv-cache-memory-bytes=64M"),
+            large=True,
+        ),
+        "ours stamped": Spec(2, (*exact, *in_order, "--max-num-seqs=64"), preamble=STAMPED),
+        "stock bfloat16": Spec(0, (*half, *in_order, FORCE)),
+        "ours bfloat16": Spec(ENGINES, (*half, *in_order, FORCE)),
     }
 
 
@@ -94,79 +115,103 @@ def large_model() -> Path:
 
 
 class Site:
-    """The servers by name. `has_gpu`: they run on it; otherwise on the CPU."""
+    """The servers by name.
 
-    def __init__(self, *, has_gpu: bool) -> None:
+    `logs`: a folder for their logs. `ready_s`: how long the start of one may take. `has_gpu`: they
+    run on it; otherwise on the CPU.
+    """
+
+    def __init__(self, logs: Path, ready_s: float, *, has_gpu: bool) -> None:
         self.has_gpu = has_gpu
+        self.logs = logs
+        self.stamps = logs.with_name("stamps")
+        self._ready_s = ready_s
         self._specs = specs(has_gpu=has_gpu)
-        self._servers: dict[str, Server] = {}
+        self._begun: dict[str, Begun] = {}
+        self._told: set[Begun] = set()
         self._lost: dict[str, str] = {}
+        self._ending: list[threading.Thread] = []
+        self._count = 0
 
     def __getitem__(self, name: str) -> Server:
         """Return a server that a line has asked for."""
-        return self._servers[name]
+        return self._begun[name].server
 
-    def prepare(self, needed: Needed) -> None:
-        """Have the servers of a line ready; see `lines.Place`. Nothing starts ahead on the CPU.
-
-        Raises:
-            NotRun: if a server does not start. It is not tried again.
-        """
-        soon = needed.ahead if self.has_gpu else ()
-        names = (*needed.servers, *needed.beside, *soon)
-        for name in self._servers.keys() - set(names):
-            self._servers.pop(name).stop()
+    def begin(self, names: Sequence[str]) -> None:
+        """See `lines.Place`."""
         for name in names:
-            if name not in self._servers and name not in self._lost:
-                self._servers[name] = self._begin(self._specs[name])
-        for name in (*needed.beside, *needed.servers):
-            self._wait_for(name)
-        for name in needed.servers:
-            if name in self._lost:
-                raise NotRun(f"{name} does not start: {self._lost[name]}")
+            if name not in self._begun and name not in self._lost:
+                self._begun[name] = Begun(name, self._start(name), self._ready_s)
 
-    def _wait_for(self, name: str) -> None:
-        """Wait until a server is ready, or known not to start."""
-        server = self._servers.get(name)
-        if server is None or server.ready:
-            return
-        try:
-            server.__enter__()
-        except (ServerFailed, OSError) as error:
-            if self._servers.get(name) is not server:
-                return  # it was given up, and may have been started anew
-            del self._servers[name]
-            *_, last = str(error).strip().splitlines() or [type(error).__name__]
-            self._lost[name] = last[-200:]
+    def starts(self) -> list[Outcome]:
+        """See `lines.Place`."""
+        found = []
+        for name, begun in list(self._begun.items()):
+            if begun.outcome is None or begun in self._told:
+                continue
+            self._told.add(begun)
+            found.append(begun.outcome)
+            if begun.outcome.result is not Result.PASSED:
+                self._lost[name] = begun.outcome.figure
+                self._end(name)
+        return found
 
-    def _begin(self, spec: Spec) -> Server:
-        """Start a server, without waiting for it."""
-        model = large_model() if spec.large else "llama"
-        environment = {**ENVIRONMENT, **spec.environment}
-        if spec.engines == 0:
-            environment |= {"VLLM_PLUGINS": ""}
-            return Server(model, 1, base=spec.flags, program=STOCK, environment=environment)
-        flags = ("--policy=manual", *spec.flags)
-        # variables that vLLM reads at import need an interpreter of their own
-        program = COMMAND if spec.environment else None
-        return Server(model, spec.engines, base=flags, program=program, environment=environment)
+    def starting(self) -> set[str]:
+        """See `lines.Place`."""
+        return {name for name, begun in self._begun.items() if begun not in self._told}
 
-    def give_up(self, overdue: Sequence[str]) -> None:
-        """Kill all servers: one may hang, and a later line starts its own again; see
-        `lines.Place`.
-        """
-        for name, server in self._servers.items():
-            if name in overdue and not server.ready:
-                self._lost[name] = "it was not ready in time"
-            _kill(server)
-        self.end()
+    def why_lost(self, name: str) -> str | None:
+        """See `lines.Place`."""
+        return self._lost.get(name)
+
+    def end_others(self, names: Sequence[str]) -> None:
+        """See `lines.Place`."""
+        for name in self._begun.keys() - set(names):
+            self._end(name)
+
+    def give_up(self, names: Sequence[str]) -> None:
+        """See `lines.Place`."""
+        for name in names:
+            _kill(self._begun[name].server)
+            self._end(name)
 
     def end(self) -> None:
-        """End all servers."""
-        servers = list(self._servers.values())
-        self._servers.clear()
-        for server in servers:
-            server.stop()
+        """End all servers, and wait until they have ended."""
+        self.end_others(())
+        for thread in self._ending:
+            thread.join()
+
+    def _end(self, name: str) -> None:
+        """Begin to end a server; it has some seconds for it."""
+        thread = threading.Thread(target=self._begun.pop(name).server.stop)
+        thread.start()
+        self._ending.append(thread)
+
+    def _start(self, name: str) -> Server:
+        """Start a server, without waiting for it."""
+        spec = self._specs[name]
+        model = large_model() if spec.large else "llama"
+        environment = {**ENVIRONMENT, **spec.environment}
+        self._count += 1
+        log = self.logs / f"{self._count:02}-{re.sub('[^A-Za-z0-9]+', '-', name)}.log"
+        if spec.engines == 0:
+            environment |= {"VLLM_PLUGINS": ""}
+            return Server(
+                model, 1, base=spec.flags, program=STOCK, environment=environment, log=log
+            )
+        if spec.preamble:
+            self.stamps.mkdir(exist_ok=True)
+            environment |= {"STAMPS": str(self.stamps)}
+        # variables that vLLM reads at import need an interpreter of their own
+        return Server(
+            model,
+            spec.engines,
+            base=("--policy=manual", *spec.flags),
+            program=COMMAND if spec.environment else None,
+            preamble=spec.preamble,
+            environment=environment,
+            log=log,
+        )
 
 
 def _kill(server: Server) -> None:

@@ -1,22 +1,33 @@
-"""Lines that time steps of lane 1 beside stock vLLM, of a model with the sizes of an 8B one."""
+"""Lines that time steps: of lane 1 beside stock vLLM, with the sizes of an 8B one, and of groups."""
 
 import statistics
 import time
+from typing import Any
 
-from benchmarks.cuda_check.asking import ask_at_once, drawn, require
+from benchmarks import stamped
+from benchmarks.cuda_check.asking import APART, TOGETHER, ask_at_once, drawn, require
 from benchmarks.cuda_check.site import Site
 from harness.live import Server
 
-LEAST_OF_STOCK = 0.98
+COMPILED_BAR, EAGER_BAR = 0.98, 0.95
+"""Least share of stock's tokens per second.
+
+Async scheduling hides the host's work behind a step of graphs. An eager step is the host's work,
+and lane 1 of a server with groups has more of it: a copy of q, k, v in each layer, the generators'
+states, and the engine's loop. That is some 0.25 ms of 9 to 12.
+"""
 ROUNDS = 5
 STEPS = 96
+HOST_STREAMS = (1, 8, 64)
 
 
-def beside_stock(site: Site, ours: str, stock: str, streams: int) -> str:
+def beside_stock(site: Site, ours: str, stock: str, streams: int, bar: float) -> str:
     """Compare the time of a decode step with stock's, in neighbouring pairs; the first is left out.
 
-    Raises AssertionError if ours has less than LEAST_OF_STOCK of stock's tokens per second.
+    Raises AssertionError if ours has less than `bar` of stock's tokens per second.
     """
+    if ours == "ours lanes":
+        site[ours].layout(APART)
     pairs = []
     for number in range(ROUNDS):
         names = (stock, ours)[:: 1 if number % 2 else -1]
@@ -25,15 +36,28 @@ def beside_stock(site: Site, ours: str, stock: str, streams: int) -> str:
     stock_s, ours_s = (statistics.median(times) for times in zip(*pairs[1:], strict=True))
     share = statistics.median(of_stock / of_ours for of_stock, of_ours in pairs[1:])
     figure = f"{1e3 * ours_s:.2f} ms a step, stock {1e3 * stock_s:.2f}: {share:.2f} of its tokens/s"
-    require(share >= LEAST_OF_STOCK, figure)
+    require(share >= bar, figure)
     return figure
 
 
-def step_s(server: Server, streams: int) -> float:
+def of_a_group(site: Site, ours: str) -> str:
+    """Time steps of a group of two. There is no bar: its collectives go by way of the host."""
+    site[ours].layout(TOGETHER)
+    figures = []
+    for streams in (1, 16):
+        step_s(site[ours], streams, degree=2)
+        took_s = [step_s(site[ours], streams, degree=2) for _ in range(ROUNDS - 2)]
+        figures.append(f"{1e3 * statistics.median(took_s):.2f} ms a step of {streams}")
+    return ", ".join(figures)
+
+
+def step_s(server: Server, streams: int, degree: int | None = None) -> float:
     """Return the time of a step that decodes one token of each stream.
 
-    The time of requests of one token is taken off: a prompt is no part of a step.
+    The time of requests of one token is taken off: a prompt is no part of a step. `degree`: None
+    for any.
     """
+    told: dict[str, Any] = {} if degree is None else {"vllm_xargs": {"tp_degree": degree}}
     took_s = []
     for count in (1, 1 + STEPS):
         requests = [
@@ -43,6 +67,7 @@ def step_s(server: Server, streams: int) -> float:
                 "temperature": 0.0,
                 "ignore_eos": True,
                 "logprobs": None,
+                **told,
             }
             for number in range(streams)
         ]
@@ -50,3 +75,25 @@ def step_s(server: Server, streams: int) -> float:
         ask_at_once(server, requests)
         took_s.append(time.monotonic() - began_s)
     return (took_s[1] - took_s[0]) / STEPS
+
+
+def between_steps(site: Site) -> str:
+    """Return the time from a step's output to the launch of the next, on each of two engines.
+
+    It is the time of a step in which the device has nothing to do: without async scheduling, and
+    with steps of a tiny model. There is no bar.
+    """
+    server = site["ours stamped"]
+    server.layout(TOGETHER)
+    steps_ms = {streams: 1e3 * step_s(server, streams, degree=2) for streams in HOST_STREAMS}
+    found = stamped.gaps_s(site.stamps)
+    require(set(HOST_STREAMS) <= set(found), f"steps of {sorted(found)} requests have stamps")
+    return "; ".join(
+        f"{streams}: {_of(found[streams])}, a step {steps_ms[streams]:.2f} ms"
+        for streams in HOST_STREAMS
+    )
+
+
+def _of(gaps_s: list[float]) -> str:
+    tenth, *_ = statistics.quantiles(gaps_s, n=10)
+    return f"median {1e3 * statistics.median(gaps_s):.2f} ms, 10th percentile {1e3 * tenth:.2f}"

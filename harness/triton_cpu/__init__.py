@@ -9,8 +9,9 @@ import os
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
+_PATHS = (str(_FOLDER.parents[1]), str(_FOLDER / "found"), os.environ.get("PYTHONPATH"))
 ENVIRONMENT = {
-    "PYTHONPATH": os.pathsep.join((str(_FOLDER.parents[1]), str(_FOLDER / "found"))),
+    "PYTHONPATH": os.pathsep.join(filter(None, _PATHS)),
     "TRITON_INTERPRET": "1",
     "TRITON_DEFAULT_BACKEND": "cpu",
     "VLLM_USE_V2_MODEL_RUNNER": "1",

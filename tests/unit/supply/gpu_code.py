@@ -11,7 +11,9 @@ CODE = b"code of a kernel"
 def container(*entries: tuple[int, int]) -> bytes:
     """Return a container with an entry for each kind and architecture."""
     whole = b"".join(
-        struct.pack("<HHIQIIHHI", kind, 1, 64, len(CODE), len(CODE), 0, 0, 8, architecture).ljust(64)
+        struct.pack("<HHIQIIHHI", kind, 1, 64, len(CODE), len(CODE), 0, 0, 8, architecture).ljust(
+            64
+        )
         + CODE
         for kind, architecture in entries
     )
