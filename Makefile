@@ -125,14 +125,15 @@ chaos: $(STAMP)
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.deep.fuzz.run $(ARGS)
 
-# One GPU, ten minutes; without a GPU, or with ARGS=--dry, on the CPU, with the lines that need none.
-cuda-check: $(STAMP)
-	$(BIN)/python -m benchmarks.cuda_check $(ARGS)
+# One GPU, ten minutes; without a GPU, or with ARGS=--dry, on the CPU, with the lines that need none. The locked environment
+# has the CPU's vLLM, so both targets for a GPU run in PYTHON, which has to have CUDA's.
+cuda-check:
+	$(PYTHON) -m benchmarks.cuda_check --out build/cuda-check $(ARGS)
 
 # The tests of the server, all engines on one GPU; those that make no sense there are listed. Without a GPU it fails, but
 # ARGS=--collect-only lists them. TESTS names files, for some minutes of a GPU. FLYING_TESTS_ON=cpu-staged is the CPU's form.
-cuda-test: $(STAMP)
-	FLYING_TESTS_ON=$${FLYING_TESTS_ON:-one-gpu} $(BIN)/python -m pytest -m server $(TESTS) $(ARGS)
+cuda-test:
+	FLYING_TESTS_ON=$${FLYING_TESTS_ON:-one-gpu} $(PYTHON) -m pytest -m server $(TESTS) $(ARGS)
 
 experiments: $(STAMP)
 	$(BIN)/python -m experiments $(ARGS)

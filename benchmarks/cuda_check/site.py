@@ -9,6 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from benchmarks.cuda_check.lines import Outcome, Result
@@ -102,8 +103,12 @@ def specs(*, has_gpu: bool) -> dict[str, Spec]:
     }
 
 
+@cache
 def large_model() -> Path:
-    """Write the model of LARGE_CONFIG, without weights, beside the tiny one."""
+    """Write the model of LARGE_CONFIG, without weights, beside the tiny one.
+
+    Once: servers that start read it.
+    """
     small = tiny("llama")
     folder = small.with_name("cuda-check-8b")
     shutil.copytree(
@@ -141,7 +146,8 @@ class Site:
         """See `lines.Place`."""
         for name in names:
             if name not in self._begun and name not in self._lost:
-                self._begun[name] = Begun(name, self._start(name), self._ready_s)
+                server, names_all = self._start(name), not self._specs[name].large
+                self._begun[name] = Begun(name, server, self._ready_s, names_all=names_all)
 
     def starts(self) -> list[Outcome]:
         """See `lines.Place`."""
@@ -202,12 +208,13 @@ class Site:
         if spec.preamble:
             self.stamps.mkdir(exist_ok=True)
             environment |= {"STAMPS": str(self.stamps)}
-        # variables that vLLM reads at import need an interpreter of their own
+        # variables that vLLM reads at import need an interpreter of their own, and so does a GPU
+        own_interpreter = bool(spec.environment) or self.has_gpu
         return Server(
             model,
             spec.engines,
             base=("--policy=manual", *spec.flags),
-            program=COMMAND if spec.environment else None,
+            program=COMMAND if own_interpreter and not spec.preamble else None,
             preamble=spec.preamble,
             environment=environment,
             log=log,

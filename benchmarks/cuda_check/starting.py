@@ -22,27 +22,30 @@ class Begun:
     """A server from its start on.
 
     `ready_s`: the time within which it is ready and has answered one request. That one is random,
-    so that the kernels which a first answer compiles are there.
+    so that the kernels which a first answer compiles are there. `names_all`: the server's tokenizer
+    has a name for each token of its model, which logprobs need.
     """
 
-    def __init__(self, name: str, server: Server, ready_s: float) -> None:
+    def __init__(self, name: str, server: Server, ready_s: float, *, names_all: bool) -> None:
         self.server = server
         self.outcome: Outcome | None = None
         """None while it starts."""
         self._name = f"start of {name}"
         self._ready_s = ready_s
+        self._logprobs = 0 if names_all else None
         self._began_s = time.monotonic()
         threading.Thread(target=self._start, daemon=True).start()
 
     def _start(self) -> None:
         try:
             took_s = self.server.wait_until_ready(self._ready_s)
-            ask(self.server, PROMPTS[0], temperature=1.0, seed=1)
+            asked_s = time.monotonic()
+            ask(self.server, PROMPTS[0], temperature=1.0, seed=1, logprobs=self._logprobs)
         except Exception as error:  # noqa: BLE001 - whatever a start raises, others go on
             why = why_not_started(self.server.log(), error)
             self._end(Result.FAILED, why)
         else:
-            answer_s = time.monotonic() - self._began_s - took_s
+            answer_s = time.monotonic() - asked_s
             told = said(self.server.log())
             figure = f"ready after {took_s:.0f} s, an answer {answer_s:.1f} s later"
             self._end(Result.PASSED, "; ".join([figure, *told])[:MOST_CHARACTERS])

@@ -1,4 +1,4 @@
-"""Lines that time steps: of lane 1 beside stock vLLM, with the sizes of an 8B one, and of groups."""
+"""Lines that time steps: of lane 1 beside stock, with the sizes of an 8B model, and of groups."""
 
 import statistics
 import time

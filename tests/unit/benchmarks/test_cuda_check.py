@@ -1,51 +1,81 @@
-"""The check of a GPU: its lines, its budget, and its table. Its servers are not started here."""
+"""The check of a GPU: its waves, its budget, and its table. Its servers are not started here."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from benchmarks.cuda_check.checks import lines
-from benchmarks.cuda_check.lines import Limits, Line, Needed, NotRun, Outcome, Result, carry_out
+from benchmarks.cuda_check.checks import ROW_3, waves
+from benchmarks.cuda_check.lines import (
+    Limits,
+    Line,
+    Outcome,
+    Result,
+    carry_out,
+    one_after_the_other,
+    servers_of,
+)
 from benchmarks.cuda_check.page import BEGIN, END, table, write
 from benchmarks.cuda_check.site import specs
 
-GPU_S, STARTS_S = 600.0, 100.0
+STARTED = Outcome("start", Result.PASSED, "ready")
 
 
 class Stands:
-    """A site that is a word, whose servers are stand-ins."""
+    """A site that is a word. Its servers start when they are asked about `slow` times."""
 
-    def __init__(self, prepares: Callable[[Needed], None] = lambda needed: None) -> None:
+    def __init__(self, *, slow: dict[str, int] | None = None, lost: Sequence[str] = ()) -> None:
         self.word = "site"
-        self.given_up = threading.Event()
-        self.overdue: tuple[str, ...] = ()
-        self._prepares = prepares
+        self.begun: list[list[str]] = []
+        self.others_ended: list[list[str]] = []
+        self.given_up: list[str] = []
+        self._left = dict(slow or {})
+        self._lost = lost
 
-    def prepare(self, needed: Needed) -> None:
-        self._prepares(needed)
+    def end_others(self, names: Sequence[str]) -> None:
+        self.others_ended.append(list(names))
 
-    def give_up(self, overdue: Sequence[str]) -> None:
-        self.overdue = tuple(overdue)
-        self.given_up.set()
+    def begin(self, names: Sequence[str]) -> None:
+        self.begun.append(list(names))
+
+    def starts(self) -> list[Outcome]:
+        return [STARTED] if len(self.begun) == 1 and self.begun[0] else []
+
+    def starting(self) -> set[str]:
+        starting = {name for name, left in self._left.items() if left > 0}
+        self._left = {name: left - 1 for name, left in self._left.items()}
+        return starting
+
+    def why_lost(self, name: str) -> str | None:
+        return "no memory" if name in self._lost else None
+
+    def give_up(self, names: Sequence[str]) -> None:
+        self.given_up += names
 
 
 def results(
     *made: Line[Stands],
     site: Stands | None = None,
     has_gpu: bool = True,
-    limits: Limits = Limits(60.0, 60.0),  # noqa: B008 - it is frozen
+    limits: Limits = Limits(60.0),  # noqa: B008 - it is frozen
 ) -> list[Outcome]:
-    return list(carry_out(made, site or Stands(), limits, has_gpu=has_gpu))
+    return list(carry_out([made], site or Stands(), limits, has_gpu=has_gpu))
 
 
 def fails(site: Stands) -> str:
     raise ValueError("in\nwords")
 
 
-def line(name: str, run: Callable[[Stands], str], budget_s: float = 60.0) -> Line[Stands]:
-    return Line(name, run, budget_s)
+def line(
+    name: str,
+    run: Callable[[Stands], str] = lambda site: "",
+    budget_s: float = 60.0,
+    servers: tuple[str, ...] = (),
+    *,
+    quiet: bool = False,
+) -> Line[Stands]:
+    return Line(name, run, budget_s, servers, quiet=quiet)
 
 
 def test_a_line_that_fails_ends_no_other() -> None:
@@ -56,57 +86,94 @@ def test_a_line_that_fails_ends_no_other() -> None:
     ]
 
 
-def test_a_line_that_hangs_is_out_of_time_and_its_servers_are_ended() -> None:
-    site, goes_on = Stands(), threading.Event()
+@pytest.fixture
+def hangs() -> Iterator[Callable[[Stands], str]]:
+    """A line that hangs until the end of the test."""
+    goes_on = threading.Event()
 
-    def hangs(site: Stands) -> str:
+    def run(site: Stands) -> str:
         goes_on.wait(10)
         return "late"
 
-    hung, after = results(line("hangs", hangs, 0.05), line("good", lambda _: ""), site=site)
+    yield run
     goes_on.set()
-    assert (hung.result, hung.figure) == (Result.OUT_OF_TIME, "not done after 0 s")
-    assert site.overdue == ()
-    assert site.given_up.is_set()
-    assert after.result is Result.PASSED
 
 
-def test_servers_that_hang_at_their_start_are_ended_and_the_check_goes_on() -> None:
-    goes_on, needs = threading.Event(), Needed(("slow",))
-
-    def prepares(needed: Needed) -> None:
-        if needed.servers:
-            goes_on.wait(10)
-
-    site = Stands(prepares)
-    slow = Line[Stands]("slow", lambda _: "", 60.0, needs)
-    found, after = results(
-        slow, line("good", lambda _: ""), site=site, limits=Limits(60.0, start_s=0.05)
+def test_a_line_that_hangs_ends_its_own_servers_alone(hangs: Callable[[Stands], str]) -> None:
+    site = Stands()
+    hung, after = (
+        one
+        for one in results(
+            line("hangs", hangs, 0.05, ("a", "b")), line("good", servers=("c",)), site=site
+        )
+        if one is not STARTED
     )
-    goes_on.set()
-    assert found.result is Result.OUT_OF_TIME
-    assert found.figure == "its servers were not ready after 0 s"
-    assert site.overdue == ("slow",)
-    assert site.given_up.is_set()
+    assert (hung.result, hung.figure) == (Result.OUT_OF_TIME, "not done after 0 s")
+    assert site.given_up == ["a", "b"]
     assert after.result is Result.PASSED
+
+
+def test_servers_of_a_wave_start_together_and_all_others_end() -> None:
+    site = Stands()
+    results(line("one", servers=("a", "b")), line("two", servers=("b", "c")), site=site)
+    assert site.others_ended == [["a", "b", "c"]]
+    assert site.begun[0] == ["a", "b", "c"]
+
+
+def test_a_start_is_a_row_of_its_own() -> None:
+    assert results(line("one", servers=("a",)))[0] is STARTED
+
+
+def test_a_line_runs_while_the_servers_of_an_earlier_one_start() -> None:
+    site = Stands(slow={"slow": 3})
+    found = results(line("one", servers=("slow",)), line("two", servers=("a",)), site=site)
+    assert [one.name for one in found if one is not STARTED] == ["two", "one"]
+
+
+def test_a_quiet_line_waits_until_nothing_starts() -> None:
+    site = Stands(slow={"slow": 3})
+    found = results(
+        line("quiet", servers=("a",), quiet=True),
+        line("of a", servers=("a",)),
+        line("of slow", servers=("slow",)),
+        site=site,
+    )
+    assert [one.name for one in found if one is not STARTED] == ["of a", "quiet", "of slow"]
 
 
 def test_a_line_whose_server_does_not_start_is_not_run() -> None:
-    def prepares(needed: Needed) -> None:
-        raise NotRun("it does not start: no memory")
-
-    (found,) = results(line("one", fails), site=Stands(prepares))
-    assert (found.result, found.figure) == (Result.NOT_RUN, "it does not start: no memory")
+    site = Stands(lost=["bad"])
+    *_, found = results(line("one", fails, servers=("a", "bad")), site=site)
+    assert (found.result, found.figure) == (Result.NOT_RUN, "bad does not start: no memory")
 
 
-def test_a_line_that_needs_a_gpu_is_not_run_without_one() -> None:
-    (found,) = results(Line("gpu", fails, 60.0, needs_gpu=True), has_gpu=False)
-    assert (found.result, found.figure) == (Result.NOT_RUN, "needs a GPU")
+def test_servers_of_lines_that_need_a_gpu_do_not_start_without_one() -> None:
+    site = Stands()
+    gpu = Line[Stands]("gpu", fails, 60.0, ("large",), needs_gpu=True)
+    needs, found = results(gpu, line("one"), site=site, has_gpu=False)
+    assert (needs.result, needs.figure) == (Result.NOT_RUN, "needs a GPU")
+    assert found.result is Result.PASSED
+    assert site.begun == [[]]
 
 
-def test_a_line_after_the_budget_is_not_run() -> None:
-    (found,) = results(line("late", fails), limits=Limits(0.0, 60.0))
-    assert (found.result, found.figure) == (Result.NOT_RUN, "the 0 s of the check are over")
+def test_lines_after_the_budget_are_not_run() -> None:
+    site = Stands()
+    found = results(line("late", fails), line("later", fails), limits=Limits(0.0), site=site)
+    assert [(one.result, one.figure) for one in found] == [
+        (Result.NOT_RUN, "the 0 s of the check are over")
+    ] * 2
+    assert site.begun == []
+
+
+def test_the_budget_ends_while_servers_start() -> None:
+    site = Stands(slow={"slow": 1 << 30})
+    *_, found = results(line("one", servers=("slow",)), site=site, limits=Limits(0.2))
+    assert found == Outcome("one", Result.NOT_RUN, "the 0.2 s of the check are over")
+
+
+def test_the_budget_ends_a_line_that_hangs(hangs: Callable[[Stands], str]) -> None:
+    (found,) = results(line("hangs", hangs), limits=Limits(0.1))
+    assert found.result is Result.OUT_OF_TIME
 
 
 def test_patience_gives_a_line_more_time() -> None:
@@ -114,36 +181,49 @@ def test_patience_gives_a_line_more_time() -> None:
         threading.Event().wait(0.2)
         return "done"
 
-    (found,) = results(line("slow", takes_long, 0.05), limits=Limits(60.0, 60.0, patience=400))
+    (found,) = results(line("slow", takes_long, 0.05), limits=Limits(60.0, patience=400))
     assert found.result is Result.PASSED
 
 
+def test_one_after_the_other_keeps_the_order_and_lines_of_the_same_servers_together() -> None:
+    lines = [line("1", servers=("a",)), line("2", servers=("a",)), line("3", servers=("b",))]
+    found = one_after_the_other([[lines[0]], lines[1:]])
+    assert [[one.name for one in wave] for wave in found] == [["1", "2"], ["3"]]
+
+
 def test_lines_have_names_of_their_own() -> None:
-    names = [line.name for line in lines()]
+    names = [line.name for wave in waves() for line in wave]
     assert len(set(names)) == len(names)
 
 
-def test_budgets_of_all_lines_leave_time_to_start_servers() -> None:
-    assert sum(line.budget_s for line in lines()) <= GPU_S - STARTS_S
+def test_servers_of_all_lines_are_there_and_each_is_used() -> None:
+    named = {name for wave in waves() for name in servers_of(wave)}
+    assert named == set(specs(has_gpu=True)) == set(specs(has_gpu=False))
 
 
-def test_servers_of_all_lines_are_there() -> None:
-    needs = [line.needs for line in lines()]
-    named = {name for of in needs for name in (*of.servers, *of.beside, *of.ahead)}
-    assert named == set(specs(has_gpu=True))
+def test_row_3_is_first_and_kernels_are_last() -> None:
+    first, *_, last = waves()
+    assert first[0].name == ROW_3
+    assert servers_of(last) == []
 
 
-def test_servers_that_start_ahead_are_used_by_a_later_line() -> None:
-    later = lines()
-    while later:
-        first, *later = later
-        assert set(first.needs.ahead) <= {name for line in later for name in line.needs.servers}
+def test_what_is_timed_is_quiet() -> None:
+    for one in (line for wave in waves() for line in wave):
+        timed = any(word in one.name for word in ("beside stock", "steps of", "cutover", "time"))
+        assert one.quiet or not timed, one.name
 
 
-def test_nothing_starts_while_steps_are_timed() -> None:
-    timed = [line for line in lines() if line.name.startswith("lane 1 ")]
-    assert len(timed) == 4
-    assert not any(line.needs.ahead for line in timed)
+def test_both_sides_of_a_comparison_of_times_schedule_ahead() -> None:
+    made = specs(has_gpu=True)
+    for ours, stock in (
+        ("ours compiled", "stock default"),
+        ("ours lanes", "stock eager"),
+        ("ours graphs", "stock graphs"),
+    ):
+        assert "--async-scheduling" in made[ours].flags
+        assert "--no-async-scheduling" not in made[stock].flags
+        assert made[ours].environment == made[stock].environment
+    assert made["ours lanes"].engines == 2
 
 
 def test_triton_attention_is_asked_for_on_a_gpu_alone() -> None:
