@@ -154,3 +154,8 @@ def test_large_model_has_its_sizes_and_no_weights() -> None:
     config = json.loads((folder / "config.json").read_text())
     assert {name: config[name] for name in LARGE_CONFIG} == LARGE_CONFIG
     assert not list(folder.glob("*.safetensors"))
+
+
+def test_large_model_is_written_once_as_servers_read_it_while_others_start() -> None:
+    written = (large_model() / "config.json").stat().st_mtime_ns
+    assert (large_model() / "config.json").stat().st_mtime_ns == written

@@ -81,6 +81,21 @@ def test_a_start_tells_its_time_and_what_the_log_says(site: Site) -> None:
     assert figure.endswith("; lanes equal lane 1 within 9.1e-05")
 
 
+@pytest.mark.parametrize(("large", "logprobs"), [(False, 0), (True, None)])
+def test_a_model_whose_tokens_have_no_names_is_asked_without_logprobs(
+    large: bool,
+    logprobs: int | None,
+    servers: list[StandIn],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(sites, "specs", lambda has_gpu: {"a": Spec(1, (), large=large)})
+    monkeypatch.setattr(starting, "ask", lambda server, prompt, **fields: asked.append(fields))
+    started(Site(tmp_path / "logs", NO_LIMIT_S, has_gpu=True), "a")
+    assert [fields["logprobs"] for fields in asked] == [logprobs]
+
+
 def test_a_server_that_does_not_start_is_lost_with_its_error_and_not_tried_again(
     site: Site, servers: list[StandIn]
 ) -> None:
