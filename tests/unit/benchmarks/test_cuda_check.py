@@ -185,7 +185,7 @@ def test_patience_gives_a_line_more_time() -> None:
     assert found.result is Result.PASSED
 
 
-def test_one_after_the_other_keeps_the_order_and_lines_of_the_same_servers_together() -> None:
+def test_one_after_the_other_keeps_lines_of_the_same_servers_together() -> None:
     lines = [line("1", servers=("a",)), line("2", servers=("a",)), line("3", servers=("b",))]
     found = one_after_the_other([[lines[0]], lines[1:]])
     assert [[one.name for one in wave] for wave in found] == [["1", "2"], ["3"]]

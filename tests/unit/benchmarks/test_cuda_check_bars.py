@@ -105,7 +105,7 @@ def test_pulls_are_timed_without_their_views(monkeypatch: pytest.MonkeyPatch) ->
     assert while_timed == [0]
 
 
-def test_cutover_is_judged_without_the_first_switch_and_by_the_95th_percentile() -> None:
+def test_bar_of_cutover_is_for_95_of_100_switches_but_the_first() -> None:
     figure = evaluate_cutover([0.9, *[0.2] * 99, 0.8])
     assert figure == (
         "median 0.20 ms beyond the step, 95th percentile 0.20, 0.80 at most, of 100 switches; the "

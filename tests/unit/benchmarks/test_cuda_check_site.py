@@ -96,7 +96,7 @@ def test_a_model_whose_tokens_have_no_names_is_asked_without_logprobs(
     assert [fields["logprobs"] for fields in asked] == [logprobs]
 
 
-def test_a_server_that_does_not_start_is_lost_with_its_error_and_not_tried_again(
+def test_a_server_that_does_not_start_is_lost_and_not_tried_again(
     site: Site, servers: list[StandIn]
 ) -> None:
     _, bad = started(site, "a", "bad")

@@ -28,7 +28,7 @@ def test_code_that_the_gpu_cannot_run_is_emptied() -> None:
     assert kept((CUBIN, 75), (CUBIN, 120)) == []
 
 
-def test_each_container_is_judged_by_itself() -> None:
+def test_code_of_another_container_counts_for_nothing() -> None:
     library = bytearray(container((CUBIN, 80)) + b"between" + container((PTX, 80), (CUBIN, 80)))
     assert empty_others(library, 90) == 2 * len(CODE)
     assert [is_empty(library, entry) for entry in entries_of(library)] == [True, False, True]
