@@ -3,7 +3,7 @@
 import pytest
 
 from supply.fatbin import empty_others
-from tests.supply.gpu_code import CODE, CUBIN, PTX, container, entries_of, is_empty
+from tests.unit.supply.gpu_code import CODE, CUBIN, PTX, container, entries_of, is_empty
 
 
 def kept(*entries: tuple[int, int]) -> list[tuple[int, int]]:

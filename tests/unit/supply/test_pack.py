@@ -9,7 +9,7 @@ import pytest
 from supply import pack
 from supply.pack import MOE, OPS, PYTHON, VLLM, WHEELS, archive_of, pack_vllm, unpack, write
 from supply.pins import locked
-from tests.supply.gpu_code import CUBIN, container, entries_of, is_empty
+from tests.unit.supply.gpu_code import CUBIN, container, entries_of, is_empty
 
 
 @pytest.mark.parametrize(
