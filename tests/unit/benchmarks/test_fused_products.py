@@ -34,6 +34,7 @@ def test_ratio_is_of_sums() -> None:
     assert ratio({"qkv": (1.0, 2.0), "o": (3.0, 3.0), "down": (9.0, 0.0)}, ["qkv", "o"]) == 1.25
 
 
+@pytest.mark.deep
 def test_main_prints_a_row_for_each_case(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

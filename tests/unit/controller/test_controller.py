@@ -15,6 +15,7 @@ from tests.unit.controller.model_shell import ModelShell
 from tests.unit.policy.costs import costs, measured
 
 
+@pytest.mark.deep
 def test_an_urgent_request_goes_ahead_of_a_flood() -> None:
     """Of as many as may wait."""
     shell = ModelShell(settings("load", 2, max_num_seqs=1, most_waiting=5000))

@@ -248,6 +248,7 @@ def test_peer_sees_shared_extents_and_later_writes() -> None:
     assert len(peer.mapped) == 2
 
 
+@pytest.mark.deep
 def test_peer_unmaps_with_its_last_tensor() -> None:
     arena = CudaArena(fake_device(), PAGE)
     arena.back(0, PAGE)

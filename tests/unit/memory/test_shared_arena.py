@@ -49,6 +49,7 @@ def arena_of(driver: FakeDriver) -> CudaArena:
     return CudaArena(fake_device(driver), LAYERS * BLOCKS * BLOCK_BYTES)
 
 
+@pytest.mark.deep
 def test_another_process_reads_the_pieces(folder: str) -> None:
     arena = arena_of(FakeDriver())
     layers = own_kv(arena)

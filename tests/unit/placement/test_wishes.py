@@ -128,6 +128,7 @@ def test_variables_of_openmp_that_bind_nothing_are_allowed(variables: dict[str, 
     assert read_wishes(variables) == Wishes()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "variables",
     [

@@ -34,6 +34,7 @@ def test_a_ttft_target_chooses_the_layout_that_meets_it(rate: float, layout: Lay
     ]
 
 
+@pytest.mark.deep
 def test_a_server_meets_a_ttft_target_more_often_if_it_has_one() -> None:
     """The same requests under the same controller; the whole answer takes longer then."""
     shares, whole_s = [], []

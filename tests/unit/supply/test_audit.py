@@ -66,6 +66,7 @@ def pinned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return audit.ACCEPTED
 
 
+@pytest.mark.deep
 def test_a_vulnerability_fails(
     service: list[str], pinned: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -77,6 +78,7 @@ def test_a_vulnerability_fails(
     )
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", ["GHSA-xxxx-yyyy-zzzz", "CVE-2026-1"])
 def test_an_accepted_one_does_not(service: list[str], pinned: Path, name: str) -> None:
     """By any of its ids."""

@@ -69,6 +69,7 @@ def test_a_line_that_is_no_pin_is_refused(line: str) -> None:
         parse(line)
 
 
+@pytest.mark.deep
 def test_hashes_are_those_of_the_files_that_pip_finds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

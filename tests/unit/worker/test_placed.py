@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from flying_serving.config import Deployment, FlyingConfig
 from flying_serving.placement.plan import Placement
 from flying_serving.placement.topology import format_cpus
@@ -51,6 +53,7 @@ def found(placement: Placement, *first: str) -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.deep
 def test_all_threads_of_a_process_run_on_its_cores() -> None:
     last = ALLOWED[-1]
     there = found(Placement(cpus=(last,), threads=3, node=0))
@@ -58,18 +61,21 @@ def test_all_threads_of_a_process_run_on_its_cores() -> None:
     assert set(there["masks"]) == {str(last)}
 
 
+@pytest.mark.deep
 def test_openmp_has_as_many_threads_as_placed() -> None:
     there = found(Placement(cpus=(), threads=3, node=0))
     assert there["threads"] == 3
     assert there["variable"] == "3"  # what vLLM reads
 
 
+@pytest.mark.deep
 def test_an_unbound_process_runs_where_it_could_before() -> None:
     there = found(Placement(cpus=(), threads=1, node=0), "taskset", "-c", str(ALLOWED[0]))
     assert set(there["masks"]) == {str(ALLOWED[0])}
     assert there["told"] == "node 0, any core, 1 thread, memory not bound (default)"
 
 
+@pytest.mark.deep
 def test_reported_placement_is_that_of_the_process() -> None:
     there = found(Placement(cpus=tuple(ALLOWED), threads=2, node=0))
     core = "core" if len(ALLOWED) == 1 else "cores"
@@ -79,6 +85,7 @@ def test_reported_placement_is_that_of_the_process() -> None:
     )
 
 
+@pytest.mark.deep
 def test_cores_that_cannot_be_used_any_more_are_named() -> None:
     done = run(Placement(cpus=(4000,), threads=1, node=0))
     assert "ConfigError: cores 4000 cannot be used: Invalid argument" in done.stderr

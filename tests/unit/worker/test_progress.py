@@ -48,6 +48,7 @@ def test_no_reachable_state_is_a_deadlock(
     assert explored.states == states > 1000
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("local_steps", [(0, 0, 0, 0), (1, 0, 0, 1)])
 def test_numbers_that_are_not_taken_at_once_deadlock(local_steps: tuple[int, ...]) -> None:
     """What the lock is for. Two leaders that append to one member after the other find each other's

@@ -28,7 +28,7 @@ from flying_serving.slo import Slo
 from harness import mock_server as mock
 
 ROOT = Path(__file__).parents[4]
-CODE = ROOT / "tests" / "lab" / "workload" / "data" / "azure_code.csv"
+CODE = ROOT / "tests" / "unit" / "lab" / "workload" / "data" / "azure_code.csv"
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -59,6 +59,7 @@ def test_a_request_that_no_group_holds_is_served_with_lent_weights() -> None:
     check_whole(node)
 
 
+@pytest.mark.deep
 @settings(max_examples=examples(25))
 @given(
     rows=st.lists(

@@ -83,6 +83,7 @@ def test_auto_changes_the_layout_and_says_when() -> None:
     )
 
 
+@pytest.mark.deep
 @settings(max_examples=examples(80), deadline=None)
 @given(
     st.lists(
@@ -199,6 +200,7 @@ def test_a_request_with_a_deadline_that_waits_too_long_is_refused(capped: bool) 
     assert len(node.outcome.refused) == 2
 
 
+@pytest.mark.deep
 def test_requests_of_one_event_are_told_as_such() -> None:
     """Eight at a time, or eight that come at the same time by chance."""
     for event_size, events in ((8, True), (1, False)):

@@ -4,6 +4,7 @@ are not computed.
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -100,6 +101,7 @@ def test_only_prefixes_that_run_or_fit_are_cached(work: list[tuple[list[int], in
         assert all(cache.find([one], 1000) for one in held)
 
 
+@pytest.mark.deep
 @given(
     st.lists(
         st.tuples(

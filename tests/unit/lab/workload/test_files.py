@@ -25,6 +25,7 @@ def saved(tmp_path: Path, workload: Workload = SMALL) -> Path:
     return path
 
 
+@pytest.mark.deep
 @given(workload=workloads())
 def test_round_trip_is_exact(tmp_path_factory: pytest.TempPathFactory, workload: Workload) -> None:
     assert read_workload(saved(tmp_path_factory.mktemp("trip"), workload)) == workload

@@ -138,6 +138,7 @@ def test_a_setter_of_another_attribute_is_no_rebinding(names: frozenset[str]) ->
 # ---- the package
 
 
+@pytest.mark.deep
 def test_the_rooms_that_use_vllm_are_read() -> None:
     rooms = {Path(name).parts[1] for name in trees()}
     assert rooms >= {"engine", "migration", "server", "vllm_adapter", "worker"}
