@@ -6,16 +6,21 @@ class's own code.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch.library import Library
 from torch.nn import Module
 from vllm.compilation.wrapper import TorchCompileWithNoGuardsWrapper
+from vllm import ir
 from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
+from vllm.config.kernel import IrOpPriorityConfig
 from vllm.forward_context import get_forward_context
+from vllm.platforms import current_platform
 from vllm.utils.torch_utils import direct_register_custom_op
 
 _LIBRARY = Library("flying_serving", "FRAGMENT")
@@ -37,8 +42,10 @@ def keep_eager(config: VllmConfig) -> None:
     """
     if not is_compiled(config):
         return
+    config.kernel_config.ir_op_priority = eager_priorities(config)
     compilation = config.compilation_config
     compilation.mode = CompilationMode.NONE
+    compilation.ir_enable_torch_wrap = False
     others = [name for name in compilation.custom_ops if name not in _BASE_MODES]
     compilation.custom_ops = ["all", *others]
     mode = compilation.cudagraph_mode
@@ -46,6 +53,36 @@ def keep_eager(config: VllmConfig) -> None:
     compilation.cudagraph_mode = (
         CUDAGraphMode.FULL_DECODE_ONLY if has_decodes else CUDAGraphMode.NONE
     )
+
+
+def eager_priorities(config: VllmConfig) -> IrOpPriorityConfig:
+    """Return which implementations of vLLM's IR operations, norms among them, eager code takes in a
+    server with this lane 1.
+
+    vLLM chooses once for a process, and for compiled code: torch's own, which the compiler fuses.
+    Eagerly these are some ten kernels for each norm. An operation for which a user has chosen keeps
+    that choice.
+    """
+    eager = copy.copy(config)
+    eager.compilation_config = copy.copy(config.compilation_config)
+    eager.compilation_config.mode = CompilationMode.NONE
+    by_default = asdict(current_platform.get_default_ir_op_priority(config))
+    chosen = asdict(config.kernel_config.ir_op_priority)
+    of_eager = asdict(current_platform.get_default_ir_op_priority(eager))
+    users = {name: order for name, order in chosen.items() if order != by_default[name]}
+    return IrOpPriorityConfig(**(of_eager | users))
+
+
+@contextmanager
+def eager_operations(priorities: IrOpPriorityConfig | None) -> Iterator[None]:
+    """While the body runs, vLLM's IR operations take these implementations, without the layer
+    around them that a compiler needs. None: they stay as vLLM has set them for the process.
+    """
+    if priorities is None:
+        yield
+        return
+    with priorities.set_priority(), ir.enable_torch_wrap(False):
+        yield
 
 
 @contextmanager

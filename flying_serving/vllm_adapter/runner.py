@@ -4,12 +4,13 @@ which V1 and V2 differ.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.config.kernel import IrOpPriorityConfig
 from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec
@@ -17,8 +18,13 @@ from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec
 from flying_serving.memory.kv_groups import one_group
 from flying_serving.memory.states import StateCut
 from flying_serving.vllm_adapter.batches import without_outputs
-from flying_serving.vllm_adapter.compiled import uncompiled
-from flying_serving.vllm_adapter.graphs import DecodeGraphs
+from flying_serving.vllm_adapter.compiled import (
+    eager_operations,
+    eager_priorities,
+    is_compiled,
+    uncompiled,
+)
+from flying_serving.vllm_adapter.graphs import Captured, DecodeGraphs
 from flying_serving.vllm_adapter.kv import (
     groups_of,
     shared_kv_buffer,
@@ -44,16 +50,22 @@ class Runner:
     """vLLM's model runner of one lane, V1 or V2.
 
     `randomness`: the lane's random numbers; None: the lane draws from the process's generators.
+    `priorities`: its implementations of vLLM's IR operations; None: those of the process.
     `groups`: the KV groups, which are known once KV memory is bound.
     """
 
     def __init__(
-        self, runner: Any, config: VllmConfig, randomness: LaneRandomness | None = None
+        self,
+        runner: Any,
+        config: VllmConfig,
+        randomness: LaneRandomness | None = None,
+        priorities: IrOpPriorityConfig | None = None,
     ) -> None:
         self._runner = runner
         self._version = version_of(runner)
         self.config = config
         self._randomness = randomness
+        self._priorities = priorities
         self.groups = one_group(config.cache_config.block_size)
         self.graphs = DecodeGraphs(runner, self._version, config)
 
@@ -68,7 +80,10 @@ class Runner:
             wrap_layers(runner, model, config, lane1._runner)
             version_of(runner).take_model(model, lane1._runner)
         return cls(
-            runner, config, LaneRandomness(torch.device(runner.device), config.model_config.seed)
+            runner,
+            config,
+            LaneRandomness(torch.device(runner.device), config.model_config.seed),
+            config.kernel_config.ir_op_priority if is_compiled(lane1.config) else None,
         )
 
     @property
@@ -77,9 +92,14 @@ class Runner:
         module: torch.nn.Module = unwrapped(self._runner.model)
         return module
 
-    def uncompiled(self) -> AbstractContextManager[None]:
-        """While the body runs, steps run the model's own code, if vLLM has compiled it."""
-        return uncompiled(self.model)
+    @contextmanager
+    def uncompiled(self) -> Iterator[None]:
+        """While the body runs, steps run the model's own code, if vLLM has compiled it, with the
+        kernels of an eager server.
+        """
+        priorities = eager_priorities(self.config) if is_compiled(self.config) else None
+        with uncompiled(self.model), eager_operations(priorities):
+            yield
 
     def step(self, plan: Any, grammar: Any = None) -> Any:
         """Run one step, sampling included. Returns vLLM's ModelRunnerOutput, once it is there."""
@@ -94,7 +114,8 @@ class Runner:
 
         Returns what `resolved` takes.
         """
-        with nullcontext() if self._randomness is None else self._randomness.used():
+        drawn = nullcontext() if self._randomness is None else self._randomness.used()
+        with drawn, eager_operations(self._priorities):
             output = self._runner.execute_model(plan)
             if output is None:
                 output = self._runner.sample_tokens(grammar)
@@ -131,8 +152,13 @@ class Runner:
         use.
         """
         most = self.config.scheduler_config.max_num_batched_tokens
-        with set_current_vllm_config(self.config):
+        with set_current_vllm_config(self.config), eager_operations(self._priorities):
             self._runner._dummy_run(min(tokens, most))
+
+    def capture(self) -> Captured:
+        """Capture the CUDA graphs of a group's lane: see `DecodeGraphs.capture`."""
+        with eager_operations(self._priorities):
+            return self.graphs.capture()
 
     def kv_specs(self) -> dict[str, Any]:
         """Return vLLM's KVCacheSpec of each attention layer, with KV of all tokens."""

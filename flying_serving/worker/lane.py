@@ -142,7 +142,7 @@ class WorkerLane:
     def capture(self) -> Captured:
         """Capture the CUDA graphs of decode steps, all members in lockstep. Raises LaneError."""
         with self.communicators.activate(self.size):
-            return self.runner.graphs.capture()
+            return self.runner.capture()
 
     def execute(self, plan: Any, grammar: Any = None, use: OutputUse = OutputUse.RETURNED) -> Any:
         """Run one step of the model, all members together.
