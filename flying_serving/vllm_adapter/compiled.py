@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.library import Library
 from torch.nn import Module
-from vllm.compilation.wrapper import TorchCompileWithNoGuardsWrapper
 from vllm import ir
+from vllm.compilation.wrapper import TorchCompileWithNoGuardsWrapper
 from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
 from vllm.config.kernel import IrOpPriorityConfig
 from vllm.forward_context import get_forward_context

@@ -43,13 +43,18 @@ def stateful_processors(model_config: Any) -> list[str]:
     """Return the names of the users' logits processors that do not declare that they follow a
     request's outputs.
     """
-    classes = _users_processors(tuple(model_config.logits_processors or ()))
+    classes = users_processors(model_config)
     return [found.__qualname__ for found in classes if not getattr(found, FOLLOWS_OUTPUTS, False)]
 
 
+def users_processors(model_config: Any) -> tuple[type, ...]:
+    """Return the classes of users' logits processors: installed ones, then those of the flag."""
+    return _loaded(tuple(model_config.logits_processors or ()))
+
+
 @cache
-def _users_processors(named: tuple[type | str, ...]) -> tuple[type, ...]:
-    """Return the classes of users' logits processors: installed ones, then these.
+def _loaded(named: tuple[type | str, ...]) -> tuple[type, ...]:
+    """Load the classes of logits processors.
 
     vLLM has a loader for each of its model runners, which refuses classes for the other one. It
     makes this check itself where it loads them.

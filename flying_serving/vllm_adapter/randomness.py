@@ -41,20 +41,27 @@ def seed_of(seed: int, group: Sequence[int], incarnations: Sequence[int]) -> int
 
 
 class LaneRandomness:
-    """The state that one lane has of each generator that vLLM seeds: Python's, numpy's, torch's on
-    CPU and `device`.
+    """The state that one lane has of each generator from which its steps draw. Draws of other lanes
+    and of other code of the process do not change it.
 
-    Draws of other lanes and of other code of the process do not change it.
+    - `device`'s: both of vLLM's model runners sample from it, V1 for each token of a request
+      without a seed, V2 where FlashInfer samples. On the CPU it is torch's.
+    - numpy's: V2 gives a request without a seed one when it is added.
+    - torch's on the CPU: vLLM's model of a diffusion draws seeds for kernels from it.
+    - Python's, if `for_users_code`: neither runner draws from it, and to keep it takes 50 us of a
+      step. Logits processors of users may draw.
     """
 
-    def __init__(self, device: torch.device, seed: int) -> None:
+    def __init__(self, device: torch.device, seed: int, *, for_users_code: bool = False) -> None:
         self._generators: list[tuple[Callable[[], Any], Callable[[Any], None]]] = [
-            (random.getstate, random.setstate),
             # exchanged: numpy takes long to copy a state
             (mtrand.get_bit_generator, mtrand.set_bit_generator),
             (torch.get_rng_state, torch.set_rng_state),
         ]
-        self._states: list[Any] = [random.getstate(), np.random.MT19937(), torch.get_rng_state()]
+        self._states: list[Any] = [np.random.MT19937(), torch.get_rng_state()]
+        if for_users_code:
+            self._generators.append((random.getstate, random.setstate))
+            self._states.append(random.getstate())
         if device.type != "cpu":
             of_device = torch.get_device_module(device)
             read, write = of_device.get_rng_state, of_device.set_rng_state
@@ -64,8 +71,10 @@ class LaneRandomness:
 
     def seed(self, seed: int) -> None:
         """Begin anew, with numbers that depend on `seed` alone."""
+        of_process = random.getstate()  # vLLM seeds Python's too, which may not be the lane's
         with self.used():
             set_random_seed(seed)
+        random.setstate(of_process)
 
     @contextmanager
     def used(self) -> Iterator[None]:

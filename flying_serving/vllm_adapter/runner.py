@@ -25,6 +25,7 @@ from flying_serving.vllm_adapter.compiled import (
     uncompiled,
 )
 from flying_serving.vllm_adapter.graphs import Captured, DecodeGraphs
+from flying_serving.vllm_adapter.history import users_processors
 from flying_serving.vllm_adapter.kv import (
     groups_of,
     shared_kv_buffer,
@@ -79,10 +80,15 @@ class Runner:
             model = module_tree(config, torch.device(runner.device))
             wrap_layers(runner, model, config, lane1._runner)
             version_of(runner).take_model(model, lane1._runner)
+        randomness = LaneRandomness(
+            torch.device(runner.device),
+            config.model_config.seed,
+            for_users_code=bool(users_processors(config.model_config)),
+        )
         return cls(
             runner,
             config,
-            LaneRandomness(torch.device(runner.device), config.model_config.seed),
+            randomness,
             config.kernel_config.ir_op_priority if is_compiled(lane1.config) else None,
         )
 

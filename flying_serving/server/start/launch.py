@@ -26,6 +26,10 @@ from flying_serving.placement.here import placements_here
 from flying_serving.placement.plan import Placement
 from flying_serving.policy.policies import POLICIES
 from flying_serving.server.start.devices import collectives_of, share_devices
+from flying_serving.server.start.environment import (
+    refuse_expandable_segments,
+    sum_without_flashinfer,
+)
 from flying_serving.server.start.execution import keep_no_compiled_code, refuse_other_execution
 from flying_serving.server.start.rundir import make_run_dir
 from flying_serving.server.start.support import (
@@ -66,19 +70,21 @@ def prepare(config: Any, client_count: int) -> Any:
     sizes, not_offered = choose_group_sizes(config, flying.group_sizes, obstacles)
     for size, reason in not_offered.items():
         logger.warning("group size %d is not offered: %s", size, reason)
+    if policy.pinned_size is not None:
+        # a fixed layout needs no other sizes than its own and 1, which every engine has
+        sizes = tuple(sorted({1, policy.pinned_size(sizes)}))
+    if not current_platform.is_cpu():
+        sum_without_flashinfer(os.environ, sizes, parallel.tensor_parallel_size, collectives)
     _warn_of_fixed_groups(config.model_config)
     # for all: it removes the shared memory of workers that vLLM kills at the end
     resource_tracker.ensure_running()
     run_dir = make_run_dir()
     os.environ.setdefault("VLLM_RPC_BASE_PATH", run_dir)  # vLLM's sockets, which it leaves behind
-    # a fixed layout needs no other sizes than its own and 1, which every engine has
     deployment = Deployment(
         run_dir=run_dir,
         engines=parallel.data_parallel_size,
         devices=parallel.tensor_parallel_size,
-        group_sizes=sizes
-        if policy.pinned_size is None
-        else tuple(sorted({1, policy.pinned_size(sizes)})),
+        group_sizes=sizes,
         not_offered=not_offered,
         collectives=collectives,
         survives=survives(flying, parallel.data_parallel_size, collectives),
@@ -132,6 +138,8 @@ def _refuse_unusable(config: Any, flying: FlyingConfig) -> None:
         )
     if flying.lend_weights:
         refuse_lending(config)
+    if not current_platform.is_cpu():
+        refuse_expandable_segments(os.environ)
     worker_cls = config.parallel_config.worker_cls
     if worker_cls not in _WORKERS and not _has_lanes(worker_cls):
         raise Unsupported(

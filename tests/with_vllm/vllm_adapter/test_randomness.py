@@ -4,6 +4,7 @@ same.
 
 import random
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,11 +14,14 @@ import torch
 from vllm.sampling_params import SamplingParams
 from vllm.utils.torch_utils import set_random_seed
 from vllm.v1.worker.gpu.sample.states import SamplingStates
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from flying_serving.layout.groups import aligned_group
 from flying_serving.vllm_adapter.randomness import LaneRandomness, seed_of, seed_process
 from flying_serving.vllm_adapter.runner import Runner
+from flying_serving.vllm_adapter.trees import world_of_one
 from flying_serving.worker.lanes import WorkerLanes
+from tests.worker.configurations import LLAMA, configuration
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda", 0)
@@ -33,6 +37,22 @@ class Sampling:
         return drawn()
 
 
+class Unloaded(GPUModelRunner):  # type: ignore[misc]
+    """vLLM's V1 runner without its parts; a step draws as code of users may."""
+
+    inputs_embeds = None
+
+    def __init__(self, config: Any, device: torch.device) -> None:
+        self.device = device
+
+    def execute_model(self, plan: Any) -> Any:
+        return random.random()
+
+
+class Processor:
+    """Stands for a user's class of logits processors, which is only counted."""
+
+
 class Alone:
     """In place of communicators: every group is there."""
 
@@ -44,7 +64,7 @@ class Alone:
 
 
 def drawn() -> tuple[Any, ...]:
-    """One draw from each generator that vLLM seeds."""
+    """One draw from each generator that vLLM seeds, as with code of users."""
     return torch.randint(0, 2**31, (2,)).tolist(), int(np.random.randint(2**31)), random.random()
 
 
@@ -65,7 +85,9 @@ def lanes_of(engine: int, seed: int = 0) -> Any:
         model_config=SimpleNamespace(seed=seed), cache_config=SimpleNamespace(block_size=16)
     )
     groups = {
-        size: SimpleNamespace(runner=Runner(Sampling(), config, LaneRandomness(CPU, seed)))
+        size: SimpleNamespace(
+            runner=Runner(Sampling(), config, LaneRandomness(CPU, seed, for_users_code=True))
+        )
         for size in (2, 4)
     }
     return SimpleNamespace(
@@ -231,3 +253,32 @@ def test_the_generator_of_the_device_is_the_lanes_too(monkeypatch: pytest.Monkey
     with lane.used():
         assert of_device.state == 5
     assert of_device.state == 2
+
+
+def test_pythons_generator_stays_the_processs_where_no_code_of_users_runs() -> None:
+    """Its state takes longer to keep than all others, and vLLM's runners do not draw from it."""
+    random.seed(3)
+    expected = [random.random() for _ in range(3)]
+    random.seed(3)
+    lane = LaneRandomness(CPU, 0)
+    found = [random.random()]
+    with lane.used():
+        found.append(random.random())
+    lane.seed(1)
+    found.append(random.random())
+    assert found == expected
+
+
+@pytest.mark.parametrize("processors", [None, [Processor]])
+def test_lane_keeps_pythons_generator_for_processors_of_users(
+    processors: list[type] | None, tmp_path: Path
+) -> None:
+    config = configuration(tmp_path, LLAMA)
+    config.model_config.logits_processors = processors
+    lane1: Any = SimpleNamespace(_runner=Unloaded(config, CPU), config=config)
+    with world_of_one(config):
+        lane = Runner.build(config, lane1)
+    random.seed(3)
+    before = random.getstate()
+    lane.launch(None)
+    assert (random.getstate() == before) == (processors is not None)

@@ -1,4 +1,4 @@
-"""Beside a compiled lane 1, lanes of groups run vLLM's kernels of IR operations, as an eager server.
+"""Beside a compiled lane 1, lanes of groups run vLLM's kernels of IR operations, as if eager.
 
 The choice is CUDA's, by vLLM's own function. The kernel is a stand-in that counts its calls.
 """
@@ -136,7 +136,12 @@ def test_operations_of_a_group_are_called_without_torchs_layer(config: VllmConfi
     found = []
     lane1, group = lanes(config)
     for runner in (lane1, group):
-        runner._runner.execute_model = lambda plan: found.append(op._ENABLE_TORCH_WRAP) or plan
+
+        def execute(plan: Any) -> Any:
+            found.append(op._ENABLE_TORCH_WRAP)
+            return plan
+
+        runner._runner.execute_model = execute
         runner.launch("step")
     assert found == [True, False]
 
