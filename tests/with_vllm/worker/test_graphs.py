@@ -14,9 +14,14 @@ from vllm.v1.worker.workspace import current_workspace_manager, lock_workspace
 from flying_serving.errors import LaneError
 from flying_serving.vllm_adapter.graphs import Captured
 from flying_serving.vllm_adapter.trees import world_of_one
-from flying_serving.worker.graphs import GraphLane, check_graphs, summary
+from flying_serving.worker.graphs import GraphLane, check_graphs, refusal, summary
 from flying_serving.worker.lane import WorkerLane
+<<<<<<< HEAD:tests/with_vllm/worker/test_graphs.py
 from tests.with_vllm.worker.captured import CapturingV1, graph_configuration, graph_lane
+=======
+from flying_serving.worker.selfcheck import Difference
+from tests.worker.captured import CapturingV1, graph_configuration, graph_lane
+>>>>>>> c4690bf5 (cuda: graphs may round as far as compiled steps may):tests/worker/test_graphs.py
 
 pytestmark = pytest.mark.usefixtures("graph_pool", "scratch")
 
@@ -82,6 +87,26 @@ def test_graph_without_numbers_is_refused(config: VllmConfig) -> None:
     lane, _ = graph_lane(config, 2, lambda outputs: outputs * torch.nan)
     with pytest.raises(LaneError, match="differs from an eager one by inf"):
         checked(lane)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "share", "refused"),
+    [
+        (torch.float32, 0.005, False),
+        (torch.float32, 0.06, True),
+        (torch.bfloat16, 0.06, False),  # as a padded step may round, through all layers
+        (torch.bfloat16, 0.5, True),
+    ],
+)
+def test_rounding_of_all_layers_is_allowed_and_no_more(
+    config: VllmConfig, dtype: torch.dtype, share: float, refused: bool
+) -> None:
+    config.model_config.dtype = dtype
+    lane, _ = graph_lane(config, 2)
+    checked_lane = GraphLane(2, lane.runner, lane.execute, lambda refuses: refuses, 8)
+    reason = refusal(checked_lane, {3: [Difference("logits", share)]})
+    assert (reason is not None) == refused
+    assert not refused or f"by {share:.2g} of its logits" in str(reason)
 
 
 def test_member_refuses_when_another_one_does(config: VllmConfig) -> None:
