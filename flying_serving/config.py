@@ -118,8 +118,9 @@ class FlyingConfig(BaseModel):
     """
     cuda_graphs: bool = False
     """On CUDA, capture the decode steps of every lane as CUDA graphs, without torch.compile unless
-    -cc.mode=3 asks for it. This has not run on a GPU yet: at its start the server compares graphs
-    with eager steps, and ends if they differ.
+    -cc.mode=3 asks for it. Without NCCL in one world (--cuda-collectives) groups stay eager. This
+    has not run on a GPU yet: at its start the server compares graphs with eager steps, and ends if
+    they differ.
     """
     node_metrics: bool = False
     """In /metrics, one series of all engines together for vllm:num_requests_running,
@@ -195,6 +196,13 @@ class Deployment(BaseModel):
     def one_world(self) -> bool:
         """True if all engines are in one torch world, and so none can do without the others."""
         return self.collectives in ONE_WORLD
+
+    @property
+    def captures_groups(self) -> bool:
+        """True if CUDA graphs may hold the exchanges of groups: `staged` waits for the device, and
+        `pynccl` replaces what a graph has captured.
+        """
+        return self.collectives == "nccl"
 
     def is_there(self, engine: int) -> bool:
         """Return whether an engine was there, as far as this process knew at its start."""

@@ -55,6 +55,14 @@ def limit_capture_sizes(config: VllmConfig) -> None:
         )
 
 
+def capture_nothing(config: VllmConfig) -> None:
+    """Let a lane run without CUDA graphs, as vLLM does for its own mode NONE."""
+    compilation = config.compilation_config
+    compilation.cudagraph_mode = CUDAGraphMode.NONE
+    compilation.cudagraph_capture_sizes = []
+    compilation.max_cudagraph_capture_size = 0
+
+
 def bytes_of_groups(lane1_bytes: int, lane1: VllmConfig, groups: Sequence[VllmConfig]) -> int:
     """Return how many bytes the graphs of groups take, at most, by vLLM's estimate for lane 1's.
 

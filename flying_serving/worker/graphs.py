@@ -51,7 +51,8 @@ class GraphLane:
 
 
 class LaneGraphs:
-    """The CUDA graphs of all lanes of a worker, if they are asked for.
+    """The CUDA graphs of all lanes of a worker, if they are asked for. Groups may have none beside
+    those of lane 1.
 
     `groups`: the lane of each group size. `say`: takes what has been done, in words.
     """
@@ -65,6 +66,9 @@ class LaneGraphs:
     ) -> None:
         self._lane1 = lane1
         self._groups = groups
+        self._capturing = {
+            size: lane for size, lane in groups.items() if are_asked(lane.runner.config)
+        }
         self._communicators = communicators
         self._say = say
         self._are_asked = are_asked(lane1.config)
@@ -73,13 +77,14 @@ class LaneGraphs:
         """Return the bytes of the groups' graphs, at most, by vLLM's estimate for lane 1."""
         if not self._are_asked:
             return 0
-        groups = [lane.runner.config for lane in self._groups.values()]
+        groups = [lane.runner.config for lane in self._capturing.values()]
         return bytes_of_groups(lane1_bytes, self._lane1.config, groups)
 
     def prepare(self) -> None:
         """Let each lane make its largest step before any lane captures graphs.
 
-        vLLM's scratch memory then has its size. It must not move once a graph has its address.
+        vLLM's scratch memory then has its size. It must not move once a graph has its address, be
+        it one of lane 1 alone.
         """
         for lane in self._groups.values() if self._are_asked else ():
             lane.warm_most()
@@ -91,18 +96,28 @@ class LaneGraphs:
         """
         if not self._are_asked:
             return
-        for size, lane in self._groups.items():
+        for size, lane in self._capturing.items():
             self._say(summary(size, lane.capture()))
-        lanes = {1: (self._lane1, self._lane1.step)}
-        lanes |= {size: (lane.runner, lane.execute) for size, lane in self._groups.items()}
-        for size, (runner, step) in lanes.items():
-            together = partial(self._communicators.any_of, size)
-            largest = check_graphs(GraphLane(size, runner, step, together, most))
-            most_share = allowed(runner.config.model_config.dtype)
-            self._say(
-                f"group of {size}: CUDA graphs equal eager steps within {largest:.1e} of their "
-                f"logits ({most_share:g} is allowed)"
-            )
+        self._check(1, self._lane1, self._lane1.step, most)
+        for size, lane in self._capturing.items():
+            self._check(size, lane.runner, lane.execute, most)
+
+    @torch.inference_mode()
+    def check_lane1(self, most: int) -> None:
+        """Compare the graphs of lane 1 alone: groups have none in an engine that is started again.
+        Raises LaneError.
+        """
+        if self._are_asked:
+            self._check(1, self._lane1, self._lane1.step, most)
+
+    def _check(self, size: int, runner: Runner, step: Callable[[Any], Any], most: int) -> None:
+        together = partial(self._communicators.any_of, size)
+        largest = check_graphs(GraphLane(size, runner, step, together, most))
+        most_share = allowed(runner.config.model_config.dtype)
+        self._say(
+            f"group of {size}: CUDA graphs equal eager steps within {largest:.1e} of their logits "
+            f"({most_share:g} is allowed)"
+        )
 
 
 def summary(size: int, captured: Captured) -> str:

@@ -18,7 +18,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.errors import ConfigError, EngineLost
 from flying_serving.vllm_adapter.compiled import keep_eager
-from flying_serving.vllm_adapter.graphs import Captured, limit_capture_sizes
+from flying_serving.vllm_adapter.graphs import Captured, capture_nothing, limit_capture_sizes
 from flying_serving.vllm_adapter.kv import in_blocks_of
 from flying_serving.vllm_adapter.runner import Runner, resolved
 
@@ -42,9 +42,13 @@ def without_layers(config: VllmConfig) -> VllmConfig:
     return copied
 
 
-def lane_config(config: VllmConfig, size: int, block_tokens: int) -> VllmConfig:
+def lane_config(
+    config: VllmConfig, size: int, block_tokens: int, *, captures: bool = True
+) -> VllmConfig:
     """Return the VllmConfig of a lane for groups of `size` engines from lane 1's. Its blocks hold
     `block_tokens` tokens.
+
+    `captures`: False if CUDA graphs cannot hold the lane's exchanges, even if lane 1 has graphs.
     """
     lane = without_layers(config)
     parallel = lane.parallel_config
@@ -53,7 +57,10 @@ def lane_config(config: VllmConfig, size: int, block_tokens: int) -> VllmConfig:
     lane.cache_config.block_size = block_tokens
     lane.cache_config.hash_block_size = None
     keep_eager(lane)
-    limit_capture_sizes(lane)
+    if captures:
+        limit_capture_sizes(lane)
+    else:
+        capture_nothing(lane)
     return lane
 
 

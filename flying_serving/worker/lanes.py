@@ -101,9 +101,10 @@ class WorkerLanes:
         them.
         """
         for size in deployment.lanes:
-            self.groups[size] = WorkerLane.build(
-                size, lane_config(config, size, self._block_tokens(size)), communicators, lane1
+            of_lane = lane_config(
+                config, size, self._block_tokens(size), captures=deployment.captures_groups
             )
+            self.groups[size] = WorkerLane.build(size, of_lane, communicators, lane1)
         self.residency: WorkerWeights | None = None
         self.graphs = LaneGraphs(lane1, self.groups, communicators, self._say)
         self._weight_file = weight_file_of(deployment, engine, device)

@@ -201,6 +201,9 @@ class LaneWorker:
             with told_to_server(self.deployment.run_dir, self.engine):
                 self.lanes.graphs.capture(most_requests(self.lanes.lane1, self.lanes.blocks))
                 self.lanes.calibrate()
+        else:
+            with told_to_server(self.deployment.run_dir, self.engine):
+                self.lanes.graphs.check_lane1(most_requests(self.lanes.lane1, self.lanes.blocks))
         self.lanes.seed(self.deployment.incarnations)
         # it is a process of its own; while it starts, vLLM ends it by a signal
         if self.deployment.devices > 1:

@@ -12,8 +12,7 @@ def collectives_of(flying: FlyingConfig, *, on_cpu: bool) -> Collectives:
     """Return how the devices of a group exchange tensors.
 
     Raises:
-        ConfigError: if NCCL is to join engines that share a GPU, or CUDA graphs are asked for with
-            an exchange that they cannot hold.
+        ConfigError: if NCCL is to join engines that share a GPU.
     """
     if on_cpu:
         return flying.cpu_collectives
@@ -23,11 +22,7 @@ def collectives_of(flying: FlyingConfig, *, on_cpu: bool) -> Collectives:
             f"--cuda-collectives={flying.cuda_collectives}: NCCL takes one engine per GPU; "
             f"--engines-per-device={flying.engines_per_device} needs staged"
         )
-    collectives = flying.cuda_collectives or ("staged" if shared else "nccl")
-    # staged waits for the device, and pynccl replaces what a graph has captured
-    if flying.cuda_graphs and collectives != "nccl":
-        raise ConfigError(f"--cuda-graphs: needs --cuda-collectives=nccl, not {collectives}")
-    return collectives
+    return flying.cuda_collectives or ("staged" if shared else "nccl")
 
 
 def share_devices(

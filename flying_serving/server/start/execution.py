@@ -2,7 +2,8 @@
 that vLLM has.
 
 vLLM's flags say how lane 1 runs: --enforce-eager and --compilation-config. Lanes of groups are
-never compiled. With --cuda-graphs they replay graphs of decode steps.
+never compiled. With --cuda-graphs they replay graphs of decode steps, if graphs can hold their
+exchanges.
 """
 
 import os
@@ -12,6 +13,7 @@ from vllm.config import CompilationMode, CUDAGraphMode
 
 from flying_serving.config import Collectives, FlyingConfig
 from flying_serving.errors import ConfigError, Unsupported
+from flying_serving.log import logger
 from flying_serving.vllm_adapter.compiled import is_compiled
 
 _NO_CACHE = "VLLM_DISABLE_COMPILE_CACHE"
@@ -30,6 +32,24 @@ def refuse_other_execution(config: Any, flying: FlyingConfig, collectives: Colle
     if is_compiled(config):
         _refuse_uncompilable(config, flying, collectives)
     _refuse_other_graphs(config, flying)
+    if flying.cuda_graphs and collectives != "nccl":
+        _keep_groups_eager(config.parallel_config, collectives)
+
+
+def _keep_groups_eager(parallel: Any, collectives: Collectives) -> None:
+    """Say that lane 1 has CUDA graphs and no group has: see `Deployment.captures_groups`."""
+    devices = parallel.tensor_parallel_size
+    if devices > 1:
+        raise ConfigError(
+            f"--cuda-graphs: with --tensor-parallel-size={devices} needs "
+            f"--cuda-collectives=nccl, not {collectives}"
+        )
+    if parallel.data_parallel_size > 1:
+        logger.info(
+            "--cuda-graphs: for engines that serve alone; groups stay eager, as CUDA graphs cannot "
+            "hold --cuda-collectives=%s",
+            collectives,
+        )
 
 
 def keep_no_compiled_code(config: Any) -> None:

@@ -152,18 +152,13 @@ def test_nccl_between_engines_on_one_gpu_is_refused(name: Literal["nccl", "pyncc
 @pytest.mark.parametrize(
     ("settings", "collectives"),
     [
+        ({}, "nccl"),
         ({"cuda_collectives": "staged"}, "staged"),
         ({"cuda_collectives": "pynccl"}, "pynccl"),
         ({"engines_per_device": 2}, "staged"),
     ],
 )
-def test_cuda_graphs_without_nccl_are_refused(settings: Any, collectives: str) -> None:
+def test_cuda_graphs_are_taken_with_all_collectives(settings: Any, collectives: str) -> None:
+    """Groups that cannot have them stay eager."""
     flying = FlyingConfig(cuda_graphs=True, **settings)
-    with pytest.raises(
-        ConfigError, match=f"^--cuda-graphs: needs --cuda-collectives=nccl, not {collectives}$"
-    ):
-        collectives_of(flying, on_cpu=False)
-
-
-def test_cuda_graphs_are_taken_with_nccl() -> None:
-    assert collectives_of(FlyingConfig(cuda_graphs=True), on_cpu=False) == "nccl"
+    assert collectives_of(flying, on_cpu=False) == collectives

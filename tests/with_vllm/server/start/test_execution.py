@@ -1,5 +1,6 @@
 """Which of vLLM's ways to run steps lanes have: eager, compiled, and with CUDA graphs."""
 
+import logging
 import os
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from vllm.config import CompilationMode, CUDAGraphMode
 
 from flying_serving.config import Collectives, FlyingConfig
 from flying_serving.errors import ConfigError, Unsupported
+from flying_serving.log import logger
 from flying_serving.server.start.execution import keep_no_compiled_code, refuse_other_execution
 
 EAGER, COMPILED = CompilationMode.NONE, CompilationMode.VLLM_COMPILE
@@ -16,11 +18,13 @@ DECODES, ALL_STEPS = CUDAGraphMode.FULL_DECODE_ONLY, CUDAGraphMode.FULL_AND_PIEC
 NO_GRAPHS = CUDAGraphMode.NONE
 
 
-def execution(mode: CompilationMode, graphs: CUDAGraphMode, devices: int = 1) -> Any:
+def execution(
+    mode: CompilationMode, graphs: CUDAGraphMode, devices: int = 1, engines: int = 2
+) -> Any:
     """The part of vLLM's configuration that says how steps run."""
     return SimpleNamespace(
         model_config=SimpleNamespace(enforce_eager=mode == EAGER and graphs == NO_GRAPHS),
-        parallel_config=SimpleNamespace(tensor_parallel_size=devices),
+        parallel_config=SimpleNamespace(tensor_parallel_size=devices, data_parallel_size=engines),
         compilation_config=SimpleNamespace(mode=mode, cudagraph_mode=graphs),
     )
 
@@ -95,3 +99,34 @@ def test_compiled_code_is_kept_for_no_other_start(monkeypatch: pytest.MonkeyPatc
     keep_no_compiled_code(execution(COMPILED, NO_GRAPHS))
     assert os.environ["VLLM_DISABLE_COMPILE_CACHE"] == "1"
     monkeypatch.delenv("VLLM_DISABLE_COMPILE_CACHE")
+
+
+@pytest.mark.parametrize(
+    ("collectives", "engines", "said"),
+    [("staged", 2, True), ("pynccl", 4, True), ("nccl", 4, False), ("pynccl", 1, False)],
+)
+def test_start_says_where_groups_stay_eager_beside_graphs(
+    collectives: Collectives,
+    engines: int,
+    said: bool,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logger, "propagate", True)
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    caplog.set_level(logging.INFO)
+    config = execution(EAGER, DECODES, engines=engines)
+    refuse_other_execution(config, FlyingConfig(cuda_graphs=True), collectives)
+    line = f"groups stay eager, as CUDA graphs cannot hold --cuda-collectives={collectives}"
+    assert (line in caplog.text) == said
+
+
+@pytest.mark.parametrize("collectives", ["staged", "pynccl"])
+def test_graphs_of_engines_of_several_devices_need_nccl(collectives: Collectives) -> None:
+    """There lane 1 exchanges too."""
+    config = execution(EAGER, DECODES, devices=2)
+    flying = FlyingConfig(cuda_graphs=True)
+    refuse_other_execution(config, flying, "nccl")
+    says = f"^--cuda-graphs: with --tensor-parallel-size=2 needs .*=nccl, not {collectives}$"
+    with pytest.raises(ConfigError, match=says):
+        refuse_other_execution(config, flying, collectives)

@@ -1,0 +1,127 @@
+"""Which lanes of a worker capture CUDA graphs: all, or lane 1 alone where graphs cannot hold what
+groups exchange.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from vllm.config import CUDAGraphMode, VllmConfig
+
+from flying_serving.config import Collectives, Deployment, FlyingConfig
+from flying_serving.errors import LaneError
+from flying_serving.vllm_adapter.graphs import are_asked
+from flying_serving.vllm_adapter.runner import Runner
+from flying_serving.worker.graphs import LaneGraphs
+from flying_serving.worker.lane import WorkerLane, lane_config
+from tests.worker.captured import CapturingV1, Groups, graph_configuration
+
+pytestmark = pytest.mark.usefixtures("graph_pool", "scratch")
+SIZES = (2, 4)
+NO_GRAPHS = {"captured": [], "replayed": []}
+
+
+class Members(Groups):
+    """All members of a group find what this one finds."""
+
+    def any_of(self, size: int, refuses: bool) -> bool:
+        return refuses
+
+
+class Worker:
+    """The lanes of a worker whose groups exchange so. vLLM has captured lane 1."""
+
+    def __init__(self, config: VllmConfig, collectives: Collectives) -> None:
+        deployment = Deployment(
+            run_dir="",
+            engines=4,
+            devices=1,
+            group_sizes=(1, *SIZES),
+            collectives=collectives,
+            survives=False,
+            incarnations=(0,) * 4,
+            flying=FlyingConfig(cuda_graphs=True),
+        )
+        self.said: list[str] = []
+        groups: Any = Members()
+        self.runners = {1: CapturingV1(config)}
+        lane1 = Runner(self.runners[1], config)
+        lanes = {}
+        for size in deployment.lanes:
+            of_lane = lane_config(config, size, 32, captures=deployment.captures_groups)
+            self.runners[size] = CapturingV1(of_lane, lambda x: x, lambda: groups.active)
+            lanes[size] = WorkerLane(size, groups, Runner(self.runners[size], of_lane))
+        self.graphs = LaneGraphs(lane1, lanes, groups, self.said.append)
+        self.runners[1].is_captured = True
+
+    def of_group(self, size: int) -> dict[str, list[int]]:
+        runner = self.runners[size]
+        return {"captured": runner.captured_under, "replayed": runner.replayed}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> VllmConfig:
+    return graph_configuration(tmp_path)
+
+
+@pytest.mark.parametrize("collectives", ["staged", "pynccl"])
+def test_lane_1_alone_replays_where_graphs_cannot_hold_what_groups_exchange(
+    config: VllmConfig, collectives: Collectives
+) -> None:
+    worker = Worker(config, collectives)
+    worker.graphs.capture(8)
+    assert worker.runners[1].replayed == [1, 1, 3, 3, 8, 8]
+    for size in SIZES:
+        assert worker.of_group(size) == NO_GRAPHS
+        assert worker.runners[size].mode_of(1) == CUDAGraphMode.NONE
+    assert [line[:43] for line in worker.said] == ["group of 1: CUDA graphs equal eager steps w"]
+
+
+def test_all_lanes_replay_with_nccl_in_one_world(config: VllmConfig) -> None:
+    worker = Worker(config, "nccl")
+    worker.graphs.capture(8)
+    assert worker.runners[1].replayed == [1, 1, 3, 3, 8, 8]
+    for size in SIZES:
+        assert worker.of_group(size) == {"captured": [size], "replayed": [1, 1, 3, 3, 8, 8]}
+
+
+def test_groups_without_graphs_take_no_memory_for_them(config: VllmConfig) -> None:
+    assert Worker(config, "pynccl").graphs.bytes_of_groups(600) == 0
+    assert Worker(config, "nccl").graphs.bytes_of_groups(600) > 0
+
+
+@pytest.mark.parametrize("collectives", ["nccl", "staged"])
+def test_every_group_makes_its_largest_step_before_lane_1_captures(
+    config: VllmConfig, collectives: Collectives
+) -> None:
+    """Graphs hold the address of vLLM's scratch memory, whichever lanes have them."""
+    worker = Worker(config, collectives)
+    worker.graphs.prepare()
+    most = config.scheduler_config.max_num_batched_tokens
+    assert [worker.runners[size].warmed for size in SIZES] == [most, most]
+
+
+def test_lane_1_of_an_engine_that_starts_again_is_checked_alone(config: VllmConfig) -> None:
+    worker = Worker(config, "pynccl")
+    worker.graphs.check_lane1(2)
+    assert worker.runners[1].replayed == [1, 1, 2, 2]
+    worker.runners[1]._spoil = torch.zeros_like
+    with pytest.raises(LaneError, match="group size 1: a step of 1 decoding requests differs"):
+        worker.graphs.check_lane1(2)
+
+
+def test_eager_engine_that_starts_again_has_no_graphs_to_check(config: VllmConfig) -> None:
+    config.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
+    worker = Worker(config, "pynccl")
+    worker.graphs.check_lane1(2)
+    assert worker.runners[1].replayed == []
+    assert worker.said == []
+
+
+def test_lane_without_graphs_is_configured_as_vllms_own_mode(config: VllmConfig) -> None:
+    lane = lane_config(config, 2, 32, captures=False).compilation_config
+    assert lane.cudagraph_mode == CUDAGraphMode.NONE
+    assert lane.cudagraph_capture_sizes == []
+    assert lane.max_cudagraph_capture_size == 0
+    assert are_asked(config), "lane 1 keeps its own"
