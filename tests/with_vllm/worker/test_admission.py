@@ -9,6 +9,7 @@ import pytest
 import torch
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention import Attention
+from vllm.platforms import current_platform
 
 from flying_serving.errors import ConfigError, WeightError
 from flying_serving.server.start.support import keep_all_kv
@@ -197,6 +198,33 @@ def test_slopes_are_those_of_the_rank(tmp_path: Path) -> None:
         tree = module_tree(config, torch.device("cpu"))
     attention = next(module for module in tree.modules() if isinstance(module, Attention))
     assert attention.impl.alibi_slopes.tolist() == pytest.approx([2.0**-n for n in range(1, 5)])
+
+
+def _sees_the_parent(*_: Any) -> dict[int, str]:
+    return {2: "of a fork"}
+
+
+@pytest.fixture
+def on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The question is asked as on CUDA. A fork answers it by a stand-in, which is not imported."""
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
+    monkeypatch.setattr(obstacles, "__wrapped__", _sees_the_parent)
+
+
+@pytest.mark.usefixtures("on_cuda")
+def test_question_is_asked_of_a_fork_while_cuda_is_not_in_use() -> None:
+    assert obstacles(VllmConfig(), (2,)) == {2: "of a fork"}
+
+
+@pytest.mark.parametrize("known", ["is_initialized", "_is_in_bad_fork"])
+@pytest.mark.usefixtures("on_cuda")
+def test_question_is_asked_of_a_new_process_where_cuda_is_in_use(
+    known: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch knows before the fork, or only in it. The new process imports the real function."""
+    monkeypatch.setattr(torch.cuda, known, lambda: True)
+    config = configuration(tmp_path, LLAMA | {"intermediate_size": 132})
+    assert obstacles(config, (8,)) == undivided("layers.0.mlp.gate_up_proj", "132 columns", 8)
 
 
 def _fails(*_: Any) -> dict[int, str]:
