@@ -118,9 +118,8 @@ class FlyingConfig(BaseModel):
     """
     cuda_graphs: bool = False
     """On CUDA, capture the decode steps of every lane as CUDA graphs, without torch.compile unless
-    -cc.mode=3 asks for it. Without NCCL in one world (--cuda-collectives) groups stay eager. This
-    has not run on a GPU yet: at its start the server compares graphs with eager steps, and ends if
-    they differ.
+    -cc.mode=3 asks for it. Groups that exchange by staged or pynccl stay eager. This has not run
+    on a GPU yet: at its start the server compares graphs with eager steps, and ends if they differ.
     """
     node_metrics: bool = False
     """In /metrics, one series of all engines together for vllm:num_requests_running,

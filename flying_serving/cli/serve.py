@@ -78,6 +78,7 @@ def parse(argv: list[str], prog: str) -> Any:
     from vllm.logger import configure_logging_from_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    from flying_serving.cli.cuda_defaults import limit_requests
     from flying_serving.server.patches import HOOKS
     from flying_serving.server.start.front_ends import refuse_other_front_ends
     from flying_serving.server.start.support import refuse_missing_model, refuse_unusable_address
@@ -105,6 +106,7 @@ def parse(argv: list[str], prog: str) -> Any:
     eager_by_default = _enforce_eager(args, argv)
     with refused_in_one_line():
         configure_logging_from_args(args)
+    limit_requests(args)
     if eager_by_default:
         logger.info(
             "--enforce-eager: set, as starts are shorter so; --no-enforce-eager lets vLLM compile "

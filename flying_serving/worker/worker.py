@@ -36,6 +36,7 @@ from flying_serving.worker.contexts import PeerContexts, open_context
 from flying_serving.worker.heap import give_back_freed
 from flying_serving.worker.lanes import WorkerLanes, phase
 from flying_serving.worker.lent import extents, own_blocks_of
+from flying_serving.worker.memory_items import MemoryItems
 from flying_serving.worker.parent import end_with_parent, leave_signals_to_parent
 from flying_serving.worker.placed import placed
 
@@ -54,6 +55,8 @@ class LaneWorker:
     cuda: CudaDevice | None = None
     """The device whose memory weights lend to KV; None: on the CPU, or none may be lent."""
     kv_arena: Arena | CudaArena | None = None
+    memory_log: MemoryItems | None = None
+    """What the start takes of the device beside KV; None on the CPU."""
     own_kv_bytes = 0
     """Bytes of KV memory without any lent weights."""
 
@@ -73,6 +76,7 @@ class LaneWorker:
         world = distributed.TorchWorld(deployment, self.engine, worker.rank)
         with world.joined():
             super().init_device()  # type: ignore[misc]
+        self.memory_log = self.memory_items()
         self.communicators = CommunicatorPool(
             self.engine,
             worker.rank,
@@ -95,6 +99,15 @@ class LaneWorker:
             Pulse(deployment.run_dir, deployment.engines, deployment.devices).beat(
                 self.engine, worker.rank
             )
+        self._taken("communicators of groups")
+
+    def memory_items(self) -> MemoryItems | None:
+        """Return what measures the device's memory, once there is a device; None on the CPU."""
+        return None
+
+    def _taken(self, item: str) -> None:
+        if self.memory_log is not None:
+            self.memory_log.taken(item)
 
     def _choose_ends(self) -> None:
         """Say how groups exchange that need no common torch world."""
@@ -122,6 +135,7 @@ class LaneWorker:
         phase(self.engine, worker.rank, "loading the model")
         with loading.keep_weights():
             super().load_model(**options)  # type: ignore[misc]
+        self._taken("the model")
         use_own_products(worker.model_runner)
         with told_to_server(self.deployment.run_dir, self.engine):
             self.lanes = WorkerLanes(
@@ -133,6 +147,7 @@ class LaneWorker:
                 pack_weights=self.pack_weights,
                 cuda=self.cuda,
             )
+        self._taken("lanes of groups")
 
     def get_kv_cache_spec(self) -> dict[str, Any]:
         """Return the KV that lane 1's layers need: of all tokens, if they see a window only."""
@@ -261,8 +276,15 @@ class FlyingGPUWorker(LaneWorker, Worker):
         self.contexts = PeerContexts(self.deployment, self.engine, self.rank)
         with told_to_server(self.deployment.run_dir, self.engine):
             self.contexts.open(self.device, open_context)
+            self._taken("contexts on the devices of peers")
             if self.deployment.flying.lend_weights and self.deployment.lanes:
                 self.cuda, self.maps_kv = CudaDevice(cuda_driver(), self.device.index), True
+
+    def memory_items(self) -> MemoryItems:
+        """Return what measures the device's memory."""
+        return MemoryItems(
+            lambda: torch.cuda.mem_get_info(self.device)[0], partial(phase, self.engine, self.rank)
+        )
 
     def determine_available_memory(self) -> int:
         """Return the bytes for KV, when the contexts of all peers are there to be counted."""
