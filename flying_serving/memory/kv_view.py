@@ -5,7 +5,6 @@ and the same number of heads. All lanes of a model have the same kinds in the sa
 """
 
 import math
-import pickle
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,13 +14,12 @@ from mmap import mmap
 
 import msgspec
 import torch
-from torch.multiprocessing.reductions import reduce_tensor
 
-from flying_serving.errors import PeerMemory
 from flying_serving.layout.shards import Segment
 from flying_serving.memory.arena import Address, map_peer
 from flying_serving.memory.copiers import copy_tiles
 from flying_serving.memory.cuda_device import CudaDevice
+from flying_serving.memory.cuda_ipc import map_cuda
 from flying_serving.memory.shared_arena import SharedArena, map_arena
 from flying_serving.memory.tiles import TileCopy, tile_numbers
 
@@ -183,33 +181,22 @@ def _stacked(parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     ]
 
 
-def share_cuda(memory: torch.Tensor) -> bytes:
-    """Return a CUDA IPC handle, with which another process of this node maps memory of a CUDA
-    device.
-
-    This process cannot open it itself. Run once on CUDA (docs/cuda.md).
-    """
-    return pickle.dumps(reduce_tensor(memory))
-
-
 def map_memory(
-    memory: Address | SharedArena | bytes, whose: str, cuda: CudaDevice | None = None
+    memory: Address | SharedArena | bytes,
+    whose: str,
+    cuda: CudaDevice | None = None,
+    reader: torch.device | None = None,
 ) -> torch.Tensor:
     """Map a peer's memory as int8. Raises PeerMemory if it cannot be mapped.
 
-    `cuda`: the device of this process, for which an arena is mapped.
+    `cuda`: the device of this process, for which an arena is mapped. `reader`: as in `map_cuda`.
     """
     if isinstance(memory, Address):
         return bytes_of(map_peer(memory, whose))
     if isinstance(memory, SharedArena):
         assert cuda is not None
         return map_arena(memory, whose, cuda)
-    rebuild, args = pickle.loads(memory)
-    try:
-        found: torch.Tensor = rebuild(*args)
-    except RuntimeError as error:
-        raise PeerMemory(f"{whose}: its CUDA IPC handle cannot be opened ({error})") from None
-    return found
+    return map_cuda(memory, whose, reader)
 
 
 def bytes_of(mapped: mmap) -> torch.Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 
 import msgspec
+import torch
 
 from flying_serving.errors import PeerMemory
 from flying_serving.memory.arena import Address, announce, announced
@@ -71,12 +72,19 @@ class PeerKV:
     """The lanes of all devices of a server, as they were announced in its run directory.
 
     A device's own lanes are read where they are: a process cannot map its own memory of a CUDA
-    device. `cuda`: the device of this process, for which arenas of peers are mapped.
+    device. `cuda`: the device of this process, for which arenas of peers are mapped. `reader`: the
+    same where it opens handles of its peers.
     """
 
-    def __init__(self, run_dir: str, cuda: CudaDevice | None = None) -> None:
+    def __init__(
+        self,
+        run_dir: str,
+        cuda: CudaDevice | None = None,
+        reader: torch.device | None = None,
+    ) -> None:
         self._run_dir = run_dir
         self._cuda = cuda
+        self._reader = reader
         self._own: dict[tuple[int, int], Lanes] = {}
         self._peers: dict[tuple[int, int], Lanes] = {}
         self._lost: set[int] = set()
@@ -127,7 +135,7 @@ class PeerKV:
         if engine in self._lost:
             raise PeerMemory(f"{whose}: the engine is lost")
         found = announced(_path(self._run_dir, engine, device), KVAddress, whose)
-        memory = map_memory(found.memory, whose, self._cuda)
+        memory = map_memory(found.memory, whose, self._cuda, self._reader)
         return {
             size: [KVView.over(memory, shape) for shape in shapes]
             for size, shapes in found.lanes.items()

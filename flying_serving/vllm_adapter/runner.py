@@ -98,6 +98,11 @@ class Runner:
         module: torch.nn.Module = unwrapped(self._runner.model)
         return module
 
+    @property
+    def device(self) -> torch.device:
+        """The device on which the lane computes."""
+        return torch.device(self._runner.device)
+
     @contextmanager
     def uncompiled(self) -> Iterator[None]:
         """While the body runs, steps run the model's own code, if vLLM has compiled it, with the

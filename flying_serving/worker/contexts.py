@@ -10,6 +10,7 @@ from flying_serving.config import Deployment
 from flying_serving.log import logger
 from flying_serving.memory.arena import announce, announced
 from flying_serving.memory.copiers import may_read
+from flying_serving.memory.cuda_ipc import reads_directly
 
 Reach = Callable[[torch.device, torch.device], bool]
 
@@ -21,13 +22,14 @@ class OwnDevice(msgspec.Struct, frozen=True):
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """The devices of peers on which a worker has a context."""
+    """The devices of peers that a worker has asked for what it needs to read them."""
 
     devices: list[str]
 
 
 class PeerContexts:
-    """The contexts of all workers: each worker has one on the device of every peer.
+    """The contexts of all workers: each worker has one on the device of every peer whose memory it
+    cannot open on its own.
 
     A context takes some hundred MiB of the device. vLLM's profile counts the memory that a device
     has lost to any process since its worker began. So it counts the contexts that are there when it
@@ -40,9 +42,10 @@ class PeerContexts:
         self._workers = list(product(range(deployment.engines), range(deployment.devices)))
 
     def open(self, own: torch.device, reach: Reach) -> None:
-        """Open a context on the device of each peer that has another device than `own`.
+        """Get what it takes to read the device of each peer that has another device than `own`.
 
-        `reach`: as `open_context`. Raises PeerMemory if a worker does not name its device in time.
+        `reach`: `reach_memory` or `open_context`. Raises PeerMemory if a worker does not name its
+        device in time.
         """
         announce(self._path("device", *self._own), OwnDevice(str(own)))
         devices = [self._device_of(*worker) for worker in self._workers]
@@ -67,6 +70,13 @@ class PeerContexts:
 
     def _path(self, kind: str, engine: int, device: int) -> str:
         return f"{self._run_dir}/{kind}-{engine}-{device}"
+
+
+def reach_memory(own: torch.device, other: torch.device) -> bool:
+    """Return whether kernels of `own` can read another CUDA device. Only if not, open a context
+    there: handles are then opened on that device (`map_cuda`).
+    """
+    return reads_directly(own, other) or open_context(own, other)
 
 
 def open_context(own: torch.device, other: torch.device) -> bool:

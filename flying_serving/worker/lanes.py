@@ -20,7 +20,8 @@ from flying_serving.log import logger
 from flying_serving.memory.arena import Address, Arena
 from flying_serving.memory.cuda_arena import CudaArena
 from flying_serving.memory.cuda_device import CudaDevice
-from flying_serving.memory.kv_view import KVView, share_cuda
+from flying_serving.memory.cuda_ipc import share_cuda
+from flying_serving.memory.kv_view import KVView
 from flying_serving.memory.peers import PeerKV
 from flying_serving.memory.shared_arena import SharedArena, share_arena
 from flying_serving.memory.states import StateCut
@@ -116,7 +117,7 @@ class WorkerLanes:
         self.kv_groups = lane1.groups
         self.state_cuts: list[StateCut] | None = None
         self._run_dir = deployment.run_dir
-        self.peers = PeerKV(deployment.run_dir, cuda)
+        self.peers = PeerKV(deployment.run_dir, cuda, lane1.device)
         self.calibration: list[CalibrationRow] = []
 
     def _block_tokens(self, size: int) -> int:

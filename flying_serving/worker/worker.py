@@ -32,7 +32,7 @@ from flying_serving.vllm_adapter.queues import note_in
 from flying_serving.vllm_adapter.runner import Runner
 from flying_serving.vllm_adapter.windows import all_are_local
 from flying_serving.worker.checks import most_requests
-from flying_serving.worker.contexts import PeerContexts, open_context
+from flying_serving.worker.contexts import PeerContexts, open_context, reach_memory
 from flying_serving.worker.heap import give_back_freed
 from flying_serving.worker.lanes import WorkerLanes, phase
 from flying_serving.worker.lent import extents, own_blocks_of
@@ -275,9 +275,11 @@ class FlyingGPUWorker(LaneWorker, Worker):
         super().init_device()
         self.contexts = PeerContexts(self.deployment, self.engine, self.rank)
         with told_to_server(self.deployment.run_dir, self.engine):
-            self.contexts.open(self.device, open_context)
+            lends = self.deployment.flying.lend_weights
+            # arenas of peers are mapped by descriptors, as memory of the peer's device
+            self.contexts.open(self.device, open_context if lends else reach_memory)
             self._taken("contexts on the devices of peers")
-            if self.deployment.flying.lend_weights and self.deployment.lanes:
+            if lends and self.deployment.lanes:
                 self.cuda, self.maps_kv = CudaDevice(cuda_driver(), self.device.index), True
 
     def memory_items(self) -> MemoryItems:

@@ -138,7 +138,7 @@ class Handles:
         self.memories[handle] = self.opener, memory
         return handle
 
-    def open(self, memory: object, whose: str, cuda: None) -> torch.Tensor:
+    def open(self, memory: object, whose: str, cuda: None, reader: Any) -> torch.Tensor:
         """Map another process's memory."""
         assert isinstance(memory, bytes)
         owner, found = self.memories[memory]
@@ -188,7 +188,7 @@ def test_a_cuda_handle_is_carried_as_bytes(tmp_path: Path, monkeypatch: pytest.M
     announce_kv(str(tmp_path), 0, 0, b"\x80handle\xff", {1: [view]})
     told: list[object] = []
 
-    def mapped(memory: object, whose: str, cuda: None) -> torch.Tensor:
+    def mapped(memory: object, whose: str, cuda: None, reader: Any) -> torch.Tensor:
         told.extend([memory, whose])
         return torch.arange(64, dtype=torch.int8)
 

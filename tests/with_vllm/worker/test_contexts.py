@@ -12,7 +12,7 @@ import torch
 from flying_serving.config import Deployment, FlyingConfig
 from flying_serving.errors import PeerMemory
 from flying_serving.worker import contexts, worker
-from flying_serving.worker.contexts import PeerContexts, open_context
+from flying_serving.worker.contexts import PeerContexts, open_context, reach_memory
 from flying_serving.worker.worker import FlyingGPUWorker, LaneWorker
 from tests.unit.memory.fake_cuda import PAGE, FakeDriver
 
@@ -101,15 +101,28 @@ def test_a_context_is_opened_by_memory_on_the_device(monkeypatch: pytest.MonkeyP
     assert calls == [CUDA[1], (CUDA[0], CUDA[1])]
 
 
-def test_a_gpu_worker_opens_contexts_before_its_profile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("reachable", [False, True])
+def test_context_is_opened_only_where_memory_cannot_be_read_without(
+    monkeypatch: pytest.MonkeyPatch, reachable: bool
+) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda own, other: reachable)
+    monkeypatch.setattr(torch, "empty", lambda size, device: calls.append(device))
+    monkeypatch.setattr(contexts, "may_read", lambda own, other: False)
+    assert reach_memory(CUDA[0], CUDA[1]) == reachable
+    assert calls == ([] if reachable else [CUDA[1]])
+
+
+@pytest.mark.parametrize(("lends", "reach"), [(False, "reach_memory"), (True, "open_context")])
+def test_a_gpu_worker_reaches_its_peers_before_its_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lends: bool, reach: str
 ) -> None:
     events: list[str] = []
 
     def init_device(self: Any) -> None:
         events.append("device")
-        self.deployment, self.engine, self.rank = deployment(tmp_path), 1, 0
-        self.device = CUDA[2]
+        self.deployment = deployment(tmp_path, lend_weights=lends)
+        self.engine, self.rank, self.device = 1, 0, CUDA[2]
 
     def profile(self: Any) -> int:
         events.append("profile")
@@ -125,10 +138,11 @@ def test_a_gpu_worker_opens_contexts_before_its_profile(
     monkeypatch.setattr(LaneWorker, "init_device", init_device)
     monkeypatch.setattr(LaneWorker, "determine_available_memory", profile)
     monkeypatch.setattr(worker, "PeerContexts", of)
+    monkeypatch.setattr(worker, "cuda_driver", lambda: FakeDriver(device=2))
     gpu = FlyingGPUWorker.__new__(FlyingGPUWorker)
     gpu.init_device()
     assert gpu.determine_available_memory() == 7
-    assert events == ["device", "open cuda:2 open_context", "wait", "profile"]
+    assert events == ["device", f"open cuda:2 {reach}", "wait", "profile"]
 
 
 @pytest.mark.parametrize("lends", [False, True])
