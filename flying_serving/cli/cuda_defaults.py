@@ -10,8 +10,8 @@ MAX_NUM_SEQS = 256
 def limit_requests(args: Any) -> None:
     """Set --max-num-seqs, unless the user has: vLLM's default on large GPUs is 1024.
 
-    Each lane has a sampler of its own, which with vLLM's V2 runner counts outputs in 4 bytes for
-    each request and token of the vocabulary: 0.5 GB for 1024 requests and 128,000 tokens.
+    Each lane has a sampler of its own. With vLLM's V2 runner it counts outputs in 4 bytes for each
+    request and token of the vocabulary. For 1024 requests and 128,000 tokens these are 0.5 GB.
     """
     from vllm.platforms import current_platform
 

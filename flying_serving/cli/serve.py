@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from flying_serving.cli.cuda_defaults import limit_requests
 from flying_serving.config import ASYNC_GROUPS_KEY, KEY, MAX_ENGINES, FlyingConfig
 from flying_serving.errors import ConfigError, FlyingError, Unsupported
 from flying_serving.log import logger
@@ -78,7 +79,6 @@ def parse(argv: list[str], prog: str) -> Any:
     from vllm.logger import configure_logging_from_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    from flying_serving.cli.cuda_defaults import limit_requests
     from flying_serving.server.patches import HOOKS
     from flying_serving.server.start.front_ends import refuse_other_front_ends
     from flying_serving.server.start.support import refuse_missing_model, refuse_unusable_address
@@ -106,12 +106,7 @@ def parse(argv: list[str], prog: str) -> Any:
     eager_by_default = _enforce_eager(args, argv)
     with refused_in_one_line():
         configure_logging_from_args(args)
-    limit_requests(args)
-    if eager_by_default:
-        logger.info(
-            "--enforce-eager: set, as starts are shorter so; --no-enforce-eager lets vLLM compile "
-            "the model for engines that serve alone"
-        )
+    _set_other_defaults(args, eager_by_default)
     with refused_in_one_line():
         validate_parsed_serve_args(args)
     return args
@@ -240,6 +235,16 @@ def _enforce_eager(args: Any, argv: list[str]) -> bool:
         return False
     args.enforce_eager = True
     return True
+
+
+def _set_other_defaults(args: Any, eager_by_default: bool) -> None:
+    """Set flags that are not vLLM's defaults, once lines of the log are shown. Say what was set."""
+    limit_requests(args)
+    if eager_by_default:
+        logger.info(
+            "--enforce-eager: set, as starts are shorter so; --no-enforce-eager lets vLLM compile "
+            "the model for engines that serve alone"
+        )
 
 
 def _capture_decodes(args: Any) -> None:

@@ -26,9 +26,9 @@ def share_cuda(memory: torch.Tensor) -> bytes:
 def map_cuda(handle: bytes, whose: str, reader: torch.device | None) -> torch.Tensor:
     """Map a peer's memory as int8. `reader`: this process's device; None: the peer's is used.
 
-    Where kernels of the reader can read the peer's device, the handle is opened on the reader:
-    torch would open it on the peer's device, and this process would have a context there, of some
-    hundred MiB. The tensor is then one of the reader. It has not run on two devices.
+    Where kernels of the reader can read the peer's device, the handle is opened on the reader, and
+    the tensor is one of the reader. torch would open it on the peer's device. This process would
+    then have a context there, of some hundred MiB. It has not run on two devices.
 
     Raises:
         PeerMemory: if it cannot be mapped.

@@ -75,8 +75,8 @@ def eager_priorities(config: VllmConfig) -> IrOpPriorityConfig:
 
 @contextmanager
 def eager_operations(priorities: IrOpPriorityConfig | None) -> Iterator[None]:
-    """While the body runs, vLLM's IR operations take these implementations, without the layer
-    around them that a compiler needs. None: they stay as vLLM has set them for the process.
+    """While the body runs, vLLM's IR operations take these implementations, and are no operations
+    of torch, as a compiler needs them. None: they stay as vLLM has set them for the process.
     """
     if priorities is None:
         yield

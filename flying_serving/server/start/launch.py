@@ -67,14 +67,7 @@ def prepare(config: Any, client_count: int) -> Any:
     policy = POLICIES[flying.policy]
     if policy.by_priority:
         config.scheduler_config.policy = "priority"
-    sizes, not_offered = choose_group_sizes(config, flying.group_sizes, obstacles)
-    for size, reason in not_offered.items():
-        logger.warning("group size %d is not offered: %s", size, reason)
-    if policy.pinned_size is not None:
-        # a fixed layout needs no other sizes than its own and 1, which every engine has
-        sizes = tuple(sorted({1, policy.pinned_size(sizes)}))
-    if not current_platform.is_cpu():
-        sum_without_flashinfer(os.environ, sizes, parallel.tensor_parallel_size, collectives)
+    sizes, not_offered = _lane_sizes(config, flying, collectives)
     _warn_of_fixed_groups(config.model_config)
     # for all: it removes the shared memory of workers that vLLM kills at the end
     resource_tracker.ensure_running()
@@ -106,6 +99,26 @@ def prepare(config: Any, client_count: int) -> Any:
         return MultiprocExecutor
     parallel.distributed_executor_backend = UniProcExecutor
     return UniProcExecutor
+
+
+def _lane_sizes(
+    config: Any, flying: FlyingConfig, collectives: Collectives
+) -> tuple[tuple[int, ...], dict[int, str]]:
+    """Return the group sizes that get lanes, and why the others are not offered, which is logged.
+
+    Raises ConfigError as `choose_group_sizes` and `sum_without_flashinfer`.
+    """
+    sizes, not_offered = choose_group_sizes(config, flying.group_sizes, obstacles)
+    for size, reason in not_offered.items():
+        logger.warning("group size %d is not offered: %s", size, reason)
+    pinned_size = POLICIES[flying.policy].pinned_size
+    if pinned_size is not None:
+        # a fixed layout needs no other sizes than its own and 1, which every engine has
+        sizes = tuple(sorted({1, pinned_size(sizes)}))
+    if not current_platform.is_cpu():
+        devices = config.parallel_config.tensor_parallel_size
+        sum_without_flashinfer(os.environ, sizes, devices, collectives)
+    return sizes, not_offered
 
 
 def _warn_of_fixed_groups(model: Any) -> None:
