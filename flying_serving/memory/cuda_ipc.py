@@ -27,8 +27,8 @@ def map_cuda(handle: bytes, whose: str, reader: torch.device | None) -> torch.Te
     """Map a peer's memory as int8. `reader`: this process's device; None: the peer's is used.
 
     Where kernels of the reader can read the peer's device, the handle is opened on the reader, and
-    the tensor is one of the reader. torch would open it on the peer's device. This process would
-    then have a context there, of some hundred MiB. It has not run on two devices.
+    the tensor is one of the reader. Opened on the peer's device, as torch does, it would need a
+    context there, of some hundred MiB. It has not run on two devices.
 
     Raises:
         PeerMemory: if it cannot be mapped.

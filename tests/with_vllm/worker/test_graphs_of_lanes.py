@@ -66,7 +66,7 @@ def config(tmp_path: Path) -> VllmConfig:
 
 
 @pytest.mark.parametrize("collectives", ["staged", "pynccl"])
-def test_lane_1_alone_replays_where_graphs_cannot_hold_exchanges(
+def test_lane_1_alone_replays_where_graphs_cannot_hold_collectives(
     config: VllmConfig, collectives: Collectives
 ) -> None:
     worker = Worker(config, collectives)
