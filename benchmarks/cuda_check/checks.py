@@ -45,6 +45,7 @@ def _beside(name: str, ours: str, stock: str, bar: float, streams: int) -> Line[
 
 def _speed() -> list[Line[Site]]:
     compiled = "lane 1 compiled, with graphs, beside stock's default"
+    of_two = "lane 1 of two engines, compiled, with graphs, beside stock's default"
     eager = "lane 1 of two engines, eager, beside stock eager"
     return [
         Line(ROW_3, results.token_and_logprob, ROW_3_S, FLOAT32),
@@ -52,6 +53,7 @@ def _speed() -> list[Line[Site]]:
             _beside(compiled, "ours compiled", "stock default", times.COMPILED_BAR, streams)
             for streams in (1, 16)
         ),
+        _beside(of_two, "ours compiled lanes", "stock default", times.COMPILED_BAR, 1),
         _beside(eager, "ours lanes", "stock eager", times.EAGER_BAR, 1),
         _line(
             "steps of a group of 2, staged, streams: 1 and 16",

@@ -84,6 +84,9 @@ def specs(*, has_gpu: bool) -> dict[str, Spec]:
         "ours compiled": Spec(
             1, (*LARGE, "--cuda-graphs", "-cc.mode=3", *ahead), large=True, environment=v2
         ),
+        "ours compiled lanes": Spec(
+            2, (*LARGE, "--cuda-graphs", "-cc.mode=3", *ahead), large=True, environment=v2
+        ),
         "stock eager": Spec(0, eager, large=True, environment=v2),
         "ours lanes": Spec(2, (*eager, *ahead), large=True, environment=v2),
         "stock float32": Spec(0, (*exact, *in_order, FORCE)),

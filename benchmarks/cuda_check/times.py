@@ -19,6 +19,8 @@ states, and the engine's loop. That is some 0.25 ms of 9 to 12.
 ROUNDS = 5
 STEPS = 96
 HOST_STREAMS = (1, 8, 64)
+OF_TWO = {"ours lanes", "ours compiled lanes"}
+"""Servers of two engines, which are asked alone."""
 
 
 def beside_stock(site: Site, ours: str, stock: str, streams: int, bar: float) -> str:
@@ -26,7 +28,7 @@ def beside_stock(site: Site, ours: str, stock: str, streams: int, bar: float) ->
 
     Raises AssertionError if ours has less than `bar` of stock's tokens per second.
     """
-    if ours == "ours lanes":
+    if ours in OF_TWO:
         site[ours].layout(APART)
     pairs = []
     for number in range(ROUNDS):

@@ -19,7 +19,7 @@ SETTINGS = {"allow_pickle", "shell", "weights_only"}
 # module -> what it pickles, and where that goes: docs/serving.md, *Security*
 ALLOWED = {
     "flying_serving/engine/channel.py": "messages of engines, by ipc sockets in the run directory",
-    "flying_serving/memory/kv_view.py": "handles of CUDA memory, by files in the run directory",
+    "flying_serving/memory/cuda_ipc.py": "handles of CUDA memory, by files in the run directory",
 }
 
 

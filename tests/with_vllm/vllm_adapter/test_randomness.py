@@ -21,7 +21,7 @@ from flying_serving.vllm_adapter.randomness import LaneRandomness, seed_of, seed
 from flying_serving.vllm_adapter.runner import Runner
 from flying_serving.vllm_adapter.trees import world_of_one
 from flying_serving.worker.lanes import WorkerLanes
-from tests.worker.configurations import LLAMA, configuration
+from tests.with_vllm.worker.configurations import LLAMA, configuration
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda", 0)

@@ -16,12 +16,8 @@ from flying_serving.vllm_adapter.graphs import Captured
 from flying_serving.vllm_adapter.trees import world_of_one
 from flying_serving.worker.graphs import GraphLane, check_graphs, refusal, summary
 from flying_serving.worker.lane import WorkerLane
-<<<<<<< HEAD:tests/with_vllm/worker/test_graphs.py
-from tests.with_vllm.worker.captured import CapturingV1, graph_configuration, graph_lane
-=======
 from flying_serving.worker.selfcheck import Difference
-from tests.worker.captured import CapturingV1, graph_configuration, graph_lane
->>>>>>> c4690bf5 (cuda: graphs may round as far as compiled steps may):tests/worker/test_graphs.py
+from tests.with_vllm.worker.captured import CapturingV1, graph_configuration, graph_lane
 
 pytestmark = pytest.mark.usefixtures("graph_pool", "scratch")
 

@@ -15,7 +15,7 @@ from flying_serving.vllm_adapter.graphs import are_asked
 from flying_serving.vllm_adapter.runner import Runner
 from flying_serving.worker.graphs import LaneGraphs
 from flying_serving.worker.lane import WorkerLane, lane_config
-from tests.worker.captured import CapturingV1, Groups, graph_configuration
+from tests.with_vllm.worker.captured import CapturingV1, Groups, graph_configuration
 
 pytestmark = pytest.mark.usefixtures("graph_pool", "scratch")
 SIZES = (2, 4)

@@ -20,7 +20,7 @@ from vllm.platforms import current_platform
 from flying_serving.vllm_adapter.runner import Runner
 from flying_serving.vllm_adapter.trees import first_of, world_of_one
 from flying_serving.worker.lane import lane_config
-from tests.worker.captured import CapturingV1, graph_configuration
+from tests.with_vllm.worker.captured import CapturingV1, graph_configuration
 
 pytestmark = pytest.mark.usefixtures("graph_pool", "scratch")
 NORM = ir.ops.rms_norm
