@@ -139,10 +139,7 @@ WITHOUT_KV = FULL | {"an answer is split, and ends in its first part"}
 SMALL = {
     "a pair",
     "a pair beside all four",
-    "two groups want the blocks that one has",
-    "clients leave nested groups",
     "work without end, weave to 2",
-    "work without end, hard to 4",
 }
 """Scenarios of few states: `make test` explores these, and looks for faults in the first two."""
 

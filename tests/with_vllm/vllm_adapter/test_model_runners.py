@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from flying_serving.vllm_adapter.model_runners import V1, V2, version_of
@@ -19,6 +20,7 @@ def test_a_lane_gets_the_adapter_of_the_runner_that_the_worker_made() -> None:
     assert isinstance(version_of(object()), V2)
 
 
+@pytest.mark.deep
 def test_requests_of_a_v2_runner_get_other_blocks() -> None:
     """The rows of block tables are written by a Triton kernel, so a process of its own does it."""
     done = subprocess.run(

@@ -58,6 +58,7 @@ def metadata(*, greedy: bool, seeded: bool, logprobs: int) -> SamplingMetadata:
     )
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("sampling", ["forward_cpu", "forward_native"], ids=["CPU", "CUDA"])
 @pytest.mark.parametrize(
     ("greedy", "seeded"),

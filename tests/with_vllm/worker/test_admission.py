@@ -168,6 +168,7 @@ def test_kv_is_planned_for_the_widest_group(tmp_path: Path) -> None:
         kv_plan(config, 3 * block_bytes, widest=1)
 
 
+@pytest.mark.deep
 def test_kv_of_published_gemma4_is_planned_by_the_size_of_each_layer(tmp_path: Path) -> None:
     """50 layers have 16 KV heads of 256, 10 have 4 of 512: a token has 880 KiB in bfloat16."""
     config = configuration(tmp_path, published_gemma4(), "bfloat16")
@@ -216,6 +217,7 @@ def test_question_is_asked_of_a_fork_while_cuda_is_not_in_use() -> None:
     assert obstacles(VllmConfig(), (2,)) == {2: "of a fork"}
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("known", ["is_initialized", "_is_in_bad_fork"])
 @pytest.mark.usefixtures("on_cuda")
 def test_question_is_asked_of_a_new_process_where_cuda_is_in_use(

@@ -156,6 +156,7 @@ def worker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Worker]:
         yield Worker(config, 1, WAYS[way], written(tmp_path))
 
 
+@pytest.mark.deep
 def test_a_lane_that_keeps_its_weights_has_the_same_bits(worker: Worker) -> None:
     """Others refuse each layer that was dropped, and all have the same bits again when all layers
     are back.
@@ -372,6 +373,7 @@ def test_weights_are_kept_only_where_they_may_be_lent(
     reader.close()
 
 
+@pytest.mark.deep
 def test_a_hundred_cycles_free_and_take_the_same_memory(tmp_path: Path) -> None:
     """Of units of 2 MiB in oneDNN's format: resident memory falls by what is dropped, and does not
     grow.

@@ -1,0 +1,14 @@
+"""Tests of code that imports vLLM: what takes seconds once is done before the first of them."""
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def vllm_is_warm() -> Iterator[None]:
+    """Import what vLLM imports late, so that no test is charged for it."""
+    import vllm.v1.engine.core
+    import vllm.v1.worker.cpu_worker  # noqa: F401
+
+    yield
