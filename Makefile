@@ -110,8 +110,7 @@ test-all: test test-deep
 
 # Apart: Ray's processes need both cores.
 test-ray: $(RAY_STAMP)
-	PYTHONPATH=$(abspath $(RAY)) $(PYTEST) $(call report,ray) tests/deep/deploy/test_ray.py \
-		tests/deep/deploy/test_ray_scaling.py tests/deep/supply/test_ray_licences.py
+	PYTHONPATH=$(abspath $(RAY)) $(PYTEST) $(call report,ray) tests/deep/ray
 
 demo: $(STAMP)
 	$(BIN)/python -m flying_lab.demo $(ARGS)

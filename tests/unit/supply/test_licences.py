@@ -20,7 +20,7 @@ class Package:
 
 def test_the_page_is_up_to_date() -> None:
     """`make licences` writes it. What Ray needs is not in this environment:
-    tests/deep/supply/test_ray_licences.py.
+    tests/deep/ray/test_ray_licences.py.
     """
     assert PAGE.read_text(encoding="utf-8").startswith(page(LOCKS))
 

@@ -32,6 +32,11 @@ def rights(*, has_key: bool = False, **flying: Any) -> ClientRights:
     return made
 
 
+def shown(value: object) -> str:
+    """Return how a value is shown in a test's name: the same in every process."""
+    return str(sorted(value)) if isinstance(value, set | frozenset) else str(value)
+
+
 @pytest.mark.parametrize(
     ("has_key", "flying", "allowed"),
     [
@@ -49,7 +54,7 @@ def rights(*, has_key: bool = False, **flying: Any) -> ClientRights:
         (False, {"clients_may_set": ("none",)}, set()),
         (False, {"clients_may_set": ("priority",)}, {"priority"}),
     ],
-    ids=str,
+    ids=shown,
 )
 def test_settable_fields_follow_the_key_unless_the_flag_names_them(
     has_key: bool, flying: dict[str, Any], allowed: set[str]

@@ -4,4 +4,4 @@ test-ray` has it.
 
 from importlib.util import find_spec
 
-collect_ignore = [] if find_spec("ray") else ["test_ray.py", "test_ray_scaling.py"]
+collect_ignore_glob = [] if find_spec("ray") else ["test_*.py"]

@@ -24,7 +24,7 @@ from flying_serving.deploy.ports import HOST, ReservedPort
 from harness.forked import ENVIRONMENT, ROOT
 from harness.live import tiny
 from harness.streams import RequestFailed, Stream, begin, stream
-from tests.deep.deploy.ray_cluster import (
+from tests.deep.ray.cluster import (
     AFTER_S,
     CLIENTS,
     DRAIN_S,
