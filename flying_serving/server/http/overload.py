@@ -16,8 +16,12 @@ PRIORITY_HEADER = "X-Vllm-Priority"
 """The header that vLLM takes in place of the body's `priority`."""
 RETRY_AFTER_S = 1
 """Seconds after which a client may try again where another node may take the request at once."""
-_URGENT = re.compile(rb'"priority"\s*:\s*"?\s*-')
-"""A priority below 0, also as text, which vLLM takes for a number."""
+_URGENT = re.compile(rb'"priority"\s*+:\s*+(?:"\s*+)?+-')
+"""A priority below 0, also as text, which vLLM takes for a number.
+
+Possessive: spaces that no minus follows are read once. With ordinary repetition the time would grow
+with the square of their number, on the event loop.
+"""
 
 
 def takes_requests(shell: Shell) -> bool:
