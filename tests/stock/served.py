@@ -24,7 +24,7 @@ SERVED = FOLDER / "served"
 MODULES = {
     name: f"tests.server.test_{name}"
     for name in ("pooling", "random_numbers", "recurrent_state", "speculation", "windows")
-}
+} | {"smoke": "tests.smoke.answers"}
 """Files of tests by the name of their recording. Each has it as `OF_STOCK`."""
 
 
