@@ -29,7 +29,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 Degrees, batches and machines differ by about 2e-5.
 """
 PROMPT_TOKENS = sum(len(fields["prompt"]) for fields in REQUESTS.values())
-ALL = {"max_tokens": OUTPUTS, "ignore_eos": True}
+ALL: dict[str, Any] = {"max_tokens": OUTPUTS, "ignore_eos": True}
 Answer = tuple[list[int], list[float]]
 """Tokens and their logprobs."""
 _salts = itertools.count()

@@ -53,4 +53,4 @@ async def test_requests_migrate_with_their_kv(four: Server) -> None:
     made = {key: count - before[key] for key, count in migrations(four).items()}
     assert made["migrated"] == len(REQUESTS)
     assert made["prefilled_again"] == 0
-    assert PROMPT_TOKENS < made["migrated_tokens"] < PROMPT_TOKENS + OUTPUTS * len(REQUESTS)
+    assert PROMPT_TOKENS <= made["migrated_tokens"] < PROMPT_TOKENS + OUTPUTS * len(REQUESTS)

@@ -11,7 +11,9 @@ from tests.stock.requests import SAMPLED
 pytestmark = pytest.mark.server
 
 each_degree = pytest.mark.parametrize(
-    ("engines", "degree"), [(2, 1), (2, 2), (4, 1), (4, 2), (4, 4)]
+    ("engines", "degree"),
+    [(2, 1), (2, 2), (4, 1), (4, 2), (4, 4)],
+    ids=["two-degree-1", "two-degree-2", "four-degree-1", "four-degree-2", "four-degree-4"],
 )
 
 
