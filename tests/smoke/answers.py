@@ -35,8 +35,8 @@ Answer = tuple[list[int], list[float]]
 _salts = itertools.count()
 
 
-def ask(server: Server) -> dict[str, Answer]:
-    """The answers to all requests, one after the other."""
+def ask_stock(server: Server) -> dict[str, Answer]:
+    """The answers of stock vLLM's server to all requests, one after the other."""
     choices = {name: server.complete(**fields, **ALL) for name, fields in REQUESTS.items()}
     return {
         name: (choice["token_ids"], choice["logprobs"]["token_logprobs"])
@@ -49,7 +49,7 @@ OF_STOCK = Served(
     "llama",
     tuple(flag for flag in FLAGS if not flag.startswith("--policy")),
     [REQUESTS, ALL],
-    ask,
+    ask_stock,
 )
 
 
@@ -88,3 +88,9 @@ async def streams_answer_as_stock(server: Server) -> AsyncIterator[None]:
     for name, stream in zip(REQUESTS, streams, strict=True):
         compare((stream.tokens, stream.logprobs), of_stock()[name])
         assert stream.done and stream.finish_reason == "length", name
+
+
+async def answers_as_stock(server: Server) -> None:
+    """All requests at once, and nothing beside them."""
+    async with streams_answer_as_stock(server):
+        pass

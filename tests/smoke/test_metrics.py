@@ -7,7 +7,7 @@ import pytest
 
 from flying_serving.observe.metrics.table import TABLE
 from harness.live import Server, wait_until
-from tests.smoke.answers import OUTPUTS, PROMPT_TOKENS, REQUESTS, ask
+from tests.smoke.answers import OUTPUTS, PROMPT_TOKENS, REQUESTS, answers_as_stock
 
 pytestmark = pytest.mark.server
 
@@ -25,14 +25,14 @@ def test_metrics_of_the_table_are_there(two: Server) -> None:
     assert sorted(shown) == sorted((family.name, family.kind) for family in TABLE)
 
 
-def test_requests_are_counted(two: Server) -> None:
+async def test_requests_are_counted(two: Server) -> None:
     """An engine's figures come with its outputs, and the server counts them a moment later."""
 
     def counts() -> Counter[str]:
         return Counter({name: int(sum(two.metric(name).values())) for name in COUNTED})
 
     before = counts()
-    ask(two)
+    await answers_as_stock(two)
     wait_until(lambda: counts() - before == COUNTED, counts)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from flying_serving.layout.groups import Layout
 from harness.live import Server
-from tests.smoke.answers import REQUESTS, ask, compare, of_stock
+from tests.smoke.answers import answers_as_stock, compare
 from tests.stock.answers import stock_answers
 from tests.stock.requests import SAMPLED
 
@@ -23,16 +23,14 @@ def steps(server: Server) -> dict[tuple[str, ...], float]:
 
 
 @each_degree
-def test_answers_are_those_of_stock_on_one_device(
+async def test_answers_are_those_of_stock_on_one_device(
     servers: dict[int, Server], engines: int, degree: int
 ) -> None:
     """Greedy and seeded; groups of this degree alone have computed them."""
     server = servers[engines]
     server.layout(Layout.uniform(engines, degree).to_lists())
     before = steps(server)
-    answers = ask(server)
-    for name in REQUESTS:
-        compare(answers[name], of_stock()[name])
+    await answers_as_stock(server)
     after = steps(server)
     assert {size for size in after if after[size] > before[size]} == {(str(degree),)}
 
