@@ -113,10 +113,9 @@ class Chunks:
         return stop, (stop - first) * token_s
 
     def roll_back(self, arrival: Arrival) -> None:
-        """Discount the last copy, and the block in which it began; cached blocks count."""
+        """Discount the last copy, and the block in which it began; cached blocks are whole."""
         block_tokens = self._pools[arrival.size].groups.block_tokens
-        whole_tokens = arrival.pulled_tokens // block_tokens * block_tokens
-        arrival.pulled_tokens = max(arrival.cached_tokens, whole_tokens)
+        arrival.pulled_tokens = arrival.pulled_tokens // block_tokens * block_tokens
 
     def missing_blocks(self, arrival: Arrival) -> int:
         """Return how many blocks are missing for all tokens that a request can use and the next

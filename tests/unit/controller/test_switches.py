@@ -367,11 +367,15 @@ def test_urgent_need_does_not_prolong_the_promise_for_length(
 def test_switch_for_load_follows_another_only_once_that_has_settled(
     after_s: float, settled: bool
 ) -> None:
+    """Whatever else was switched since: for a long request, by an operator, or not at all."""
     switches = Switches()
     assert switches.are_settled(5.0)
     for_load(switches, 5.0)
-    for_length(switches, 5.0, 50.0)
-    assert switches.are_settled(5.0 + after_s) == settled
+    at_s = 5.0 + after_s
+    for_length(switches, at_s, 50.0)
+    begin(switches, at_s)
+    for_load(switches, at_s).dropped("cancelled", at_s)
+    assert switches.are_settled(at_s) == settled
 
 
 def test_switches_for_load_of_the_last_minute_are_recent() -> None:

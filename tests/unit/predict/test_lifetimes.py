@@ -115,3 +115,16 @@ def test_a_long_output_of_long_ago_is_not_expected_again() -> None:
         lifetimes.ended(tokens)
     lifetimes.grew(0, 400)
     assert lifetimes.moments[0] < 200.0
+
+
+def test_requests_that_outlast_all_ended_ones_are_uniform_beyond() -> None:
+    """By hand: 1 of 4 requests ends, with 100 tokens, and the mean square is 4/3 of the square of
+    the mean. The interval that the others have passed last begins with 2**(63 / 8) tokens.
+    """
+    lifetimes = Lifetimes(100.0)
+    for _ in range(3):
+        lifetimes.grew(0, 256)
+    longest = BEYOND * round(2 ** (63 / 8))
+    mean_tokens, square = lifetimes.moments
+    assert mean_tokens == pytest.approx(100 / 4 + longest * 3 / 4)
+    assert square == pytest.approx(4 / 3 * (100**2 / 4 + longest**2 * 3 / 4))

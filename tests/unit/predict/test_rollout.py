@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from flying_serving.predict.forecast import forecast
 from flying_serving.predict.rollout import FluidModel, GroupState, miss
+from flying_serving.predict.steps import StepCost
 from flying_serving.predict.work import FREE, Interference, LaneFigures, Work
 from tests.examples import examples
 from tests.unit.policy.costs import costs
@@ -94,13 +95,38 @@ def test_admitted_requests_stream_their_whole_output() -> None:
     assert states[1].queued_s > 30.0 and tpot_s[1] > tpot_s[0]
 
 
-def test_group_runs_only_requests_that_its_memory_holds() -> None:
-    """What older requests hold is not free until they have ended."""
+@pytest.mark.parametrize("groups", [1, 4])
+def test_group_runs_only_requests_that_its_memory_holds(groups: int) -> None:
+    """What older requests hold, of all groups, is not free until they have ended."""
     lane = replace(figures(1), kv_tokens=3440)
-    held = Interference(woven_s=5.0, held_tokens=1720.0)
-    model = FluidModel.of(lane, 1, Work(1.0, PROMPT, OUTPUT, 0.0), OBJECTIVE, held)
-    assert model.limit(0.0) == pytest.approx(5.0)
+    held = Interference(woven_s=5.0, held_tokens=1032.0 * groups)
+    model = FluidModel.of(lane, groups, Work(1.0, PROMPT, OUTPUT, 0.0), OBJECTIVE, held)
+    assert model.limit(0.0) == pytest.approx(7.0)
     assert model.limit(5.0) == model.max_running == pytest.approx(10.0)
+
+
+def test_steps_of_the_model_take_what_their_contents_cost() -> None:
+    """Requests that decode, halfway through their output; of a prompt in 2.5 steps a chunk, which
+    begins behind what came before, on average.
+    """
+    cost = StepCost(0.02, 1e-3, 2e-3, 1e-6, 1e-4, 1e-5, prefill_pair_s=1e-8)
+    lane = LaneFigures(cost, 64, 10**6, 512)
+    model = FluidModel.of(lane, 1, Work(1.0, 1280.0, 100.0, 0.0), OBJECTIVE, FREE)
+    decoding_tokens, before = 3 * (1280 + 50), (1280 - 512) / 2
+    assert model.chunks == 2.5
+    for taken, found in zip((0, 512, 512), model.times(3.0), strict=True):
+        context = decoding_tokens + (before if taken else 0)
+        assert found == pytest.approx(cost.step_s(taken, 3, context, taken * before))
+
+
+def test_a_step_of_one_short_prompt_is_not_full() -> None:
+    """A full step has as many prompts as it takes."""
+    cost = StepCost(0.02, 1e-3, 2e-3, 0.0)
+    lane = LaneFigures(cost, 64, 10**6, 512)
+    model = FluidModel.of(lane, 1, Work(1.0, 128.0, 100.0, 0.0), OBJECTIVE, FREE)
+    taken = [cost.step_s(tokens, 1, 0) for tokens in (0, 128, 512)]
+    assert model.chunks == 1.0
+    assert list(model.times(1.0)) == pytest.approx(taken)
 
 
 @given(target_s=st.floats(0.01, 10), sooner_s=st.floats(0.001, 100), later_s=st.floats(0.001, 100))

@@ -1,11 +1,15 @@
-"""LaneFigures: what prompts cost beside the steps that are made anyway."""
+"""LaneFigures: what prompts cost beside the steps that are made anyway. Work: arrivals to come."""
+
+import math
+from statistics import mean
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flying_serving.predict.arrivals import CHANGE_S
 from flying_serving.predict.steps import StepCost
-from flying_serving.predict.work import LaneFigures
+from flying_serving.predict.work import LaneFigures, Work
 
 BUDGET = 512
 LANE = LaneFigures(StepCost(0.02, 1e-4, 1e-3, 1e-7, prefill_pair_s=1e-8), 256, 10**7, BUDGET)
@@ -32,3 +36,15 @@ def test_prompts_of_one_step_have_no_context(tokens: float, prompts: int) -> Non
 def test_no_prompt_takes_no_time() -> None:
     """Nor is it divided by how many there are."""
     assert LANE.prompts_s(0, 0) == 0
+
+
+@pytest.mark.parametrize(("from_s", "to_s"), [(0.0, 5.0), (10.0, 40.0), (100.0, 101.0)])
+def test_arrivals_between_two_times_are_the_mean_of_a_rate_that_decays(
+    from_s: float, to_s: float
+) -> None:
+    """From 9 to the usual 2 per second; a rate below the usual one stays."""
+    span_s = (to_s - from_s) / 10_000
+    rates = (2.0 + 7.0 * math.exp(-(from_s + (n + 0.5) * span_s) / CHANGE_S) for n in range(10_000))
+    found = Work(9.0, 300.0, 60.0, 0.0, usual_rate=2.0).rate_between(from_s, to_s)
+    assert found == pytest.approx(mean(rates))
+    assert Work(1.5, 300.0, 60.0, 0.0, usual_rate=2.0).rate_between(from_s, to_s) == 1.5

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flying_serving.predict.steps import StepCost
 from flying_serving.scheduling.batches import Batches, Running
 from flying_serving.wire import CalibrationRow, StepRow
 
@@ -40,6 +41,28 @@ def test_step_takes_as_many_tokens_as_the_target_allows(
         assert step_s(tokens, decoding) <= target_s / lanes * 1.01
     if tokens < MOST:
         assert step_s(tokens + 16, decoding) >= target_s / lanes * 0.98
+
+
+def test_tokens_before_a_prompt_are_not_those_of_requests_that_decode() -> None:
+    """By hand, each with a cost of its own; the first reads as many tokens as the prompt has."""
+    cost = StepCost(0.01, 1e-3, 2e-3, 1e-6, prefill_pair_s=1e-6)
+    planned = Batches(0.2, MOST, LEAST, lambda: 1)
+    planned.calibrate(
+        [
+            CalibrationRow(1, cost.step_s(tokens, 0, before, tokens * before), tokens, True, before)
+            for tokens in (64, 256, 1024)
+            for before in (0, 1000, 8000)
+        ]
+        + [
+            CalibrationRow(1, cost.step_s(0, count, count * before), count, False, before)
+            for count in (1, 16, 64)
+            for before in (16, 500)
+        ]
+    )
+    room_s = 0.2 - (0.01 + 5 * 2e-3 + 4000 * 1e-6)
+    for before in (0, 300, 2000):
+        found = planned.prompt_tokens(1, Running(5, 4000, 1, computed_tokens=before))
+        assert found == pytest.approx(room_s / (1e-3 + 1e-6 * before), abs=1.5)
 
 
 def test_prompts_alone_are_not_limited() -> None:

@@ -250,6 +250,23 @@ def test_where_kv_can_migrate(tmp_path: Path) -> None:
     assert system.shape.migrations == migrates == {2: MigrationCost(0.001, 1e-5)}
 
 
+@pytest.mark.parametrize("degree", [2, 4, 8])
+def test_a_modelled_migration_is_a_header_and_a_part_of_each_rank(degree: int) -> None:
+    """To every device with all heads: 32 layers with keys and values of 8 heads of 128, in
+    bfloat16. In a handoff each device pulls its own heads, by one message.
+    """
+    machine = h200()
+    lines, link = machine.kind.hardware.all_reduce, machine.kind.hardware.spec.link_bandwidth.value
+    large, pair = lines[degree].large, lines[2].large
+    messages = ["header", *range(degree)]
+    found, handoff = machine.migration(degree), machine.handoff(degree)
+    assert found is not None and handoff is not None
+    assert found.fixed_s == pytest.approx(GROUP_STEP_S + len(messages) * large.latency_s.value)
+    assert found.token_s == pytest.approx(131_072 / (link * large.efficiency.value))
+    assert handoff.fixed_s == pytest.approx(LANE_STEP_S + pair.latency_s.value)
+    assert handoff.token_s == pytest.approx(131_072 / degree / (link * pair.efficiency.value))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

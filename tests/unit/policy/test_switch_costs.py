@@ -1,0 +1,69 @@
+"""What each mode of a switch costs, term by term: seconds and request-seconds computed by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from flying_serving.layout.groups import Layout
+from flying_serving.policy.snapshot import GroupLoad, Snapshot
+from flying_serving.policy.switching import SwitchCandidate, leaving
+from flying_serving.predict.forecast import evaluate
+from flying_serving.predict.migrations import MigrationCost
+from flying_serving.predict.steps import StepCost
+from flying_serving.predict.work import Interference, Objective, Work
+from tests.policy.snapshots import snapshot
+
+NARROW, WIDE = Layout.uniform(2, 1), Layout.uniform(2, 2)
+LANES = {1: StepCost(0.02, 1e-3, 2e-3, 1e-6), 2: StepCost(0.011, 6e-4, 1e-3, 6e-7)}
+WORK = Work(2.0, 300.0, 60.0, 3.0, running=4.0)
+STEP_S = 0.02 + 4 * 2e-3 + 4 * 500 * 1e-6
+"""Of four requests of 500 tokens in one engine."""
+LAST_S = 50 * STEP_S
+"""Until the one of them that ends last has its 50 tokens."""
+PULL = MigrationCost(0.1, 2e-4)
+STRAGGLER = GroupLoad(1, 90.0, 90.0, 3000.0)
+
+
+def candidate(shot: Snapshot, layout: Layout, urgency: float = 1.0) -> SwitchCandidate:
+    """Return the candidate of a switch to a layout."""
+    return SwitchCandidate.of(shot, layout, leaving(shot, layout), Objective(20.0, urgency=urgency))
+
+
+def joining(work: Work = WORK, urgency: float = 1.0) -> SwitchCandidate:
+    """Return the switch in which an engine with four requests joins an idle one."""
+    loads = {(0,): GroupLoad(4, 30.0, 50.0, 500.0)}
+    return candidate(snapshot(NARROW, work, loads, (), LANES, {2: PULL}), WIDE, urgency)
+
+
+def parting() -> SwitchCandidate:
+    """Return the switch in which a group of two parts; of its five requests one is a straggler."""
+    loads = {(0, 1): GroupLoad(5, 40.0, 90.0, 1000.0, by_least_size={2: STRAGGLER})}
+    return candidate(snapshot(WIDE, WORK, loads, (), LANES, {2: PULL}), NARROW)
+
+
+@pytest.mark.parametrize("urgency", [1.0, 7.0])
+@pytest.mark.parametrize("rate", [0.0, 2.0])
+def test_requests_that_arrive_during_a_wait_wait_for_half_of_it(
+    rate: float, urgency: float
+) -> None:
+    """They arrive evenly. Those that are there wait for all of it."""
+    cost = joining(replace(WORK, rate=rate), urgency).blocked()
+    assert cost == pytest.approx(urgency * (3.0 * LAST_S + rate * LAST_S * LAST_S / 2))
+
+
+def test_requests_that_migrate_pause_for_half_of_the_time() -> None:
+    """One goes on after the other, evenly; new ones wait for all of it."""
+    switch = joining()
+    pause_s = 0.1 + 4 * 500 * 2e-4
+    there = evaluate(
+        WIDE, switch.snapshot.lanes, WORK, switch.objective, Interference(blocked_s=pause_s)
+    )
+    assert switch.migrate() == pytest.approx(there + 4 * pause_s / 2)
+
+
+def test_stragglers_do_not_pause_and_are_woven_after_the_pause() -> None:
+    """Four of five requests migrate."""
+    switch = parting()
+    pause_s = 2 * 0.1 + (5 * 1000 - 3000) * 2e-4
+    alone = SwitchCandidate.of(switch.snapshot, NARROW, {(0, 1): STRAGGLER}, switch.objective)
+    assert switch.migrate() == pytest.approx(alone.weave(pause_s) + 4 * pause_s / 2)
