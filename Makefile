@@ -28,7 +28,7 @@ export HF_HUB_OFFLINE := 1
 export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: setup check audit lock licences test test-unit test-with-vllm test-smoke test-deep test-deep-units test-deep-live test-all test-ray demo bench chaos fuzz cuda-check cuda-test experiments zoo clean .venv
+.PHONY: setup check audit lock licences test test-unit test-with-vllm test-smoke test-deep test-deep-units test-deep-live test-all test-ray demo bench chaos fuzz cuda-check cuda-test experiments zoo mutants clean .venv
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -140,6 +140,10 @@ experiments: $(STAMP)
 zoo: $(STAMP)
 	$(BIN)/python -m zoo $(ARGS)
 
+# Edits of the product that unit tests should find: minutes.
+mutants: $(STAMP)
+	$(BIN)/python -m mutants $(ARGS)
+
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find flying_serving flying_lab harness tests benchmarks zoo -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find flying_serving flying_lab harness tests benchmarks mutants zoo -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
