@@ -49,8 +49,8 @@ def test_an_edit_is_seen_by_the_tests_and_not_in_the_file(room: list[Edit]) -> N
 
 def test_slow_tests_run_last_and_what_none_sees_survives(room: list[Edit]) -> None:
     (edit,) = (edit for edit in room if edit.before == "0")
-    late = Run("survived", slow=frozenset({"test_sums.py::test_total"}))
-    assert run(["test_sums.py"], edit, late).by == "test_sums.py::test_nothing"
+    first = Run("survived", slow=frozenset({"test_sums.py::test_total"}))
+    assert run(["test_sums.py"], edit, first).by == "test_sums.py::test_nothing"
     Path("test_sums.py").write_text("def test_none(): pass\n", encoding="utf-8")
     assert run(["test_sums.py"], edit).verdict == "survived"
 

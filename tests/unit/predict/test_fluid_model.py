@@ -33,15 +33,15 @@ def after(requests: float, inflow: float, span_s: float) -> float:
 
 
 @pytest.mark.parametrize(
-    ("queue", "early", "late", "rate", "limit"),
+    ("queue", "first", "second", "rate", "limit"),
     [
         (1.0, 3.0, 2.0, 0.5, "arrived"),
         (30.0, 3.0, 2.0, 2.0, "prompts"),
         (9.0, 5.0, 2.0, 1.0, "room"),
     ],
 )
-def test_a_span_moves_requests_and_adds_their_seconds(
-    queue: float, early: float, late: float, rate: float, limit: str
+def test_a_span_takes_requests_on_and_adds_their_seconds(
+    queue: float, first: float, second: float, rate: float, limit: str
 ) -> None:
     """From the queue into the first half of their outputs, into the second, and out. As many are
     admitted as are there, as full steps compute, or as find room: what is free, and half of those
@@ -49,18 +49,18 @@ def test_a_span_moves_requests_and_adds_their_seconds(
     """
     span_s, crowding = 1.5, 1.25
     group = model(8 if limit == "room" else 64)
-    reach = (early + late) * (1 - math.exp(-span_s / HALF_S))
+    reach = (first + second) * (1 - math.exp(-span_s / HALF_S))
     admitted = {
         "arrived": queue + rate * span_s,
         "prompts": span_s / STEP_S / 2,
-        "room": 8 - (early + late) + reach / 2,
+        "room": 8 - (first + second) + reach / 2,
     }[limit]
-    state = GroupState(4.0, queue, early, late)
+    state = GroupState(4.0, queue, first, second)
     group.step(state, span_s, rate, crowding)
-    first_half = after(early, admitted, span_s)
-    halfway = early + admitted - first_half
-    second_half = after(late, halfway, span_s)
-    ended = late + halfway - second_half
+    first_half = after(first, admitted, span_s)
+    halfway = first + admitted - first_half
+    second_half = after(second, halfway, span_s)
+    ended = second + halfway - second_half
     left = queue + rate * span_s - admitted
     assert state.now_s == 5.5
     assert state.admitted == pytest.approx(admitted)
