@@ -12,6 +12,7 @@ import time
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 
 from mutants.edits import Edit, edits_of
@@ -63,11 +64,15 @@ def sample(edits: Iterable[Edit], count: int) -> list[Edit]:
     return sorted(edits, key=lambda edit: random.Random(f"{SEED} {edit.name}").random())[:count]
 
 
-def files_for(edit: Edit) -> list[str]:
-    """Return the files of tests of an edit's area, that of its module first."""
+def files_for(edit: Edit) -> tuple[list[str], list[str]]:
+    """Return the files of tests of an edit's module, and the others of its area."""
     own, area = f"test_{Path(edit.path).stem}.py", area_of(edit)
-    files = sorted(Path("tests").glob(f"**/{area}/test_*.py"), key=lambda path: path.name != own)
-    return [path.as_posix() for path in files]
+    files = sorted(Path("tests").glob(f"**/{area}/test_*.py"))
+    first, others = (
+        [path.as_posix() for path in files if (path.name == own) == is_own]
+        for is_own in (True, False)
+    )
+    return first, others
 
 
 def judge(edits: Sequence[Edit]) -> dict[Edit, Run]:
@@ -77,13 +82,16 @@ def judge(edits: Sequence[Edit]) -> dict[Edit, Run]:
         by_area[area_of(edit)].append(edit)
     found: dict[Edit, Run] = {}
     for area in sorted(by_area, key=AREAS.index):
-        unedited = run(files_for(by_area[area][0]))
+        unedited = run(list(chain(*files_for(by_area[area][0]))))
         if unedited.verdict != "survived":
             raise SystemExit(f"{area}: {unedited.by} fails without an edit")
         preload(unedited.imported)
         for edit in sorted(by_area[area], key=lambda edit: (edit.path, edit.start)):
             began_s = time.monotonic()
-            result = found[edit] = run(files_for(edit), edit, unedited)
+            for files in filter(None, files_for(edit)):
+                result = found[edit] = run(files, edit, unedited)
+                if result.verdict != "survived":
+                    break
             took_s = time.monotonic() - began_s
             print(f"{result.verdict:9}{took_s:6.1f} s  {edit.name}  {result.by}", flush=True)
     return found

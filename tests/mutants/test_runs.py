@@ -74,10 +74,11 @@ def test_the_sample_does_not_change_with_other_edits() -> None:
     assert len(set(before) & set(after)) >= 45
 
 
-def test_files_for_the_edited_module_are_the_first() -> None:
-    files = files_for(of(1))
-    assert files[0].endswith("predict/test_work.py")
-    assert any(file.endswith("predict/test_steps.py") for file in files)
+def test_tests_of_the_edited_module_are_apart_from_the_others_of_its_area() -> None:
+    (own,), others = files_for(of(1))
+    assert own.endswith("predict/test_work.py")
+    assert any(file.endswith("predict/test_steps.py") for file in others)
+    assert own not in others
 
 
 @pytest.mark.parametrize(

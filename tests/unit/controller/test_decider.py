@@ -4,6 +4,7 @@ import pytest
 
 from flying_serving.controller.decider import Decider, Verdict
 from flying_serving.controller.requests import RequestSpec, RequestState
+from flying_serving.controller.snapshots import required_groups
 from flying_serving.controller.state import ClusterState
 from tests.unit.controller.model_settings import settings
 from tests.unit.policy.costs import costs, measured
@@ -100,3 +101,11 @@ def test_arrival_beside_a_wide_request_is_not_worth_asking() -> None:
     state.layout = state.layouts[-1]
     state.loads.add(runs, state.layout.groups[0], 151.0)
     assert not Decider(state).is_worth_asking(request)
+
+
+@pytest.mark.parametrize(("engines", "size"), [(2, 2), (4, 2)])
+def test_urgent_request_needs_the_widest_group_beside_others_or_all(
+    engines: int, size: int
+) -> None:
+    needs = required_groups(ClusterState(settings("auto", engines)), [], 1)
+    assert [(need.least_size, need.urgent) for need in needs] == [(size, True)]

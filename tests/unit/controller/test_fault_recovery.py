@@ -281,3 +281,17 @@ def test_a_suspect_may_have_the_engine_that_it_was_on_once_that_is_back() -> Non
     assert shell.waiting() == ["r0"]
     shell.revive(0)
     assert shell.open["r0"].group == (0,)
+
+
+@pytest.mark.parametrize(
+    ("policy", "dry_run", "restored"),
+    [("auto", False, None), ("auto", True, APART), ("manual", False, APART)],
+)
+def test_a_layout_is_restored_only_where_no_policy_chooses_one(
+    policy: str, dry_run: bool, restored: Layout | None
+) -> None:
+    """After a second loss, too, it is that before the first."""
+    shell = MortalShell(settings(policy, 4, dry_run=dry_run), costs((1, 2, 4)))
+    for engine in (3, 0):
+        shell.lose(engine)
+        assert shell.controller.state.to_restore == restored

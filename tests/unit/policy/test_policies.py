@@ -258,6 +258,15 @@ def test_a_decision_for_a_need_shows_the_layouts_that_meet_it() -> None:
 # ---- how often
 
 
+def test_a_layout_for_a_need_is_the_best_with_its_switch() -> None:
+    """All engines in one group are better, and long requests would have to leave two of them."""
+    long = {(2,): load(20, left=500.0), (3,): load(20, left=500.0)}
+    decision = decide("auto", snapshot(NARROW, QUIET, long, [LONG]))
+    assert decision is not None
+    assert min(decision.predicted, key=decision.predicted.__getitem__) == WIDE
+    assert decision.layout == Layout(((0, 1), (2,), (3,)))
+
+
 @settings(max_examples=examples(200))
 @given(
     situation=situations(),

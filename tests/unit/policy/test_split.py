@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -110,3 +111,57 @@ def test_a_plan_tries_a_bounded_number_of_splits() -> None:
     for number in range(2000):
         batch = VirtualBatch(10.0 * number, number % 200, 1000, 200)
         assert plan(500 + number, 32 + number % 500, batch, BUSY, TERMS).probes <= MOST_PROBES
+
+
+def test_a_batch_has_the_sum_of_its_prompts_and_the_mean_of_its_requests() -> None:
+    """Weighted by the share of their lives for which they are here; half a prompt is before each
+    of its tokens, on average.
+    """
+    batch = VirtualBatch(100.0, 3.0, 50.0, 10.0, 7.0)
+    longer = batch.with_prompt(40.0, 6.0)
+    assert longer == VirtualBatch(140.0, 3.0, 50.0, 10.0, 7.0 + 40 * (6 + 20))
+    more = batch.with_sequence(90.0, 20.0, 0.25)
+    assert more == VirtualBatch(100.0, 3.25, (150 + 22.5) / 3.25, (30 + 5) / 3.25, 7.0)
+    for tokens_left, share in ((0.0, 0.5), (5.0, 0.0)):
+        assert batch.with_sequence(90.0, tokens_left, share) == batch
+        assert VirtualBatch().with_sequence(90.0, tokens_left, share) == VirtualBatch()
+
+
+FEW = StepCost(0.02, 1e-4, 2e-4, 1e-7, few_token_s=1e-3, prefill_pair_s=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("batch", "target_s", "work_s", "passes"),
+    [
+        (VirtualBatch(5120.0, prefill_pairs=1e6), 0.03, 0.512 + 1e-3, 2.5),
+        (VirtualBatch(0.0, 50, 1000.0, 9.0), math.inf, 3e-4 * 50 * 9, 9),
+        (VirtualBatch(0.0, 50, 1000.0, 99.0), math.inf, 3e-4 * 50 * 16, 16),
+        (VirtualBatch(40_960.0, 50, 1000.0, 9.0), math.inf, 4.096 + 3e-4 * 50 * 9, 20),
+        (VirtualBatch(0.0, 320, 1000.0, 9.0), math.inf, 3e-4 * 320 * 9, 9 + 0.614_4 * 9),
+        (VirtualBatch(0.0, 160, 1000.0, 900.0), math.inf, 3e-4 * 160 * 16, 16 + 0.52 * 900),
+        (VirtualBatch(5120.0, 50, 1000.0, 9.0), 0.03, 0.512 + 0.135, 64.7),
+        (VirtualBatch(5120.0, 50, 1000.0, 9.0), 0.021, 0.512 + 0.135, 323.5),
+    ],
+)
+def test_a_batch_takes_its_work_and_a_fixed_time_for_each_pass(
+    batch: VirtualBatch, target_s: float, work_s: float, passes: float
+) -> None:
+    """The passes are those of full prompts, of one block of tokens, of requests that wait for room,
+    or of a target that leaves 10 ms of a pass, and a tenth of its fixed time at least.
+    """
+    lane = LaneFigures(FEW, max_num_seqs=200, kv_tokens=200_000, max_num_batched_tokens=2048)
+    terms = Terms(lane, CHEAP, BLOCK, target_s)
+    assert terms.finish_s(batch) == pytest.approx(work_s + passes * (0.02 + 8e-3))
+
+
+def test_groups_that_differ_by_less_than_a_second_are_balanced() -> None:
+    found = plan(
+        2048, 32, VirtualBatch(4000, 50, 500, 100), VirtualBatch(4500, 50, 500, 100), TERMS
+    )
+    assert 0 < found.split < 2048
+
+
+def test_a_search_ends_where_it_finds_a_split_again() -> None:
+    """Of two blocks the nearest edge to the fourth split is one of the first three."""
+    b = VirtualBatch(sequences=1.0, context_tokens=100.0, tokens_left=100.0)
+    assert plan(2 * BLOCK, 32, VirtualBatch(), b, TERMS).probes == 4

@@ -6,12 +6,12 @@ import pytest
 
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.snapshot import GroupLoad, Snapshot
-from flying_serving.policy.switching import SwitchCandidate, leaving
-from flying_serving.predict.forecast import evaluate
+from flying_serving.policy.switching import SwitchCandidate, costs, leaving
+from flying_serving.predict.forecast import capacity, evaluate
 from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.steps import StepCost
 from flying_serving.predict.work import Interference, Objective, Work
-from tests.policy.snapshots import snapshot
+from tests.unit.policy.snapshots import snapshot
 
 NARROW, WIDE = Layout.uniform(2, 1), Layout.uniform(2, 2)
 LANES = {1: StepCost(0.02, 1e-3, 2e-3, 1e-6), 2: StepCost(0.011, 6e-4, 1e-3, 6e-7)}
@@ -67,3 +67,38 @@ def test_stragglers_do_not_pause_and_are_woven_after_the_pause() -> None:
     pause_s = 2 * 0.1 + (5 * 1000 - 3000) * 2e-4
     alone = SwitchCandidate.of(switch.snapshot, NARROW, {(0, 1): STRAGGLER}, switch.objective)
     assert switch.migrate() == pytest.approx(alone.weave(pause_s) + 4 * pause_s / 2)
+
+
+@pytest.mark.parametrize("output_tokens", [60.0, 100.0])
+def test_requests_of_an_idle_member_have_slow_steps_and_migrate_if_unfinished(
+    output_tokens: float,
+) -> None:
+    """In LAST_S an engine makes some 67 steps for a request of 300 tokens; a group is faster in
+    each, and for the prompt.
+    """
+    switch = joining(replace(WORK, output_tokens=output_tokens))
+    steps = LAST_S / (0.02 + 2e-3 + 300 * 1e-6)
+    one_s = 0.009 + 300 * 4e-4 + min(steps, output_tokens) * 0.009
+    if output_tokens > steps:
+        one_s += 0.1 + 2e-4 * (300 + steps)
+    found = costs(switch.snapshot, WIDE, switch.objective, urgent=False)["soft"]
+    assert found == pytest.approx((3.0 + 2.0 * LAST_S) * one_s)
+
+
+@pytest.mark.parametrize("token_s", [1e-4, 2e-3])
+def test_until_weights_are_back_the_new_layout_has_the_capacity_of_the_present(
+    token_s: float,
+) -> None:
+    """If it has more."""
+    lanes = LANES | {1: replace(LANES[1], prefill_token_s=token_s)}
+    shot = replace(snapshot(WIDE, WORK, lanes=lanes), opens_in_s={(0, 1): 3.0})
+    objective = Objective(20.0)
+    more = capacity(NARROW, shot.lanes, WORK) / capacity(WIDE, shot.lanes, WORK) - 1
+    assert (more > 0) == (token_s == 1e-4)
+    closed = Interference(woven_s=3.0, overlap=max(0.0, more))
+    at_once, later = (
+        evaluate(NARROW, shot.lanes, WORK, objective, x) for x in (Interference(), closed)
+    )
+    found = costs(shot, NARROW, objective, urgent=False)
+    assert found == {"weave": pytest.approx(later - at_once)}
+    assert (found["weave"] > 0.0) == (more > 0)

@@ -7,7 +7,7 @@ import pytest
 from flying_serving.predict.rollout import LENGTHS_CV, MAX_UTILIZATION, FluidModel, GroupState
 from flying_serving.predict.steps import StepCost
 from flying_serving.predict.work import FREE, LaneFigures, Work
-from tests.policy.snapshots import OBJECTIVE
+from tests.unit.policy.snapshots import OBJECTIVE
 
 STEP_S, PROMPT, OUTPUT, BUDGET = 0.1, 512.0, 40.0, 256
 HALF_S = STEP_S * OUTPUT / 2

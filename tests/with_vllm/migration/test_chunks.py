@@ -9,7 +9,7 @@ from flying_serving.layout.kv_source import KVSource
 from flying_serving.migration.arrival import Arrival, ArrivalPhase
 from flying_serving.migration.chunks import Chunks
 from flying_serving.migration.offers import Offer
-from tests.vllm_adapter.lanes import BLOCK, Lane, make
+from tests.with_vllm.vllm_adapter.lanes import BLOCK, Lane, make
 
 FIRST, SECOND = (2,), (3,)
 OFFER = Offer(40, is_final=True, blocks=list(range(10)))
