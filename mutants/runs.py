@@ -146,7 +146,8 @@ def _child(answer: Connection, files: list[str], edit: Edit | None, unedited: Ru
     if edit is not None:
         sys.meta_path.insert(0, _Edited(edit))
     plugin = _Plugin(unedited.slow)
-    options = ["-x", "-q", "-p", "no:cacheprovider", f"--timeout={DEADLINE_S}"]
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:harness.unit_time"]
+    options += [f"--timeout={DEADLINE_S}"]
     warnings = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     code = pytest.main([*options, *warnings, *files], plugins=[plugin])
     used = resource.getrusage(resource.RUSAGE_SELF)

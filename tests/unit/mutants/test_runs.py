@@ -37,6 +37,7 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Edit]:
     return edits_of("room/sums.py", SOURCE)
 
 
+@pytest.mark.deep
 def test_an_edit_is_seen_by_the_tests_and_not_in_the_file(room: list[Edit]) -> None:
     unedited = run(["test_sums.py"])
     assert unedited.verdict == "survived"
@@ -47,6 +48,7 @@ def test_an_edit_is_seen_by_the_tests_and_not_in_the_file(room: list[Edit]) -> N
     assert Path(edit.path).read_bytes() == SOURCE
 
 
+@pytest.mark.deep
 def test_slow_tests_run_last_and_what_none_sees_survives(room: list[Edit]) -> None:
     (edit,) = (edit for edit in room if edit.before == "0")
     first = Run("survived", slow=frozenset({"test_sums.py::test_total"}))
@@ -55,6 +57,7 @@ def test_slow_tests_run_last_and_what_none_sees_survives(room: list[Edit]) -> No
     assert run(["test_sums.py"], edit).verdict == "survived"
 
 
+@pytest.mark.deep
 def test_a_run_without_end_is_ended(room: list[Edit], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "MORE_S", 1)
     (edit,) = (one for one in room if one.before.startswith("result +="))

@@ -1,6 +1,4 @@
-"""Policies: what each of them changes and when, and that a load at the boundary makes none of them
-restless.
-"""
+"""Policies: what each of them changes and when; none is restless at the boundary of a load."""
 
 import math
 from dataclasses import replace

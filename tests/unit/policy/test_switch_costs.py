@@ -70,7 +70,7 @@ def test_stragglers_do_not_pause_and_are_woven_after_the_pause() -> None:
 
 
 @pytest.mark.parametrize("output_tokens", [60.0, 100.0])
-def test_requests_of_an_idle_member_have_slow_steps_and_migrate_if_unfinished(
+def test_requests_of_an_idle_member_have_slow_steps_or_migrate(
     output_tokens: float,
 ) -> None:
     """In LAST_S an engine makes some 67 steps for a request of 300 tokens; a group is faster in
@@ -86,7 +86,7 @@ def test_requests_of_an_idle_member_have_slow_steps_and_migrate_if_unfinished(
 
 
 @pytest.mark.parametrize("token_s", [1e-4, 2e-3])
-def test_until_weights_are_back_the_new_layout_has_the_capacity_of_the_present(
+def test_until_weights_are_back_the_capacity_is_the_present_one(
     token_s: float,
 ) -> None:
     """If it has more."""
