@@ -28,15 +28,20 @@ ENGINE: dict[str, Any] = {
 }
 
 
+def folder(shape: str, models: Path) -> Path:
+    """Return the folder that holds the adapters of a model's shape."""
+    return models / f"{shape}-adapters"
+
+
 def adapters(shape: str, models: Path) -> dict[str, Path]:
     """Return the folders of the adapters of a model's shape by name, which are written if they are
     not there yet.
     """
-    folder = models / f"{shape}-adapters"
+    both = folder(shape, models)
     few = ("q_proj", "v_proj", "down_proj", "embed_tokens", "lm_head")
     return {
-        ONE: make_adapter(folder / ONE, shape, seed=1),
-        TWO: make_adapter(folder / TWO, shape, seed=2, rank=4, targets=few),
+        ONE: make_adapter(both / ONE, shape, seed=1),
+        TWO: make_adapter(both / TWO, shape, seed=2, rank=4, targets=few),
     }
 
 

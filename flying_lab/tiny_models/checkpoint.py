@@ -26,7 +26,14 @@ from flying_lab.tiny_models.tokenizer import BOS, EOS, MAX_POSITIONS, write_json
 
 Array = npt.NDArray[np.float32]
 
-_NUMPY_NAMES = {"F32": "float32", "F16": "float16", "I8": "int8", "I32": "int32", "I64": "int64"}
+_NUMPY_NAMES = {
+    "F32": "float32",
+    "F16": "float16",
+    "U8": "uint8",
+    "I8": "int8",
+    "I32": "int32",
+    "I64": "int64",
+}
 MARKER = "tiny.json"
 STD_AT_256 = 0.12
 """Standard deviation of the weights at hidden size 256: that of logits is then about 2."""
@@ -82,6 +89,7 @@ SHAPES: dict[str, Shape] = {
     "llama-int8": Shape(quantized="int8"),
     "llama-fp8": Shape(quantized="fp8"),
     "llama-fp8-channel": Shape(quantized="fp8-channel"),
+    "llama-mixed": Shape(quantized="mixed"),
 }
 
 ARCHITECTURES = {

@@ -6,6 +6,7 @@ same bytes. Embeddings, LM heads, norms and routers stay as they are.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -196,23 +197,49 @@ FORMATS: dict[str, tuple[Callable[[torch.Tensor], Tensors], dict[str, Any]]] = {
     "fp8-block": (_fp8_block, {**_FP8, "weight_block_size": [FP8_BLOCK, FP8_BLOCK]}),
 }
 """By name: how a weight (out, in) is quantized, and the `quantization_config`."""
+MIXED = "mixed"
+"""A format of compressed-tensors for each layer: those of MIXED_FORMATS, over and over."""
+MIXED_FORMATS = ("w4a16", "int8", "fp8-channel")
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
 def quantize(path: Path, name: str) -> None:
-    """Quantize the checkpoint in a folder in place. `name`: one of FORMATS; KeyError otherwise."""
-    rounded, config = FORMATS[name]
+    """Quantize the checkpoint in a folder in place. `name`: of FORMATS, or MIXED; KeyError
+    otherwise.
+    """
     weights = path / "model.safetensors"
-    save_file(dict(_quantized(load_file(weights), rounded)), weights, metadata={"format": "pt"})
+    tensors = load_file(weights)
+    config = _mixed_config(tensors) if name == MIXED else FORMATS[name][1]
+    save_file(dict(_quantized(tensors, name)), weights, metadata={"format": "pt"})
     text = json.loads((path / "config.json").read_text(encoding="utf-8"))
     write_json(path / "config.json", text | {"quantization_config": config})
 
 
-def _quantized(
-    tensors: Tensors, rounded: Callable[[torch.Tensor], Tensors]
-) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, tensor in tensors.items():
-        if name.endswith(_LINEAR) and tensor.dim() == 2:
-            for part, values in rounded(tensor).items():
-                yield f"{name.removesuffix('weight')}{part}", values
-        else:
-            yield name, tensor
+def _mixed_config(tensors: Tensors) -> dict[str, Any]:
+    """Return the `quantization_config` with a group of layers for each format."""
+    layers: dict[str, set[str]] = {name: set() for name in MIXED_FORMATS}
+    for tensor_name in tensors:
+        if found := _LAYER.search(tensor_name):
+            layers[_mixed_format(int(found[1]))].add(found[1])
+    groups = {}
+    for name, numbers in layers.items():
+        config = FORMATS[name][1]
+        targets = [f"re:.*layers[.]({'|'.join(sorted(numbers))})[.].*_proj$"]
+        group = config["config_groups"]["group_0"]
+        groups[name] = {**group, "targets": targets, "format": config["format"]}
+    return FORMATS["int8"][1] | {"format": "mixed-precision", "config_groups": groups}
+
+
+def _mixed_format(layer: int) -> str:
+    return MIXED_FORMATS[layer % len(MIXED_FORMATS)]
+
+
+def _quantized(tensors: Tensors, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+    for tensor_name, tensor in tensors.items():
+        if not tensor_name.endswith(_LINEAR) or tensor.dim() != 2:
+            yield tensor_name, tensor
+            continue
+        layer = _LAYER.search(tensor_name)
+        rounded, _ = FORMATS[_mixed_format(int(layer[1])) if name == MIXED and layer else name]
+        for part, values in rounded(tensor).items():
+            yield f"{tensor_name.removesuffix('weight')}{part}", values

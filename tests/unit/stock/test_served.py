@@ -9,6 +9,7 @@ import pytest
 from tests.stock import served
 from tests.stock.served import Served
 
+RECORDINGS = served.SERVED
 ASKED = Served("some", "llama", ("--a-flag",), [[1, 2], 8], lambda server: ["asked"])
 
 
@@ -46,10 +47,15 @@ def test_a_processor_of_another_kind_asks_stock(recording: Path) -> None:
     ids=["flags", "requests", "weights"],
 )
 def test_a_recording_of_something_else_is_refused(other: Served) -> None:
-    with pytest.raises(ValueError, match=r"run python -m tests\.stock\.served some"):
+    with pytest.raises(ValueError, match=r"run python -m tests\.stock some"):
         other.answers()
 
 
-def test_each_file_of_tests_has_its_recording() -> None:
-    folder = Path(served.__file__).parent / "served"
-    assert {path.stem for path in folder.glob("*.json")} == set(served.MODULES)
+def test_each_module_of_tests_has_its_recording() -> None:
+    assert {path.stem for path in RECORDINGS.glob("*.json")} == set(served.MODULES)
+
+
+@pytest.mark.parametrize("name", served.MODULES)
+def test_the_recording_is_of_this_configuration(name: str) -> None:
+    saved = json.loads((RECORDINGS / f"{name}.json").read_text(encoding="utf-8"))
+    assert saved["of"] == served.of_module(name).identity()

@@ -1,17 +1,16 @@
 """Models that give vectors or scores: each engine serves them alone, as stock vLLM does."""
 
-from collections.abc import Iterator
+from __future__ import annotations
+
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from harness.live import FLAGS, Server
+from tests.deep.conformance.live import Live
 from tests.stock.served import Served
 
-pytestmark = pytest.mark.server
-
-ENGINES = 2
 BASE = (
     *(flag for flag in FLAGS if not flag.startswith(("--policy", "--logits"))),
     "--runner=pooling",
@@ -28,6 +27,7 @@ CALLS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/rerank", {"query": TEXTS[0], "documents": TEXTS[1:]}),
 )
 WORST = 1e-5
+CLIENTS = 8
 
 
 def numbers(value: Any) -> list[float]:
@@ -50,52 +50,36 @@ def answer(server: Server, path: str, body: dict[str, Any]) -> list[float]:
     return numbers(response.json())
 
 
-def answer_all(server: Server) -> list[list[float]]:
-    return [answer(server, path, body) for path, body in CALLS]
+OF_STOCK = Served(
+    "pooling", "qwen3", BASE, CALLS, lambda stock: [answer(stock, *call) for call in CALLS]
+)
 
 
-OF_STOCK = Served("pooling", "qwen3", BASE, CALLS, answer_all)
+def every_call(live: Live) -> None:
+    """Each is answered as stock vLLM answers it."""
+    for call, expected in zip(CALLS, OF_STOCK.answers(), strict=True):
+        assert answer(live, *call) == pytest.approx(expected, abs=WORST), call[0]
+    live.check()
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server("qwen3", ENGINES, "--policy=auto", base=BASE) as live:
-        yield live
-
-
-@pytest.fixture(scope="module")
-def expected() -> list[list[float]]:
-    """What stock vLLM answers."""
-    answers: list[list[float]] = OF_STOCK.answers()
-    return answers
-
-
-@pytest.mark.parametrize("call", range(len(CALLS)))
-def test_answers_are_those_of_stock(server: Server, expected: list[list[float]], call: int) -> None:
-    found = answer(server, *CALLS[call])
-    assert found == pytest.approx(expected[call], abs=WORST)
-
-
-def test_many_at_once_are_answered_by_all_engines(
-    server: Server, expected: list[list[float]]
-) -> None:
-    with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda _: answer(server, *CALLS[0]), range(16)))
+def many_at_once(live: Live) -> None:
+    """All engines answer them, each alone."""
+    expected = OF_STOCK.answers()[0]
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        answers = list(pool.map(lambda _: answer(live, *CALLS[0]), range(2 * CLIENTS)))
     for found in answers:
-        assert found == pytest.approx(expected[0], abs=WORST)
-    steps = server.metric("flying:step_duration_seconds_count", "group_size")
+        assert found == pytest.approx(expected, abs=WORST)
+    steps = live.metric("flying:step_duration_seconds_count", "group_size")
     assert set(steps) == {("1",)}
-    server.until_idle()
-    server.check()
+    live.until_idle()
+    live.check()
 
 
-def test_groups_are_not_offered(server: Server) -> None:
-    status = server.status()
+def groups_are_refused(live: Live) -> None:
+    """They are not offered, and an order of one is refused in words."""
+    status = live.status()
     assert status["group_sizes"] == [1]
     assert status["not_offered"] == {"2": "pooling models run on each engine alone"}
-
-
-def test_an_order_of_a_group_is_refused_in_words(server: Server) -> None:
-    response = server.http.post("/flying/layout", json={"groups": [[0, 1]]})
+    response = live.http.post("/flying/layout", json={"groups": [[0, 1]]})
     assert response.status_code == 400
     assert "this policy decides the layout" in response.text

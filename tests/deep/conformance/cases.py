@@ -1,0 +1,231 @@
+"""The table: which servers there are, and what each of them goes through.
+
+Features that have nothing to do with each other share a row, so that each kind of model, of
+engine and of setting is in one of few servers. A row that fails tells by its chapters which of its
+features it is.
+"""
+
+from __future__ import annotations
+
+import json
+
+from harness import mxfp4_cpu
+from tests.deep.conformance.calls.speaker import NAME, write_speaker
+from tests.deep.conformance.chapters import (
+    adapters,
+    clients,
+    compiled,
+    drafts,
+    lanes,
+    lending,
+    pooling,
+)
+from tests.deep.conformance.live import Case, Chapter, Job
+from tests.stock.drafted import FLAG
+from tests.stock.record import WINDOW_TOKENS
+from tests.stock.requests import REQUESTS
+
+MOST_STARTS = 18
+JOBS = tuple(map(Job, REQUESTS))
+PLANS_AHEAD = "a step is planned while one is computed"
+ASYNC = "--async-scheduling"
+STAGED = "--cpu-collectives=staged"
+COMPILED = "--no-enforce-eager"
+OVERRIDES = json.dumps({"sliding_window": WINDOW_TOKENS})
+ARENA = "--worker-cls=tests.server.arena_worker.ArenaWorker"
+NOT_PACKED = """
+from flying_serving.vllm_adapter import loading
+from flying_serving.worker.binding import share
+loading.packing = lambda dtype: None
+share.PackedColumns = share.PackedRows = None  # so that a packed weight ends the start
+"""
+"""CUDA has weights that are not packed, and so have CPUs without a product for the type."""
+TWO_DEVICES = "an engine of two devices needs two GPUs"
+CPU_ALONE = {
+    lending.kv_goes_from_arena_to_arena: "memory of the host stands in for a device's",
+    lanes.sharing_a_device_changes_nothing: "it is of the CPU's log",
+}
+"""Chapters that do not run on one GPU, and why not."""
+
+WITH_STREAMS: tuple[Chapter, ...] = (lanes.together, lanes.switches, lanes.migrations)
+WITH_LOSS: tuple[Chapter, ...] = (lanes.together, lanes.storm, lanes.migrations, lanes.loss)
+
+DENSE = (
+    Case(
+        "llama-of-eight",
+        "llama",
+        8,
+        (lanes.log, lanes.alone, *WITH_STREAMS, lanes.splits),
+        jobs=JOBS,
+        quiet=(PLANS_AHEAD,),
+    ),
+    Case(
+        "qwen3-that-speaks",
+        "qwen3",
+        4,
+        (lanes.together, lanes.storm, lanes.migrations, lanes.splits, clients.calls_of_every_kind),
+        jobs=JOBS,
+        flags=clients.PARSERS,
+        write=lambda model, scratch: write_speaker(model, scratch / NAME),
+        served_name=NAME,
+    ),
+    Case(
+        "qwen2-async-unpacked",
+        "qwen2",
+        4,
+        (lanes.log, lanes.alone, *WITH_STREAMS, lanes.splits),
+        jobs=JOBS,
+        flags=(ASYNC,),
+        preamble=NOT_PACKED,
+        says=(PLANS_AHEAD,),
+    ),
+    Case(
+        "mqa-compiled-unpacked",
+        "llama-mqa",
+        2,
+        (*WITH_STREAMS, compiled.each_engine_has_compiled),
+        jobs=JOBS,
+        flags=(COMPILED,),
+        preamble=NOT_PACKED,
+    ),
+    Case(
+        "llama-of-two-devices-async",
+        "llama",
+        2,
+        (lanes.log, lanes.alone, *WITH_STREAMS, lanes.splits),
+        devices=2,
+        jobs=JOBS,
+        flags=(ASYNC,),
+        says=(PLANS_AHEAD,),
+        cpu_only=TWO_DEVICES,
+    ),
+)
+OTHER_LAYERS = (
+    Case(
+        "mixtral-windows-compiled-staged",
+        "mixtral",
+        2,
+        (
+            lanes.log,
+            lanes.sharing_a_device_changes_nothing,
+            *WITH_LOSS,
+            compiled.each_engine_has_compiled,
+        ),
+        jobs=JOBS,
+        record="mixtral-windows",
+        flags=(f"--hf-overrides={OVERRIDES}", COMPILED, STAGED, "--engines-per-device=2"),
+        says=("every layer has a window; KV of all tokens is kept",),
+    ),
+    Case(
+        "gpt-oss-mxfp4-of-two-devices",
+        "gpt-oss-mxfp4",
+        2,
+        (lanes.wider_groups_hold_more, *WITH_LOSS),
+        devices=2,
+        jobs=JOBS,
+        preamble=mxfp4_cpu.PREAMBLE,
+        cpu_only="its kernel of MXFP4 is one for the CPU",
+    ),
+    Case("gemma4", "gemma4", 4, (lanes.wider_groups_hold_more, *WITH_LOSS), jobs=JOBS),
+    Case(
+        "deepseek-v3",
+        "deepseek-v3",
+        4,
+        (lanes.wider_groups_hold_as_much, *WITH_LOSS),
+        jobs=JOBS,
+        # the backend of the recording, also on processors with AMX
+        flags=("--attention-backend=CPU_MLA",),
+        cpu_only="its recording is of the CPU",
+    ),
+    Case(
+        "falcon-h1",
+        "falcon-h1",
+        4,
+        (lanes.log, lanes.together, lanes.storm, lanes.states_migrate, lanes.loss),
+        jobs=JOBS,
+        stock_degree=1,
+        says=("--no-enable-prefix-caching: set",),
+    ),
+    Case(
+        "pooling",
+        "qwen3",
+        2,
+        (pooling.every_call, pooling.many_at_once, pooling.groups_are_refused),
+        flags=("--policy=auto", "--runner=pooling"),
+        without=("--policy", "--logits"),
+    ),
+)
+LENDING = (
+    Case(
+        "llama-lends",
+        "llama",
+        4,
+        (
+            lending.every_stage,
+            lending.a_switch_waits_for_requests_that_need_the_room,
+            lending.a_request_of_lower_degree_calls_weights_back,
+            lending.narrower_groups_hold_what_they_ever_did,
+            lending.weights_go_and_return_under_a_storm,
+        ),
+        jobs=JOBS,
+        flags=lending.FLAGS,
+    ),
+    Case(
+        "mixtral-lends-as-on-cuda",
+        "mixtral",
+        4,
+        (
+            lending.every_stage,
+            lending.kv_goes_from_arena_to_arena,
+            lending.a_switch_waits_for_requests_that_need_the_room,
+            lending.a_request_of_lower_degree_calls_weights_back,
+        ),
+        jobs=JOBS,
+        flags=(*lending.FLAGS, ARENA),
+        cpu_only="its worker has memory of the host in place of a device's",
+    ),
+)
+OF_REQUESTS = (
+    Case(
+        "llama-lora",
+        "llama",
+        2,
+        (
+            adapters.adapters_change_answers,
+            adapters.models_are_listed,
+            lanes.together,
+            adapters.logprobs_of_a_prompt,
+            lanes.storm,
+            lanes.splits,
+            lanes.loss,
+            adapters.one_is_loaded_while_the_server_runs,
+            adapters.some_cannot_be_loaded,
+        ),
+        jobs=adapters.JOBS,
+        record="llama-lora",
+        flags=adapters.FLAGS,
+        write=adapters.write_adapters,
+        environment={adapters.RUNTIME: "1"},
+        cpu_only="LoRA is served on the CPU alone",
+    ),
+    Case(
+        "llama-drafts",
+        "llama",
+        2,
+        (
+            drafts.drafts_are_accepted_and_rejected,
+            drafts.answers_and_counts,
+            drafts.parameters_of_sampling,
+            drafts.switches_change_no_count,
+            drafts.drafts_keep_to_a_grammar,
+            lanes.splits,
+            lanes.loss,
+        ),
+        jobs=drafts.JOBS,
+        record="llama-ngram",
+        flags=(FLAG,),
+        without=("--logits-processors",),
+        cpu_only="speculation is served on the CPU alone",
+    ),
+)
+CASES = (*DENSE, *OTHER_LAYERS, *LENDING, *OF_REQUESTS)

@@ -1,0 +1,1 @@
+"""Chapters: functions of a live server, which is idle before and after each."""

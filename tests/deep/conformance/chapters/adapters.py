@@ -1,0 +1,129 @@
+"""Requests with adapters of LoRA, and without, in one server."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+
+from flying_lab.tiny_models.adapters import make_adapter
+from harness import lora
+from harness.forked import ROOT
+from harness.streams import WORST_LOGPROB, worst_difference
+from tests.deep.conformance.live import Asked, Job, Live
+from tests.stock.requests import REQUESTS
+
+SHAPE = "llama"
+RUNTIME = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+ADAPTERS = (lora.BASE, lora.ONE, lora.TWO)
+JOBS = tuple(Job(request, adapter) for request in REQUESTS for adapter in ADAPTERS)
+LATER = "later"
+FOLDERS = {name: lora.folder(SHAPE, ROOT / ".models") / name for name in (lora.ONE, lora.TWO)}
+FLAGS = (*lora.FLAGS, "--lora-modules", *(f"{name}={path}" for name, path in FOLDERS.items()))
+
+
+def write_adapters(model: Path, _: Path) -> Path:
+    """Write the adapters, and return the model as it is."""
+    lora.adapters(SHAPE, model.parent)
+    return model
+
+
+def post(live: Live, path: str, **body: Any) -> httpx.Response:
+    return live.http.post(path, json=body)
+
+
+def names(live: Live) -> list[str]:
+    return [model["id"] for model in live.http.get("/v1/models").json()["data"]]
+
+
+def adapters_change_answers(live: Live) -> None:
+    """The recorded ones: what follows would show little otherwise."""
+    stock = live.case.stock(1)
+    for request in REQUESTS:
+        said = [stock[Job(request, name).name]["logprobs"] for name in ADAPTERS]
+        for one, other in itertools.combinations(said, 2):
+            assert worst_difference(one, other) > 0.1
+
+
+def models_are_listed(live: Live) -> None:
+    """Adapters are among them as in stock vLLM."""
+    models = live.http.get("/v1/models").json()["data"]
+    assert [(model["id"], model["root"], model["parent"]) for model in models] == [
+        (live.model, live.model, None),
+        *((name, str(folder), live.model) for name, folder in FOLDERS.items()),
+    ]
+
+
+def logprobs_of_a_prompt(live: Live) -> None:
+    """A prompt that ends with recorded outputs has the logprobs that stock computed for these."""
+
+    def ask(asked: Asked) -> None:
+        stock = live.case.stock(asked.degree or 1)[asked.job.name]
+        choice = live.complete(
+            (*asked.job.prompt, *stock["tokens"]),
+            model=asked.job.adapter or live.model,
+            max_tokens=1,
+            prompt_logprobs=0,
+            vllm_xargs={"tp_degree": asked.degree},
+        )
+        ranked = choice["prompt_logprobs"][-len(stock["tokens"]) :]
+        pairs = zip(stock["tokens"], ranked, strict=True)
+        found = [logprobs[str(token)]["logprob"] for token, logprobs in pairs]
+        assert worst_difference(found, stock["logprobs"]) <= WORST_LOGPROB, asked.job.name
+
+    every = [Asked(job, degree) for degree in live.degrees for job in live.jobs(degree)]
+    with ThreadPoolExecutor(len(every)) as pool:
+        list(pool.map(ask, every))
+    live.check()
+
+
+def one_is_loaded_while_the_server_runs(live: Live) -> None:
+    """It is served at every degree, and no more once its folder has gone, or once unloaded."""
+    with TemporaryDirectory() as scratch:
+        folder = make_adapter(Path(scratch, LATER), SHAPE, seed=1)
+        loaded = post(live, "/v1/load_lora_adapter", lora_name=LATER, lora_path=str(folder))
+        success = f"Success: LoRA adapter '{LATER}' added successfully."
+        assert (loaded.status_code, loaded.text) == (200, success)
+        assert LATER in names(live)
+        for degree in live.degrees:
+            answer = live.run(Asked(Job(REQUESTS[0], LATER), degree))
+            live.compare(Asked(Job(REQUESTS[0], lora.ONE), degree), answer)  # of the same seed
+        shutil.rmtree(folder)
+        gone = post(live, "/v1/completions", model=LATER, prompt=[1, 2, 3], max_tokens=1)
+        assert gone.status_code == 404
+        assert "model='later': the folder of this adapter" in gone.text  # vLLM hides the path
+    unloaded = post(live, "/v1/unload_lora_adapter", lora_name=LATER)
+    assert unloaded.status_code == 200
+    assert LATER not in names(live)
+    answered = post(live, "/v1/completions", model=LATER, prompt=[1, 2, 3], max_tokens=1)
+    assert answered.status_code == 404
+
+
+def some_cannot_be_loaded(live: Live) -> None:
+    """vLLM's own answers; no engine has anything of them."""
+    with TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        wide = make_adapter(folder / "wide", SHAPE, seed=3, rank=16)
+        other = make_adapter(folder / "other", "llama-75m", seed=3)
+        cases: dict[str, tuple[Path, int, str]] = {
+            "missing": (folder / "nothing", 404, "No adapter found"),
+            "wide": (wide, 500, "LoRA rank 16 is greater than max_lora_rank 8"),
+            "other": (other, 500, "must match"),
+            lora.ONE: (wide, 400, "has already been loaded"),
+            live.model: (wide, 400, "conflicts with a served base model"),
+        }
+        for name, (path, status, what) in cases.items():
+            answer = post(live, "/v1/load_lora_adapter", lora_name=name, lora_path=str(path))
+            assert (answer.status_code, what in answer.text) == (status, True), answer.text
+        again = {"lora_name": lora.ONE, "lora_path": str(wide), "load_inplace": True}
+        refused = post(live, "/v1/load_lora_adapter", **again)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "load_inplace"
+    assert post(live, "/v1/unload_lora_adapter", lora_name="missing").status_code == 404
+    assert set(names(live)) == {live.model, lora.ONE, lora.TWO}
+    live.check()
