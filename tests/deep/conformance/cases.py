@@ -32,7 +32,7 @@ ASYNC = "--async-scheduling"
 STAGED = "--cpu-collectives=staged"
 COMPILED = "--no-enforce-eager"
 OVERRIDES = json.dumps({"sliding_window": WINDOW_TOKENS})
-ARENA = "--worker-cls=tests.server.arena_worker.ArenaWorker"
+ARENA = "--worker-cls=tests.deep.server.arena_worker.ArenaWorker"
 NOT_PACKED = """
 from flying_serving.vllm_adapter import loading
 from flying_serving.worker.binding import share

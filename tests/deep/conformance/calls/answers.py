@@ -9,11 +9,7 @@ import httpx
 
 from flying_lab.sse import EventStream
 from harness.streams import WORST_LOGPROB
-<<<<<<<< HEAD:tests/deep/server/as_stock/answers.py
-from tests.deep.server.as_stock.calls import Call
-========
 from tests.deep.conformance.calls.requests import Call
->>>>>>>> cf1ff4e9 (tests: one table says that servers answer as stock vLLM):tests/deep/conformance/calls/answers.py
 
 OF_THE_MOMENT = frozenset(
     {

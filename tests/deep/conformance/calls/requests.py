@@ -4,11 +4,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-<<<<<<<< HEAD:tests/deep/server/as_stock/calls.py
-from tests.deep.server.as_stock.speaker import NAME, prompt, says
-========
 from tests.deep.conformance.calls.speaker import NAME, prompt, says
->>>>>>>> cf1ff4e9 (tests: one table says that servers answer as stock vLLM):tests/deep/conformance/calls/requests.py
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
