@@ -9,30 +9,35 @@ from __future__ import annotations
 
 import json
 
-from harness import mxfp4_cpu
+from harness import mxfp4_cpu, triton_cpu
+from harness.live import COMMAND
 from tests.deep.conformance.calls.speaker import NAME, write_speaker
 from tests.deep.conformance.chapters import (
     adapters,
     clients,
     compiled,
     drafts,
+    interpreted,
     lanes,
     lending,
     pooling,
+    rounded,
 )
 from tests.deep.conformance.live import Case, Chapter, Job
 from tests.stock.drafted import FLAG
-from tests.stock.record import WINDOW_TOKENS
-from tests.stock.requests import REQUESTS
+from tests.stock.record import V2_TOKENS, WINDOW_TOKENS
+from tests.stock.requests import FORCED, REQUESTS, shortened
 
 MOST_STARTS = 18
 JOBS = tuple(map(Job, REQUESTS))
+FORCED_JOBS = tuple(map(Job, FORCED))
 PLANS_AHEAD = "a step is planned while one is computed"
 ASYNC = "--async-scheduling"
 STAGED = "--cpu-collectives=staged"
 COMPILED = "--no-enforce-eager"
 OVERRIDES = json.dumps({"sliding_window": WINDOW_TOKENS})
-ARENA = "--worker-cls=tests.deep.server.arena_worker.ArenaWorker"
+FORCE_V2 = "--logits-processors=tests.stock.force_v2:ForceTokens"
+ARENA = "--worker-cls=tests.server.arena_worker.ArenaWorker"
 NOT_PACKED = """
 from flying_serving.vllm_adapter import loading
 from flying_serving.worker.binding import share
@@ -98,6 +103,32 @@ DENSE = (
         flags=(ASYNC,),
         says=(PLANS_AHEAD,),
         cpu_only=TWO_DEVICES,
+    ),
+)
+ROUNDED = (
+    Case(
+        "llama-bfloat16-v2",
+        "llama",
+        4,
+        (lanes.all_degrees_are_offered, rounded.as_near_to_stock_as_stock_is_to_itself),
+        jobs=FORCED_JOBS,
+        record="llama-bfloat16",
+        flags=("--dtype=bfloat16", FORCE_V2),
+        without=("--dtype", "--logits-processors"),
+        program=COMMAND,
+        environment=triton_cpu.ENVIRONMENT,
+        says=("Using V2 Model Runner",),
+        cpu_only="it compares with stock at degree 2, which needs two GPUs",
+    ),
+    Case(
+        "llama-quantized",
+        "llama-mixed",
+        2,
+        (lanes.all_degrees_are_offered, rounded.as_near_to_stock_as_stock_is_to_itself),
+        jobs=FORCED_JOBS,
+        record="llama-mixed-bfloat16",
+        flags=("--dtype=bfloat16",),
+        without=("--dtype",),
     ),
 )
 OTHER_LAYERS = (
@@ -184,6 +215,30 @@ LENDING = (
         flags=(*lending.FLAGS, ARENA),
         cpu_only="its worker has memory of the host in place of a device's",
     ),
+    Case(
+        "mixtral-lends-v2",
+        "mixtral",
+        4,
+        (
+            lanes.log,
+            lending.every_stage,
+            lending.weights_return_while_requests_run,
+            lanes.storm,
+            lanes.migrations,
+            lanes.splits,
+            interpreted.state_of_a_sampler_follows_from_tokens,
+            interpreted.members_draw_the_same_tokens,
+            lanes.loss,
+        ),
+        jobs=tuple(Job(shortened(request, V2_TOKENS)) for request in REQUESTS),
+        record="mixtral-v2",
+        flags=(*lending.FLAGS, FORCE_V2),
+        without=("--logits-processors",),
+        program=COMMAND,
+        environment=triton_cpu.ENVIRONMENT,
+        says=("Using V2 Model Runner",),
+        cpu_only="it runs V2 in Triton's interpreter",
+    ),
 )
 OF_REQUESTS = (
     Case(
@@ -228,4 +283,4 @@ OF_REQUESTS = (
         cpu_only="speculation is served on the CPU alone",
     ),
 )
-CASES = (*DENSE, *OTHER_LAYERS, *LENDING, *OF_REQUESTS)
+CASES = (*DENSE, *ROUNDED, *OTHER_LAYERS, *LENDING, *OF_REQUESTS)
