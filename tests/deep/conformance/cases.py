@@ -37,7 +37,7 @@ STAGED = "--cpu-collectives=staged"
 COMPILED = "--no-enforce-eager"
 OVERRIDES = json.dumps({"sliding_window": WINDOW_TOKENS})
 FORCE_V2 = "--logits-processors=tests.stock.force_v2:ForceTokens"
-ARENA = "--worker-cls=tests.server.arena_worker.ArenaWorker"
+ARENA = "--worker-cls=tests.deep.server.arena_worker.ArenaWorker"
 NOT_PACKED = """
 from flying_serving.vllm_adapter import loading
 from flying_serving.worker.binding import share
