@@ -11,6 +11,7 @@ TESTS ?= tests/deep/conformance tests/deep/server
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
+ALL_EXAMPLES := FLYING_TEST_EXAMPLES=all
 # How long each test took, kept in .durations.
 report = --durations=10 --junitxml=.durations/$(1).xml
 LOCKS := requirements/cpu.lock requirements/lab.lock requirements/dev.lock
@@ -100,11 +101,11 @@ test-smoke: $(STAMP)
 test-deep: audit test-deep-units test-deep-live test-ray
 
 test-deep-units: $(STAMP)
-	FLYING_TEST_EXAMPLES=all $(PYTEST) --numprocesses=2 --dist=loadfile $(call report,deep-units) \
+	$(ALL_EXAMPLES) $(PYTEST) --numprocesses=2 --dist=loadfile $(call report,deep-units) \
 		-m "deep or hypothesis" tests/unit tests/with_vllm
 
 test-deep-live: $(STAMP)
-	$(PYTEST) --numprocesses=2 --dist=loadfile $(call report,deep) tests/deep
+	$(ALL_EXAMPLES) $(PYTEST) --numprocesses=2 --dist=loadfile $(call report,deep) tests/deep
 
 test-all: test test-deep
 

@@ -9,12 +9,10 @@ from typing import TypeVar
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from tests.examples import examples
-
 JSON = "application/json"
 T = TypeVar("T")
 _DRAW = settings(
-    max_examples=examples(400),
+    max_examples=400,
     phases=[Phase.generate],
     database=None,
     suppress_health_check=list(HealthCheck),
