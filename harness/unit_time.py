@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.examples import ALL_EXAMPLES
+
 MARKER = "deep"
 MOST_S = 2.0
 ROOT = Path(__file__).parents[1]
@@ -25,9 +27,12 @@ def processor_s() -> float:
 
 
 def is_limited(item: pytest.Item) -> bool:
-    """Return whether a test is a unit test that `make test` runs."""
-    below = any(suite in item.path.parents for suite in SUITES)
-    return below and item.get_closest_marker(MARKER) is None
+    """Return whether a test is a unit test that `make test` runs. Where property tests try all of
+    their examples, none is.
+    """
+    if ALL_EXAMPLES in os.environ or item.get_closest_marker(MARKER):
+        return False
+    return any(suite in item.path.parents for suite in SUITES)
 
 
 @pytest.hookimpl(wrapper=True)

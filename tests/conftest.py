@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.examples import examples
+from harness.examples import examples
 
 pytest_plugins = ["harness.not_run", "harness.unit_time"]
 

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flying_serving.comm.order import SequenceNumbers
-from tests.examples import examples
+from harness.examples import examples
 
 ROOT = Path(__file__).parents[3]
 ENGINES = 4

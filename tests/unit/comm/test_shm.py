@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from flying_serving.comm import shm_kernels
 from flying_serving.comm.shm import SPLIT_BYTES, YIELDS, ShmGroup
 from flying_serving.comm.shm_ranks import FLAG, word
-from tests.examples import examples
+from harness.examples import examples
 from tests.unit.comm.shm_groups import (
     ANY,
     START_S,

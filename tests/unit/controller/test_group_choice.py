@@ -23,7 +23,7 @@ from flying_serving.policy.policies import POLICIES
 from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.steps import StepCost
 from flying_serving.predict.work import LaneFigures, Objective
-from tests.examples import examples
+from harness.examples import examples
 from tests.unit.policy.costs import costs, measured
 
 SIZES = (1, 2, 4)

@@ -12,7 +12,7 @@ from flying_serving.controller.requests import RequestSpec, RequestState
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.policy.snapshot import GroupLoad
 from flying_serving.predict.demand import Outputs
-from tests.examples import examples
+from harness.examples import examples
 
 GROUPS = [group for size in (1, 2, 4) for group in Layout.uniform(4, size).groups]
 EVEN = Outputs(20.0, 4 / 3 * 20.0**2)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from flying_serving.controller.requests import RequestSpec
-from tests.examples import examples
+from harness.examples import examples
 from tests.unit.controller.episodes import MOST_WAITING, Episode, long_or_narrow, shareable
 from tests.unit.controller.mortal import MortalShell
 

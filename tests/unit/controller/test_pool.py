@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from flying_serving.controller.pool import SOONER, Kind, TaskPool
 from flying_serving.controller.requests import RequestSpec, RequestState
 from flying_serving.controller.suspicion import Suspicion
-from tests.examples import examples
+from harness.examples import examples
 
 AGING_S = 30.0
 KINDS: list[Kind] = [(None, (1, 2)), (None, (2,)), (1, (1,)), (2, (2,))]

@@ -31,7 +31,7 @@ from flying_serving.engine.messages import (
 )
 from flying_serving.errors import EngineLost
 from flying_serving.layout.groups import Group, Layout
-from tests.examples import examples
+from harness.examples import examples
 
 ENGINES = 4
 GROUPS = [group for size in (1, 2, 4) for group in Layout.uniform(ENGINES, size).groups]

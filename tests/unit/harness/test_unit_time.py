@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness import unit_time
+from harness.examples import ALL_EXAMPLES
 from harness.forked import ROOT
 
 TESTS = """
@@ -34,6 +35,7 @@ def test_that_is_deep():
 PLUGIN = """
 from pathlib import Path
 from harness import unit_time
+from harness.examples import ALL_EXAMPLES
 from harness.unit_time import pytest_runtest_call
 unit_time.MOST_S = 0.2
 unit_time.SUITES = (Path("{folder}"),)
@@ -50,8 +52,9 @@ def said(tmp_path: Path) -> str:
     line = [sys.executable, "-m", "pytest", "-v", "-p", "limited", "test_it.py"]
     path = os.pathsep.join([str(ROOT), str(tmp_path)])
     variables = {"PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environment = {k: v for k, v in os.environ.items() if k != ALL_EXAMPLES} | variables
     return subprocess.run(
-        line, cwd=tmp_path, env=os.environ | variables, capture_output=True, text=True, timeout=60
+        line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
     ).stdout
 
 

@@ -17,7 +17,7 @@ from flying_serving.layout.groups import (
     whole_groups,
     world_rank,
 )
-from tests.examples import examples
+from harness.examples import examples
 
 COUNTS = st.sampled_from([1, 2, 4, 8])
 SIZES = [1, 2, 4, 8]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flying_serving.memory.kv_view import KVView, heads_of
-from tests.examples import examples
+from harness.examples import examples
 from tests.unit.memory.lanes import Kind, Memory, Model
 
 SIZES = (1, 2, 4)

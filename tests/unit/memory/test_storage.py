@@ -24,7 +24,7 @@ from flying_serving.memory.storage import (
 )
 from flying_serving.memory.unit_order import keep_by_unit
 from flying_serving.memory.units import Product
-from tests.examples import examples
+from harness.examples import examples
 from tests.unit.memory.layers import (
     COLUMNS,
     DEGREES,

@@ -15,7 +15,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from flying_serving.memory import tile_kernel
 from flying_serving.memory.tile_kernel import as_words, copy_by_kernel
 from flying_serving.memory.tiles import TileCopy, copy_by_loop
-from tests.examples import examples
+from harness.examples import examples
 from tests.unit.memory.tile_memories import Form, Pull, forms, pulls, random_bytes, view_of
 
 KERNEL = tile_kernel._gather

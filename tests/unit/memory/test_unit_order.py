@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from flying_serving.layout.shards import Segment, segments_of
 from flying_serving.memory.storage import StridedColumns
 from flying_serving.memory.unit_order import UnitOrder, keep_by_unit
-from tests.examples import examples
+from harness.examples import examples
 from tests.unit.memory.layers import DEGREES, Fused, by_unit, fused_layers, numbers, rows_of_rank
 
 LLAMA_8B_QKV = segments_of([4096, 1024, 1024], 8, (32, 8, 8))

@@ -17,7 +17,7 @@ from flying_serving.memory.host_pages import HostPages
 from flying_serving.memory.storage import PackedColumns
 from flying_serving.memory.units import Product, RawUnits, rows_of_units, units_of
 from flying_serving.memory.weight_file import WeightFile
-from tests.examples import examples
+from harness.examples import examples
 from tests.unit.memory.layers import DEGREES, LENDING, Lending, plain_pack, weight_file
 
 PAGE = mmap.PAGESIZE

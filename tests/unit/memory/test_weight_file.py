@@ -17,7 +17,7 @@ from flying_serving.errors import PeerMemory, WeightFileError
 from flying_serving.memory import arena
 from flying_serving.memory.pages import Extent
 from flying_serving.memory.weight_file import WeightFile
-from tests.examples import examples
+from harness.examples import examples
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 

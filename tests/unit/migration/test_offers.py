@@ -16,7 +16,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from flying_serving.errors import PeerMemory
 from flying_serving.layout.kv_source import KVSource
 from flying_serving.migration.offers import ENTRIES, Offer, OfferTable, PeerOffers, make_table
-from tests.examples import examples
+from harness.examples import examples
 
 BLOCKS = 12
 CLOSED = Offer(0, is_final=True, blocks=[])

@@ -17,7 +17,7 @@ from flying_serving.policy.switching import leaving
 from flying_serving.predict.forecast import evaluate
 from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.work import Work
-from tests.examples import examples
+from harness.examples import examples
 from tests.unit.policy.costs import costs
 from tests.unit.policy.node import arrivals, serve
 from tests.unit.policy.snapshots import BUSY, OBJECTIVE, QUIET, SIZES, decide, load, snapshot

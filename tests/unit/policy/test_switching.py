@@ -13,7 +13,7 @@ from flying_serving.policy.snapshot import LATER, GroupLoad, Need, Snapshot
 from flying_serving.policy.switching import SwitchCandidate, costs, leaving, stragglers_of
 from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.work import Work
-from tests.examples import examples
+from harness.examples import examples
 from tests.unit.policy.costs import costs as lane_costs
 from tests.unit.policy.snapshots import BUSY, OBJECTIVE, QUIET, SIZES, load, snapshot
 

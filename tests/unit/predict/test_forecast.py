@@ -12,7 +12,7 @@ from flying_serving.layout.groups import Layout
 from flying_serving.predict.forecast import Forecast, capacity, evaluate, first_per_s, forecast
 from flying_serving.predict.steps import StepCost
 from flying_serving.predict.work import LaneFigures, Objective, Work
-from tests.examples import examples
+from harness.examples import examples
 from tests.unit.policy.costs import Costs, costs
 from tests.unit.policy.snapshots import OBJECTIVE
 

@@ -14,7 +14,7 @@ from flying_serving.predict.forecast import forecast
 from flying_serving.predict.rollout import FluidModel, GroupState, miss
 from flying_serving.predict.steps import StepCost
 from flying_serving.predict.work import FREE, Interference, LaneFigures, Work
-from tests.examples import examples
+from harness.examples import examples
 from tests.unit.policy.costs import costs
 from tests.unit.policy.node import BLOCKS, MAX_BATCHED_TOKENS, MAX_NUM_SEQS, arrivals, serve
 from tests.unit.policy.snapshots import OBJECTIVE

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flying_serving.predict.probes import probes
 from flying_serving.predict.steps import FEW, SOME, Step, StepCost, StepModel
-from tests.examples import examples
+from harness.examples import examples
 from tests.unit.policy.costs import ONE, costs, measured
 
 TRUTHS = st.builds(

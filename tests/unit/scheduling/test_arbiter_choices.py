@@ -14,7 +14,7 @@ from flying_serving.scheduling.arbiter import (
     StepLane,
     Wait,
 )
-from tests.examples import examples
+from harness.examples import examples
 from tests.unit.engine.node import TICK_S
 
 

@@ -22,7 +22,7 @@ from flying_serving.layout.groups import Layout, aligned_group
 from flying_serving.memory.lending import NULL_BLOCK
 from flying_serving.vllm_adapter.blocks import SchedulerPool
 from flying_serving.vllm_adapter.engine_pool import EnginePool
-from tests.examples import examples
+from harness.examples import examples
 from tests.with_vllm.engine.pairs import handle
 from tests.with_vllm.engine.schedulers import BLOCK, FakeScheduler, Inboxes
 

@@ -19,7 +19,7 @@ from flying_serving.migration import transfer
 from flying_serving.scheduling.arbiter import LaneArbiter
 from flying_serving.vllm_adapter.engine_pool import EnginePool
 from flying_serving.worker.lanes import WorkerLanes
-from tests.examples import examples
+from harness.examples import examples
 from tests.with_vllm.engine.pairs import GROUP, Pair
 from tests.with_vllm.engine.schedulers import BLOCK, FakeScheduler
 

@@ -18,7 +18,7 @@ from flying_serving.engine.residency import FREE_BLOCKS_POLL_S, Residency
 from flying_serving.errors import IntegrityError
 from flying_serving.memory.ledger import ExtraKV, PageLedger
 from flying_serving.memory.peers import KVBlocks
-from tests.examples import examples
+from harness.examples import examples
 from tests.with_vllm.engine.pairs import GROUP, Pair
 from tests.with_vllm.engine.schedulers import BLOCK
 

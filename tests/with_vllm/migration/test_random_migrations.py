@@ -13,7 +13,7 @@ from vllm.v1.request import Request
 from flying_serving.layout.groups import Group
 from flying_serving.layout.kv_source import KVSource
 from flying_serving.migration.source import RETAIN_S, RunningOffer
-from tests.examples import examples
+from harness.examples import examples
 from tests.with_vllm.migration.nodes import GROUPS, Node
 from tests.with_vllm.vllm_adapter.lanes import make
 

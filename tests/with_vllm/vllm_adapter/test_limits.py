@@ -10,7 +10,7 @@ from vllm.v1.request import Request
 from flying_serving.scheduling.batches import Running
 from flying_serving.vllm_adapter.blocks import SchedulerPool
 from flying_serving.vllm_adapter.limits import running_of
-from tests.examples import examples
+from harness.examples import examples
 from tests.with_vllm.engine.test_aging import Lane
 
 MAX_NUM_SEQS = 8

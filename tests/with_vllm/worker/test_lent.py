@@ -24,7 +24,7 @@ from flying_serving.memory.units import RawUnits
 from flying_serving.memory.weight_file import WeightFile
 from flying_serving.worker.lent import ExtraBlocks, extents, own_blocks_of
 from flying_serving.worker.residency import WorkerWeights
-from tests.examples import examples
+from harness.examples import examples
 from tests.unit.memory.fake_cuda import PAGE, FakeDriver, fake_device
 
 WIDEST = 4

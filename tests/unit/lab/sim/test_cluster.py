@@ -19,7 +19,7 @@ from flying_lab.sim.requests import SimRequest, SimStep
 from flying_serving.config import MODES
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import Group, Layout
-from tests.examples import examples
+from harness.examples import examples
 from tests.unit.lab.sim.nodes import OPTIONS, shape_of, step_time
 
 

@@ -13,7 +13,7 @@ from flying_lab.sim.decoding import DecodeBatch
 from flying_lab.sim.lanes import SimLane
 from flying_lab.sim.requests import BlockPool, GroupBlocks, SimRequest
 from flying_serving.controller.settings import Limits
-from tests.examples import examples
+from harness.examples import examples
 from tests.unit.lab.sim.reference import Slow, SlowLane
 
 BLOCKS, BLOCK_TOKENS = 12, 4

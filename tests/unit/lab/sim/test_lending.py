@@ -20,7 +20,7 @@ from flying_lab.workload.model import Request
 from flying_serving.config import LOAN_SHARE
 from flying_serving.errors import ConfigError
 from flying_serving.policy.policies import POLICIES
-from tests.examples import examples
+from harness.examples import examples
 from tests.unit.lab.sim.nodes import check_over, run, step_time, system_of
 
 LOAN = Loan((0, 40, 80, 100), (0.001,) * 3, (0.004,) * 3)

@@ -20,7 +20,7 @@ from flying_serving.layout.groups import Layout
 from flying_serving.policy.policies import POLICIES
 from flying_serving.predict.demand import Demand
 from flying_serving.predict.migrations import MigrationCost
-from tests.examples import examples
+from harness.examples import examples
 from tests.unit.lab.sim.nodes import check_over, node_of, run, system_of
 
 COST = MigrationCost(0.002, 1e-6)

@@ -7,7 +7,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from flying_lab.bench.report import bands, figures, style
-from tests.examples import examples
+from harness.examples import examples
 from tests.unit.lab.bench.report.systems import band_edges, system
 
 PAIR = [system("static-dp", lost=2), system("auto", 20.0, 50.0)]

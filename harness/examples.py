@@ -2,7 +2,8 @@
 
 import os
 
-VARIABLE = "FLYING_TEST_EXAMPLES"
+ALL_EXAMPLES = "FLYING_TEST_EXAMPLES"
+"""A variable: `all`, or not set."""
 ALL = "all"
 SHARE = 12
 """`make test` tries one of this number."""
@@ -13,7 +14,7 @@ def examples(most: int) -> int:
     """Return the number of examples to try, of `most`. Raises ValueError for another value of the
     variable than `all`.
     """
-    chosen = os.environ.get(VARIABLE, "")
+    chosen = os.environ.get(ALL_EXAMPLES, "")
     if chosen not in ("", ALL):
-        raise ValueError(f"{VARIABLE}={chosen}: must be {ALL}, or not set")
+        raise ValueError(f"{ALL_EXAMPLES}={chosen}: must be {ALL}, or not set")
     return most if chosen else min(most, max(LEAST, most // SHARE))
