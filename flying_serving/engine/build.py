@@ -1,5 +1,7 @@
 """The parts of an engine, built over vLLM's scheduler and executor."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,6 +12,7 @@ from flying_serving.comm.board import StepBoard
 from flying_serving.comm.pulse import Pulse
 from flying_serving.config import Deployment, deployment_of
 from flying_serving.engine.channel import Channel
+from flying_serving.engine.host import Inbox
 from flying_serving.engine.lane import Lane, LaneFactory, Lanes
 from flying_serving.engine.lane_events import LaneEvents
 from flying_serving.engine.loop import EngineLoop, Instruments
@@ -46,34 +49,20 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
     table = site.offer_table()
     own = EnginePool(core.scheduler, groups_of(core.kv_config))
     announce_groups(site.run_dir, site.engine, own.groups)
-
-    # the lanes, which step
-    board = StepBoard(f"{site.run_dir}/steps", site.deployment.engines)
-    lanes = Lanes(_make_lanes(site, own, channel, table), board)
-
-    # the instruments, which observe the steps
-    instruments = _make_instruments(site, lanes, board)
-
-    # the loop over both
-    flying = site.deployment.flying
-    offers = site.peer_offers()
-    loop = EngineLoop(site.engine, lanes, channel, core, flying, (table, offers), instruments)
+    links = Links(channel, site.board(), table, site.peer_offers())
+    loop = make_loop(site, own, links)
 
     # durations of steps and of copies of KV on this machine
     steps, copies = measured(core, site.deployment, site.engine)
     _fit_chunks(site, loop, copies)
 
-    # the schedulers tell the parts above of their steps, and ask for their limits
-    _connect(site, loop)
-    if flying.tbt_slo_ms is not None:
-        limit_batches(flying.tbt_slo_ms / 1000, lanes, instruments.steps, steps)
-
     # parts that only some servers have
+    flying = site.deployment.flying
+    if flying.tbt_slo_ms is not None:
+        limit_batches(flying.tbt_slo_ms / 1000, loop.lanes, loop.instruments.steps, steps)
     if flying.lend_weights and site.deployment.lanes:
         loop.residency = _make_residency(core, own, loop)
         announce_blocks(site.run_dir, site.engine, loop.residency.blocks)
-    if site.deployment.survives:
-        loop.membership = _make_membership(site, loop, offers)
 
     # the utilities, which the API server calls
     weight_bytes = core.call_workers(WorkerLanes.get_weight_bytes)
@@ -115,6 +104,10 @@ class Site:
         engines, wake = self.deployment.engines, self.core.wake
         return Channel(self.run_dir, self.engine, engines, wake, timeout_s)
 
+    def board(self) -> StepBoard:
+        """Map the board on which all engines note their steps and their loads."""
+        return StepBoard(f"{self.run_dir}/steps", self.deployment.engines)
+
     def offer_table(self) -> OfferTable:
         """Make the table in which the engine offers KV.
 
@@ -134,13 +127,51 @@ class Site:
         return offers
 
 
-def _make_lanes(site: Site, own: EnginePool, channel: Channel, table: OfferTable) -> list[Lane]:
+@dataclass(frozen=True)
+class Links:
+    """The links of an engine to the other engines of its server.
+
+    `table`: its offers of KV; `offers`: those of all engines.
+    """
+
+    channel: Inbox
+    board: StepBoard
+    table: OfferTable
+    offers: PeerOffers
+
+
+def make_loop(
+    site: Site, own: EnginePool, links: Links, clock: Callable[[], float] = time.monotonic
+) -> EngineLoop:
+    """Make the loop of an engine over its lanes; lane 1 has the pool `own`. `clock`: as of
+    EngineLoop.
+    """
+    # the lanes, which step
+    lanes = Lanes(_make_lanes(site, own, links), links.board)
+
+    # the instruments, which observe the steps
+    instruments = _make_instruments(site, lanes, links.board, clock)
+
+    # the loop over both
+    kv = links.table, links.offers
+    flying = site.deployment.flying
+    loop = EngineLoop(site.engine, lanes, links.channel, site.core, flying, kv, instruments, clock)
+
+    # the schedulers tell the parts above of their steps
+    _connect(site, loop)
+    if site.deployment.survives:
+        loop.membership = _make_membership(site, loop, links.offers)
+    return loop
+
+
+def _make_lanes(site: Site, own: EnginePool, links: Links) -> list[Lane]:
     """Make lane 1, over vLLM's scheduler, and a lane for each wider group.
 
     Where the engine leads the group, the lane gets a scheduler.
     """
     core = site.core
-    factory = LaneFactory(site.engine, own, channel, table, site.deployment.flying.lend_blocks)
+    lend_blocks = site.deployment.flying.lend_blocks
+    factory = LaneFactory(site.engine, own, links.channel, links.table, lend_blocks)
     lanes = [factory.own_lane(own.groups.block_tokens, core.request_block_hasher)]
     for size in site.deployment.lanes:
         config, kv_config = core.call_workers(WorkerLanes.scheduler_config, size)
@@ -162,10 +193,12 @@ def _make_group_pool(core: Any, config: Any, kv_config: Any, groups: KVGroups) -
     return SchedulerPool(scheduler, groups)
 
 
-def _make_instruments(site: Site, lanes: Lanes, board: StepBoard) -> Instruments:
+def _make_instruments(
+    site: Site, lanes: Lanes, board: StepBoard, clock: Callable[[], float]
+) -> Instruments:
     trace_out = site.deployment.flying.trace_out
     trace = None if trace_out is None else EngineTrace(trace_out, site.engine)
-    return Instruments(board, Report(lanes, board), StepLog(board), trace)
+    return Instruments(board, Report(lanes, board), StepLog(board, clock), trace)
 
 
 def _connect(site: Site, loop: EngineLoop) -> None:

@@ -13,7 +13,8 @@ from flying_serving.engine.messages import (
 )
 from flying_serving.vllm_adapter.blocks import SchedulerPool
 from flying_serving.vllm_adapter.engine_pool import EnginePool
-from tests.with_vllm.engine.schedulers import BLOCK, FakeScheduler, Inboxes
+from tests.with_vllm.engine.inboxes import Inboxes
+from tests.with_vllm.engine.schedulers import BLOCK, FakeScheduler
 
 GROUP = (0, 1)
 

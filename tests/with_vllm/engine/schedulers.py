@@ -1,8 +1,5 @@
-"""A scheduler with the attributes of vLLM's that groups use, over vLLM's own block pool; and a
-channel in memory.
-"""
+"""A scheduler with the attributes of vLLM's that groups use, over vLLM's own block pool."""
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -20,7 +17,6 @@ from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.request import RequestStatus
 
-from flying_serving.engine.messages import Message
 from flying_serving.vllm_adapter.scheduler import LaneHooks, NoHooks
 
 BLOCK = 4
@@ -377,21 +373,3 @@ class Hooks:
     output_received: Callable[[Any], None] = nothing
     blocks_freed: Callable[[Any], None] = nothing
     stats_made: Callable[[Any], None] = nothing
-
-
-class Inboxes:
-    """Messages of all engines, in the order in which they were sent: `of(engine)` is a Channel's
-    sending half.
-    """
-
-    def __init__(self, engines: int) -> None:
-        self.of_engine: list[deque[Message]] = [deque() for _ in range(engines)]
-
-    def send(self, members: Sequence[int], message: Message) -> None:
-        """Append to the inboxes of all members at once."""
-        for member in members:
-            self.of_engine[member].append(message)
-
-    def read(self, engine: int) -> Message:
-        """Return an engine's next message."""
-        return self.of_engine[engine].popleft()

@@ -7,12 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import torch
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
@@ -21,6 +19,7 @@ from flying_serving.engine.aging import Aging
 from flying_serving.vllm_adapter.priorities import FOREMOST
 from flying_serving.vllm_adapter.scheduler import lane_class
 from harness.live import tiny
+from tests.with_vllm.vllm_adapter.lanes import kv_config
 
 pytestmark = pytest.mark.usefixtures("classes_imported_here")
 
@@ -53,10 +52,8 @@ class Lane:
         )
         config = args.create_engine_config()
         config.cache_config.num_gpu_blocks = blocks
-        spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=8, dtype=torch.float32)
-        kv = KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)])
         self.scheduler = lane_class(AsyncScheduler)(
-            config, kv, StructuredOutputManager(config), BLOCK
+            config, kv_config(blocks, BLOCK), StructuredOutputManager(config), BLOCK
         )
         self.aging = Aging(AGING_S)
         self.count = 0

@@ -7,14 +7,13 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
 from flying_serving.engine.caches import reset_prefix_caches
 from flying_serving.engine.messages import RunStep
 from flying_serving.scheduling.arbiter import HOLD_S, Wait
 from flying_serving.vllm_adapter.keys import MIGRATED_FROM_KEY
-from tests.with_vllm.engine.overlapping import Node, outputs
+from tests.with_vllm.engine.node import Node, outputs
 from tests.with_vllm.vllm_adapter.lanes import make, token
 
 
@@ -34,7 +33,7 @@ def test_second_step_is_launched_before_the_first_output_is_taken() -> None:
 
 
 def test_group_with_a_synchronous_scheduler_has_one_step_outstanding() -> None:
-    node = Node(kind=Scheduler)
+    node = Node(overlaps=False)
     node.add(make("a", 1, 6, 12), 2)
     node.finish()
     assert node.tokens == {"a": outputs(1, 6, 12)}

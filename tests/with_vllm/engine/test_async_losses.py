@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from flying_serving.engine.group_steps import GroupPhase
 from flying_serving.engine.messages import BeginAnew
 from flying_serving.errors import CollectiveTimeout, EngineLost
-from tests.with_vllm.engine.overlapping import Node, outputs
+from tests.with_vllm.engine.node import Node, outputs
 from tests.with_vllm.vllm_adapter.lanes import make
 
 WHY = "engine 1 has sampled other tokens than engine 0, which leads group [0, 1], by step {}"
@@ -108,7 +107,7 @@ def test_members_that_are_apart_again_begin_anew_again() -> None:
 
 
 def test_members_apart_in_a_synchronous_group_end_its_requests() -> None:
-    node = Node(kind=Node.SYNCHRONOUS)
+    node = Node(overlaps=False)
     node.add(make("a", 1, 4, 30), 2)
     node.run_until_tokens("a", 4)
     member = node.engines[1].worker
@@ -242,10 +241,10 @@ def test_group_that_is_lost_before_it_begins_anew_starts_afresh() -> None:
     assert node.ended["c"] == "length"
 
 
-@pytest.mark.parametrize("kind", [AsyncScheduler, Node.SYNCHRONOUS])
-def test_steps_after_a_loss_are_timed_again(kind: Any) -> None:
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_steps_after_a_loss_are_timed_again(overlaps: bool) -> None:
     """The output of a step that was ordered before the loss never comes."""
-    node = Node(kind=kind)
+    node = Node(overlaps=overlaps)
     node.add(make("a", 1, 6, 30), 2)
     node.run_until_tokens("a", 3)
     node.run_until_outstanding(1)

@@ -23,8 +23,9 @@ from flying_serving.memory.lending import NULL_BLOCK
 from flying_serving.vllm_adapter.blocks import SchedulerPool
 from flying_serving.vllm_adapter.engine_pool import EnginePool
 from harness.examples import examples
+from tests.with_vllm.engine.inboxes import Inboxes
 from tests.with_vllm.engine.pairs import handle
-from tests.with_vllm.engine.schedulers import BLOCK, FakeScheduler, Inboxes
+from tests.with_vllm.engine.schedulers import BLOCK, FakeScheduler
 
 
 class Lives(RuleBasedStateMachine):

@@ -6,10 +6,7 @@ from flying_serving.engine.lane import Lanes
 from flying_serving.engine.utilities import EngineUtilities
 from flying_serving.errors import IntegrityError
 from flying_serving.wire import ANSWERS, EngineMemory
-from tests.with_vllm.engine.test_loop import Engine
-from tests.with_vllm.engine.test_loop import (
-    quiet as quiet,
-)  # vLLM's environment, for this module too
+from tests.with_vllm.engine.node import Node
 from tests.with_vllm.engine.test_residency import Engines, lent
 
 
@@ -20,7 +17,7 @@ def test_the_registry_lists_each_utility_of_an_engine() -> None:
 
 def checked(engines: Engines) -> EngineUtilities:
     """Return the utilities of an engine with lanes of its own and the first engine's weights."""
-    loop = Engine().loop
+    loop = Node(engines=1).engines[0].loop
     loop.residency = engines.residencies[0]
     return EngineUtilities(loop, 0, EngineMemory(0, 0), [], [])
 

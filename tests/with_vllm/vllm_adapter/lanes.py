@@ -27,10 +27,19 @@ BLOCK = 4
 @cache
 def config() -> VllmConfig:
     """Four requests at a time, eight tokens of them in a step."""
+    init_none_hash(sha256)  # as an engine does before there are requests
     args = EngineArgs(
         str(tiny("llama")), max_model_len=64, max_num_seqs=4, max_num_batched_tokens=8
     )
     return args.create_engine_config()
+
+
+def kv_config(blocks: int, block_tokens: int = BLOCK) -> KVCacheConfig:
+    """A KV cache of some blocks, of one layer."""
+    spec = FullAttentionSpec(
+        block_size=block_tokens, num_kv_heads=1, head_size=8, dtype=torch.float32
+    )
+    return KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)])
 
 
 def token(family: int, place: int) -> int:
@@ -72,14 +81,15 @@ class Lane:
         is_stock: bool = False,
         log_stats: bool = False,
     ) -> None:
-        init_none_hash(sha256)
-        spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=8, dtype=torch.float32)
-        kv = KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)])
         kind = kind or (AsyncScheduler if overlaps else Scheduler)
         kind = kind if is_stock else lane_class(kind)
         config().cache_config.num_gpu_blocks = blocks
         self.scheduler: Any = kind(
-            config(), kv, StructuredOutputManager(config()), BLOCK, log_stats=log_stats
+            config(),
+            kv_config(blocks),
+            StructuredOutputManager(config()),
+            BLOCK,
+            log_stats=log_stats,
         )
         self.overlaps = overlaps
         self.pool = SchedulerPool(self.scheduler)
