@@ -1,8 +1,10 @@
 """A group of two engines with their schedulers, whose messages a test serves one by one."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from flying_serving.engine.group import Leader, Member, in_physical_blocks
+from flying_serving.engine.lane import LaneFactory, Lanes
 from flying_serving.engine.messages import (
     BlocksReserved,
     LendBlocks,
@@ -11,6 +13,8 @@ from flying_serving.engine.messages import (
     ReturnBlocks,
     RunStep,
 )
+from flying_serving.layout.groups import Group
+from flying_serving.migration.offers import OfferTable
 from flying_serving.vllm_adapter.blocks import SchedulerPool
 from flying_serving.vllm_adapter.engine_pool import EnginePool
 from tests.with_vllm.engine.inboxes import Inboxes
@@ -37,23 +41,52 @@ def handle(message: Any, member: Member, leader: Leader, now: float) -> int:
     return 0
 
 
+class Part:
+    """One engine with the lanes that production makes, over schedulers with as many blocks."""
+
+    def __init__(
+        self, engine: int, groups: Iterable[Group], channel: Any, blocks: int, lend_blocks: int = 2
+    ) -> None:
+        self.own = FakeScheduler(blocks)
+        self.pool = EnginePool(self.own)
+        size_bytes = OfferTable.size_bytes(1, blocks)
+        self.table = OfferTable(memoryview(bytearray(size_bytes)), 1, blocks)
+        factory = LaneFactory(engine, self.pool, channel, self.table, lend_blocks)
+
+        def make_pool() -> SchedulerPool:
+            return SchedulerPool(FakeScheduler(blocks))
+
+        self._lanes = [factory.own_lane(BLOCK, None)]
+        self._lanes += [factory.group_lane(group, BLOCK, None, make_pool) for group in groups]
+
+    def lanes(self, board: Any = None) -> Lanes:
+        """Return the lanes; without a board nothing may ask what other engines run."""
+        return Lanes(self._lanes, board)
+
+
 class Pair:
     """A group of engines 0 and 1, each with its own scheduler, and the leader's for the group."""
 
-    def __init__(
-        self, blocks: int = 13, lend_blocks: int = 2, group_blocks: int | None = None
-    ) -> None:
+    def __init__(self, blocks: int = 13, lend_blocks: int = 2) -> None:
         self.inboxes = Inboxes(2)
-        self.own = [FakeScheduler(blocks) for _ in GROUP]
-        channel: Any = self.inboxes
-        self.pools = [EnginePool(scheduler) for scheduler in self.own]
-        self.shown: list[dict[int, int]] = [{} for _ in GROUP]
-        self.members = [
-            Member(GROUP, engine, pool, channel, self.shown[engine].__setitem__)
-            for engine, pool in enumerate(self.pools)
-        ]
-        self.scheduler = FakeScheduler(group_blocks or blocks)
-        self.leader = Leader(GROUP, SchedulerPool(self.scheduler), channel, lend_blocks)
+        self.parts = [Part(engine, [GROUP], self.inboxes, blocks, lend_blocks) for engine in GROUP]
+        self.leader = self.parts[0].lanes().leaders[2]
+        self.scheduler = self.leader.scheduler
+
+    @property
+    def own(self) -> list[FakeScheduler]:
+        """The engines' own schedulers."""
+        return [part.own for part in self.parts]
+
+    @property
+    def pools(self) -> list[EnginePool]:
+        """Their pools."""
+        return [part.pool for part in self.parts]
+
+    @property
+    def members(self) -> list[Member]:
+        """The engines' parts in the group."""
+        return [part.lanes().members[2] for part in self.parts]
 
     def kinds(self, engine: int) -> list[str]:
         """Return what waits in an inbox."""

@@ -16,15 +16,13 @@ from hypothesis.stateful import (
 )
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from flying_serving.engine.group import ASK_AGAIN_S, Leader, Member, in_physical_blocks
+from flying_serving.engine.group import ASK_AGAIN_S, in_physical_blocks
 from flying_serving.engine.messages import RunStep
-from flying_serving.layout.groups import Layout, aligned_group
+from flying_serving.layout.groups import aligned_group
 from flying_serving.memory.lending import NULL_BLOCK
-from flying_serving.vllm_adapter.blocks import SchedulerPool
-from flying_serving.vllm_adapter.engine_pool import EnginePool
 from harness.examples import examples
 from tests.with_vllm.engine.inboxes import Inboxes
-from tests.with_vllm.engine.pairs import handle
+from tests.with_vllm.engine.pairs import Part, handle
 from tests.with_vllm.engine.schedulers import BLOCK, FakeScheduler
 
 
@@ -46,21 +44,18 @@ class Lives(RuleBasedStateMachine):
         self.now = 0.0
         self.count = 0
         self.inboxes = Inboxes(self.engines)
-        channel: Any = self.inboxes
-        self.own = [FakeScheduler(blocks) for _ in range(self.engines)]
-        self.pools = [EnginePool(scheduler) for scheduler in self.own]
+        around = self.inboxes, blocks, lend_blocks
         sizes = [size for size in (2, 4) if size <= self.engines]
-        self.members = [
-            {
-                size: Member(aligned_group(engine, size), engine, pool, channel, {}.__setitem__)
-                for size in sizes
-            }
-            for engine, pool in enumerate(self.pools)
+        parts = [
+            Part(engine, [aligned_group(engine, size) for size in sizes], *around)
+            for engine in range(self.engines)
         ]
-        groups = [group for size in sizes for group in Layout.uniform(self.engines, size).groups]
+        self.own = [part.own for part in parts]
+        self.pools = [part.pool for part in parts]
+        lanes = [part.lanes() for part in parts]
+        self.members = [each.members for each in lanes]
         self.leaders = [
-            Leader(group, SchedulerPool(FakeScheduler(blocks)), channel, lend_blocks)
-            for group in groups
+            each.leaders[size] for size in sizes for each in lanes if size in each.leaders
         ]
         self.content: list[dict[tuple[int, int], tuple[str, int]]] = [{} for _ in self.own]
         self.tables: list[dict[str, list[int]]] = [{} for _ in self.own]

@@ -10,7 +10,7 @@ import pytest
 from vllm.v1.request import RequestStatus
 
 from flying_serving.comm.board import StepBoard
-from flying_serving.engine.lane import Lane, Lanes
+from flying_serving.engine.lane import Lanes
 from flying_serving.engine.messages import RunStep
 from tests.with_vllm.engine.pairs import GROUP, Pair
 from tests.with_vllm.engine.schedulers import BLOCK
@@ -32,21 +32,7 @@ def boards(tmp_path: Path) -> Iterator[list[StepBoard]]:
 
 def lanes_of(pair: Pair, boards: list[StepBoard]) -> list[Lanes]:
     """Return the lanes of both engines; the first leads the group."""
-    made = []
-    for engine in GROUP:
-        leader = pair.leader if engine == 0 else None
-        group = Lane(
-            GROUP,
-            BLOCK,
-            None,
-            leader.pool if leader is not None else None,
-            pair.members[engine],
-            leader,
-        )
-        made.append(
-            Lanes([Lane((engine,), BLOCK, None, pair.pools[engine]), group], boards[engine])
-        )
-    return made
+    return [part.lanes(board) for part, board in zip(pair.parts, boards, strict=True)]
 
 
 def begin(pair: Pair, lanes: list[Lanes]) -> None:

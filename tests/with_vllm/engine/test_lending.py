@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 
 from flying_serving.engine.group import ASK_AGAIN_S
-from flying_serving.engine.lane import Lane, Lanes
 from flying_serving.engine.lending import BlockLending
 from flying_serving.engine.messages import BlocksReserved, RecallBlocks, ReserveBlocks
 from tests.with_vllm.engine.pairs import GROUP, Pair
 from tests.with_vllm.engine.schedulers import BLOCK
 
 BLOCKS = 12  # beside the null block
-NO_BOARD: Any = None  # nothing here asks what other engines run
 
 
 class Keeper:
@@ -24,14 +22,10 @@ class Keeper:
 
     def __init__(self) -> None:
         self.pair = Pair(lend_blocks=5)
-        group = Lane(
-            GROUP, BLOCK, None, self.pair.leader.pool, self.pair.members[0], self.pair.leader
-        )
         self.asked: list[int] = []
         self.kept: dict[int, list[int]] = {1: [], 2: []}
-        lanes = Lanes([Lane((0,), BLOCK, None, self.pair.pools[0]), group], NO_BOARD)
         source: Any = self
-        self.block_lending = BlockLending(lanes, source, lambda: 1.0)
+        self.block_lending = BlockLending(self.pair.parts[0].lanes(), source, lambda: 1.0)
 
     def keep(self, size: int, count: int) -> None:
         """Some blocks of a lane are kept from now on."""

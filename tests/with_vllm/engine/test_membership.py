@@ -10,21 +10,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from flying_serving.engine.group import Leader, Member
-from flying_serving.engine.lane import Lane, Lanes
+from flying_serving.engine.group import Leader
+from flying_serving.engine.lane import Lanes
 from flying_serving.engine.membership import Membership
 from flying_serving.errors import EngineLost
 from flying_serving.layout.groups import aligned_group
 from flying_serving.migration import transfer
 from flying_serving.scheduling.arbiter import LaneArbiter
-from flying_serving.vllm_adapter.engine_pool import EnginePool
 from flying_serving.worker.lanes import WorkerLanes
 from harness.examples import examples
-from tests.with_vllm.engine.pairs import GROUP, Pair
-from tests.with_vllm.engine.schedulers import BLOCK, FakeScheduler
+from tests.with_vllm.engine.pairs import GROUP, Pair, Part
 
 TOLD_IN_S = 7.0
-NO_BOARD: Any = None  # nothing here asks what other engines run
 
 
 class Survivor:
@@ -70,24 +67,10 @@ class Survivor:
         return self.calls
 
 
-def lanes_of(pair: Pair, engine: int) -> Lanes:
-    """The lanes of one engine of a pair."""
-    pool = pair.leader.pool if engine == 0 else None
-    leader = pair.leader if engine == 0 else None
-    group = Lane(GROUP, BLOCK, None, pool, pair.members[engine], leader)
-    return Lanes([Lane((engine,), BLOCK, None, pair.pools[engine]), group], NO_BOARD)
-
-
 def members_of(engine: int, sizes: tuple[int, ...]) -> Lanes:
     """Lanes of an engine that leads none of its groups."""
-    own = EnginePool(FakeScheduler(9))
-    channel: Any = None
-    lanes = [Lane((engine,), BLOCK, None, own)]
-    for size in sizes:
-        group = aligned_group(engine, size)
-        member = Member(group, engine, own, channel, lambda group_block, block: None)
-        lanes.append(Lane(group, BLOCK, None, None, member))
-    return Lanes(lanes, NO_BOARD)
+    groups = [aligned_group(engine, size) for size in sizes]
+    return Part(engine, groups, None, 9).lanes()
 
 
 class Losses(RuleBasedStateMachine):
@@ -98,7 +81,7 @@ class Losses(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pair = Pair()
-        self.survivor = Survivor(lanes_of(self.pair, 0), (0, 0))
+        self.survivor = Survivor(self.pair.parts[0].lanes(), (0, 0))
         self.incarnation, self.is_there, self.count, self.now_s = 0, True, 0, 0.0
 
     @rule(prompt=st.integers(1, 30), outputs=st.integers(1, 20))
@@ -149,11 +132,7 @@ class Losses(RuleBasedStateMachine):
         """Another process, with other memory."""
         pair, self.is_there = self.pair, True
         self.incarnation += 1
-        pair.own[1] = FakeScheduler(13)
-        pair.pools[1] = EnginePool(pair.own[1])
-        pair.members[1] = Member(
-            GROUP, 1, pair.pools[1], pair.inboxes, lambda group_block, block: None
-        )  # type: ignore[arg-type]
+        pair.parts[1] = Part(1, [GROUP], pair.inboxes, 13)
         expected = [
             (WorkerLanes.drop_requests, 2),
             (transfer.map_peers, [1]),
@@ -258,7 +237,7 @@ def test_a_present_group_that_lives_stays_present() -> None:
 
 def test_a_leader_is_not_ready_before_its_group_is_whole() -> None:
     pair = Pair()
-    survivor = Survivor(lanes_of(pair, 0), (0, None))
+    survivor = Survivor(pair.parts[0].lanes(), (0, None))
     pair.scheduler.add("a", 3, 3)
     assert isinstance(pair.leader, Leader) and not pair.leader.ready(0.0)
     pair.leader.ask_ahead(3, 1.0)
@@ -272,7 +251,7 @@ def test_leader_that_lacks_a_member_orders_no_step() -> None:
     could never end.
     """
     pair = Pair()
-    survivor = Survivor(lanes_of(pair, 0), (0, 0))
+    survivor = Survivor(pair.parts[0].lanes(), (0, 0))
     pair.scheduler.add("a", 3, 10)
     pair.leader.order(0.0)
     pair.serve_all(0.0)

@@ -13,10 +13,9 @@ import pytest
 from vllm.v1.request import RequestStatus
 
 from flying_serving.comm.board import StepBoard
-from flying_serving.engine.lane import Lane, Lanes
 from flying_serving.engine.messages import RunStep
 from flying_serving.engine.report import REPORT_S, Report
-from tests.with_vllm.engine.pairs import GROUP, Pair
+from tests.with_vllm.engine.pairs import Pair
 from tests.with_vllm.engine.schedulers import BLOCK, Hooks
 
 BLOCKS = 12  # beside the null block
@@ -33,17 +32,8 @@ def board(tmp_path: Path) -> Iterator[StepBoard]:
 def reports_of(pair: Pair, board: StepBoard) -> list[Report]:
     """Return the reports of both engines; the first leads the group."""
     reports = []
-    for engine in GROUP:
-        leader = pair.leader if engine == 0 else None
-        group = Lane(
-            GROUP,
-            BLOCK,
-            None,
-            leader.pool if leader is not None else None,
-            pair.members[engine],
-            leader,
-        )
-        lanes = Lanes([Lane((engine,), BLOCK, None, pair.pools[engine]), group], board)
+    for part in pair.parts:
+        lanes = part.lanes(board)
         report = Report(lanes, board)
         for size, scheduler in lanes.schedulers.items():
             scheduler.hooks = Hooks(stats_made=partial(report.complete, size))

@@ -77,17 +77,15 @@ class Engines:
         self.written: dict[str, int] = {}
 
     def _residency(self, engine: int) -> Residency:
-        pair, leads = self.pair, engine == 0
-        group = Lane(GROUP, BLOCK, None, pair.leader.pool if leads else None, pair.members[engine])
-        board: Any = SimpleNamespace(requests=lambda leader, size: 0)
-        lanes = Lanes([Lane((engine,), BLOCK, None, pair.pools[engine]), group], board)
+        part = self.pair.parts[engine]
+        lanes = part.lanes(SimpleNamespace(requests=lambda leader, size: 0))
         ledger = PageLedger(PIECES, ExtraKV(EXTRA, [PAGE]), PAGE)
         extra = range(OWN, OWN + EXTRA)
 
         def call_workers(function: Any, *args: Any) -> Any:
             return function(self.devices[engine], *args)
 
-        return Residency(lanes, pair.pools[engine], ledger, extra, call_workers, self.revoke)
+        return Residency(lanes, part.pool, ledger, extra, call_workers, self.revoke)
 
     def revoke(self) -> None:
         self.revoked += 1
