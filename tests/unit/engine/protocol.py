@@ -11,7 +11,6 @@ numbers decide.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -44,16 +43,10 @@ class State:
     local: tuple[int, ...]
     """Steps of an engine's own lane to come."""
 
-    def over(self) -> bool:
-        """Whether everything that was to be done is done."""
-        return not (
-            any(self.to_order) or any(self.outstanding) or any(self.local) or any(self.under_way)
-        )
-
 
 @dataclass(frozen=True)
 class Protocol:
-    """The rules by which states follow each other.
+    """The rules by which states follow each other: a Model of `tests/explorer.py`.
 
     Args:
         groups: the groups; the first member leads.
@@ -105,6 +98,18 @@ class Protocol:
                         f"{engine} alone",
                         replace(state, local=put(state.local, engine, state.local[engine] - 1)),
                     )
+
+    def over(self, state: State) -> bool:
+        """Whether everything that was to be done is done."""
+        to_come = any(state.to_order) or any(state.outstanding) or any(state.local)
+        return not (to_come or any(state.under_way))
+
+    def describe(self, label: str) -> str:
+        """What happened, in words."""
+        return label
+
+    def goal(self, label: str) -> None:
+        """Nothing but an end has to be reached."""
 
     def _is_taking(self, state: State, engine: int) -> bool:
         return any(state.taking[g] for g, group in enumerate(self.groups) if group[0] == engine)
@@ -163,46 +168,3 @@ class Protocol:
 def put(values: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:
     """Return a tuple with one value changed."""
     return (*values[:index], value, *values[index + 1 :])
-
-
-@dataclass(frozen=True)
-class Explored:
-    """What an exploration found.
-
-    Args:
-        states: how many states can be reached.
-        ends: how many of them are ends at which all is done.
-        deadlock: what happened on a shortest way to a state where nothing can happen and not all is
-            done, or None.
-    """
-
-    states: int
-    ends: int
-    deadlock: list[str] | None
-
-
-def explore(protocol: Protocol, first: State) -> Explored:
-    """Visit every state that can be reached; stop at the first deadlock."""
-    predecessors: dict[State, tuple[State, str] | None] = {first: None}
-    queue = deque([first])
-    ends = 0
-    while queue:
-        state = queue.popleft()
-        following = list(protocol.follow(state))
-        if not following:
-            if not state.over():
-                return Explored(len(predecessors), ends, _way(predecessors, state))
-            ends += 1
-        for name, after in following:
-            if after not in predecessors:
-                predecessors[after] = (state, name)
-                queue.append(after)
-    return Explored(len(predecessors), ends, None)
-
-
-def _way(predecessors: dict[State, tuple[State, str] | None], state: State) -> list[str]:
-    names: list[str] = []
-    while (step := predecessors[state]) is not None:
-        state, name = step
-        names.append(name)
-    return names[::-1]

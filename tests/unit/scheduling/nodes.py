@@ -5,7 +5,7 @@ from typing import Any
 
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.scheduling.arbiter import LaneArbiter
-from tests.unit.engine.node import NEVER, Node
+from tests.unit.scheduling.virtual_node import NEVER, Node
 
 GROUPS = [group for size in (1, 2, 4) for group in Layout.uniform(4, size).groups]
 PRESENT = ([4, 4, 4, 4], [2, 2, 2, 2], [1, 1, 1, 1], [2, 2, 1, 1], [1, 1, 2, 2])

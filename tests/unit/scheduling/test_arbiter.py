@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.scheduling.arbiter import HOLD_OLDER_S, HOLD_S, LaneArbiter, StepLane, Wait
 from harness.examples import examples
-from tests.unit.engine.node import TICK_S, Node
 from tests.unit.scheduling.nodes import EVENLY_S, GROUPS, ORDER_S, PRESENT, node, runs, steps
+from tests.unit.scheduling.virtual_node import TICK_S, Node
 
 # ---- nobody starves
 

@@ -15,7 +15,7 @@ from flying_serving.scheduling.arbiter import (
     Wait,
 )
 from harness.examples import examples
-from tests.unit.engine.node import TICK_S
+from tests.unit.scheduling.virtual_node import TICK_S
 
 
 class Choices(RuleBasedStateMachine):

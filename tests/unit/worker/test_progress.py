@@ -18,8 +18,10 @@ import pytest
 
 from flying_serving.comm.order import SequenceNumbers
 from flying_serving.layout.groups import Layout
-from tests.unit.engine.protocol import Protocol, explore
+from tests.explorer import explore
+from tests.unit.engine.protocol import Protocol
 
+DEADLOCK = "deadlock: nothing can happen, and not all is done"
 NESTED = ((0, 1), (2, 3), (0, 1, 2, 3))
 EIGHT = tuple(group for size in (2, 4, 8) for group in Layout.uniform(8, size).groups)
 
@@ -43,7 +45,7 @@ def test_no_reachable_state_is_a_deadlock(
     """Four engines, all their groups, every order of events: each way ends with everything done."""
     protocol = Protocol(NESTED)
     explored = explore(protocol, protocol.first(group_steps, local_steps))
-    assert explored.deadlock is None
+    assert explored.wrong is None
     assert explored.ends == 1
     assert explored.states == states > 1000
 
@@ -56,8 +58,8 @@ def test_numbers_that_are_not_taken_at_once_deadlock(local_steps: tuple[int, ...
     """
     protocol = Protocol(NESTED, at_once=False)
     explored = explore(protocol, protocol.first(1, local_steps))
-    assert explored.deadlock is not None
-    orders = [event for event in explored.deadlock if "orders" in event]
+    assert explored.wrong == DEADLOCK
+    orders = [event for event in explored.trace if "orders" in event]
     # 2 puts its pair's step first at itself, and last at 3: between the two comes the step of all
     # four
     assert orders.index("2 orders (2, 3) of (2,)") < orders.index("0 orders (0, 1, 2, 3) of (2,)")
@@ -68,9 +70,9 @@ def test_serving_in_the_order_of_arrival_deadlocks() -> None:
     """What the numbers are for: messages of one leader to one member may overtake another's."""
     protocol = Protocol(NESTED, by_number=False)
     explored = explore(protocol, protocol.first(1, (0, 0, 0, 0)))
-    assert explored.deadlock is not None
-    assert any("comes to (0, 1, 2, 3)" in event for event in explored.deadlock)
-    assert not any(event.endswith("step") for event in explored.deadlock)
+    assert explored.wrong == DEADLOCK
+    assert any("comes to (0, 1, 2, 3)" in event for event in explored.trace)
+    assert not any(event.endswith("step") for event in explored.trace)
 
 
 def test_groups_that_share_no_more_than_one_engine_need_neither() -> None:
@@ -78,7 +80,7 @@ def test_groups_that_share_no_more_than_one_engine_need_neither() -> None:
     for pairs in (((0, 1), (2, 3)), ((0, 1),)):
         protocol = Protocol(pairs, at_once=False, by_number=False)
         explored = explore(protocol, protocol.first(2, (1, 1, 1, 1)))
-        assert explored.deadlock is None
+        assert explored.wrong is None
         assert explored.ends == 1
 
 
@@ -107,6 +109,6 @@ def test_long_walks_of_eight_engines_end_with_all_work_done(
             numbers.append([state.next_number[member] for member in EIGHT[group]])
             taken.append(order.take(EIGHT[group][0], EIGHT[group]))
         state = after
-    assert state.over()
+    assert protocol.over(state)
     assert numbers == taken
     assert len(taken) == 4 * len(EIGHT)

@@ -4,8 +4,6 @@ preempted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
@@ -76,13 +74,6 @@ class Lane:
         output = ModelRunnerOutput(ids, {name: i for i, name in enumerate(ids)}, [[7] for _ in ids])
         self.scheduler.update_from_output(plan, output)
         return set(ids)
-
-
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """vLLM reads a machine's cores when it makes a configuration."""
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    yield
 
 
 def until_begun(lane: Lane, name: str, *, every_s: float) -> float:

@@ -2,7 +2,6 @@
 taken.
 """
 
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -15,13 +14,6 @@ from flying_serving.scheduling.arbiter import HOLD_S, Wait
 from flying_serving.vllm_adapter.keys import MIGRATED_FROM_KEY
 from tests.with_vllm.engine.node import Node, outputs
 from tests.with_vllm.vllm_adapter.lanes import make, token
-
-
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """vLLM reads a machine's cores when it makes a configuration."""
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    yield
 
 
 def test_second_step_is_launched_before_the_first_output_is_taken() -> None:

@@ -2,7 +2,6 @@
 outstanding.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,13 +13,6 @@ from tests.with_vllm.engine.node import Node, outputs
 from tests.with_vllm.vllm_adapter.lanes import make
 
 WHY = "engine 1 has sampled other tokens than engine 0, which leads group [0, 1], by step {}"
-
-
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """vLLM reads a machine's cores when it makes a configuration."""
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    yield
 
 
 # ---- members that sample apart

@@ -2,7 +2,6 @@
 lead.
 """
 
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,14 +10,10 @@ from vllm.v1.request import RequestStatus
 
 from flying_serving.comm.board import StepBoard
 from flying_serving.engine.lane import Lanes
-from flying_serving.engine.messages import RunStep
+from tests.with_vllm.engine.node import Node
 from tests.with_vllm.engine.pairs import GROUP, Pair
 from tests.with_vllm.engine.schedulers import BLOCK
-from tests.with_vllm.protocol.client import Job, Retain
-from tests.with_vllm.protocol.engine import Engine
-from tests.with_vllm.protocol.settings import Overdue, Settings
-
-NONE_OVERDUE = Overdue(arrivals=False, retained=False, weights=False)
+from tests.with_vllm.vllm_adapter.lanes import make
 
 
 @pytest.fixture
@@ -84,44 +79,16 @@ def test_a_lane_whose_leader_is_lost_is_not_active(boards: list[StepBoard]) -> N
     assert active(lanes)[1] == 0
 
 
-class Loops:
-    """Two engines whose loops take turns, until nothing is left to serve; they share a board."""
-
-    def __init__(self, boards: list[StepBoard]) -> None:
-        self.engines = [
-            Engine(number, Settings(blocks=6, engines=2, widest=2), mobile=("a",))
-            for number in GROUP
-        ]
-        self.inboxes: list[deque[object]] = [deque() for _ in GROUP]
-        for engine, board in zip(self.engines, boards, strict=True):
-            engine.loop.lanes._board = board
-
-    def go_on(self) -> None:
-        """Each engine goes once through its loop; a step of the group follows when both have
-        entered it.
-        """
-        for engine, inbox in zip(self.engines, self.inboxes, strict=True):
-            is_step = bool(inbox) and isinstance(inbox[0], RunStep)
-            message = inbox.popleft() if inbox and not is_step else None
-            engine.go_on(message, 1, NONE_OVERDUE, ((),))  # type: ignore[arg-type]
-            for members, sent in engine.channel.sent:
-                for member in members:
-                    self.inboxes[member].append(sent)
-            engine.channel.sent = []
-        if all(inbox and isinstance(inbox[0], RunStep) for inbox in self.inboxes):
-            for engine, inbox in zip(self.engines, self.inboxes, strict=True):
-                engine.step(inbox.popleft(), (), ())  # type: ignore[arg-type]
-
-
-def test_a_member_sees_without_a_step_that_requests_have_left(boards: list[StepBoard]) -> None:
-    loops = Loops(boards)
-    leader, member = loops.engines
-    leader.hear(Job("a", 2, 0, prompt=4, tokens=9))
-    while not leader.schedulers[2].requests["a"].num_output_tokens:
-        loops.go_on()
-    leader.go_on(None, 0, NONE_OVERDUE, ((),))
+def test_a_member_sees_without_a_step_that_requests_have_left() -> None:
+    node = Node(overlaps=False)
+    leader, member = node.engines
+    node.add(make("a", 3, 4, 9), 2)
+    node.run_until_tokens("a", 1)
+    node.run_until_outstanding(0)
     assert member.loop.lanes.active() == 1
-    leader.hear(Retain("a", 1))
-    leader.go_on(None, 0, NONE_OVERDUE, ((),))
+    launched = member.worker.launched
+    leader.loop.migrations.retain("a", 1)
+    leader.run()
     assert leader.loop.migrations.source.retained
+    assert member.worker.launched == launched
     assert member.loop.lanes.active() == 0

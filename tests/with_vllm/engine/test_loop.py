@@ -1,7 +1,5 @@
 """EngineLoop: what it does beside steps and messages, which the protocol's exploration covers."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from flying_serving.engine.caches import reset_prefix_caches
@@ -13,13 +11,6 @@ from flying_serving.scheduling.arbiter import Wait
 from flying_serving.vllm_adapter.keys import AHEAD_KEY, MIGRATED_FROM_KEY, OFFER_KEY
 from tests.with_vllm.engine.node import Engine, Node
 from tests.with_vllm.vllm_adapter.lanes import make
-
-
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """vLLM reads a machine's cores when it makes a configuration."""
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    yield
 
 
 def alone(blocks: int = 20) -> tuple[Node, Engine]:

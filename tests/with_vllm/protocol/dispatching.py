@@ -4,6 +4,7 @@ what is done.
 
 from __future__ import annotations
 
+from tests.explorer import Wrong
 from tests.with_vllm.protocol.client import (
     Abort,
     ClientMessage,
@@ -15,7 +16,6 @@ from tests.with_vllm.protocol.client import (
 )
 from tests.with_vllm.protocol.endpoints import Endpoints
 from tests.with_vllm.protocol.events import Label
-from tests.with_vllm.protocol.explorer import Wrong
 from tests.with_vllm.protocol.faults import Fault
 from tests.with_vllm.protocol.scenario import Client, Lent, Scenario, Stage, Status
 

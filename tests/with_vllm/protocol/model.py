@@ -8,13 +8,13 @@ from typing import Any
 
 from flying_serving.engine.messages import RecallBlocks
 from flying_serving.layout.groups import Group, Layout
+from tests.explorer import Wrong
 from tests.with_vllm.protocol.automaton import Engines, Facts
 from tests.with_vllm.protocol.client import Order, request_of
 from tests.with_vllm.protocol.dispatching import Dispatcher
 from tests.with_vllm.protocol.endpoints import Endpoints
 from tests.with_vllm.protocol.engine import Engine
 from tests.with_vllm.protocol.events import Event, Label, Sent
-from tests.with_vllm.protocol.explorer import Wrong
 from tests.with_vllm.protocol.faults import Fault
 from tests.with_vllm.protocol.offers import View
 from tests.with_vllm.protocol.sampling import Draw, Seen, check_outputs, check_samples, draws

@@ -15,8 +15,8 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
 from flying_serving.engine.sampled import SampledTokens
 from flying_serving.layout.groups import Group
+from tests.explorer import Wrong
 from tests.with_vllm.protocol.events import Event
-from tests.with_vllm.protocol.explorer import Wrong
 
 if TYPE_CHECKING:
     from tests.with_vllm.protocol.automaton import Facts

@@ -14,9 +14,9 @@ import sys
 import pytest
 
 from flying_serving.engine import sampled
+from tests.explorer import Explored, explore
 from tests.with_vllm.protocol.client import Job
 from tests.with_vllm.protocol.diverging import DIVERGING, DIVERGING_KV
-from tests.with_vllm.protocol.explorer import Explored, explore
 from tests.with_vllm.protocol.faults import Fault
 from tests.with_vllm.protocol.lending import LENDING, LENT_KV
 from tests.with_vllm.protocol.migrating import FULL, MIGRATING

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterator
 
 import pytest
 
-from tests.with_vllm.protocol.explorer import Wrong, explore
+from tests.explorer import Wrong, explore
 
 State = tuple[int, int]
 
