@@ -31,7 +31,8 @@ from flying_serving.worker.lane import OutputUse
 from flying_serving.worker.lanes import WorkerLanes
 from tests.with_vllm.engine.inboxes import Inbox, Inboxes
 from tests.with_vllm.engine.worker import Worker
-from tests.with_vllm.vllm_adapter.lanes import BLOCK, config, kv_config, token
+from tests.with_vllm.vllm_adapter.kv_configs import of_one_layer
+from tests.with_vllm.vllm_adapter.lanes import BLOCK, config, token
 
 
 class Engine:
@@ -64,7 +65,7 @@ class Engine:
             copy(made.cache_config),
         )
         made.cache_config.block_size, made.cache_config.num_gpu_blocks = BLOCK, blocks
-        return made, kv_config(blocks)
+        return made, of_one_layer(blocks, BLOCK)
 
     def join(self) -> None:
         """Make the loop; the tables of all engines are there."""

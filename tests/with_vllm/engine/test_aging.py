@@ -17,7 +17,7 @@ from flying_serving.engine.aging import Aging
 from flying_serving.vllm_adapter.priorities import FOREMOST
 from flying_serving.vllm_adapter.scheduler import lane_class
 from harness.live import tiny
-from tests.with_vllm.vllm_adapter.lanes import kv_config
+from tests.with_vllm.vllm_adapter.kv_configs import of_one_layer
 
 pytestmark = pytest.mark.usefixtures("classes_imported_here")
 
@@ -51,7 +51,7 @@ class Lane:
         config = args.create_engine_config()
         config.cache_config.num_gpu_blocks = blocks
         self.scheduler = lane_class(AsyncScheduler)(
-            config, kv_config(blocks, BLOCK), StructuredOutputManager(config), BLOCK
+            config, of_one_layer(blocks, BLOCK), StructuredOutputManager(config), BLOCK
         )
         self.aging = Aging(AGING_S)
         self.count = 0

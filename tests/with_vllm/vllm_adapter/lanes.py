@@ -4,7 +4,6 @@ from collections import deque
 from functools import cache
 from typing import Any
 
-import torch
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
@@ -12,7 +11,6 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
@@ -20,6 +18,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from flying_serving.vllm_adapter.blocks import SchedulerPool
 from flying_serving.vllm_adapter.scheduler import lane_class
 from harness.live import tiny
+from tests.with_vllm.vllm_adapter.kv_configs import of_one_layer
 
 BLOCK = 4
 
@@ -32,14 +31,6 @@ def config() -> VllmConfig:
         str(tiny("llama")), max_model_len=64, max_num_seqs=4, max_num_batched_tokens=8
     )
     return args.create_engine_config()
-
-
-def kv_config(blocks: int, block_tokens: int = BLOCK) -> KVCacheConfig:
-    """A KV cache of some blocks, of one layer."""
-    spec = FullAttentionSpec(
-        block_size=block_tokens, num_kv_heads=1, head_size=8, dtype=torch.float32
-    )
-    return KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)])
 
 
 def token(family: int, place: int) -> int:
@@ -86,7 +77,7 @@ class Lane:
         config().cache_config.num_gpu_blocks = blocks
         self.scheduler: Any = kind(
             config(),
-            kv_config(blocks),
+            of_one_layer(blocks, BLOCK),
             StructuredOutputManager(config()),
             BLOCK,
             log_stats=log_stats,

@@ -14,7 +14,6 @@ from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
-    KVCacheTensor,
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.worker.utils import allocate_kv_cache
@@ -27,6 +26,7 @@ from flying_serving.vllm_adapter.kv import (
     shared_kv_buffer,
     token_parts,
 )
+from tests.with_vllm.vllm_adapter.kv_configs import laid_out
 
 BLOCKS, LAYERS = 7, 3
 NAMES = [f"layer{number}" for number in range(LAYERS)]
@@ -40,12 +40,8 @@ def kv_config(
 ) -> KVCacheConfig:
     """What vLLM makes of a model of three equal layers."""
     spec = FullAttentionSpec(block_size=block, num_kv_heads=heads, head_size=size, dtype=dtype)
-    page = spec.page_size_bytes
-    by_layer, by_block = (page * BLOCKS, page) if layout.is_layer_compact else (page, page * LAYERS)
-    tensor = KVCacheTensor(
-        page * BLOCKS * LAYERS, list(NAMES), layer_stride=by_layer, block_stride=by_block
-    )
-    return KVCacheConfig(BLOCKS, [tensor], [KVCacheGroupSpec(list(NAMES), spec)])
+    memory_bytes = BLOCKS * LAYERS * spec.page_size_bytes
+    return laid_out(layout, [KVCacheGroupSpec(list(NAMES), spec)], memory_bytes)
 
 
 def caches(

@@ -3,9 +3,7 @@
 import torch
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
-    KVCacheConfig,
     KVCacheGroupSpec,
-    KVCacheTensor,
     MambaSpec,
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
@@ -13,6 +11,7 @@ from vllm.v1.worker.utils import allocate_kv_cache
 
 from flying_serving.memory.kv_groups import KVGroup, KVGroups
 from flying_serving.vllm_adapter.kv import allocate_or_share, groups_of, shared_kv_buffer
+from tests.with_vllm.vllm_adapter.kv_configs import laid_out
 
 BLOCKS = 7
 
@@ -25,12 +24,8 @@ def test_groups_have_the_same_pages() -> None:
     state = MambaSpec(
         block_size=512, shapes=((8, 4),), dtypes=(torch.float32,), page_size_padded=page
     )
-    tensors = [
-        KVCacheTensor(page * BLOCKS, [name], layer_stride=page * BLOCKS, block_stride=page)
-        for name in ("attention", "recurrent")
-    ]
     groups = [KVCacheGroupSpec(["attention"], paged), KVCacheGroupSpec(["recurrent"], state)]
-    config = KVCacheConfig(BLOCKS, tensors, groups)
+    config = laid_out(layout, groups, page * BLOCKS)
     memory = torch.zeros(page * BLOCKS, dtype=torch.int8)
     with shared_kv_buffer(memory):
         found = allocate_or_share(allocate_kv_cache, config, torch.device("cpu"), layout)

@@ -1,11 +1,9 @@
 """KV memory of layers whose KV differs in size: a lane reads lane 1's blocks, layer by layer."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -26,6 +24,7 @@ from flying_serving.vllm_adapter.kv import (
     shared_kv_buffer,
     with_sharing_layers,
 )
+from tests.with_vllm.vllm_adapter.kv_configs import laid_out
 
 BLOCKS, BLOCK = 5, 16
 LAYOUTS = (KVCacheLayout.LBHNC, KVCacheLayout.BLHNC)
@@ -46,17 +45,8 @@ def kv_config(
         name: local if name in LOCAL else full for name in sorted((*LOCAL, *FULL))
     }
     together = UniformTypeKVCacheSpecs(block_size=block, kv_cache_specs=specs)
-    config: Any = SimpleNamespace(
-        attention_config=SimpleNamespace(hisparse_config=None),
-        cache_config=SimpleNamespace(
-            get_resolved_kv_cache_layout=lambda: layout,
-            num_gpu_blocks_override=None,
-            prefix_cache_retention_interval=None,
-        ),
-    )
     memory_bytes = memory_bytes or BLOCKS * together.page_size_bytes
-    groups = [KVCacheGroupSpec(list(specs), together)]
-    return get_kv_cache_config_from_groups(config, groups, memory_bytes)
+    return laid_out(layout, [KVCacheGroupSpec(list(specs), together)], memory_bytes)
 
 
 def lane_of(layout: KVCacheLayout, heads: tuple[int, int], size: int) -> KVCacheConfig | None:

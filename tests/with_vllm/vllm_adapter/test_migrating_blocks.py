@@ -3,15 +3,14 @@ those that come.
 """
 
 import pytest
-import torch
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request
 
 from flying_serving.vllm_adapter.blocks import SchedulerPool
+from tests.with_vllm.vllm_adapter.kv_configs import of_one_layer
 
 
 class Lane:
@@ -25,10 +24,8 @@ class Lane:
 
     def __init__(self, blocks: int = 12) -> None:
         init_none_hash(sha256)
-        spec = FullAttentionSpec(block_size=4, num_kv_heads=1, head_size=8, dtype=torch.float32)
-        config = KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)])
         self.kv_cache_manager = KVCacheManager(
-            config, 1000, scheduler_block_size=4, hash_block_size=4
+            of_one_layer(blocks, 4), 1000, scheduler_block_size=4, hash_block_size=4
         )
         self.requests: dict[str, Request] = {}
         self.cached_tokens: dict[str, int] = {}

@@ -7,13 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
@@ -24,6 +22,7 @@ from flying_serving.vllm_adapter.keys import FULL_AT_KEY
 from flying_serving.vllm_adapter.scheduler import lane_class
 from harness.live import tiny
 from tests.stock.drafted import CONFIG
+from tests.with_vllm.vllm_adapter.kv_configs import of_one_layer
 
 pytestmark = pytest.mark.usefixtures("classes_imported_here")
 
@@ -53,11 +52,9 @@ class Lane:
             speculative_config=dict(CONFIG),
         ).create_engine_config()
         config.cache_config.num_gpu_blocks = blocks
-        spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=8, dtype=torch.float32)
-        kv = KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)])
         self.drafter = Drafter(config)
         self.scheduler: Any = lane_class(Scheduler, drafts=True)(
-            config, kv, StructuredOutputManager(config), BLOCK
+            config, of_one_layer(blocks, BLOCK), StructuredOutputManager(config), BLOCK
         )
         self.pool = SchedulerPool(self.scheduler)
 
