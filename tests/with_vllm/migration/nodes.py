@@ -2,7 +2,6 @@
 are made up.
 """
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ from flying_serving.migration.migrations import Migrations
 from flying_serving.migration.offers import Offer, OfferTable
 from flying_serving.migration.source import Source
 from flying_serving.migration.transfer import pull_kv
+from tests.with_vllm.engine.inboxes import Inboxes
 from tests.with_vllm.engine.schedulers import Hooks
 from tests.with_vllm.vllm_adapter.lanes import BLOCK, Lane
 
@@ -60,7 +60,8 @@ class Node:
         self, blocks: Mapping[Group, int], *, overlaps: bool, chunk_blocks: int = 64
     ) -> None:
         self.now_s = 0.0
-        self.inboxes: list[deque[Any]] = [deque(), deque()]
+        self._channel = Inboxes(2)
+        self.inboxes = self._channel.of_engine
         self.ended: set[str] = set()
         self.lost: set[int] = set()
         self.asked: list[tuple[int, ...]] = []
@@ -81,7 +82,9 @@ class Node:
         lanes: Any = {size: SimpleNamespace(pool=pools.get(size), physical=list) for size in (1, 2)}
         source = Source(pools, self.tables[engine])
         around = NodeHost(self, engine, groups)
-        host = MigrationHost(self.send, around.call_workers, around.enqueue, around.ask_blocks)
+        host = MigrationHost(
+            self._channel.send, around.call_workers, around.enqueue, around.ask_blocks
+        )
         return Migrations(engine, lanes, source, self, host)
 
     # ---- what migrations see of other engines
@@ -98,11 +101,6 @@ class Node:
     def is_mapped(self, group: Group) -> bool:
         """Unless an engine of it is lost."""
         return self.lost.isdisjoint(group)
-
-    def send(self, members: Sequence[int], message: Any) -> None:
-        """In order."""
-        for member in members:
-            self.inboxes[member].append(message)
 
     def _copy(
         self, engine: int, source: tuple[Group, Any], target: tuple[Group, list[int]], tokens: range
@@ -141,7 +139,7 @@ class Node:
     def serve(self, engine: int) -> None:
         """An engine's oldest message."""
         if self.inboxes[engine]:
-            self.migrations[engine].handle(self.inboxes[engine].popleft())
+            self.migrations[engine].handle(self._channel.read(engine))
 
     def expect(
         self, request: Request, group: Group, source: KVSource, prefetch_tokens: int | None = None
