@@ -5,7 +5,7 @@ import os
 ALL_EXAMPLES = "FLYING_TEST_EXAMPLES"
 """A variable: `all`, or not set."""
 ALL = "all"
-SHARE = 12
+SHARE = 20
 """`make test` tries one of this number."""
 LEAST = 5
 

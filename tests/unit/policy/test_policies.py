@@ -274,9 +274,7 @@ def test_a_layout_for_a_need_is_the_best_with_its_switch() -> None:
 def test_a_switch_is_not_taken_back_at_once(
     situation: tuple[Snapshot, Layout], needs: list[Need], name: str
 ) -> None:
-    """Seen from the new layout with the same work, it is right, and stays so until something else
-    comes.
-    """
+    """Seen from the new layout with the same work, it is right until something else arrives."""
     shot = replace(situation[0], needs=needs)
     for _ in range(4):
         decision = decide(name, shot)
@@ -300,6 +298,7 @@ def test_promised_gains_never_make_another_switch_easier(
         assert before.layout == after.layout
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("rate", [1.6, 2.0, 2.4, 2.8])
 def test_a_load_around_the_crossover_makes_few_switches(rate: float) -> None:
     """Five minutes of arrivals at random: at most two switches a minute."""
@@ -310,6 +309,7 @@ def test_a_load_around_the_crossover_makes_few_switches(rate: float) -> None:
     assert len(during) <= 10
 
 
+@pytest.mark.deep
 def test_the_loads_above_are_around_the_crossover() -> None:
     """Less is served wide, more is served narrow."""
     for rate, layout in ((0.5, Layout.uniform(2, 2)), (6.0, Layout.uniform(2, 1))):

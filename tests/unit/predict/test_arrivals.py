@@ -26,6 +26,7 @@ def at_random(rate: float, seconds: float, seed: int, begin_s: float = 0.0) -> l
     return times_s
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("rate", [0.5, 2.0, 10.0, 100.0])
 def test_a_steady_rate_is_found(rate: float) -> None:
     """Of arrivals at random: right on average, and hardly ever twice as high."""

@@ -35,6 +35,7 @@ def order() -> Iterator[SequenceNumbers]:
         order.close()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("group_steps", "local_steps", "states"),
     [(1, (0, 0, 0, 0), 3_088), (1, (1, 1, 1, 1), 49_408), (2, (0, 0, 0, 1), 42_494)],

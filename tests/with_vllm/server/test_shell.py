@@ -298,6 +298,7 @@ async def test_engines_know_the_deadline_of_a_request_and_of_its_prefix() -> Non
     assert server.controller.tick(1.5) == []
 
 
+@pytest.mark.deep
 async def test_an_unsent_abort_of_a_client_that_left_is_no_unhandled_error() -> None:
     """Its client has left meanwhile."""
     server = Server()

@@ -37,6 +37,7 @@ def proposer() -> NgramProposer:
     return NgramProposer(CONFIG)
 
 
+@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore::numba.core.errors.NumbaPendingDeprecationWarning")
 @given(TOKENS)
 def test_drafts_are_those_of_the_proposer_and_the_scheduler(

@@ -96,6 +96,7 @@ def test_queue_orders_by_priority_under_one_policy_of_vllm(policy: SchedulingPol
     assert by_priority(SimpleNamespace(policy=policy)) == (policy == SchedulingPolicy.PRIORITY)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("count", [250, 1000])
 @pytest.mark.parametrize("share", [1.0, 0.1, 0.0], ids=["all", "a tenth", "one"])
 def test_promotion_costs_one_look_and_logarithmic_comparisons(count: int, share: float) -> None:

@@ -59,6 +59,7 @@ async def replayed(
     return one
 
 
+@pytest.mark.deep
 async def test_every_end_is_told_apart_and_none_is_dropped(mock_url: str) -> None:
     replay = await replayed(
         mock_url, workload(*[0.0] * len(ENDS)), [first for first, _ in ENDS.values()], timeout_s=2.0
@@ -107,6 +108,7 @@ async def test_each_token_has_its_time() -> None:
     assert record.token_s[0] < record.token_s[-1]
 
 
+@pytest.mark.deep
 async def test_times_fit_the_clock_on_the_wall_of_a_server() -> None:
     """The server notes a request between sending and the first token, by the other clock."""
     with mock.running(token_gap_s=0.01) as url:

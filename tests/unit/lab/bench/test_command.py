@@ -37,6 +37,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
 
 
+@pytest.mark.deep
 def test_a_trace_from_the_command_line_to_the_results(mock_url: str, tmp_path: Path) -> None:
     """The workload is saved and replayed from its file; parquet, summary and table agree."""
     out = tmp_path / "out"
@@ -108,6 +109,7 @@ def test_requests_that_fail_are_told(mock_url: str, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.deep
 def test_interrupted_replay_keeps_its_records(tmp_path: Path) -> None:
     """SIGINT ends the replay: the results are written, and what was not sent counts as
     unfinished.
@@ -156,6 +158,7 @@ def test_no_server_is_exit_code_1_and_one_line(tmp_path: Path) -> None:
     assert "http://127.0.0.1:1/v1/models: no server answers" in done.output
 
 
+@pytest.mark.deep
 def test_the_log_of_switches_is_kept_or_told_to_be_missing(
     mock_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,7 @@ def run(*arguments: str) -> str:
     return result.stdout
 
 
+@pytest.mark.deep
 def test_tables_and_files(tmp_path: Path) -> None:
     """One row for each system; requests, summaries, layouts and figures in the directory."""
     text = run(*SMALL, "--policy", "auto,static-tp2", "--out", str(tmp_path / "out"))
@@ -61,6 +62,7 @@ def test_requests_are_split_and_steps_keep_to_a_target() -> None:
     assert found[1]["std_itl_ms"] < found[0]["std_itl_ms"]
 
 
+@pytest.mark.deep
 def test_nodes_behind_a_router(tmp_path: Path) -> None:
     """Requests of all nodes in one table; the layouts of several are in none of the files."""
     asked = [

@@ -117,6 +117,7 @@ def test_a_fork_that_fails_ends_no_engine(monkeypatch: pytest.MonkeyPatch) -> No
         made.close()
 
 
+@pytest.mark.deep
 def test_processes_are_watched_by_descriptors_of_any_number(parent: CleanParent) -> None:
     """Each connection of a client has a descriptor too; and one is given back when its process is
     forgotten.

@@ -144,6 +144,7 @@ def test_the_rooms_that_use_vllm_are_read() -> None:
     assert rooms >= {"engine", "migration", "server", "vllm_adapter", "worker"}
 
 
+@pytest.mark.deep
 def test_no_method_of_a_vllm_object_is_rebound(names: frozenset[str]) -> None:
     rebound = {name: list(rebound_methods(tree, names)) for name, tree in trees().items()}
     outside = {

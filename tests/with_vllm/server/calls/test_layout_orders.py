@@ -159,6 +159,7 @@ async def test_no_order_waits_for_engines_that_are_gone(
             await asyncio.wait_for(order, 5)
 
 
+@pytest.mark.deep
 async def test_an_unsent_request_after_a_dropped_order_is_no_unhandled_error() -> None:
     server = running()
     problems: list[dict[str, Any]] = []

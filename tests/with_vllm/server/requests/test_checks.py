@@ -129,6 +129,7 @@ async def test_more_outputs_than_ever_fit_are_refused_for_good(n: int) -> None:
     assert not engine.server.controller.admission.places
 
 
+@pytest.mark.deep
 async def test_outputs_that_fit_on_an_idle_server_may_be_asked_for_again() -> None:
     engine = Engine(Server(most_waiting=MOST_WAITING))
     first = engine.generate("a")
@@ -142,6 +143,7 @@ async def test_outputs_that_fit_on_an_idle_server_may_be_asked_for_again() -> No
     engine.generate("b", n=AT_ONCE + MOST_WAITING)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("how", ["generate", "responses"])
 async def test_unread_answer_gives_its_place_back(how: str) -> None:
     """Its client has left before it began."""

@@ -139,6 +139,7 @@ def in_order(model: nn.Module, name: str, out: torch.Tensor) -> torch.Tensor:
     return out
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("shape", "dtype", "rounding"), CASES.values(), ids=CASES)
 def test_layer_of_a_lane_multiplies_as_stocks_rank(
     shape: Shape, dtype: str, rounding: float, tmp_path: Path

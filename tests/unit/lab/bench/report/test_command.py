@@ -34,6 +34,7 @@ def kept(one: MeasuredSystem, directory: Path) -> Path:
     return directory
 
 
+@pytest.mark.deep
 def test_one_server(tmp_path: Path) -> None:
     """All figures and the page, beside the results or elsewhere."""
     results = kept(system("auto", 20.0, requests=5), tmp_path / "run")

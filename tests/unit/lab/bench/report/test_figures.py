@@ -34,6 +34,7 @@ def test_every_axis_says_what_it_shows_and_in_which_unit(name: str) -> None:
     assert any(unit in text for unit in ("(s)", "seconds", "ms", "tokens/s"))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", list(FIGURES))
 def test_the_same_results_give_the_same_picture(name: str) -> None:
     first, second = (FIGURES[name][0](PAIR) for _ in range(2))
