@@ -101,7 +101,7 @@ test-smoke: $(STAMP)
 test-deep: audit test-deep-units test-deep-live test-ray
 
 test-deep-units: $(STAMP)
-	$(ALL_EXAMPLES) $(PYTEST) --numprocesses=2 --dist=loadfile $(call report,deep-units) \
+	$(ALL_EXAMPLES) $(PYTEST) --numprocesses=2 --dist=worksteal $(call report,deep-units) \
 		-m "deep or hypothesis" tests/unit tests/with_vllm
 
 test-deep-live: $(STAMP)
