@@ -5,7 +5,9 @@ are as at first.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -25,6 +27,13 @@ settings.load_profile("shared machine")
 
 
 ROOT_LEVEL = logging.getLogger().level
+
+
+@pytest.fixture(autouse=True)
+def variables_stay() -> Iterator[None]:
+    """A variable that a test or the code that it calls sets is none of the next test's servers."""
+    with patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,7 @@ TAKES_OPTIONS = '.add_argument("--'
 OTHER_USAGE = {
     "benchmarks.stamped": "its command line is that of flying-serving",
     "flying_serving.cli.main": "its command is flying-serving",
+    "tests.stock.record": "a process of `python -m tests.stock`, by arguments that only it knows",
     "tests.unit.comm.takers": "a process of one test, by arguments that only that test knows",
     "tests.unit.deploy.stand_in": "takes the command line of flying-serving in its place",
     "tests.deep.server.errors.tables": "prints its table",
