@@ -1,5 +1,6 @@
 """Admission: bounds of what waits, in requests, tokens and time, for urgent requests and others."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -90,6 +91,16 @@ def test_requests_in_engine_queues_count_as_waiting_without_limits() -> None:
         Admission(replace(chosen, most_waiting=9), TaskPool(AGING_S), loads, tuple).check()
 
 
+def test_urgent_requests_count_urgent_ones_alone_in_engine_queues() -> None:
+    loads = Loads()
+    for number in range(LEAST + 5):
+        loads.add(state(number, priority=-1 if number < LEAST + 2 else 0), (0,), 15.0)
+    for most_waiting, waits in ((2, False), (3, True)):
+        chosen = settings("manual", capped=False, most_waiting=most_waiting)
+        found = Admission(chosen, TaskPool(AGING_S), loads, tuple).problem(urgent=True)
+        assert (found is None) == waits
+
+
 def test_requests_that_would_wait_too_long_are_refused() -> None:
     """By the pace at which others leave, once that is known; as many as can run may wait at any
     pace.
@@ -123,6 +134,9 @@ def test_the_pace_follows_and_counts_only_while_requests_wait() -> None:
     assert pace.wait_s(50) == pytest.approx(5.0, rel=0.05)
     ticked(pace, 40.0, 2.0, at_s=60.0)
     assert pace.wait_s(50) == pytest.approx(25.0, rel=0.15)
+    stuck = Pace()
+    ticked(stuck, 40.0, 0.0)
+    assert stuck.wait_s(1) == math.inf
 
 
 def busy(chosen: Settings, running: int) -> Admission:
@@ -181,12 +195,13 @@ def test_a_call_is_let_in_with_all_its_requests_or_not_at_all(count: int, fits: 
         assert not found.places
 
 
-def test_refusal_counts_the_waiting_requests_without_its_own() -> None:
-    found = admission(2, settings(most_waiting=5))
+@pytest.mark.parametrize(("count", "adds"), [(1, ""), (2, ", and n=2 adds 2")])
+def test_refusal_counts_the_waiting_requests_without_its_own(count: int, adds: str) -> None:
+    found = admission(5, settings(most_waiting=5))
     with pytest.raises(
-        PoolFull, match=r"^2 requests wait already, and n=4 adds 4 \(--max-waiting-requests\)$"
+        PoolFull, match=rf"^5 requests wait already{adds} \(--max-waiting-requests\)$"
     ):
-        found.hold(Place("c", 10, 4))
+        found.hold(Place("c", 10, count))
 
 
 def test_refusal_counts_the_waiting_tokens_without_its_own() -> None:

@@ -290,8 +290,11 @@ def test_a_suspect_may_have_the_engine_that_it_was_on_once_that_is_back() -> Non
 def test_a_layout_is_restored_only_where_no_policy_chooses_one(
     policy: str, dry_run: bool, restored: Layout | None
 ) -> None:
-    """After a second loss, too, it is that before the first."""
+    """After a second loss, too, it is that before the first; and only once."""
     shell = MortalShell(settings(policy, 4, dry_run=dry_run), costs((1, 2, 4)))
     for engine in (3, 0):
         shell.lose(engine)
         assert shell.controller.state.to_restore == restored
+    for engine in (0, 3):
+        shell.revive(engine)
+    assert shell.controller.state.to_restore is None

@@ -47,3 +47,10 @@ def test_a_place_that_is_held_ahead_is_claimed_once() -> None:
     places.hold(Place("c", ahead=True))
     assert places.claim("c")
     assert not places.claim("c")
+
+
+def test_tokens_beyond_the_first_places_are_of_the_mean_length() -> None:
+    places = Places()
+    for tokens, left in ((10, 1), (40, 2)):
+        places.hold(Place("c", tokens, left))
+    assert [places.tokens_beyond(count) for count in range(5)] == [90, 60, 30, 0, 0]
