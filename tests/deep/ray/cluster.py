@@ -37,7 +37,7 @@ FLAGS = (
 FLAGS += " --block-size=32 --kv-cache-memory-bytes=67108864"
 DRAIN_S = 60
 TIMEOUT_S = 60.0
-START_S = 100.0
+START_S = 240.0
 AFTER_S = 4.0
 """How long new requests go on after a node has died."""
 STREAMS, CLIENTS, WORST_SHARE = 200, 24, 0.2
