@@ -1,9 +1,9 @@
 """Every system that can be simulated, by name: our policies, and systems to compare with.
 
-- `static-dp`, `static-tp`, `static-tp2` ...: stock vLLM at one degree. Each engine holds the
-  weights once. So a wide one has more room for KV than a group of ours, whose members each hold all
-  weights of an engine.
-- `round-robin`, `least-load`: `static-dp` with a router that counts requests only.
+- `static-dp`, `static-tp`, `static-tp2` ...: stock vLLM at one degree, with the rule of its router.
+  Each engine holds the weights once. So a wide one has more room for KV than a group of ours, whose
+  members each hold all weights of an engine.
+- `round-robin`: `static-dp` with a router that takes one engine after the other.
 - `split`: our server apart, which splits requests over two engines where that is predicted better
   (DynaServe).
 - `pd-disagg`: disaggregated serving: the first engine of a pair computes prompts, the second one
@@ -24,7 +24,7 @@ from dataclasses import replace
 
 from flying_lab.sim.baselines.disaggregated import Disaggregated
 from flying_lab.sim.baselines.release import Draining, Operated, Thresholds
-from flying_lab.sim.baselines.routers import ROUTERS
+from flying_lab.sim.baselines.routers import ROUTERS, FewestInFlight
 from flying_lab.sim.baselines.shift_parallel import shifting
 from flying_lab.sim.baselines.transforming import KINDS, transforming
 from flying_lab.sim.cluster import Cluster, Options
@@ -32,9 +32,8 @@ from flying_lab.sim.cost import Execution
 from flying_lab.sim.machine import Machine, Modelled
 from flying_lab.sim.node import System
 from flying_lab.sim.system import flying, static
-from flying_serving.controller.group_choice import GroupChoice
 from flying_serving.errors import ConfigError
-from flying_serving.policy.policies import POLICIES
+from flying_serving.policy.policies import POLICIES, ForUrgent
 from flying_serving.predict.migrations import MigrationCost
 
 FLYING = ("auto", "load", "priority", "context")
@@ -78,7 +77,7 @@ def build(
     if name in FLYING:
         system = flying(machine, devices, POLICIES[name], options, execution)
     elif name == "fork":
-        policy = Draining("fork", by_load=True, by_priority=True, by_context=True)
+        policy = Draining("fork", by_load=True, for_urgent=ForUrgent.ALWAYS, by_context=True)
         system = flying(machine, devices, policy, options, "eager", recomputes=True)
     elif name == "shift-parallel":
         assert isinstance(machine, Modelled)
@@ -90,10 +89,11 @@ def build(
     elif name in PAIRS:
         system = paired(machine, devices, options, name)
     elif name.startswith("static-tp"):
-        system = static(machine, int(name.removeprefix("static-tp") or widest), apart, options)
+        degree = int(name.removeprefix("static-tp") or widest)
+        system = replace(static(machine, degree, apart, options), placing=FewestInFlight)
     else:
-        system = static(machine, devices, apart, options)
-        system = replace(system, placing=ROUTERS.get(name, GroupChoice))
+        placing = ROUTERS.get(name, FewestInFlight)
+        system = replace(static(machine, devices, apart, options), placing=placing)
     return replace(system, name=name)
 
 

@@ -72,10 +72,15 @@ class Bookings:
     ) -> list[Command]:
         """Let requests wait that run in groups which the layout lacks, if they may leave these: see
         `to_migrate`.
+
+        An urgent request stays while others wait: it might find no room elsewhere.
         """
         state = self._state
+        others_wait = len(state.pool) > 0
         running = [
-            request for request in state.started.values() if request.request_id in request_ids
+            request
+            for request in state.started.values()
+            if request.request_id in request_ids and not (others_wait and request.spec.urgent)
         ]
         recalled = to_migrate(running, state.layout, state.settings, also_begun=also_begun)
         return [

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from flying_serving.controller.loads import GroupWork
+from flying_serving.controller.price import Visit
 from flying_serving.controller.requests import RequestState
 from flying_serving.controller.state import ClusterState
 from flying_serving.controller.suspicion import Suspicion
@@ -25,18 +26,14 @@ So it never lacks any, and few are stranded by a switch.
 class Score(NamedTuple):
     """A measure of a group for a request. The least score is the best; earlier fields decide first.
 
-    `disturbs_urgent`: an urgent request runs there, and this one is not urgent.
-    `batches_ahead`: full batches (`max_num_seqs`) that end there before this request runs.
-    `first_token_s`: predicted seconds to the first token; without predictions, requests per engine.
+    `price`: in request-seconds (`Visit.price_s`); without predictions, requests per engine.
     `kv_engines_missed`: engines with KV of the request outside the group; all, if it cannot
     migrate.
     `requests`: of the group.
     `group`: decides between groups that are alike.
     """
 
-    disturbs_urgent: bool
-    batches_ahead: int
-    first_token_s: float
+    price: float
     kv_engines_missed: int
     requests: int
     group: Group
@@ -75,7 +72,7 @@ class GroupChoice:
         ]
         return min(
             lasting or with_room,
-            key=lambda group: self._score(request, group, lanes, with_room[group]),
+            key=lambda group: self._score(request, group, lanes, with_room[group], expected_tokens),
             default=None,
         )
 
@@ -217,59 +214,40 @@ class GroupChoice:
         group: Group,
         lanes: Mapping[int, LaneFigures],
         migration: MigrationCost | None,
+        expected_tokens: float,
     ) -> Score:
         """Return the score of a group. `migration`: the cost of migrating KV to it, None without
         KV.
         """
-        spec, work = request.spec, self.state.loads[group]
-        count = len(work.requests)
-
-        # both groups of a request that says where it is split count it
-        is_halved = request.is_new and spec.split_at is not None and spec.may_change_group
-        batches_ahead = 0 if is_halved else count // self.limits.max_num_seqs
-
         kv_group = () if request.kv is None else request.kv.group
         reached = group if migration is not None else ()
         kv_engines_missed = len(set(kv_group).difference(reached))
 
-        return Score(
-            disturbs_urgent=work.urgent > 0 and not spec.urgent,
-            batches_ahead=batches_ahead,
-            first_token_s=self._first_token_s(request, group, lanes.get(len(group)), migration),
-            kv_engines_missed=kv_engines_missed,
-            requests=count,
-            group=group,
-        )
+        work = self.state.loads[group]
+        drained, waits_for_place = self._drained(group), not _is_halved(request)
+        visit = Visit(request, work, drained, expected_tokens, migration, waits_for_place)
+        lane = lanes.get(len(group))
+        per_engine = (visit.running + visit.drained) / len(group)
+        price = per_engine if lane is None else visit.price_s(lane)
+        return Score(price, kv_engines_missed, len(work.requests), group)
 
-    def _first_token_s(
-        self,
-        request: RequestState,
-        group: Group,
-        lane: LaneFigures | None,
-        migration: MigrationCost | None,
-    ) -> float:
-        """Predict the seconds to the first token, migration included.
-
-        Without a lane, return the number of requests for each engine.
-        """
+    def _drained(self, group: Group) -> int:
+        """Return the requests of older groups that the engines of a group step in between."""
         loads = self.state.loads
-        work = loads[group]
-        count = len(work.requests)
-        # engines that drain requests of an older group step them in between
-        others = sum(
-            len(other_work.requests)
+        return sum(
+            len(work.requests)
             for engine in group
-            for other, other_work in loads.of_engine(engine).items()
+            for other, work in loads.of_engine(engine).items()
             if other != group
         )
-        if lane is None:
-            return (count + others) / len(group)
 
-        to_prefill = request.to_prefill(with_kv=migration is not None)
-        first_s = lane.cost.step_s(work.prefill_tokens + to_prefill, count, 0)
-        drained_s = lane.cost.fixed_s * others
-        migration_s = 0.0 if migration is None else migration.seconds(request.context_tokens)
-        return first_s + drained_s + migration_s
+
+def _is_halved(request: RequestState) -> bool:
+    """Return whether a request says where it is split. Both of its groups count it, so that each
+    may seem full.
+    """
+    spec = request.spec
+    return request.is_new and spec.split_at is not None and spec.may_change_group
 
 
 def _admits(work: GroupWork, suspicion: Suspicion) -> bool:

@@ -20,7 +20,7 @@ class RequestSpec:
             or the requested least output (`min_tokens`, `ignore_eos`).
         max_output_tokens: upper bound of its output.
         degree: the TP degree that it asks for (`tp_degree`).
-        priority: as in vLLM, lower is more urgent. Below 0 is urgent: it gets a group at once.
+        priority: as in vLLM, lower is more urgent. Below 0 is urgent: see `controller.price`.
         deadline_s: longest wait until a scheduler has it in a step: see `Deadlines`.
         can_migrate: whether another group can go on with it, with its KV or after prefilling prompt
             and outputs again.

@@ -75,5 +75,6 @@ def required_groups(state: ClusterState, begins: Sequence[RequestState], urgent:
     if urgent:
         leaving_room = [size for size in sizes if size <= engines // 2]
         size = leaving_room[-1] if engines > 2 and leaving_room else sizes[-1]
-        needs.append(Need(size, urgent=True, reason=f"priority: {urgent} urgent requests"))
+        reason = f"priority: {urgent} urgent requests"
+        needs.append(Need(size, urgent=True, reason=reason, waiting=state.pool.urgent))
     return needs

@@ -5,13 +5,14 @@ are fixed.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from flying_serving.layout.groups import Layout
 from flying_serving.policy import switching
 from flying_serving.policy.ranking import Ranking
 from flying_serving.policy.snapshot import Decision, Need, Snapshot
 from flying_serving.predict.forecast import evaluate
-from flying_serving.predict.work import Objective
+from flying_serving.predict.work import URGENCY, Objective
 
 FORECAST_ERROR = 0.1
 """A switch for load must gain this share of the cost of staying: less may be an error of the
@@ -22,10 +23,22 @@ three seeds of experiments/ablation.py.
 """
 
 
+class ForUrgent(Enum):
+    """When a policy forms a wide group for urgent requests, which takes engines from the others.
+
+    `IF_THEY_WAIT`: if no group has room for one, and its wait costs more than the switch.
+    """
+
+    NEVER = "never"
+    IF_THEY_WAIT = "if they wait"
+    ALWAYS = "always"
+
+
 @dataclass(frozen=True)
 class Policy:
     """The reasons for which a server switches; `name`: the value of `--policy`.
 
+    `for_urgent`: when it forms a wide group for an urgent request.
     `splits`: True if requests are split over two groups where `policy.split` predicts a gain.
     `pinned_size`: group size of a fixed layout, as a function of the available sizes; None if the
     layout may change.
@@ -33,7 +46,7 @@ class Policy:
 
     name: str
     by_load: bool = False
-    by_priority: bool = False
+    for_urgent: ForUrgent = ForUrgent.NEVER
     by_context: bool = False
     splits: bool = False
     pinned_size: Callable[[Sequence[int]], int] | None = None
@@ -41,24 +54,38 @@ class Policy:
     @property
     def decides(self) -> bool:
         """True if the policy ever changes the layout by itself."""
-        return self.by_load or self.by_priority or self.by_context
+        return self.by_load or self.by_context or self.by_priority
+
+    @property
+    def by_priority(self) -> bool:
+        """True if the policy ever changes the layout for an urgent request."""
+        return self.for_urgent is not ForUrgent.NEVER
 
     def decide(self, snapshot: Snapshot, objective: Objective) -> Decision | None:
         """Return the best change, made or not: see `Decision.is_made`. None if there is nothing to
         compare.
         """
-        needs = [
-            need
-            for need in snapshot.needs
-            if (self.by_priority if need.urgent else self.by_context)
-        ]
+        long = [need for need in snapshot.needs if self.by_context and not need.urgent]
+        urgent = [need for need in snapshot.needs if self._has_to_serve(need)]
+        needs = [*long, *urgent]
         if needs and not satisfies(snapshot.layout, needs):
-            return _decide_for_needs(snapshot, needs, objective)
+            found = _decide_for_needs(snapshot, needs, objective)
+            has_price = self.for_urgent is ForUrgent.IF_THEY_WAIT
+            if has_price and satisfies(snapshot.layout, long):
+                found, needs = _at_a_price(found, snapshot, urgent), long
+            if found.is_made or not self.by_load:
+                return found
         if self.by_load:
             return _decide_for_load(snapshot, needs, objective)
         if self.decides and not needs:
             return _decide_without_needs(snapshot, objective)
         return None
+
+    def _has_to_serve(self, need: Need) -> bool:
+        """Return whether a need is that of urgent requests for which the policy forms a group."""
+        if self.for_urgent is ForUrgent.IF_THEY_WAIT:
+            return need.urgent and need.waiting > 0
+        return need.urgent and self.for_urgent is ForUrgent.ALWAYS
 
     def migrates_left_behind(self, snapshot: Snapshot, objective: Objective) -> bool:
         """Return whether requests in groups of an older layout should migrate to the present one
@@ -75,9 +102,9 @@ class Policy:
 POLICIES = {
     policy.name: policy
     for policy in (
-        Policy("auto", by_load=True, by_priority=True, by_context=True),
+        Policy("auto", by_load=True, for_urgent=ForUrgent.IF_THEY_WAIT, by_context=True),
         Policy("load", by_load=True),
-        Policy("priority", by_priority=True),
+        Policy("priority", for_urgent=ForUrgent.ALWAYS),
         Policy("context", by_context=True),
         Policy("static-dp", pinned_size=min),
         Policy("static-tp", pinned_size=max),
@@ -139,6 +166,16 @@ def _decide_for_needs(snapshot: Snapshot, needs: Sequence[Need], objective: Obje
         return found
     figures = Ranking.of([layout, snapshot.layout], snapshot, objective).figures()
     return replace(found, promise=abs(figures[layout] - figures[snapshot.layout]))
+
+
+def _at_a_price(found: Decision, snapshot: Snapshot, urgent: Sequence[Need]) -> Decision:
+    """Return a switch for urgent requests that is made if they would lose more as they wait.
+
+    Its cost counts twice, as it will be reversed.
+    """
+    waiting = sum(need.waiting for need in urgent)
+    gain = URGENCY * waiting * switching.next_end_s(snapshot)
+    return replace(found, gain=gain, least_gain=2 * found.cost)
 
 
 def _decision(

@@ -51,6 +51,7 @@ class Need:
         least_size: the least number of its engines.
         urgent: True if the reason is the request's priority, False if it is its length.
         reason: for the log.
+        waiting: of an urgent need, the requests for which no group has room.
         lends: True if the group has to lend its weights for the request, which waits until narrower
             groups of the engines have nothing to do.
     """
@@ -58,6 +59,7 @@ class Need:
     least_size: int
     urgent: bool
     reason: str
+    waiting: int = 0
     lends: bool = False
 
 

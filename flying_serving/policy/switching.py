@@ -6,6 +6,7 @@ Requests that run in a group that the new layout lacks are *old*; requests that 
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,10 +14,8 @@ from dataclasses import dataclass, replace
 from flying_serving.layout.groups import Group, Layout, aligned_group
 from flying_serving.policy.snapshot import LATER, GroupLoad, Snapshot
 from flying_serving.predict.forecast import Forecast, capacity, evaluate, first_per_s, forecast
-from flying_serving.predict.work import FREE, Interference, Objective, Work
+from flying_serving.predict.work import FREE, URGENCY, Interference, Objective, Work
 
-URGENCY = 100.0
-"""Seconds of other requests that equal one second of an urgent request before its first token."""
 NO_LOAD = GroupLoad(0, 0.0, 0.0, 0.0)
 
 
@@ -43,6 +42,18 @@ def drain_s(snapshot: Snapshot, layout: Layout) -> float:
     return max(
         (DrainingGroup.of(snapshot, group, load).alone_s for group, load in groups), default=0.0
     )
+
+
+def next_end_s(snapshot: Snapshot) -> float:
+    """Return the seconds until a request ends in a group of the present layout, which others may
+    wait for. It is infinite if none runs there.
+    """
+    running = [
+        (load.requests, DrainingGroup.of(snapshot, group, load))
+        for group, load in snapshot.loads.items()
+        if load.requests and group in snapshot.layout.groups
+    ]
+    return min((group.mean_s / count for count, group in running), default=math.inf)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,12 @@ from flying_serving.predict import arrivals
 from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.steps import StepCost
 
+URGENCY = 10.0
+"""What a second of an urgent request counts, in seconds of others.
+
+So urgent requests that are a tenth of all count as much as the others together.
+"""
+
 
 @dataclass(frozen=True)
 class LaneFigures:

@@ -117,10 +117,12 @@ def test_a_request_too_long_for_its_engine_migrates_to_a_group(server: Server, a
 
 
 def test_urgent_request_does_not_wait_for_earlier_ones(server: Server, apart: int) -> None:
-    """All slots are taken by long requests, two more wait, and the urgent one gets a group and ends
-    before any.
+    """Requests have been long of late. All slots are taken by long ones, two more wait, and the
+    urgent one gets a group and ends before any.
     """
     with ThreadPoolExecutor(8) as threads:
+        usual = [threads.submit(server.post, tokens(70 + i, 50), 600) for i in range(7)]
+        assert all(request.result(WAIT_S).status_code == 200 for request in usual)
         long = [threads.submit(server.post, tokens(10 + i, 50), 600, 1) for i in range(6)]
         wait_until(lambda: server.requests("running") == 4, server.status)
         wait_until(lambda: server.requests("waiting") == 2, server.status)

@@ -244,16 +244,6 @@ def test_where_kv_can_migrate() -> None:
     assert by.migration(one, (1,), LANES) is None
 
 
-def test_a_group_with_urgent_requests_is_left_to_them() -> None:
-    """While there is room elsewhere; another urgent one may go there."""
-    loads = Filled()
-    loads.put((2,), priority=-1)
-    for engine in (0, 1, 3):
-        loads.put((engine,), prompt=90, done=False)
-    assert place(request(), SINGLES, loads) in [(0,), (1,), (3,)]
-    assert place(request(priority=-1), SINGLES, loads) == (2,)
-
-
 def test_a_degree_that_is_asked_for_is_met_exactly() -> None:
     """By a group of the layout however busy it is, or by any group of that size if it has none."""
     loads = Filled()

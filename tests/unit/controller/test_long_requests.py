@@ -88,10 +88,9 @@ def test_request_ends_at_its_limit_if_no_policy_forms_a_group() -> None:
     assert shell.open["grows"].group == (2, 3)
 
 
-@pytest.mark.parametrize("policy", ["auto", "priority"])
-def test_an_urgent_request_gets_a_group_at_once(policy: str) -> None:
+def test_an_urgent_request_gets_a_group_at_once() -> None:
     """Others keep running, engines are left for them, and new ones go there."""
-    shell = ModelShell(settings(policy, 4), costs((1, 2, 4), fixed=0.9, rest=0.95))
+    shell = ModelShell(settings("priority", 4), costs((1, 2, 4), fixed=0.9, rest=0.95))
     for number in range(4):
         shell.arrive(f"r{number}", SHORT)
     while shell.ordered is not None:

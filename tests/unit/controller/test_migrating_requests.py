@@ -175,6 +175,24 @@ def test_recalled_requests_that_end_leave_the_switch(aborted: bool) -> None:
     assert not switch.open
 
 
+@pytest.mark.parametrize("waiting", [0, 1])
+def test_an_urgent_request_stays_where_it_runs_while_others_wait(waiting: int) -> None:
+    """It might find no room elsewhere; otherwise it migrates as all do."""
+    shell = ModelShell(settings("priority", engines=2, max_num_seqs=2))
+    shell.order(WIDE)
+    shell.acknowledge()
+    for name, priority in (("urgent", -1), ("usual", 0)):
+        shell.arrive(name, RequestSpec(10, 20, 10, priority=priority))
+        shell.token(name)
+    for number in range(waiting):
+        shell.arrive(f"waits{number}", SHORT)
+    shell.order(NARROW, "migrate")
+    shell.acknowledge()
+    gone = {name for name, _ in shell.dispatched}
+    assert ("urgent" in gone) == (not waiting)
+    assert "usual" in gone
+
+
 def test_request_that_ends_after_its_group_was_full_leaves_the_switch() -> None:
     """It waits for a wider one then."""
     shell = ModelShell(settings(engines=2, max_num_seqs=1))

@@ -28,7 +28,7 @@ LAYOUTS = Layout.all(4, SIZES)
 LONG, LONGER = (
     Need(size, urgent=False, reason=f"context: a request needs {size} engines") for size in (2, 4)
 )
-URGENT = Need(2, urgent=True, reason="priority: 1 urgent requests")
+URGENT = Need(2, urgent=True, reason="priority: 1 urgent requests", waiting=1)
 NEEDS = st.lists(st.sampled_from([LONG, LONGER, URGENT]), max_size=2, unique=True)
 
 

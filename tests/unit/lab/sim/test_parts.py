@@ -122,7 +122,7 @@ def test_a_planned_split_computes_each_token_once() -> None:
     run(node, MIXED.requests)
     check_over(node, MIXED.requests)
     counts = node.controller.state.splits.counts
-    assert counts.prompt > 20
+    assert counts.prompt > 5
     assert counts.undone == 0
     assert len(node.parts.handoffs) == counts.prompt + counts.output
     assert sum(request.preemptions for request in node.outcome.ended) == 0

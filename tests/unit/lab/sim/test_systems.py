@@ -28,10 +28,13 @@ from flying_lab.sim.machine import (
 from flying_lab.sim.node import SimNode
 from flying_lab.sim.requests import Chunk, SimStep
 from flying_lab.sim.run import results, simulate
+from flying_lab.sim.system import flying
 from flying_lab.workload.model import Request, Workload
+from flying_lab.workload.shape import with_priority
 from flying_lab.workload.synth import Alternating, Poisson, synthesise
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import Layout
+from flying_serving.policy.policies import POLICIES
 from flying_serving.policy.snapshot import Decision, Need, Snapshot
 from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.steps import StepCost
@@ -84,6 +87,22 @@ def test_every_system_serves_all_requests(name: str) -> None:
     assert summary["total_output_tokens"] == WORKLOAD.output_tokens
     assert 0 < summary["mean_ttft_ms"] < summary["mean_e2el_ms"]
     assert set(summary["phases"]) == {"low", "burst"}
+
+
+def test_auto_and_a_fixed_layout_give_the_same_figures_in_the_same_layout() -> None:
+    """As `auto` does in a dry run, while no request has to wait in the pool. It learns the times of
+    steps meanwhile, so that some requests get another engine.
+    """
+    load = with_priority(synthesise(Poisson(requests=150, rate_rps=20), 1), 0.1, -1, seed=1)
+    ours = flying(h200(), 1, POLICIES["auto"], Options())
+    stays = replace(ours, settings=replace(ours.settings, dry_run=True))
+    pinned = flying(h200(), 1, POLICIES["static-dp"], Options())
+    summaries = [
+        summarise(results(one, load, simulate(one, load.requests), "")) for one in (stays, pinned)
+    ]
+    for figure in ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms"):
+        auto, fixed = (summary[figure] for summary in summaries)
+        assert auto == pytest.approx(fixed, rel=0.01), figure
 
 
 @pytest.mark.parametrize("name", ["auto", "static-dp", "fork"])
@@ -222,7 +241,7 @@ def test_a_measured_machine(tmp_path: Path) -> None:
     machine = load_measured(machine_file(tmp_path / "machine.json"))
     assert names(machine) == [
         "auto", "load", "priority", "context",
-        "static-dp", "static-tp", "static-tp2", "round-robin", "least-load",
+        "static-dp", "static-tp", "static-tp2", "round-robin",
     ]  # fmt: skip
     (wide,) = simulate(build("static-tp", machine, 1, Options()), [Request(0, 0.0, 100, 2)]).ended
     assert wide.first_token_s == pytest.approx(0.0005 + 0.01 + 0.01)

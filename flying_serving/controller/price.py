@@ -1,0 +1,106 @@
+"""The price of a request in a group, in request-seconds: its own latency there, and what requests
+that run there lose by it.
+
+Seconds of an urgent request count `URGENCY` times, whether it is the one that is placed or one that
+runs. So others leave a group to an urgent request only as long as they lose less elsewhere.
+"""
+
+from dataclasses import dataclass
+
+from flying_serving.controller.loads import GroupWork
+from flying_serving.controller.requests import RequestState
+from flying_serving.predict.migrations import MigrationCost
+from flying_serving.predict.work import URGENCY, LaneFigures
+
+SHORTEST_S = 1e-6
+"""Shorter than any step. A lane's figures are fitted, and may be 0."""
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A request in a group, as it would be.
+
+    Args:
+        request: the request.
+        work: of the group, without the request.
+        drained: requests of older groups that the group's engines step in between.
+        tokens: of the request at its end, as expected.
+        migration: the cost of migrating its KV to the group, None without KV.
+        waits_for_place: where `max_num_seqs` requests run, it waits until one of them has ended.
+    """
+
+    request: RequestState
+    work: GroupWork
+    drained: int
+    tokens: float
+    migration: MigrationCost | None
+    waits_for_place: bool = True
+
+    @property
+    def running(self) -> float:
+        """Return the number of requests that run in the group; an urgent one counts as URGENCY."""
+        return self._count + (URGENCY - 1) * self.work.urgent
+
+    def price_s(self, lane: LaneFigures) -> float:
+        """Return the price. `lane`: the abilities of the group.
+
+        A first token that comes twice as late as in an idle group counts as twice the latency. So
+        the request goes behind prompts only to spare others more than that.
+        """
+        first_token_s = self.first_token_s(lane)
+        idle_s = max(SHORTEST_S, lane.cost.step_s(self._to_prefill, 0, 0))
+        own_s = (first_token_s + self._stream_s(lane)) * first_token_s / idle_s
+        weight = URGENCY if self.request.spec.urgent else 1.0
+        return weight * own_s + self.running * self._delay_s(lane)
+
+    def first_token_s(self, lane: LaneFigures) -> float:
+        """Return the seconds to the request's first token, migration included."""
+        first_s = lane.cost.step_s(self.work.prefill_tokens + self._to_prefill, self._count, 0)
+        drained_s = lane.cost.fixed_s * self.drained
+        kv_tokens = self.request.context_tokens
+        migration_s = 0.0 if self.migration is None else self.migration.seconds(kv_tokens)
+        return first_s + drained_s + migration_s + self._place_s(lane)
+
+    def _place_s(self, lane: LaneFigures) -> float:
+        """Return the seconds until the request has a place in steps.
+
+        Requests that run end one after the other, each after as many tokens as this one gets.
+        """
+        places = lane.max_num_seqs
+        ends = self._count - places + 1
+        if ends <= 0 or not self.waits_for_place:
+            return 0.0
+        return ends / places * self._outputs * lane.cost.step_s(0, places, self._running_tokens)
+
+    def _stream_s(self, lane: LaneFigures) -> float:
+        """Return the seconds from the request's first token to its end."""
+        context_tokens = self._running_tokens + self.request.context_tokens
+        return self._outputs * lane.cost.step_s(0, self._count + 1, context_tokens)
+
+    def _delay_s(self, lane: LaneFigures) -> float:
+        """Return the seconds that each request loses which runs there, as its steps have one more
+        sequence.
+
+        Its prompt is over in a few steps and is left out, as it delays some group wherever it goes.
+        """
+        without_s = lane.cost.step_s(0, self._count, 0)
+        with_s = lane.cost.step_s(0, self._count + 1, self.request.context_tokens)
+        return self._outputs * (with_s - without_s)
+
+    @property
+    def _count(self) -> int:
+        return len(self.work.requests)
+
+    @property
+    def _to_prefill(self) -> int:
+        return self.request.to_prefill(with_kv=self.migration is not None)
+
+    @property
+    def _outputs(self) -> float:
+        """Return the tokens that the request is still to get."""
+        return max(1.0, self.tokens - self.request.context_tokens)
+
+    @property
+    def _running_tokens(self) -> int:
+        """Return the context tokens of all requests that run there."""
+        return self.work.prompt_tokens + self.work.output_tokens

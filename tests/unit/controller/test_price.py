@@ -1,0 +1,163 @@
+"""The price of a request in a group: in seconds of all who lose, an urgent one ten times."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flying_serving.controller.group_choice import GroupChoice
+from flying_serving.controller.loads import GroupWork, Loads
+from flying_serving.controller.price import Visit
+from flying_serving.controller.requests import RequestSpec, RequestState
+from flying_serving.controller.settings import Capacity, Limits, Settings
+from flying_serving.controller.state import ClusterState
+from flying_serving.layout.groups import Layout
+from flying_serving.policy.policies import POLICIES
+from flying_serving.predict.migrations import MigrationCost
+from flying_serving.predict.steps import StepCost
+from flying_serving.predict.work import URGENCY, LaneFigures, Objective
+from harness.examples import examples
+from tests.unit.controller.test_group_choice import SINGLES, Filled, choice, place
+from tests.unit.controller.test_group_choice import request as waits
+
+APART = Layout.uniform(4, 1)
+PLACES, STEP_TOKENS = 8, 512
+COST = StepCost(0.02, 1e-4, 5e-4, 1e-7)
+LANE = LaneFigures(COST, PLACES, 1e6, STEP_TOKENS)
+LANES = {1: LANE}
+
+
+def request(prompt: int = 200, priority: int = 0) -> RequestState:
+    """Return one that waits."""
+    return RequestState("new", RequestSpec(prompt, prompt, 1000, priority=priority), (1,), 0, 0.0)
+
+
+def visit(
+    one: RequestState, others: int = 0, urgent: int = 0, waiting: int = 0, tokens: int = 300
+) -> Visit:
+    """Return the visit of a request to a group where others run, and `waiting` prompt tokens are
+    not computed.
+    """
+    running = [request() for _ in range(others)] + [request(priority=-1) for _ in range(urgent)]
+    work = GroupWork({str(number): state for number, state in enumerate(running)}, urgent=urgent)
+    work.prompt_tokens, work.prefill_tokens = 200 * len(running), waiting
+    return Visit(one, work, 0, tokens, None)
+
+
+def test_an_idle_group_costs_the_latency_of_the_request() -> None:
+    step_s = COST.step_s(0, 1, 200)
+    expected_s = COST.step_s(200, 0, 0) + 100 * step_s
+    assert visit(request()).price_s(LANE) == pytest.approx(expected_s)
+    assert visit(request(priority=-1)).price_s(LANE) == pytest.approx(URGENCY * expected_s)
+
+
+def test_each_that_runs_loses_the_longer_steps() -> None:
+    """So does an urgent one, and it counts as often as `URGENCY`."""
+    free = Visit(request(), GroupWork(), 0, 300, None)
+    crowded, pressed = visit(request(), others=4), visit(request(), others=3, urgent=1)
+    longer_s = COST.step_s(0, 5, 200) - COST.step_s(0, 4, 0)
+    difference_s = pressed.price_s(LANE) - crowded.price_s(LANE)
+    assert difference_s == pytest.approx((URGENCY - 1) * 100 * longer_s)
+    assert crowded.price_s(LANE) > free.price_s(LANE)
+
+
+def test_twice_the_time_to_the_first_token_is_twice_the_latency() -> None:
+    soon, late = visit(request(prompt=500), tokens=600), visit(request(prompt=500), tokens=600)
+    late = replace(late, work=GroupWork(prefill_tokens=700))
+    first_s = late.first_token_s(LANE)
+    assert first_s == pytest.approx(2 * soon.first_token_s(LANE), rel=1e-9)
+    stream_s = soon.price_s(LANE) - soon.first_token_s(LANE)
+    assert late.price_s(LANE) == pytest.approx(2 * (first_s + stream_s))
+
+
+def test_a_full_group_costs_the_wait_for_a_place() -> None:
+    """Until one of those that run has ended, and no more than that; twice for the second one."""
+    nearly, full, more = (visit(request(), others) for others in (PLACES - 1, PLACES, PLACES + 1))
+    place_s = 100 * COST.step_s(0, PLACES, 200 * PLACES) / PLACES
+    added_s = COST.step_s(200, PLACES, 0) - COST.step_s(200, PLACES - 1, 0)
+    found_s = full.first_token_s(LANE) - nearly.first_token_s(LANE)
+    assert found_s == pytest.approx(place_s + added_s)
+    assert more.first_token_s(LANE) - full.first_token_s(LANE) > place_s
+    assert replace(full, waits_for_place=False).first_token_s(LANE) == pytest.approx(
+        COST.step_s(200, PLACES, 0)
+    )
+
+
+def test_kv_that_migrates_costs_its_way_and_saves_the_prompt() -> None:
+    one = request(prompt=2000)
+    cost = MigrationCost(0.003, 1e-6)
+    moved = replace(visit(one, tokens=2100), migration=cost)
+    assert moved.first_token_s(LANE) == pytest.approx(COST.step_s(1, 0, 0) + cost.seconds(2000))
+
+
+def test_a_lane_whose_steps_took_no_time_has_a_price() -> None:
+    free = LaneFigures(StepCost(0.0, 0.0, 0.0, 0.0), PLACES, 1e6, STEP_TOKENS)
+    assert visit(request(), others=3, urgent=1).price_s(free) == 0.0
+
+
+def test_a_group_with_an_urgent_request_is_left_to_it_at_a_price() -> None:
+    """Others come when many run in each other group, or a prompt waits there."""
+    by, loads = choice(Limits(100, 64, capped=False)), Filled()
+    loads.put((2,), priority=-1)
+    for engine in (0, 1, 3):
+        for _ in range(3):
+            loads.put((engine,))
+    assert place(waits(), SINGLES, loads, by=by) in [(0,), (1,), (3,)]
+    assert place(waits(priority=-1), SINGLES, loads, by=by) == (2,)
+    for engine in (0, 1, 3):
+        for _ in range(round(URGENCY)):
+            loads.put((engine,))
+    assert place(waits(), SINGLES, loads, by=by) == (2,)
+
+    waiting = Filled()
+    waiting.put((2,), priority=-1)
+    for engine in (0, 1, 3):
+        waiting.put((engine,), prompt=90, done=False)
+    assert place(waits(), SINGLES, waiting) == (2,)
+
+
+@settings(max_examples=examples(200))
+@given(
+    loads=st.lists(
+        st.tuples(st.integers(1, 3), st.integers(1, 2000), st.booleans(), st.booleans()),
+        max_size=40,
+    ),
+    prompt=st.integers(1, 2000),
+    outputs=st.integers(1, 500),
+    lane=st.builds(
+        StepCost,
+        st.floats(1e-4, 0.1),
+        st.floats(1e-6, 1e-3),
+        st.floats(0.0, 0.1),
+        st.floats(0.0, 1e-6),
+    ),
+    is_urgent=st.booleans(),
+)
+def test_no_request_waits_for_a_place_beside_a_group_that_is_nearly_idle(
+    loads: list[tuple[int, int, bool, bool]],
+    prompt: int,
+    outputs: int,
+    lane: StepCost,
+    is_urgent: bool,
+) -> None:
+    """One urgent request runs in group 0, whatever the others have. Elsewhere the request waits for
+    its first token at most as many times as long as in an idle group as the urgent one counts.
+    """
+    limits = Limits(PLACES, STEP_TOKENS, capped=False)
+    server = Settings(4, Capacity({1: 10**6}, 1), POLICIES["static-dp"], limits, Objective(10.0))
+    choice = GroupChoice(ClusterState(server))
+    choice.state.loads = running = Loads()
+    for number, (engine, tokens, urgent, is_begun) in enumerate([(0, 10, True, True), *loads]):
+        spec = RequestSpec(tokens, tokens, 1000, priority=-urgent)
+        other = RequestState(str(number), spec, (1,), number, 0.0)
+        running.add(other, (engine,), tokens + 100)
+        if is_begun:
+            running.add_tokens(other, 1)
+    lanes = {1: LaneFigures(lane, PLACES, 1e6, STEP_TOKENS)}
+    one, tokens_at_end = request(prompt, -is_urgent), prompt + outputs
+    group = choice.choose(one, APART, lanes, tokens_at_end)
+    assert group is not None
+    first_s = Visit(one, running[group], 0, tokens_at_end, None).first_token_s(lanes[1])
+    here_s = Visit(one, running[(0,)], 0, tokens_at_end, None).first_token_s(lanes[1])
+    assert first_s <= here_s + URGENCY * lane.step_s(prompt, 0, 0)
