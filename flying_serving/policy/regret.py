@@ -6,6 +6,11 @@ from dataclasses import dataclass
 
 from flying_serving.layout.groups import Layout
 
+HOLDS_S = 1.0
+"""Seconds for which a forecast counts at most, if the next one comes later: during a switch, or when
+the server stood still.
+"""
+
 
 @dataclass
 class Regret:
@@ -32,7 +37,8 @@ class Regret:
         """Return the request-seconds that the present layout has lost until now."""
         if layout != self.layout:
             self.layout, self.lost, self.rate = layout, 0.0, 0.0
-        self.lost = max(0.0, self.lost + self.rate * (now_s - self.at_s))
+        held_s = min(HOLDS_S, now_s - self.at_s)
+        self.lost = max(0.0, self.lost + self.rate * held_s)
         self.at_s = now_s
         return self.lost
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.policies import FORECAST_ERROR, least_gain
-from flying_serving.policy.regret import Regret
+from flying_serving.policy.regret import HOLDS_S, Regret
 from tests.unit.policy.snapshots import QUIET, snapshot
 
 HORIZON_S = 20.0
@@ -44,6 +44,11 @@ def test_another_layout_has_lost_nothing() -> None:
     regret.until(APART, 0.0)
     regret.note(40.0)
     assert regret.until(TOGETHER, 5.0) == 0.0
+
+
+def test_time_without_a_forecast_is_no_loss() -> None:
+    """As of a switch that was dropped, or of a process that stood still."""
+    assert lost_after([40.0], step_s=3600.0) == lost_after([40.0], step_s=HOLDS_S)
 
 
 @given(
