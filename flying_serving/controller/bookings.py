@@ -57,6 +57,8 @@ class Bookings:
         del state.started[request.request_id]
         state.loads.remove(request)
         request.kv, request.offer = kv, None
+        if request.suspicion is not None:
+            request.suspicion = request.suspicion.awake()
         request.sizes = request.fitting(state.settings.capacity.most_tokens)
         state.switches.migrated(request.request_id, now_s)
         return Recall(request.request_id, group, None if kv is None else kv.number)
@@ -127,7 +129,7 @@ def to_migrate(
         ahead_tokens[request.group] += request.prefill_tokens
 
         spec = request.spec
-        may_leave = spec.degree is None and not request.is_suspect
+        may_leave = spec.degree is None and not request.stays
         fits = may_leave and sizes.intersection(request.fitting(settings.capacity.kv_tokens))
         if fits and (is_unbegun or (also_begun and spec.can_migrate)):
             leaving.append(Leaving(request, has_kv=not is_unbegun or request.kv is not None))

@@ -228,7 +228,7 @@ class Changeover:
             assert request.group is not None
             group = self._state.layout.group_of(request.group[0])
             begun_alone = len(request.group) == 1 and request.request_id not in draining
-            may_migrate = request.spec.can_migrate and not request.is_suspect
+            may_migrate = request.spec.can_migrate and not request.stays
             fits = len(group) in request.sizes and group != request.group
             if begun_alone and may_migrate and fits:
                 kv = self._bookings.offer_kv(request)

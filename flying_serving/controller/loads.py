@@ -77,7 +77,8 @@ class Loads:
         work = self._groups[request.group]
         request.output_tokens += count
         work.output_tokens += count
-        request.suspicion = None
+        if request.suspicion is not None:
+            request.suspicion = request.suspicion.resting()
         if request.prefill_tokens:
             work.prefill_tokens -= request.prefill_tokens
             work.prompts -= 1

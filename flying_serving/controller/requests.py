@@ -87,8 +87,7 @@ class RequestState:
             there is none.
         offer: the number under which its group offers its KV when it ends there, if it may go on
             elsewhere then.
-        suspicion: None unless, since its last token, its group has lost an engine before it gave
-            the request a token.
+        suspicion: None unless a group of its has lost an engine before it gave the request a token.
     """
 
     request_id: str
@@ -118,15 +117,18 @@ class RequestState:
 
     @property
     def losses(self) -> int:
-        """Number of times that its group lost an engine that may have computed its prompt, since
-        the last token.
-        """
+        """Number of times that its group lost an engine that may have computed its prompt."""
         return 0 if self.suspicion is None else self.suspicion.losses
 
     @property
     def is_suspect(self) -> bool:
-        """True if it may be the cause of lost engines."""
+        """True if it may be the cause of lost engines, in the group that it has or waits for."""
         return self.suspicion is not None and self.suspicion.company is not None
+
+    @property
+    def stays(self) -> bool:
+        """True if it leaves its group only when it has to: it may have killed engines."""
+        return self.is_suspect or (self.suspicion is not None and self.suspicion.rests)
 
     @property
     def needed_tokens(self) -> int:

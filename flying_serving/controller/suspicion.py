@@ -14,18 +14,23 @@ engines to avoid.
 
 @dataclass(frozen=True)
 class Suspicion:
-    """The evidence of the losses of a request's groups, since its last token.
+    """The evidence of the losses of a request's groups.
 
     `losses`: engines that its groups have lost while they may have computed its prompt; engines
     lost together count as one. `company`: the number of suspects that a group may have while it is
-    one of them. None: it is not suspected, since its engine was killed from outside. `avoids`: the
-    engines of the last of these groups, until one of them is back: others of them would have been
-    lost by then.
+    one of them. None: it is not suspected, since its engine was killed from outside, or it rests.
+    `avoids`: the engines of the last of these groups, until one of them is back: others of them
+    would have been lost by then.
+
+    A suspicion *rests* once the group has given the request a token: what it does there kills no
+    engine. The request stays in that group. In another one it is the same suspect. `rested`: its
+    `company` then.
     """
 
     losses: int
     company: int | None
     avoids: frozenset[int]
+    rested: int | None = None
 
     @classmethod
     def of_killed(cls) -> Suspicion:
@@ -33,6 +38,23 @@ class Suspicion:
         this has happened once.
         """
         return cls(1, None, frozenset())
+
+    def resting(self) -> Suspicion | None:
+        """Return the suspicion of the request once its group has given it a token; None if that
+        ends it.
+        """
+        if self.company is None:
+            return self if self.rests else None
+        return replace(self, company=None, rested=self.company)
+
+    def awake(self) -> Suspicion:
+        """Return the suspicion of the request once it has left its group."""
+        return replace(self, company=self.rested, rested=None) if self.rests else self
+
+    @property
+    def rests(self) -> bool:
+        """True if it is a suspect in other groups than its own."""
+        return self.rested is not None
 
     @property
     def spares_last(self) -> bool:
@@ -65,6 +87,7 @@ def suspected(before: Suspicion | None, suspects: int, group: frozenset[int]) ->
     Half as many may be in a group next time. So a prompt that kills engines is alone after about
     log2(suspects) losses, even if others come to its groups meanwhile.
     """
+    before = None if before is None else before.awake()
     losses = 1 if before is None else before.losses + 1
     if before is None or before.company is None:
         company = max(1, suspects // 2)

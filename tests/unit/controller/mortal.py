@@ -16,6 +16,7 @@ class MortalShell(ModelShell):
 
     Of those that are open, `strikes`: how often their groups were lost with their prompts;
     `company`: how many suspects a group may have with one of them, 0 if it may be tried no more.
+    `rested`: both, of those to which their present group has given a token.
     """
 
     def __init__(self, chosen: Settings, lanes: Costs | None = None) -> None:
@@ -24,6 +25,7 @@ class MortalShell(ModelShell):
         self.failed: list[str] = []
         self.strikes: dict[str, int] = {}
         self.company: dict[str, int] = {}
+        self.rested: dict[str, tuple[int, int]] = {}
         self.to_restore: Layout | None = None
         """What is to be made again when all engines are there, where no policy decides."""
 
@@ -100,10 +102,16 @@ class MortalShell(ModelShell):
         self.carry_out(self.controller.engine_back(engine, self.now_s))
 
     def token(self, request_id: str, count: int = 1) -> None:
-        """A token shows that the request does no harm."""
-        self.strikes.pop(request_id, None)
-        self.company.pop(request_id, None)
+        """A token shows that the request does no harm in its group."""
+        strikes, company = self.strikes.pop(request_id, 0), self.company.pop(request_id, None)
+        if company is not None:
+            self.rested[request_id] = strikes, company
         super().token(request_id, count)
+
+    def _wake(self, request_id: str) -> None:
+        """A request leaves its group: in another one it is the suspect that it was."""
+        if request_id in self.rested:
+            self.strikes[request_id], self.company[request_id] = self.rested.pop(request_id)
 
     def other(self, command: Command) -> None:
         """A request that lost its group fails only if it cannot go on, or is suspected."""
@@ -124,6 +132,7 @@ class MortalShell(ModelShell):
 
     def _dispatch(self, command: Dispatch) -> None:
         name, group = command.request_id, command.group
+        self._wake(name)  # from a group that it has filled
         assert self.lost.isdisjoint(group)
         if self.is_apart(command):
             there = [
@@ -146,6 +155,9 @@ class MortalShell(ModelShell):
 
     def _recall(self, command: Recall) -> None:
         stream = self.open[command.request_id]
+        if command.offer is not None:
+            assert command.request_id not in self.rested, "it stays in its group"
+        self._wake(command.request_id)
         if self.lost.isdisjoint(command.group):
             super()._recall(command)
             return

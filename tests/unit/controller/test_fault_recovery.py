@@ -283,6 +283,30 @@ def test_a_suspect_may_have_the_engine_that_it_was_on_once_that_is_back() -> Non
     assert shell.open["r0"].group == (0,)
 
 
+def test_a_group_that_is_made_again_does_not_get_its_suspect_again() -> None:
+    """Though another engine has given it tokens since: it would lose the engine each time."""
+    shell = MortalShell(settings("manual", 2))
+    shell.controller.state.migrates = {2: MigrationCost(1e-4, 1e-7)}
+    both, losses = Layout.uniform(2, 2), 0
+    shell.arrive("deadly", replace(SHORT, max_output_tokens=60))
+    shell.token("deadly")
+    for _ in range(4):
+        shell.order(both, "migrate")
+        shell.acknowledge()
+        if shell.open["deadly"].group == (0, 1):
+            losses += 1
+            shell.lose(1)
+            shell.token("deadly")
+            shell.revive(1)
+            if shell.ordered is not None:
+                shell.acknowledge()
+        shell.token("deadly")
+        shell.order(Layout.uniform(2, 1), "migrate")
+        shell.acknowledge()
+    assert losses == 1
+    shell.finish("deadly")
+
+
 @pytest.mark.parametrize(
     ("policy", "dry_run", "restored"),
     [("auto", False, None), ("auto", True, APART), ("manual", False, APART)],

@@ -38,3 +38,21 @@ def test_a_kill_from_outside_counts_from_the_second_on() -> None:
     killed = Suspicion.of_killed()
     assert killed.company is None
     assert suspected(killed, 8, GROUP) == Suspicion(2, 4, GROUP)
+
+
+def test_a_token_lets_a_suspicion_rest_until_the_request_leaves_its_group() -> None:
+    """Then it is the same suspect: one that got tokens in between is found after as many losses."""
+    found = suspected(None, 4, GROUP)
+    for company in (1, 0):
+        resting = found.resting()
+        assert resting is not None and resting.rests
+        assert resting.company is None and not resting.is_certain
+        assert resting.resting() == resting
+        assert resting.awake() == found
+        found = suspected(resting, 4, GROUP)
+        assert found.company == company
+    assert (found.losses, found.is_certain) == (3, True)
+
+
+def test_a_token_ends_the_suspicion_of_a_kill_from_outside() -> None:
+    assert Suspicion.of_killed().resting() is None
