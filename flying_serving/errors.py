@@ -102,7 +102,9 @@ class EngineLost(FlyingError):
 
 
 class AdapterNotLoaded(FlyingError):
-    """An engine did not load an adapter in time; the message names engine, adapter and seconds."""
+    """An adapter that was not loaded in time, or has files that cannot be used; the message names
+    the adapter and the problem.
+    """
 
 
 class CollectiveTimeout(EngineLost):

@@ -12,11 +12,12 @@ BASE = ""
 """In place of an adapter's name: the model without one."""
 MAX_RANK = 8
 MAX_LORAS = 2
+MAX_CPU_LORAS = 4
 FLAGS = (
     "--enable-lora",
     f"--max-loras={MAX_LORAS}",
     f"--max-lora-rank={MAX_RANK}",
-    "--max-cpu-loras=4",
+    f"--max-cpu-loras={MAX_CPU_LORAS}",
 )
 # On the CPU stock vLLM gives tokens without an adapter the term of the one in the last slot. So a
 # slot stays empty when it is recorded. Servers have as many slots as adapters.
@@ -24,7 +25,7 @@ ENGINE: dict[str, Any] = {
     "enable_lora": True,
     "max_loras": MAX_LORAS + 1,
     "max_lora_rank": MAX_RANK,
-    "max_cpu_loras": 4,
+    "max_cpu_loras": MAX_CPU_LORAS,
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec.structs import astuple
 
+from flying_serving.comm.adapter_notes import AdapterNotes
 from flying_serving.comm.board import StepBoard
 from flying_serving.comm.pulse import Pulse
 from flying_serving.config import Deployment, deployment_of
@@ -22,7 +23,7 @@ from flying_serving.engine.residency import Residency
 from flying_serving.engine.steps import StepLog
 from flying_serving.engine.tracing import EngineTrace
 from flying_serving.engine.utilities import EngineUtilities
-from flying_serving.layout.groups import aligned_group
+from flying_serving.layout.groups import Group, aligned_group
 from flying_serving.log import logger
 from flying_serving.memory.arena import announce, announced
 from flying_serving.memory.kv_groups import KVGroups
@@ -204,13 +205,21 @@ def _make_instruments(
 def _connect(site: Site, loop: EngineLoop) -> None:
     """Let the schedulers of the lanes that the engine leads tell the loop what happens there."""
     instruments, source = loop.instruments, loop.migrations.source
+    notes = AdapterNotes(site.run_dir)
     for size, scheduler in loop.lanes.schedulers.items():
         group = aligned_group(site.engine, size)
         instruments.steps.follow(group)
         scheduler.hooks = LaneEvents(group, instruments, source, site.core.emit)
+        scheduler.adapter_failure = partial(_lacks_adapter, notes, group)
+        scheduler.clock = loop.clock
     if instruments.trace is not None:
         blocks_in_use = instruments.report.blocks_in_use
         loop.migrations.observers.append(partial(instruments.trace.pulling, blocks_in_use))
+
+
+def _lacks_adapter(notes: AdapterNotes, group: Group, adapter: int, since_s: float) -> str | None:
+    """Return why a member of a group lacked an adapter in a step: an `AdapterFailure`."""
+    return notes.failure(adapter, group, since_s)
 
 
 def _fit_chunks(site: Site, loop: EngineLoop, copies: list[MigrationRow]) -> None:

@@ -1,12 +1,13 @@
 """The engine's actions at each event of a lane's scheduler: see `vllm_adapter/scheduler.py`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from flying_serving.engine.loop import Instruments
 from flying_serving.layout.groups import Group
 from flying_serving.migration.source import Source
 from flying_serving.vllm_adapter.beginnings import beginnings_in
+from flying_serving.vllm_adapter.failures import failures
 
 
 class LaneEvents:
@@ -54,3 +55,7 @@ class LaneEvents:
     def stats_made(self, stats: Any) -> None:
         """Give the statistics of the lane the counts of the engine."""
         self._report.complete(len(self._group), stats)
+
+    def requests_failed(self, requests: Sequence[Any], why: str) -> None:
+        """Tell the API server that the requests have ended with an error."""
+        self._emit(failures(requests, why))

@@ -20,7 +20,7 @@ from flying_serving.errors import TooFewEngines
 from flying_serving.log import logger
 from flying_serving.memory.peers import KVBlocks, announced_groups, fewest_blocks
 from flying_serving.observe.tracing.writer import CLOSE_S
-from flying_serving.server.calls.adapters import add_everywhere
+from flying_serving.server.calls.adapters import AdapterLoads
 from flying_serving.server.calls.engine_calls import EngineCalls
 from flying_serving.server.clock import keep_time
 from flying_serving.server.engines.processes import CleanParent, EngineProcess
@@ -44,6 +44,8 @@ class FlyingClient(AsyncMPClient):
         """The number of KV blocks of each engine."""
         # before vLLM starts the engines: its monitor calls `shutdown` if one of them ends
         self._calls = EngineCalls(ClientChannel(self), deployment)
+        lora = vllm_config.lora_config
+        self._adapters = AdapterLoads(self._calls, None if lora is None else lora.lora_dtype)
         self.flying_executor_class, self.flying_log_stats = executor_class, log_stats
         self._parent = (
             CleanParent(FlyingEngineCore.run_engine_core) if deployment.survives else None
@@ -145,8 +147,8 @@ class FlyingClient(AsyncMPClient):
         return (await self._calls.call(int.from_bytes(engine, "little"), method, args))[1]
 
     async def add_lora_async(self, lora_request: Any) -> bool:
-        """Load an adapter on all engines or on none: see `add_everywhere`. vLLM calls this."""
-        return await add_everywhere(self._calls, lora_request)
+        """Load an adapter on all engines or on none: see `AdapterLoads`. vLLM calls this."""
+        return await self._adapters.add_everywhere(lora_request)
 
     # ---- vLLM's routes of dev mode
 

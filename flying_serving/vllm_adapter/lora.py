@@ -12,7 +12,8 @@ from vllm.lora.layers import BaseLayerWithLoRA
 from vllm.lora.model_manager import LoRAModelManager
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.lora.request import LoRARequest
-from vllm.lora.worker_manager import WorkerLoRAManager
+
+from flying_serving.vllm_adapter.engine_adapters import EngineAdapters, without
 
 _CHECK = LoRARequest(lora_name="check", lora_int_id=1, lora_path="made up")
 
@@ -84,7 +85,7 @@ class LaneAdapters:
     `lane1`: the manager of lane 1's runner. `layers`: the manager of the lane's wrapped layers.
     """
 
-    def __init__(self, lane1: WorkerLoRAManager, layers: LoRAModelManager) -> None:
+    def __init__(self, lane1: EngineAdapters, layers: LoRAModelManager) -> None:
         self._lane1 = lane1
         self.layers = layers
 
@@ -99,11 +100,17 @@ class LaneAdapters:
 
         `requests`: vLLM's LoRARequest of each adapter. `mapping`: vLLM's LoRAMapping.
         """
-        self._lane1.set_active_adapters(requests, None)
+        missing = self._lane1.load(requests)
         if mapping is not None:
             # vLLM makes another list when it removes all adapters
             self.layers.lora_index_to_id = self._lane1._adapter_manager.lora_index_to_id
-            self.layers.set_adapter_mapping(mapping)
+            self.layers.set_adapter_mapping(without(mapping, missing))
+
+
+def verify_adapters(runner: Any, run_dir: str, engine: int) -> None:
+    """Let the runner of lane 1 load adapters by `EngineAdapters`, if adapters are served."""
+    if runner.lora_config is not None:
+        runner.lora_manager = EngineAdapters(runner.lora_manager, run_dir, engine)
 
 
 def use_own_products(runner: Any) -> None:
@@ -142,12 +149,21 @@ def prompt_logprobs_by_request(
         if request_id in num_scheduled_tokens:
             row = self.input_batch.req_id_to_index[request_id]
             adapter = int(self.input_batch.request_lora_mapping[row])
-            slot = layers.lora_index_to_id.index(adapter) if adapter else -1
+            # an adapter that could not be read has no slot
+            slots = layers.lora_index_to_id
+            slot = slots.index(adapter) if adapter in slots else -1
         with products.one_prompt(slot):
             found |= original(self, hidden_states, num_scheduled_tokens)
         not_done |= self.num_prompt_logprobs
     self.num_prompt_logprobs = not_done
     return found
+
+
+def hash_keys_of_adapter(original: Callable[[Any], list[Any]], request: Any) -> list[Any]:
+    """Wrap `_gen_lora_extra_hash_keys`: an adapter that is loaded again, from the same folder and
+    under the same name, has none of the prefixes of before: its files may be others.
+    """
+    return [(*key, request.lora_request.lora_int_id) for key in original(request)]
 
 
 def wrap_layers(runner: Any, model: Module, config: VllmConfig, lane1: Any) -> None:

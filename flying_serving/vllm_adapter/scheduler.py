@@ -1,7 +1,9 @@
 """The scheduler of a lane: vLLM's own, which tells the engine of its steps and limits prompts."""
 
 import logging
-from collections.abc import Callable
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, Protocol
 
@@ -13,12 +15,18 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import RequestStatus
 
 from flying_serving.errors import ConfigError
 from flying_serving.scheduling.batches import Running
+from flying_serving.vllm_adapter.adapter_requests import AdapterRequests
 from flying_serving.vllm_adapter.limits import running_of
 from flying_serving.vllm_adapter.speculating import DraftingScheduler, has_drafts
 
+AdapterFailure = Callable[[int, float], str | None]
+"""Returns why an engine of the lane's group lacked an adapter in a step since a time in seconds;
+None if none did.
+"""
 PromptLimit = Callable[[Running], int | None]
 """Returns how many prompt tokens a step may take beside these running requests; None: as many as
 fit.
@@ -42,6 +50,9 @@ class LaneHooks(Protocol):
     def stats_made(self, stats: Any) -> None:
         """Report SchedulerStats that are handed out after this call, which may change them."""
 
+    def requests_failed(self, requests: Sequence[Any], why: str) -> None:
+        """Report requests that the scheduler has ended with an error."""
+
 
 class NoHooks:
     """The hooks of a scheduler that reports nothing."""
@@ -58,11 +69,15 @@ class NoHooks:
     def stats_made(self, stats: Any) -> None:
         """Ignore statistics that are made."""
 
+    def requests_failed(self, requests: Sequence[Any], why: str) -> None:
+        """Ignore requests that have ended."""
+
 
 class LaneScheduler(Scheduler):
     """vLLM's scheduler for one lane: `lane_class` lays it over the class that vLLM would take.
 
-    It decides as vLLM's does, with one exception: `_limit_prompts`.
+    It decides as vLLM's does, with one exception: `_limit_prompts`. It ends the requests of an
+    adapter that an engine lacked in a step.
     """
 
     max_num_scheduled_tokens: int
@@ -75,6 +90,10 @@ class LaneScheduler(Scheduler):
         """Asked before each step; None: no limit is set."""
         self.cached_tokens: dict[str, int] = {}
         """By request: tokens that the prefix cache had when the request got its blocks."""
+        self.adapters = AdapterRequests()
+        self.adapter_failure: AdapterFailure = lambda _adapter, _since_s: None
+        """Asked after each step for each of its adapters."""
+        self.clock = time.monotonic
 
         self._most_step_tokens = self.max_num_scheduled_tokens
         self._most_chunk_tokens = self.scheduler_config.long_prefill_token_threshold
@@ -92,6 +111,8 @@ class LaneScheduler(Scheduler):
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Report an output, then take it as vLLM does."""
         self.hooks.output_received(scheduler_output)
+        if self.lora_config is not None:
+            self._end_without_adapter(scheduler_output)
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def make_stats(self, *args: Any, **kwargs: Any) -> Any:
@@ -104,12 +125,47 @@ class LaneScheduler(Scheduler):
     def _free_request_blocks(self, request: Any) -> None:
         self.hooks.blocks_freed(request)
         self.cached_tokens.pop(request.request_id, None)
+        if request.lora_request is not None and request.is_finished():
+            self.adapters.ended(request.lora_request.lora_int_id, request.request_id)
         super()._free_request_blocks(request)
 
     def _get_local_prefix_cache_hit(self, request: Any) -> Any:
         hit = super()._get_local_prefix_cache_hit(request)
         self.cached_tokens[request.request_id] = hit[1]
         return hit
+
+    # ---- adapters
+
+    def add_request(self, request: Any) -> None:
+        """Take a request as vLLM does, and note when one with an adapter has come."""
+        if request.lora_request is not None:
+            adapter = request.lora_request.lora_int_id
+            self.adapters.arrived(adapter, request.request_id, self.clock())
+        super().add_request(request)
+
+    def _end_without_adapter(self, plan: Any) -> None:
+        """End all requests of an adapter that an engine lacked in this step, with an error.
+
+        The step has computed them without the adapter, or without a part of it. No token of theirs
+        is taken, and their blocks are no prefixes.
+        """
+        of_plan = defaultdict[int, list[str]](list)
+        for request_id in plan.num_scheduled_tokens:
+            request = self.requests.get(request_id)
+            if request is not None and request.lora_request is not None:
+                of_plan[request.lora_request.lora_int_id].append(request_id)
+        for adapter, request_ids in of_plan.items():
+            since_s = self.adapters.arrived_s(adapter, request_ids)
+            why = self.adapter_failure(adapter, since_s)
+            if why is not None:
+                self._fail(self.adapters.of(adapter), why)
+
+    def _fail(self, request_ids: Sequence[str], why: str) -> None:
+        manager = self.kv_cache_manager
+        blocks = [manager.get_block_ids(request_id) for request_id in request_ids]
+        manager.evict_blocks({block for groups in blocks for group in groups for block in group})
+        ended = self.finish_requests(request_ids, RequestStatus.FINISHED_ERROR)
+        self.hooks.requests_failed(ended, why)
 
     # ---- the limit on prompts
 

@@ -26,7 +26,7 @@ from flying_serving.memory.kv_view import bytes_of
 from flying_serving.start_error import told_to_server
 from flying_serving.vllm_adapter import distributed, loading, nccl, numa
 from flying_serving.vllm_adapter.kv import kv_memory_from
-from flying_serving.vllm_adapter.lora import use_own_products
+from flying_serving.vllm_adapter.lora import use_own_products, verify_adapters
 from flying_serving.vllm_adapter.patches import installer, tensor_parallel
 from flying_serving.vllm_adapter.queues import note_in
 from flying_serving.vllm_adapter.runner import Runner
@@ -136,6 +136,7 @@ class LaneWorker:
         with loading.keep_weights():
             super().load_model(**options)  # type: ignore[misc]
         self._taken("the model")
+        verify_adapters(worker.model_runner, self.deployment.run_dir, self.engine)
         use_own_products(worker.model_runner)
         with told_to_server(self.deployment.run_dir, self.engine):
             self.lanes = WorkerLanes(

@@ -1,88 +1,123 @@
 """Adapters (LoRA) that are loaded while the server runs: on every engine, or on none."""
 
 import asyncio
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from vllm.lora.utils import get_adapter_absolute_path
+import torch
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from flying_serving.comm.adapter_notes import AdapterNotes
 from flying_serving.errors import AdapterNotLoaded, EngineLost
 from flying_serving.log import logger
 from flying_serving.server.calls.engine_calls import EngineCalls
+from flying_serving.server.calls.slow_reads import SlowReads
+from flying_serving.vllm_adapter.adapter_files import copied
+from flying_serving.vllm_adapter.adapter_numbers import why_not_finite
 
 READ_DEADLINE_S = 120.0
 """How long it may take to fetch and read an adapter's files, before engines load them."""
-_PIECE_BYTES = 2**24
+READERS = 2
+"""Adapters whose files are read at a time."""
 
 
-async def add_everywhere(calls: EngineCalls, adapter: Any, deadline_s: float | None = None) -> bool:
-    """Have each present engine load an adapter (vLLM's LoRARequest), between two of its steps.
+class AdapterLoads:
+    """The adapters that one server loads. `dtype`: of their numbers in engines; None if the server
+    serves no adapters.
+    """
 
-    An engine that loads lets its groups wait. So its files are fetched and read here before.
+    def __init__(self, calls: EngineCalls, dtype: torch.dtype | None) -> None:
+        self._calls = calls
+        self._dtype = dtype
+        self._reads = SlowReads(READERS)
 
-    An engine that is lost meanwhile does not count: it loads adapters with the first request for
-    them. If another engine fails or is overdue, each present engine removes the adapter. An overdue
-    engine is told to, and is not waited for. An engine that does not remove it is logged.
+    async def add_everywhere(self, adapter: Any, deadline_s: float | None = None) -> bool:
+        """Have each present engine load an adapter (vLLM's LoRARequest), between two of its steps.
 
-    `deadline_s`: by default --collective-timeout-s, after which the members of a group no longer
-    wait for an engine.
+        An engine that loads lets its groups wait. So its files are fetched and read here before.
+        They are noted for all engines: an engine that finds others does not load them.
+
+        An engine that is lost meanwhile does not count: it loads adapters with the first request
+        for them. If another engine fails or is overdue, each present engine removes the adapter. An
+        overdue engine is told to, and is not waited for. An engine that does not remove it is
+        logged.
+
+        `deadline_s`: by default --collective-timeout-s, after which the members of a group no
+        longer wait for an engine.
+
+        Raises:
+            AdapterNotLoaded: if an engine does not answer within `deadline_s`, or the files are not
+                read within READ_DEADLINE_S, or cannot be used.
+            EngineLost: if no engine is present, or if no engine has answered.
+            Exception: the first engine's own error, or that of the read.
+        """
+        calls = self._calls
+        if deadline_s is None:
+            deadline_s = calls.deployment.flying.collective_timeout_s
+        await self._read(adapter)
+        engines = calls.engines
+        loads = [_load(calls, engine, adapter, deadline_s) for engine in engines]
+        answers = dict(
+            zip(engines, await asyncio.gather(*loads, return_exceptions=True), strict=True)
+        )
+        losses = [answer for answer in answers.values() if isinstance(answer, EngineLost)]
+        present = {
+            engine: answer
+            for engine, answer in answers.items()
+            if not isinstance(answer, EngineLost)
+        }
+
+        failures = [answer for answer in present.values() if isinstance(answer, BaseException)]
+        if failures:
+            overdue = {
+                engine for engine, answer in present.items() if isinstance(answer, AdapterNotLoaded)
+            }
+            await _remove_everywhere(calls, adapter, overdue, deadline_s)
+            raise failures[0]
+        if not present:
+            absent = EngineLost(f"no engine is present to load adapter {adapter.lora_name!r}")
+            raise next(iter(losses), absent)
+        return all(present.values())
+
+    async def _read(self, adapter: Any) -> None:
+        """Read and check an adapter's files, so that engines find them in memory, and note which
+        they are.
+
+        Raises:
+            AdapterNotLoaded: if they are not read in time, or as `read_files`.
+            Exception: as `read_files`.
+        """
+        run_dir = self._calls.deployment.run_dir
+        read = partial(read_files, adapter, run_dir, self._dtype)
+        try:
+            digest = await self._reads.run(read, READ_DEADLINE_S)
+        except TimeoutError:
+            raise AdapterNotLoaded(
+                f"the files of adapter {adapter.lora_name!r} were not read within "
+                f"{READ_DEADLINE_S:g} s"
+            ) from None
+        AdapterNotes(run_dir).agree(adapter.lora_int_id, digest)
+
+
+def read_files(
+    adapter: Any, run_dir: str, dtype: torch.dtype | None, stopped: Callable[[], bool]
+) -> str:
+    """Read the files of an adapter, which are fetched first if a hub has them. Returns their
+    digest.
+
+    `stopped`: as of `copied`.
 
     Raises:
-        AdapterNotLoaded: if an engine does not answer within `deadline_s`, or the files are not
-            read within READ_DEADLINE_S.
-        EngineLost: if no engine is present, or if no engine has answered.
-        Exception: the first engine's own error.
+        AdapterNotLoaded: as `copied`, or if a number is not finite: naming file, tensor and value.
+        Exception: as `copied`.
     """
-    if deadline_s is None:
-        deadline_s = calls.deployment.flying.collective_timeout_s
-    await _read(adapter)
-    engines = calls.engines
-    loads = [_load(calls, engine, adapter, deadline_s) for engine in engines]
-    answers = dict(zip(engines, await asyncio.gather(*loads, return_exceptions=True), strict=True))
-    losses = [answer for answer in answers.values() if isinstance(answer, EngineLost)]
-    present = {
-        engine: answer for engine, answer in answers.items() if not isinstance(answer, EngineLost)
-    }
-
-    failures = [answer for answer in present.values() if isinstance(answer, BaseException)]
-    if failures:
-        overdue = {
-            engine for engine, answer in present.items() if isinstance(answer, AdapterNotLoaded)
-        }
-        await _remove_everywhere(calls, adapter, overdue, deadline_s)
-        raise failures[0]
-    if not present:
-        absent = EngineLost(f"no engine is present to load adapter {adapter.lora_name!r}")
-        raise next(iter(losses), absent)
-    return all(present.values())
-
-
-async def _read(adapter: Any) -> None:
-    """Read an adapter's files, so that engines find them in memory. Raises AdapterNotLoaded."""
-    try:
-        await asyncio.wait_for(asyncio.to_thread(read_files, adapter.lora_path), READ_DEADLINE_S)
-    except TimeoutError:
-        raise AdapterNotLoaded(
-            f"the files of adapter {adapter.lora_name!r} were not read within {READ_DEADLINE_S:g} s"
-        ) from None
-
-
-def read_files(path: str) -> int:
-    """Read the files of an adapter, which are fetched first if a hub has them. Returns their bytes.
-
-    `path`: as in a request to load it. Problems with it are left to the engines, which name them.
-    """
-    size = 0
-    with suppress(Exception):
-        folder = Path(get_adapter_absolute_path(path))
-        for file in sorted(entry for entry in folder.iterdir() if entry.is_file()):
-            with file.open("rb") as opened:
-                while piece := opened.read(_PIECE_BYTES):
-                    size += len(piece)
-    return size
+    with copied(adapter, run_dir, stopped) as files:
+        why = None if dtype is None else why_not_finite(files, dtype, stopped)
+        if why is not None:
+            raise AdapterNotLoaded(f"adapter {adapter.lora_name!r}: {why}")
+        return files.digest
 
 
 async def _load(calls: EngineCalls, engine: int, adapter: Any, deadline_s: float) -> Any:

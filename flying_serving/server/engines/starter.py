@@ -3,6 +3,7 @@
 import asyncio
 import multiprocessing
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from vllm.v1.engine.core_client import VLLM_ENGINE_READY_TIMEOUT_S
@@ -10,6 +11,7 @@ from vllm.v1.engine.core_client import VLLM_ENGINE_READY_TIMEOUT_S
 from flying_serving.config import Deployment
 from flying_serving.errors import EngineLost
 from flying_serving.server.engines.processes import CleanParent, EngineProcess
+from flying_serving.server.own_thread import in_own_thread
 from flying_serving.vllm_adapter import restart
 
 READY_MESSAGE_S = 10.0
@@ -55,7 +57,8 @@ class EngineStarter:
         while await client.input_socket.poll(0):  # of a start that was given up
             await client.input_socket.recv_multipart()
         fork = self._parent.start
-        starting = asyncio.to_thread(restart.start, fork, client, engine, config, forked)
+        start = partial(restart.start, fork, client, engine, config, forked)
+        starting = in_own_thread(start, f"flying-start-{engine}")
         is_ready = False
         try:
             await asyncio.wait_for(starting, VLLM_ENGINE_READY_TIMEOUT_S)

@@ -5,7 +5,6 @@ arrives.
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any
 from weakref import finalize
 
@@ -20,9 +19,6 @@ from flying_serving.server.requests.encoding import check_encodable
 from flying_serving.server.requests.rights import ClientRights
 from flying_serving.server.requests.streams import Streams, prompt_length
 from flying_serving.server.requests.xargs import DEGREE_KEY
-
-ADAPTER_FILE = "adapter_config.json"
-"""The file of an adapter's folder that vLLM reads first."""
 
 
 class Checks:
@@ -40,14 +36,11 @@ class Checks:
 
         Raises:
             VLLMValidationError: naming the field, its value and the allowed values (HTTP 400).
-            GracefulHTTPError: if the folder of its adapter has gone (404).
         """
         sent = {name: value for name, value in fields.items() if name != "prompt_embeds"}
         check_encodable(sent, self._calls.channel.encode)
         priority, params = fields["priority"], fields["sampling_params"]
         self.rights.check(priority, {} if params is None else params.extra_args or {})
-        if fields.get("lora_request") is not None:
-            _check_folder(fields["lora_request"])
         prompt = prompt_length(fields["prompt_token_ids"], fields["prompt_embeds"])
         return self._streams.spec_of(prompt, params, priority)
 
@@ -60,7 +53,7 @@ class Checks:
         Raises:
             VLLMValidationError: as `checked_spec`; if no layout of this server can run them; if `n`
                 is more than it ever lets in (HTTP 400).
-            GracefulHTTPError: as `checked_spec`; if too many wait (429), or the server ends (503).
+            GracefulHTTPError: if too many wait (429), or the server ends (503).
         """
         if not self._places.claim(call):
             self._hold(Place(call), fields, answer)
@@ -99,21 +92,6 @@ class Checks:
         """
         if self._calls.engines_may_end or (self._calls.ending and not self._places.holds(call)):
             raise refusal()
-
-
-def _check_folder(adapter: Any) -> None:
-    """Raise GracefulHTTPError (404) for an adapter (vLLM's LoRARequest) whose folder has gone: an
-    engine that had to load it in a step would end.
-
-    A relative path is not checked, as it may name a repository of a hub.
-    """
-    folder = Path(adapter.lora_path).expanduser()
-    if folder.is_absolute() and not (folder / ADAPTER_FILE).is_file():
-        raise GracefulHTTPError(
-            f"model={adapter.lora_name!r}: the folder of this adapter, {folder}, has no "
-            f"{ADAPTER_FILE} any more",
-            HTTPStatus.NOT_FOUND,
-        )
 
 
 @contextmanager

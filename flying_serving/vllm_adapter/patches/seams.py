@@ -32,6 +32,12 @@ SEAMS = (
     "model_runner_output)",
     "vllm.v1.core.sched.scheduler:Scheduler._get_local_prefix_cache_hit(self, request)",
     "vllm.v1.core.sched.scheduler:Scheduler._free_request_blocks(self, request)",
+    "vllm.v1.core.sched.scheduler:Scheduler.add_request(self, request)",
+    "vllm.v1.core.sched.scheduler:Scheduler._handle_blocked_waiting_request(self, request)",
+    "vllm.v1.core.sched.scheduler:Scheduler.finish_requests(self, request_ids, finished_status)",
+    "vllm.v1.core.kv_cache_manager:KVCacheManager.evict_blocks(self, block_ids)",
+    "vllm.lora.worker_manager:WorkerLoRAManager.add_adapter(self, adapter_request)",
+    "vllm.lora.worker_manager:WorkerLoRAManager.set_active_adapters(self, requests, mapping)",
     "vllm.v1.core.sched.scheduler:Scheduler._update_after_schedule(self, scheduler_output)",
     "vllm.v1.core.sched.scheduler:Scheduler._update_request_with_output(self, request, "
     "new_token_ids, is_stale)",

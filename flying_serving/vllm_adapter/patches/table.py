@@ -131,6 +131,12 @@ PATCHES: tuple[Patch, ...] = (
         "logprobs of a prompt would be computed with the adapters of other requests",
     ),
     Patch(
+        "vllm.v1.core.kv_cache_utils:_gen_lora_extra_hash_keys(request)",
+        _HOOKS + "lora:hash_keys_of_adapter",
+        "an adapter that is unloaded, changed in its folder and loaded again would find the "
+        "prefixes of its old weights",
+    ),
+    Patch(
         "vllm.distributed.device_communicators.shm_broadcast:ShmRingBuffer.__init__(self, "
         "n_reader, max_chunk_bytes, "
         "max_chunks, name)",

@@ -258,6 +258,7 @@ OF_REQUESTS = (
             lanes.splits,
             lanes.loss,
             adapters.one_is_loaded_while_the_server_runs,
+            adapters.another_version_is_no_answer,
             adapters.some_cannot_be_loaded,
         ),
         jobs=adapters.JOBS,

@@ -13,6 +13,7 @@ from functools import partial
 from tempfile import mkdtemp
 from typing import Any
 
+from vllm.config.lora import LoRAConfig
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -65,6 +66,7 @@ class Engine:
             copy(made.cache_config),
         )
         made.cache_config.block_size, made.cache_config.num_gpu_blocks = BLOCK, blocks
+        made.lora_config = self.node.lora
         return made, of_one_layer(blocks, BLOCK)
 
     def join(self) -> None:
@@ -155,19 +157,25 @@ class Node:
     """Engines and what their clients got.
 
     `blocks`: physical ones of each engine. `overlaps`: whether groups schedule asynchronously.
-    `tick_s`: how much time passes at each look at the clock.
+    `tick_s`: how much time passes at each look at the clock. `lora`: as of a VllmConfig.
     """
 
     def __init__(
-        self, blocks: int = 40, *, engines: int = 2, overlaps: bool = True, tick_s: float = 0.001
+        self,
+        blocks: int = 40,
+        *,
+        engines: int = 2,
+        overlaps: bool = True,
+        tick_s: float = 0.001,
+        lora: LoRAConfig | None = None,
     ) -> None:
-        self.blocks, self._tick_s = blocks, tick_s
+        self.blocks, self._tick_s, self.lora = blocks, tick_s, lora
         self.now_s = 100.0
         self.tokens: dict[str, list[int]] = {}
         self.ended: dict[str, str] = {}
         self.errors: dict[str, str] = {}
         self._requests: list[Request] = []
-        run_dir = mkdtemp()
+        self.run_dir = run_dir = mkdtemp()
         weakref.finalize(self, shutil.rmtree, run_dir)
         self._deployment = Deployment(
             run_dir=run_dir,

@@ -361,7 +361,7 @@ def cached_requests(
     return cached
 
 
-def nothing(thing: Any) -> None:
+def nothing(*things: Any) -> None:
     """Hear nothing."""
 
 
@@ -373,3 +373,4 @@ class Hooks:
     output_received: Callable[[Any], None] = nothing
     blocks_freed: Callable[[Any], None] = nothing
     stats_made: Callable[[Any], None] = nothing
+    requests_failed: Callable[[Any, str], None] = nothing

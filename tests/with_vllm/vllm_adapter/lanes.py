@@ -1,11 +1,14 @@
 """vLLM's own schedulers over a made-up KV memory, in which steps leave what they compute."""
 
 from collections import deque
+from copy import copy
 from functools import cache
 from typing import Any
 
 from vllm.config import VllmConfig
+from vllm.config.lora import LoRAConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -39,17 +42,24 @@ def token(family: int, place: int) -> int:
 
 
 def make(
-    name: str, family: int, prompt: int, outputs: int, *, had: int = 0, stop_at: int | None = None
+    name: str,
+    family: int,
+    prompt: int,
+    outputs: int,
+    *,
+    had: int = 0,
+    stop_at: int | None = None,
+    adapter: int | None = None,
 ) -> Request:
     """A request, which got so many outputs elsewhere; `stop_at`: the place of the token with which
-    it ends.
+    it ends. `adapter`: the number of its adapter.
     """
+    lora = None if adapter is None else LoRARequest(f"adapter {adapter}", adapter, "/a/folder")
     stop = None if stop_at is None else [token(family, stop_at)]
     params = SamplingParams(max_tokens=outputs, ignore_eos=True, stop_token_ids=stop)
     hasher = get_request_block_hasher(BLOCK, sha256)
-    made = Request(
-        name, [token(family, n) for n in range(prompt)], params, None, block_hasher=hasher
-    )
+    prompt_ids = [token(family, n) for n in range(prompt)]
+    made = Request(name, prompt_ids, params, None, block_hasher=hasher, lora_request=lora)
     if had:  # as `resume` does
         made.append_output_token_ids([token(family, prompt + n) for n in range(had)])
         made.prefill_stats = None
@@ -61,6 +71,7 @@ class Lane:
 
     A step computes when its output is looked at, which with two of them under way is late. `kind`:
     the class that vLLM would take; `is_stock`: that one is taken, and no lane's class laid over it.
+    `max_loras`: adapters that may be in a step; 0: none are served.
     """
 
     def __init__(
@@ -71,14 +82,17 @@ class Lane:
         kind: type[Any] | None = None,
         is_stock: bool = False,
         log_stats: bool = False,
+        max_loras: int = 0,
     ) -> None:
         kind = kind or (AsyncScheduler if overlaps else Scheduler)
         kind = kind if is_stock else lane_class(kind)
-        config().cache_config.num_gpu_blocks = blocks
+        made = copy(config())
+        made.cache_config.num_gpu_blocks = blocks
+        made.lora_config = LoRAConfig(max_loras=max_loras) if max_loras else None
         self.scheduler: Any = kind(
-            config(),
+            made,
             of_one_layer(blocks, BLOCK),
-            StructuredOutputManager(config()),
+            StructuredOutputManager(made),
             BLOCK,
             log_stats=log_stats,
         )

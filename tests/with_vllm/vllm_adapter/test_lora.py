@@ -3,9 +3,11 @@
 import pytest
 import torch
 from vllm.lora.layers import LoRAMapping
+from vllm.v1.core.kv_cache_utils import _gen_lora_extra_hash_keys
 
-from flying_serving.vllm_adapter.lora import AdapterProducts
+from flying_serving.vllm_adapter.lora import AdapterProducts, hash_keys_of_adapter
 from tests.unit.memory.layers import numbers
+from tests.with_vllm.vllm_adapter.lanes import make
 
 ACTIVE = [11, 12]
 """The adapter in each slot."""
@@ -78,3 +80,15 @@ def test_embeddings_have_the_term_of_each_tokens_adapter() -> None:
         for row, adapter in zip(rows, TOKENS, strict=True)
     ]
     assert torch.equal(found - y, torch.stack(terms))
+
+
+def test_an_adapter_that_is_loaded_again_has_prefixes_of_its_own() -> None:
+    """Under the same name and from the same folder, whose files may be others."""
+
+    def keys(adapter: int | None) -> list[object]:
+        request = make("a", 1, 8, 2, adapter=adapter)
+        return hash_keys_of_adapter(_gen_lora_extra_hash_keys, request)
+
+    assert keys(1) == keys(1)
+    assert keys(1) != keys(2)
+    assert keys(None) == []

@@ -7,19 +7,44 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from vllm.lora.request import LoRARequest
 
+from flying_lab.tiny_models.adapters import make_adapter
+from flying_serving.comm.adapter_notes import AdapterNotes
 from flying_serving.errors import AdapterNotLoaded, EngineLost
 from flying_serving.server.calls import adapters
-from flying_serving.server.calls.adapters import add_everywhere, read_files
-from tests.with_vllm.server.doubles import Server
+from flying_serving.server.calls.adapters import AdapterLoads
+from flying_serving.server.own_thread import in_own_thread
+from flying_serving.vllm_adapter.adapter_files import WEIGHT_FILES, copied
+from tests.with_vllm.server import doubles
 
-ADAPTER = LoRARequest(lora_name="a", lora_int_id=3, lora_path="/an/adapter")
 OVERDUE = object()
 """In place of the answer of an engine that gives none."""
 SHORT_S = 0.05
 ENGINES = [0, 1, 2, 3]
 REFUSED = ValueError("rank 16")
+FLOAT32 = torch.float32
+
+
+class Server(doubles.Server):
+    """A server with a run directory, and an adapter in a folder beside it."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        super().__init__()
+        self.run_dir = tmp_path / "run"
+        self.run_dir.mkdir()
+        changes = {"run_dir": str(self.run_dir)}
+        self.calls.deployment = self.calls.deployment.model_copy(update=changes)
+        self.folder = make_adapter(tmp_path / "adapter", "llama", seed=1)
+        self.adapter = LoRARequest("a", 3, str(self.folder))
+        self.loads = AdapterLoads(self.calls, FLOAT32)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Server:
+    return Server(tmp_path)
 
 
 async def load(
@@ -28,7 +53,7 @@ async def load(
     """Load an adapter; engines answer in the order of their numbers. Returns the call, which may go
     on.
     """
-    call = asyncio.ensure_future(add_everywhere(server.calls, ADAPTER, deadline_s))
+    call = asyncio.ensure_future(server.loads.add_everywhere(server.adapter, deadline_s))
     async with asyncio.timeout(5):  # its files are read in a thread before
         while len(server.told("add_lora")) < len(server.calls.engines):
             await asyncio.sleep(0.001)
@@ -66,16 +91,14 @@ async def until_removing(server: Server) -> list[int]:
     return server.told("remove_lora")
 
 
-async def test_an_adapter_is_loaded_on_every_engine() -> None:
-    server = Server()
+async def test_an_adapter_is_loaded_on_every_engine(server: Server) -> None:
     call = await load(server, True, True, True, True)
     assert await call is True
     assert server.told("add_lora") == ENGINES
     assert server.told("remove_lora") == []
 
 
-async def test_a_load_that_fails_on_one_engine_is_undone_on_all() -> None:
-    server = Server()
+async def test_a_load_that_fails_on_one_engine_is_undone_on_all(server: Server) -> None:
     call = await load(server, True, True, REFUSED, True)
     assert server.told("remove_lora") == ENGINES
     assert not call.done()
@@ -84,9 +107,8 @@ async def test_a_load_that_fails_on_one_engine_is_undone_on_all() -> None:
         await call
 
 
-async def test_a_load_that_is_late_on_one_engine_is_undone_on_all() -> None:
+async def test_a_load_that_is_late_on_one_engine_is_undone_on_all(server: Server) -> None:
     """The engine that may hang is told to remove the adapter, and is not waited for."""
-    server = Server()
     call = await load(server, True, OVERDUE, True, True, deadline_s=SHORT_S)
     removing = await until_removing(server)
     assert sorted(removing) == ENGINES
@@ -101,9 +123,8 @@ async def test_a_load_that_is_late_on_one_engine_is_undone_on_all() -> None:
 
 
 async def test_an_engine_that_does_not_remove_an_adapter_is_logged(
-    caplog: pytest.LogCaptureFixture,
+    server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = Server()
     call = await load(server, True, True, REFUSED, True, deadline_s=SHORT_S)
     await answer(server, ENGINES, {0: RuntimeError("injected"), 1: OVERDUE, 3: EngineLost("ended")})
     with pytest.raises(ValueError, match="rank 16"):
@@ -114,43 +135,102 @@ async def test_an_engine_that_does_not_remove_an_adapter_is_logged(
     ]
 
 
-async def test_an_engine_that_is_lost_meanwhile_does_not_count() -> None:
-    server = Server()
+async def test_an_engine_that_is_lost_meanwhile_does_not_count(server: Server) -> None:
     call = await load(server, True, EngineLost("engine 1 has ended"), True, True)
     assert await call is True
     assert server.told("remove_lora") == []
 
 
-async def test_a_load_that_no_engine_has_answered_fails() -> None:
-    server = Server()
+async def test_a_load_that_no_engine_has_answered_fails(server: Server) -> None:
     call = await load(server, *[EngineLost(f"engine {engine} has ended") for engine in ENGINES])
     with pytest.raises(EngineLost, match="engine 0"):
         await call
 
 
-async def test_a_load_without_engines_fails() -> None:
-    server = Server()
+async def test_a_load_without_engines_fails(server: Server) -> None:
     for engine in ENGINES:
         server.calls.cut_off(engine, f"engine {engine} has ended")
     with pytest.raises(EngineLost, match="no engine is present to load adapter 'a'"):
-        await add_everywhere(server.calls, ADAPTER)
+        await server.loads.add_everywhere(server.adapter)
 
 
-def test_files_of_an_adapter_are_read_whole(tmp_path: Path) -> None:
-    (tmp_path / "weights").write_bytes(bytes(2**24 + 1))
-    (tmp_path / "folder").mkdir()
-    assert read_files(str(tmp_path)) == 2**24 + 1
-    assert read_files(str(tmp_path / "missing")) == 0
+# ---- its files, which are read before
+
+
+async def test_engines_are_told_which_files_count(server: Server) -> None:
+    call = await load(server, True, True, True, True)
+    assert await call is True
+    with copied(server.adapter, str(server.run_dir)) as files:
+        assert AdapterNotes(str(server.run_dir)).agree(3, "another") == files.digest
+
+
+async def test_a_number_that_is_not_finite_reaches_no_engine(server: Server) -> None:
+    path = server.folder / WEIGHT_FILES[0]
+    tensors = load_file(path)
+    name = sorted(tensors)[0]
+    tensors[name] = tensors[name].clone().fill_(float("nan"))
+    save_file(tensors, path)
+    with pytest.raises(AdapterNotLoaded, match=f"^adapter 'a': {path.name}: {name} has nan: must"):
+        await server.loads.add_everywhere(server.adapter)
+    assert server.told("add_lora") == []
 
 
 async def test_files_that_are_not_read_in_time_reach_no_engine(
-    monkeypatch: pytest.MonkeyPatch,
+    server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = threading.Event()
+    """And the read stops at its next piece."""
+    read, stopped = threading.Event(), list[bool]()
+
+    def reading(*_: Any) -> str:
+        read.wait(5)
+        stopped.append(_[-1]())
+        return "a digest"
+
     monkeypatch.setattr(adapters, "READ_DEADLINE_S", SHORT_S)
-    monkeypatch.setattr(adapters, "read_files", lambda _: read.wait(5))
-    server = Server()
+    monkeypatch.setattr(adapters, "read_files", reading)
     with pytest.raises(AdapterNotLoaded, match=r"adapter 'a' were not read within 0\.05 s$"):
-        await add_everywhere(server.calls, ADAPTER)
+        await server.loads.add_everywhere(server.adapter)
     read.set()
+    async with asyncio.timeout(5):
+        while not stopped:
+            await asyncio.sleep(0.001)
+    assert stopped == [True]
     assert server.told("add_lora") == []
+
+
+async def test_folders_that_hang_take_no_thread_of_others(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Starts of engines and the loop's executor go on, however often a client tries again."""
+    read = threading.Event()
+
+    def reading(*_: Any) -> str:
+        read.wait(30)
+        return "a digest"
+
+    monkeypatch.setattr(adapters, "READ_DEADLINE_S", SHORT_S)
+    monkeypatch.setattr(adapters, "read_files", reading)
+    for _ in range(40):
+        with pytest.raises(AdapterNotLoaded):
+            await server.loads.add_everywhere(server.adapter)
+    threads = [thread.name for thread in threading.enumerate()]
+    assert threads.count("flying-read") == adapters.READERS
+    async with asyncio.timeout(5):
+        assert await in_own_thread(lambda: 7, "flying-start-0") == 7
+        assert await asyncio.to_thread(lambda: 8) == 8
+    read.set()
+
+
+async def test_a_read_has_its_place_again_when_it_has_ended(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any) -> str:
+        raise OSError("injected")
+
+    monkeypatch.setattr(adapters, "read_files", failing)
+    for _ in range(2 * adapters.READERS):
+        with pytest.raises(OSError, match="injected"):
+            await server.loads.add_everywhere(server.adapter)
+    monkeypatch.setattr(adapters, "read_files", lambda *_: "a digest")
+    call = await load(server, True, True, True, True)
+    assert await call is True

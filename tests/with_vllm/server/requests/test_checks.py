@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,6 @@ from vllm.sampling_params import SamplingParams
 
 from flying_serving.server.client import FlyingClient
 from flying_serving.server.patches import check_before_stream, check_response
-from flying_serving.server.requests.checks import ADAPTER_FILE
 from tests.with_vllm.server.doubles import Server, request
 
 AT_ONCE = 16
@@ -182,32 +182,19 @@ async def test_outputs_of_one_call_are_one_event(n: int) -> None:
     assert 0.5 < demand.work(0, 0, 0, now_s + n / 2).rate < 2.0
 
 
-def adapter_at(path: object) -> dict[str, Any]:
-    """Return the fields of a request with an adapter."""
-    return {**FIELDS, "lora_request": LoRARequest("later", 1, str(path))}
-
-
-def test_an_adapter_without_its_folder_is_refused(tmp_path: Path) -> None:
-    """An engine that had to load it in a step would end."""
-    checks = Server().shell.checks
-    (tmp_path / ADAPTER_FILE).touch()
-    checks.checked_spec(adapter_at(tmp_path))
-    (tmp_path / ADAPTER_FILE).unlink()
-    with pytest.raises(GracefulHTTPError, match=f"model='later'.*{tmp_path}") as refused:
-        checks.checked_spec(adapter_at(tmp_path))
-    assert refused.value.http_status == 404
-
-
-def test_an_adapter_of_a_hub_is_let_in() -> None:
-    Server().shell.checks.checked_spec(adapter_at("someone/adapter"))
-
-
 @pytest.mark.parametrize("how", ["generate", "responses"])
-async def test_an_adapter_without_its_folder_is_refused_before_its_answer(
-    how: str, tmp_path: Path
+async def test_no_file_of_an_adapter_is_looked_at(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its file system may hang, and with it the event loop. An engine that has the adapter serves
+    it, also when its folder has gone.
+    """
+
+    def looked_at(path: object, **options: object) -> None:
+        raise AssertionError(f"{path} was looked at")
+
     engine = Engine(Server())
+    for function in ("stat", "open"):
+        monkeypatch.setattr(os, function, looked_at)
     call = engine.respond if how == "responses" else engine.generate
-    with pytest.raises(GracefulHTTPError, match="the folder of this adapter"):
-        call("a", lora_request=LoRARequest("later", 1, str(tmp_path)))
-    assert not engine.server.controller.admission.places
+    call("a", lora_request=LoRARequest("later", 1, str(tmp_path / "gone")))
