@@ -1,6 +1,6 @@
 """The load of each group: its requests, its unfinished prompts, its booked KV tokens."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -14,7 +14,7 @@ from flying_serving.predict.demand import Outputs
 class GroupWork:
     """The requests of one group, and sums over them.
 
-    `wide`: requests that one engine cannot hold.
+    `wide`: requests that one engine cannot hold. `adapters`: how many requests each adapter has.
     """
 
     requests: dict[str, RequestState] = field(default_factory=dict)
@@ -25,6 +25,7 @@ class GroupWork:
     output_tokens: int = 0
     committed_tokens: float = 0.0
     urgent: int = 0
+    adapters: Counter[int] = field(default_factory=Counter)
 
 
 class Loads:
@@ -69,6 +70,8 @@ class Loads:
         work.committed_tokens += expected_tokens
         if request.spec.urgent:
             work.urgent += 1
+        if request.spec.adapter is not None:
+            work.adapters[request.spec.adapter] += 1
         self.unfinished[request.request_id] = request
 
     def add_tokens(self, request: RequestState, count: int) -> None:
@@ -97,6 +100,9 @@ class Loads:
             work.prompts -= 1
         if request.spec.urgent:
             work.urgent -= 1
+        if request.spec.adapter is not None:
+            work.adapters[request.spec.adapter] -= 1
+            work.adapters += Counter()  # without adapters of no request
         work.prompt_tokens -= request.spec.prompt_tokens
         work.output_tokens -= request.output_tokens
         work.committed_tokens -= request.committed_tokens
@@ -117,6 +123,9 @@ class Loads:
                 "prompt_tokens": sum(request.spec.prompt_tokens for request in requests),
                 "output_tokens": sum(request.output_tokens for request in requests),
                 "urgent": len([request for request in requests if request.spec.urgent]),
+                "adapters": Counter(
+                    request.spec.adapter for request in requests if request.spec.adapter is not None
+                ),
             }
             booked = {name: getattr(work, name) for name in sums}
             assert booked == sums, f"group {group}: {booked}, but its requests have {sums}"

@@ -79,7 +79,10 @@ class Splits:
     ) -> Split:
         """Book a request on two groups; it will have `expected_tokens` at its end."""
         prompt_tokens, first = request.spec.prompt_tokens, kv.group
-        spec = RequestSpec(at, at + 1, priority=request.spec.priority, can_migrate=False)
+        whole = request.spec
+        spec = RequestSpec(
+            at, at + 1, priority=whole.priority, can_migrate=False, adapter=whole.adapter
+        )
         part = replace(request, request_id=f"{request.request_id} (part)", spec=spec)
         in_prompt = at < prompt_tokens
         if in_prompt:

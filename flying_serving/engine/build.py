@@ -211,6 +211,7 @@ def _connect(site: Site, loop: EngineLoop) -> None:
         instruments.steps.follow(group)
         scheduler.hooks = LaneEvents(group, instruments, source, site.core.emit)
         scheduler.adapter_failure = partial(_lacks_adapter, notes, group)
+        scheduler.adapters.aging_s = site.deployment.flying.priority_aging_s
         scheduler.clock = loop.clock
     if instruments.trace is not None:
         blocks_in_use = instruments.report.blocks_in_use

@@ -76,8 +76,8 @@ class NoHooks:
 class LaneScheduler(Scheduler):
     """vLLM's scheduler for one lane: `lane_class` lays it over the class that vLLM would take.
 
-    It decides as vLLM's does, with one exception: `_limit_prompts`. It ends the requests of an
-    adapter that an engine lacked in a step.
+    It decides as vLLM's does, with two exceptions: `_limit_prompts`, and the slots of adapters
+    (`_keep_slot`). It ends the requests of an adapter that an engine lacked in a step.
     """
 
     max_num_scheduled_tokens: int
@@ -90,10 +90,12 @@ class LaneScheduler(Scheduler):
         """Asked before each step; None: no limit is set."""
         self.cached_tokens: dict[str, int] = {}
         """By request: tokens that the prefix cache had when the request got its blocks."""
-        self.adapters = AdapterRequests()
+        slots = 0 if self.lora_config is None else self.lora_config.max_loras
+        self.adapters = AdapterRequests(slots)
         self.adapter_failure: AdapterFailure = lambda _adapter, _since_s: None
         """Asked after each step for each of its adapters."""
         self.clock = time.monotonic
+        self._slot_kept_for: int | None = None
 
         self._most_step_tokens = self.max_num_scheduled_tokens
         self._most_chunk_tokens = self.scheduler_config.long_prefill_token_threshold
@@ -104,6 +106,8 @@ class LaneScheduler(Scheduler):
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Schedule a step as vLLM does, with limited prompts, and report it."""
         self._limit_prompts()
+        if self.lora_config is not None:
+            self._keep_slot()
         plan = super().schedule(*args, **kwargs)
         self.hooks.step_planned(plan)
         return plan
@@ -142,6 +146,34 @@ class LaneScheduler(Scheduler):
             adapter = request.lora_request.lora_int_id
             self.adapters.arrived(adapter, request.request_id, self.clock())
         super().add_request(request)
+
+    def _keep_slot(self) -> None:
+        """Keep a slot for an adapter whose requests have waited for too long.
+
+        Until it has the slot, no request of another adapter is begun. So those that run end, and
+        their slots become free.
+        """
+        adapters = {
+            request.lora_request.lora_int_id
+            for request in self.running
+            if request.lora_request is not None
+        }
+        self._slot_kept_for = self.adapters.keep(adapters, self._waits_for_slot, self.clock())
+
+    def _waits_for_slot(self, request_id: str) -> bool:
+        request = self.requests.get(request_id)
+        return request is not None and request.status in (
+            RequestStatus.WAITING,
+            RequestStatus.PREEMPTED,
+        )
+
+    def _handle_blocked_waiting_request(self, request: Any) -> bool:
+        is_ready = super()._handle_blocked_waiting_request(request)
+        if self._slot_kept_for is None or request.lora_request is None:
+            return is_ready
+        # one that has begun may hold the blocks that the adapter's request needs
+        has_begun = request.num_computed_tokens > 0 or request.num_preemptions > 0
+        return is_ready and (has_begun or request.lora_request.lora_int_id == self._slot_kept_for)
 
     def _end_without_adapter(self, plan: Any) -> None:
         """End all requests of an adapter that an engine lacked in this step, with an error.

@@ -4,6 +4,7 @@ arrives.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 from weakref import finalize
@@ -42,7 +43,9 @@ class Checks:
         priority, params = fields["priority"], fields["sampling_params"]
         self.rights.check(priority, {} if params is None else params.extra_args or {})
         prompt = prompt_length(fields["prompt_token_ids"], fields["prompt_embeds"])
-        return self._streams.spec_of(prompt, params, priority)
+        spec = self._streams.spec_of(prompt, params, priority)
+        adapter = fields.get("lora_request")
+        return spec if adapter is None else replace(spec, adapter=adapter.lora_int_id)
 
     def let_in(self, call: str, fields: Mapping[str, Any], answer: object) -> None:
         """Hold a place for the requests of a call, if they can be taken, until they arrive or

@@ -67,8 +67,8 @@ def test_flags_are_read_as_the_type_of_their_setting() -> None:
     )
 
 
-def test_the_objective_reaches_the_controller() -> None:
-    """By way of what the processes of a server are told."""
+def test_the_objective_and_the_slots_reach_the_controller() -> None:
+    """By way of what the processes of a server are told, and of vLLM's configuration."""
     flying = parse_flying(settings("--slo=ttft:500,tpot:50", "--horizon-s=7"))
     deployment = Deployment(run_dir="/", engines=2, devices=1, group_sizes=(1, 2), flying=flying)
     told = deployment_of({KEY: deployment.model_dump()})
@@ -81,10 +81,11 @@ def test_the_objective_reaches_the_controller() -> None:
             model_arch_config=SimpleNamespace(per_layer_overrides=None),
         ),
         num_speculative_tokens=0,
+        lora_config=SimpleNamespace(max_loras=3),
     )
-    assert settings_of(config, told, KVBlocks(10, 0), one_group(16)).objective == Objective(
-        7.0, ttft_s=0.5, tpot_s=0.05
-    )
+    made = settings_of(config, told, KVBlocks(10, 0), one_group(16))
+    assert made.objective == Objective(7.0, ttft_s=0.5, tpot_s=0.05)
+    assert made.limits.max_loras == 3
 
 
 @pytest.mark.parametrize(

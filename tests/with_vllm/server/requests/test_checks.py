@@ -198,3 +198,9 @@ async def test_no_file_of_an_adapter_is_looked_at(
         monkeypatch.setattr(os, function, looked_at)
     call = engine.respond if how == "responses" else engine.generate
     call("a", lora_request=LoRARequest("later", 1, str(tmp_path / "gone")))
+
+
+@pytest.mark.parametrize("adapter", [None, LoRARequest("later", 7, "/a/folder")])
+def test_the_controller_hears_of_the_adapter(adapter: LoRARequest | None) -> None:
+    spec = Server().shell.checks.checked_spec({**FIELDS, "lora_request": adapter})
+    assert spec.adapter == (None if adapter is None else 7)
