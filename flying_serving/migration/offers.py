@@ -23,19 +23,21 @@ from flying_serving.memory.lending import NULL_BLOCK
 
 ENTRIES = 4096
 """Numbers this far apart share an entry; the later one takes it, which revokes the earlier one."""
-_NUMBER, _TOKENS, _FINAL, _BLOCKS = range(4)
+_NUMBER, _TOKENS, _FINAL, _BLOCKS, _HITS = _FIELDS = range(5)
 
 
 @dataclass(frozen=True)
 class Offer:
     """The first `tokens` tokens have KV, in `blocks` of the owner's group.
 
-    `is_final`: True if there will be no more.
+    `is_final`: True if there will be no more. `hit_tokens`: so many of the request's first tokens
+    were not computed for it, as a prefix cache had them.
     """
 
     tokens: int
     is_final: bool
     blocks: Sequence[int]
+    hit_tokens: int = 0
 
 
 class Offers(Protocol):
@@ -74,8 +76,9 @@ class OfferTable:
     """
 
     def __init__(self, memory: memoryview, offer_blocks: int, engine_blocks: int) -> None:
-        heads, blocks = 8 * ENTRIES * 4, 4 * ENTRIES * offer_blocks
-        self._heads = np.frombuffer(memory, np.uint64, ENTRIES * 4).reshape(ENTRIES, 4)
+        fields = len(_FIELDS)
+        heads, blocks = 8 * ENTRIES * fields, 4 * ENTRIES * offer_blocks
+        self._heads = np.frombuffer(memory, np.uint64, ENTRIES * fields).reshape(ENTRIES, fields)
         self._blocks = np.frombuffer(memory, np.uint32, ENTRIES * offer_blocks, heads).reshape(
             ENTRIES, offer_blocks
         )
@@ -86,9 +89,17 @@ class OfferTable:
     @staticmethod
     def size_bytes(offer_blocks: int, engine_blocks: int) -> int:
         """Return the bytes of memory that a table needs. Only used pages of it exist."""
-        return 8 * ENTRIES * 4 + 4 * ENTRIES * offer_blocks + 4 * 3 * engine_blocks
+        return 8 * ENTRIES * len(_FIELDS) + 4 * ENTRIES * offer_blocks + 4 * 3 * engine_blocks
 
-    def publish(self, number: int, tokens: int, blocks: Sequence[int], *, final: bool) -> None:
+    def publish(
+        self,
+        number: int,
+        tokens: int,
+        blocks: Sequence[int],
+        *,
+        final: bool,
+        hit_tokens: int = 0,
+    ) -> None:
         """Open an offer, or add to it. It stays revoked if a later offer has its entry."""
         head, count = self._heads[number % ENTRIES], len(blocks)
         if head[_NUMBER] > number:
@@ -98,6 +109,7 @@ class OfferTable:
             head[_NUMBER] = number
         written = int(head[_BLOCKS])
         self._blocks[number % ENTRIES, written:count] = blocks[written:]
+        head[_HITS] = hit_tokens
         head[_BLOCKS], head[_TOKENS], head[_FINAL] = count, tokens, final
 
     def revoke(self, number: int) -> None:
@@ -115,9 +127,12 @@ class OfferTable:
         if head[_NUMBER] < number:
             return None
         final, tokens, count = bool(head[_FINAL]), int(head[_TOKENS]), int(head[_BLOCKS])
+        hit_tokens = int(head[_HITS])
         blocks = self._blocks[number % ENTRIES, :count].tolist()
         stands = head[_NUMBER] == number and head[_TOKENS] >= tokens
-        return Offer(tokens, final, blocks) if stands else Offer(0, is_final=True, blocks=[])
+        if not stands:
+            return Offer(0, is_final=True, blocks=[])
+        return Offer(tokens, final, blocks, hit_tokens)
 
     def lend(self, size: int, group_block: int, block: int) -> None:
         """Make a block of this engine a block of its group of `size` engines from now on."""

@@ -75,7 +75,13 @@ class Source:
                 continue  # the state of a request that runs does not stay
             tokens = pool.valid_tokens(request)
             if tokens:
-                self._table.publish(offer.number, tokens, pool.blocks_of(request_id), final=False)
+                self._table.publish(
+                    offer.number,
+                    tokens,
+                    pool.blocks_of(request_id),
+                    final=False,
+                    hit_tokens=pool.hit_tokens(request_id),
+                )
 
     def retain(self, request_id: str, number: int) -> None:
         """Take a request that continues elsewhere out of its scheduler, and offer its KV, if
@@ -102,9 +108,10 @@ class Source:
         if not tokens or (earlier is not None and earlier.is_final):
             self._table.revoke(number)
             return
-        blocks = self._pools[size].pin(request_id)
+        pool = self._pools[size]
+        blocks, hit_tokens = pool.pin(request_id), pool.hit_tokens(request_id)
         self.retained[number] = Retained(request_id, size, blocks)
-        self._table.publish(number, tokens, blocks, final=True)
+        self._table.publish(number, tokens, blocks, final=True, hit_tokens=hit_tokens)
 
     def blocks_freed(self, size: int, request: Any) -> None:
         """Offer or revoke KV of a request whose blocks the lane of `size` frees now: it has ended,

@@ -193,6 +193,7 @@ class Target:
         offer = self._offers.read(arrival.source)
         if offer is not None and offer.tokens >= arrival.pulling_tokens:
             arrival.pulled_tokens = arrival.pulling_tokens
+            self._pools[arrival.size].note_hits(arrival.request, offer.hit_tokens)
             arrival.has_state |= arrival.pulled_tokens == offer.tokens
         else:  # whole tiles were copied, and with them tokens of the block where the copy began
             self.chunks.roll_back(arrival)

@@ -163,16 +163,35 @@ class SchedulerPool:
             )
         return bool(self.scheduler.waiting) and self.missing_for_next() > 0
 
+    def hit_tokens(self, request_id: str) -> int:
+        """Return how many of a request's first tokens were not computed for it: a prefix cache had
+        them, where it began.
+        """
+        return int(self.scheduler.hit_tokens.get(request_id, 0))
+
+    def note_hits(self, request: Any, tokens: int) -> None:
+        """Note the same of a request that comes with its KV from another group."""
+        self.scheduler.hit_tokens[request.request_id] = tokens
+
     def arrived(self, request: Any, tokens: int) -> None:
-        """Hand a request to the scheduler: the KV of its first `tokens` tokens is in its blocks."""
+        """Hand a request to the scheduler: the KV of its first `tokens` tokens is in its blocks.
+
+        vLLM counts the tokens of a prompt when it begins with nothing computed. The counts of one
+        that was begun elsewhere are set here, unless they were reported there. KV that was moved
+        counts as computed: the client has not been spared it.
+        """
         self._ahead.discard(request.request_id)
         request.num_computed_tokens = tokens
+        if request.prefill_stats is not None:
+            hit_tokens = min(tokens, self.hit_tokens(request.request_id))
+            request.prefill_stats.set(request.num_prompt_tokens, hit_tokens, 0)
         self.scheduler.kv_cache_manager.cache_blocks(request, tokens)
 
     def release(self, request: Any) -> None:
         """Free the blocks that were set aside for a request: no KV arrives for it."""
         self._ahead.discard(request.request_id)
         self.scheduler.cached_tokens.pop(request.request_id, None)
+        self.scheduler.hit_tokens.pop(request.request_id, None)
         self.scheduler.kv_cache_manager.free(request)
 
     def requests_own(self) -> set[int]:

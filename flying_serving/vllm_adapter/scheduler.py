@@ -96,6 +96,10 @@ class LaneScheduler(Scheduler):
         """Asked after each step for each of its adapters."""
         self.clock = time.monotonic
         self._slot_kept_for: int | None = None
+        self.hit_tokens: dict[str, int] = {}
+        """By request: tokens that a prefix cache had when it first got blocks, here or in the group
+        where it began.
+        """
 
         self._most_step_tokens = self.max_num_scheduled_tokens
         self._most_chunk_tokens = self.scheduler_config.long_prefill_token_threshold
@@ -131,11 +135,15 @@ class LaneScheduler(Scheduler):
         self.cached_tokens.pop(request.request_id, None)
         if request.lora_request is not None and request.is_finished():
             self.adapters.ended(request.lora_request.lora_int_id, request.request_id)
+        if request.is_finished():
+            self.hit_tokens.pop(request.request_id, None)
         super()._free_request_blocks(request)
 
     def _get_local_prefix_cache_hit(self, request: Any) -> Any:
         hit = super()._get_local_prefix_cache_hit(request)
         self.cached_tokens[request.request_id] = hit[1]
+        if request.num_preemptions == 0:  # later the cache has what was computed for it
+            self.hit_tokens[request.request_id] = hit[1]
         return hit
 
     # ---- adapters

@@ -30,12 +30,12 @@ def tables(offer_blocks: int = BLOCKS, engine_blocks: int = 20) -> tuple[OfferTa
 
 
 def test_offer_grows_until_it_is_final() -> None:
-    """Tokens, and the blocks that have them."""
+    """Tokens, and the blocks that have them. It tells of the hits among them."""
     owner, peer = tables()
     assert peer.read(5) is None
     for tokens, blocks, final in ((3, [7], False), (9, [7, 2, 4], False), (11, [7, 2, 4], True)):
-        owner.publish(5, tokens, blocks, final=final)
-        assert peer.read(5) == Offer(tokens, final, blocks)
+        owner.publish(5, tokens, blocks, final=final, hit_tokens=2)
+        assert peer.read(5) == Offer(tokens, final, blocks, hit_tokens=2)
     assert peer.read(4) is None
     assert peer.read(6) is None
 

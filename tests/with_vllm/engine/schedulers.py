@@ -42,6 +42,8 @@ class Request:
     """There is one step at a time."""
     spec_token_ids: ClassVar[tuple[int, ...]] = ()
     """There is no speculation."""
+    prefill_stats: ClassVar[None] = None
+    """Nothing counts its prompt."""
 
     def __post_init__(self) -> None:
         self.num_tokens = self.num_prompt_tokens
@@ -178,6 +180,7 @@ class FakeScheduler:
         self.done: list[str] = []
         self.hooks: LaneHooks = NoHooks()
         self.cached_tokens: dict[str, int] = {}
+        self.hit_tokens: dict[str, int] = {}
 
     # ---- what groups call
 

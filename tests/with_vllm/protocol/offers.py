@@ -54,8 +54,17 @@ class Table:
         self.offers: dict[int, Offer] = {}
         self.lent: dict[tuple[int, int], int] = {}
 
-    def publish(self, number: int, tokens: int, blocks: Sequence[int], *, final: bool) -> None:
-        """As in an OfferTable: blocks that were written are not written again."""
+    def publish(
+        self,
+        number: int,
+        tokens: int,
+        blocks: Sequence[int],
+        *,
+        final: bool,
+        hit_tokens: int = 0,
+    ) -> None:
+        """As in an OfferTable: blocks that were written are not written again. Nothing is hit."""
+        assert hit_tokens == 0
         known = self.offers[number].blocks if number in self.offers else []
         self.offers[number] = Offer(tokens, final, [*known, *blocks[len(known) :]][: len(blocks)])
 

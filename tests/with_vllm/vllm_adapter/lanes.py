@@ -100,6 +100,8 @@ class Lane:
         self.pool = SchedulerPool(self.scheduler)
         self.kv = [-1] * (BLOCK * blocks)
         self.plans: list[Any] = []
+        self.prefills: dict[str, Any] = {}
+        """What outputs have told of prompts, by request."""
         self._under_way: deque[tuple[Any, list[str]]] = deque()
 
     def free(self) -> int:
@@ -140,7 +142,11 @@ class Lane:
                 [token(request.prompt_token_ids[0] // 100, request.num_tokens)] if gets else []
             )
         places = {name: n for n, name in enumerate(names)}
-        self.scheduler.update_from_output(plan, ModelRunnerOutput(names, places, sampled))
+        made = self.scheduler.update_from_output(plan, ModelRunnerOutput(names, places, sampled))
+        for output in (output for of_client in made.values() for output in of_client.outputs):
+            if output.prefill_stats is not None:
+                assert output.request_id not in self.prefills
+                self.prefills[output.request_id] = output.prefill_stats
 
     def step(self) -> None:
         """As vLLM's engine does: with two steps under way one is begun before the one before has

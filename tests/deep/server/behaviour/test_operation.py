@@ -1,6 +1,7 @@
 """What operators of vLLM rely on: metrics, the API key, resets of prefix caches, progress."""
 
 import asyncio
+from typing import Any
 
 import httpx
 import pytest
@@ -57,6 +58,64 @@ async def test_metrics_of_both_engines(server: Server, http: httpx.AsyncClient) 
     assert sum(prompts) == 8 * 20
     assert sum(done) == 8
     assert server.metric("vllm:num_requests_running", "engine") == {("0",): 0, ("1",): 0}
+
+
+MOVES: dict[str, tuple[str | None, dict[str, int]]] = {
+    "migrate": ("migrate", {}),
+    "soft": ("soft", {}),
+    "hard": ("hard", {}),
+    "weave": ("weave", {}),
+    "split": (None, {"split_at": 700}),
+    "none": (None, {}),
+}
+"""The mode in which engines merge while prompts are computed, and where requests are split."""
+
+
+@pytest.mark.parametrize("move", MOVES)
+async def test_prompts_are_counted_once_however_requests_move(
+    server: Server, http: httpx.AsyncClient, move: str
+) -> None:
+    """As each client's `usage` says, with the tokens that prefix caches had."""
+    mode, extra = MOVES[move]
+    salt, head = f"counted, {move}", prompt(160, 640)
+
+    async def ask(seed: int) -> dict[str, Any]:
+        tail = prompt(161 + seed, 1200) if seed else []
+        fields = sampling(None, 8, extra=dict(extra) if seed else {}, cache_salt=salt)
+        body = {"model": server.model, "prompt": head + tail, **fields}
+        answer = await http.post("/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        usage: dict[str, Any] = answer.json()["usage"]
+        return usage
+
+    def counted() -> list[int]:
+        names = ("prompt_tokens_total", "prompt_tokens_cached_total")
+        by_source = server.metric("vllm:prompt_tokens_by_source_total", "source")
+        return [
+            *(int(sum(server.metric(f"vllm:{name}").values())) for name in names),
+            *(int(by_source[source,]) for source in ("local_compute", "local_cache_hit")),
+        ]
+
+    def ended() -> int:
+        return int(sum(server.metric("vllm:request_success_total").values()))
+
+    for _ in range(2):  # both engines have it
+        await asyncio.gather(ask(0), ask(0))
+    await asyncio.to_thread(wait_until, lambda: not server.requests("running"))
+    before, count = await asyncio.to_thread(counted), await asyncio.to_thread(ended)
+    asked = [asyncio.create_task(ask(1 + number)) for number in range(8)]
+    await asyncio.to_thread(wait_until, lambda: server.requests("running") == len(asked))
+    if mode is not None:
+        await asyncio.to_thread(server.layout, TOGETHER, mode)
+    usages = await asyncio.gather(*asked)
+    # the engines' figures come with their outputs, which the API server counts a moment later
+    await asyncio.to_thread(wait_until, lambda: ended() == count + len(asked))
+    prompts = sum(usage["prompt_tokens"] for usage in usages)
+    hits = sum((usage["prompt_tokens_details"] or {})["cached_tokens"] or 0 for usage in usages)
+    found = [new - old for old, new in zip(before, await asyncio.to_thread(counted), strict=True)]
+    assert prompts == 8 * 1840
+    assert found == [prompts, hits, prompts - hits, hits]
+    assert hits > 0
 
 
 @pytest.mark.parametrize(
