@@ -75,6 +75,44 @@ def check_before_stream(original: Any, *args: Any, **kwargs: Any) -> Any:
     return generator
 
 
+async def check_prompts(original: Any, self: Any, request: Any) -> Any:
+    """Wrap `OpenAIServingCompletion.render_completion_request`, which returns the prompts of a call
+    before `generate` is called for each.
+
+    Raises:
+        VLLMValidationError: if it has more of them than are ever let in together.
+    """
+    rendered = await original(self, request)
+    if isinstance(rendered, list):  # otherwise it is vLLM's refusal
+        _check_prompts(self, "prompt", rendered, request.n or 1)
+    return rendered
+
+
+async def check_conversations(original: Any, self: Any, request: Any) -> Any:
+    """Wrap `OpenAIServingChatBatch.render_batch_chat_request`: as `check_prompts`."""
+    rendered = await original(self, request)
+    if isinstance(rendered, tuple):
+        _check_prompts(self, "messages", rendered[2], request.n or 1)
+    return rendered
+
+
+async def check_inputs(original: Any, self: Any, ctx: Any) -> None:
+    """Wrap `PoolingBaseServing._prepare_generators`: as `check_prompts`."""
+    prompts = [given["prompts"] for given in ctx.engine_inputs or ()]
+    fields = ("input", "documents", "items", "data_2", "text_2", "texts", "inputs", "messages")
+    field = next((name for name in fields if getattr(ctx.request, name, None)), "input")
+    _check_prompts(self, field, prompts)
+    await original(self, ctx)
+
+
+def _check_prompts(serving: Any, field: str, prompts: list[Any], n: int = 1) -> None:
+    from flying_serving.server.client import FlyingClient
+
+    client = serving.engine_client.engine_core
+    if isinstance(client, FlyingClient):
+        client.shell.checks.check_prompts(field, prompts, n)
+
+
 def check_response(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap `OpenAIServingResponses._generate_with_builtin_tools`, which calls `generate` in its
     stream.
@@ -161,6 +199,9 @@ HOOKS: Mapping[str, Callable[..., Any]] = {
     for hook in (
         make_client,
         check_before_stream,
+        check_prompts,
+        check_conversations,
+        check_inputs,
         check_response,
         end_by_event,
         refuse_reload,

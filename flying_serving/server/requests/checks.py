@@ -2,7 +2,7 @@
 arrives.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from http import HTTPStatus
@@ -20,6 +20,10 @@ from flying_serving.server.requests.encoding import check_encodable
 from flying_serving.server.requests.rights import ClientRights
 from flying_serving.server.requests.streams import Streams, prompt_length
 from flying_serving.server.requests.xargs import DEGREE_KEY
+
+_BOUNDS = (
+    "that many run and wait at most (--max-num-seqs, --max-waiting-requests, --max-waiting-tokens)"
+)
 
 
 class Checks:
@@ -82,12 +86,35 @@ class Checks:
         """Raise VLLMValidationError for more outputs than are ever let in together."""
         most = self._controller.admission.most_at_once(place)
         if place.left > most:
-            bounds = (
-                "that many run and wait at most (--max-num-seqs, --max-waiting-requests, "
-                "--max-waiting-tokens)"
-            )
-            says = f"must be a whole number from 1 to {most} on this server: {bounds}"
+            says = f"must be a whole number from 1 to {most} on this server: {_BOUNDS}"
             raise VLLMValidationError(f"n={place.left}: {says}", parameter="n")
+
+    def check_prompts(self, field: str, prompts: Sequence[Mapping[str, Any]], n: int = 1) -> None:
+        """Check the number of prompts of a call, each as tokens or embeddings, before any of them
+        is let in.
+
+        The shortest prompt counts, and clients that may be urgent have the bounds of urgent
+        requests. So no call is refused that an idle server would admit.
+
+        Args:
+            field: of the body, which has the prompts.
+            n: outputs of each.
+
+        Raises:
+            VLLMValidationError: for more requests than are ever let in together (HTTP 400).
+        """
+        if len(prompts) < 2:
+            return
+        shortest = min(
+            prompt_length(prompt.get("prompt_token_ids"), prompt.get("prompt_embeds"))
+            for prompt in prompts
+        )
+        place = Place("", shortest, urgent=self.rights.may_be_urgent)
+        most = self._controller.admission.most_at_once(place)
+        if len(prompts) * n > most:
+            each = f" of n={n} outputs each" if n > 1 else ""
+            says = f"must be at most {most // n}{each} on this server: {_BOUNDS}"
+            raise VLLMValidationError(f"{field}: {len(prompts)} prompts, {says}", parameter=field)
 
     def check_end(self, call: str | None) -> None:
         """Raise GracefulHTTPError (503) for a request that arrives as the server ends, unless it

@@ -201,6 +201,24 @@ SERVER_PATCHES: tuple[Patch, ...] = (
         "that has begun with 200",
     ),
     Patch(
+        "vllm.entrypoints.openai.completion.serving:"
+        "OpenAIServingCompletion.render_completion_request(self, request)",
+        HANDED + ":check_prompts",
+        "a call with more prompts than the server ever takes together is HTTP 400, not 429 at "
+        "every try",
+    ),
+    Patch(
+        "vllm.entrypoints.openai.chat_completion.batch_serving:"
+        "OpenAIServingChatBatch.render_batch_chat_request(self, request)",
+        HANDED + ":check_conversations",
+        "the same for a batch of chats",
+    ),
+    Patch(
+        "vllm.entrypoints.pooling.base.serving:PoolingBaseServing._prepare_generators(self, ctx)",
+        HANDED + ":check_inputs",
+        "the same for inputs of /v1/embeddings, /pooling, /classify, /score and /rerank",
+    ),
+    Patch(
         "vllm.entrypoints.openai.responses.serving:"
         "OpenAIServingResponses._generate_with_builtin_tools(self, "
         "request_id, engine_input, sampling_params, context, tok_params, lora_request, priority, "

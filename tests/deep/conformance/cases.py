@@ -186,8 +186,17 @@ OTHER_LAYERS = (
         "pooling",
         "qwen3",
         2,
-        (pooling.every_call, pooling.many_at_once, pooling.groups_are_refused),
-        flags=("--policy=auto", "--runner=pooling"),
+        (
+            pooling.every_call,
+            pooling.many_at_once,
+            pooling.too_many_inputs_are_refused,
+            pooling.groups_are_refused,
+        ),
+        flags=(
+            "--policy=auto",
+            "--runner=pooling",
+            f"--max-waiting-requests={pooling.MOST_WAITING}",
+        ),
         without=("--policy", "--logits"),
     ),
 )

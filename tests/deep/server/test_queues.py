@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from harness.live import Server
-from tests.deep.server.queues import FLAGS, SEQS, check_begun, check_deadlines, starts
+from tests.deep.server.queues import FLAGS, SEQS, check_begun, check_deadlines, complete, starts
 
 pytestmark = pytest.mark.server
 
@@ -45,4 +45,19 @@ def test_a_stream_of_a_burst_is_refused_by_its_status_or_served(server: Server) 
     assert all(
         "wait already (--max-waiting-requests)" in text for code, text in answers if code == 429
     )
+    server.until_idle()
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_more_prompts_than_ever_fit_are_refused_for_good(server: Server, n: int) -> None:
+    """With as many as fit, none is."""
+    server.layout([[0], [1]])
+    most = (MOST_WAITING + 2 * SEQS) // n
+    answer = complete(server, prompt=[[1, 2, 3]] * 300, n=n)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == "prompt"
+    assert f"prompt: 300 prompts, must be at most {most}" in error["message"]
+    answer = complete(server, prompt=[[1, 2, 3]] * most, n=n, temperature=1.0)
+    assert len(answer.json()["choices"]) == most * n
     server.until_idle()

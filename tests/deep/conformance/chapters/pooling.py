@@ -27,6 +27,9 @@ CALLS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/rerank", {"query": TEXTS[0], "documents": TEXTS[1:]}),
 )
 WORST = 1e-5
+MOST_WAITING = 200
+MOST_INPUTS = 2 * 16 + MOST_WAITING
+"""Of one call to two engines: --max-num-seqs of each, and --max-waiting-requests."""
 CLIENTS = 8
 
 
@@ -73,6 +76,19 @@ def many_at_once(live: Live) -> None:
     assert set(steps) == {("1",)}
     live.until_idle()
     live.check()
+
+
+def too_many_inputs_are_refused(live: Live) -> None:
+    """A call of more than an idle server admits gets 400, and not 429 at every try."""
+    for path, field, count in (("/v1/embeddings", "input", 300), ("/rerank", "documents", 301)):
+        body = {"model": live.model, "query": "a", field: ["a"] * 300}
+        response = live.http.post(path, json=body)
+        assert response.status_code == 400, response.text
+        error = response.json()["error"]
+        assert error["param"] == field
+        says = f"{field}: {count} prompts, must be at most {MOST_INPUTS} on this server"
+        assert says in error["message"], error
+    live.until_idle()
 
 
 def groups_are_refused(live: Live) -> None:
