@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from flying_serving.layout.groups import Layout
 
 HOLDS_S = 1.0
-"""Seconds for which a forecast counts at most, if the next one comes later: during a switch, or when
-the server stood still.
+"""Seconds for which a forecast counts at most.
+
+The next one comes later during a switch, or when the server stood still.
 """
 
 
