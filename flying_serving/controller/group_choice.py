@@ -225,7 +225,15 @@ class GroupChoice:
 
         work = self.state.loads[group]
         drained, waits_for_place = self._drained(group), not _is_halved(request)
-        visit = Visit(request, work, drained, expected_tokens, migration, waits_for_place)
+        visit = Visit(
+            request,
+            work,
+            drained,
+            expected_tokens,
+            migration,
+            self.limits.max_loras,
+            waits_for_place,
+        )
         lane = lanes.get(len(group))
         per_engine = (visit.running + visit.drained) / len(group)
         price = per_engine if lane is None else visit.price_s(lane)
