@@ -28,7 +28,7 @@ CONSTANTS = (
         "gain below which forecasts cannot tell layouts apart",
         "policy.policies",
     ),
-    Constant("URGENCY", "s/s", "a second of an urgent request", "policy.switching"),
+    Constant("URGENCY", "s/s", "a second of an urgent request", "predict.work"),
     Constant("BIN_S", "s", "resolution of arrivals", "predict.arrivals"),
     Constant("CHANGE_S", "s", "how long a rate lasts", "predict.arrivals"),
     Constant("AHEAD", "times mean", "rate that a change is expected to bring", "predict.arrivals"),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from flying_serving.controller.loads import GroupWork
 from flying_serving.controller.requests import RequestState
 from flying_serving.predict.migrations import MigrationCost
-from flying_serving.predict.work import URGENCY, LaneFigures
+from flying_serving.predict.work import LaneFigures, weight
 
 SHORTEST_S = 1e-6
 """Shorter than any step. A lane's figures are fitted, and may be 0."""
@@ -41,7 +41,7 @@ class Visit:
     @property
     def running(self) -> float:
         """Return the number of requests that run in the group; an urgent one counts as URGENCY."""
-        return self._count + (URGENCY - 1) * self.work.urgent
+        return self._count + (weight(urgent=True) - 1) * self.work.urgent
 
     def price_s(self, lane: LaneFigures) -> float:
         """Return the price. `lane`: the abilities of the group.
@@ -52,8 +52,8 @@ class Visit:
         first_token_s = self.first_token_s(lane)
         idle_s = max(SHORTEST_S, lane.cost.step_s(self._to_prefill, 0, 0))
         own_s = (first_token_s + self._stream_s(lane)) * first_token_s / idle_s
-        weight = URGENCY if self.request.spec.urgent else 1.0
-        return weight * own_s + self.running * self._delay_s(lane)
+        own_weight = weight(urgent=self.request.spec.urgent)
+        return own_weight * own_s + self.running * self._delay_s(lane)
 
     def first_token_s(self, lane: LaneFigures) -> float:
         """Return the seconds to the request's first token, migration included."""

@@ -12,7 +12,7 @@ from flying_serving.policy import switching
 from flying_serving.policy.ranking import Ranking
 from flying_serving.policy.snapshot import Decision, Need, Snapshot
 from flying_serving.predict.forecast import evaluate
-from flying_serving.predict.work import URGENCY, Objective
+from flying_serving.predict.work import Objective, weight
 
 FORECAST_ERROR = 0.1
 """A switch for load must gain this share of the cost of staying: less may be an error of the
@@ -174,7 +174,7 @@ def _at_a_price(found: Decision, snapshot: Snapshot, urgent: Sequence[Need]) -> 
     Its cost counts twice, as it will be reversed.
     """
     waiting = sum(need.waiting for need in urgent)
-    gain = URGENCY * waiting * switching.next_end_s(snapshot)
+    gain = weight(urgent=True) * waiting * switching.next_end_s(snapshot)
     return replace(found, gain=gain, least_gain=2 * found.cost)
 
 

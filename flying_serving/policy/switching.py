@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from flying_serving.layout.groups import Group, Layout, aligned_group
 from flying_serving.policy.snapshot import LATER, GroupLoad, Snapshot
 from flying_serving.predict.forecast import Forecast, capacity, evaluate, first_per_s, forecast
-from flying_serving.predict.work import FREE, URGENCY, Interference, Objective, Work
+from flying_serving.predict.work import FREE, Interference, Objective, Work, weight
 
 NO_LOAD = GroupLoad(0, 0.0, 0.0, 0.0)
 
@@ -325,12 +325,12 @@ def costs(
     were there already.
 
     One of the modes is LATER if `layout` has stragglers and the switch is not for `urgent`
-    requests: see URGENCY. `there`: the result of `evaluate` for `layout`, if it is known and no
-    request is urgent.
+    requests, whose first tokens count more. `there`: the result of `evaluate` for `layout`, if it
+    is known and no request is urgent.
     """
     leave = leaving(snapshot, layout)
     if urgent:
-        objective = replace(objective, urgency=URGENCY)
+        objective = replace(objective, urgency=weight(urgent=True))
     if there is None or urgent:
         there = evaluate(layout, snapshot.lanes, snapshot.work, objective)
     closed = _closed(snapshot, layout, objective, there)

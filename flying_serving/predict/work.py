@@ -16,6 +16,11 @@ So urgent requests that are a tenth of all count as much as the others together.
 """
 
 
+def weight(*, urgent: bool) -> float:
+    """Return what a second of a request counts."""
+    return URGENCY if urgent else 1.0
+
+
 @dataclass(frozen=True)
 class LaneFigures:
     """The abilities of one group of a size.
