@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class AdapterNotes:
-    """The notes of one server. An adapter has a number of its own each time that it is loaded.
+    """The notes of one server. `adapter`: the number of one, which it gets when it is loaded.
 
     Times are CLOCK_MONOTONIC seconds, which all processes of a node share.
     """
@@ -17,11 +17,16 @@ class AdapterNotes:
     def __init__(self, run_dir: str) -> None:
         self._run_dir = run_dir
 
+    def expect(self, adapter: int, digest: str) -> None:
+        """Note the digest of an adapter's files, which are to be loaded now."""
+        path = self._digest(adapter)
+        _written(path, digest).replace(path)
+
     def agree(self, adapter: int, digest: str) -> str:
-        """Note the digest of an adapter's files, unless one is noted. Return the one that is noted
-        first, which counts for all engines.
+        """Note the digest of an adapter's files, unless one is noted. Return the one that is noted,
+        which counts for all engines.
         """
-        path = f"{self._run_dir}/adapter-{adapter}"
+        path = self._digest(adapter)
         own = _written(path, digest)
         with suppress(FileExistsError):
             os.link(own, path)
@@ -47,6 +52,9 @@ class AdapterNotes:
             if float(noted_s) >= since_s:
                 return why
         return None
+
+    def _digest(self, adapter: int) -> str:
+        return f"{self._run_dir}/adapter-{adapter}"
 
     def _failure(self, adapter: int, engine: int) -> str:
         return f"{self._run_dir}/adapter-{adapter}-not-read-{engine}"

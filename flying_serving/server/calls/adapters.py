@@ -98,7 +98,7 @@ class AdapterLoads:
                 f"the files of adapter {adapter.lora_name!r} were not read within "
                 f"{READ_DEADLINE_S:g} s"
             ) from None
-        AdapterNotes(run_dir).agree(adapter.lora_int_id, digest)
+        AdapterNotes(run_dir).expect(adapter.lora_int_id, digest)
 
 
 def read_files(

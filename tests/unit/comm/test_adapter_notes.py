@@ -21,6 +21,13 @@ def test_the_first_digest_counts_for_all(notes: AdapterNotes, tmp_path: Path) ->
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter-7", "adapter-8"]
 
 
+def test_a_number_that_is_loaded_again_has_other_files(notes: AdapterNotes) -> None:
+    """vLLM gives several folders the same number if it tries them one after the other."""
+    for digest in ("first", "second"):
+        notes.expect(7, digest)
+        assert notes.agree(7, "another") == digest
+
+
 def test_a_failure_is_found_by_a_leader_of_that_engine(notes: AdapterNotes) -> None:
     notes.failed(7, 1, "no file: it has gone", 5.0)
     assert notes.failure(7, (0, 1), 5.0) == "no file: it has gone"
