@@ -15,6 +15,12 @@ from flying_serving.engine.messages import (
 from flying_serving.migration.source import Source
 from flying_serving.vllm_adapter.blocks import may_start
 
+RECALL_WAIT_S = 0.1
+"""Seconds that lane 1 waits for blocks that it has lent, rather than preempt a request.
+
+A group may hold them only for KV that has been pulled: the message that releases it is on its way,
+or comes after a step of the leader.
+"""
 LendingMessage = ReserveBlocks | LendBlocks | ReturnBlocks | BlocksReserved | RecallBlocks
 
 
@@ -34,6 +40,8 @@ class BlockLending:
         self._lanes = lanes
         self._source = source
         self._clock = clock
+        self._short_since_s: float | None = None
+        """When lane 1 first lacked lent blocks for its running requests, by `clock`."""
 
     def handle(self, message: LendingMessage) -> None:
         """Carry out a message of a group's leader, or to a leader."""
@@ -63,13 +71,25 @@ class BlockLending:
             self._source.yield_blocks(size, self._clock())
         leader.give_back(count)
 
-    def recall_if_short(self) -> None:
-        """Ask for blocks that lane 1 has lent, if it has too few; call this before it steps."""
-        own = self._lanes.own
+    def recall_if_short(self) -> bool:
+        """Ask for blocks that lane 1 has lent, if it has too few; call this before it steps.
+
+        Returns True if it is not to step now: the step would preempt a request, and blocks may come
+        back in RECALL_WAIT_S.
+        """
+        own, is_short = self._lanes.own, False
         if any(member.lent.lent_count for member in self._lanes.members.values()):
             waiting = own.scheduler.waiting or own.scheduler.kv_holding_waiting
             if waiting or own.free_count() < len(own.scheduler.running):
                 self._recall(own.missing_for_next(), but=1)
+            is_short = bool(own.scheduler.running) and own.is_short()
+        if not is_short:
+            self._short_since_s = None
+            return False
+        now_s = self._clock()
+        if self._short_since_s is None:
+            self._short_since_s = now_s
+        return now_s - self._short_since_s < RECALL_WAIT_S
 
     def ask(self, size: int, missing: int) -> None:
         """Ask for blocks that the lane of this size lacks for KV that is to arrive."""

@@ -188,8 +188,8 @@ class EngineLoop:
         self.group_steps.take_outputs()
         began_s = self.clock()
         self._require_weights(1, self.lanes.own.scheduler.get_num_unfinished_requests())
-        self.block_lending.recall_if_short()
-        if self._host.step_own():
+        waits = self.block_lending.recall_if_short()
+        if not waits and self._host.step_own():
             self._stepped(1, began_s, more=False, leads=True)
         else:  # older lanes may hold the blocks that it waits for: they step first
             self._lane_1_ready_at_s = self.clock() + LANE_1_YIELD_S

@@ -207,11 +207,11 @@ class Node:
     def leader(self) -> Any:
         return self.engines[0].loop.lanes.leaders[2]
 
-    def add(self, request: Request, size: int, **notes: Any) -> None:
-        """A request comes to engine 0, for its lane of this size."""
+    def add(self, request: Request, size: int, engine: int = 0, **notes: Any) -> None:
+        """A request comes to an engine, for its lane of this size."""
         self._requests.append(request)
         request.sampling_params.extra_args = {LANE_KEY: size, **notes}
-        self.engines[0].loop.add(request, 0)
+        self.engines[engine].loop.add(request, 0)
 
     def run(self, rounds: int) -> None:
         """Let both loops make rounds in turn."""

@@ -274,6 +274,8 @@ class Engine:
         loop.arbiter._hold_until_s -= TICK_S
         loop.arbiter._older_paused_until_s -= TICK_S
         loop._lane_1_ready_at_s -= TICK_S
+        if loop.block_lending._short_since_s is not None:
+            loop.block_lending._short_since_s -= TICK_S
         for leader in loop.lanes.leaders.values():
             leader._may_step_at_s -= TICK_S
             leader._may_ask_at_s -= TICK_S
