@@ -64,7 +64,8 @@ def main(argv: list[str]) -> None:
     from vllm.entrypoints.launchers.api_server.entry import run_server
 
     with explain_mistakes(args):
-        uvloop.run(run_server(args))
+        # a client could name any address in X-Forwarded-For
+        uvloop.run(run_server(args, proxy_headers=False))
 
 
 def parse(argv: list[str], prog: str) -> Any:

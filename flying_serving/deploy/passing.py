@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 from yarl import URL
 
 from flying_serving.errors import ServerFailed
+from flying_serving.server.http.access import FORWARDED
 from flying_serving.server.http.error_body import error_body
 
 ADMIN = "/flying/"
@@ -35,7 +36,8 @@ _HOP = (
     "trailer",
 )
 _HOP_BY_HOP = {*_HOP, "transfer-encoding", "upgrade"}
-_NOT_SENT = {*_HOP_BY_HOP, "host", "expect"}
+_NOT_SENT = {*_HOP_BY_HOP, *FORWARDED, "host", "expect"}
+"""Also nothing that a client says of addresses, which the node could take for the router's word."""
 _NOT_RETURNED = {name.encode() for name in (*_HOP_BY_HOP, "date", "server")}
 """Headers that the router adds itself."""
 _AUTOMATIC = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")

@@ -19,8 +19,7 @@ FORWARDED = ("x-forwarded-for", "forwarded", "x-real-ip", "via")
 """Headers with which a proxy says that a request is another machine's. A request with one is not
 local.
 
-They can only take a right away. uvicorn believes `X-Forwarded-For` of the proxies that
-`FORWARDED_ALLOW_IPS` names.
+They can only take a right away. `flying-serving serve` has uvicorn believe none of them.
 """
 READING = ("GET", "HEAD", "OPTIONS")
 """Methods that vLLM leaves open outside `/v1` and its other guarded prefixes. No route generates or

@@ -31,7 +31,7 @@ def attach(app: FastAPI, args: Any) -> None:
         drop_engine_series(registry)
 
     app.add_middleware(Gate, max_body_bytes=flying.max_body_bytes, published=published)
-    refusals.attach()
+    refusals.attach(app)
 
 
 async def scale_elastic_ep() -> Any:

@@ -23,8 +23,8 @@ class Gate:
     """ASGI middleware. A request passes these checks in this order, or is refused by one of them:
 
     1. `check_key`: the request has the API key, if the server has one (401).
-    2. `Bodies.check`: the body is short, shallow and fast enough (400, 408, 413, 429).
-       It is read here, once.
+    2. `Bodies.read`: the body is short and fast enough, and there is memory for it
+       (408, 413, 429). It is read here, once, and counts until the request ends.
     3. `check_draining`: the node takes new requests (503).
     4. `check_full`: another request may wait (429).
 
@@ -36,8 +36,13 @@ class Gate:
     def __init__(self, app: ASGIApp, max_body_bytes: int, published: Published) -> None:
         self._app = app
         self._published = published
-        bodies = Bodies(max_body_bytes)
-        self._checks: tuple[Check, ...] = (check_key, bodies.check, check_draining, check_full)
+        self._bodies = Bodies(max_body_bytes)
+        self._checks: tuple[Check, ...] = (
+            check_key,
+            self._bodies.read,
+            check_draining,
+            check_full,
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -45,19 +50,25 @@ class Gate:
             return
 
         request = Incoming(scope, receive)
-        send = with_retry_after(request.app, send)
+        try:
+            await self._answer(request, with_retry_after(request.app, send))
+        finally:
+            self._bodies.release(request)
+
+    async def _answer(self, request: Incoming, send: Send) -> None:
         try:
             for check in self._checks:
                 await check(request)
         except HTTPException as error:
-            await refusal_response(error)(scope, receive, send)
+            await refusal_response(error)(request.scope, request.receive, send)
             return
 
+        request.body = b""  # the application makes its own copy, and keeps that
         await self._publish_metrics(request)
         number_http_request()
         # between the check of draining and this line a request that generates awaits nothing
         with shell_of(request.app).draining.count_answer() if request.generates else nullcontext():
-            await self._app(scope, request.receive, send)
+            await self._app(request.scope, request.receive, send)
 
     async def _publish_metrics(self, request: Incoming) -> None:
         if request.is_http and request.path.rstrip("/").endswith("/metrics"):

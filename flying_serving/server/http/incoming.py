@@ -31,6 +31,7 @@ class Incoming:
     """An HTTP request, or the opening of a websocket.
 
     The application reads the request from `receive`. `body` is empty until `replace_body`.
+    `held_bytes`: those of the body that count for the bound of `Bodies`.
     """
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
@@ -39,6 +40,7 @@ class Incoming:
         self.headers = Headers(scope=scope)
         self.app: FastAPI = scope["app"]
         self.body = b""
+        self.held_bytes = 0
 
     @property
     def is_http(self) -> bool:

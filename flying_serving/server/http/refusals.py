@@ -1,17 +1,21 @@
-"""Refusals where vLLM has none for a client: in streams of /v1/responses, and of adapters that are
-loaded again. Refusals without the traceback in the log.
+"""Refusals where vLLM has none for a client: in streams of /v1/responses, of adapters that are
+loaded again, and of bodies that are nested too deeply. Refusals without the traceback in the log.
 """
 
 import json
 import logging
 from collections.abc import AsyncIterator
+from http import HTTPStatus
 from typing import Any
 
+from fastapi import FastAPI, HTTPException, Request
+from starlette.responses import JSONResponse
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.exceptions import GracefulHTTPError, VLLMError, VLLMValidationError
 
 from flying_serving.log import logger
+from flying_serving.server.http.error_body import refusal_response
 
 
 async def ended_by_event(events: AsyncIterator[str]) -> AsyncIterator[str]:
@@ -66,7 +70,15 @@ def without_traceback(record: logging.LogRecord) -> bool:
     return True
 
 
-def attach() -> None:
-    """Add the filter to the handlers of vLLM's log."""
+async def refuse_depth(_: Request, __: Exception) -> JSONResponse:
+    """Answer 400 to a body that JSON's parser has read, but that overflows the stack in a check of
+    vLLM, which makes several calls for each level.
+    """
+    return refusal_response(HTTPException(HTTPStatus.BAD_REQUEST, "body: is nested too deeply"))
+
+
+def attach(app: FastAPI) -> None:
+    """Add the handler to the application, and the filter to the handlers of vLLM's log."""
+    app.exception_handler(RecursionError)(refuse_depth)
     for handler in logging.getLogger("vllm").handlers:
         handler.addFilter(without_traceback)

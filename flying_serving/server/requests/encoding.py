@@ -4,6 +4,7 @@ the wrong field.
 
 import reprlib
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
@@ -24,7 +25,8 @@ def shown(value: object) -> str:
 
 
 def check_encodable(fields: Mapping[str, Any], encode: Callable[[Any], object]) -> None:
-    """Check that the fields of a request, by name, can be sent to an engine.
+    """Check that the fields of a request, by name, can be sent to an engine, and copied by vLLM
+    before.
 
     `encode`: the encoder of its messages.
 
@@ -33,6 +35,8 @@ def check_encodable(fields: Mapping[str, Any], encode: Callable[[Any], object]) 
     """
     try:
         encode(tuple(fields.values()))
+        if fields["sampling_params"] is not None:
+            fields["sampling_params"].clone()  # as vLLM will, with several calls for each level
     except _CANNOT as error:
         name, value, problem = _first_problem(fields, encode) or ("request", None, error)
         field = _in_ascii(name)
@@ -47,6 +51,7 @@ def _first_problem(
     for name, value in _named(fields):
         try:
             encode({name: value})
+            deepcopy(value)
         except _CANNOT as error:
             return name, value, error
     return None

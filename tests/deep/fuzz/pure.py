@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fastapi import HTTPException
 from hypothesis import strategies as st
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.exceptions import VLLMValidationError
@@ -17,11 +18,11 @@ from vllm.sampling_params import SamplingParams
 
 from flying_serving.errors import LayoutError
 from flying_serving.layout.groups import Layout
-from flying_serving.server.http.bodies import MAX_BODY_DEPTH, MAX_REQUEST_DEPTH, is_deeper
+from flying_serving.server.http.bodies import parse_json
 from flying_serving.server.http.layout_order import LayoutOrder, refusal_of
 from tests.deep.fuzz import traces
 from tests.deep.fuzz.admin import orders
-from tests.deep.fuzz.bodies import encode, junk, whole
+from tests.deep.fuzz.bodies import encode, whole
 from tests.deep.fuzz.drawing import damaged, draw
 from tests.deep.fuzz.extensions import xargs
 from tests.with_vllm.server.doubles import Server
@@ -62,11 +63,9 @@ def run(check: Check, cases: list[Any]) -> Tally:
 
 def check_order(content: bytes) -> str:
     """An order as the route reads it. A refusal can be sent, and is short."""
-    if is_deeper(content, MAX_BODY_DEPTH):
-        return "too deep"
     try:
-        body = json.loads(content)
-    except ValueError:
+        body = parse_json(content)
+    except HTTPException:
         return "no JSON"
     try:
         order = LayoutOrder.parse(body)
@@ -82,9 +81,10 @@ def check_request(content: bytes) -> str:
     """What a request says beside vLLM's fields, as the shell checks it before the request
     begins.
     """
-    if is_deeper(content, MAX_REQUEST_DEPTH):
+    try:
+        asked = json.loads(content)
+    except RecursionError:
         return "too deep"
-    asked = json.loads(content)
     fields = {
         "prompt_token_ids": [1] * asked["prompt"],
         "prompt_embeds": None,
@@ -101,17 +101,6 @@ def check_request(content: bytes) -> str:
     return "taken"
 
 
-def check_depth(content: bytes) -> str:
-    """What is not too deep is parsed, or is no JSON: nothing overflows the stack."""
-    if is_deeper(content, MAX_REQUEST_DEPTH):
-        return "too deep"
-    try:
-        json.loads(content)
-    except ValueError:
-        return "no JSON"
-    return "parsed"
-
-
 async def _shell() -> Server:
     return Server()
 
@@ -125,16 +114,6 @@ _requests = st.fixed_dictionaries(
         "prompt": st.integers(1, 400),
     }
 ).map(encode)
-_json_like = (
-    junk.map(encode)
-    | st.text('[]{}":,\\1 ', max_size=300).map(str.encode)
-    | st.binary(max_size=100)
-)
-_encoded = st.builds(
-    lambda content, encoding: content.decode(errors="replace").encode(encoding),
-    _json_like,
-    st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32", "utf-32-be"]),
-)
 
 
 @dataclass(frozen=True)
@@ -166,10 +145,9 @@ def _files(file: traces.File, count: int, number: int) -> Iterator[traces.File]:
 
 
 KINDS: Mapping[str, Kind] = {
-    "traces and workload files": Kind(traces.trace_files(), traces.read, 70, _files, 9),
+    "traces and workload files": Kind(traces.trace_files(), traces.read, 80, _files, 9),
     "vllm_xargs and priority": Kind(_requests, check_request, 12),
     "orders of a layout": Kind(orders.map(encode), check_order, 8, damaged, 3),
-    "bodies": Kind(_json_like | _encoded, check_depth, 10, damaged, 3),
 }
 
 

@@ -2,8 +2,8 @@
 
 Of 58 cases one is a request of vLLM's schemas, one a request with our extensions, both to a live
 server of two engines whose policy is `auto`, and one a request to the admin routes of a server
-whose policy is `manual`, while good requests are served. The others are trace files, extensions,
-orders and bodies that go through the functions that read them.
+whose policy is `manual`, while good requests are served. The others are trace files, extensions
+and orders that go through the functions that read them.
 
 It fails if the server answers one of them with 5xx and stock vLLM does not, if a good request
 beside them is not complete and right, or if afterwards the server is not healthy and idle, with

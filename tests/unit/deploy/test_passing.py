@@ -87,12 +87,14 @@ async def told(request: web.Request) -> web.Response:
 
 async def test_a_request_arrives_as_it_was_sent() -> None:
     """Body in pieces, path and query quoted as they were; for another host, and by way of a
-    router.
+    router, of whose clients' addresses it says nothing.
     """
     sent = [(b"host", b"router:8000"), (b"content-length", b"6"), (b"authorization", b"Bearer k")]
     sent += [
         (b"connection", b"keep-alive"),
         (b"expect", b"100-continue"),
+        (b"x-forwarded-for", b"127.0.0.1"),
+        (b"via", b"1.1 nobody"),
         (b"x-mine", b"1"),
         (b"x-mine", b"2"),
     ]

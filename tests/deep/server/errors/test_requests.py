@@ -17,6 +17,7 @@ from tests.deep.server.errors.http_cases import (
     ALONE,
     CANCELLED,
     DEEP_BODY,
+    DEEP_CHECKED,
     ELASTIC,
     LAYOUT_CASES,
     LONG_BODY,
@@ -173,10 +174,48 @@ def test_wrong_body(server: Server, path: str, chunked: bool) -> None:
 
     for content, case in (
         (b" " * (2**24 + 1), LONG_BODY),
-        (b"[" * 50_000 + b"]" * 50_000, DEEP_BODY),
+        (b"[" * 50_000 + b"]" * 50_000, DEEP_CHECKED if path == "/invocations" else DEEP_BODY),
     ):
         expect(post(content, server.http.headers), case)
         assert post(content, {}).status_code == 401
+    assert completion(server).status_code == 200
+
+
+DEEP_FIELDS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "unknown": lambda deep: {"x": deep},
+    "params": lambda deep: {"kv_transfer_params": {"x": deep}},
+    "grammar": lambda deep: {"structured_outputs": {"json": {"x": deep}}},
+    "tool": lambda deep: {
+        "tools": [
+            {
+                "type": "function",
+                "name": "f",
+                "input_schema": {"x": deep},
+                "function": {"name": "f", "parameters": {"x": deep}},
+            }
+        ]
+    },
+    "metadata": lambda deep: {"metadata": {"x": deep}},
+    "sampling": lambda deep: {"sampling_params": {"max_tokens": 2, "extra_args": {"x": deep}}},
+}
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("field", DEEP_FIELDS)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_body_that_is_deep_is_answered_or_refused(server: Server, field: str, stream: bool) -> None:
+    """At every depth that JSON's parser takes, and a little more."""
+    routes = {path: body(1) for path, body in OTHER_ROUTES.values()}
+    routes |= {"/v1/completions": {"prompt": [1, 2]}, "/tokenize": {"prompt": "x"}}
+    for path, body in routes.items():
+        for depth in (300, 900, 930):
+            sent = {"model": server.model, "stream": stream, "max_tokens": 2} | body
+            text = json.dumps(sent | DEEP_FIELDS[field]("DEEP"))
+            content = text.replace('"DEEP"', "[" * depth + "]" * depth)
+            answer = server.http.post(
+                path, content=content, headers={"Content-Type": "application/json"}
+            )
+            assert answer.status_code in (200, 400), (path, depth, answer.text)
     assert completion(server).status_code == 200
 
 

@@ -1,31 +1,19 @@
-"""Bodies of requests to vLLM's routes: read up to a bound, with no more levels than the stack has
-room for.
-"""
+"""Bodies of requests to vLLM's routes: read up to a bound, in bounded time and memory."""
 
 import asyncio
-import json
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable, Sized
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI, Request
-from hypothesis import given
-from hypothesis import strategies as st
 
-from flying_serving.server.http import body_room, pace
-from flying_serving.server.http.bodies import MAX_REQUEST_DEPTH, is_deeper, read_json
+from flying_serving.server.http import bodies, refusals
+from flying_serving.server.http.bodies import read_json
 from tests.with_vllm.server.apps import gated
 
 MOST = 4096
-LISTS, OBJECTS = (b"[", b"]"), (b'{"a":', b"}")
-values = st.recursive(
-    st.none() | st.integers() | st.text('[]{}"\\a\n☃', max_size=4),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.text('[{"\\', max_size=2), inner, max_size=3)
-    ),
-)
 
 
 async def whole(request: Request) -> bytes:
@@ -61,13 +49,6 @@ def message(answer: httpx.Response, status: int) -> str:
     """Return what a refusal with this status says."""
     assert answer.status_code == status, answer.text
     return str(answer.json()["error"]["message"])
-
-
-def depth_of(value: object) -> int:
-    """How many lists and objects are within each other."""
-    if isinstance(value, dict):
-        return 1 + max(map(depth_of, value.values()), default=0)
-    return 1 + max(map(depth_of, value), default=0) if isinstance(value, list) else 0
 
 
 async def chunks(count: int, taken: list[int]) -> AsyncIterator[bytes]:
@@ -106,29 +87,6 @@ async def test_a_body_of_unknown_length_is_read_up_to_the_bound(length: dict[str
     assert len(taken) == 5
 
 
-@pytest.mark.parametrize(("begin", "end"), [LISTS, OBJECTS], ids=["lists", "objects"])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-32-le"])
-async def test_a_body_nested_too_deeply_is_refused(begin: bytes, end: bytes, encoding: str) -> None:
-    """In every encoding that JSON's parser takes; whether it ends or not."""
-    for depth, refused in ((MAX_REQUEST_DEPTH, False), (MAX_REQUEST_DEPTH + 1, True)):
-        for text in (begin * depth + b"1" + end * depth, begin * depth):
-            answer = await post(text.decode().encode(encoding))
-            if refused:
-                assert (
-                    message(answer, 400) == f"body: must be nested at most {MAX_REQUEST_DEPTH} deep"
-                )
-            else:
-                assert answer.status_code == 200
-
-
-async def test_brackets_in_text_and_in_files_are_not_levels() -> None:
-    assert (await post(json.dumps("[" * 1000))).status_code == 200
-    assert (
-        await post(b"[" * 1000, Content_Type="multipart/form-data; boundary=x")
-    ).status_code == 200
-    assert (await post(json.dumps([[number] for number in range(500)]))).status_code == 200
-
-
 async def test_the_admin_routes_read_for_themselves() -> None:
     """Once a request is allowed, and up to a bound of their own; also below a root path."""
     assert (await post(b" " * 2 * MOST, "/flying/x")).json() == 2 * MOST
@@ -159,30 +117,6 @@ async def test_a_client_that_leaves_within_its_body_reaches_no_route() -> None:
     assert b"the client has left" in sent[1]["body"]
 
 
-@given(
-    value=values,
-    most=st.integers(0, 6),
-    ascii=st.booleans(),
-    encoding=st.sampled_from(["utf-8", "utf-16"]),
-)
-def test_levels_are_counted_as_the_parser_finds_them(
-    value: object, most: int, ascii: bool, encoding: str
-) -> None:
-    text = json.dumps(value, ensure_ascii=ascii)
-    assert is_deeper(text.encode(encoding), most) is (depth_of(value) > most)
-
-
-@given(content=st.binary(max_size=60) | st.text('[]{}":,\\1 ', max_size=60).map(str.encode))
-def test_body_within_the_depth_limit_is_parsed_or_no_json(content: bytes) -> None:
-    """Never is there more in it than was counted."""
-    deeper = is_deeper(content, 2)
-    try:
-        found = json.loads(content)
-    except ValueError:
-        return
-    assert deeper is (depth_of(found) > 2)
-
-
 async def kept_open(waits: asyncio.Event, length: int) -> AsyncIterator[bytes]:
     """A body that comes but for its last byte, which comes when the event is set."""
     yield b" " * (length - 1)
@@ -190,60 +124,126 @@ async def kept_open(waits: asyncio.Event, length: int) -> AsyncIterator[bytes]:
     yield b" "
 
 
-async def test_bodies_being_read_leave_room_to_other_addresses(
+async def until(what: Callable[[], bool]) -> None:
+    """Let others run until it is so."""
+    async with asyncio.timeout(10):
+        while not what():
+            await asyncio.sleep(0)
+
+
+async def test_bodies_of_open_requests_have_a_bound_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One address may hold half of the room; what was read makes room again."""
-    monkeypatch.setattr(body_room, "START_BYTES", 0)
-    monkeypatch.setattr(body_room, "LEAST_ROOM_BYTES", 2 * MOST)
-    made, waits = app(), asyncio.Event()
+    """From the first byte until the answer has ended, whoever sends them. A body that is refused
+    is not held.
+    """
+    monkeypatch.setattr(bodies, "LEAST_HELD_BYTES", 2 * MOST)
+    monkeypatch.setattr(bodies, "LEAST_HELD_BODIES", 0)
+    begun, ends = list[int](), asyncio.Event()
 
-    def client(address: str) -> httpx.AsyncClient:
-        return httpx.AsyncClient(
-            transport=httpx.ASGITransport(made, client=(address, 1)), base_url="http://test:8000"
+    async def slow(request: Request) -> bytes:
+        body = await request.body()
+        begun.append(len(body))
+        if body.startswith(b"slow"):
+            await ends.wait()
+        return body
+
+    comes = asyncio.Event()
+    transport = httpx.ASGITransport(app(reads=slow))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+
+        def post(content: Any) -> asyncio.Future[httpx.Response]:
+            return asyncio.ensure_future(client.post("/v1/completions", content=content))
+
+        answering = post(b"slow".ljust(MOST))
+        coming = post(kept_open(comes, 1024))
+        await until(lambda: begun == [MOST])
+        refused = await post(b" " * MOST)
+        assert message(refused, 429) == (
+            f"body: bodies of open requests may have {2 * MOST} bytes together: try again later"
         )
+        assert int(refused.headers["retry-after"]) >= 1
+        assert (await post(b" " * (MOST - 1024))).json() == MOST - 1024
+        comes.set()
+        assert (await coming).json() == 1024
+        assert (await post(b" " * MOST)).json() == MOST
+        ends.set()
+        assert (await answering).json() == MOST
+        both = await asyncio.gather(post(b" " * MOST), post(b"." * MOST))
+    assert [answer.status_code for answer in both] == [200, 200]
 
-    async with client("10.0.0.7") as greedy, client("10.0.0.8") as other:
-        slow = asyncio.ensure_future(greedy.post("/v1/completions", content=kept_open(waits, MOST)))
-        await asyncio.sleep(0.05)
-        refused = await greedy.post("/v1/completions", content=b" " * MOST)
-        assert f"body: bodies being read have {2 * MOST} bytes together" in message(refused, 429)
-        assert (await other.post("/v1/completions", content=b" " * (MOST // 2))).json() == MOST // 2
-        waits.set()
-        assert (await slow).json() == MOST
-        assert (await greedy.post("/v1/completions", content=b" " * MOST)).json() == MOST
 
+async def test_an_open_request_has_one_copy_of_its_body() -> None:
+    """The route's; what is counted is what is held."""
+    count, size, held, ends = 8, 2**20 - 64, list[int](), asyncio.Event()
 
-async def test_short_bodies_being_read_have_a_bound_together(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Many clients that send a part of a short body each do not fill the memory."""
-    monkeypatch.setattr(body_room, "START_ROOM_BYTES", 2 * 1024)
-    made, waits = app(), asyncio.Event()
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(made), base_url="http://test:8000"
-    ) as client:
-        slow = asyncio.ensure_future(client.post("/v1/completions", content=kept_open(waits, 1024)))
-        await asyncio.sleep(0.05)
-        refused = await client.post("/v1/completions", content=b" " * 1024)
-        assert "body: bodies being read have 2048 bytes together" in message(refused, 429)
-        waits.set()
-        assert (await slow).json() == 1024
+    async def parsed(request: Request) -> bytes:
+        held.append(len(await request.json()))
+        await ends.wait()
+        return b""
+
+    made = gated(max_body_bytes=2**20)
+
+    async def answer(request: Request) -> int:
+        return len(await parsed(request))
+
+    made.add_api_route("/v1/completions", answer, methods=["POST"])
+
+    async def content() -> AsyncIterator[bytes]:
+        yield b"[0,1,2]"
+        yield b" " * (size - 7)
+
+    transport = httpx.ASGITransport(made)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        await client.get("/")
+        tracemalloc.start()
+        asked = [
+            asyncio.ensure_future(client.post("/v1/completions", content=content()))
+            for _ in range(count)
+        ]
+        await until(lambda: len(held) == count)
+        held_bytes, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        ends.set()
+        await asyncio.gather(*asked)
+    assert count * size < held_bytes < 1.2 * count * size
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/flying/x"])
-async def test_a_body_that_stalls_is_not_waited_for(
-    monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
-    """Nor one of an order, which its route reads."""
-    monkeypatch.setattr(pace, "GRACE_S", 0.05)
+async def test_a_slow_body_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """Nor one of an order, which its route reads; nor one that comes byte by byte."""
+    monkeypatch.setattr(bodies, "BODY_DEADLINE_S", 0.05)
 
-    async def stalls() -> AsyncIterator[bytes]:
-        yield b" "
-        await asyncio.sleep(60)
+    async def drips() -> AsyncIterator[bytes]:
+        while True:
+            yield b" "
+            await asyncio.sleep(0.01)
 
-    asked = app(reads=read_json)
-    transport = httpx.ASGITransport(asked)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test:8000") as client:
-        answer = await client.post(path, content=stalls())
-    assert message(answer, 408) == "body: has fallen 0.05 s behind the least rate, 32768 bytes/s"
+    transport = httpx.ASGITransport(app(reads=read_json))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        answer = await client.post(path, content=drips())
+    assert message(answer, 408) == "body: must have come within 0.05 s"
+
+
+async def test_a_body_that_overflows_the_stack_is_a_clients_error() -> None:
+    """JSON's parser refuses it, or what looks at it once it is parsed."""
+
+    async def calls_itself(request: Request) -> list[Any]:
+        def innermost(found: list[Any]) -> list[Any]:
+            return innermost(found[0]) if found else found
+
+        return innermost(await request.json())
+
+    made = gated()
+    made.exception_handler(RecursionError)(refusals.refuse_depth)
+
+    async def route(request: Request) -> int:
+        return len(await calls_itself(request))
+
+    made.add_api_route("/v1/completions", route, methods=["POST"])
+    transport = httpx.ASGITransport(made)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        for depth, status in ((100, 200), (5_000, 400), (500_000, 400)):
+            answer = await client.post("/v1/completions", content=b"[" * depth + b"]" * depth)
+            assert answer.status_code == status, answer.text
+        assert message(answer, 400) == "body: is nested too deeply"

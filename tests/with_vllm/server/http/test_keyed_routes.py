@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI, HTTPException
+from fastapi.params import Form
+from fastapi.routing import APIRoute
 from starlette.routing import Mount, Route, WebSocketRoute
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -16,6 +18,7 @@ from flying_serving.server.http.incoming import Incoming, generates
 from flying_serving.server.patches import HOOKS
 from flying_serving.vllm_adapter.patches import installer, table
 from tests.with_vllm.server.apps import SECRET
+from tests.with_vllm.server.doubles import Server
 
 KEY_BYTES = f"Bearer {SECRET}".encode()
 GENERATE = {
@@ -83,6 +86,13 @@ DO_NOT_GENERATE = {
     "/flying/drain",
 }
 
+READ_BY_THEMSELVES = {
+    "/invocations",
+    "/inference/v1/abort_requests",
+    "/abort_requests",
+    "/collective_rpc",
+}
+"""Routes that parse a body without FastAPI."""
 
 TASKS = ("generate", "render", "transcription", "realtime", "embed", "classify")
 
@@ -131,12 +141,15 @@ def test_every_route_of_vllm_is_known_to_generate_or_not(vllms_app: FastAPI) -> 
     assert found == GENERATE
 
 
-async def answered(made: FastAPI, method: str, path: str, headers: Mapping[str, str]) -> int:
-    """The status of the answer to a request without a body."""
+async def answered(
+    made: FastAPI, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None
+) -> int:
+    """The status of the answer to a request, without a body or with this one."""
     sent: list[Any] = []
+    parts = [] if body is None else [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Any:
-        return {"type": "http.disconnect"}
+        return parts.pop() if parts else {"type": "http.disconnect"}
 
     async def send(part: Any) -> None:
         sent.append(part)
@@ -165,6 +178,25 @@ async def test_every_route_that_does_not_only_read_needs_the_key(vllms_app: Fast
         assert await answered(vllms_app, method, path, {"Authorization": "Bearer wrong"}) == 401, (
             path
         )
+
+
+async def test_every_route_that_reads_json_refuses_what_its_parser_cannot_nest(
+    vllms_app: FastAPI,
+) -> None:
+    vllms_app.state.engine_client = SimpleNamespace(engine_core=Server())
+    headers = {"Authorization": f"Bearer {SECRET}", "Content-Type": "application/json"}
+    routes = [route for route in vllms_app.routes if isinstance(route, APIRoute)]
+    reading = {
+        route.path
+        for route in routes
+        if route.body_field and not isinstance(route.body_field.field_info, Form)
+    }
+    reading |= READ_BY_THEMSELVES
+    assert len(reading) > 25
+    for path in reading:
+        for text in ("[", '{"a":'):
+            body = (text * 100_000).encode()
+            assert await answered(vllms_app, "POST", path, headers, body) == 400, path
 
 
 @pytest.mark.parametrize("path", ["/invocations", "/generative_scoring", "/collective_rpc", *OPEN])

@@ -1,24 +1,18 @@
-"""Regular expressions that read a client's bytes take a time that grows with their number, and not
-with its square.
+"""The regular expression that reads a client's bytes takes a time that grows with their number, and
+not with its square.
 """
 
-import re
 import time
 
 import pytest
 
-from flying_serving.server.http import bodies, overload
+from flying_serving.server.http import overload
 
 SIZES = (1 << 14, 1 << 15, 1 << 16)
 MOST_S = 1.0
 """Processor time for the largest. In linear time it is below a hundredth of that; with the square
 of the length it was above four seconds.
 """
-PATTERNS = {
-    "urgent": overload._URGENT,
-    "escape": bodies._ESCAPE,
-    "text": bodies._TEXT,
-}
 HOSTILE = {
     "spaces after a colon": (b'"priority":', b" ", b"0"),
     "spaces before a colon": (b'"priority"', b" ", b"0"),
@@ -31,15 +25,14 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
 @pytest.mark.parametrize(("head", "unit", "tail"), HOSTILE.values(), ids=HOSTILE)
 def test_time_does_not_grow_with_the_square_of_the_length(
-    pattern: re.Pattern[bytes], head: bytes, unit: bytes, tail: bytes
+    head: bytes, unit: bytes, tail: bytes
 ) -> None:
     for size in SIZES:
         body = head + unit * (size // len(unit)) + tail
         began_s = time.process_time()
-        pattern.sub(b"", body)
+        overload._URGENT.sub(b"", body)
         assert time.process_time() - began_s < MOST_S, size
 
 
