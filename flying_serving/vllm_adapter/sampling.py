@@ -1,10 +1,14 @@
-"""Sampling of seeded requests with a prompt of several steps, on CPU."""
+"""Sampling of seeded requests with a prompt of several steps, on CPU; thinking budgets of requests
+that move within a batch.
+"""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from vllm.platforms import current_platform
+from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 
 
 class RewindingGenerator(torch.Generator):
@@ -41,3 +45,19 @@ def sample_and_rewind(original: Any, self: Any, grammar_output: Any) -> Any:
                 batch.generators[index] = self.requests[batch.req_ids[index]].generator = generator
             generator.mark()
     return original(self, grammar_output)
+
+
+def sync_moves(original: Any, self: Any, batch_update: BatchUpdate | None) -> None:
+    """Wrap `ThinkingBudgetStateHolder.sync_batch`: a request without a budget that moves to a row
+    takes no state of the request that was there before.
+    """
+    if not batch_update or not batch_update.moved:
+        original(self, batch_update)
+        return
+    original(self, replace(batch_update, moved=()))
+    for move in batch_update.moved:
+        source, target, direction = move
+        if direction is MoveDirectionality.UNIDIRECTIONAL and source not in self._state:
+            self._state.pop(target, None)
+        else:
+            original(self, replace(batch_update, removed=(), added=(), moved=(move,)))

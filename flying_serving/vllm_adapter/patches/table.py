@@ -107,6 +107,13 @@ PATCHES: tuple[Patch, ...] = (
         "on CPU vLLM dies of a seeded request whose prompt takes more than one step",
     ),
     Patch(
+        "vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder.sync_batch(self, "
+        "batch_update)",
+        _HOOKS + "sampling:sync_moves",
+        "vLLM keeps the state at the target of a one-way move (its #49613 mended swaps alone): the "
+        "budget of a request that has ended would force another one to end a thought",
+    ),
+    Patch(
         "vllm.v1.sample.rejection_sampler:expand_batch_to_tokens(x, cu_num_tokens, num_tokens, "
         "replace_from, replace_to)",
         _HOOKS + "expansion:expand_on_cpu",

@@ -9,8 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 from flying_serving.config import MODES
 from harness.live import FLAGS
 from tests.deep.conformance.calls.answers import ask, differences
-from tests.deep.conformance.calls.requests import CALLS
-from tests.deep.conformance.calls.speaker import NAME, TEMPLATE, WORDS, write_speaker
+from tests.deep.conformance.calls.requests import CALLS, CHAT, COMPLETIONS, QUESTION, Call
+from tests.deep.conformance.calls.speaker import (
+    NAME,
+    TEMPLATE,
+    WORDS,
+    prompt,
+    says,
+    write_speaker,
+)
 from tests.deep.conformance.live import Live
 from tests.stock.served import Served
 
@@ -61,3 +68,19 @@ def calls_of_every_kind(live: Live) -> None:
     assert {name: places for name, places in found.items() if places} == {}
     live.until_idle()
     live.check()
+
+
+def a_thought_that_is_cut_off(live: Live) -> None:
+    """A request in the same batch says what it says alone: it takes over no thinking budget."""
+    live.layout(live.layouts[0])
+    plain = {"prompt": prompt(9, 20), "max_tokens": 200, "temperature": 0.0, "ignore_eos": True}
+    other = Call("beside-a-thought", COMPLETIONS, plain)
+    thought = {**says("<think>", ends=False), "thinking_token_budget": 90, "max_tokens": 80}
+    cut_off = Call("cut-off", CHAT, {"messages": QUESTION, **thought})
+    alone = ask(live.http, other)
+    with ThreadPoolExecutor(1) as pool:
+        thinking = pool.submit(ask, live.http, cut_off)
+        time.sleep(BETWEEN_S[0])  # it has the first row of the batch
+        beside = ask(live.http, other)
+    assert thinking.result()["body"]["usage"]["completion_tokens"] == 80
+    assert beside == alone
