@@ -1,5 +1,6 @@
-"""Lane 1 waits for blocks that it has lent, rather than preempt a request: a group may hold them for
-KV that nobody will pull any more.
+"""Lane 1 waits for blocks that it has lent, rather than preempt a request.
+
+A group may hold them for KV that nobody will pull any more.
 """
 
 import pytest
