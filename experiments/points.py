@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from experiments.fitting import replaced
 from experiments.steady import Load, full, prefill_s, tpot_s, ttft_s
 from flying_lab.sim import models
-from flying_lab.sim.cost import LaneCost
+from flying_lab.sim.cost import LaneCost, Prefill
 from flying_lab.sim.hardware import Hardware
 from flying_lab.sim.memory import GPU_MEMORY_UTILIZATION, MAX_BATCHED_TOKENS, kv_pool_bytes
 
@@ -64,6 +65,8 @@ def predict(point: Point, hardware: Hardware, sequences: float = MAX_SEQUENCES) 
     """
     given = point.conditions
     model = models.load(point.model)
+    if given.get("fp8"):
+        model, hardware = _fp8(model, hardware)
     if point.kind == "capacity":
         tokens = kv_capacity_tokens(
             model,
@@ -94,8 +97,18 @@ def predict(point: Point, hardware: Hardware, sequences: float = MAX_SEQUENCES) 
             return ttft_s(cost, load, given["rate_per_engine"])
         case "closed_loop_tpot":
             return full(cost, load, given["sequences"]).tpot_s
+        case "decode_step":
+            decodes = given["sequences"]
+            return cost.step_s(decodes, decodes * load.mean_context_tokens)
+        case "batch_latency":
+            return _batch_s(cost, load, given["sequences"])
         case "prefill_rate":
             return 1.0 / prefill_s(cost, load)
+        case "prefill_ratio":
+            against = LaneCost(model, hardware, given["against_degree"])
+            return given["engines"] * _full_step_s(against, load) / _full_step_s(cost, load)
+        case "all_reduce_share":
+            return _all_reduces_s(cost, load) / _full_step_s(cost, load)
         case "worst_step":
             return _worst_step(cost, load, _sequences(cost, load, given, sequences))
         case "saturated_requests" | "saturated_total" | "saturated_output":
@@ -114,6 +127,38 @@ def predict(point: Point, hardware: Hardware, sequences: float = MAX_SEQUENCES) 
             ]
             return rates[0] * given["engines"] / rates[1]
     raise ValueError(f"{point.id}: kind={point.kind!r}")
+
+
+def _fp8(model: models.Model, hardware: Hardware) -> tuple[models.Model, Hardware]:
+    """Weights of one byte, and products at twice the rate of bfloat16, which is the data sheet's
+    ratio. Attention, all-reduces and the KV cache stay in bfloat16.
+    """
+    rate = 2.0 * hardware.coefficients.gemm_efficiency.value
+    changed = replaced(hardware, {"gemm_efficiency": rate}, None, "twice that of bfloat16")
+    return replace(model, linear_bytes=1.0), changed
+
+
+def _batch_s(cost: LaneCost, load: Load, sequences: int) -> float:
+    """A batch that starts at once: one step for all prompts, then one for each further token."""
+    prefill = cost.step_s(0, 0, [(load.prompt_tokens, 0)] * sequences)
+    contexts = range(load.prompt_tokens + 1, load.prompt_tokens + load.output_tokens)
+    return prefill + sum(cost.step_s(sequences, sequences * context) for context in contexts)
+
+
+def _prompts(load: Load) -> list[Prefill]:
+    """As many whole prompts as a step computes."""
+    return [(load.prompt_tokens, 0)] * (load.chunk_tokens // load.prompt_tokens)
+
+
+def _full_step_s(cost: LaneCost, load: Load) -> float:
+    return cost.step_s(0, 0, _prompts(load))
+
+
+def _all_reduces_s(cost: LaneCost, load: Load) -> float:
+    """All all-reduces of such a step: two of a layer, and that of the embedding."""
+    tokens = sum(new for new, _ in _prompts(load))
+    one_s = cost.all_reduce_s(tokens * cost.model.hidden * models.ACTIVATION_BYTES)
+    return (2 * cost.model.layers + 1) * one_s
 
 
 def _sequences(cost: LaneCost, load: Load, given: dict[str, Any], limit: float) -> float:
