@@ -39,7 +39,7 @@ LOW_S, BURST_S = 60.0, 20.0
 SEEDS = (1, 2, 3)
 """Of everything that is random."""
 KERNELS = 0.896
-"""H100's `memory_efficiency`, of single kernels; the H200's is fitted to serving in eager mode
+"""H100's `memory_efficiency`, of single kernels; the H200's is fitted to steps of servers
 (docs/simulator.md).
 """
 NO_BOUND = 10**9

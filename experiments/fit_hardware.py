@@ -41,6 +41,18 @@ SPECS = {
     "h20": (148e12, 4.0e12, 97871 * MIB, 450e9),
     "a100": (312e12, 2.039e12, 81920 * MIB, 300e9),
 }
+NVLS = {
+    # Of NVLink in one direction, 450e9: NVIDIA's own number for nccl-tests, which counts bytes as a
+    # ring moves them. A switch that reduces moves fewer, so this may exceed 1.
+    8: (
+        480e9 / 450e9,
+        "NVIDIA/nccl-tests issue 212 and NVIDIA/nccl issue 1455: bus bandwidth of all-reduce on "
+        "eight H100 with NVLink SHARP, 480 GB/s",
+    ),
+}
+"""Hopper's large all-reduces that NVSwitch reduces: efficiency by ranks. With two to four ranks the
+same sources have 365 to 370 GB/s, as without it.
+"""
 ATTENTION_START_S = 12e-6
 """Shortest decode attention that Vidur measured on A100 (data/profiling/a100/attention.csv, 32
 tokens of context).
@@ -136,7 +148,7 @@ def _start(name: str) -> Hardware:
 
 def _fit_all_reduce(network: str, ranks: int, link: float) -> dict[str, Any]:
     """Small messages: vLLM's kernel where it was measured. Large ones: Vidur's NCCL times from 1
-    MiB.
+    MiB, with the bandwidth of NVSwitch's own reduction where there is one.
     """
     rows = defaultdict(list)
     with (DATA / "all_reduce_ms.csv").open(encoding="utf-8") as file:
@@ -164,6 +176,9 @@ def _fit_all_reduce(network: str, ranks: int, link: float) -> dict[str, Any]:
             "latency_s": {"value": latency, "fit_error": round(error, 4), "source": source},
             "efficiency": {"value": 1 / slope, "fit_error": round(error, 4), "source": source},
         }
+    if network == "h100_dgx" and ranks in NVLS:
+        value, source = NVLS[ranks]
+        lines["large"]["efficiency"] = {"value": value, "fit_error": None, "source": source}
     return lines
 
 
@@ -214,18 +229,24 @@ def _fit_points(device: Hardware, names: Sequence[str], chosen: Sequence[Point])
 
 
 def _fit_h200(device: Hardware, published: Sequence[Point]) -> Hardware:
-    """What a serving system shows: effective bandwidths and host time, and the memory that is kept
+    """What a serving system shows: effective bandwidth and host time, and the memory that is kept
     back.
+
+    Steps that run as graphs come first: their sources state the batch, nothing waits, and their
+    time is that of kernels and of the step's own host work. What eager mode adds, and the server
+    before the engine, is then fitted to serving in eager mode.
     """
-    chosen = [
-        p for p in published if p.hardware == "h200" and p.role == "fit" and p.kind != "capacity"
-    ]
-    names = ("memory_efficiency", "eager_layer_s", "step_overhead_s", "frontend_s")
-    device = _fit_points(device, names, chosen).hardware
-    capacity = [
-        p for p in published if p.hardware == "h200" and p.role == "fit" and p.kind == "capacity"
-    ]
-    return _fit_points(device, ("reserve_bytes",), capacity).hardware
+    chosen = [p for p in published if p.hardware == "h200" and p.role == "fit"]
+    eager = [p for p in chosen if p.conditions.get("execution") == "eager"]
+    graphs = [p for p in chosen if p.kind == "batch_latency"]
+    capacity = [p for p in chosen if p.kind == "capacity"]
+    for names, of in (
+        (("memory_efficiency", "step_overhead_s"), graphs),
+        (("eager_layer_s", "frontend_s"), eager),
+        (("reserve_bytes",), capacity),
+    ):
+        device = _fit_points(device, names, of).hardware
+    return device
 
 
 def _fit_attention(device: Hardware, published: Sequence[Point], role: str) -> Hardware:

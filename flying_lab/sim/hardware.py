@@ -40,6 +40,7 @@ class Line(_Data):
 
     latency_s: Coefficient
     efficiency: Coefficient
+    """Of the bytes that a ring moves. Above 1 where the switch reduces, and so moves fewer."""
 
 
 class AllReduce(_Data):

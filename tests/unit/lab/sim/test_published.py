@@ -16,30 +16,49 @@ DEVICES = {name: hardware.load(name) for name in hardware.names()}
 
 # What misses 15 %, and how far off it may be; docs/results/cost_model.md says why.
 MISSES = {
-    "fork-70b-tp4-tpot-1.0": 0.25,
     "fork-8b-tp1-saturated": 0.26,
     "fork-8b-tp2-saturated": 0.24,
     "fork-8b-tp4-saturated": 0.23,
-    "paper-70b-tp8-peak": 0.65,
-    "paper-gpt-oss-dp-over-tp8": 0.29,
-    "paper-nemotron-dp-over-tp8": 0.38,
-    "gyges-tp4-rate": 0.54,
+    "paper-70b-tp8-peak": 0.80,
+    "paper-gpt-oss-dp-over-tp8": 0.35,
+    "paper-nemotron-dp-over-tp8": 0.44,
+    "gyges-tp4-rate": 0.45,
     "dynaserve-p2048-d512-rate": 0.18,
 }
 
 
 def test_points_that_are_not_fitted_are_within_tolerance_or_named() -> None:
-    """16 of 25 within 15 %; the others are listed here and no longer listed when they come
+    """26 of 34 within 15 %; the others are listed here and no longer listed when they come
     within.
     """
     unstated = {"decode_rate": report.matching(DEVICES, POINTS, "gyges-tp1-rate")}
     not_fitted = [p for p in POINTS if p.role == "not_fitted"]
     rows = report._rows(DEVICES, not_fitted, unstated)
     errors = {p.id: abs(error) for p, (_, error) in zip(not_fitted, rows, strict=True)}
-    assert len(errors) == 25
+    assert len(errors) == 34
     assert {name for name, error in errors.items() if error > report.TOLERANCE} == set(MISSES)
     for name, limit in MISSES.items():
         assert errors[name] < limit
+
+
+@pytest.mark.parametrize("source", ["vllm-ci", "nim", "isc"])
+def test_points_that_state_their_batch_are_within_5_percent(source: str) -> None:
+    """Steps as graphs on H200, H100 and A100, and large all-reduces that NVSwitch reduces."""
+    chosen = [p for p in POINTS if p.id.startswith(source)]
+    assert chosen
+    for point in chosen:
+        error = points.predict(point, DEVICES[point.hardware]) / point.value - 1.0
+        assert abs(error) < 0.05, (point.id, error)
+
+
+def test_eight_bit_weights_halve_the_reading_and_the_arithmetic() -> None:
+    one = next(p for p in POINTS if p.id == "nim-70b-fp8-tp2-p500")
+    plain = replace(one, conditions={k: v for k, v in one.conditions.items() if k != "fp8"})
+    times = [points.predict(p, DEVICES["h100"]) for p in (one, plain)]
+    assert 0.5 < times[0] / times[1] < 0.6
+    prompt = next(p for p in POINTS if p.id == "isc-70b-fp8-tp8-all-reduce")
+    plain = replace(prompt, conditions={k: v for k, v in prompt.conditions.items() if k != "fp8"})
+    assert points.predict(prompt, DEVICES["h100"]) > points.predict(plain, DEVICES["h100"])
 
 
 def flat(data: Any, path: str = "") -> dict[str, Any]:
