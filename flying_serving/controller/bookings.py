@@ -75,20 +75,27 @@ class Bookings:
         """Let requests wait that run in groups which the layout lacks, if they may leave these: see
         `to_migrate`.
 
-        An urgent request stays while others wait: it might find no room elsewhere.
+        An urgent request stays if it would have to wait for room.
         """
         state = self._state
-        others_wait = len(state.pool) > 0
         running = [
             request
             for request in state.started.values()
-            if request.request_id in request_ids and not (others_wait and request.spec.urgent)
+            if request.request_id in request_ids
+            and (not request.spec.urgent or self._finds_room(request))
         ]
         recalled = to_migrate(running, state.layout, state.settings, also_begun=also_begun)
         return [
             self.requeue(request, now_s, self.offer_kv(request) if has_kv else None)
             for request, has_kv in recalled
         ]
+
+    def _finds_room(self, request: RequestState) -> bool:
+        """Return whether a group of the layout has room for a request now."""
+        state = self._state
+        expected_tokens = state.lengths.expected_tokens(request)
+        group = self._choice.choose(request, state.layout, state.lanes(), expected_tokens)
+        return group is not None
 
     def revoke_offer(self, request: RequestState) -> list[Command]:
         """Revoke the offer of a request that ends in its group: nothing pulls its KV."""

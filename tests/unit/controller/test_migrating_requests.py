@@ -175,22 +175,23 @@ def test_recalled_requests_that_end_leave_the_switch(aborted: bool) -> None:
     assert not switch.open
 
 
-@pytest.mark.parametrize("waiting", [0, 1])
-def test_an_urgent_request_stays_where_it_runs_while_others_wait(waiting: int) -> None:
-    """It might find no room elsewhere; otherwise it migrates as all do."""
-    shell = ModelShell(settings("priority", engines=2, max_num_seqs=2))
+@pytest.mark.parametrize("is_full", [False, True])
+def test_an_urgent_request_stays_where_it_runs_if_it_would_wait(is_full: bool) -> None:
+    """Otherwise it migrates as all do."""
+    shell = ModelShell(settings("priority", engines=2, max_num_seqs=1))
+    for name in ("a", "b"):
+        shell.arrive(name, SHORT)
+        shell.token(name)
     shell.order(WIDE)
     shell.acknowledge()
-    for name, priority in (("urgent", -1), ("usual", 0)):
-        shell.arrive(name, RequestSpec(10, 20, 10, priority=priority))
-        shell.token(name)
-    for number in range(waiting):
-        shell.arrive(f"waits{number}", SHORT)
+    shell.arrive("urgent", RequestSpec(10, 20, 10, priority=-1))
+    shell.token("urgent")
+    if not is_full:
+        shell.finish("a")
     shell.order(NARROW, "migrate")
     shell.acknowledge()
-    gone = {name for name, _ in shell.dispatched}
-    assert ("urgent" in gone) == (not waiting)
-    assert "usual" in gone
+    assert shell.open["urgent"].group == ((0, 1) if is_full else (0,))
+    assert shell.waiting() == []
 
 
 def test_request_that_ends_after_its_group_was_full_leaves_the_switch() -> None:

@@ -55,7 +55,7 @@ def test_eight_bit_weights_halve_the_reading_and_the_arithmetic() -> None:
     one = next(p for p in POINTS if p.id == "nim-70b-fp8-tp2-p500")
     plain = replace(one, conditions={k: v for k, v in one.conditions.items() if k != "fp8"})
     times = [points.predict(p, DEVICES["h100"]) for p in (one, plain)]
-    assert 0.5 < times[0] / times[1] < 0.6
+    assert 0.5 < times[0] / times[1] < 0.65
     prompt = next(p for p in POINTS if p.id == "isc-70b-fp8-tp8-all-reduce")
     plain = replace(prompt, conditions={k: v for k, v in prompt.conditions.items() if k != "fp8"})
     assert points.predict(prompt, DEVICES["h100"]) > points.predict(plain, DEVICES["h100"])

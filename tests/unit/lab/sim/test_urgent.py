@@ -17,7 +17,7 @@ from flying_lab.workload.shape import with_priority
 from flying_lab.workload.synth import Poisson, synthesise
 from flying_serving.policy.policies import POLICIES
 
-RATE_RPS = {"llama-3-70b": 9.9, "nemotron-8b": 118.0}
+RATE_RPS = {"llama-3-70b": 10.2, "nemotron-8b": 121.0}
 """Of stock vLLM apart, while requests queue; on eight H200."""
 REQUESTS, SHARE, MOST = 800, 0.1, 1.15
 pytestmark = pytest.mark.deep
