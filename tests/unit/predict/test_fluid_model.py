@@ -4,9 +4,10 @@ import math
 
 import pytest
 
+from flying_serving.predict.forecast import forecast
 from flying_serving.predict.rollout import LENGTHS_CV, MAX_UTILIZATION, FluidModel, GroupState
 from flying_serving.predict.steps import StepCost
-from flying_serving.predict.work import FREE, LaneFigures, Work
+from flying_serving.predict.work import FREE, Interference, LaneFigures, Objective, Work
 from tests.unit.policy.snapshots import OBJECTIVE
 
 STEP_S, PROMPT, OUTPUT, BUDGET = 0.1, 512.0, 40.0, 256
@@ -100,3 +101,14 @@ def test_prompts_delay_each_other_as_in_a_queue(rate: float, used: float) -> Non
     variation = (1 + LENGTHS_CV**2) / 2
     assert alone == pytest.approx(1 + variation * used / (1 - used))
     assert shared == pytest.approx(1 + variation * used ** (math.sqrt(10) - 1) / (1 - used) / 4)
+
+
+def test_requests_that_arrive_while_a_group_is_blocked_wait_half_of_it() -> None:
+    """On average: they arrive evenly. All of them, and those that were there, begin then."""
+    blocked_s, rest_s = 20.0, 20.0
+    lane = LaneFigures(StepCost(STEP_S, 0.0, 0.0, 0.0), 64, 10**6, BUDGET)
+    blocked = Interference(blocked_s=blocked_s)
+    found = forecast(lane, 1, Work(2.0, 1.0, OUTPUT, 6.0), Objective(blocked_s + rest_s), blocked)
+    later = forecast(lane, 1, Work(2.0, 1.0, OUTPUT, 6.0 + 2.0 * blocked_s), Objective(rest_s))
+    waited_s = 6.0 * blocked_s + 2.0 * blocked_s * blocked_s / 2
+    assert found.request_seconds == pytest.approx(waited_s + later.request_seconds, rel=0.01)
