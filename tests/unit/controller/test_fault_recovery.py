@@ -247,7 +247,9 @@ def test_after_two_losses_a_suspect_does_not_get_the_last_engine(is_revived: boo
         shell.revive(min(shell.lost))
         assert shell.open[deadly].group is not None
     else:
-        shell.tick(MOST_WAIT_S + 0.1)
+        shell.tick(MOST_WAIT_S)
+        assert deadly not in shell.failed
+        shell.tick(0.1)
         assert deadly in shell.failed
 
 

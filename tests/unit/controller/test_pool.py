@@ -124,6 +124,18 @@ def test_ended_requests_leave_no_entries(how: str) -> None:
     assert sorted(taken(pool)) == ["r0", "r1", "r2"]
 
 
+@pytest.mark.parametrize(("now_s", "after_s"), [(50.0, 10), (30.5, 1), (30.0, 1)])
+def test_a_request_is_to_come_back_after_half_of_the_longest_wait(
+    now_s: float, after_s: int
+) -> None:
+    """But not within the same second. About half of those that wait are dispatched by then."""
+    pool = TaskPool(AGING_S)
+    assert pool.retry_after_s(now_s) == 1
+    for number, at_s in enumerate([30.0, 45.0]):
+        pool.add(state(number, at_s=at_s))
+    assert pool.retry_after_s(now_s) == after_s
+
+
 def test_an_overdue_request_is_offered_every_second_place() -> None:
     """Beside a stream of urgent ones; the oldest first, of whatever kind."""
     pool = TaskPool(AGING_S)

@@ -29,8 +29,13 @@ def shell_of(policy: str = "manual", engines: int = 4) -> ModelShell:
     return shell
 
 
-def busy(policy: str, *, dry_run: bool = False) -> ModelShell:
-    """Return a server of two roomy engines, which have prompts to compute when a long one
+LONG, BRIEF = RequestSpec(1500, 1520, 20), RequestSpec(100, 120, 20)
+
+
+def busy(
+    policy: str, *, others: int = 2, spec: RequestSpec = LONG, dry_run: bool = False
+) -> ModelShell:
+    """Return a server of two roomy engines, where other requests have prompts to compute when one
     arrives.
     """
     small = settings(policy, 2, max_num_batched_tokens=2048, dry_run=dry_run)
@@ -40,9 +45,9 @@ def busy(policy: str, *, dry_run: bool = False) -> ModelShell:
     )
     shell = ModelShell(replace(small, capacity=roomy), costs(tuple(roomy.kv_tokens)))
     shell.controller.state.migrates = dict(QUICK)
-    for number in range(2):
+    for number in range(others):
         shell.arrive(f"r{number}", RequestSpec(1000, 1300, 300, degree=1))
-    shell.arrive("long", RequestSpec(1500, 1520, 20))
+    shell.arrive("new", spec)
     return shell
 
 
@@ -275,3 +280,10 @@ def test_the_policy_splits_where_the_planner_predicts_a_gain(dry_run: bool) -> N
 @pytest.mark.parametrize("policy", ["auto", "static-dp", "manual"])
 def test_other_policies_split_only_requests_with_split_at(policy: str) -> None:
     assert part_of(busy(policy)) is None
+
+
+def test_the_policy_leaves_a_short_request_whole_to_an_idle_group() -> None:
+    """A part in the other group would end later, with all that is to be done there."""
+    shell = busy("split", others=1, spec=BRIEF)
+    assert part_of(shell) is None
+    assert shell.dispatched == [("new", (1,))]

@@ -171,8 +171,9 @@ def test_json_of_a_decision() -> None:
 
 
 def test_a_failed_switch_is_over() -> None:
-    """With its problem, whether requests drain or not."""
-    one = switch("a")
+    """With its problem, whether requests drain or migrate or not."""
+    one = switch("a", "b")
+    assert one.migrated("b", 100.5, has_tokens=True)
     one.failed("engine 1 did not answer", 101.0)
     assert not one.open
     one.ended("a", 105.0)
