@@ -64,9 +64,10 @@ def test_device_reads_its_own_memory_without_asking() -> None:
     assert reads_directly(OWN, OWN)
 
 
-def test_memory_of_the_host_is_mapped_as_it_is() -> None:
+@pytest.mark.parametrize("reader", [None, OWN])
+def test_memory_of_the_host_is_mapped_as_it_is(reader: torch.device | None) -> None:
     memory = torch.arange(8, dtype=torch.int8)
-    assert map_cuda(share_cuda(memory), "mine", None).tolist() == memory.tolist()
+    assert map_cuda(share_cuda(memory), "mine", reader).tolist() == memory.tolist()
 
 
 def test_handle_that_cannot_be_opened_is_named(handle: bytes) -> None:

@@ -66,6 +66,17 @@ def test_one_segment_is_the_ranks_outputs_side_by_side(kind: str) -> None:
         assert torch.equal(torch.cat(parts, dim=-1), x @ weight.t())
 
 
+@pytest.mark.parametrize("degree", DEGREES)
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_a_product_has_the_dimensions_of_its_input(kind: str, degree: int) -> None:
+    """A rank of the widest degree has one unit, one of the others several."""
+    weight, bias, x = numbers(0, 24, 5), numbers(2, 24), numbers(1, 2, 3, 5)
+    storage = COLUMNS[kind](weight, bias, (Segment(24, 8),))
+    expected = torch.nn.functional.linear(x, weight, bias).chunk(degree, -1)
+    for rank, columns in enumerate(expected):
+        assert torch.equal(storage.part(rank, degree)(x), columns)
+
+
 @pytest.mark.parametrize("kind", ROWS)
 @settings(max_examples=examples(80))
 @given(
