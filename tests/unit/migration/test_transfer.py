@@ -6,14 +6,22 @@ from itertools import product
 from math import gcd
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from msgspec.structs import astuple
 
 from flying_serving.layout.groups import Group, aligned_group
-from flying_serving.migration.transfer import REPETITIONS, measure, pull_kv
+from flying_serving.layout.shards import Segment
+from flying_serving.memory.kv_groups import KVGroup, KVGroups
+from flying_serving.memory.kv_view import KVView
+from flying_serving.memory.peers import Lanes, PeerKV
+from flying_serving.memory.states import StateCut
+from flying_serving.migration.plan import WorkerId, rank_of
+from flying_serving.migration.transfer import REPETITIONS, measure, pull_kv, pull_state
 from flying_serving.wire import MigrationRow
 from tests.unit.memory.lanes import Kind, Model
 from tests.unit.migration.workers import ENGINES, SIZES, Workers
@@ -77,6 +85,65 @@ def test_layers_of_other_sizes_are_pulled_by_their_own_heads(
     for seed, (source, target) in enumerate(product(GROUPS, GROUPS)):
         start = Random(seed).choice([0, 3, 8])
         check_pull(workers, source, target, range(start, start + 1 + seed % 13), seed)
+
+
+HEADS = 8
+"""Heads of a state."""
+
+
+def state_lanes(devices: int) -> dict[WorkerId, Lanes]:
+    """Return the lanes of all workers, which have a state of their heads in each block, and no
+    KV.
+    """
+    return {
+        worker: {
+            size: [KVView([], range(0), 4, 1, [torch.zeros(BLOCKS, HEADS // (size * devices))])]
+            for size in SIZES
+        }
+        for worker in product(range(ENGINES), range(devices))
+    }
+
+
+def state_of(group: Group, worker: WorkerId, devices: int) -> torch.Tensor:
+    """Return a worker's part of a request's state: the numbers of its heads."""
+    heads = torch.arange(1.0, HEADS + 1).chunk(len(group) * devices)
+    return heads[rank_of(group, worker)]
+
+
+def check_pull_of_state(
+    lanes: dict[WorkerId, Lanes], peers: PeerKV, source: Group, target: Group, devices: int
+) -> None:
+    """All devices of the target get the state of their heads, and no other block changes."""
+    for worker in product(source, range(devices)):
+        (state,) = lanes[worker][len(source)][0].states
+        state[worker[0] + 5] = state_of(source, worker, devices)
+    old = {engine: [1, 2, engine + 5] for engine in source}
+    for engine, device in product(target, range(devices)):
+        puller: Any = SimpleNamespace(
+            engine=engine,
+            device=device,
+            devices=devices,
+            kv_views=lanes[engine, device],
+            state_cuts=[StateCut(0, 0, (Segment(HEADS, HEADS),))],
+            kv_groups=KVGroups((KVGroup(4), KVGroup(1000, has_state=True))),
+            peers=peers,
+        )
+        (state,) = lanes[engine, device][len(target)][0].states
+        state[20] = 0
+        expected = state.clone()
+        expected[20] = state_of(target, (engine, device), devices)
+        pull_state(puller, source, old, target, [3, 4, 20])
+        assert torch.equal(state, expected)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_state_is_pulled_between_every_pair_of_groups(tmp_path: Path, devices: int) -> None:
+    """Its block is the last of a request."""
+    lanes, peers = state_lanes(devices), PeerKV(str(tmp_path))
+    for (engine, device), own in lanes.items():
+        peers.share(engine, device, b"", own)
+    for source, target in product(GROUPS, GROUPS):
+        check_pull_of_state(lanes, peers, source, target, devices)
 
 
 class Clock:

@@ -203,6 +203,32 @@ def test_a_pull_takes_the_time_that_there_is(new: Group) -> None:
     assert all_free(at)
 
 
+def test_a_pull_for_which_time_ran_out_goes_on_at_once() -> None:
+    at = node()
+    before = begin(at, A)
+    at.at(A).retain("a", 5)
+    at.at(B).target.chunks.token_s = {1: 1.0}
+    at.expect(again(before, "a+1"), B, KVSource(A, 5))
+    at.at(B).advance(at.now_s, 5.0)
+    assert at.at(B).retry_in_s(at.now_s) == 0.0
+    at.at(B).advance(at.now_s, 7.0)
+    assert at.at(B).retry_in_s(at.now_s) is None
+
+
+@pytest.mark.parametrize(("limit_s", "tokens"), [(12.0, 0), (17.0, 5)])
+def test_requests_share_the_time_that_there_is(limit_s: float, tokens: int) -> None:
+    """The first takes it for its twelve tokens, and the second has the rest."""
+    at = node()
+    at.at(B).target.chunks.token_s = {1: 1.0}
+    for number, name in enumerate("ab", 5):
+        before = begin(at, A, name, family=number)
+        at.at(A).retain(name, number)
+        at.expect(again(before, f"{name}+1"), B, KVSource(A, number))
+    at.at(B).advance(at.now_s, limit_s)
+    assert list(at.lanes[B].scheduler.requests) == ["a+1"]
+    assert at.at(B).incoming.by_id["b+1"].pulled_tokens == tokens
+
+
 def test_blocks_used_again_while_they_are_copied_do_not_count() -> None:
     """Whole blocks that came before it do; the rest is prefilled."""
     at = node()

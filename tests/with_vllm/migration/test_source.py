@@ -211,3 +211,20 @@ def test_kv_that_is_being_pulled_yields_last() -> None:
     assert keeper.offered() == []
     assert not keeper.source.yield_blocks(1, 3 * YIELD_S)
     assert keeper.lane.free() == keeper.lane.pool.total
+
+
+def test_retained_kv_yields_to_requests_of_its_own_lane() -> None:
+    """That of another lane stays, whichever was retained first."""
+    own, group = Lane(overlaps=False), Lane(overlaps=False)
+    table = OfferTable(memoryview(bytearray(OfferTable.size_bytes(20, 40))), 20, 40)
+    source = Source({1: own.pool, 2: group.pool}, table)
+    for number, lane in enumerate((group, own, group), 1):
+        lane.scheduler.add_request(make(str(number), number, PROMPT, 9))
+        lane.step()
+        source.retain(str(number), number)
+    assert list(source.retained) == [1, 2, 3]
+    assert source.yield_blocks(1, 0.0)
+    assert list(source.retained) == [1, 3]
+    assert not source.yield_blocks(1, 0.0)
+    assert source.yield_blocks(2, 0.0)
+    assert list(source.retained) == [1]

@@ -41,7 +41,7 @@ def test_requests_wait_where_blocks_are_missing() -> None:
     at.at(A).retain("c", 7)
     at.expect(again(before, "c+1"), BOTH, KVSource(A, 7))
     settle(at)
-    settle(at)
+    settle(at, limit_s=1.0)
     assert at.asked == [(1, 3)]
     assert at.lanes[B].free() == 0
     assert at.at(B).retry_in_s(at.now_s) == OFFER_POLL_S
@@ -115,6 +115,27 @@ def test_an_offer_that_is_never_made_is_not_awaited_for_ever() -> None:
     settle(at)
     assert at.at(B).incoming.by_id == {}
     assert at.at(B).incoming.counts() == MigrationCounts(0, 0, 1)
+    run_out(at)
+    assert all_free(at)
+
+
+def test_a_request_waits_for_more_kv_only_while_no_other_needs_its_blocks() -> None:
+    """Its owner may wait for that one. It goes on with what is here."""
+    at = node()
+    at.at(A).source.offer("a", RunningOffer(5, 1, early=True))
+    begin(at, A, steps=1)
+    at.expect(make("a+1", 3, 10, 2), B, KVSource(A, 5))
+    for _ in range(2):
+        settle(at)
+    assert at.at(B).incoming.by_id["a+1"].pulled_tokens == 8
+    taken = at.lanes[B].pool.take(at.lanes[B].free())
+    settle(at)
+    assert at.at(B).incoming
+    at.lanes[B].scheduler.add_request(make("b", 4, 10, 2))
+    settle(at)
+    assert at.at(B).incoming.counts() == MigrationCounts(1, 8, 0)
+    assert list(at.lanes[B].scheduler.requests) == ["b", "a+1"]
+    at.lanes[B].pool.give(taken)
     run_out(at)
     assert all_free(at)
 
