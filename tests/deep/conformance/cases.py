@@ -281,6 +281,7 @@ OF_REQUESTS = (
             lanes.loss,
             adapters.one_is_loaded_while_the_server_runs,
             adapters.another_version_is_no_answer,
+            adapters.a_running_one_comes_to_an_engine_without_it,
             adapters.some_cannot_be_loaded,
         ),
         jobs=adapters.JOBS,

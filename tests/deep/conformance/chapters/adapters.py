@@ -17,6 +17,7 @@ from flying_lab.tiny_models.adapters import make_adapter
 from flying_serving.vllm_adapter.engine_adapters import RETRY_S
 from harness import lora
 from harness.forked import ROOT
+from harness.live import wait_until
 from harness.streams import WORST_LOGPROB, worst_difference
 from tests.deep.conformance.live import Asked, Job, Live
 from tests.stock.requests import REQUESTS
@@ -26,6 +27,8 @@ RUNTIME = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 ADAPTERS = (lora.BASE, lora.ONE, lora.TWO)
 JOBS = tuple(Job(request, adapter) for request in REQUESTS for adapter in ADAPTERS)
 LATER = "later"
+LONG_TOKENS = 1900
+"""Of a request that runs while files are removed and a switch is made."""
 FOLDERS = {name: lora.folder(SHAPE, ROOT / ".models") / name for name in (lora.ONE, lora.TWO)}
 FLAGS = (*lora.FLAGS, "--lora-modules", *(f"{name}={path}" for name, path in FOLDERS.items()))
 
@@ -134,6 +137,34 @@ def another_version_is_no_answer(live: Live) -> None:
             live.compare(Asked(Job(REQUESTS[0], lora.ONE), degree), answer)
         for name in (LATER, *others):
             assert post(live, "/v1/unload_lora_adapter", lora_name=name).status_code == 200
+    assert _processes(live) == before
+    live.check()
+
+
+def a_running_one_comes_to_an_engine_without_it(live: Live) -> None:
+    """Its folder has gone, and a member of its new group lacks it: it ends with an error, and no
+    engine ends.
+    """
+    before, moved = _processes(live), live.migrations()
+    live.layout(live.apart)
+    with TemporaryDirectory() as scratch, ThreadPoolExecutor(1) as pool:
+        folder = make_adapter(Path(scratch, LATER), SHAPE, seed=1)
+        _load(live, LATER, folder)
+        others = [f"other{number}" for number in range(lora.MAX_CPU_LORAS)]
+        for number, name in enumerate(others, 3):
+            _load(live, name, make_adapter(Path(scratch, name), SHAPE, seed=number))
+        asked = pool.submit(live.post, [1, 2, 3], LONG_TOKENS, model=LATER)
+        tokens = live.metric("vllm:generation_tokens_total", "model_name")
+        wait_until(lambda: live.metric("vllm:generation_tokens_total", "model_name") != tokens)
+        assert post(live, "/v1/unload_lora_adapter", lora_name=LATER).status_code == 200
+        shutil.rmtree(folder)
+        live.layout(live.layouts[0], "migrate")
+        answer = asked.result()
+        assert "cannot read adapter 'later' again" in answer.text
+        assert answer.status_code == 500
+        for name in others:
+            assert post(live, "/v1/unload_lora_adapter", lora_name=name).status_code == 200
+    assert live.migrations() > moved
     assert _processes(live) == before
     live.check()
 
