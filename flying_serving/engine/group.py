@@ -189,7 +189,8 @@ class Leader:
             self._may_step_at_s = _WHEN_ANSWERED
             return None
         plan = self.scheduler.schedule()
-        if not plan.total_num_scheduled_tokens and not plan.finished_req_ids:
+        tells = plan.finished_req_ids or plan.new_block_ids_to_zero
+        if not plan.total_num_scheduled_tokens and not tells:
             self.outstanding.planned_nothing()
             if not self.outstanding:
                 self._may_step_at_s = now_s + ASK_AGAIN_S

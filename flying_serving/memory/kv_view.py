@@ -112,7 +112,7 @@ class KVView:
 
     def zero(self, blocks: Sequence[int]) -> None:
         """Write zeros into some blocks. A kernel may read behind a request's last token, and what a
-        state has left there need not be a number.
+        state or another request has left there need not be a number.
         """
         for part in self.parts:
             ratio = self.block_tokens // part.shape[2]

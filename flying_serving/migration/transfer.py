@@ -63,8 +63,9 @@ def pull_kv(
     views = worker.kv_views[len(target)]
     reader = worker.engine, worker.device
     for kind, view in enumerate(views):
-        if views[0].states:
-            view.zero(worker.kv_groups.of_kv(blocks)[-(-tokens.start // view.block_tokens) :])
+        if views[0].states or not views[0].parts[0].is_cuda:
+            behind = max(-(-tokens.start // view.block_tokens), tokens.stop // view.block_tokens)
+            view.zero(worker.kv_groups.of_kv(blocks)[behind:])
         parts = copies(source, target, reader, worker.devices, view.kv_heads)
         for (engine, device), heads in parts:
             peer_view = worker.peers.views(engine, device, len(source))[kind]

@@ -144,8 +144,7 @@ class SchedulerPool:
             delay_cache_blocks=True,
             has_scheduled_reqs=False,
         )
-        if self.groups.state_blocks:  # the next step would zero them, with the KV that comes first
-            manager.take_new_block_ids()
+        manager.take_new_block_ids()  # the next step would zero them, with the KV that comes first
         return made is not None
 
     def missing_for(self, tokens: int, owned: int = 0) -> int:
@@ -185,6 +184,7 @@ class SchedulerPool:
         if request.prefill_stats is not None:
             hit_tokens = min(tokens, self.hit_tokens(request.request_id))
             request.prefill_stats.set(request.num_prompt_tokens, hit_tokens, 0)
+        self.scheduler.arrived_tokens[request.request_id] = tokens
         self.scheduler.kv_cache_manager.cache_blocks(request, tokens)
 
     def release(self, request: Any) -> None:

@@ -10,7 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from vllm import envs
 from vllm.model_executor.layers.attention.mla_attention import MLAAttention
+from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,
@@ -177,6 +179,28 @@ def check_pooled_memory(
     original(
         available_memory * _pooled.get(), get_needed_memory, max_model_len, estimate_max_model_len
     )
+
+
+def zero_on_cpu(original: Any, self: KVCacheConfig) -> bool:
+    """Wrap `KVCacheConfig.needs_kv_cache_zeroing`: also where the CPU's kernels read behind the
+    last token of a request. They multiply what is there by 0, and 0 times NaN is NaN.
+
+    The V2 runner, which is on the CPU in tests alone, would zero with an interpreted kernel.
+    """
+    is_v1 = not envs.VLLM_USE_V2_MODEL_RUNNER
+    return bool(original(self)) or (is_v1 and bool(current_platform.is_cpu()))
+
+
+def zero_blocks(original: Any, self: Any, block_ids: list[int]) -> None:
+    """Wrap `CPUModelRunner._zero_block_ids`: also layers whose KV differs in size, which vLLM
+    leaves out.
+    """
+    original(self, block_ids)
+    layers = self.compilation_config.static_forward_context
+    for group in self.kv_cache_config.kv_cache_groups:
+        if isinstance(group.kv_cache_spec, UniformTypeKVCacheSpecs):
+            for name in group.layer_names:
+                layers[name].kv_cache[block_ids] = 0
 
 
 def token_parts(layers: Sequence[Any]) -> list[torch.Tensor] | None:

@@ -100,6 +100,8 @@ class LaneScheduler(Scheduler):
         """By request: tokens that a prefix cache had when it first got blocks, here or in the group
         where it began.
         """
+        self.arrived_tokens: dict[str, int] = {}
+        """By request that came with its KV since the last step: how many of its tokens have KV."""
 
         self._most_step_tokens = self.max_num_scheduled_tokens
         self._most_chunk_tokens = self.scheduler_config.long_prefill_token_threshold
@@ -129,6 +131,17 @@ class LaneScheduler(Scheduler):
         if stats is not None:
             self.hooks.stats_made(stats)
         return stats
+
+    def _get_new_block_ids_to_zero(self) -> list[int] | None:
+        """Return what vLLM does, and the blocks behind the KV that requests have come with."""
+        for kind in self.kv_cache_manager.coordinator.single_type_managers:
+            if kind.records_new_block_ids:
+                for request_id, tokens in self.arrived_tokens.items():
+                    own = kind.req_to_blocks.get(request_id, [])
+                    behind = own[-(-tokens // kind.block_size) :]
+                    kind.new_block_ids += [block.block_id for block in behind]
+        self.arrived_tokens.clear()
+        return super()._get_new_block_ids_to_zero()
 
     def _free_request_blocks(self, request: Any) -> None:
         self.hooks.blocks_freed(request)

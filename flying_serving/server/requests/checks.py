@@ -46,6 +46,7 @@ class Checks:
         check_encodable(sent, self._calls.channel.encode)
         priority, params = fields["priority"], fields["sampling_params"]
         self.rights.check(priority, {} if params is None else params.extra_args or {})
+        _check_finite(fields["prompt_embeds"])
         prompt = prompt_length(fields["prompt_token_ids"], fields["prompt_embeds"])
         spec = self._streams.spec_of(prompt, params, priority)
         adapter = fields.get("lora_request")
@@ -122,6 +123,17 @@ class Checks:
         """
         if self._calls.engines_may_end or (self._calls.ending and not self._places.holds(call)):
             raise refusal()
+
+
+def _check_finite(embeds: Any) -> None:
+    """Raise VLLMValidationError for embeddings (a tensor, or None) that are not all finite: no
+    token could be sampled after them.
+    """
+    if embeds is not None and not embeds.isfinite().all():
+        raise VLLMValidationError(
+            "prompt_embeds: must be finite numbers, without NaN and infinity",
+            parameter="prompt_embeds",
+        )
 
 
 @contextmanager

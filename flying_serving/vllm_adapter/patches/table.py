@@ -74,6 +74,17 @@ PATCHES: tuple[Patch, ...] = (
         "the same for the V2 model runner, whose module has imported the name for itself",
     ),
     Patch(
+        "vllm.v1.kv_cache_interface:KVCacheConfig.needs_kv_cache_zeroing(self)",
+        _HOOKS + "kv:zero_on_cpu",
+        "vLLM's CPU kernels multiply the rest of a block, behind a request's last token, by 0: NaN "
+        "that another request has left there becomes the output of this one",
+    ),
+    Patch(
+        "vllm.v1.worker.cpu_model_runner:CPUModelRunner._zero_block_ids(self, block_ids)",
+        _HOOKS + "kv:zero_blocks",
+        "the same for layers whose KV differs in size, which vLLM does not zero on the CPU",
+    ),
+    Patch(
         "vllm.v1.core.kv_cache_utils:_check_enough_kv_cache_memory(available_memory, "
         "get_needed_memory, "
         "max_model_len, estimate_max_model_len)",

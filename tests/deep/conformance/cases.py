@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 
-from harness import mxfp4_cpu, triton_cpu
+from harness import mxfp4_cpu, poison, triton_cpu
 from harness.live import COMMAND
 from tests.deep.conformance.calls.speaker import NAME, write_speaker
 from tests.deep.conformance.chapters import (
@@ -78,6 +78,7 @@ DENSE = (
         ),
         jobs=JOBS,
         flags=clients.PARSERS,
+        preamble=poison.PREAMBLE,
         write=lambda model, scratch: write_speaker(model, scratch / NAME),
         served_name=NAME,
     ),
@@ -175,6 +176,7 @@ OTHER_LAYERS = (
         4,
         (lanes.wider_groups_hold_more, *WITH_LOSS),
         jobs=JOBS,
+        preamble=poison.PREAMBLE,
     ),
     Case(
         "deepseek-v3",
@@ -182,6 +184,7 @@ OTHER_LAYERS = (
         4,
         (lanes.wider_groups_hold_as_much, *WITH_LOSS),
         jobs=JOBS,
+        preamble=poison.PREAMBLE,
         # the backend of the recording, also on processors with AMX
         flags=("--attention-backend=CPU_MLA",),
         cpu_only="its recording is of the CPU",
@@ -285,6 +288,7 @@ OF_REQUESTS = (
             adapters.some_cannot_be_loaded,
         ),
         jobs=adapters.JOBS,
+        preamble=poison.PREAMBLE,
         record="llama-lora",
         flags=adapters.FLAGS,
         write=adapters.write_adapters,

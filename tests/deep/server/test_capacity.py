@@ -269,6 +269,16 @@ def test_embeddings_of_a_prompt_give_what_its_tokens_give(server: Server, degree
     server.check()
 
 
+def test_embeddings_that_are_no_numbers_are_refused(server: Server) -> None:
+    written = io.BytesIO()
+    torch.save(torch.full((3, 64), torch.nan), written)
+    embeds = base64.b64encode(written.getvalue()).decode()
+    for stream in (False, True):
+        answer = server.post([], 8, 1, stream=stream, prompt=None, prompt_embeds=embeds)
+        assert answer.status_code == 400
+        assert "prompt_embeds: must be finite numbers" in answer.text
+
+
 def test_embeddings_count_as_tokens(server: Server) -> None:
     """More than an engine holds goes to a group at once, and what no group holds is refused, in a
     stream too.

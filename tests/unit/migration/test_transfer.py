@@ -33,7 +33,9 @@ BLOCKS = 40
 
 
 def check_pull(workers: Workers, source: Group, target: Group, tokens: range, seed: int) -> None:
-    """All devices of the target get their heads; all other memory stays as it is."""
+    """All devices of the target get their heads, and zeros behind the last token in blocks that the
+    pull begins; all other memory stays as it is.
+    """
     chance, model = Random(seed), workers.model
     old_size, new_size = len(source), len(target)
     free = {engine: chance.sample(range(1, BLOCKS), BLOCKS - 1) for engine in range(ENGINES)}
@@ -47,9 +49,14 @@ def check_pull(workers: Workers, source: Group, target: Group, tokens: range, se
     expected = {worker: memory.values.copy() for worker, memory in workers.memories.items()}
     tile = gcd(model.tokens(old_size), model.tokens(new_size))
     whole = range(tokens.start // tile * tile, -(-tokens.stop // tile) * tile)
+    block = model.tokens(new_size)
+    begun = -(-tokens.start // block) * block
+    behind = range(max(begun, tokens.stop // block * block), counts[1] * block)
     for worker in product(target, range(model.devices)):
         rank = workers.rank(new_size, worker)
         for memory in workers.kinds[worker]:
+            for at, _ in memory.places(new_size, rank, new[worker[0]], behind):
+                expected[worker][at] = 0
             for at, value in memory.places(new_size, rank, new[worker[0]], whole):
                 expected[worker][at] = value
         pull_kv(workers.workers[worker], source, old, target, new[worker[0]], tokens)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from flying_serving.memory.arena import Arena
+from flying_serving.memory.kv_groups import one_group
 from flying_serving.memory.peers import PeerKV, announce_kv
 from flying_serving.migration.plan import WorkerId
 from tests.unit.memory.lanes import Memory, Model
@@ -52,6 +53,7 @@ class Workers:
                 engines=ENGINES,
                 devices=model.devices,
                 kv_views=views,
+                kv_groups=one_group(model.tokens(1)),
                 peers=PeerKV(run_dir),
                 blocks=blocks,
                 communicators=SimpleNamespace(any_of=self._any_of),

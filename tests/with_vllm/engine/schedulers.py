@@ -135,6 +135,10 @@ class Manager:
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Do nothing: nothing is cached."""
 
+    def take_new_block_ids(self) -> list[int]:
+        """Return new blocks that are to be zeroed: none is."""
+        return []
+
     def take_over(self, request: Request) -> None:
         """Let a request have the blocks that were taken under its id: vLLM knows requests by their
         ids alone.
@@ -195,6 +199,11 @@ class FakeScheduler:
     def get_request_counts(self) -> tuple[int, int]:
         """Return how many run, and how many wait."""
         return len(self.running), len(self.waiting) + len(self.kv_holding_waiting)
+
+    @property
+    def arrived_tokens(self) -> dict[str, int]:
+        """Tokens of requests that have come with KV, which nobody asks for."""
+        return {}
 
     def make_stats(self) -> SchedulerStats:
         """Return what vLLM's makes of this lane alone."""

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import FinishReason
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
@@ -353,6 +354,18 @@ def test_a_failed_step_ends_all_requests_of_the_group_with_the_error() -> None:
     assert not any(end.new_token_ids for end in outputs[0].outputs)
     assert pair.scheduler.requests == {}
     pair.leader.check()
+
+
+def test_blocks_are_zeroed_in_a_step_without_tokens_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request whose KV has come may have to wait for its step."""
+    pair = Pair()
+    pair.lend(2)
+    plan = SchedulerOutput.make_empty()
+    plan.new_block_ids_to_zero = [2]
+    monkeypatch.setattr(pair.scheduler, "schedule", lambda: plan)
+    assert pair.leader.order(0.0) is None
+    message: Any = pair.inboxes.of_engine[1][0]
+    assert message.plan.new_block_ids_to_zero == [2]
 
 
 def test_members_begin_anew_after_a_failed_step() -> None:

@@ -131,6 +131,8 @@ class Lane:
     def finish(self) -> None:
         """End the oldest step."""
         (plan, written), ready = self._under_way.popleft()
+        for block in plan.new_block_ids_to_zero or ():
+            self.kv[BLOCK * block : BLOCK * (block + 1)] = [0] * BLOCK
         for place, value in written:
             self.kv[place] = value
         names = list(plan.num_scheduled_tokens)

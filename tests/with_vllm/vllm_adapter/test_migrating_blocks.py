@@ -30,6 +30,7 @@ class Lane:
         self.requests: dict[str, Request] = {}
         self.cached_tokens: dict[str, int] = {}
         self.hit_tokens: dict[str, int] = {}
+        self.arrived_tokens: dict[str, int] = {}
         self.pool = SchedulerPool(self)
 
     @property

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import math
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
@@ -180,6 +182,20 @@ async def test_outputs_of_one_call_are_one_event(n: int) -> None:
         controller = engine.server.controller
         controller.finished(controller.state.open_requests, now_s, aborted=True)
     assert 0.5 < demand.work(0, 0, 0, now_s + n / 2).rate < 2.0
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+async def test_embeddings_that_are_no_numbers_are_refused_before_an_answer(
+    value: float, dtype: torch.dtype
+) -> None:
+    """Whichever of them is none. The answer names the field."""
+    engine, embeds = Engine(Server()), torch.ones(10, 4, dtype=dtype)
+    engine.generate("a", prompt={"prompt_embeds": embeds})
+    embeds[9, 3] = value
+    with pytest.raises(VLLMValidationError, match="prompt_embeds: must be finite") as refused:
+        engine.generate("b", prompt={"prompt_embeds": embeds})
+    assert refused.value.parameter == "prompt_embeds"
 
 
 @pytest.mark.parametrize("how", ["generate", "responses"])
