@@ -5,6 +5,7 @@ repository.
 """
 
 import importlib
+import linecache
 import math
 import os
 import resource
@@ -74,6 +75,9 @@ class _Loader(SourceFileLoader):
         self._source = source
 
     def get_code(self, fullname: str) -> Any:
+        lines = self._source.decode().splitlines(keepends=True)
+        # for `inspect`, whose text Triton compiles; without a time it is not read from the file
+        linecache.cache[self.path] = (len(self._source), None, lines, self.path)
         return compile(self._source, self.path, "exec", dont_inherit=True)
 
 

@@ -49,6 +49,18 @@ def test_an_edit_is_seen_by_the_tests_and_not_in_the_file(room: list[Edit]) -> N
 
 
 @pytest.mark.deep
+def test_the_text_of_an_edited_function_has_the_edit(room: list[Edit]) -> None:
+    """Triton compiles that, and not the function."""
+    Path("test_sums.py").write_text(
+        "import inspect\nfrom room.sums import total\n"
+        "def test_text():\n    assert 'result += numbers' in inspect.getsource(total)\n",
+        encoding="utf-8",
+    )
+    (edit,) = (edit for edit in room if edit.after.startswith("result -="))
+    assert run(["test_sums.py"], edit).by == "test_sums.py::test_text"
+
+
+@pytest.mark.deep
 def test_slow_tests_run_last_and_what_none_sees_survives(room: list[Edit]) -> None:
     (edit,) = (edit for edit in room if edit.before == "0")
     first = Run("survived", slow=frozenset({"test_sums.py::test_total"}))
