@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from flying_serving.comm.life import hold, is_held
 from flying_serving.comm.mapped import MappedArray
+from flying_serving.comm.waits import LONGEST_LOOK_S, WaitTime
 
 BEAT_S = 0.1
 """Seconds between two rises of a process's counter."""
@@ -99,9 +100,8 @@ class Silence:
     A watcher that is stopped itself, as the whole machine may be, must not take others for dead.
     """
 
-    def __init__(self, longest_look_s: float = 1.0) -> None:
-        self._longest_look_s = longest_look_s
-        self._looked_s: float | None = None
+    def __init__(self, longest_look_s: float = LONGEST_LOOK_S) -> None:
+        self._time = WaitTime(longest_look_s)
         self._last: tuple[int, ...] = ()
         self._unchanged_s: list[float] = []
         self._not_begun: set[int] = set()
@@ -113,9 +113,7 @@ class Silence:
         risen, as its process begins later.
         """
         found = tuple(counters)
-        passed_s = (
-            0.0 if self._looked_s is None else min(now_s - self._looked_s, self._longest_look_s)
-        )
+        passed_s = self._time.look(now_s)
         if len(found) != len(self._last):
             self._last, self._unchanged_s = found, [0.0] * len(found)
             self._not_begun = set(range(1, len(found)))
@@ -125,5 +123,5 @@ class Silence:
             silent_s + passed_s if index in same - self._not_begun else 0.0
             for index, silent_s in enumerate(self._unchanged_s)
         ]
-        self._last, self._looked_s = found, now_s
+        self._last = found
         return max(self._unchanged_s, default=0.0)

@@ -17,6 +17,7 @@ import torch
 from flying_serving.comm.mapped import reserve
 from flying_serving.comm.shm_kernels import HEADER_BYTES, LINE_BYTES, gather, sum_all
 from flying_serving.comm.shm_ranks import GroupRanks
+from flying_serving.comm.waits import WaitTime
 
 # measured: through larger slots a large sum leaves the caches and takes twice the time
 SLOT_BYTES = 1 << 20
@@ -44,7 +45,8 @@ class ShmGroup:
     early for any reason (deadline, lost rank, interrupt) aborts the group for all. Calls from
     several threads take turns.
 
-    Every collective raises CollectiveTimeout if a rank has not come to it within `deadline_s`. It
+    Every collective raises CollectiveTimeout if a rank has not come to it within `deadline_s`, by
+    this process's own time (`waits.py`). It
     raises EngineLost if the group is aborted or a rank that is waited for has exited or closed.
     Both name the ranks and where they are.
     """
@@ -225,13 +227,14 @@ class ShmGroup:
             try:
                 if kernel(self._group, sequence, YIELDS, *args):
                     return
-                begin_s = time.monotonic()
+                wait = WaitTime()
+                wait.look(time.monotonic())
                 while not kernel(self._group, sequence, 0, *args):
-                    waited_s = time.monotonic() - begin_s
+                    wait.look(time.monotonic())
                     self._ranks.check(
-                        f"{operation} (sequence {sequence})", sequence, range(*ranks), waited_s
+                        f"{operation} (sequence {sequence})", sequence, range(*ranks), wait.waited_s
                     )
-                    time.sleep(min(waited_s / 8, MAX_SLEEP_S))
+                    time.sleep(min(wait.waited_s / 8, MAX_SLEEP_S))
             except BaseException:
                 # this rank does not come back to it, so no rank can go on
                 self._ranks.abort(self._rank)

@@ -10,6 +10,7 @@ from typing import Protocol
 import zmq
 
 from flying_serving.comm.order import SequenceNumbers
+from flying_serving.comm.waits import WaitTime
 from flying_serving.engine.messages import Message
 from flying_serving.errors import EngineLost
 
@@ -93,12 +94,13 @@ class Channel:
 
     def receive(self) -> Message | None:
         """Return the next message in order, or None if its sender died before it sent it; only when
-        `pending()`.
+        `pending()`: of a number that is not taken there is no sender.
 
         Raises EngineLost if the message does not come in time.
         """
-        until_s = time.monotonic() + self._deadline_s
-        is_gone = False
+        assert self.pending(), "there is no message to receive"
+        wait, is_gone = WaitTime(), False
+        wait.look(time.monotonic())
         while self._next not in self._early:
             try:
                 number, message = self._arrived.get(timeout=SENDER_POLL_S)
@@ -108,7 +110,8 @@ class Channel:
                     continue
                 sender = self._order.sender(self._engine, self._next)
                 is_gone = self._order.is_gone(sender)
-                if not is_gone and time.monotonic() > until_s:
+                wait.look(time.monotonic())
+                if not is_gone and wait.waited_s > self._deadline_s:
                     raise EngineLost(
                         f"engine {self._engine}: engine {sender} took a number for a message and "
                         "did not send it for "

@@ -4,10 +4,11 @@ taken then, or one step later.
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
+from flying_serving.comm.waits import WaitTime
 from flying_serving.engine.group import Leader, in_physical_blocks
 from flying_serving.engine.host import Host
 from flying_serving.engine.lane import Lanes
@@ -56,14 +57,15 @@ TRANSITIONS = {
 class LaunchedStep:
     """A step that this engine has begun, and whose output it has not taken.
 
-    `began_s`: when the engine came to it. `output`: vLLM's ModelRunnerOutput, there since `over_s`.
+    `began_s`: when the engine came to it. `output`: vLLM's ModelRunnerOutput. `notes`: how long its
+    leader has waited for the members' notes of the step before.
     """
 
     message: RunStep
     began_s: float
     phase: StepPhase = StepPhase.LAUNCHED
     output: Any = None
-    over_s: float = 0.0
+    notes: WaitTime = field(default_factory=WaitTime)
 
     @property
     def size(self) -> int:
@@ -246,7 +248,7 @@ class GroupSteps:
         return True
 
     def _note_over(self, step: LaunchedStep, output: Any) -> None:
-        step.phase, step.output, step.over_s = StepPhase.OVER, output, self._clock()
+        step.phase, step.output = StepPhase.OVER, output
         if step.has_tokens:
             self._sampled.note(step.size, output)
 
@@ -267,11 +269,11 @@ class GroupSteps:
         member = self._sampled.awaited(leader.group)
         if member is None:
             return False
-        waited_s = self._clock() - step.over_s
-        if waited_s > self._patience_s:
+        step.notes.look(self._clock())
+        if step.notes.waited_s > self._patience_s:
             raise CollectiveTimeout(
-                f"group {list(leader.group)}: waited {waited_s:.1f} s for the tokens of engine "
-                f"{member}"
+                f"group {list(leader.group)}: waited {step.notes.waited_s:.1f} s for the tokens of "
+                f"engine {member}"
             )
         return True
 

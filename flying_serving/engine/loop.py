@@ -139,7 +139,7 @@ class EngineLoop:
             self.group_steps.take_outputs()
             ready = self._ready_lanes()
         now_s = self.clock()
-        action = self.arbiter.choose(now_s, ready, message=self._channel.pending())
+        action = self.arbiter.choose(now_s, ready, message=self.has_message())
         return self._until_retry(action, now_s) if isinstance(action, Wait) else action
 
     def _ready_lanes(self) -> dict[int, bool]:
@@ -159,6 +159,10 @@ class EngineLoop:
         if now_s < self._lane_1_ready_at_s and self._host.has_own_steps():
             retries_s.append(self._lane_1_ready_at_s - now_s)
         return Wait(min((retry_s for retry_s in retries_s if retry_s is not None), default=None))
+
+    def has_message(self) -> bool:
+        """Return whether a message waits: only then `serve` may be called."""
+        return self._channel.pending()
 
     def serve(self) -> None:
         """Handle the next message, unless its engine or its group is no more."""
@@ -281,6 +285,6 @@ class EngineLoop:
         return (
             scheduled
             or bool(self.group_steps)
-            or self._channel.pending()
+            or self.has_message()
             or bool(self.migrations.incoming)
         )

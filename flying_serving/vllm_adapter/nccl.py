@@ -13,6 +13,7 @@ from torch.distributed import FileStore
 from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
 from vllm.distributed.utils import StatelessProcessGroup
 
+from flying_serving.comm.waits import WaitTime
 from flying_serving.comm.watchdog import Watchdog
 from flying_serving.errors import CollectiveTimeout, EngineLost, Unsupported
 from flying_serving.layout.groups import Group
@@ -58,9 +59,9 @@ class NcclGroup:
         self._state = threading.Lock()
         self._communicator: PyNcclCommunicator | None = None
         self._error: EngineLost | None = None
-        self._queued_s: float | None = None
-        """Time since which the device may wait in a collective that `require_whole` has not
-        confirmed.
+        self._queued: WaitTime | None = None
+        """How long the device may have waited in a collective that `require_whole` has not
+        confirmed. The watchdog looks.
         """
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
@@ -112,19 +113,21 @@ class NcclGroup:
             CollectiveTimeout: if the group was aborted because a rank was late.
             EngineLost: if it was aborted for another reason.
         """
-        self._queued_s = time.monotonic() if goes_on else None
+        self._queued = _begun() if goes_on else None
         self._refuse_aborted()
 
     def overdue(self) -> str | None:
         """Return which ranks have been waited for longer than the deadline allows; None if none
         has.
         """
-        queued_s = self._queued_s
-        waited_s = 0.0 if queued_s is None else time.monotonic() - queued_s
-        if waited_s <= self._site.deadline_s:
+        queued = self._queued
+        if queued is None:
+            return None
+        queued.look(time.monotonic())
+        if queued.waited_s <= self._site.deadline_s:
             return None
         others = [name for rank, name in enumerate(self._names) if rank != self._rank]
-        return f"waited {waited_s:.1f} s for one of {', '.join(others)}"
+        return f"waited {queued.waited_s:.1f} s for one of {', '.join(others)}"
 
     def abort(self, error: EngineLost) -> None:
         """End the collectives under way on the device. Any thread may call it; the first error
@@ -150,8 +153,8 @@ class NcclGroup:
     def _run(self, operation: str, run: Callable[[PyNcclCommunicator], T]) -> T:
         """Queue a collective. Raises EngineLost if the group was aborted, or NCCL has an error."""
         communicator = self._connected(self._site.deadline_s)
-        if self._queued_s is None:
-            self._queued_s = time.monotonic()
+        if self._queued is None:
+            self._queued = _begun()
         try:
             result = run(communicator)
         except RuntimeError as error:
@@ -190,15 +193,22 @@ class NcclGroup:
     def _await_ranks(self, store: FileStore, deadline_s: float) -> None:
         """Wait for all ranks. Raises CollectiveTimeout, or EngineLost if one is lost meanwhile."""
         store.set(f"here/{self._rank}", "")
-        began_s = time.monotonic()
+        wait = _begun()
         while missing := [
             name for rank, name in enumerate(self._names) if not store.check([f"here/{rank}"])
         ]:
             self._refuse_aborted()
-            waited_s = time.monotonic() - began_s
-            if waited_s >= deadline_s:
+            wait.look(time.monotonic())
+            if wait.waited_s >= deadline_s:
                 raise CollectiveTimeout(
-                    f"connecting {Path(self.path).name}: waited {waited_s:.1f} s for "
+                    f"connecting {Path(self.path).name}: waited {wait.waited_s:.1f} s for "
                     f"{', '.join(missing)}"
                 )
             time.sleep(POLL_S)
+
+
+def _begun() -> WaitTime:
+    """Return a wait that begins now."""
+    wait = WaitTime()
+    wait.look(time.monotonic())
+    return wait

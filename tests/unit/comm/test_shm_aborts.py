@@ -1,5 +1,6 @@
 """ShmGroup: no wait outlives its reason; a rank that is missing, killed or interrupted ends it."""
 
+import os
 import re
 import signal
 import threading
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from flying_serving.comm import shm_kernels
+from flying_serving.comm import shm, shm_kernels
 from flying_serving.comm.shm import ShmGroup
 from flying_serving.comm.shm_ranks import FLAG, word
 from flying_serving.errors import CollectiveTimeout, EngineLost
@@ -98,7 +99,7 @@ def wait_until_two_wait(group_path: str) -> None:
         if watched.exists() and watched.stat().st_size:
             with watched.open("rb") as file:
                 header = memoryview(file.read(shm_kernels.HEADER_BYTES)).cast("q")
-            if all(header[word(rank, FLAG)] == 2 for rank in (0, 1)):
+            if all(header[word(rank, FLAG)] >= 2 for rank in (0, 1)):
                 return
         time.sleep(0.005)
     raise AssertionError("the ranks do not wait")
@@ -154,3 +155,43 @@ def test_abort_from_another_thread(path: str) -> None:
         group.barrier()
     group.close()
     group._ranks.abort(0)
+
+
+# ---- a machine that is stopped
+
+
+PAUSE_S, SHORT_DEADLINE_S = 2.5, 2.0
+
+
+def reduce_for_a_while(group: ShmGroup, rank: int, world: int) -> int:
+    """All-reduce for some seconds. The last rank is slower, so that the other waits: at once with
+    looks at the clock, as 500 yields to others last for seconds on a busy machine.
+    """
+    shm.YIELDS = 0
+    group.barrier()
+    group._ranks.deadline_s = SHORT_DEADLINE_S
+    count, until_s = 0, time.monotonic() + PAUSE_S + 1.0
+    goes_on = torch.ones(1)
+    while goes_on.item():
+        if rank == world - 1:
+            time.sleep(0.4)
+        goes_on = torch.tensor([float(rank == 0 and time.monotonic() < until_s)])
+        group.all_reduce(goes_on)
+        count += 1
+    return count
+
+
+def test_a_machine_that_was_stopped_loses_no_rank(path: str) -> None:
+    """All ranks are, for longer than the deadline; the first that goes on finds the others late."""
+    started = start(reduce_for_a_while, path, 2, deadline_s=DEADLINE_S)
+    wait_until_two_wait(path)
+    time.sleep(0.2)  # the slower rank is between two collectives
+    pids = [process.pid for process, _ in started if process.pid is not None]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(PAUSE_S)
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.3)
+    counts = results(started)
+    assert len(set(counts)) == 1 and counts[0] > 1, counts

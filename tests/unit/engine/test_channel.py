@@ -203,6 +203,20 @@ def test_a_message_that_is_not_sent_is_an_error(run_dir: str) -> None:
     channel.close()
 
 
+def test_what_is_not_pending_cannot_be_received(run_dir: str) -> None:
+    """Nobody has taken its number; to ask who has could take it for lost. It is none then."""
+    one, two = (Channel(run_dir, engine, ENGINES, lambda: None, 5.0) for engine in (1, 2))
+    with pytest.raises(AssertionError, match="no message"):
+        one.receive()
+    messages = [RecallBlocks((1, 2), 2, count) for count in (1, 2)]
+    for message in messages:
+        two.send([1], message)
+    assert [one.receive(), one.receive()] == messages
+    assert not one.pending()
+    for each in (one, two):
+        each.close()
+
+
 def test_every_kind_of_message_arrives_as_it_was_sent(run_dir: str) -> None:
     """By value at the others; at the sender itself the very object, which costs nothing."""
     group = (0, 1)

@@ -161,9 +161,23 @@ def test_other_lane_steps_while_an_output_waits_for_notes() -> None:
 def test_notes_that_never_come_are_an_error_that_names_the_member() -> None:
     node, _ = without_notes()
     node.run(40)
-    node.now_s += 61.0
     with pytest.raises(CollectiveTimeout, match=r"^group \[0, 1\]: waited .* tokens of engine 1$"):
-        node.run(2)
+        for _ in range(70):
+            node.now_s += 1.0
+            node.run(1)
+
+
+def test_a_machine_that_was_stopped_is_no_member_that_does_not_note() -> None:
+    """Clocks have gone on."""
+    node, notes = without_notes()
+    node.run(40)
+    node.now_s += 1000.0
+    node.run(2)
+    del node.board.note_sampled  # type: ignore[method-assign]
+    for args in notes:
+        node.board.note_sampled(*args)
+    node.finish()
+    assert node.tokens == {"a": outputs(1, 6, 30)}
 
 
 # ---- members that are lost
