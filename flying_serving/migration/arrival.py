@@ -90,6 +90,7 @@ class Arrival:
             runs here as soon as its KV is here.
         blocks: set aside for its first `reserved_tokens` tokens, in its order.
         cached_tokens: its first tokens that the prefix cache had when it got its first blocks.
+        forgotten: how often the prefix cache was emptied before (`SchedulerPool.forgotten`).
         pulled_tokens: its first tokens whose KV is here, `cached_tokens` included.
         pulling_tokens: the same when all `writers` have answered.
         writers: members that copy into its blocks. A FORWARDED or ABORTED request keeps its blocks
@@ -107,6 +108,7 @@ class Arrival:
     blocks: list[int] = field(default_factory=list)
     reserved_tokens: int = 0
     cached_tokens: int = 0
+    forgotten: int = 0
     pulled_tokens: int = 0
     pulling_tokens: int = 0
     writers: set[int] = field(default_factory=set)

@@ -86,6 +86,7 @@ class Chunks:
                 return False
             arrival.cached_tokens, arrival.blocks = prepared
             arrival.pulled_tokens = arrival.cached_tokens
+            arrival.forgotten = pool.forgotten
             arrival.enter(ArrivalPhase.RESERVED)
 
         arrival.reserved_tokens = tokens

@@ -32,6 +32,8 @@ class SchedulerPool:
         """Most tokens of a step of a request that decodes."""
         self.withheld: set[int] = set()
         """Blocks that are withheld from all requests."""
+        self.forgotten = 0
+        """How often the prefix cache was emptied for fear of wrong KV (`forget_prefixes`)."""
         self._pinned: list[list[int]] = []
         self._ahead: set[str] = set()
 
@@ -235,7 +237,10 @@ class SchedulerPool:
             self._pool.num_gpu_blocks += outside
 
     def forget_prefixes(self) -> None:
-        """Empty the prefix cache, also of blocks that are in use."""
+        """Empty the prefix cache, also of blocks that are in use. Requests that arrive with KV of a
+        prefix from before must not use it.
+        """
+        self.forgotten += 1
         self._pool.evict_blocks(set(range(self._pool.num_gpu_blocks)))
 
     def reserved(self) -> int:

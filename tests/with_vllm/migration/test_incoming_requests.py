@@ -2,10 +2,12 @@
 schedulers.
 """
 
+import pytest
+
 from flying_serving.layout.kv_source import KVSource
 from flying_serving.migration.arrival import Arrival, ArrivalPhase
 from tests.with_vllm.migration.nodes import GROUPS, Node
-from tests.with_vllm.migration.two_engines import again, begin, node, settle
+from tests.with_vllm.migration.two_engines import again, begin, node, run_out, settle
 
 _, B, BOTH = GROUPS
 FORWARDED = 6
@@ -75,3 +77,25 @@ def test_an_aborted_request_of_a_dissolved_group_is_freed() -> None:
     at.at(BOTH).dissolve(len(BOTH))
     assert not at.at(BOTH).incoming
     assert used_blocks(at) == 0
+
+
+@pytest.mark.parametrize("prefix", [9, 5, 1])
+def test_kv_behind_a_prefix_that_was_forgotten_is_not_used(prefix: int) -> None:
+    """Members of the group may have computed the prefix differently. What all of them have pulled
+    is right.
+    """
+    at = node()
+    begin(at, BOTH, "other", prompt=prefix, steps=2)
+    before = begin(at, B)
+    at.at(B).retain("a", 5)
+    at.expect(again(before, "a+1"), BOTH, KVSource(B, 5))
+    at.at(BOTH).advance(at.now_s, None)
+    arrival = at.at(BOTH).incoming.by_id["a+1"]
+    assert arrival.phase is ArrivalPhase.PULLING
+    assert arrival.cached_tokens == prefix - 1
+    at.lanes[BOTH].pool.forget_prefixes()
+    for _ in range(2):
+        settle(at)
+    migrated = at.at(BOTH).incoming.counts().migrated
+    assert migrated == (0 if arrival.cached_tokens else 1)
+    run_out(at)

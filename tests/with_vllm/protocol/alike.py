@@ -17,7 +17,17 @@ if TYPE_CHECKING:
 _SEEN_ELSEWHERE = frozenset(
     {"pool", "scheduler", "_pool", "_own", "_channel", "kv_cache_manager", "mobile"}
     | {"_lanes", "_host", "_pools", "_sizes", "_incoming", "_source", "_pull_part"}
-    | {"hooks", "cached_tokens", "hit_tokens", "_table", "_offers", "token_s", "_show", "_arrivals"}
+    | {
+        "hooks",
+        "cached_tokens",
+        "hit_tokens",
+        "forgotten",
+        "_table",
+        "_offers",
+        "token_s",
+        "_show",
+        "_arrivals",
+    }
 )
 
 
