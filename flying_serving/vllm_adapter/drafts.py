@@ -15,6 +15,7 @@ from vllm.config import VllmConfig
 
 from flying_serving.vllm_adapter.draws import skip_draws
 from flying_serving.vllm_adapter.keys import GENERATOR_KEY
+from flying_serving.vllm_adapter.ngrams import FirstPlaces
 
 Propose = Callable[[int], Sequence[int]]
 """Returns the drafts behind the first tokens of a request. Called with their number."""
@@ -65,16 +66,31 @@ class Drafter:
 
     def propose(self, tokens: Sequence[int]) -> list[int]:
         """Return the drafts behind all tokens of a request, as many as a step may check."""
-        return self._propose(np.array(tokens, dtype=np.int32))
-
-    def _propose(self, tokens: np.ndarray[Any, Any]) -> list[int]:
-        # the token after the last draft needs a place, too
-        count = min(self._count, self._max_model_len - len(tokens) - 1)
+        count = self._count_behind(len(tokens))
         if count <= 0:
             return []
-        found = self._find(tokens, self._least, self._most, self._max_model_len, self._count)
+        searched = np.array(tokens, dtype=np.int32)
+        found = self._find(searched, self._least, self._most, self._max_model_len, self._count)
         drafts: list[int] = found[:count].tolist()
         return drafts
+
+    def replay(self, tokens: Sequence[int]) -> Propose:
+        """Return a function that proposes as `propose` does behind the first of these tokens. It
+        searches no tokens: all n-grams are looked at here, once.
+        """
+        places = FirstPlaces(np.array(tokens, dtype=np.int32), self._least, self._most)
+
+        def propose(end: int) -> list[int]:
+            start, count = places.behind(end), self._count_behind(end)
+            if start is None or count <= 0:
+                return []
+            return list(tokens[start : min(start + count, end)])
+
+        return propose
+
+    def _count_behind(self, tokens: int) -> int:
+        """Return the most drafts of a step: the token after the last one needs a place, too."""
+        return min(self._count, self._max_model_len - tokens - 1)
 
     def note_generator(self, request: Any, allowed: Allowed = _all_of_them) -> None:
         """Note for the runners the state of the generator of a request that brings outputs from
@@ -88,11 +104,10 @@ class Drafter:
         params = request.sampling_params
         if params is None or params.seed is None:
             return
-        tokens = np.array(request.all_token_ids, dtype=np.int32)
+        tokens = list(request.all_token_ids)
+        propose = self.replay(tokens)
         checked = drafts_checked(
-            tokens.tolist(),
-            request.num_prompt_tokens,
-            lambda end: allowed(end, self._propose(tokens[:end])),
+            tokens, request.num_prompt_tokens, lambda end: allowed(end, list(propose(end)))
         )
         generator = torch.Generator().manual_seed(params.seed)
         skip_draws(generator, len(checked), self._vocab_size, [count for count in checked if count])

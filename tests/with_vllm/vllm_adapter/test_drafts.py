@@ -73,6 +73,37 @@ def test_steps_are_told_from_tokens(seed: int, prompt: int, steps: int) -> None:
     assert drafts_checked(tokens, prompt, propose) == expected
 
 
+@given(TOKENS)
+def test_a_replay_proposes_what_the_steps_have_proposed(
+    drafter: Drafter, tokens: list[int]
+) -> None:
+    propose = drafter.replay(tokens)
+    for end in range(1, len(tokens) + 1):
+        assert propose(end) == drafter.propose(tokens[:end])
+
+
+@pytest.mark.parametrize("outputs", [4, 40])
+def test_a_replay_searches_no_tokens(drafter: Drafter, outputs: int) -> None:
+    """A search for each step would take a time that grows with the square of the outputs."""
+    searched: list[int] = []
+    find = drafter._find
+    params: Any = SimpleNamespace(seed=1, extra_args={})
+    tokens = [place % 7 for place in range(20 + outputs)]
+    request = SimpleNamespace(sampling_params=params, all_token_ids=tokens, num_prompt_tokens=20)
+
+    def noted(searched_tokens: Any, *args: Any) -> Any:
+        searched.append(len(searched_tokens))
+        return find(searched_tokens, *args)
+
+    drafter._find = noted
+    try:
+        drafter.note_generator(request)
+    finally:
+        drafter._find = find
+    assert searched == []
+    assert params.extra_args[GENERATOR_KEY]
+
+
 def test_a_request_without_a_seed_has_no_note(drafter: Drafter) -> None:
     params = SimpleNamespace(seed=None, extra_args={})
     drafter.note_generator(SimpleNamespace(sampling_params=params))
