@@ -5,7 +5,6 @@ gets its drafts with its last token. Then its steps are those of an undisturbed 
 the random numbers that it draws. In vLLM its next step would have no drafts.
 """
 
-from itertools import chain
 from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -35,6 +34,8 @@ class DraftingScheduler(Scheduler):
         self._drafter = Drafter(self.vllm_config)
         self._resuming: set[str] = set()
         """Requests that compute outputs again, and have not had their drafts."""
+        self._returning: set[str] = set()
+        """Requests with outputs that have begun to wait. Some may have gone since."""
         self._is_near_end = False
         """True if a request of the last step is so near the model's length that the runner has
         looked for no drafts.
@@ -43,9 +44,11 @@ class DraftingScheduler(Scheduler):
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Schedule a step as vLLM does, with room for the drafts of requests that go on."""
         self._resuming &= self.requests.keys()
+        self._returning &= self.requests.keys()
+        # all waiting requests may be many: of these few none has begun
+        returning = (self.requests[request_id] for request_id in self._returning)
         going_on = len(self._resuming) + sum(
-            request.num_output_tokens > 0 and request.num_tokens - request.num_computed_tokens > 1
-            for request in chain(self.waiting, self.kv_holding_waiting)
+            request.num_tokens - request.num_computed_tokens > 1 for request in returning
         )
         kept_tokens = self.num_spec_tokens * min(going_on, self.max_num_running_reqs)
         # running requests make whole steps, and one more may begin, however many go on
@@ -56,11 +59,23 @@ class DraftingScheduler(Scheduler):
         )
         return super().schedule(*args, **kwargs)
 
+    def add_request(self, request: Request) -> None:
+        """Let a request wait as vLLM does. It may have outputs from elsewhere."""
+        super().add_request(request)
+        if request.num_output_tokens:
+            self._returning.add(request.request_id)
+
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        super()._preempt_request(request, *args, **kwargs)
+        if request.num_output_tokens:
+            self._returning.add(request.request_id)
+
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         """Replace padding by drafts before vLLM counts the tokens of a step."""
         plan = scheduler_output
         begun = [new.req_id for new in plan.scheduled_new_reqs]
         for request_id in (*begun, *plan.scheduled_cached_reqs.resumed_req_ids):
+            self._returning.discard(request_id)
             if self.requests[request_id].num_output_tokens:
                 self._resuming.add(request_id)
             elif request_id in plan.scheduled_spec_decode_tokens:

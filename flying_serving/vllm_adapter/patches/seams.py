@@ -39,6 +39,8 @@ SEAMS = (
     "vllm.lora.worker_manager:WorkerLoRAManager.add_adapter(self, adapter_request)",
     "vllm.lora.worker_manager:WorkerLoRAManager.set_active_adapters(self, requests, mapping)",
     "vllm.v1.core.sched.scheduler:Scheduler._get_new_block_ids_to_zero(self)",
+    "vllm.v1.core.sched.scheduler:Scheduler._preempt_request(self, request, timestamp, "
+    "drop_stale_output)",
     "vllm.v1.core.sched.scheduler:Scheduler._update_after_schedule(self, scheduler_output)",
     "vllm.v1.core.sched.scheduler:Scheduler._update_request_with_output(self, request, "
     "new_token_ids, is_stale)",

@@ -210,6 +210,25 @@ def test_a_step_has_room_however_many_requests_go_on() -> None:
     assert lane.drafts_until(arrived, OUTPUTS) == counts[4:]
 
 
+def test_a_step_does_not_look_at_all_waiting_requests(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be thousands. That a preempted one goes on is known."""
+    ends, _ = boundaries(lane)
+    request = lane.add("preempted")
+    lane.drafts_until(request, ends[4])
+    for number in range(30):
+        lane.add(f"waits-{number}")
+    looked: list[int] = []
+    queue = type(lane.scheduler.waiting)
+    monkeypatch.setattr(queue, "__iter__", lambda _: looked.append(1) or iter(()))
+    lane.step()
+    lane.scheduler.running.remove(request)
+    lane.scheduler._preempt_request(request, 0.0)
+    lane.step()
+    assert looked == []
+
+
 def test_a_request_near_the_models_length_takes_no_drafts_from_others() -> None:
     longest = len(PROMPT) + OUTPUTS + 5
     lane = Lane(step_tokens=200, longest=longest)
