@@ -158,10 +158,11 @@ def spread(numbers: Sequence[float], digits: int = 0) -> str:
 def table(kept: Mapping[str, Any]) -> str:
     """Return the table in Markdown: a row for each phase and system."""
     found = values(kept)
-    heads = ["phase", "system", *SHORT, "served", "worst / better fixed"]
+    shares = [f"{share:g}" for share in kept.get("settings", {}).get("shares", ())]
+    heads = ["phase", "system", *SHORT, "served", "worst / better fixed", "switches"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     lines += [
-        f"| {' | '.join(_cells(found, name, phase))} |"
+        f"| {' | '.join([*_cells(found, name, phase), _switches(found, name, phase, shares)])} |"
         for phase in phases(found)
         for name in names(found)
         if (name, phase, "completed") in found
@@ -179,9 +180,46 @@ def _cells(found: Values, name: str, phase: str) -> list[str]:
     return [phase, name, *cells, served, "" if at is None else spread(at.ratios, 2)]
 
 
+def is_fixed(name: str) -> bool:
+    """Return whether a system keeps one layout for good."""
+    return name.startswith(("stock-", "static-"))
+
+
+def _switches(found: Values, name: str, phase: str, shares: Sequence[str]) -> str:
+    """Return how often a system switched, empty for one that cannot. A comparison at several rates
+    has a count for each of them, else one for each round.
+    """
+    if is_fixed(name):
+        return ""
+    counts = found[name, WHOLE, "switches"]
+    rate = phase.partition(",")[0]
+    return switches([counts[shares.index(rate)]] if rate in shares else counts)
+
+
+def switches(counts: Sequence[float]) -> str:
+    """Return counts of switches, one for each round; "0 switches" where there was none."""
+    return ", ".join(f"{count:.0f}" for count in counts) if any(counts) else "0 switches"
+
+
+def by_round(kept: Mapping[str, Any], fixed: Sequence[str] = FIXED) -> str:
+    """Return a sentence: `auto` over the best fixed layout in each round, over all requests."""
+    found = values(kept)
+    figures = ("mean_e2el_ms", "p90_e2el_ms", "mean_ttft_ms", "p90_ttft_ms")
+    shown = ", ".join(
+        f"{LABELS[figure]} {_listed(ratios(found, 'auto', WHOLE, figure, fixed))}"
+        for figure in figures
+    )
+    made = switches(found["auto", WHOLE, "switches"])
+    return (
+        "Over all requests, `auto` over the best fixed layout in each round: "
+        f"{shown}. Switches of `auto` in these rounds: {made}."
+    )
+
+
 def summary(kept: Mapping[str, Any], fixed: Sequence[str] = FIXED) -> str:
     """Return the short table: a row for each system with its mean E2E in each phase and over all
-    requests, the ratio in its worst phase and figure, and its switches.
+    requests, the ratio of the last in each round, the ratio in its worst phase and figure, and its
+    switches.
     """
     found = values(kept)
     has_all = all((name, "all", "mean_e2el_ms") in found for name in names(found))
@@ -189,6 +227,7 @@ def summary(kept: Mapping[str, Any], fixed: Sequence[str] = FIXED) -> str:
     heads = [
         "system",
         *(f"{phase}, mean E2E" for phase in columns),
+        *(["all / best fixed, by round"] if has_all else []),
         "worst / best fixed",
         "where",
         "switches",
@@ -196,11 +235,14 @@ def summary(kept: Mapping[str, Any], fixed: Sequence[str] = FIXED) -> str:
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name in names(found):
         e2e = [spread(found[name, phase, "mean_e2el_ms"]) for phase in columns]
+        if has_all:
+            each = ratios(found, name, WHOLE, "mean_e2el_ms", fixed)
+            e2e.append(", ".join(f"{ratio:.2f}" for ratio in each))
         at = worst(found, name, fixed=fixed)
         assert at is not None
         where = f"{at.phase}, {LABELS[at.figure]}"
-        switches = spread(found[name, "all", "switches"])
-        lines.append(f"| {' | '.join([name, *e2e, spread(at.ratios, 2), where, switches])} |")
+        made = "" if is_fixed(name) else switches(found[name, WHOLE, "switches"])
+        lines.append(f"| {' | '.join([name, *e2e, spread(at.ratios, 2), where, made])} |")
     return "\n".join(lines)
 
 

@@ -101,15 +101,16 @@ class Kept:
 
 def commit() -> str:
     """Of the code that runs, with what git says of changes that no commit has."""
-    return _git("describe", "--always", "--abbrev=7", "--exclude=*", "--dirty")
+    return git("describe", "--always", "--abbrev=7", "--exclude=*", "--dirty")
 
 
 def date() -> str:
     """Of the commit of the code that runs."""
-    return _git("log", "-1", "--format=%ad", "--date=short")
+    return git("log", "-1", "--format=%ad", "--date=short")
 
 
-def _git(*command: str) -> str:
+def git(*command: str) -> str:
+    """What a command of git prints."""
     return subprocess.run(
         ["git", *command], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout.strip()
@@ -130,7 +131,11 @@ def keep(name: str, at: str, found: Mapping[str, Numbers]) -> None:
 
 def kept(name: str) -> Kept:
     """Read it."""
-    found = json.loads(numbers_path(name).read_text(encoding="utf-8"))
+    return kept_in(json.loads(numbers_path(name).read_text(encoding="utf-8")))
+
+
+def kept_in(found: Mapping[str, Any]) -> Kept:
+    """What the file of an experiment has."""
     seeds = [found[Setting(seed).name] for seed in SEEDS if Setting(seed).name in found]
     return Kept(
         found["commit"], seeds, found.get(Setting(memory_efficiency=KERNELS).name), found["date"]

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks import live_report
 from benchmarks.link_verdict import verdict
-from experiments import live, phases
+from experiments import held_out, live, phases, phases_whole
 from experiments.common import RESULTS
 from experiments.common import kept as kept_numbers
 
@@ -33,6 +33,7 @@ def page() -> str:
     }
     values["verdict"] = _shown("fixed_layouts", verdict)
     values["short table"] = _shown("quiet_and_bursts", live_report.summary)
+    values["by round"] = _shown("quiet_and_bursts", live_report.by_round)
     return live.filled("comparisons", values)
 
 
@@ -41,12 +42,18 @@ def readme_values() -> dict[str, str]:
     emulated = live_report.read(NUMBERS / "emulated.json")
     return {
         "phases": phases.headline(kept_numbers("phases")),
+        "phases at": f"Commit {kept_numbers('phases').at}.",
+        "whole": phases_whole.headline(kept_numbers("phases")),
+        "regret": held_out.headline(kept_numbers("held_out")),
+        "held_out at": f"Commit {kept_numbers('held_out').at}.",
         "emulated how": _how(emulated),
         "emulated table": live_report.summary(emulated, EMULATED_FIXED),
         "emulated bars": live_report.bars(emulated, EMULATED_FIXED),
+        "emulated by round": live_report.by_round(emulated, EMULATED_FIXED),
         "quiet_and_bursts how": _shown("quiet_and_bursts", _how),
         "quiet_and_bursts table": _shown("quiet_and_bursts", live_report.summary),
         "quiet_and_bursts bars": _shown("quiet_and_bursts", live_report.bars),
+        "quiet_and_bursts by round": _shown("quiet_and_bursts", live_report.by_round),
         "long_prompts how": _shown("long_prompts", _how),
         "long_prompts table": _shown("long_prompts", live_report.table),
     }

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from statistics import mean
+from statistics import geometric_mean, mean
 from typing import Any, NamedTuple
 
+from experiments import run_history
 from experiments.common import MODELS, Kept, Numbers, template
 from experiments.constants import CONSTANTS
 from experiments.held_out_load import BATCH, LOADS, SECONDS, Load
@@ -98,6 +99,51 @@ def is_restless(found: Kept, place: Place) -> bool:
     return place.load.is_constant and most > MOST_SWITCHES
 
 
+def run_cells(found: Kept) -> dict[str, str]:
+    """Return what the list of all runs shows of one, by family."""
+    cells = {}
+    for family in dict.fromkeys(load.family for load in LOADS):
+        there = [place for place in places() if place.load.family == family]
+        means = [mean(ratios(found, place, "auto")) for place in there]
+        within = sum(ratio <= MOST_RATIO for ratio in means)
+        cells[family] = (
+            f"{within} of {len(means)}, mean {mean(means):.3f}, worst {number(max(means))}"
+        )
+    return cells
+
+
+def regret(found: Kept, model: str, server: str, system: str) -> tuple[float, float]:
+    """Return how far a system is from the fixed layout that is best for each load: the geometric
+    mean over all loads, and the worst.
+    """
+    there = [Place(model, server, load) for load in LOADS]
+    means = [mean(ratios(found, place, system)) for place in there]
+    return geometric_mean(means), max(means)
+
+
+def kept_for_all(found: Kept, model: str, server: str) -> str:
+    """Return the fixed layout that is the best to keep for all loads."""
+    every = fixed(found, Place(model, server, LOADS[0]))
+    return min(every, key=lambda name: regret(found, model, server, name))
+
+
+def headline(found: Kept) -> str:
+    """Return README's sentence: `auto` beside one layout that is kept for every load."""
+    there = [(model, server) for model in MODELS for server in SERVERS]
+    auto = [regret(found, *place, "auto") for place in there]
+    best = [regret(found, *place, kept_for_all(found, *place)) for place in there]
+    shown = [
+        f"{number(min(means))} to {number(max(means))} (worst load {number(max(worst))})"
+        for means, worst in (zip(*both, strict=True) for both in (auto, best))
+    ]
+    return (
+        f"Over {len(LOADS)} loads the mean E2E of `auto` is {shown[0]} of the own fixed layout "
+        "that is best for each of them, in geometric means by model and server. The one layout "
+        f"that is best to keep for all loads has {shown[1]}. Which one that is has to be known; "
+        "stock vLLM was not run on these loads."
+    )
+
+
 # ---- the page
 
 
@@ -105,10 +151,12 @@ def pages(found: Kept, folder: Path) -> list[Row]:
     """Write the page; it compares nothing with the paper."""
     head = [
         *_setting(found),
-        *_constants(found),
+        *run_history.section("held_out", found, run_cells(found)),
+        *_regret(found),
         *_summary(found),
         *_misses(found),
         *["## Why", "", *paragraph(template("held_out_causes"))],
+        *_constants(found),
     ]
     return PAGE.write(found, folder, head, _table)
 
@@ -145,6 +193,31 @@ def _constants(found: Kept) -> list[str]:
 
 def _value(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _regret(found: Kept) -> list[str]:
+    """Return what it costs to keep one layout for every load, beside `auto`."""
+    rows = []
+    for model in MODELS:
+        for server in SERVERS:
+            best = kept_for_all(found, model, server)
+            rest = [name for name in fixed(found, Place(model, server, LOADS[0])) if name != best]
+            rows.append(
+                [
+                    model,
+                    server,
+                    _both(regret(found, model, server, "auto")),
+                    _both(regret(found, model, server, best), best),
+                    "; ".join(_both(regret(found, model, server, name), name) for name in rest),
+                ]
+            )
+    headings = ["model", "server", "auto", "best layout kept for all loads", "other layouts"]
+    text = paragraph(template("held_out_regret", loads=len(LOADS)))
+    return ["## If the load is not known", "", *text, *markdown(headings, rows)]
+
+
+def _both(value: tuple[float, float], name: str = "") -> str:
+    return f"{number(value[0])}, {number(value[1])}{f' ({name})' if name else ''}"
 
 
 def _summary(found: Kept) -> list[str]:

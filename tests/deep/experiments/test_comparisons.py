@@ -1,6 +1,7 @@
 """The page of live comparisons and README's tables are those of the rows that are kept."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,7 @@ def test_a_comparison_with_rows_has_its_table_and_its_sizes(kept: Path) -> None:
     (kept / "live_quiet_and_bursts.json").write_text(text, "utf-8")
     page = comparisons.page()
     assert "| low | auto | 150 | 150 |" in page
+    assert "| 1.50 | 2 |" in page
     assert "Commit 2b2ef46, 3 rounds, a capacity of 2.5 requests/s, no emulated link" in page
 
 
@@ -66,3 +68,31 @@ def test_readme_has_the_short_table_of_two_engines_once_they_ran(kept: Path) -> 
     section = live.section(comparisons.readme_values())
     assert "| auto | 150 | 1.50 | low, mean TTFT | 2 |" in section
     assert comparisons.NOT_RUN not in section
+
+
+MAY_SWITCH = re.compile(r"^\|(?: [^|]+ \|)? (?:auto|load|unaware, live) \|.*\| ([^|]*) \|$", re.M)
+"""A row of a live table, with its last cell."""
+SWITCHES = re.compile(r"0 switches|\d+(, \d+)*")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [comparisons.PAGE, live.README],
+    ids=["comparisons", "README"],
+)
+def test_each_live_row_of_a_system_that_may_switch_says_how_often_it_did(text: Path) -> None:
+    """A ratio of a server that made no switch is of its layout."""
+    found = MAY_SWITCH.findall(text.read_text(encoding="utf-8"))
+    assert len(found) >= 4
+    assert all(SWITCHES.fullmatch(cell) for cell in found), found
+
+
+@pytest.mark.parametrize("name", ["live_long_prompts", "live_urgent_requests"])
+def test_rows_without_a_switch_are_not_shown_as_a_gain_of_switching(name: str) -> None:
+    """The rows have a count of 0, and the page says so beside them."""
+    kept = comparisons.live_report.read(comparisons.NUMBERS / f"{name}.json")
+    counts = comparisons.live_report.values(kept)["auto", "all", "switches"]
+    assert 0.0 in counts
+    table = comparisons.live_report.table(kept)
+    assert table in comparisons.PAGE.read_text(encoding="utf-8")
+    assert table.count("0 switches") >= 2

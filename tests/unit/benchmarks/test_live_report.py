@@ -6,7 +6,17 @@ from typing import Any
 import pytest
 
 from benchmarks.link_verdict import HIGH, LOW, is_accepted, phase, verdict
-from benchmarks.live_report import FIGURES, bars, ratios, spread, summary, table, values, worst
+from benchmarks.live_report import (
+    FIGURES,
+    bars,
+    by_round,
+    ratios,
+    spread,
+    summary,
+    table,
+    values,
+    worst,
+)
 
 DP, TP = [100.0, 100.0, 100.0], [50.0, 200.0, 100.0]
 
@@ -95,7 +105,41 @@ def test_the_table_leaves_cells_without_figures_empty() -> None:
 
 def test_the_short_table_names_the_worst_phase_and_the_switches() -> None:
     line = summary(kept(static_dp=[100.0], static_tp=[200.0], auto=[150.0])).splitlines()[-1]
-    assert line == "| auto | 150 | 1.50 | low, mean TTFT | 0 |"
+    assert line == "| auto | 150 | 1.50 | low, mean TTFT | 0 switches |"
+
+
+def test_a_system_that_made_no_switch_is_said_to_have_made_none() -> None:
+    lines = table(kept(static_dp=[1.0], auto=[2.0])).splitlines()
+    assert lines[-2].endswith("| 1.00 |  |")
+    assert lines[-1].endswith("| 2.00 | 0 switches |")
+
+
+def test_each_round_has_its_switches() -> None:
+    rows = kept(static_dp=[1.0, 1.0], auto=[2.0, 2.0])
+    next(r for r in rows["rows"] if (r["system"], r["phase"]) == ("auto", "all"))["values"] = [0, 2]
+    assert table(rows).splitlines()[-1].endswith("| 0, 2 |")
+
+
+def test_each_rate_has_its_switches() -> None:
+    rows = kept(["0.4, others", "0.7, others"], static_dp=[1.0], auto=[2.0])
+    rows["settings"] = {"shares": [0.4, 0.7]}
+    next(r for r in rows["rows"] if (r["system"], r["phase"]) == ("auto", "all"))["values"] = [0, 2]
+    found = [line for line in table(rows).splitlines() if "| auto |" in line]
+    assert [line.split(" | ")[-1] for line in found] == ["0 switches |", "2 |"]
+
+
+def test_ratios_over_all_requests_are_of_rounds_and_not_of_medians() -> None:
+    rows = kept(["all"], static_dp=[100.0, 200.0, 400.0], auto=[120.0, 400.0, 200.0])
+    assert "mean E2E 1.20 and 2.00 and 0.50, P90 E2E" in by_round(rows)
+    assert "in these rounds: 0 switches." in by_round(rows)
+    line = summary(rows_with_low(rows)).splitlines()[-1]
+    assert "| 1.20, 2.00, 0.50 |" in line
+
+
+def rows_with_low(rows: dict[str, Any]) -> dict[str, Any]:
+    """Return these rows with the same figures in a phase `low`."""
+    low = [{**row, "phase": "low"} for row in rows["rows"] if row["figure"] != "switches"]
+    return {"rows": rows["rows"] + low}
 
 
 def shaped(together_low: float, apart_high: float) -> dict[str, Any]:

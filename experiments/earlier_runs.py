@@ -1,0 +1,46 @@
+"""Compute docs/results/numbers/earlier_runs.json again: what every published run of a load has
+shown, from the numbers that git has of it.
+
+    python -m experiments.earlier_runs
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from experiments import held_out, phases, run_history
+from experiments.common import git, kept_in
+
+COMMITS = {
+    "phases": ("6d9ad65", "c889c1f", "c84f3db"),
+    "held_out": ("3565ed9", "235d5c2"),
+}
+"""The commits that have published a run, the first one first. A run is entered here when a later
+one replaces it.
+"""
+CELLS = {"phases": phases.run_cells, "held_out": held_out.run_cells}
+
+
+def published(name: str, commit: str) -> dict[str, Any]:
+    """Return what a commit has published of an experiment."""
+    found = kept_in(json.loads(git("show", f"{commit}:docs/results/numbers/{name}.json")))
+    return {"commit": found.commit, "date": found.date, "cells": CELLS[name](found)}
+
+
+def main() -> None:
+    """Read every run from git."""
+    argparse.ArgumentParser(
+        "python -m experiments.earlier_runs",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    ).parse_args()
+    every = {
+        name: [published(name, commit) for commit in commits] for name, commits in COMMITS.items()
+    }
+    run_history.PATH.write_text(json.dumps(every, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
