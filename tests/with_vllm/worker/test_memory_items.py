@@ -37,6 +37,7 @@ def test_gpu_worker_logs_its_model_and_its_lanes(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(worker, "phase", lambda engine, rank, what: said.append(what))
     monkeypatch.setattr(Worker, "load_model", lambda self: take(300))
     monkeypatch.setattr(worker, "use_own_products", lambda runner: None)
+    monkeypatch.setattr(worker, "verify_adapters", lambda *_: None)
     monkeypatch.setattr(worker, "Runner", lambda *_: None)
     monkeypatch.setattr(worker, "WorkerLanes", lanes)
     gpu: Any = FlyingGPUWorker.__new__(FlyingGPUWorker)
