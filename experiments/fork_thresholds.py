@@ -1,9 +1,9 @@
 """The thresholds of the operator of the simulated fork, by the rule of the plan
-experiments/plans/paper_pages.md.
+experiments/plans/fork_thresholds.md.
 
     python -m experiments.fork_thresholds      the mean E2E of each pair, by model
 
-They are found with a seed that no page reports.
+They are found with a seed that no page reports, on a load of phases that no layout is too slow for.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from statistics import mean
 
 from experiments import servers
 from experiments.common import MAX_NUM_SEQS, MODELS, Setting
-from experiments.paper_runs import calibrated
+from experiments.phases_load import phased, rates_rps
 from flying_lab.sim.baselines.release import Thresholds
 from flying_lab.sim.catalog import operated
 from flying_lab.sim.cluster import Options
@@ -21,10 +21,16 @@ from flying_lab.sim.run import simulate
 from flying_lab.workload.model import Workload
 
 SEED = 11
+BURSTS = 2
 PAIRS = (
     Thresholds(0, 0),
-    *(Thresholds(joined, times * joined) for joined in (4, 16, 64) for times in (2, 8)),
+    *(Thresholds(joined, times * joined) for joined in (4, 16, 64, 256) for times in (2, 4, 8)),
 )
+
+
+def load(model: str) -> Workload:
+    """Return low phases and bursts at 0.15 and 0.85 of static DP's capacity."""
+    return phased(*rates_rps(model), BURSTS, SEED)
 
 
 def mean_e2e_s(thresholds: Thresholds, model: str, workload: Workload) -> float:
@@ -40,7 +46,7 @@ def main() -> None:
     command = "python -m experiments.fork_thresholds"
     argparse.ArgumentParser(command, description=__doc__).parse_args()
     for model in MODELS:
-        _, workload = calibrated(model, Setting(SEED))
+        workload = load(model)
         for pair in PAIRS:
             print(f"{model} {pair}: {mean_e2e_s(pair, model, workload):.2f} s", flush=True)
 

@@ -29,8 +29,9 @@ THRESHOLDS: Mapping[str, Thresholds] = {
     "gpt-oss-120b": Thresholds(0, 0),
     "nemotron-8b": Thresholds(0, 0),
 }
-"""Of the fork's operator: `python -m experiments.fork_thresholds`, with a seed that no page
-reports.
+"""Of the fork's operator: they were found on figure 8's bursts, which are more than any layout of
+the fork serves, so they never join. `python -m experiments.fork_thresholds` finds others, on a load
+that is not in overload, with a seed that no page reports.
 """
 
 

@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from experiments import phases, phases_load, phases_runs, servers
+from experiments import (
+    fork_thresholds,
+    live,
+    phases,
+    phases_load,
+    phases_runs,
+    phases_whole,
+    run_history,
+    servers,
+)
 from experiments.common import FIRST, MODELS, Kept, Numbers, kept
 from experiments.phases_load import (
     AFTER_S,
@@ -195,3 +204,43 @@ def test_the_headline_has_the_worst_of_auto_and_the_best_of_fixed_layouts() -> N
     ]
     assert f"it is on {sum(ratio <= 1.05 for ratio in ratios)} of 6" in text
     assert f"its worst is {number(max(ratios))}." in text
+    assert f"On {sum(ratio <= 1.05 for ratio in ratios)} of 6" in text
+    assert f"its worst is {max(ratios):.2f}." in text
+
+
+def test_thresholds_of_the_fork_are_found_on_a_load_below_capacity() -> None:
+    """The requests of each phase arrive more slowly than static DP serves them."""
+    for model in MODELS:
+        workload = fork_thresholds.load(model)
+        for span in spans(fork_thresholds.BURSTS):
+            arrived = sum(span.start_s <= one.arrival_s < span.end_s for one in workload.requests)
+            rate_rps = arrived / (span.end_s - span.start_s)
+            assert rate_rps < 0.95 * CAPACITY_RPS[model], span.phase
+
+
+def test_readme_begins_with_stocks_single_layout_and_names_shift_parallelism() -> None:
+    text = phases_whole.headline(kept("phases"))
+    measured = live.README.read_text(encoding="utf-8").partition(live.BEGIN)[2]
+    words = " ".join(measured.split())
+    assert text in words
+    assert words.index("best *single* layout of stock") < words.index("own server")
+    assert "Shift Parallelism" in text
+
+
+def test_the_whole_load_weighs_each_phase_by_its_requests() -> None:
+    run = {
+        "phases": {
+            phase: {"requests": count, "mean_e2el_ms": value}
+            for phase, count, value in (("low", 1, 10.0), ("burst", 8, 20.0), ("after", 1, 30.0))
+        }
+    }
+    assert phases_whole.whole(run, "mean_e2el_ms") == pytest.approx(20.0)
+
+
+def test_the_page_lists_every_run_of_the_load() -> None:
+    """Three runs until the next one, whose numbers replace the last."""
+    page = (phases.PAGE.name, kept("phases"))
+    runs = [one["commit"] for one in run_history.read()[page[0]]]
+    assert runs[:3] == ["811d213", "048e7d0", "b2ac7ab"]
+    lines = run_history.section(*page, phases.run_cells(page[1]))
+    assert all(any(commit in line for line in lines) for commit in runs)
