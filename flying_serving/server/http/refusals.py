@@ -17,6 +17,8 @@ from vllm.exceptions import GracefulHTTPError, VLLMError, VLLMValidationError
 from flying_serving.log import logger
 from flying_serving.server.http.error_body import refusal_response
 
+_TOO_DEEP = "body: is nested too deeply"
+
 
 async def ended_by_event(events: AsyncIterator[str]) -> AsyncIterator[str]:
     """Yield the events of a stream of /v1/responses. An exception becomes its last event, `error`,
@@ -31,14 +33,24 @@ async def ended_by_event(events: AsyncIterator[str]) -> AsyncIterator[str]:
             number += 1
             yield event
     except Exception as error:
-        if not isinstance(error, VLLMError):
+        cause = VLLMValidationError(_TOO_DEEP) if _is_too_deep(error) else error
+        if not isinstance(cause, VLLMError):
             logger.exception("a stream of /v1/responses has failed")
-        refusal = create_error_response(error).error
+        refusal = create_error_response(cause).error
         said = {"code": str(int(refusal.code)), "message": refusal.message, "param": refusal.param}
         yield (
             "event: error\ndata: "
             f"{json.dumps({'type': 'error', **said, 'sequence_number': number})}\n\n"
         )
+
+
+def _is_too_deep(error: Exception) -> bool:
+    """Return whether an error says that a value is nested too deeply. pydantic takes what is deeper
+    than it follows for a circle.
+    """
+    return isinstance(error, RecursionError) or (
+        isinstance(error, ValueError) and "Circular reference" in str(error)
+    )
 
 
 def refusal_of_reload(request: Any) -> ErrorResponse | None:
@@ -74,7 +86,7 @@ async def refuse_depth(_: Request, __: Exception) -> JSONResponse:
     """Answer 400 to a body that JSON's parser has read, but that overflows the stack in a check of
     vLLM, which makes several calls for each level.
     """
-    return refusal_response(HTTPException(HTTPStatus.BAD_REQUEST, "body: is nested too deeply"))
+    return refusal_response(HTTPException(HTTPStatus.BAD_REQUEST, _TOO_DEEP))
 
 
 def attach(app: FastAPI) -> None:

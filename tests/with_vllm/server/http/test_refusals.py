@@ -38,8 +38,10 @@ async def stream(error: Exception | None) -> AsyncIterator[str]:
         (WRONG, "400", "vllm_xargs.tp_degree"),
         (TIMED_OUT, "504", None),
         (RuntimeError("it is broken"), "500", None),
+        (RecursionError("maximum recursion depth exceeded"), "400", None),
+        (ValueError("Circular reference detected (id repeated)"), "400", None),  # pydantic's
     ],
-    ids=["wrong", "late", "broken"],
+    ids=["wrong", "late", "broken", "deep", "deep for pydantic"],
 )
 async def test_a_stream_that_fails_ends_with_an_event(
     error: Exception, code: str, param: str | None
