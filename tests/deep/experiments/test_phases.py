@@ -216,7 +216,7 @@ def test_thresholds_of_the_fork_are_found_on_a_load_below_capacity() -> None:
             assert rate_rps < 0.95 * CAPACITY_RPS[model], span.phase
 
 
-def test_readme_begins_with_stocks_single_layout_and_names_shift_parallelism() -> None:
+def test_readme_begins_with_the_best_single_layout_of_stock() -> None:
     text = phases_whole.headline(kept("phases"))
     measured = live.README.read_text(encoding="utf-8").partition(live.BEGIN)[2]
     words = " ".join(measured.split())
