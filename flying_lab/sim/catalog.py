@@ -29,7 +29,7 @@ from flying_lab.sim.baselines.shift_parallel import shifting
 from flying_lab.sim.baselines.transforming import KINDS, transforming
 from flying_lab.sim.cluster import Cluster, Options
 from flying_lab.sim.cost import Execution
-from flying_lab.sim.machine import Machine, Modelled
+from flying_lab.sim.machine import DegreeTime, Machine, Modelled
 from flying_lab.sim.node import System
 from flying_lab.sim.system import flying, static
 from flying_serving.errors import ConfigError
@@ -73,7 +73,7 @@ def build(
     """
     if name not in names(machine):
         raise ConfigError(f"--policy={name!r}: not one of {', '.join(names(machine))}")
-    apart, widest = POLICIES["static-dp"], machine.degrees(devices)[-1]
+    widest = machine.degrees(devices)[-1]
     if name in FLYING:
         system = flying(machine, devices, POLICIES[name], options, execution)
     elif name == "fork":
@@ -82,19 +82,29 @@ def build(
     elif name == "shift-parallel":
         assert isinstance(machine, Modelled)
         time = shifting(machine, devices, widest)
-        system = static(machine, widest, apart, options, resident=devices, time=time)
+        system = _stock(machine, widest, options, resident=devices, time=time)
     elif name in KINDS:
         assert isinstance(machine, Modelled)
         system = transforming(machine, devices, options, name)
     elif name in PAIRS:
         system = paired(machine, devices, options, name)
     elif name.startswith("static-tp"):
-        degree = int(name.removeprefix("static-tp") or widest)
-        system = replace(static(machine, degree, apart, options), placing=FewestInFlight)
+        system = _stock(machine, int(name.removeprefix("static-tp") or widest), options)
     else:
-        placing = ROUTERS.get(name, FewestInFlight)
-        system = replace(static(machine, devices, apart, options), placing=placing)
-    return replace(system, name=name)
+        system = _stock(machine, devices, options)
+    return replace(system, name=name, placing=ROUTERS.get(name, system.placing))
+
+
+def _stock(
+    machine: Machine,
+    degree: int,
+    options: Options,
+    resident: int | None = None,
+    time: DegreeTime | None = None,
+) -> System:
+    """Return `static` engines with the rule of stock vLLM's router."""
+    system = static(machine, degree, POLICIES["static-dp"], options, resident, time)
+    return replace(system, placing=FewestInFlight)
 
 
 def operated(fork: System, thresholds: Thresholds) -> System:
