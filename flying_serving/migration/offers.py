@@ -30,8 +30,8 @@ _NUMBER, _TOKENS, _FINAL, _BLOCKS, _HITS = _FIELDS = range(5)
 class Offer:
     """The first `tokens` tokens have KV, in `blocks` of the owner's group.
 
-    `is_final`: True if there will be no more. `hit_tokens`: so many of the request's first tokens
-    were not computed for it, as a prefix cache had them.
+    `is_final`: True if there will be no more. `hit_tokens`: the number of
+    the request's first tokens that a prefix cache had, so that they were not computed for it.
     """
 
     tokens: int
