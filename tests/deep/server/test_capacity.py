@@ -253,12 +253,20 @@ def test_lane_short_of_blocks_yields_its_engines_to_the_lane_with_blocks(server:
     server.check()
 
 
-def as_embeddings(server: Server, prompt: Sequence[int]) -> str:
-    """A prompt's embeddings, as vLLM's API takes them."""
+def embeddings(server: Server, prompt: Sequence[int]) -> torch.Tensor:
     table = load_file(f"{server.model}/model.safetensors")["model.embed_tokens.weight"]
-    written = io.BytesIO()
-    torch.save(table[list(prompt)], written)
-    return base64.b64encode(written.getvalue()).decode()
+    return table[list(prompt)]
+
+
+def written(embeds: torch.Tensor) -> str:
+    """Embeddings as vLLM's API takes them."""
+    file = io.BytesIO()
+    torch.save(embeds, file)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def as_embeddings(server: Server, prompt: Sequence[int]) -> str:
+    return written(embeddings(server, prompt))
 
 
 @pytest.mark.parametrize("degree", [1, 2])
@@ -270,9 +278,7 @@ def test_embeddings_of_a_prompt_give_what_its_tokens_give(server: Server, degree
 
 
 def test_embeddings_that_are_no_numbers_are_refused(server: Server) -> None:
-    written = io.BytesIO()
-    torch.save(torch.full((3, 64), torch.nan), written)
-    embeds = base64.b64encode(written.getvalue()).decode()
+    embeds = written(torch.full_like(embeddings(server, tokens(20, 3)), torch.nan))
     for stream in (False, True):
         answer = server.post([], 8, 1, stream=stream, prompt=None, prompt_embeds=embeds)
         assert answer.status_code == 400

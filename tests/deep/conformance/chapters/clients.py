@@ -73,10 +73,11 @@ def calls_of_every_kind(live: Live) -> None:
 def a_thought_that_is_cut_off(live: Live) -> None:
     """A request in the same batch says what it says alone: it takes over no thinking budget."""
     live.layout(live.layouts[0])
-    plain = {"prompt": prompt(9, 20), "max_tokens": 200, "temperature": 0.0, "ignore_eos": True}
+    greedy = {"temperature": 0.0, "ignore_eos": True}
+    plain = {"prompt": prompt(9, 20), "max_tokens": 200, **greedy}
     other = Call("beside-a-thought", COMPLETIONS, plain)
     thought = {**says("<think>", ends=False), "thinking_token_budget": 90, "max_tokens": 80}
-    cut_off = Call("cut-off", CHAT, {"messages": QUESTION, **thought})
+    cut_off = Call("cut-off", CHAT, {"messages": QUESTION, **thought, **greedy})
     alone = ask(live.http, other)
     with ThreadPoolExecutor(1) as pool:
         thinking = pool.submit(ask, live.http, cut_off)
