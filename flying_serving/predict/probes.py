@@ -14,8 +14,12 @@ ENOUGH_S = 0.5
 SHORT_TOKENS, LONG_TOKENS = 16, 1024
 _SEQUENCES = (1, 8, 64, 256)
 _PROMPTS = (64, 256, 1024, 4096)
-_PIECE, _BEFORE = 256, 8192
-"""Tokens of a piece of a long prompt, and tokens before it."""
+_PIECE = 256
+"""Tokens of a piece of a long prompt."""
+_BEFORE = (8192, 32_768, 131_072, 524_288)
+"""Tokens before it. Where reading weights takes most of a step, few tokens before it hide what each
+of them costs.
+"""
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,11 @@ class Probe:
 
     @property
     def kind(self) -> tuple[bool, int]:
-        """The part that the probe has in common with smaller and larger ones."""
+        """The part that the probe has in common with smaller and larger ones. Pieces of long
+        prompts have their tokens in common.
+        """
+        if self.is_prefill and self.context_tokens:
+            return True, self.tokens
         return self.is_prefill, self.context_tokens
 
 
@@ -46,5 +54,7 @@ def probes(sequences: int, step_tokens: int, prompt_tokens: int) -> list[Probe]:
     contexts = sorted({min(count, prompt_tokens) for count in (SHORT_TOKENS, LONG_TOKENS)})
     short_first = [Probe(count, False, context) for context in contexts for count in decode]
     piece = min(_PIECE, step_tokens, prompt_tokens // 2)
-    later = [Probe(piece, True, min(_BEFORE, prompt_tokens - piece))] if piece else []
+    room = prompt_tokens - piece
+    before = [count for count in _BEFORE if count <= room] or [room]
+    later = [Probe(piece, True, count) for count in before] if piece else []
     return short_first + [Probe(count, True) for count in prompts] + later

@@ -15,14 +15,12 @@ def test_probes_fit_and_each_kind_ascends(
 ) -> None:
     found = probes(sequences, step_tokens, prompt_tokens)
     for kind in {probe.kind for probe in found}:
-        tokens = [probe.tokens for probe in found if probe.kind == kind]
-        assert tokens == sorted(set(tokens))
-        assert (
-            0
-            < max(tokens)
-            <= (min(step_tokens, prompt_tokens) if kind[0] else min(sequences, step_tokens))
-        )
-        assert kind[1] + (max(tokens) if kind[0] else 0) <= prompt_tokens
+        sizes = [(one.tokens, one.context_tokens) for one in found if one.kind == kind]
+        assert sizes == sorted(set(sizes))
+        most = min(step_tokens, prompt_tokens) if kind[0] else min(sequences, step_tokens)
+        for tokens, before in sizes:
+            assert 0 < tokens <= most
+            assert before + (tokens if kind[0] else 0) <= prompt_tokens
 
 
 def test_decoding_is_measured_with_little_context_and_with_much() -> None:
@@ -39,10 +37,16 @@ def test_decoding_is_measured_with_little_context_and_with_much() -> None:
 
 def test_a_piece_of_a_prompt_is_measured_with_much_before_it() -> None:
     """Else nothing tells what long prompts cost."""
-    for room, before in ((9000, 8192), (1000, 744), (2, 1)):
-        (piece,) = (
-            probe for probe in probes(256, 8192, room) if probe.is_prefill and probe.context_tokens
-        )
-        step = Step.of_probe(1, 0.5, piece.tokens, piece.is_prefill, piece.context_tokens)
-        assert piece.context_tokens == before
-        assert step.prefill_pairs == before * step.prefill_tokens
+    for room, before in (
+        (1_000_000, [8192, 32_768, 131_072, 524_288]),
+        (100_000, [8192, 32_768]),
+        (9000, [8192]),
+        (1000, [744]),
+        (2, [1]),
+    ):
+        pieces = [one for one in probes(256, 8192, room) if one.is_prefill and one.context_tokens]
+        assert [one.context_tokens for one in pieces] == before
+        assert len({one.kind for one in pieces}) == 1
+        for piece in pieces:
+            step = Step.of_probe(1, 0.5, piece.tokens, piece.is_prefill, piece.context_tokens)
+            assert step.prefill_pairs == piece.context_tokens * step.prefill_tokens
