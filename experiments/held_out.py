@@ -1,29 +1,39 @@
 """`auto` on loads that its constants were not chosen on: switches per minute, and latencies beside
-the best fixed layout's.
+the best fixed layout's, of stock vLLM and of our own server.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import geometric_mean, mean
-from typing import Any, NamedTuple
+from statistics import mean
+from typing import Any
 
-from experiments import run_history
-from experiments.common import MODELS, Kept, Numbers, template
+from experiments import held_out_regret, run_history
+from experiments.common import MODELS, Kept, template
 from experiments.constants import CONSTANTS
-from experiments.held_out_load import BATCH, LOADS, SECONDS, Load
-from experiments.held_out_runs import MEANS, OTHERS, SERVERS, SETTLE_S, measure
+from experiments.held_out_load import BATCH, SECONDS
+from experiments.held_out_ratios import (
+    MOST_RATIO,
+    MOST_SWITCHES,
+    Place,
+    best,
+    families,
+    fixed,
+    is_restless,
+    is_slow,
+    places,
+    ratios,
+    run_cells,
+    runs,
+)
+from experiments.held_out_runs import MEANS, OTHERS, SETTLE_S, SHIFT, measure
 from experiments.rows import Row, markdown, number, paragraph, spread
 from experiments.server_pages import ServerPage, layouts
-from experiments.servers import is_fixed
+from experiments.servers import SERVERS, STOCK
 
 __all__ = ["measure", "pages"]
 
-MOST_RATIO = 1.03
-"""Of mean E2E to the best fixed layout's."""
-MOST_SWITCHES = 1.0
-"""In a minute of a load whose rate does not change."""
 ON_ABLATION = "not noted; half and twice tried on the loads of `experiments/ablation.py`"
 CHOSEN: Mapping[str, str] = {
     "FORECAST_ERROR": "three seeds of `experiments/ablation.py`: 0.05 before",
@@ -45,105 +55,6 @@ PAGE = ServerPage(
 )
 
 
-class Place(NamedTuple):
-    """One line of the page: a load of a model on a server."""
-
-    model: str
-    server: str
-    load: Load
-
-
-# ---- what they show
-
-
-def places() -> Iterator[Place]:
-    """Yield every line of the page."""
-    for model in MODELS:
-        for server in SERVERS:
-            for load in LOADS:
-                yield Place(model, server, load)
-
-
-def runs(found: Kept, place: Place, system: str) -> list[Numbers]:
-    """Return the figures of a system, for each seed."""
-    return [one[place.model][place.server][place.load.name][system] for one in found.seeds]
-
-
-def fixed(found: Kept, place: Place) -> list[str]:
-    """Return the fixed layouts of a server."""
-    return [
-        name
-        for name in found.seeds[0][place.model][place.server][place.load.name]
-        if is_fixed(name)
-    ]
-
-
-def ratios(found: Kept, place: Place, system: str, figure: str = "e2el") -> list[float]:
-    """Return a system's mean over the least of the fixed layouts', for each seed."""
-    key = f"mean_{figure}_ms"
-    best = zip(*(runs(found, place, name) for name in fixed(found, place)), strict=True)
-    return [
-        one[key] / min(other[key] for other in others)
-        for one, others in zip(runs(found, place, system), best, strict=True)
-    ]
-
-
-def is_slow(found: Kept, place: Place) -> bool:
-    """Whether `auto` misses the aim of mean E2E."""
-    return mean(ratios(found, place, "auto")) > MOST_RATIO
-
-
-def is_restless(found: Kept, place: Place) -> bool:
-    """Whether `auto` switches more often than it may although the rate does not change."""
-    most = max(one["per_minute"] for one in runs(found, place, "auto"))
-    return place.load.is_constant and most > MOST_SWITCHES
-
-
-def run_cells(found: Kept) -> dict[str, str]:
-    """Return what the list of all runs shows of one, by family."""
-    cells = {}
-    for family in dict.fromkeys(load.family for load in LOADS):
-        there = [place for place in places() if place.load.family == family]
-        means = [mean(ratios(found, place, "auto")) for place in there]
-        within = sum(ratio <= MOST_RATIO for ratio in means)
-        cells[family] = (
-            f"{within} of {len(means)}, mean {mean(means):.3f}, worst {number(max(means))}"
-        )
-    return cells
-
-
-def regret(found: Kept, model: str, server: str, system: str) -> tuple[float, float]:
-    """Return how far a system is from the fixed layout that is best for each load: the geometric
-    mean over all loads, and the worst.
-    """
-    there = [Place(model, server, load) for load in LOADS]
-    means = [mean(ratios(found, place, system)) for place in there]
-    return geometric_mean(means), max(means)
-
-
-def kept_for_all(found: Kept, model: str, server: str) -> str:
-    """Return the fixed layout that is the best to keep for all loads."""
-    every = fixed(found, Place(model, server, LOADS[0]))
-    return min(every, key=lambda name: regret(found, model, server, name))
-
-
-def headline(found: Kept) -> str:
-    """Return README's sentence: `auto` beside one layout that is kept for every load."""
-    there = [(model, server) for model in MODELS for server in SERVERS]
-    auto = [regret(found, *place, "auto") for place in there]
-    best = [regret(found, *place, kept_for_all(found, *place)) for place in there]
-    shown = [
-        f"{number(min(means))} to {number(max(means))} (worst load {number(max(worst))})"
-        for means, worst in (zip(*both, strict=True) for both in (auto, best))
-    ]
-    return (
-        f"Over {len(LOADS)} loads the mean E2E of `auto` is {shown[0]} of the own fixed layout "
-        "that is best for each of them, in geometric means by model and server. The one layout "
-        f"that is best to keep for all loads has {shown[1]}. Which one that is has to be known; "
-        "stock vLLM was not run on these loads."
-    )
-
-
 # ---- the page
 
 
@@ -151,8 +62,8 @@ def pages(found: Kept, folder: Path) -> list[Row]:
     """Write the page; it compares nothing with the paper."""
     head = [
         *_setting(found),
+        *held_out_regret.section(found),
         *run_history.section("held_out", found, run_cells(found)),
-        *_regret(found),
         *_summary(found),
         *_misses(found),
         *["## Why", "", *paragraph(template("held_out_causes"))],
@@ -195,36 +106,10 @@ def _value(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _regret(found: Kept) -> list[str]:
-    """Return what it costs to keep one layout for every load, beside `auto`."""
-    rows = []
-    for model in MODELS:
-        for server in SERVERS:
-            best = kept_for_all(found, model, server)
-            rest = [name for name in fixed(found, Place(model, server, LOADS[0])) if name != best]
-            rows.append(
-                [
-                    model,
-                    server,
-                    _both(regret(found, model, server, "auto")),
-                    _both(regret(found, model, server, best), best),
-                    "; ".join(_both(regret(found, model, server, name), name) for name in rest),
-                ]
-            )
-    headings = ["model", "server", "auto", "best layout kept for all loads", "other layouts"]
-    text = paragraph(template("held_out_regret", loads=len(LOADS)))
-    return ["## If the load is not known", "", *text, *markdown(headings, rows)]
-
-
-def _both(value: tuple[float, float], name: str = "") -> str:
-    return f"{number(value[0])}, {number(value[1])}{f' ({name})' if name else ''}"
-
-
 def _summary(found: Kept) -> list[str]:
     """Return how many loads meet the aims, and the worst of each family."""
     rows = []
-    for family in dict.fromkeys(load.family for load in LOADS):
-        there = [place for place in places() if place.load.family == family]
+    for family, there in families():
         slow = sum(is_slow(found, place) for place in there)
         worst = max(there, key=lambda place: mean(ratios(found, place, "auto")))
         rates = [one["per_minute"] for place in there for one in runs(found, place, "auto")]
@@ -260,7 +145,7 @@ def _misses(found: Kept) -> list[str]:
             place.server,
             place.load.name,
             _marked(spread(ratios(found, place, "auto")), is_slow(found, place)),
-            _best(found, place),
+            best(found, place),
             _marked(_per_minute(found, place), is_restless(found, place)),
             layouts([one["layouts"] for one in runs(found, place, "auto")]),
         ]
@@ -271,7 +156,7 @@ def _misses(found: Kept) -> list[str]:
         "model",
         "server",
         "load",
-        "mean E2E / best",
+        "mean E2E / best own layout",
         "best",
         "switches a minute",
         "share of time in layouts",
@@ -288,26 +173,26 @@ def _per_minute(found: Kept, place: Place) -> str:
     return spread([one["per_minute"] for one in runs(found, place, "auto")])
 
 
-def _best(found: Kept, place: Place) -> str:
-    """Return the fixed layout with the least mean E2E."""
-    names = fixed(found, place)
-    return min(names, key=lambda name: mean(ratios(found, place, name)))
-
-
 def _table(found: Kept, model: str, server: str) -> list[str]:
-    rows = [_row(found, place) for place in places() if place[:2] == (model, server)]
-    headings = [
-        "load",
-        "requests",
-        "mean TTFT (s)",
-        "mean TPOT (ms)",
-        "mean E2E (s)",
-        "E2E of fixed layouts / best",
-        "switches a minute",
-        "switches",
-        "share of time in layouts",
-    ]
-    return markdown(headings, rows)
+    there = [place for place in places([server]) if place.model == model]
+    if server == STOCK:
+        return markdown(_STOCK_HEADINGS, [_stock_row(found, place) for place in there])
+    return markdown(_HEADINGS, [_row(found, place) for place in there])
+
+
+_HEADINGS = (
+    "load",
+    "requests",
+    "mean TTFT (s)",
+    "mean TPOT (ms)",
+    "mean E2E (s)",
+    "E2E / best stock layout",
+    "E2E of own fixed layouts / best",
+    "switches a minute",
+    "switches",
+    "share of time in layouts",
+)
+_STOCK_HEADINGS = ("load", "mean E2E of the best layout (s)", "E2E of systems / best layout")
 
 
 def _row(found: Kept, place: Place) -> list[str]:
@@ -316,17 +201,28 @@ def _row(found: Kept, place: Place) -> list[str]:
     for figure, scale in zip(MEANS, (1e3, 1.0, 1e3), strict=True):
         value = mean(one[f"mean_{figure}_ms"] for one in there) / scale
         cells.append(f"{number(value)} ({spread(ratios(found, place, 'auto', figure))})")
-    others = ", ".join(
-        f"{name} {number(mean(ratios(found, place, name)))}" for name in fixed(found, place)
-    )
+    stock = spread(ratios(found, place, "auto", beside=STOCK))
     return [
         place.load.name,
         number(mean(one["requests"] for one in there)),
         cells[0],
         cells[1],
         _marked(cells[2], is_slow(found, place)),
-        others,
+        f"{stock} ({best(found, place._replace(server=STOCK))})",
+        _beside_best(found, place, fixed(found, place)),
         _marked(_per_minute(found, place), is_restless(found, place)),
         spread([float(len(one["switches"])) for one in there]),
         layouts([one["layouts"] for one in there]),
     ]
+
+
+def _stock_row(found: Kept, place: Place) -> list[str]:
+    least = best(found, place)
+    mean_s = mean(one["mean_e2el_ms"] for one in runs(found, place, least)) / 1e3
+    systems = [*fixed(found, place), SHIFT]
+    return [place.load.name, f"{number(mean_s)} ({least})", _beside_best(found, place, systems)]
+
+
+def _beside_best(found: Kept, place: Place, systems: Sequence[str]) -> str:
+    """Return mean E2E of systems over that of the best fixed layout of their server."""
+    return ", ".join(f"{name} {number(mean(ratios(found, place, name)))}" for name in systems)

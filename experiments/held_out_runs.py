@@ -1,22 +1,23 @@
-"""The runs of docs/results/held_out.md: `auto` and the fixed layouts on every load, and the values
-of the constants that decided.
+"""The runs of docs/results/held_out.md: `auto`, the fixed layouts of our server and of stock vLLM,
+and Shift Parallelism on every load; and the values of the constants that decided.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from experiments.common import MODELS, Numbers, Setting, run
 from experiments.constants import CONSTANTS, Constant
 from experiments.held_out_load import LOADS, workload
 from experiments.phases_load import Span
 from experiments.phases_runs import layout_name, layout_shares, systems
-from experiments.servers import GRAPHS, PRODUCT, is_fixed
+from experiments.servers import GRAPHS, PRODUCT, SERVERS
 from flying_lab.sim.node import System
 from flying_lab.workload.model import Workload
 
-SERVERS = (PRODUCT, GRAPHS)
+OURS = (PRODUCT, GRAPHS)
+SHIFT = "shift-parallel"
 MEANS = ("ttft", "tpot", "e2el")
 SETTLE_S = 30.0
 """Seconds after the begin of a load in which switches do not count: it is a change of load."""
@@ -42,9 +43,16 @@ def measure(setting: Setting) -> Numbers:
             for server in SERVERS:
                 found[model][server][load.name] = {
                     one.name: measure_system(one, model, work)
-                    for one in systems(server, model, setting)
+                    for one in compared(server, model, setting)
                 }
     return found
+
+
+def compared(server: str, model: str, setting: Setting) -> Iterator[System]:
+    """Yield the systems of a server that the page compares: those of docs/results/phases.md without
+    the fork, which is eager and hardly switches there.
+    """
+    return (one for one in systems(server, model, setting) if one.name != "fork")
 
 
 def constants() -> Numbers:
@@ -56,14 +64,14 @@ def constants() -> Numbers:
 
 
 def measure_system(one: System, model: str, work: Workload) -> Numbers:
-    """Serve a load with one system: its means, and how it switched if it may."""
+    """Serve a load with one system: its means, and how `auto` switched."""
     done = run(one, model, work)
     found: Numbers = {
         "requests": len(work.requests),
         "refused": len(done.outcome.refused),
         **{f"mean_{name}_ms": _rounded(done.summary[f"mean_{name}_ms"]) for name in MEANS},
     }
-    if is_fixed(one.name):
+    if one.name != "auto":
         return found
     devices = one.settings.capacity.devices
     whole = [Span("all", 0.0, work.duration_s)]

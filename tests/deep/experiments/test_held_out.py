@@ -23,10 +23,17 @@ from experiments.held_out_load import (
     trace_capacity_rps,
     workload,
 )
-from experiments.held_out_runs import SERVERS, SETTLE_S, constants, measure_system, per_minute
+from experiments.held_out_ratios import Place, is_restless, is_slow, places, ratios, runs
+from experiments.held_out_runs import (
+    SETTLE_S,
+    SHIFT,
+    compared,
+    constants,
+    measure_system,
+    per_minute,
+)
 from experiments.phases_load import CAPACITY_RPS
-from experiments.phases_runs import systems
-from experiments.servers import GRAPHS, MAX_TOKENS, is_fixed
+from experiments.servers import GRAPHS, MAX_TOKENS, SERVERS, STOCK, is_fixed
 from flying_serving.predict import arrivals
 
 MODEL = "llama-3-70b"
@@ -139,10 +146,10 @@ def _kept(auto_ms: tuple[float, float], switches: tuple[float, float], load: Loa
 
 def test_mean_e2e_misses_where_the_mean_of_the_seeds_is_above_the_aim() -> None:
     load = Load("steady", 0.5)
-    place = held_out.Place("m", "s", load)
-    assert held_out.ratios(_kept((104.0, 101.0), (0.0, 0.0), load), place, "auto") == [1.04, 1.01]
-    assert not held_out.is_slow(_kept((104.0, 101.0), (0.0, 0.0), load), place)
-    assert held_out.is_slow(_kept((104.0, 103.0), (0.0, 0.0), load), place)
+    place = Place("m", "s", load)
+    assert ratios(_kept((104.0, 101.0), (0.0, 0.0), load), place, "auto") == [1.04, 1.01]
+    assert not is_slow(_kept((104.0, 101.0), (0.0, 0.0), load), place)
+    assert is_slow(_kept((104.0, 103.0), (0.0, 0.0), load), place)
 
 
 @pytest.mark.parametrize(("family", "misses"), [("batches", True), ("modulated", False)])
@@ -151,7 +158,7 @@ def test_switches_miss_in_one_seed_where_the_rate_does_not_change(
 ) -> None:
     load = Load(family, 0.5)
     found = _kept((100.0, 100.0), (0.0, 1.5), load)
-    assert held_out.is_restless(found, held_out.Place("m", "s", load)) is misses
+    assert is_restless(found, Place("m", "s", load)) is misses
 
 
 # ---- the kept numbers
@@ -160,25 +167,34 @@ def test_switches_miss_in_one_seed_where_the_rate_does_not_change(
 def test_every_load_of_the_plan_is_kept_with_its_requests_served() -> None:
     found = kept("held_out")
     assert len(found.seeds) == 2
-    for place in held_out.places():
-        names = [one.name for one in systems(place.server, place.model, FIRST)]
-        for name in names:
-            assert [one["refused"] for one in held_out.runs(found, place, name)] == [0, 0]
-    assert {place.server for place in held_out.places()} == set(SERVERS)
+    for place in places(SERVERS):
+        for one in compared(place.server, place.model, FIRST):
+            there = runs(found, place, one.name)
+            assert [run["refused"] for run in there] == [0, 0]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_stock_has_every_degree_and_shift_parallelism_and_no_fork(model: str) -> None:
+    ours, stock = (
+        [one.name for one in compared(server, model, FIRST)] for server in (GRAPHS, STOCK)
+    )
+    pinned = [name.removeprefix("pinned-") for name in ours if is_fixed(name)]
+    assert stock == [SHIFT, *(f"static-{degree}" for degree in pinned)]
 
 
 @pytest.mark.parametrize("load", [Load("steady", 0.1), Load("azure code", OTHER_SHARE)])
-def test_fixed_layouts_are_simulated_as_they_are_kept(load: Load) -> None:
+@pytest.mark.parametrize("server", [GRAPHS, STOCK])
+def test_fixed_layouts_are_simulated_as_they_are_kept(load: Load, server: str) -> None:
     """Short runs, of systems that decide nothing."""
-    then = kept("held_out").seeds[0][MODEL][GRAPHS][load.name]
+    then = kept("held_out").seeds[0][MODEL][server][load.name]
     drawn = workload(load, MODEL, FIRST.seed)
-    for one in systems(GRAPHS, MODEL, FIRST):
-        if is_fixed(one.name):
+    for one in compared(server, MODEL, FIRST):
+        if one.name != "auto":
             assert measure_system(one, MODEL, drawn) == pytest.approx(then[one.name], rel=1e-4)
 
 
 def test_a_run_of_auto_has_its_switches_and_layouts() -> None:
-    auto = next(iter(systems(GRAPHS, MODEL, FIRST)))
+    auto = next(iter(compared(GRAPHS, MODEL, FIRST)))
     found = measure_system(auto, MODEL, workload(Load("steady", 0.1), MODEL, FIRST.seed))
     assert sum(found["layouts"].values()) == pytest.approx(1.0, rel=1e-3)
     counted = [row for row in found["switches"] if row["at_s"] >= SETTLE_S]

@@ -17,7 +17,7 @@ from experiments import (
     token_split_runs,
 )
 from experiments.__main__ import ALL, write_pages
-from experiments.common import FIRST, RESULTS, kept, paper_workload, run, system
+from experiments.common import FIRST, RESULTS, TEMPLATES, kept, paper_workload, run, system
 from experiments.dynaserve_runs import Name, lengths, requests, serve, server
 from experiments.gyges_runs import RATES
 from experiments.rows import label
@@ -89,6 +89,11 @@ def test_page_names_its_commit_and_explains_every_value(name: str) -> None:
 def test_no_number_by_construction_is_reversed_by_a_coefficient(name: str, tmp_path: Path) -> None:
     rows = ALL[name].pages(kept(name), tmp_path)
     assert not [one.name for one in rows if label(one) == "by construction" and one.reverses]
+
+
+def test_every_template_has_text() -> None:
+    empty = [path.name for path in TEMPLATES.glob("*.md") if not path.read_text(encoding="utf-8")]
+    assert not empty
 
 
 def test_fig8_says_that_its_low_phases_are_not_low(written: dict[str, str]) -> None:
