@@ -4,10 +4,11 @@ prompts are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from experiments.common import (
     MAX_NUM_SEQS,
@@ -21,6 +22,7 @@ from experiments.common import (
     system,
     template,
 )
+from experiments.phases_runs import layout_name
 from experiments.reasons import why
 from experiments.rows import (
     Row,
@@ -34,6 +36,7 @@ from experiments.rows import (
     table,
     write,
 )
+from flying_lab.cli.simulation import Simulated
 from flying_lab.sim.catalog import build
 from flying_lab.sim.clock import Clock
 from flying_lab.sim.cluster import Options
@@ -69,14 +72,8 @@ MESSAGE = by_construction(
     "message"
 )
 ALONE = one_layout(
-    "with CUDA graphs and the fitted coefficients one request alone is in the widest group, so "
-    "both are the cost "
-    "model's steps, and what coordination costs; with another coefficient `auto` may not choose "
-    "the group"
-)
-APART = one_layout(
-    "many prompts at once are served apart, as by static DP, whose tokens per second are in the "
-    "table"
+    "one request alone is in the widest group, so both are the cost model's steps, and what "
+    "coordination costs; with another coefficient `auto` may not choose the group"
 )
 
 
@@ -132,26 +129,49 @@ def _longest(model: str, setting: Setting) -> Numbers:
     alone = min(length, held)
     found: Numbers = {"alone_tokens": alone}
     for name in SYSTEMS:
-        ttft_s, gap_s = _alone_s(name, model, alone, setting)
-        rate = _prompts_per_s(name, model, length, setting)
+        single, several = (
+            _served(name, model, count, tokens, setting)
+            for count, tokens in ((1, alone), (_together(length), length))
+        )
+        ttft_s, gap_s = _alone_s(single)
+        rate = _prompts_per_s(several)
         found[name] = {"ttft_s": ttft_s, "gap_ms": gap_s * 1e3, "prompts_per_s": rate}
+        if name == "auto":
+            found[name]["layouts"] = {"alone": _layouts(single), "together": _layouts(several)}
     return found
 
 
-def _alone_s(name: str, model: str, length: int, setting: Setting) -> tuple[float, float]:
+def _together(length: int) -> int:
+    """Return how many prompts of a length come at once."""
+    return 128 if length < 10_000 else 32 if length < 200_000 else 4
+
+
+def _served(name: str, model: str, count: int, length: int, setting: Setting) -> Simulated:
+    """Serve prompts that come at once."""
+    requests = tuple(Request(index, 0.0, length, OUTPUT) for index in range(count))
+    return run(system(name, model, setting), model, Workload("longest", 0, requests))
+
+
+def _alone_s(served: Simulated) -> tuple[float, float]:
     """First token, and mean time between two tokens, of a request alone."""
-    alone = Workload("alone", 0, (Request(0, 0.0, length, OUTPUT),))
-    (done,) = run(system(name, model, setting), model, alone).outcome.ended
+    (done,) = served.outcome.ended
     return done.first_token_s, (done.end_s - done.first_token_s) / (OUTPUT - 1)
 
 
-def _prompts_per_s(name: str, model: str, length: int, setting: Setting) -> float:
-    count = 128 if length < 10_000 else 32 if length < 200_000 else 4
-    requests = tuple(Request(index, 0.0, length, OUTPUT) for index in range(count))
-    ended = run(
-        system(name, model, setting), model, Workload("together", 0, requests)
-    ).outcome.ended
+def _prompts_per_s(served: Simulated) -> float:
+    ended = served.outcome.ended
     return sum(r.prompt_tokens for r in ended) / max((r.end_s for r in ended), default=1.0)
+
+
+def _layouts(served: Simulated) -> list[list[Any]]:
+    """Return the layouts while requests were there, each with the second from which on it was."""
+    devices = served.system.settings.capacity.devices
+    end_s = max(one.end_s for one in served.outcome.ended)
+    changes = [one for one in served.outcome.layouts if one.at_s < end_s]
+    first = max(index for index, one in enumerate(changes) if one.at_s <= 0.0)
+    return [
+        [max(round(one.at_s, 1), 0.0), layout_name(one.layout, devices)] for one in changes[first:]
+    ]
 
 
 def pages(found: Kept, folder: Path) -> list[Row]:
@@ -247,10 +267,10 @@ def _longest_rows(model: str, found: Kept) -> list[Row]:
         _ratio(model, "ttft_s", "static-dp", "auto"),
         _ratio(model, "prompts_per_s", "auto", "static-tp"),
     )
-    apart = APART if model != NEMOTRON else None
+    alone = ALONE if model != NEMOTRON else None
     return [
         row(
-            "TTFT, static DP / auto", paper["context_dp_over_flying_ttft"], found, ttft, True, ALONE
+            "TTFT, static DP / auto", paper["context_dp_over_flying_ttft"], found, ttft, True, alone
         ),
         row(
             "prompt tokens/s, auto / static TP",
@@ -258,7 +278,6 @@ def _longest_rows(model: str, found: Kept) -> list[Row]:
             found,
             prompts,
             True,
-            apart,
         ),
     ]
 
@@ -274,14 +293,13 @@ def _common_rows(found: Kept) -> list[Row]:
     ttft, gap = worst(max, "ttft_s", *beside_tp), worst(max, "gap_ms", *beside_tp)
     range_of = tuple(paper["dp_over_flying_gap"])
     return [
-        row("TTFT, auto / static TP", paper["flying_over_tp_ttft"], found, ttft, False, ALONE),
+        row("TTFT, auto / static TP", paper["flying_over_tp_ttft"], found, ttft, False),
         row(
             "time between tokens, auto / static TP",
             paper["flying_over_tp_gap"],
             found,
             gap,
             False,
-            ALONE,
         ),
         row(
             "time between tokens, static DP / auto",
@@ -311,4 +329,13 @@ def _shown(model: str, found: Kept) -> list[str]:
         "time between its tokens (ms)",
         f"tokens/s, {LENGTHS[model]:,} each",
     ]
-    return markdown(["system", *headings], rows)
+    return [*markdown(["system", *headings], rows), *paragraph(_layouts_text(one["auto"]))]
+
+
+def _layouts_text(auto: Numbers) -> str:
+    alone, together = (_named(auto["layouts"][key]) for key in ("alone", "together"))
+    return f"*Layouts of `auto`*, from each second on. One request: {alone}. Several: {together}."
+
+
+def _named(layouts: Sequence[tuple[float, str]]) -> str:
+    return ", ".join(f"{at_s:g} s {name}" for at_s, name in layouts)
