@@ -45,6 +45,7 @@ CHOSEN: Mapping[str, str] = {
     "SETTLE_S": "by hand: the time in which a burst is to be noticed",
     "BEYOND": "by hand, with unit tests",
     "INTERVALS_PER_DOUBLING": "by hand, with unit tests",
+    "HOLDS_S": "by hand, with a unit test",
     "RECENT_S": "by hand, with the alternating load of [phases.md](phases.md)",
     "TOGETHER_S": "by hand, with unit tests of `n` = 8",
     "MEMORY_EVENTS": "by hand: as MEMORY_REQUESTS",

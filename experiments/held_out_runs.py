@@ -26,6 +26,7 @@ OTHERS = (
     Constant("SETTLE_S", "s", "from a switch for load to the next", "controller.switches"),
     Constant("BEYOND", "times", "of what a request has that outlasts others", "predict.lifetimes"),
     Constant("INTERVALS_PER_DOUBLING", "", "of the table of lengths", "predict.lifetimes"),
+    Constant("HOLDS_S", "s", "that a forecast counts if none follows", "policy.regret"),
     Constant("RECENT_S", "s", "in which switches raise the doubt", "controller.switches"),
     Constant("TOGETHER_S", "s", "between requests of one event", "predict.events"),
     Constant("MEMORY_EVENTS", "events", "over which sizes are averaged", "predict.events"),

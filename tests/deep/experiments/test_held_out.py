@@ -33,7 +33,7 @@ from experiments.held_out_runs import (
     per_minute,
 )
 from experiments.phases_load import CAPACITY_RPS
-from experiments.servers import GRAPHS, MAX_TOKENS, SERVERS, STOCK, is_fixed
+from experiments.servers import GRAPHS, MAX_TOKENS, PRODUCT, SERVERS, STOCK, is_fixed
 from flying_serving.predict import arrivals
 
 MODEL = "llama-3-70b"
@@ -200,3 +200,68 @@ def test_a_run_of_auto_has_its_switches_and_layouts() -> None:
     counted = [row for row in found["switches"] if row["at_s"] >= SETTLE_S]
     assert found["per_minute"] * 4.5 == pytest.approx(len(counted), rel=0.05)
     assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+# ---- the causes that the page names
+
+
+def _means(model: str, server: str, load: str) -> list[tuple[float, float, dict[str, float]]]:
+    """For each seed: E2E of `auto` over the best own layout, TTFT of engines apart over that of
+    `auto`, and shares of layouts.
+    """
+    found = kept("held_out")
+    place = Place(model, server, _load(load))
+    runs_of = zip(
+        ratios(found, place, "auto"),
+        runs(found, place, "auto"),
+        runs(found, place, "pinned-dp"),
+        strict=True,
+    )
+    return [
+        (ratio, apart["mean_ttft_ms"] / auto["mean_ttft_ms"], auto["layouts"])
+        for ratio, auto, apart in runs_of
+    ]
+
+
+@pytest.mark.parametrize(
+    ("model", "load", "apart_ttft"),
+    [
+        ("gpt-oss-120b", "steady, 0.1", (1.6, 1.7)),
+        ("nemotron-8b", "steady, 0.1", (1.6, 1.7)),
+        ("nemotron-8b", "steady, 0.5", (1.15, 1.4)),
+        ("nemotron-8b", "azure conversation, 0.4", (1.2, 1.3)),
+        ("gpt-oss-120b", "batches, 0.1", (0.7, 0.8)),
+        ("nemotron-8b", "batches, 0.1", (0.7, 0.8)),
+        ("nemotron-8b", "batches, 0.3", (0.7, 0.8)),
+    ],
+)
+def test_wide_layouts_are_kept(model: str, load: str, apart_ttft: tuple[float, float]) -> None:
+    """For first tokens, but for batches, whose first tokens come sooner apart."""
+    for ratio, ttft, shares in _means(model, PRODUCT, load):
+        assert 1.03 <= ratio <= 1.17
+        assert apart_ttft[0] <= ttft <= apart_ttft[1]
+        assert shares.get("1 x TP8", 0.0) + shares.get("2 x TP4", 0.0) > 0.55
+
+
+def test_gpt_oss_goes_apart_at_once_and_stays_so() -> None:
+    for server, load in (
+        (GRAPHS, "steady, 0.5"),
+        (GRAPHS, "steady, 0.7"),
+        (PRODUCT, "steady, 0.7"),
+    ):
+        for one in runs(kept("held_out"), Place("gpt-oss-120b", server, _load(load)), "auto"):
+            first, *others = one["switches"]
+            assert (first["at_s"] < 2.0, first["to"]) == (True, "8 x TP1")
+            assert all(50.0 <= row["at_s"] <= 61.0 for row in others)
+
+
+def test_azure_code_of_llama_is_far_with_one_of_two_seeds() -> None:
+    for server, far in ((GRAPHS, 1.35), (PRODUCT, 1.18)):
+        near, other = _means(MODEL, server, "azure code, 0.4")
+        assert near[0] <= 1.01
+        assert other[0] == pytest.approx(far, abs=0.01)
+        assert min(near[2]["1 x TP8"], other[2]["1 x TP8"]) > 0.45
+
+
+def _load(name: str) -> Load:
+    return next(one for one in LOADS if one.name == name)
