@@ -39,6 +39,8 @@ AT = {
     "between": "No commit has what was measured; before and after it:",
 }
 """What a run's commits are."""
+RULE = ("983bd44", "2026-11-28")
+"""The last commit, with its date, that changed how `auto` decides if no request is urgent."""
 WIDTH = 120
 NO_VALUES: Mapping[str, str] = {}
 _WHOLE = {"break_long_words": False, "break_on_hyphens": False}
@@ -60,6 +62,7 @@ class Run:
         rows: figures as they were published, by name.
         rounds, setting, beside: how; empty if nothing is known.
         summary: whether its rows are figures of other runs, which have the commands.
+        of_auto: whether decisions of policy `auto` enter its rows.
     """
 
     title: str
@@ -72,6 +75,12 @@ class Run:
     setting: str = ""
     beside: str = ""
     summary: bool = False
+    of_auto: bool = False
+
+    @property
+    def is_older(self) -> bool:
+        """Whether all of its commits are older than the present rule of `auto`."""
+        return all(date < RULE[1] for _, date in self.commits)
 
     def cell(self, row: str, column: str) -> str:
         """A figure without its spread and bar. Raises ConfigError, naming what there is."""
@@ -95,7 +104,18 @@ def _run(one: Mapping[str, Any]) -> Run:
 
 def page() -> str:
     """docs/results.md."""
-    return filled("results")
+    runs, _ = read()
+    older = [one for one in runs.values() if one.is_older]
+    return filled(
+        "results",
+        {
+            "runs": str(len(runs)),
+            "older": str(len(older)),
+            "older of auto": str(sum(one.of_auto for one in older)),
+            "of auto": str(sum(one.of_auto for one in runs.values())),
+            "rule": " of ".join(RULE),
+        },
+    )
 
 
 def section(values: Mapping[str, str]) -> str:
@@ -178,7 +198,15 @@ def _shown(key: str, run: Run, lost: Mapping[str, str]) -> list[str]:
     )
     command = f"`{run.command}`" if run.command else unknown
     beside = f"Running beside it: {run.beside}" if run.beside else ""
-    how = [command, f"{AT[run.commit_is]} {_commits(run, lost)}", run.rounds, run.setting, beside]
+    older = "**Of a rule of `auto` that is gone**" if run.of_auto and run.is_older else ""
+    how = [
+        older,
+        command,
+        f"{AT[run.commit_is]} {_commits(run, lost)}",
+        run.rounds,
+        run.setting,
+        beside,
+    ]
     said = " ".join(f"{part[0].upper()}{part[1:]}." for part in how if part)
     return [f"### {key}: {run.title}", "", *paragraph(said), *markdown(run.columns, _cells(run))]
 
