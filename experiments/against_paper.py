@@ -9,6 +9,7 @@ from pathlib import Path
 
 from experiments import oracle
 from experiments.common import KERNELS, SEEDS, Kept, template
+from experiments.paper_rows import BESIDE
 from experiments.rows import (
     OF_REASONS,
     Row,
@@ -33,6 +34,8 @@ PAGES = {
 }
 RELEASE = "release_switches"
 """The experiment whose published numbers are the release's; all others' are the paper's."""
+DEFAULT = BESIDE[1][0]
+"""The column of vLLM's default of `max_num_seqs`."""
 VERDICTS = ("better", "equal", "**worse**", "seeds differ")
 HEADINGS = [
     "number",
@@ -74,6 +77,7 @@ def pages(kept: Mapping[str, Kept], rows: Mapping[str, Sequence[Row]], folder: P
         *_classes(all_rows),
         "",
         *paragraph(template("against_paper_kernels", kernels=KERNELS, **_reversed(all_rows))),
+        *paragraph(template("against_paper_limit", **_limit(all_rows))),
         *markdown([*HEADINGS, *others, "page"], cells),
         "## Why it is worse, or differs by more than 20 %",
         "",
@@ -112,14 +116,31 @@ def _classes(rows: Sequence[Row]) -> list[str]:
     """How many numbers there are of each kind, and the verdicts on them: a list."""
     built = [one for one in rows if label(one) == "by construction"]
     layouts = [one for one in rows if label(one) == "one layout"]
+    late = [one for one in rows if label(one) == "late dispatch"]
     decided = [one for one in rows if not one.known]
     return [
         f"- {len(decided)} depend on the layouts that `auto` chooses: {_counts(decided)}.",
         f"- {len(layouts)} depend on *one layout*, which a fixed server has too, as long as "
         "`auto` chooses it: "
         f"{_counts(layouts)}.",
+        f"- Of *late dispatch*, the server's own queue, and of no layout are {len(late)}: "
+        f"{_counts(late)}.",
         f"- {len(built)} depend on no decision of `auto` (*by construction*): {_counts(built)}.",
     ]
+
+
+def _limit(rows: Sequence[Row]) -> dict[str, object]:
+    """The numbers whose verdict is another one with vLLM's default of `max_num_seqs`."""
+    both = [one for one in rows if DEFAULT in one.beside]
+    other = [one for one in both if one.verdict_beside(DEFAULT) != one.verdict]
+    named = [f"{one.name} ({one.verdict_beside(DEFAULT).strip('*')})" for one in other]
+    return {
+        "limit": DEFAULT,
+        "of": len(both),
+        "count": len(other),
+        "lost": sum(one.verdict == "better" for one in other),
+        "which": "; ".join(named) or "none",
+    }
 
 
 def _reversed(rows: Sequence[Row]) -> dict[str, object]:

@@ -35,7 +35,7 @@ _CHUNKS = (
     "gain."
 )
 _MEAN = (
-    "split sustains more than tuned colocated serving on arXiv alone, as much on two workloads, "
+    "split sustains more than tuned colocated serving on arXiv alone, about as much on two, "
     "and less on Mini Reasoning."
 )
 _DECODES = (
@@ -45,8 +45,7 @@ _DECODES = (
 )
 _TUNED = (
     "colocated serving is tuned to the chunk with which it sustains most, and meets the target. "
-    "The paper's sustains half of that at its own chunk, which the text that we have does not "
-    "give."
+    "The text that we have of the paper does not give the chunk of its own."
 )
 _HYBRID_DISAGG = (
     "here disaggregated serving sustains less than in the paper and split more: one engine "

@@ -16,9 +16,8 @@ NOTABLE = 0.2
 """A number that differs by more than this from the paper's needs a sentence that says why."""
 EQUAL = 0.005
 OF_REASONS = (
-    "Figures in this list that no table has are of simulations that were changed to find the "
-    "reason, or of arithmetic. "
-    "Commands and commits of those simulations were not noted."
+    "A reason rests on the rows of this page, or of those that it names, and on what the simulator "
+    "consists of. That it is the whole reason was not tested."
 )
 
 
@@ -49,6 +48,13 @@ def one_layout(text: str) -> Known:
     decision.
     """
     return Known("one layout", "One layout, as long as `auto` chooses it:", text)
+
+
+def late_dispatch(text: str) -> Known:
+    """Our server keeps requests in one queue until an engine has room for them. A fork that never
+    switches does so too, and has the number.
+    """
+    return Known("late dispatch", "Of late dispatch, and of no layout:", text)
 
 
 @dataclass(frozen=True)
@@ -121,6 +127,10 @@ class Row:
         return (
             replace(self, ours=self.ours[:1]).verdict != replace(self, ours=(self.kernels,)).verdict
         )
+
+    def verdict_beside(self, heading: str) -> str:
+        """The verdict on another server's numbers, by the heading of their column."""
+        return replace(self, ours=self.beside[heading]).verdict
 
     @property
     def needs_reason(self) -> bool:

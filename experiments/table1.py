@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from functools import cache, partial
 from pathlib import Path
+from statistics import mean
 
 from experiments import servers
 from experiments.common import FIRST, MAX_NUM_SEQS, PAPER, Kept, Numbers, Setting, run, template
@@ -171,7 +172,7 @@ def _pressed(found: Kept) -> list[str]:
     verdict = "At the last of them it collapses" if collapsed else "It never collapses"
     text = template(
         "table1_pressed", rate=f"{part['rate_rps']:g}", tried=tried, verdict=verdict,
-        capacity=f"{part['searched'][0][0]:g}",
+        capacity=f"{part['searched'][0][0]:g}", **_beside_dp(found),
     )  # fmt: skip
     heading = f"A load that presses: {part['rate_rps']:g} requests/s"
     published_rows = [
@@ -185,6 +186,19 @@ def _pressed(found: Kept) -> list[str]:
         *markdown(["system", *COLUMNS.values()], published_rows),
         *_systems(heading, PRESSED, found),
     ]
+
+
+def _beside_dp(found: Kept) -> dict[str, str]:
+    """Means of `auto` over those of static DP at the load that presses."""
+    return {
+        figure: number(
+            mean(
+                _ratio(PRESSED, figure, "static-dp")(one, AUTO, key(MAX_NUM_SEQS))
+                for one in found.seeds
+            )
+        )
+        for figure in ("tpot_ms", "ttft_ms")
+    }
 
 
 def _rows(longest: str, found: Kept) -> list[Row]:

@@ -170,7 +170,7 @@ def _layouts(served: Simulated) -> list[list[Any]]:
     changes = [one for one in served.outcome.layouts if one.at_s < end_s]
     first = max(index for index, one in enumerate(changes) if one.at_s <= 0.0)
     return [
-        [max(round(one.at_s, 1), 0.0), layout_name(one.layout, devices)] for one in changes[first:]
+        [max(round(one.at_s, 2), 0.0), layout_name(one.layout, devices)] for one in changes[first:]
     ]
 
 
@@ -267,10 +267,9 @@ def _longest_rows(model: str, found: Kept) -> list[Row]:
         _ratio(model, "ttft_s", "static-dp", "auto"),
         _ratio(model, "prompts_per_s", "auto", "static-tp"),
     )
-    alone = ALONE if model != NEMOTRON else None
     return [
         row(
-            "TTFT, static DP / auto", paper["context_dp_over_flying_ttft"], found, ttft, True, alone
+            "TTFT, static DP / auto", paper["context_dp_over_flying_ttft"], found, ttft, True, ALONE
         ),
         row(
             "prompt tokens/s, auto / static TP",
@@ -293,13 +292,14 @@ def _common_rows(found: Kept) -> list[Row]:
     ttft, gap = worst(max, "ttft_s", *beside_tp), worst(max, "gap_ms", *beside_tp)
     range_of = tuple(paper["dp_over_flying_gap"])
     return [
-        row("TTFT, auto / static TP", paper["flying_over_tp_ttft"], found, ttft, False),
+        row("TTFT, auto / static TP", paper["flying_over_tp_ttft"], found, ttft, False, ALONE),
         row(
             "time between tokens, auto / static TP",
             paper["flying_over_tp_gap"],
             found,
             gap,
             False,
+            ALONE,
         ),
         row(
             "time between tokens, static DP / auto",
