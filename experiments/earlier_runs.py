@@ -14,7 +14,7 @@ from experiments import held_out_ratios, phases, run_history
 from experiments.common import git, kept_in
 
 COMMITS = {
-    "phases": ("6d9ad65", "c889c1f", "c84f3db"),
+    "phases": ("6d9ad65", "c889c1f", "c84f3db", "8e342f2"),
     "held_out": ("3565ed9", "235d5c2", "8e342f2"),
 }
 """The commits that have published a run, the first one first. A run is entered here when a later

@@ -180,26 +180,36 @@ def test_late_switches_gain_little_more_than_they_need() -> None:
         for row in run["switches"]
         if row["phase"] == "burst" and row["into_phase_s"] > 10.0
     ]
-    near = [row for row in late if row["gain"] <= 1.1 * row["needed"]]
+    near = [row for row in late if row["gain"] <= 1.15 * row["needed"]]
     assert len(near) > len(late) / 2
-    assert all(0.08 <= row["gain"] / row["stay"] <= 0.1 for row in near)
+    assert all(0.075 <= row["gain"] / row["stay"] <= 0.105 for row in near)
     to = {row["to"] for row in near}
     assert to == {"2 x TP4"}
 
 
-def test_low_phases_keep_a_wide_layout_for_its_first_tokens() -> None:
-    found = kept("phases")
-    for server, kept_layout in ((PRODUCT, "1 x TP8"), (GRAPHS, "2 x TP4")):
-        for one in found.seeds:
-            auto, apart = (one["gpt-oss-120b"][server][name] for name in ("auto", "pinned-dp"))
-            shares = auto["layouts"]["low"]
-            assert max(shares, key=lambda name: shares[name]) == kept_layout
-            e2e, ttft = (
-                apart["phases"]["low"][figure] / auto["phases"]["low"][figure]
-                for figure in ("mean_e2el_ms", "mean_ttft_ms")
-            )
-            assert 0.9 <= e2e <= 0.935
-            assert 1.35 <= ttft <= 1.6
+@pytest.mark.parametrize(
+    ("server", "layout", "share", "apart_e2e", "apart_ttft"),
+    [
+        (PRODUCT, "1 x TP8", (0.65, 1.0), (0.9, 0.92), (1.5, 1.6)),
+        (GRAPHS, "2 x TP4", (0.4, 0.7), (0.94, 0.96), (1.15, 1.3)),
+    ],
+)
+def test_low_phases_keep_a_wide_layout_for_its_first_tokens(
+    server: str,
+    layout: str,
+    share: tuple[float, float],
+    apart_e2e: tuple[float, float],
+    apart_ttft: tuple[float, float],
+) -> None:
+    for one in kept("phases").seeds:
+        auto, apart = (one["gpt-oss-120b"][server][name] for name in ("auto", "pinned-dp"))
+        assert share[0] <= auto["layouts"]["low"][layout] <= share[1]
+        e2e, ttft = (
+            apart["phases"]["low"][figure] / auto["phases"]["low"][figure]
+            for figure in ("mean_e2el_ms", "mean_ttft_ms")
+        )
+        assert apart_e2e[0] <= e2e <= apart_e2e[1]
+        assert apart_ttft[0] <= ttft <= apart_ttft[1]
 
 
 def test_tp_4_is_behind_in_bursts_of_gpt_oss() -> None:
