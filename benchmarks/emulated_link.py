@@ -22,7 +22,7 @@ SPIN_S = 100e-6
 """How long before its end a pause stops sleeping: a sleep ends that much late, or less, unless the
 cores are busy.
 """
-NAMES = ("all_reduce", "all_gather", "gather", "broadcast")
+NAMES = ("all_reduce", "all_gather", "gather", "broadcast", "all_to_all")
 
 
 class EmulatedLink:
@@ -73,8 +73,8 @@ def slow(latency_us: float, gb_per_s: float) -> None:
 
     def slowed(self: CommunicatorPool, *args: Any, **kwargs: Any) -> None:
         use_shared_memory(self, *args, **kwargs)
-        for size, coordinator in self._coordinators.items():
-            if size > 1:
+        for size in self.sizes:
+            for coordinator in self.coordinators(size) if size > 1 else ():
                 slow_down(coordinator.device_communicator, latency_us, gb_per_s)
 
     CommunicatorPool.use_shared_memory = slowed  # type: ignore[method-assign]

@@ -30,6 +30,9 @@ class GroupEnd(Protocol):
     def broadcast(self, x: torch.Tensor, src: int) -> torch.Tensor:
         """Overwrite `x` with rank `src`'s tensor; return it."""
 
+    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of each rank's tensor, which has shape (world, ...)."""
+
     def barrier(self, deadline_s: float) -> None:
         """Return once every rank has called this, within `deadline_s`."""
 
@@ -60,6 +63,9 @@ class Communicator(Protocol):
 
     def broadcast(self, x: torch.Tensor, src: int = 0) -> torch.Tensor:
         """Overwrite `x` with that of rank `src`."""
+
+    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of each rank's tensor, which has shape (world, ...)."""
 
 
 class GroupCommunicator:
@@ -92,6 +98,10 @@ class GroupCommunicator:
     def broadcast(self, x: torch.Tensor, src: int = 0) -> torch.Tensor:
         """Overwrite `x` with that of rank `src`."""
         return self._opened("broadcast").broadcast(x, src)
+
+    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of each rank's tensor, which has shape (world, ...)."""
+        return self._opened("all_to_all").all_to_all(x)
 
     def _opened(self, operation: str) -> GroupEnd:
         if self._group is None:
@@ -135,6 +145,11 @@ class StagedCommunicator:
         """Overwrite `x` with that of rank `src`."""
         with self._lock:
             return x.copy_(self._shared.broadcast(self._stage.copy_out(x), src))
+
+    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of each rank's tensor, which has shape (world, ...)."""
+        with self._lock:
+            return self._shared.all_to_all(self._stage.copy_out(x)).to(x.device)
 
 
 def _direct(name: str, _device: torch.device) -> GroupCommunicator:

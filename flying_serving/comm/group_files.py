@@ -8,9 +8,14 @@ from pathlib import Path
 from flying_serving.layout.groups import Group, whole_groups
 
 
-def group_file(directory: str, group: Group, incarnations: Iterable[int]) -> str:
-    """Return the file of a group whose engines, in this order, have these incarnations."""
-    return f"{directory}/lane{len(group)}-{group[0]}-{'.'.join(map(str, incarnations))}"
+def group_file(
+    directory: str, group: Group, incarnations: Iterable[int], device: int | None = None
+) -> str:
+    """Return the file of a group whose engines, in this order, have these incarnations. `device`:
+    of each of them, if they meet there without their other devices.
+    """
+    devices = "" if device is None else f"-device{device}"
+    return f"{directory}/lane{len(group)}-{group[0]}-{'.'.join(map(str, incarnations))}{devices}"
 
 
 def world_file(directory: str, engine: int, incarnation: int) -> str:
@@ -23,10 +28,12 @@ def world_file(directory: str, engine: int, incarnation: int) -> str:
 def forget_groups(
     directory: str, engine: int, sizes: Iterable[int], incarnations: Sequence[int | None]
 ) -> None:
-    """Remove the files of an engine's groups: it is lost, maybe with all others of a group, or its
+    """Remove all files of an engine's groups: it is lost, maybe with all others of a group, or its
     start has failed.
 
     `incarnations`: of all engines as it knew them; None: lost.
     """
     for group, there in whole_groups(engine, sizes, incarnations):
-        Path(group_file(directory, group, there)).unlink(missing_ok=True)
+        of_all = Path(group_file(directory, group, there))
+        for path in (of_all, *of_all.parent.glob(f"{of_all.name}-device*")):
+            path.unlink(missing_ok=True)

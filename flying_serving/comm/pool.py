@@ -2,8 +2,9 @@
 start.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from mmap import mmap
 from pathlib import Path
@@ -35,8 +36,24 @@ def _where_it_is_used(group: Sequence[int], memory: mmap) -> None:
     """Leave the choice to the system: a page is on the node of the process that needs it first."""
 
 
+@dataclass
+class Exchange:
+    """Some devices of a group of engines, which exchange tensors.
+
+    `device`: of each engine; None: all devices. `end`: where they have no torch world in common,
+    while all engines are there.
+    """
+
+    coordinator: Coordinator
+    device: int | None
+    end: GroupEnd | None = None
+
+
 class CommunicatorPool:
     """One coordinator per group size for this worker; only `activate` changes the active one.
+
+    Where engines have several devices, each of these has one more in a group, for what it exchanges
+    with the same device of the other engines.
 
     Args:
         sizes: group sizes to build, 1 among them.
@@ -57,18 +74,47 @@ class CommunicatorPool:
         activate: Activate,
     ) -> None:
         self._activate = activate
-        self._coordinators: dict[int, Coordinator] = {}
-        self._ends: dict[int, GroupEnd] = {}
+        self._exchanges: dict[int, list[Exchange]] = {}
         for size in sizes:
-            partition = [
+            ranks = [
                 group_world_ranks(g, devices, engines) for g in Layout.uniform(engines, size).groups
             ]
-            self._coordinators[size] = make(partition, f"lane{size}")
+            self._exchanges[size] = [Exchange(make(ranks, f"lane{size}"), None)]
+            if size > 1 and devices > 1:
+                apart = [
+                    of_group[d * size : (d + 1) * size]
+                    for of_group in ranks
+                    for d in range(devices)
+                ]
+                self._exchanges[size].append(Exchange(make(apart, f"tokens{size}"), device))
         self._engine, self._device, self._engines, self._devices = engine, device, engines, devices
+
+    def coordinators(self, size: int) -> list[Coordinator]:
+        """Return the coordinators through which this worker exchanges in its group of `size`
+        engines.
+        """
+        return [exchange.coordinator for exchange in self._exchanges[size]]
+
+    @property
+    def sizes(self) -> list[int]:
+        """The group sizes."""
+        return list(self._exchanges)
 
     def coordinator(self, size: int) -> Coordinator:
         """Return the coordinator of this worker's group of `size` engines."""
-        return self._coordinators[size]
+        return self._exchanges[size][0].coordinator
+
+    def same_device(self, size: int) -> Coordinator:
+        """Return the coordinator of this worker's device in each of the `size` engines of its
+        group, in their order.
+        """
+        return self._exchanges[size][-1].coordinator
+
+    def _opened(self) -> Iterator[GroupEnd]:
+        for exchanges in self._exchanges.values():
+            for exchange in exchanges:
+                if exchange.end is not None:
+                    yield exchange.end
 
     def use_shared_memory(
         self, directory: str, deadline_s: float, spread: SpreadOver = _where_it_is_used
@@ -100,64 +146,70 @@ class CommunicatorPool:
         self._directory, self._open_end = directory, open_end
 
     def reopen(self, size: int, incarnations: Sequence[int]) -> None:
-        """Attach to the file of the group of `size` engines whose members have these incarnations,
+        """Attach to the files of the group of `size` engines whose members have these incarnations,
         in their order.
 
-        Every member has to do this, each once, as any incarnations have a file of their own. The
-        earlier file is left. Raises what the end's constructor does.
+        Every member has to do this, each once, as any incarnations have files of their own. The
+        earlier files are left. Raises what the end's constructor does.
         """
         self.leave(size)
-        coordinator = self._coordinators[size]
-        if coordinator.world_size == 1:
-            return
         group = aligned_group(self._engine, size)
-        self._ends[size] = self._open_end(
-            group_file(self._directory, group, incarnations),
-            coordinator.rank_in_group,
-            group,
-            [f"engine {e} device {d}" for d in range(self._devices) for e in group],
-        )
-        coordinator.device_communicator.use(self._ends[size])
+        for exchange in self._exchanges[size]:
+            coordinator, device = exchange.coordinator, exchange.device
+            if coordinator.world_size == 1:
+                continue
+            devices = range(self._devices) if device is None else [device]
+            exchange.end = self._open_end(
+                group_file(self._directory, group, incarnations, device),
+                coordinator.rank_in_group,
+                group,
+                [f"engine {e} device {d}" for d in devices for e in group],
+            )
+            coordinator.device_communicator.use(exchange.end)
 
     def leave(self, size: int) -> None:
-        """Leave the file of the group of `size` engines: a member is lost. Its collectives raise
+        """Leave the files of the group of `size` engines: a member is lost. Its collectives raise
         EngineLost.
 
-        The file is removed too: no process attaches to it any more, and its memory is free when all
-        have left it.
+        The files are removed too: no process attaches to them any more, and their memory is free
+        when all have left them.
         """
-        end = self._ends.pop(size, None)
-        if end is not None:
-            self._coordinators[size].device_communicator.use(None)
-            end.close()
-            Path(end.path).unlink(missing_ok=True)
+        for exchange in self._exchanges[size]:
+            end, exchange.end = exchange.end, None
+            if end is not None:
+                exchange.coordinator.device_communicator.use(None)
+                end.close()
+                Path(end.path).unlink(missing_ok=True)
 
     def require_whole(self, size: int, *, goes_on: bool = False) -> None:
         """Raise EngineLost if a step of the group of `size` engines is void: a member was lost.
 
         To be called when the step is over. `goes_on`: True if a later one is launched already.
         """
-        if size in self._ends:
-            self._ends[size].require_whole(goes_on=goes_on)
+        for exchange in self._exchanges[size]:
+            if exchange.end is not None:
+                exchange.end.require_whole(goes_on=goes_on)
 
     def warm(self) -> None:
         """Run one collective in each group, with all workers, as soon as the last one has come this
         far.
         """
-        for end in self._ends.values():
+        for end in self._opened():
             end.barrier(START_TIMEOUT_S)
-        for size, coordinator in self._coordinators.items():
-            if coordinator.world_size > 1:
-                self.any_of(size, False)
+        for size, exchanges in self._exchanges.items():
+            for exchange in exchanges:
+                if exchange.coordinator.world_size > 1:
+                    self._any_of(size, exchange.coordinator, False)
 
     def any_of(self, size: int, value: bool) -> bool:
         """Return whether `value` is true on any member of the group of `size` engines. All return
         at the same time.
         """
-        coordinator = self._coordinators[size]
-        if coordinator.world_size == 1:
-            return value
-        with self.activate(size):
+        coordinator = self.coordinator(size)
+        return value if coordinator.world_size == 1 else self._any_of(size, coordinator, value)
+
+    def _any_of(self, size: int, coordinator: Coordinator, value: bool) -> bool:
+        with self._activate(coordinator):
             votes = coordinator.all_reduce(torch.tensor([float(value)], device=coordinator.device))
             result = bool(votes.item() > 0)
         self.require_whole(size)
@@ -165,9 +217,9 @@ class CommunicatorPool:
 
     def activate(self, size: int) -> AbstractContextManager[None]:
         """Make the group of `size` engines the tensor-parallel group while the body runs."""
-        return self._activate(self._coordinators[size])
+        return self._activate(self.coordinator(size))
 
     def close(self) -> None:
         """Close the groups, and unmap their memory."""
-        for end in self._ends.values():
+        for end in self._opened():
             end.close()

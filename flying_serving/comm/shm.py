@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from flying_serving.comm.mapped import reserve
-from flying_serving.comm.shm_kernels import HEADER_BYTES, LINE_BYTES, gather, sum_all
+from flying_serving.comm.parts import byte_parts
+from flying_serving.comm.shm_kernels import HEADER_BYTES, LINE_BYTES, exchange, gather, sum_all
 from flying_serving.comm.shm_ranks import GroupRanks
 from flying_serving.comm.waits import WaitTime
 
@@ -76,8 +77,10 @@ class ShmGroup:
             raise ValueError(
                 f"rank={rank}, world={world}: 0 <= rank < world < {HEADER_BYTES // LINE_BYTES}"
             )
-        if slot_bytes <= 0 or slot_bytes % LINE_BYTES:
-            raise ValueError(f"slot_bytes={slot_bytes}: a positive multiple of {LINE_BYTES}")
+        if slot_bytes < world or slot_bytes % LINE_BYTES:
+            raise ValueError(
+                f"slot_bytes={slot_bytes}: a multiple of {LINE_BYTES}, and a byte for each rank"
+            )
         names = [f"rank {other}" for other in range(world)] if names is None else names
         if len(names) != world:
             raise ValueError(f"names={names}: one for each of {world} ranks")
@@ -180,6 +183,24 @@ class ShmGroup:
             sent = (address, nbytes if sends else 0)
             self._run("broadcast", ranks, 1, gather, sent, ranks, (address, 0, nbytes, nbytes))
         return x if whole is x else x.copy_(whole)
+
+    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of each rank's tensor, which is of any dtype and has shape
+        (world, ...). Part j of the result is of rank j.
+
+        Raises ValueError if `x` has another number of parts.
+        """
+        received = x.new_empty(x.shape)
+        source, target = byte_parts(x, self._world), byte_parts(received, self._world)
+        nbytes = source.shape[1]
+        step = self._slot_bytes // self._world
+        for start in range(0, nbytes, step):
+            sent, fetched = (
+                (parts.data_ptr() + start, parts.stride(0)) for parts in (source, target)
+            )
+            piece = min(step, nbytes - start)
+            self._run("all_to_all", self._everyone, 1, exchange, sent, fetched, piece)
+        return received
 
     def barrier(self, deadline_s: float | None = None) -> None:
         """Return once every rank has called this. `deadline_s`: how long to wait, in place of the

@@ -113,9 +113,14 @@ def _reached(base: int, first: int, last: int, sequence: int, yields: int) -> bo
 
 
 @njit
-def _publish(group: Group, sequence: int, yields: int, source: int, nbytes: int) -> bool:
-    """Publish `sequence` with bytes from address `source`, unless done before; return False if that
-    cannot be yet.
+def _publish(
+    group: Group, sequence: int, yields: int, sent: tuple[int, int], parts: tuple[int, int]
+) -> bool:
+    """Publish `sequence` with bytes of this rank, unless done before; return False if that cannot
+    be yet.
+
+    `sent` is an address and bytes of a part; `parts` is how many there are, one behind the other
+    in the slot, and the distance from one to the next at the address.
     """
     base, rank, world, slot_bytes = group
     flag = base + (1 + rank) * LINE_BYTES
@@ -125,7 +130,10 @@ def _publish(group: Group, sequence: int, yields: int, source: int, nbytes: int)
         return True
     if not _reached(base, 0, world, sequence - 1, yields):
         return False
-    _copy(_buffer(group, sequence) + rank * slot_bytes, source, nbytes)
+    slot = _buffer(group, sequence) + rank * slot_bytes
+    source, nbytes = sent
+    for part in range(parts[0]):
+        _copy(slot + part * nbytes, source + part * parts[1], nbytes)
     _store(flag, sequence)
     return True
 
@@ -154,6 +162,8 @@ def _sum(group: Group, buffer: int, target: int, begin: int, end: int, zero: Any
 _INT = types.int64
 _GROUP = types.UniTuple(_INT, 4)
 _PAIR = types.UniTuple(_INT, 2)
+_WHOLE = (1, 0)
+"""What is published in one part."""
 
 
 @njit([types.boolean(_GROUP, _INT, _INT, _PAIR, _PAIR, _GROUP)], nogil=True, cache=True)
@@ -172,7 +182,7 @@ def gather(
     whole, shape (rows, row_bytes). They go where the whole has its place at the address `target`,
     shape (rows, number of ranks, row_bytes): a concatenation along the middle dimension.
     """
-    if not _publish(group, sequence, yields, sent[0], sent[1]):
+    if not _publish(group, sequence, yields, sent, _WHOLE):
         return False
     base, _, _, slot_bytes = group
     first, last = ranks
@@ -192,6 +202,32 @@ def gather(
                 run,
             )
             done += run
+    return True
+
+
+@njit([types.boolean(_GROUP, _INT, _INT, _PAIR, _PAIR, _INT)], nogil=True, cache=True)
+def exchange(
+    group: Group,
+    sequence: int,
+    yields: int,
+    sent: tuple[int, int],
+    received: tuple[int, int],
+    nbytes: int,
+) -> bool:
+    """Publish `nbytes` of a part for each rank; fetch this rank's part of each rank; return whether
+    it is done.
+
+    `sent` and `received` are each an address and the distance from one part to the next. A slot
+    holds the pieces of all parts.
+    """
+    base, rank, world, slot_bytes = group
+    if not _publish(group, sequence, yields, (sent[0], nbytes), (world, sent[1])):
+        return False
+    if not _reached(base, 0, world, sequence, yields):
+        return False
+    mine = _buffer(group, sequence) + rank * nbytes
+    for other in range(world):
+        _copy(received[0] + other * received[1], mine + other * slot_bytes, nbytes)
     return True
 
 
@@ -216,7 +252,7 @@ def sum_all(
     # whole cache lines; the last parts may be short or empty
     part = (count // world + 32) // 32 * 32
     begin, end = (min(rank * part, count), min((rank + 1) * part, count)) if split else (0, count)
-    if not _publish(group, sequence, yields, target, count * size):
+    if not _publish(group, sequence, yields, (target, count * size), _WHOLE):
         return False
     if _load(flag) == sequence:
         if not _reached(base, 0, world, sequence, yields):

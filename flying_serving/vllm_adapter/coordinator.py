@@ -11,6 +11,7 @@ from vllm.distributed import parallel_state
 from vllm.distributed.parallel_state import GroupCoordinator
 
 from flying_serving.comm.communicator import COMMUNICATORS
+from flying_serving.comm.parts import byte_parts
 from flying_serving.config import Collectives
 from flying_serving.errors import NoProcessGroup
 
@@ -80,7 +81,7 @@ class LaneCoordinator(GroupCoordinator):
     """The coordinator of a group of several ranks without torch process groups.
 
     The torch world of a rank then need not hold the others. It sums, gathers and broadcasts tensors
-    as GroupCoordinator does; all other methods raise NoProcessGroup.
+    as GroupCoordinator does; all other methods of that class raise NoProcessGroup.
     """
 
     def __init__(
@@ -121,8 +122,32 @@ class LaneCoordinator(GroupCoordinator):
         """Overwrite a tensor with the tensor of rank `src` of the group."""
         return self.device_communicator.broadcast(input_, src)
 
+    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of each rank's tensor, which has shape (world, ...)."""
+        return self.device_communicator.all_to_all(x)
+
     def destroy(self) -> None:
         """Do nothing: shared memory belongs to the communicator pool, which closes it."""
+
+
+def exchange(coordinator: GroupCoordinator, x: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of each tensor of a coordinator's ranks, of shape (world, ...).
+
+    Part j of the result is of rank j. Coordinators that are vLLM's own exchange by their torch
+    process group, and one of a single rank returns `x`. Raises ValueError if `x` has another number
+    of parts.
+    """
+    if isinstance(coordinator, LaneCoordinator):
+        return coordinator.all_to_all(x)
+    world = coordinator.world_size
+    sent = byte_parts(x, world)  # gloo takes no float8
+    if world == 1:
+        return x
+    received = x.new_empty(x.shape)
+    torch.distributed.all_to_all_single(
+        byte_parts(received, world), sent.contiguous(), group=coordinator.device_group
+    )
+    return received
 
 
 def _refused(name: str) -> Callable[..., NoReturn]:

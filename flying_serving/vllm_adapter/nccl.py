@@ -13,6 +13,7 @@ from torch.distributed import FileStore
 from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
 from vllm.distributed.utils import StatelessProcessGroup
 
+from flying_serving.comm.parts import byte_parts
 from flying_serving.comm.waits import WaitTime
 from flying_serving.comm.watchdog import Watchdog
 from flying_serving.errors import CollectiveTimeout, EngineLost, Unsupported
@@ -98,6 +99,24 @@ class NcclGroup:
             return x if whole is x else x.copy_(whole)
 
         return self._run("broadcast", run)
+
+    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of each rank's tensor, which has shape (world, ...)."""
+        received = x.new_empty(x.shape)
+        world = len(self._names)
+        parts = list(zip(byte_parts(x, world), byte_parts(received, world), strict=True))
+
+        def run(nccl: PyNcclCommunicator) -> torch.Tensor:
+            nccl.group_start()
+            try:
+                for rank, (sent, fetched) in enumerate(parts):
+                    nccl.send(sent, rank)
+                    nccl.recv(fetched, rank)
+            finally:
+                nccl.group_end()  # also after an error: this thread's next calls would join it
+            return received
+
+        return self._run("all_to_all", run)
 
     def barrier(self, deadline_s: float) -> None:
         """Connect to the other ranks, within `deadline_s`."""

@@ -78,6 +78,12 @@ SEAMS = (
     "output_tensor, input_tensor, stream)",
     "vllm.distributed.device_communicators.pynccl:PyNcclCommunicator.broadcast(self, tensor, src, "
     "stream)",
+    "vllm.distributed.device_communicators.pynccl:PyNcclCommunicator.send(self, tensor, dst, "
+    "stream)",
+    "vllm.distributed.device_communicators.pynccl:PyNcclCommunicator.recv(self, tensor, src, "
+    "stream)",
+    "vllm.distributed.device_communicators.pynccl:PyNcclCommunicator.group_start(self)",
+    "vllm.distributed.device_communicators.pynccl:PyNcclCommunicator.group_end(self)",
     "vllm.distributed.device_communicators.pynccl:PyNcclCommunicator.destroy(self)",
 )
 """Signatures in the form of `Patch.original`."""

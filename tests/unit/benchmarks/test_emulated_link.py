@@ -58,6 +58,7 @@ CALLS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "all_gather": lambda group, x: group.all_gather(x, 1),
     "gather": lambda group, x: group.gather(x, 1, 0),
     "broadcast": lambda group, x: group.broadcast(x, 0),
+    "all_to_all": lambda group, x: group.all_to_all(x),
 }
 
 
@@ -135,12 +136,17 @@ def test_only_groups_of_more_than_one_engine_are_slowed(monkeypatch: pytest.Monk
     communicators.use_shared_memory("/nowhere", 1.0, lambda engines, memory: None)
     for size in (1, 2, 4):
         communicators.reopen(size, (0,) * size)
-    assert sorted(made) == ["lane1-0-0", "lane2-0-0.0", "lane4-0-0.0.0.0"]
-    for size in (1, 2, 4):
-        communicator = communicators.coordinator(size).device_communicator
-        for name, call in CALLS.items():
-            slowed = getattr(communicator, name).__qualname__.startswith("EmulatedLink")
-            assert slowed is (size > 1)
-            call(communicator, torch.zeros(2))
-        group = made[f"lane{size}-0-{'.'.join('0' * size)}"]
-        assert [asked[0] for asked in group.asked] == list(CALLS)
+    files = {
+        1: ["lane1-0-0"],
+        2: ["lane2-0-0.0", "lane2-0-0.0-device0"],
+        4: ["lane4-0-0.0.0.0", "lane4-0-0.0.0.0-device0"],
+    }
+    assert sorted(made) == sorted(file for names in files.values() for file in names)
+    for size, names in files.items():
+        for file, coordinator in zip(names, communicators.coordinators(size), strict=True):
+            communicator = coordinator.device_communicator
+            for name, call in CALLS.items():
+                slowed = getattr(communicator, name).__qualname__.startswith("EmulatedLink")
+                assert slowed is (size > 1)
+                call(communicator, torch.zeros(2))
+            assert [asked[0] for asked in made[file].asked] == list(CALLS)

@@ -25,6 +25,7 @@ CALLS: dict[str, Callable[[Communicator, torch.Tensor], Any]] = {
     "all_gather of the last dimension": lambda communicator, x: communicator.all_gather(x),
     "gather": lambda communicator, x: communicator.gather(x, 1),
     "broadcast": lambda communicator, x: communicator.broadcast(x, 2),
+    "all_to_all": lambda communicator, x: communicator.all_to_all(x[:WORLD]),
 }
 
 

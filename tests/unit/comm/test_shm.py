@@ -124,7 +124,7 @@ def interleave(group: ShmGroup, rank: int, world: int) -> int:
     """Do thousands of small collectives with pauses of this rank's own; check all that arrives."""
     common, own = random.Random(1), random.Random(100 + rank)
     for i in range(3000):
-        kind, root, numel = common.randrange(5), common.randrange(world), common.randrange(1, 200)
+        kind, root, numel = common.randrange(6), common.randrange(world), common.randrange(1, 200)
         if own.random() < 0.03:
             time.sleep(own.random() * 0.002)
         x = torch.arange(numel) + 1000 * i + rank
@@ -140,6 +140,10 @@ def interleave(group: ShmGroup, rank: int, world: int) -> int:
             )
         elif kind == 3:
             assert torch.equal(group.broadcast(x, root), base + root)
+        elif kind == 4:
+            parts = 10_000_000 * torch.arange(world)[:, None]
+            received = torch.stack([base + r for r in range(world)]) + parts[rank]
+            assert torch.equal(group.all_to_all(x + parts), received)
         else:
             group.barrier()
     return group._sequence

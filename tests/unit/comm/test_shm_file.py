@@ -48,6 +48,7 @@ def test_a_rank_that_is_not_needed_may_leave(path: str) -> None:
         {"world": 512},
         {"slot_bytes": 100},
         {"slot_bytes": 0},
+        {"slot_bytes": 128, "world": 200},
         {"names": ["a"]},
     ],
 )

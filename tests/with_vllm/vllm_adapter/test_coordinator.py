@@ -14,7 +14,12 @@ from vllm.distributed.parallel_state import GroupCoordinator
 from flying_serving.comm.shm import ShmGroup
 from flying_serving.config import Collectives
 from flying_serving.errors import NoProcessGroup
-from flying_serving.vllm_adapter.coordinator import REFUSED, REFUSED_ATTRIBUTES, LaneCoordinator
+from flying_serving.vllm_adapter.coordinator import (
+    REFUSED,
+    REFUSED_ATTRIBUTES,
+    LaneCoordinator,
+    exchange,
+)
 from flying_serving.vllm_adapter.patches.tensor_parallel import activate
 from flying_serving.vllm_adapter.trees import world_of_one
 
@@ -150,6 +155,8 @@ CALLS: dict[str, tuple[Callable[[Any, torch.Tensor], Any], list[list[int] | None
     "all_gather": (lambda group, x: group.all_gather(x), [[1, 2, 2, 3], [1, 2, 2, 3]]),
     "gather": (lambda group, x: group.gather(x, 1), [None, [1, 2, 2, 3]]),
     "broadcast": (lambda group, x: group.broadcast(x, 1), [[2, 3], [2, 3]]),
+    "all_to_all": (lambda group, x: group.all_to_all(x), [[1, 2], [2, 3]]),
+    "exchange": (exchange, [[1, 2], [2, 3]]),
 }
 
 

@@ -98,6 +98,7 @@ CALLS: dict[str, tuple[Callable[[Any, torch.Tensor], Any], list[Any]]] = {
     ),
     "gather": (lambda group, x: group.gather(x, 1), [None, [[1, 2, 2, 3]]]),
     "broadcast": (lambda group, x: group.broadcast(x, 1), [[[2, 3]], [[2, 3]]]),
+    "all_to_all": (lambda group, x: group.all_to_all(x.t()), [[[1], [2]], [[2], [3]]]),
 }
 
 
@@ -227,6 +228,33 @@ def test_member_that_does_not_come_in_time_is_named(library: ThreadsNccl, tmp_pa
     group = group_of(tmp_path / "group", 0, deadline_s=0.05)
     with pytest.raises(CollectiveTimeout, match=r"^connecting group: waited .* for engine 1$"):
         group.all_reduce(torch.ones(1))
+    group.close()
+
+
+@pytest.mark.parametrize("function", ["ncclSend", "ncclGroupEnd"])
+def test_failed_exchange_leaves_no_group_of_calls_open(
+    library: ThreadsNccl, tmp_path: Path, function: str
+) -> None:
+    """NCCL would keep the thread's later calls, of other groups too, until the group ends."""
+    groups = [group_of(tmp_path / "group", rank) for rank in range(2)]
+
+    def run(group: NcclGroup) -> bool:
+        group.barrier(ANSWER_S)
+        library.failing.add(function)
+        with pytest.raises(EngineLost, match=r"^all_to_all of group: NCCL error: remote process"):
+            group.all_to_all(torch.ones(2, 3))
+        return library.group_is_open
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(run, groups)) == [False, False]
+    for group in groups:
+        group.close()
+
+
+def test_exchange_needs_a_part_for_each_rank(library: ThreadsNccl, tmp_path: Path) -> None:
+    group = group_of(tmp_path / "group", 0)
+    with pytest.raises(ValueError, match=r"^all_to_all of \(3, 1\): .* each of 2 ranks$"):
+        group.all_to_all(torch.ones(3, 1))
     group.close()
 
 
