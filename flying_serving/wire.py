@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from flying_serving.layout.parallelism import Parallelism
+
 
 class SwitchAnswer(msgspec.Struct, frozen=True):
     """An engine's answer to an order to change the layout.
@@ -26,7 +28,7 @@ class StepRow(msgspec.Struct, frozen=True, array_like=True):
     decoded one token. `context_tokens`: tokens of its requests that were computed before.
     `prefill_pairs`: prompt tokens times the tokens of the same request that were computed before.
     `disturbed`: `seconds` include a step that an engine of the group made meanwhile in another
-    lane.
+    lane. `parallelism`: what its members divided.
     """
 
     size: int
@@ -36,13 +38,14 @@ class StepRow(msgspec.Struct, frozen=True, array_like=True):
     context_tokens: int
     prefill_pairs: int
     disturbed: bool
+    parallelism: Parallelism = Parallelism.TENSOR
 
 
 class CalibrationRow(msgspec.Struct, frozen=True, array_like=True):
     """The fastest step of a batch that was measured at start.
 
     `tokens`: of one prompt, or decoding requests of one token each. `context_tokens`: tokens before
-    them, of the prompt or of each request.
+    them, of the prompt or of each request. `parallelism`: what the group's members divided.
     """
 
     size: int
@@ -50,6 +53,7 @@ class CalibrationRow(msgspec.Struct, frozen=True, array_like=True):
     tokens: int
     is_prefill: bool
     context_tokens: int
+    parallelism: Parallelism = Parallelism.TENSOR
 
 
 class MigrationRow(msgspec.Struct, frozen=True, array_like=True):
@@ -117,14 +121,15 @@ class EngineFigures(msgspec.Struct, frozen=True):
     """An engine in `/metrics` and the live view: figures that only it knows, by group size.
 
     `hard`: its last order was a hard switch. `requests`: (running, waiting) of lanes that it leads.
-    `lent_blocks`: to its groups. `steps`: rows of histograms (`Histogram.row`). `prefix_cache`:
-    tokens (looked up, found).
+    `lent_blocks`: to its groups. `steps`: rows of histograms (`Histogram.row`). `token_parallel`:
+    the number of those steps that were token parallel. `prefix_cache`: tokens (looked up, found).
     """
 
     hard: bool
     requests: dict[int, tuple[int, int]]
     lent_blocks: dict[int, int]
     steps: dict[int, list[float]]
+    token_parallel: dict[int, int]
     prefix_cache: dict[int, tuple[int, int]]
     migrations: MigrationCounts
     memory: EngineMemory

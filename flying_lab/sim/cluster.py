@@ -1,7 +1,7 @@
 """The engines of one node on a virtual clock, which step alone and in groups."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from flying_serving.layout.groups import Group, Layout
 from flying_serving.predict.migrations import MigrationCost
 from flying_serving.scheduling.arbiter import LaneArbiter, ServeMessage, StepLane
 from flying_serving.scheduling.batches import Batches
+from flying_serving.scheduling.ways import StepWays
 from flying_serving.wire import CalibrationRow, StepRow
 
 SHORTEST_S = 1e-6
@@ -41,6 +42,7 @@ class Options:
         keep_times: whether the time of each token is kept.
         tbt_slo_s: the most time of a step, which limits its prompt tokens; infinite without a
             target.
+        token_parallel: whether groups of ours may divide the tokens of a step.
     """
 
     max_num_seqs: int = 1024
@@ -53,6 +55,7 @@ class Options:
     keep_times: bool = True
     tbt_slo_s: float = math.inf
     lend_weights: bool = False
+    token_parallel: bool = False
 
     def __post_init__(self) -> None:
         """Check that every running request gets a token from each step, as in vLLM."""
@@ -119,12 +122,17 @@ class Cluster:
         self.pools = [BlockPool(shape.blocks - 1, shape.blocks - 1) for _ in range(shape.engines)]
         self.lanes: dict[Group, SimLane] = {}
         self._starved: dict[Group, None] = {}
+        self._ways: StepWays | None = None
         limits = Limits(options.max_num_seqs, options.max_num_batched_tokens)
         for size, block_tokens in sorted(shape.block_tokens.items()):
             for group in Layout.uniform(shape.engines, size).groups:
                 blocks = GroupBlocks([self.pools[engine] for engine in group], block_tokens)
                 lane = SimLane(group, blocks, DecodeBatch(block_tokens, options.keep_times), limits)
                 self.lanes[group] = self.engines[group[0]].lanes[size] = lane
+
+    def choose_ways(self, measured: Iterable[CalibrationRow]) -> None:
+        """Let leaders choose what a step divides, from steps that were measured at start."""
+        self._ways = StepWays(measured)
 
     def limit_batches(self, measured: Sequence[CalibrationRow]) -> None:
         """Limit all lanes to the target for the time between two tokens, from steps that were
@@ -274,15 +282,11 @@ class Cluster:
     def _run(self, lane: SimLane, engines: Sequence[SimEngine]) -> None:
         step = lane.step
         assert step is not None
+        if self._ways is not None and lane.size > 1:
+            step.parallelism = self._ways.choose(lane.size, *step.counts)
         took_s = self._step_time(lane.size, step)
         if lane.batches is not None:
-            contents = (
-                step.prefill_tokens,
-                step.sequences,
-                step.context_tokens,
-                step.prefill_pairs,
-            )
-            lane.batches.stepped(StepRow(lane.size, took_s, *contents, disturbed=False))
+            lane.batches.stepped(StepRow(lane.size, took_s, *step.counts, False, step.parallelism))
         self._on_step(lane, took_s, step)
         more = lane.requests > 0 and engines[0].arbiter.announce(lane.size)
         self.clock.after(took_s, self._ran, lane, engines, took_s, more)

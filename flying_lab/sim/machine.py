@@ -19,9 +19,11 @@ from flying_lab.sim.loans import Loan
 from flying_lab.sim.memory import GPU_MEMORY_UTILIZATION, Lent, kv_pool_bytes, lent_bytes
 from flying_lab.sim.models import Model
 from flying_lab.sim.requests import SimStep
+from flying_lab.sim.token_parallel import launched
 from flying_lab.sim.transformation import Transformation
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import is_power_of_two
+from flying_serving.layout.parallelism import Parallelism
 from flying_serving.layout.shards import degree_obstacle, lane_block_tokens
 from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.steps import StepCost
@@ -159,15 +161,21 @@ class Modelled:
 
     def step_time(self, degree: int, execution: Execution = "graph", size: int = 0) -> DegreeTime:
         """Return the step times of a degree. For lanes of ours, whose groups have a size, they
-        include the coordination of its engines.
+        include the coordination of its engines. Groups of several may divide a step's tokens.
         """
-        cost = LaneCost(self.model, self.kind.hardware, degree, execution)
+        model, hardware = self.model, self.kind.hardware
+        cost = LaneCost(model, hardware, degree, execution)
+        divided = launched(model, hardware, degree // size, degree) if size > 1 else None
         fixed_s, request_s = LANE_STEP_S if size else 0.0, 0.0
         if size > 1:
             fixed_s, request_s = GROUP_STEP_S, GROUP_REQUEST_S
 
         def seconds(step: SimStep) -> float:
-            alone_s = cost.step_s(step.sequences, step.decode_context_tokens, step.chunks)
+            if step.parallelism is Parallelism.TOKEN:
+                assert divided is not None, "an engine alone has nobody to divide tokens with"
+                alone_s = divided(step)
+            else:
+                alone_s = cost.step_s(step.sequences, step.decode_context_tokens, step.chunks)
             return alone_s + fixed_s + request_s * (step.sequences + len(step.chunks))
 
         return seconds

@@ -102,8 +102,11 @@ class SimNode:
         self.clock = clock
         self.shape = shape
         self.cluster = Cluster(shape, system.step_time, clock, self._on_tokens, self._on_step)
+        rows = [step.to_row() for step in system.calibration]
         if shape.options.tbt_slo_s < math.inf:
-            self.cluster.limit_batches([step.to_row() for step in system.calibration])
+            self.cluster.limit_batches(rows)
+        if shape.options.token_parallel:
+            self.cluster.choose_ways(rows)
         if system.hash_id_tokens is not None:
             for lane in self.cluster.lanes.values():
                 lane.keep_prefixes(system.hash_id_tokens)
@@ -220,10 +223,7 @@ class SimNode:
                 self.controller.state.deadlines.drop(self.parts.served_by(request))
         self._seen_steps += 1
         if self._learns and self._seen_steps % self.shape.engines == 0:
-            context, pairs = step.context_tokens, step.prefill_pairs
-            self._measured.append(
-                Step(lane.size, duration_s, step.prefill_tokens, step.sequences, context, pairs)
-            )
+            self._measured.append(Step(lane.size, duration_s, *step.counts, step.parallelism))
 
     def _on_tokens(self, finished: Finished) -> None:
         """Tell the controller, as the live server does: ends first, since what follows from a full

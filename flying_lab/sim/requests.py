@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from flying_lab.sim.prefixes import PrefixCache
 from flying_serving.layout.groups import Group
+from flying_serving.layout.parallelism import Parallelism
 
 UNLIMITED = sys.maxsize
 """A group's limit of tokens for a request that it may run to its end."""
@@ -149,12 +150,21 @@ class SimStep:
         sequences: decoding requests.
         decode_context_tokens: tokens that the decoding requests have computed before.
         prompts: the requests of `chunks`.
+        parallelism: what the engines of its group divide.
     """
 
     chunks: list[Chunk]
     sequences: int = 0
     decode_context_tokens: int = 0
     prompts: list[SimRequest] = field(default_factory=list)
+    parallelism: Parallelism = Parallelism.TENSOR
+
+    @property
+    def counts(self) -> tuple[int, int, int, int]:
+        """Return its tokens of prompts, its decoding requests, its context and its pairs, as in a
+        `StepRow`.
+        """
+        return self.prefill_tokens, self.sequences, self.context_tokens, self.prefill_pairs
 
     @property
     def prefill_tokens(self) -> int:

@@ -2,7 +2,7 @@
 times.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from flying_lab.sim.cluster import ClusterShape, Options
@@ -12,6 +12,7 @@ from flying_lab.sim.node import System
 from flying_lab.sim.requests import Chunk, SimStep
 from flying_serving.controller.settings import Capacity, Limits, Settings
 from flying_serving.errors import ConfigError
+from flying_serving.layout.parallelism import Parallelism
 from flying_serving.policy.policies import Policy
 from flying_serving.predict.probes import ENOUGH_S, probes
 from flying_serving.predict.steps import Step
@@ -40,11 +41,16 @@ def flying(
 ) -> System:
     """Build our server with a policy: engines of `devices` devices in groups of every size that the
     model allows.
+
+    Raises:
+        ConfigError: the machine or the model cannot have such engines, or not with these options.
     """
     check_engine(machine, devices)
     sizes = [degree // devices for degree in machine.degrees(devices) if degree % devices == 0]
     times = {size: machine.step_time(size * devices, execution, size) for size in sizes}
     system = system_of(machine, policy, options, machine.engine(devices, sizes, devices), times)
+    if options.token_parallel:
+        system = _dividing(system, machine, times)
     if recomputes:
         return replace(system, shape=replace(system.shape, recomputes=True))
     if options.lend_weights:
@@ -52,6 +58,15 @@ def flying(
     costs = {size: machine.migration(size * devices) for size in sizes if size > 1}
     known = {size: cost for size, cost in costs.items() if cost is not None}
     return replace(system, shape=replace(system.shape, migrations=known))
+
+
+def _dividing(system: System, machine: Machine, times: Mapping[int, DegreeTime]) -> System:
+    """Return the same system with groups that divide tokens. Raises ConfigError if it cannot."""
+    if not isinstance(machine, Modelled):
+        raise ConfigError("token parallel steps are modelled for packaged devices only")
+    capacity, options = system.settings.capacity, system.shape.options
+    found = _calibration(times, capacity, options, Parallelism.TOKEN)
+    return replace(system, calibration=(*system.calibration, *found))
 
 
 def _lending(system: System, machine: Machine) -> System:
@@ -130,23 +145,35 @@ def system_of(
 
 
 def _calibration(
-    times: Mapping[int, DegreeTime], capacity: Capacity, options: Options
+    times: Mapping[int, DegreeTime],
+    capacity: Capacity,
+    options: Options,
+    way: Parallelism = Parallelism.TENSOR,
 ) -> tuple[Step, ...]:
-    """Return the steps that a live server would measure at its start."""
-    steps = []
-    for size, room_tokens in capacity.kv_tokens.items():
-        ended: set[tuple[bool, int]] = set()
-        for probe in probes(options.max_num_seqs, options.max_num_batched_tokens, room_tokens):
-            if probe.kind in ended:
-                continue
-            tokens, before = probe.tokens, probe.context_tokens
-            step = (
-                SimStep([Chunk(tokens, before)])
-                if probe.is_prefill
-                else SimStep([], tokens, tokens * before)
-            )
-            took_s = times[size](step)
-            steps.append(Step.of_probe(size, took_s, tokens, probe.is_prefill, before))
-            if took_s > ENOUGH_S:
-                ended.add(probe.kind)
-    return tuple(steps)
+    """Return the steps that a live server would measure at its start, if they divide this."""
+    return tuple(
+        step
+        for size, room_tokens in capacity.kv_tokens.items()
+        for step in _measured(times[size], size, room_tokens, options, way)
+    )
+
+
+def _measured(
+    time: DegreeTime, size: int, room_tokens: int, options: Options, way: Parallelism
+) -> Iterator[Step]:
+    """Yield what a group of this size would measure."""
+    ended: set[tuple[bool, int]] = set()
+    for probe in probes(options.max_num_seqs, options.max_num_batched_tokens, room_tokens):
+        if probe.kind in ended or not probe.measures(size, way):
+            continue
+        tokens, before = probe.tokens, probe.context_tokens
+        step = (
+            SimStep([Chunk(tokens, before)])
+            if probe.is_prefill
+            else SimStep([], tokens, tokens * before)
+        )
+        step.parallelism = way
+        took_s = time(step)
+        yield Step.of_probe(size, took_s, tokens, probe.is_prefill, before, way)
+        if took_s > ENOUGH_S:
+            ended.add(probe.kind)

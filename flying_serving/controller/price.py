@@ -50,14 +50,14 @@ class Visit:
         the request goes behind prompts only to spare others more than that.
         """
         first_token_s = self.first_token_s(lane)
-        idle_s = max(SHORTEST_S, lane.cost.step_s(self._to_prefill, 0, 0))
+        idle_s = max(SHORTEST_S, lane.step_s(self._to_prefill, 0, 0))
         own_s = (first_token_s + self._stream_s(lane)) * first_token_s / idle_s
         own_weight = weight(urgent=self.request.spec.urgent)
         return own_weight * own_s + self.running * self._delay_s(lane)
 
     def first_token_s(self, lane: LaneFigures) -> float:
         """Return the seconds to the request's first token, migration included."""
-        first_s = lane.cost.step_s(self.work.prefill_tokens + self._to_prefill, self._count, 0)
+        first_s = lane.step_s(self.work.prefill_tokens + self._to_prefill, self._count, 0)
         drained_s = lane.cost.fixed_s * self.drained
         kv_tokens = self.request.context_tokens
         migration_s = 0.0 if self.migration is None else self.migration.seconds(kv_tokens)
@@ -72,7 +72,7 @@ class Visit:
         ends = self._count - places + 1
         if ends <= 0 or not self.waits_for_place:
             return 0.0
-        return ends / places * self._outputs * lane.cost.step_s(0, places, self._running_tokens)
+        return ends / places * self._outputs * lane.step_s(0, places, self._running_tokens)
 
     def _slot_s(self, lane: LaneFigures) -> float:
         """Return the seconds until the request's adapter has a slot: the requests of another one
@@ -86,7 +86,7 @@ class Visit:
     def _stream_s(self, lane: LaneFigures) -> float:
         """Return the seconds from the request's first token to its end."""
         context_tokens = self._running_tokens + self.request.context_tokens
-        return self._outputs * lane.cost.step_s(0, self._count + 1, context_tokens)
+        return self._outputs * lane.step_s(0, self._count + 1, context_tokens)
 
     def _delay_s(self, lane: LaneFigures) -> float:
         """Return the seconds that each request loses which runs there, as its steps have one more
@@ -94,8 +94,8 @@ class Visit:
 
         Its prompt is over in a few steps and is left out, as it delays some group wherever it goes.
         """
-        without_s = lane.cost.step_s(0, self._count, 0)
-        with_s = lane.cost.step_s(0, self._count + 1, self.request.context_tokens)
+        without_s = lane.step_s(0, self._count, 0)
+        with_s = lane.step_s(0, self._count + 1, self.request.context_tokens)
         return self._outputs * (with_s - without_s)
 
     @property

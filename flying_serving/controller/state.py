@@ -20,6 +20,7 @@ from flying_serving.layout.kv_source import KVSource
 from flying_serving.predict.demand import Demand
 from flying_serving.predict.migrations import MigrationCost, cost_within
 from flying_serving.predict.steps import StepModel
+from flying_serving.predict.token_cost import TokenCost
 from flying_serving.predict.work import LaneFigures
 
 
@@ -116,6 +117,7 @@ class ClusterState:
                 self.weight_lending.room_of(size, self.loads),
                 limits.max_num_batched_tokens,
                 cost_within(self.migrates, size),
+                TokenCost.of(self.steps, size),
             )
             for size in self.sizes
             if self.steps.known(size)

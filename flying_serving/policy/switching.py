@@ -296,7 +296,7 @@ class DrainingGroup:
     def of(cls, snapshot: Snapshot, group: Group, load: GroupLoad) -> DrainingGroup:
         lane = snapshot.lanes[len(group)]
         prefill_s = lane.prompts_s(load.prefill_tokens, load.prompts)
-        step_s = lane.cost.step_s(0, load.requests, load.requests * load.context_tokens)
+        step_s = lane.step_s(0, load.requests, load.requests * load.context_tokens)
         alone_s, mean_s = (
             prefill_s + left * step_s for left in (load.longest_tokens_left, load.tokens_left)
         )
@@ -384,7 +384,7 @@ def _soft(snapshot: Snapshot, size: int, drain_s: float, urgency: float) -> floa
         0.0, narrow.prompts_s(work.prompt_tokens, 1) - wide.prompts_s(work.prompt_tokens, 1)
     )
     early = work.waiting + work.rate * drain_s
-    tokens_by_then = drain_s / max(narrow.cost.step_s(0, 1, work.prompt_tokens), 1e-9)
+    tokens_by_then = drain_s / max(narrow.step_s(0, 1, work.prompt_tokens), 1e-9)
     outputs = min(tokens_by_then, work.output_tokens)
     context = work.prompt_tokens + outputs
     migration_s = cost.seconds(context) if cost is not None else wide.prompts_s(context, 1)

@@ -2,9 +2,11 @@
 
 - `steps.py`, `probes.py`: the time of a step in each lane, fitted while serving; steps that a
   server measures at its start.
+- `token_cost.py`: the cost of token parallel steps of a group, beside that of tensor parallel ones.
 - `migrations.py`: the time in which KV of requests goes to another group.
 - `arrivals.py`, `events.py`, `demand.py`: the rate of arrivals; requests that come together; the
   lengths of prompts and outputs.
 - `work.py`: the inputs of a forecast.
-- `rollout.py`, `forecast.py`: one group as a fluid model; the request-seconds of a layout.
+- `step_times.py`, `rollout.py`, `forecast.py`: the steps of one group; the group as a fluid model;
+  the request-seconds of a layout.
 """

@@ -77,7 +77,8 @@ def first_per_s(lane: LaneFigures, groups: int, work: Work) -> float:
     """Return the first tokens per second of `groups` groups of one size while there is a queue."""
     model = FluidModel.of(lane, groups, work, Objective(math.inf), FREE)
     running = min(model.max_running, max(1.0, (work.running + work.prompts) / groups))
-    return groups * lane.max_num_batched_tokens / (work.prompt_tokens * model.times(running).full_s)
+    full_s = model.steps.times(running).full_s
+    return groups * lane.max_num_batched_tokens / (work.prompt_tokens * full_s)
 
 
 def evaluate(

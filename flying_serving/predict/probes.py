@@ -9,11 +9,17 @@ served yet would seem not to mind context.
 
 from dataclasses import dataclass
 
+from flying_serving.layout.parallelism import Parallelism
+
 ENOUGH_S = 0.5
 """Seconds of a probe after which no larger one of its kind follows."""
 SHORT_TOKENS, LONG_TOKENS = 16, 1024
 _SEQUENCES = (1, 8, 64, 256)
 _PROMPTS = (64, 256, 1024, 4096)
+_DIVIDED = 64
+"""Tokens of a probe from which groups of several engines measure it token parallel too. Smaller
+steps are bound by reading weights, of which tensor parallel ones read less.
+"""
 _PIECE = 256
 """Tokens of a piece of a long prompt."""
 _BEFORE = (8192, 32_768, 131_072, 524_288)
@@ -40,6 +46,10 @@ class Probe:
         if self.is_prefill and self.context_tokens:
             return True, self.tokens
         return self.is_prefill, self.context_tokens
+
+    def measures(self, size: int, parallelism: Parallelism) -> bool:
+        """Return whether groups of `size` engines measure this probe so."""
+        return parallelism is Parallelism.TENSOR or (size > 1 and self.tokens >= _DIVIDED)
 
 
 def probes(sequences: int, step_tokens: int, prompt_tokens: int) -> list[Probe]:

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
+from flying_serving.predict.step_times import LaneSteps
 from flying_serving.predict.work import Interference, LaneFigures, Objective, Work
 
 MAX_UTILIZATION = 0.85
@@ -22,20 +22,6 @@ _SPREAD = math.sqrt(math.log(1 + LENGTHS_CV**2)) * math.sqrt(3) / math.pi
 """Scale of the logistic distribution of a time's logarithm, if the time varies as prompt lengths
 do.
 """
-
-
-class StepTimes(NamedTuple):
-    """Seconds of the steps of a group with some decoding requests.
-
-    Args:
-        decode_s: of a step that decodes only.
-        chunk_s: of a step with a chunk of one prompt too.
-        full_s: of a step full of prompt tokens.
-    """
-
-    decode_s: float
-    chunk_s: float
-    full_s: float
 
 
 # not frozen: made for every layout that is evaluated, and that takes three times as long
@@ -84,9 +70,7 @@ class FluidModel:
         chunks: steps that a prompt takes, mean.
         max_running: requests that the group can run.
         max_running_woven: the same while an older group holds memory.
-        request_s: seconds that a decoding request adds to a step.
-        parts: (prompt tokens, seconds) of the three steps of `StepTimes`, without decoding requests
-            and without the extra cost of first tokens.
+        steps: the times of the group's steps.
     """
 
     lane: LaneFigures
@@ -98,8 +82,7 @@ class FluidModel:
     chunks: float
     max_running: float
     max_running_woven: float
-    request_s: float
-    parts: tuple[tuple[float, float], tuple[float, float], tuple[float, float]]
+    steps: LaneSteps
 
     @classmethod
     def of(
@@ -111,55 +94,19 @@ class FluidModel:
         interference: Interference,
     ) -> FluidModel:
         """Return the model of one of `groups` groups that share the work evenly."""
-        cost, prompt, outputs = lane.cost, work.prompt_tokens, max(1.0, work.output_tokens)
-        budget, tokens, held = (
-            lane.max_num_batched_tokens,
-            prompt + outputs,
-            interference.held_tokens / groups,
-        )
+        prompt, outputs = work.prompt_tokens, max(1.0, work.output_tokens)
+        tokens, held = prompt + outputs, interference.held_tokens / groups
         most = max(1.0, min(lane.max_num_seqs, lane.kv_tokens / tokens))
         woven = max(1.0, min(lane.max_num_seqs, (lane.kv_tokens - held) / tokens)) if held else most
-        request_s = cost.sequence_s + cost.context_token_s * (prompt + outputs / 2)
-        before, chunk = lane.tokens_before(prompt), min(prompt, budget)
-        # a prompt's token reads earlier steps' tokens; a step's start reads all tokens of its
-        # prompts
-        token_s = cost.prefill_token_s + before * (
-            cost.prefill_pair_s + cost.context_token_s / chunk
-        )
-        fixed_s = cost.fixed_s
-        parts = (
-            (0.0, fixed_s),
-            (chunk, fixed_s + token_s * chunk),
-            (budget, fixed_s + token_s * budget),
-        )
-        chunks = max(1.0, prompt / budget)
+        chunks = max(1.0, prompt / lane.max_num_batched_tokens)
+        steps = LaneSteps.of(lane, prompt, outputs)
         return cls(
-            lane,
-            objective,
-            interference,
-            groups,
-            prompt,
-            outputs,
-            chunks,
-            most,
-            woven,
-            request_s,
-            parts,
+            lane, objective, interference, groups, prompt, outputs, chunks, most, woven, steps
         )
 
     def limit(self, now_s: float) -> float:
         """Return how many requests the group can run at a time."""
         return self.max_running if now_s >= self.interference.woven_s else self.max_running_woven
-
-    def times(self, running: float) -> StepTimes:
-        """Return the times of steps with this many decoding requests."""
-        (none, base_s), (chunk, single_s), (most, full_s) = self.parts
-        first_s, decode_s = self.lane.cost.first_tokens_s, running * self.request_s
-        return StepTimes(
-            base_s + decode_s + first_s(none + running),
-            single_s + decode_s + first_s(chunk + running),
-            full_s + decode_s + first_s(most + running),
-        )
 
     def step(self, state: GroupState, span_s: float, rate: float, crowding: float) -> None:
         """Advance `state` by a span of T = `span_s` seconds in which requests arrive at `rate`.
@@ -232,7 +179,7 @@ class FluidModel:
         """
         interference, running = self.interference, state.first_half + state.second_half
         times, woven = (
-            self.times(running if running > 1.0 else 1.0),
+            self.steps.times(running if running > 1.0 else 1.0),
             state.now_s < interference.woven_s,
         )
         decode_s, chunk_s, full_s = map(interference.cycle_s, times) if woven else times
@@ -250,7 +197,7 @@ class FluidModel:
     def finish(self, state: GroupState) -> None:
         """Add the rest at the end of the spans to the sums, worked off while nothing arrives."""
         limit, left = self.limit(state.now_s), state.first_half + state.second_half + state.queue
-        decode_s, chunk_s, full_s = self.times(max(1.0, min(limit, left)))
+        decode_s, chunk_s, full_s = self.steps.times(max(1.0, min(limit, left)))
         per_s = min(
             self.lane.max_num_batched_tokens / (self.prompt_tokens * full_s),
             limit / (self.output_tokens * decode_s),
@@ -283,7 +230,7 @@ class FluidModel:
         of variation LENGTHS_CV. The approximation is Sakasegawa's ("An approximation formula L_q =
         alpha * rho^beta / (1 - rho)", 1977).
         """
-        decode_s, _, full_s = self.times(1.0)
+        decode_s, _, full_s = self.steps.times(1.0)
         used = rate * (full_s - decode_s) / self.lane.max_num_batched_tokens * self.prompt_tokens
         used = used if used < MAX_UTILIZATION else MAX_UTILIZATION
         groups, variation = self.groups, (1 + LENGTHS_CV**2) / 2

@@ -4,6 +4,7 @@ memory.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import numpy as np
 from msgspec.structs import astuple
 from scipy.optimize import nnls
 
+from flying_serving.layout.parallelism import Parallelism
 from flying_serving.wire import CalibrationRow, StepRow
 
 FEW, SOME = 8, 64
@@ -38,6 +40,9 @@ of such requests: some ten outweigh it.
 _REFIT_STEPS = 20
 _RIDGE = 1e-6
 
+Way = tuple[int, Parallelism]
+"""A way to step: the engines of a group, and what they divide."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -45,7 +50,7 @@ class Step:
 
     `sequences`: requests in it that decoded one token. `context_tokens`: tokens that its requests
     had computed before. `prefill_pairs`: each prompt token times the tokens of its request that
-    were computed before.
+    were computed before. `parallelism`: what the engines divided.
     """
 
     size: int
@@ -54,6 +59,7 @@ class Step:
     sequences: int
     context_tokens: int
     prefill_pairs: int = 0
+    parallelism: Parallelism = Parallelism.TENSOR
 
     @classmethod
     def measured(cls, rows: Iterable[CalibrationRow]) -> Iterator[Step]:
@@ -65,27 +71,43 @@ class Step:
         """Return the steps that an engine led while serving, without steps that another lane's step
         disturbed.
         """
-        return (cls(*astuple(row)[:-1]) for row in rows if not row.disturbed and row.seconds > 0)
+        for row in rows:
+            *contents, disturbed, parallelism = astuple(row)
+            if not disturbed and row.seconds > 0:
+                yield cls(*(*contents, parallelism))
 
     @classmethod
     def of_probe(
-        cls, size: int, duration_s: float, tokens: int, is_prefill: bool, context_tokens: int
+        cls,
+        size: int,
+        duration_s: float,
+        tokens: int,
+        is_prefill: bool,
+        context_tokens: int,
+        parallelism: Parallelism = Parallelism.TENSOR,
     ) -> Step:
         """Return a step with `tokens` of one prompt, or one of each decoding request; each has
         `context_tokens` before.
         """
-        if is_prefill:
-            return cls(size, duration_s, tokens, 0, context_tokens, tokens * context_tokens)
-        return cls(size, duration_s, 0, tokens, tokens * context_tokens)
+        counts = (tokens, 0) if is_prefill else (0, tokens)
+        context = context_tokens if is_prefill else tokens * context_tokens
+        pairs = tokens * context_tokens if is_prefill else 0
+        return cls(size, duration_s, *counts, context, pairs, parallelism)
+
+    @property
+    def way(self) -> Way:
+        """The group size and what its engines divided, which have costs of their own."""
+        return self.size, self.parallelism
 
     def to_row(self) -> CalibrationRow:
         """Return the row of which `of_probe` made this step."""
         if self.prefill_tokens:
-            return CalibrationRow(
-                self.size, self.duration_s, self.prefill_tokens, True, self.context_tokens
-            )
-        context = self.context_tokens // max(1, self.sequences)
-        return CalibrationRow(self.size, self.duration_s, self.sequences, False, context)
+            tokens, context = self.prefill_tokens, self.context_tokens
+        else:
+            tokens, context = self.sequences, self.context_tokens // max(1, self.sequences)
+        return CalibrationRow(
+            self.size, self.duration_s, tokens, bool(self.prefill_tokens), context, self.parallelism
+        )
 
 
 @dataclass(frozen=True)
@@ -132,7 +154,7 @@ class StepCost:
 
 
 class StepModel:
-    """Step costs by group size.
+    """Step costs by group size, and by what the group's engines divide.
 
     Each lane keeps the weighted sums that least squares needs, so a step costs one small outer
     product and no history is stored. Errors are relative: a step that a neighbour on the machine
@@ -150,68 +172,83 @@ class StepModel:
     """
 
     def __init__(self) -> None:
-        self._prior: dict[int, _Sums] = {}
-        self._seen: dict[int, _Sums] = {}
-        self._costs: dict[int, StepCost] = {}
-        self._added: dict[int, Any] = {}
-        self._steps: Counter[int] = Counter()
+        self._prior: dict[Way, _Sums] = {}
+        self._seen: dict[Way, _Sums] = {}
+        self._costs: dict[Way, StepCost] = {}
+        self._added: dict[Way, Any] = {}
+        self._steps: Counter[Way] = Counter()
 
     def calibrate(self, steps: Iterable[Step]) -> None:
         """Take measurements from the start of the server, which never fade."""
         for step in steps:
-            self._prior.setdefault(step.size, _Sums()).add(step, PRIOR_STEPS, served=False)
+            self._prior.setdefault(step.way, _Sums()).add(step, PRIOR_STEPS, served=False)
         self._costs.clear()
         self._added.clear()
 
     def observe(self, step: Step) -> None:
         """Take a step that was measured while serving."""
-        sums = self._seen.setdefault(step.size, _Sums())
+        way = step.way
+        sums = self._seen.setdefault(way, _Sums())
         sums.fade(1.0 - 1.0 / MEMORY_STEPS)
         sums.add(step, 1.0, served=True)
-        self._steps[step.size] += 1
-        fits, rest = divmod(self._steps[step.size], _REFIT_STEPS)
+        self._steps[way] += 1
+        fits, rest = divmod(self._steps[way], _REFIT_STEPS)
         if rest:
             return
-        self._costs.pop(step.size, None)
+        self._costs.pop(way, None)
         # other lanes learn what serving adds here each time that twice as much is known
         if fits & (fits - 1) == 0:
             self._costs.clear()
-            self._added.pop(step.size, None)
+            self._added.pop(way, None)
 
-    def known(self, size: int) -> bool:
-        """Return whether a step of this lane was ever measured."""
-        return size in self._prior or size in self._seen
+    def known(self, size: int, parallelism: Parallelism = Parallelism.TENSOR) -> bool:
+        """Return whether a step of this lane was ever measured that divides this."""
+        way = size, parallelism
+        return way in self._prior or way in self._seen
 
-    def cost(self, size: int) -> StepCost:
-        """Return the lane's present costs. Raises KeyError if no step of it was measured."""
-        cost = self._costs.get(size)
+    def least_tokens(self, size: int, parallelism: Parallelism) -> int:
+        """Return the tokens of the smallest step of this lane that was measured and divides this.
+        Raises ValueError if none was.
+        """
+        way = size, parallelism
+        return min(table[way].least_tokens for table in (self._prior, self._seen) if way in table)
+
+    def cost(self, size: int, parallelism: Parallelism = Parallelism.TENSOR) -> StepCost:
+        """Return the present costs of the lane's steps that divide this; of token parallel ones by
+        each engine's share of tokens and requests. Raises KeyError if none was measured.
+        """
+        way = size, parallelism
+        cost = self._costs.get(way)
         if cost is None:
-            if not self.known(size):
-                raise KeyError(f"no step of group size {size} was measured")
-            values = self._values(size, self._added_elsewhere(size)) / _SCALE
+            if not self.known(size, parallelism):
+                raise KeyError(
+                    f"no {parallelism.value} parallel step of group size {size} was measured"
+                )
+            values = self._values(way, self._added_elsewhere(way)) / _SCALE
             values[_START] += values[_ADDED]
-            cost = self._costs[size] = StepCost(*(float(value) for value in values[: _ADDED[0]]))
+            cost = self._costs[way] = StepCost(*(float(value) for value in values[: _ADDED[0]]))
         return cost
 
-    def _values(self, size: int, added: Any) -> Any:
+    def _values(self, way: Way, added: Any) -> Any:
         """Return the coefficients, each times its scale. `added`: the shares near which the extra
         cost of serving is held.
         """
-        sums = [table[size] for table in (self._prior, self._seen) if size in table]
+        sums = [table[way] for table in (self._prior, self._seen) if way in table]
         gram, right = sum(s.gram for s in sums), sum(s.right for s in sums)
-        if size in self._prior:
+        if way in self._prior:
             for start, more, share, held in zip(_START, _ADDED, added, _HELD, strict=True):
                 apart = np.zeros(_SCALE.size)
                 apart[more], apart[start] = 1.0, -share
-                gram = gram + held * self._prior[size].gram[start, start] * np.outer(apart, apart)
+                gram = gram + held * self._prior[way].gram[start, start] * np.outer(apart, apart)
         return _solve(gram, right)
 
-    def _added_elsewhere(self, size: int) -> Any:
+    def _added_elsewhere(self, way: Way) -> Any:
         """Return the extra cost of serving in other lanes, as shares of the cost at the start; 0
         where none has served.
         """
         total, weight = np.zeros(len(_ADDED)), np.full(len(_ADDED), 1e-9)
-        for other in self._seen.keys() & self._prior.keys() - {size}:
+        others = (one for one in self._seen if one in self._prior and one != way)
+        for other in others:  # in their own order, so that sums have the same bits each time
             shares = self._added.get(other)
             if shares is None:
                 values = self._values(other, np.zeros(len(_ADDED)))
@@ -231,20 +268,15 @@ class _Sums:
     def __init__(self) -> None:
         self.gram: Any = np.zeros((_SCALE.size, _SCALE.size))
         self.right: Any = np.zeros(_SCALE.size)
+        self.least_tokens = sys.maxsize
 
     def add(self, step: Step, weight: float, *, served: bool) -> None:
-        tokens = step.prefill_tokens + step.sequences
-        few, some = min(tokens, FEW), min(tokens, SOME)
-        computed = [
-            1.0,
-            step.prefill_tokens,
-            step.sequences,
-            step.context_tokens,
-            few,
-            some,
-            step.prefill_pairs,
-        ]
-        added = [step.prefill_tokens, step.sequences] if served else [0, 0]
+        self.least_tokens = min(self.least_tokens, step.prefill_tokens + step.sequences)
+        parts = step.size if step.parallelism is Parallelism.TOKEN else 1
+        counts = [step.prefill_tokens / parts, step.sequences / parts]
+        few, some = (min(sum(counts), first) for first in (FEW, SOME))
+        computed = [1.0, *counts, step.context_tokens, few, some, step.prefill_pairs]
+        added = counts if served else [0, 0]
         row = np.array([*computed, *added]) / _SCALE / step.duration_s
         self.gram += weight * np.outer(row, row)
         self.right += weight * row

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from flying_serving.predict import arrivals
 from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.steps import StepCost
+from flying_serving.predict.token_cost import TokenCost
 
 URGENCY = 10.0
 """What a second of an urgent request counts, in seconds of others.
@@ -26,12 +27,14 @@ class LaneFigures:
     """The abilities of one group of a size.
 
     Args:
-        cost: of its steps.
+        cost: of its steps: of tensor parallel ones, where it makes both.
         max_num_seqs: vLLM's: requests that it runs at a time.
         kv_tokens: tokens that its pooled KV cache holds.
         max_num_batched_tokens: vLLM's: tokens of a step.
         migration: cost of migrating KV from one group to another within its engines; None if KV
             cannot migrate.
+        token_cost: of its token parallel steps; None if it makes none. A step is made in the way
+            that takes less time.
     """
 
     cost: StepCost
@@ -39,6 +42,14 @@ class LaneFigures:
     kv_tokens: float
     max_num_batched_tokens: int
     migration: MigrationCost | None = None
+    token_cost: TokenCost | None = None
+
+    def step_s(self, prefill_tokens: float, sequences: float, context_tokens: float) -> float:
+        """Return the seconds of a step with these contents."""
+        tensor_s = self.cost.step_s(prefill_tokens, sequences, context_tokens)
+        if self.token_cost is None:
+            return tensor_s
+        return min(tensor_s, self.token_cost.step_s(prefill_tokens, sequences, context_tokens))
 
     def tokens_before(self, prompt_tokens: float) -> float:
         """Return the tokens of a prompt that are computed before a step that takes more of it, on
@@ -48,8 +59,14 @@ class LaneFigures:
 
     def prompts_s(self, tokens: float, prompts: float) -> float:
         """Return the seconds by which prompts, of `tokens` in all, make steps longer."""
-        pairs = tokens * self.tokens_before(tokens / max(1.0, prompts))
-        return self.cost.prefill_token_s * tokens + self.cost.prefill_pair_s * pairs
+        before = self.tokens_before(tokens / max(1.0, prompts))
+        tensor_s = self.cost.prefill_token_s * tokens + self.cost.prefill_pair_s * (tokens * before)
+        if self.token_cost is None or tokens == 0:
+            return tensor_s
+        step_tokens = min(tokens, self.max_num_batched_tokens)
+        contents = step_tokens, 0, 0, step_tokens * before
+        saved_s = self.cost.step_s(*contents) - self.token_cost.step_s(*contents)
+        return max(0.0, tensor_s - max(0.0, saved_s) * (tokens / step_tokens))
 
 
 @dataclass(frozen=True)

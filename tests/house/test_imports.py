@@ -21,7 +21,7 @@ LABORATORY = (
 PRODUCT = (
     *("deploy", "cli", "server", "engine", "migration", "worker", "vllm_adapter"),
     *("controller", "policy", "scheduling", "predict"),
-    *("memory", "comm", "config", "slo", "layout", "wire", "placement"),
+    *("memory", "comm", "config", "slo", "wire", "layout", "placement"),
     *("observe", "start_error", "validation", "errors", "log"),
 )
 ORDER = {"flying_lab": LABORATORY, "flying_serving": PRODUCT}

@@ -1,40 +1,10 @@
-"""Steps of groups of engines that are not tensor parallel: sequence parallelism, and pipelines."""
+"""Steps of pipelines of engines."""
 
 from flying_lab.sim.cost import LaneCost
 from flying_lab.sim.hardware import RANKS
 from flying_lab.sim.machine import DegreeTime, Modelled
 from flying_lab.sim.models import ACTIVATION_BYTES
 from flying_lab.sim.requests import Chunk, SimStep
-
-
-def sequence_parallel(machine: Modelled, base: int, degree: int) -> DegreeTime:
-    """Return step times that divide the tokens over `degree / base` parts, each with the weights of
-    `base` devices.
-
-    Attention is divided by heads, as in a tensor parallel step, with an exchange of activations
-    before and after it.
-    """
-    tensor = LaneCost(machine.model, machine.kind.hardware, degree)
-    part = LaneCost(machine.model, machine.kind.hardware, base)
-    parts = degree // base
-    # the share of an all-to-all that one part moves
-    row_bytes = machine.model.hidden * ACTIVATION_BYTES / (2 * parts)
-
-    def seconds(step: SimStep) -> float:
-        tokens = step.sequences + step.prefill_tokens
-        all_to_all_s = 2 * machine.model.layers * tensor.all_reduce_s(tokens * row_bytes)
-        attention_s = tensor.attention_s(step.sequences, step.decode_context_tokens, step.chunks)
-        return without_attention_s(part, -(-tokens // parts)) + attention_s + all_to_all_s
-
-    return seconds
-
-
-def without_attention_s(part: LaneCost, tokens: int) -> float:
-    """Return the seconds of a step of one part, which computes these tokens of prompts, without its
-    attention.
-    """
-    share = [Chunk(tokens, 0)]
-    return part.step_s(0, 0, share) - part.attention_s(0, 0, share)
 
 
 def pipelined(machine: Modelled, base: int, stages: int) -> DegreeTime:

@@ -2,10 +2,10 @@
 faster.
 """
 
-from flying_lab.sim.baselines.parallelisms import sequence_parallel
 from flying_lab.sim.cost import LaneCost
 from flying_lab.sim.machine import DegreeTime, Modelled
 from flying_lab.sim.requests import SimStep
+from flying_lab.sim.token_parallel import sequence_parallel
 
 
 def shifting(machine: Modelled, base: int, degree: int) -> DegreeTime:
@@ -13,7 +13,7 @@ def shifting(machine: Modelled, base: int, degree: int) -> DegreeTime:
     parallel over `degree / base`.
     """
     tensor = LaneCost(machine.model, machine.kind.hardware, degree)
-    sequence = sequence_parallel(machine, base, degree)
+    sequence = sequence_parallel(machine.model, machine.kind.hardware, base, degree)
     parts = degree // base
 
     def seconds(step: SimStep) -> float:

@@ -19,7 +19,6 @@ the output pulls the heads that it lacks, and steps no lane meanwhile.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from flying_lab.sim.baselines.parallelisms import without_attention_s
 from flying_lab.sim.cluster import SHORTEST_S, Cluster, Options
 from flying_lab.sim.cost import LaneCost, all_reduce_s
 from flying_lab.sim.machine import (
@@ -33,6 +32,7 @@ from flying_lab.sim.models import ACTIVATION_BYTES
 from flying_lab.sim.node import System
 from flying_lab.sim.requests import UNLIMITED, Chunk, SimRequest, SimStep
 from flying_lab.sim.system import static, system_of
+from flying_lab.sim.token_parallel import without_attention_s
 from flying_serving.errors import ConfigError
 from flying_serving.policy.policies import POLICIES
 from flying_serving.predict.migrations import MigrationCost

@@ -25,12 +25,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flying_lab.sim.baselines.instances import Route, Transforming, Transforms
-from flying_lab.sim.baselines.parallelisms import pipelined, sequence_parallel
+from flying_lab.sim.baselines.parallelisms import pipelined
 from flying_lab.sim.cluster import Cluster, Options
 from flying_lab.sim.machine import DegreeTime, Modelled
 from flying_lab.sim.memory import Lent
 from flying_lab.sim.node import System
 from flying_lab.sim.system import system_of
+from flying_lab.sim.token_parallel import sequence_parallel
 from flying_lab.sim.transformation import Pause, Transformation, Work
 from flying_serving.controller.group_choice import GroupChoice
 from flying_serving.controller.requests import RequestState
@@ -61,7 +62,7 @@ def _tensor(machine: Modelled, devices: int, size: int) -> DegreeTime:
 
 
 def _sequence(machine: Modelled, devices: int, size: int) -> DegreeTime:
-    return sequence_parallel(machine, devices, devices * size)
+    return sequence_parallel(machine.model, machine.kind.hardware, devices, devices * size)
 
 
 def _serial(machine: Modelled, devices: int, size: int) -> DegreeTime:

@@ -7,7 +7,10 @@ import pytest
 from flying_serving.controller.requests import RequestSpec
 from flying_serving.controller.state import ClusterState
 from flying_serving.layout.groups import Layout
+from flying_serving.layout.parallelism import Parallelism
 from flying_serving.predict.migrations import MigrationCost
+from flying_serving.predict.steps import Step
+from flying_serving.predict.token_cost import TokenCost
 from tests.unit.controller.model_settings import settings
 from tests.unit.controller.model_shell import ModelShell
 
@@ -89,6 +92,15 @@ def test_layout_to_restore_has_sizes_ahead() -> None:
 def test_lanes_are_of_sizes_that_were_measured() -> None:
     assert ClusterState(settings("manual", 2)).lanes() == {}
     assert set(busy_state().lanes()) == {1, 2}
+
+
+def test_lanes_may_be_token_parallel_if_such_steps_were_measured() -> None:
+    state = busy_state()
+    assert {lane.token_cost for lane in state.lanes().values()} == {None}
+    state.steps.calibrate([Step(2, 0.02, 64, 0, 0, parallelism=Parallelism.TOKEN)])
+    assert state.lanes()[2].token_cost == TokenCost.of(state.steps, 2)
+    assert state.lanes()[2].token_cost is not None
+    assert state.lanes()[1].token_cost is None
 
 
 def test_lane_without_migration_cost_cannot_pull() -> None:

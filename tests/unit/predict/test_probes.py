@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flying_serving.predict.probes import probes
+from flying_serving.layout.parallelism import Parallelism
+from flying_serving.predict.probes import Probe, probes
 from flying_serving.predict.steps import Step
 
 COUNTS = st.integers(1, 100_000)
@@ -50,3 +51,12 @@ def test_a_piece_of_a_prompt_is_measured_with_much_before_it() -> None:
         for piece in pieces:
             step = Step.of_probe(1, 0.5, piece.tokens, piece.is_prefill, piece.context_tokens)
             assert step.prefill_pairs == piece.context_tokens * step.prefill_tokens
+
+
+def test_groups_of_several_measure_probes_of_64_tokens_and_more_both_ways() -> None:
+    """Prompts and decoding requests; an engine alone has nobody to divide them with."""
+    for is_prefill in (False, True):
+        for tokens, size, divides in ((63, 8, False), (64, 8, True), (64, 2, True), (64, 1, False)):
+            probe = Probe(tokens, is_prefill, 16)
+            assert probe.measures(size, Parallelism.TENSOR)
+            assert probe.measures(size, Parallelism.TOKEN) == divides

@@ -114,7 +114,7 @@ def test_steps_of_the_model_take_what_their_contents_cost() -> None:
     model = FluidModel.of(lane, 1, Work(1.0, 1280.0, 100.0, 0.0), OBJECTIVE, FREE)
     decoding_tokens, before = 3 * (1280 + 50), (1280 - 512) / 2
     assert model.chunks == 2.5
-    for taken, found in zip((0, 512, 512), model.times(3.0), strict=True):
+    for taken, found in zip((0, 512, 512), model.steps.times(3.0), strict=True):
         context = decoding_tokens + (before if taken else 0)
         assert found == pytest.approx(cost.step_s(taken, 3, context, taken * before))
 
@@ -126,7 +126,7 @@ def test_a_step_of_one_short_prompt_is_not_full() -> None:
     model = FluidModel.of(lane, 1, Work(1.0, 128.0, 100.0, 0.0), OBJECTIVE, FREE)
     taken = [cost.step_s(tokens, 1, 0) for tokens in (0, 128, 512)]
     assert model.chunks == 1.0
-    assert list(model.times(1.0)) == pytest.approx(taken)
+    assert list(model.steps.times(1.0)) == pytest.approx(taken)
 
 
 @given(target_s=st.floats(0.01, 10), sooner_s=st.floats(0.001, 100), later_s=st.floats(0.001, 100))

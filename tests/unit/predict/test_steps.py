@@ -201,7 +201,7 @@ def test_lanes_are_learned_apart() -> None:
     assert_close(learned.cost(1), lanes[1], 0.02)
     assert_close(learned.cost(2), lanes[2], 0.1)
     assert [learned.known(size) for size in (1, 2, 4)] == [True, True, False]
-    with pytest.raises(KeyError, match="no step of group size 4 was measured"):
+    with pytest.raises(KeyError, match="no tensor parallel step of group size 4 was measured"):
         learned.cost(4)
 
 

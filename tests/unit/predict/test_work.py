@@ -1,6 +1,7 @@
 """LaneFigures: what prompts cost beside the steps that are made anyway. Work: arrivals to come."""
 
 import math
+from dataclasses import replace
 from statistics import mean
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from flying_serving.predict.arrivals import CHANGE_S
 from flying_serving.predict.steps import StepCost
+from flying_serving.predict.token_cost import TokenCost
 from flying_serving.predict.work import LaneFigures, Work
 
 BUDGET = 512
@@ -36,6 +38,26 @@ def test_prompts_of_one_step_have_no_context(tokens: float, prompts: int) -> Non
 def test_no_prompt_takes_no_time() -> None:
     """Nor is it divided by how many there are."""
     assert LANE.prompts_s(0, 0) == 0
+
+
+@given(st.integers(1, 400), st.integers(1, 8))
+def test_prompts_are_computed_token_parallel_where_that_is_shorter(
+    steps: int, prompts: int
+) -> None:
+    """In full steps; what they add is counted from the tensor parallel steps made anyway."""
+    token = StepCost(0.03, 2e-5, 1e-3, 1e-7, prefill_pair_s=1e-8)
+    lane = replace(LANE, token_cost=TokenCost(token, 1, 64))
+    taken, fixed_s = range(0, steps * BUDGET, BUDGET), LANE.cost.fixed_s
+    alone_s = sum(token.step_s(BUDGET, 0, 0, BUDGET * before) - fixed_s for before in taken)
+    assert lane.prompts_s(prompts * steps * BUDGET, prompts) == pytest.approx(prompts * alone_s)
+    assert lane.prompts_s(63, 1) == LANE.prompts_s(63, 1)
+
+
+def test_a_step_takes_the_time_of_the_shorter_way() -> None:
+    token = StepCost(0.03, 2e-5, 1e-3, 1e-7)
+    lane = replace(LANE, token_cost=TokenCost(token, 1, 64))
+    assert lane.step_s(40, 23, 500) == LANE.cost.step_s(40, 23, 500) == LANE.step_s(40, 23, 500)
+    assert lane.step_s(400, 24, 500) == token.step_s(400, 24, 500) < LANE.step_s(400, 24, 500)
 
 
 @pytest.mark.parametrize(("from_s", "to_s"), [(0.0, 5.0), (10.0, 40.0), (100.0, 101.0)])

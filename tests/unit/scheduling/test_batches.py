@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flying_serving.layout.parallelism import Parallelism
 from flying_serving.predict.steps import StepCost
 from flying_serving.scheduling.batches import Batches, Running
 from flying_serving.wire import CalibrationRow, StepRow
+from tests.unit.predict.token_costs import TENSOR, TOKEN, measured
 
 FIXED_S, TOKEN_S, SEQUENCE_S = 0.01, 0.001, 0.002
 LEAST, MOST = 16, 512
@@ -63,6 +65,17 @@ def test_tokens_before_a_prompt_are_not_those_of_requests_that_decode() -> None:
     for before in (0, 300, 2000):
         found = planned.prompt_tokens(1, Running(5, 4000, 1, computed_tokens=before))
         assert found == pytest.approx(room_s / (1e-3 + 1e-6 * before), abs=1.5)
+
+
+def test_a_token_parallel_step_takes_more_prompt_tokens_in_the_same_time() -> None:
+    """By hand, each with a cost of its own."""
+    plain, both = (Batches(0.05, 4096, LEAST, lambda: 1) for _ in range(2))
+    plain.calibrate(measured(4, {Parallelism.TENSOR: TENSOR}))
+    both.calibrate(measured(4))
+    for planned, cost in ((plain, TENSOR), (both, TOKEN)):
+        found = planned.prompt_tokens(4, Running(8, 4000))
+        room_s = 0.05 - cost.step_s(0, 8, 4000)
+        assert found == pytest.approx(room_s / cost.prefill_token_s, rel=0.02)
 
 
 def test_prompts_alone_are_not_limited() -> None:
