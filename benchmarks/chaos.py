@@ -37,7 +37,7 @@ from benchmarks.chaos_cases import (
 )
 from benchmarks.chaos_report import Outcome, loss_rows, print_outcomes
 from flying_lab.signals import ended_by_signals
-from harness import chaos_table
+from harness import both_ways, chaos_table
 from harness.chaos_load import ChaosLoad, make_jobs
 from harness.chaos_traps import EVENTS, PREAMBLE, TRAP, Trap
 from harness.live import Server
@@ -222,7 +222,8 @@ def trapped(folder: Path, timeout_s: float, room: Room) -> Server:
     """
     limits = (f"--kv-cache-memory-bytes={room.kv_bytes}", f"--max-num-seqs={room.max_num_seqs}")
     flags = (*FLAGS, *limits, f"--engine-timeout-s={timeout_s}")
-    return Server("llama", 4, *flags, preamble=PREAMBLE.format(folder=str(folder)))
+    preamble = f"{both_ways.PREAMBLE}\n{PREAMBLE.format(folder=str(folder))}"
+    return Server("llama", 4, *flags, preamble=preamble)
 
 
 def _run(

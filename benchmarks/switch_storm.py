@@ -28,7 +28,7 @@ import httpx
 from flying_lab.signals import ended_by_signals
 from flying_lab.tiny_models.checkpoint import SHAPES
 from flying_serving.config import MODES
-from harness import gdn_cpu, int4_cpu, lora, mxfp4_cpu, no_torchvision
+from harness import both_ways, gdn_cpu, int4_cpu, lora, mxfp4_cpu, no_torchvision
 from harness.forked import ENVIRONMENT, ROOT
 from harness.live import FLAGS as LIVE_FLAGS
 from harness.live import Server
@@ -214,7 +214,13 @@ def _server(args: argparse.Namespace) -> Server:
 
 
 def _preamble(args: argparse.Namespace) -> str:
-    """Return code that gives the server what its model needs on any CPU."""
+    """Return code that lets groups step in both ways, and gives the server what its model needs on
+    any CPU.
+    """
+    return f"{both_ways.PREAMBLE}\n{_of_model(args)}"
+
+
+def _of_model(args: argparse.Namespace) -> str:
     if SHAPES[args.model].mxfp4:
         return mxfp4_cpu.PREAMBLE
     if _is_exact_int4(args):

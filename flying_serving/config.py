@@ -116,6 +116,10 @@ class FlyingConfig(BaseModel):
     """While a request needs it, give the KV cache the memory of weights that the widest group does
     not need.
     """
+    token_parallel: bool = True
+    """Let a group divide the tokens of a step instead of the weights, where its engines have
+    measured at their start that such steps are shorter.
+    """
     cuda_graphs: bool = False
     """On CUDA, capture the decode steps of every lane as CUDA graphs, without torch.compile unless
     -cc.mode=3 asks for it. Groups that exchange by staged or pynccl stay eager. This has not run

@@ -13,6 +13,7 @@ from flying_serving.comm.board import StepBoard
 from flying_serving.comm.pulse import Pulse
 from flying_serving.config import Deployment, deployment_of
 from flying_serving.engine.channel import Channel
+from flying_serving.engine.division import StepDivision
 from flying_serving.engine.host import Inbox
 from flying_serving.engine.lane import Lane, LaneFactory, Lanes
 from flying_serving.engine.lane_events import LaneEvents
@@ -34,6 +35,7 @@ from flying_serving.migration.chunks import EXTRA_BYTES
 from flying_serving.migration.offers import OfferTable, PeerOffers, make_table
 from flying_serving.predict.migrations import fit_migrations
 from flying_serving.scheduling.batches import Batches
+from flying_serving.scheduling.ways import StepWays
 from flying_serving.vllm_adapter.blocks import SchedulerPool
 from flying_serving.vllm_adapter.engine_pool import EnginePool
 from flying_serving.vllm_adapter.kv import block_bytes, groups_of
@@ -61,6 +63,7 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
     flying = site.deployment.flying
     if flying.tbt_slo_ms is not None:
         limit_batches(flying.tbt_slo_ms / 1000, loop.lanes, loop.instruments.steps, steps)
+    divide_steps(loop.lanes, loop.instruments.steps, steps)
     if flying.lend_weights and site.deployment.lanes:
         loop.residency = _make_residency(core, own, loop)
         announce_blocks(site.run_dir, site.engine, loop.residency.blocks)
@@ -280,6 +283,13 @@ def _make_residency(core: Any, own: EnginePool, loop: EngineLoop) -> Residency:
     return Residency(
         loop.lanes, own, ledger, extra, core.call_workers, loop.migrations.source.revoke_all
     )
+
+
+def divide_steps(lanes: Lanes, steps: StepLog, measured: list[CalibrationRow]) -> None:
+    """Let the groups that an engine leads divide tokens where that was measured to be shorter."""
+    ways = StepWays(measured)
+    for leader in lanes.leaders.values():
+        leader.parallelism_of = StepDivision(leader, ways, steps).parallelism_of
 
 
 def limit_batches(

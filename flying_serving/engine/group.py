@@ -22,6 +22,7 @@ from flying_serving.engine.messages import (
 from flying_serving.engine.outstanding import OutstandingSteps, Room
 from flying_serving.errors import IntegrityError
 from flying_serving.layout.groups import Group
+from flying_serving.layout.parallelism import Parallelism
 from flying_serving.memory.lending import BorrowedBlocks, LentBlocks
 from flying_serving.vllm_adapter.blocks import SchedulerPool
 from flying_serving.vllm_adapter.failures import failures
@@ -36,6 +37,11 @@ other's blocks for ever.
 """
 _WHEN_ANSWERED = float("inf")
 """In place of a time: a step waits until the members have answered."""
+
+
+def always_tensor(_plan: Any) -> Parallelism:
+    """Return what a group divides that has no token parallel steps."""
+    return Parallelism.TENSOR
 
 
 def in_physical_blocks(plan: Any, lent: LentBlocks) -> Any:
@@ -134,6 +140,8 @@ class Leader:
         self.outstanding = OutstandingSteps(most_outstanding(self.scheduler))
         self.has_drafts = self.scheduler.num_spec_tokens > 0
         """True if its steps propose draft tokens for the next ones."""
+        self.parallelism_of: Callable[[Any], Parallelism] = always_tensor
+        """A function that returns what the members divide in a step, from its SchedulerOutput."""
         self.is_whole = True
         """True while all members are there."""
         self._answers: dict[int, int] | None = None
@@ -200,7 +208,8 @@ class Leader:
         if grammar is not None:
             grammar = replace(grammar, grammar_bitmask=grammar.grammar_bitmask.copy())
         more = goes_on and self.scheduler.get_num_unfinished_requests() > 0
-        step = RunStep(self.group, plan, grammar, more, self.outstanding.overlap)
+        overlap, parallelism = self.outstanding.overlap, self.parallelism_of(plan)
+        step = RunStep(self.group, plan, grammar, more, overlap, parallelism)
         self.outstanding.ordered()
         self._channel.send(self.group, step)
         return None

@@ -136,7 +136,9 @@ class GroupSteps:
         step = LaunchedStep(message, self._clock())
         plan = in_physical_blocks(message.plan, self._lanes.members[size].lent)
         use = OutputUse.RETURNED if message.overlap is Overlap.NONE else OutputUse.KEPT
-        output = self._host.call_workers(WorkerLanes.execute, size, plan, message.grammar, use)
+        output = self._host.call_workers(
+            WorkerLanes.execute, size, plan, message.grammar, use, message.parallelism
+        )
         if self._is_lost(size, output):
             return
         launched.append(step)

@@ -213,7 +213,7 @@ class EngineLoop:
             )
         # a step that was launched while the one before ran begins with its end
         began_s = max(step.began_s, self.last_step_s[1])
-        self._stepped(size, began_s, more=message.more, leads=leads, plan=message.plan)
+        self._stepped(size, began_s, more=message.more, leads=leads, message=message)
 
     def _member_lost(self, size: int, why: str) -> None:
         if self.membership is None:
@@ -232,10 +232,16 @@ class EngineLoop:
             )
 
     def _stepped(
-        self, size: int, began_s: float, *, more: bool, leads: bool, plan: Any = None
+        self,
+        size: int,
+        began_s: float,
+        *,
+        more: bool,
+        leads: bool,
+        message: RunStep | None = None,
     ) -> None:
         """Note a step that was made. `began_s`: when this engine came to it, maybe before the other
-        members.
+        members. `message`: the order of a group's step.
         """
         ended_s = self.clock()
         self.last_step_s = (began_s, ended_s)
@@ -247,7 +253,7 @@ class EngineLoop:
         took_s, waited_s = max(0.0, ended_s - together_s), max(0.0, together_s - began_s)
         self.arbiter.ran(size, ended_s, more=more, leads=leads, took_s=took_s, waited_s=waited_s)
         if trace is not None:
-            trace.stepped(size, plan, began_s, ended_s, waited_s)
+            trace.stepped(size, message, began_s, ended_s, waited_s)
 
     def set_peers(self, incarnations: Incarnations) -> None:
         """Take the engines that are there, as the API server says: see `Membership`. Earlier

@@ -8,6 +8,7 @@ from enum import Enum, auto
 from typing import Any
 
 from flying_serving.layout.groups import Group
+from flying_serving.layout.parallelism import Parallelism
 from flying_serving.migration.messages import KVPulled, PullKV, ReleaseKV
 
 
@@ -27,7 +28,8 @@ class RunStep:
     """A leader to its `group`: step its lane together.
 
     `plan`: vLLM's SchedulerOutput, in group blocks. `grammar`: vLLM's GrammarOutput, or None.
-    `more`: the leader orders another step at once, so that members hold for it.
+    `more`: the leader orders another step at once, so that members hold for it. `parallelism`: what
+    the members divide in it.
     """
 
     group: Group
@@ -35,6 +37,7 @@ class RunStep:
     grammar: Any
     more: bool
     overlap: Overlap = Overlap.NONE
+    parallelism: Parallelism = Parallelism.TENSOR
 
 
 @dataclass(frozen=True)

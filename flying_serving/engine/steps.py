@@ -3,12 +3,14 @@ them.
 """
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from flying_serving.comm.board import StepBoard
 from flying_serving.layout.groups import Group
+from flying_serving.layout.parallelism import Parallelism
 from flying_serving.observe.metrics.histogram import Histogram
 from flying_serving.observe.metrics.table import STEP_BOUNDS_S
 from flying_serving.vllm_adapter.step_contents import contents
@@ -16,6 +18,15 @@ from flying_serving.wire import StepRow
 
 KEPT_STEPS = 4096
 """Steps that are kept until they are read; the oldest are dropped first."""
+
+
+@dataclass
+class PlannedStep:
+    """A step whose output has not come. `plan`: its SchedulerOutput. `planned_s`: when it began."""
+
+    plan: Any
+    planned_s: float
+    parallelism: Parallelism = Parallelism.TENSOR
 
 
 class StepLog:
@@ -35,10 +46,12 @@ class StepLog:
         """Functions that are called with every step."""
         self.durations: dict[int, Histogram] = {}
         """Seconds of the steps led since the start, by group size."""
+        self.token_parallel: Counter[int] = Counter()
+        """The number of them that were token parallel, by group size."""
         self._board = board
         self._clock = clock
         self._steps: deque[StepRow] = deque(maxlen=KEPT_STEPS)
-        self._under_way: dict[int, deque[tuple[Any, float]]] = {}
+        self._under_way: dict[int, deque[PlannedStep]] = {}
         self._ended: dict[int, float] = {}
 
     def follow(self, group: Group) -> None:
@@ -51,7 +64,11 @@ class StepLog:
     def planned(self, group: Group, plan: Any) -> None:
         """Note that a step of a followed group begins now. `plan`: its SchedulerOutput."""
         if plan.total_num_scheduled_tokens:
-            self._under_way[len(group)].append((plan, self._clock()))
+            self._under_way[len(group)].append(PlannedStep(plan, self._clock()))
+
+    def divides_tokens(self, group: Group) -> None:
+        """Note that the step that was planned last is token parallel."""
+        self._under_way[len(group)][-1].parallelism = Parallelism.TOKEN
 
     def received(self, group: Group, plan: Any) -> None:
         """Note that the output of this step has come."""
@@ -59,11 +76,12 @@ class StepLog:
         under_way = self._under_way[size]
         if not plan.total_num_scheduled_tokens:
             return  # the step computed nothing
-        while under_way and under_way[0][0] is not plan:
+        while under_way and under_way[0].plan is not plan:
             under_way.popleft()  # of a group that lost a member: its output has never come
         if not under_way:
             return
-        planned, last, now = under_way.popleft()[1], self._ended[size], self._clock()
+        step, last, now = under_way.popleft(), self._ended[size], self._clock()
+        planned = step.planned_s
         self._ended[size] = now
         goes_on = bool(plan.scheduled_cached_reqs.req_ids) and 0.0 < planned - last <= now - planned
         if goes_on and self._board.together_since(group, size, last) == last:
@@ -71,7 +89,8 @@ class StepLog:
         began = max(planned, last)
         self.durations[size].observe(now - began)
         disturbed = self._board.together_since(group, size, began) > began
-        row = StepRow(size, now - began, *contents(plan), disturbed)
+        self.token_parallel[size] += step.parallelism is Parallelism.TOKEN
+        row = StepRow(size, now - began, *contents(plan), disturbed, step.parallelism)
         self._steps.append(row)
         for listener in self.listeners:
             listener(row)

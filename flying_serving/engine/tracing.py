@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from flying_serving.engine.messages import RunStep
 from flying_serving.layout.groups import aligned_group
+from flying_serving.layout.parallelism import Parallelism
 from flying_serving.migration.messages import PullKV
 from flying_serving.observe.tracing.events import (
     TracedPull,
@@ -41,23 +43,27 @@ class EngineTrace:
         self._received = plan
 
     def stepped(
-        self, size: int, plan: Any, began_s: float, ended_s: float, waited_s: float
+        self, size: int, message: RunStep | None, began_s: float, ended_s: float, waited_s: float
     ) -> None:
         """Record a turn of the loop, by CLOCK_MONOTONIC, that was a step of the lane for groups of
         `size`.
 
-        `plan`: its SchedulerOutput; None in lane 1: the plan whose output has come in this turn, if
-        any. `waited_s`: the time in which other members did other work.
+        `message`: the order of a group's step; None in lane 1: then it is the plan whose output has
+        come in this turn, if any. `waited_s`: the time in which other members did other work.
         """
-        if plan is None:
+        parallelism = Parallelism.TENSOR
+        if message is None:
             plan, self._received = self._received, None
+        else:
+            plan, parallelism = message.plan, message.parallelism
         if plan is None or not plan.total_num_scheduled_tokens:
             return
         self._counts[size] += 1
         prefill_tokens, _, context_tokens, _ = contents(plan)
         group, number = list(aligned_group(self._engine, size)), self._counts[size]
         tokens, requests = plan.total_num_scheduled_tokens, len(plan.num_scheduled_tokens)
-        of = TracedStep(group, number, tokens, requests, prefill_tokens, context_tokens)
+        counts = (tokens, requests, prefill_tokens, context_tokens)
+        of = TracedStep(group, number, *counts, parallelism.value)
         self._writer.add(step(self._row, of, began_s, ended_s, waited_s))
 
     @contextmanager

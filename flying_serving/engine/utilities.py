@@ -91,14 +91,15 @@ class EngineUtilities:
         live view.
         """
         report, residency = self.loop.instruments.report, self.loop.residency
-        durations = self.loop.instruments.steps.durations
+        steps = self.loop.instruments.steps
         lent_bytes = 0 if residency is None else residency.ledger.lent_bytes
         return encode(
             EngineFigures(
                 hard=self.loop.arbiter.hard,
                 requests=report.counts(),
                 lent_blocks=report.lent_blocks(),
-                steps={size: seconds.row for size, seconds in durations.items()},
+                steps={size: seconds.row for size, seconds in steps.durations.items()},
+                token_parallel=dict(steps.token_parallel),
                 prefix_cache=report.prefix_cache,
                 migrations=self.loop.migrations.incoming.counts(),
                 memory=replace(self.memory, lent_bytes=lent_bytes),

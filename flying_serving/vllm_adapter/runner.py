@@ -99,6 +99,11 @@ class Runner:
         return module
 
     @property
+    def vllm_runner(self) -> Any:
+        """vLLM's runner itself."""
+        return self._runner
+
+    @property
     def device(self) -> torch.device:
         """The device on which the lane computes."""
         return torch.device(self._runner.device)

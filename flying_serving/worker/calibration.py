@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flying_serving.errors import LaneError
+from flying_serving.layout.parallelism import Parallelism
 from flying_serving.memory.kv_groups import KVGroups
 from flying_serving.predict.probes import ENOUGH_S, Probe, probes
 from flying_serving.vllm_adapter.batches import decode_steps, prefill_steps
@@ -71,12 +72,14 @@ def calibrate(
     limits: StepLimits,
     run: Callable[[Any], Any],
     together: Callable[[bool], bool],
+    parallelism: Parallelism = Parallelism.TENSOR,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[CalibrationRow]:
     """Measure one lane, all engines at the same time: lane 1s share the machine, members of a group
     a step.
 
-    `run` makes a step of this lane, from a SchedulerOutput. `together` takes whether this engine
+    `run` makes a step of this lane, from a SchedulerOutput, in which `parallelism` says what the
+    members divide. `together` takes whether this engine
     wants to stop; it returns whether any does, on all of them at the same time. Returns the fastest
     step of each probe, because other work on the machine while servers start only makes steps
     longer.
@@ -88,7 +91,7 @@ def calibrate(
     together(False)
     ended: set[tuple[bool, int]] = set()
     for probe in limits.probes():
-        if probe.kind in ended:
+        if probe.kind in ended or not probe.measures(size, parallelism):
             continue
         took_s: list[float] = []
         enough = False
@@ -99,9 +102,8 @@ def calibrate(
                 enough = together(sum(took_s) > REPEATED_S)
         _timed(size, probe, run, end, clock)
         fastest_s = min(took_s)
-        measured.append(
-            CalibrationRow(size, fastest_s, probe.tokens, probe.is_prefill, probe.context_tokens)
-        )
+        contents = probe.tokens, probe.is_prefill, probe.context_tokens
+        measured.append(CalibrationRow(size, fastest_s, *contents, parallelism))
         if together(fastest_s > ENOUGH_S):
             ended.add(probe.kind)
     return measured

@@ -3,21 +3,26 @@ with lane 1.
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
 
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.errors import ConfigError
+from flying_serving.layout.parallelism import Parallelism
 from flying_serving.vllm_adapter.batches import CHECK_REQUESTS, CHECK_TOKENS, check_steps
 from flying_serving.vllm_adapter.compiled import is_compiled
 from flying_serving.vllm_adapter.rank_widths import activations_by_width, widths_of_ranks
 from flying_serving.vllm_adapter.runner import Runner
+from flying_serving.vllm_adapter.token_parallel import TokenParallel
 from flying_serving.worker.compiled import check_compiled
 from flying_serving.worker.lane import WorkerLane
 from flying_serving.worker.selfcheck import LayerOutputs, compare, record, require_alike, tolerance
+from flying_serving.worker.token_check import compare_shares
 
 
 def most_requests(lane1: Runner, blocks: int) -> int:
@@ -36,6 +41,15 @@ def most_requests(lane1: Runner, blocks: int) -> int:
         )
     in_a_step = scheduler.max_num_batched_tokens // CHECK_TOKENS
     return int(min(scheduler.max_num_seqs, lane1.groups.most_requests(blocks - 1), in_a_step))
+
+
+def _by_reason(lanes: Mapping[int, WorkerLane]) -> dict[str | None, list[int]]:
+    """Return the sizes of lanes by why they have no token parallel steps; None: they have some."""
+    found: defaultdict[str | None, list[int]] = defaultdict(list)
+    for size, lane in lanes.items():
+        why = lane.divides_tokens
+        found[why if isinstance(why, str) else None].append(size)
+    return dict(found)
 
 
 class LaneChecks:
@@ -103,8 +117,44 @@ class LaneChecks:
                 found = compare(lane.runner.model, lane.execute, mine, expected)
                 agreed = partial(self._communicators.any_of, size)
                 largest = max(largest, require_alike(size, found, allowed, agreed))
+                if isinstance(lane.divides_tokens, TokenParallel):
+                    if differ:
+                        expected = self._outputs_of_lane1(1, steps(self._lane1.groups))
+                    again = steps(lane.runner.groups)
+                    self._compare_token_parallel(lane, again, expected, allowed)
+        self._say_which_divide_tokens()
         took_s = time.monotonic() - began_s
         self._say(f"lanes equal lane 1 within {largest:.1e}; comparing took {took_s:.2f} s")
+
+    def _compare_token_parallel(
+        self, lane: WorkerLane, steps: Iterable[Any], expected: LayerOutputs, allowed: float
+    ) -> None:
+        """Compare the token parallel steps of a lane with lane 1. If they differ on any member, the
+        lane has none.
+        """
+        coordinator = self._communicators.same_device(lane.size)
+        found = compare_shares(
+            self._lane1.model,
+            lane.runner.model,
+            partial(lane.execute, parallelism=Parallelism.TOKEN),
+            steps,
+            expected,
+            (coordinator.rank_in_group, coordinator.world_size),
+        )
+        wrong = [difference for difference in found if not difference.share <= allowed]
+        if not self._communicators.any_of(lane.size, bool(wrong) or not found):
+            return
+        largest = max(wrong, key=attrgetter("share"), default=None)
+        what = "another member refuses"
+        if largest is not None:
+            what = f"{largest.stage} differs by {largest.share:.2g}"
+        lane.divides_tokens = f"they do not compute what lane 1 does: {what}"
+
+    def _say_which_divide_tokens(self) -> None:
+        """Log which lanes have token parallel steps, and why others have none."""
+        for why, sizes in _by_reason(self._groups).items():
+            have = "may divide tokens" if why is None else f"divide weights alone: {why}"
+            self._say(f"steps of groups of {sizes} engines {have}")
 
     def _outputs_of_lane1(self, size: int, steps: Iterable[Any]) -> LayerOutputs:
         """Record lane 1's eager steps, with activations as wide as those of a rank of `size`

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import copy
 from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,10 +19,12 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.errors import ConfigError, EngineLost
+from flying_serving.layout.parallelism import Parallelism
 from flying_serving.vllm_adapter.compiled import keep_eager
 from flying_serving.vllm_adapter.graphs import Captured, capture_nothing, limit_capture_sizes
 from flying_serving.vllm_adapter.kv import in_blocks_of
 from flying_serving.vllm_adapter.runner import Runner, resolved
+from flying_serving.vllm_adapter.token_parallel import TokenParallel, obstacle
 
 
 class OutputUse(Enum):
@@ -81,22 +85,43 @@ class WorkerLane:
     """The lane of one worker for groups of `size` engines. `kv_config` is there once KV memory is
     bound.
 
-    `kept`: outputs of steps that the engine has not taken, the oldest first.
+    `divides_tokens`: the lane's token parallel steps, or the reason why it has none. `kept`:
+    outputs of steps that the engine has not taken, the oldest first.
     """
 
     size: int
     communicators: CommunicatorPool
     runner: Runner
+    divides_tokens: TokenParallel | str
     kv_config: KVCacheConfig | None = None
     kept: deque[Any] = field(default_factory=deque)
 
+    @property
+    def ways(self) -> tuple[Parallelism, ...]:
+        """What the members of the group may divide in a step."""
+        if isinstance(self.divides_tokens, TokenParallel):
+            return Parallelism.TENSOR, Parallelism.TOKEN
+        return (Parallelism.TENSOR,)
+
     @classmethod
     def build(
-        cls, size: int, config: VllmConfig, communicators: CommunicatorPool, lane1: Runner
+        cls,
+        size: int,
+        config: VllmConfig,
+        communicators: CommunicatorPool,
+        lane1: Runner,
+        tensor_only: str | None = None,
     ) -> WorkerLane:
-        """Build a lane that has no weights yet."""
+        """Build a lane that has no weights yet. `tensor_only`: why the server's steps are not to be
+        token parallel; None if they may.
+        """
         with communicators.activate(size):
-            return cls(size, communicators, Runner.build(config, lane1))
+            runner = Runner.build(config, lane1)
+        divides_tokens: TokenParallel | str | None = tensor_only or obstacle(lane1, runner, size)
+        if divides_tokens is None:
+            group, alone = communicators.same_device(size), partial(communicators.activate, 1)
+            divides_tokens = TokenParallel(runner, lane1, group, alone)
+        return cls(size, communicators, runner, divides_tokens)
 
     def bind_kv(
         self, memory: torch.Tensor, lane1: KVCacheConfig, block_tokens: int
@@ -151,13 +176,19 @@ class WorkerLane:
         with self.communicators.activate(self.size):
             return self.runner.capture()
 
-    def execute(self, plan: Any, grammar: Any = None, use: OutputUse = OutputUse.RETURNED) -> Any:
-        """Run one step of the model, all members together.
+    def execute(
+        self,
+        plan: Any,
+        grammar: Any = None,
+        use: OutputUse = OutputUse.RETURNED,
+        parallelism: Parallelism = Parallelism.TENSOR,
+    ) -> Any:
+        """Run one step of the model, all members together, and all with the same `parallelism`.
 
         Returns vLLM's ModelRunnerOutput if the output is to be returned, otherwise None: the device
         may still compute then. Raises EngineLost if a member was lost before the output was there.
         """
-        with self.communicators.activate(self.size):
+        with self.communicators.activate(self.size), self._divided(parallelism):
             output = self.runner.launch(plan, grammar)
         if use is OutputUse.RETURNED:
             return self._once_there(output)
@@ -178,6 +209,13 @@ class WorkerLane:
         """Forget all requests and the outputs of their steps."""
         self.kept.clear()
         self.runner.drop_requests()
+
+    def _divided(self, parallelism: Parallelism) -> AbstractContextManager[None]:
+        """Return what makes the steps of a body divide this."""
+        if parallelism is Parallelism.TENSOR:
+            return nullcontext()
+        assert isinstance(self.divides_tokens, TokenParallel), self.divides_tokens
+        return self.divides_tokens.used()
 
     def _once_there(self, output: Any) -> Any:
         there = resolved(output)

@@ -15,6 +15,7 @@ from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.config import Deployment
 from flying_serving.errors import CollectiveTimeout, EngineLost, Unsupported
 from flying_serving.layout.groups import aligned_group, whole_groups
+from flying_serving.layout.parallelism import Parallelism
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.log import logger
 from flying_serving.memory.arena import Address, Arena
@@ -56,6 +57,13 @@ def _unless_lost(step: Callable[[], Any]) -> Any:
         raise
     except EngineLost as error:
         return StepLost(str(error))
+
+
+def _tensor_only(deployment: Deployment) -> str | None:
+    """Return why no step of the server is to be token parallel; None if steps may be."""
+    if not deployment.flying.token_parallel:
+        return "--no-token-parallel"
+    return "--lend-weights" if deployment.flying.lend_weights else None
 
 
 def phase(engine: int, device: int, what: str) -> None:
@@ -105,7 +113,9 @@ class WorkerLanes:
             of_lane = lane_config(
                 config, size, self._block_tokens(size), captures=deployment.captures_groups
             )
-            self.groups[size] = WorkerLane.build(size, of_lane, communicators, lane1)
+            self.groups[size] = WorkerLane.build(
+                size, of_lane, communicators, lane1, _tensor_only(deployment)
+            )
         self.residency: WorkerWeights | None = None
         self.graphs = LaneGraphs(lane1, self.groups, communicators, self._say)
         self._weight_file = weight_file_of(deployment, engine, device)
@@ -240,13 +250,14 @@ class WorkerLanes:
         """Measure the steps of each lane: see `worker/calibration.py`. Raises LaneError."""
         self._say("measuring the steps of each lane")
         together = partial(self.communicators.any_of, self.widest)
-        lanes: list[tuple[int, Runner, Any]] = [(1, self.lane1, self.lane1.step)]
-        lanes += [(size, lane.runner, lane.execute) for size, lane in self.groups.items()]
-        for size, runner, step in lanes:
-            limits = StepLimits.of(runner.config, self.blocks, runner.groups)
-            if limits.pools:
-                step = self.lane1.pool
-            self.calibration += calibrate(size, limits, step, together)
+        limits = StepLimits.of(self.lane1.config, self.blocks, self.lane1.groups)
+        alone = self.lane1.pool if limits.pools else self.lane1.step
+        self.calibration += calibrate(1, limits, alone, together)
+        for size, lane in self.groups.items():
+            limits = StepLimits.of(lane.runner.config, self.blocks, lane.runner.groups)
+            for parallelism in lane.ways:
+                step = partial(lane.execute, parallelism=parallelism)
+                self.calibration += calibrate(size, limits, step, together, parallelism)
 
     def seed(self, incarnations: Sequence[int | None]) -> None:
         """Let each lane draw its own random numbers. Called at the end of a start, in which lanes
@@ -281,14 +292,22 @@ class WorkerLanes:
         return self.groups[size].scheduler_config()
 
     @torch.inference_mode()
-    def execute(self, size: int, plan: Any, grammar: Any, use: OutputUse) -> Any:
+    def execute(
+        self,
+        size: int,
+        plan: Any,
+        grammar: Any,
+        use: OutputUse,
+        parallelism: Parallelism = Parallelism.TENSOR,
+    ) -> Any:
         """Run one step in the group of `size` engines; every member calls it with the same plan
-        (its own block ids).
+        (its own block ids) and `parallelism`.
 
         Returns as `WorkerLane.execute`, or a StepLost if a member is lost before the step is done.
         Raises CollectiveTimeout if a member lives but does not take part.
         """
-        return _unless_lost(lambda: self.groups[size].execute(plan, grammar, use))
+        lane = self.groups[size]
+        return _unless_lost(lambda: lane.execute(plan, grammar, use, parallelism))
 
     @torch.inference_mode()
     def take_output(self, size: int) -> Any:

@@ -97,7 +97,7 @@ def engine_row(engine: int, server_pid: int, pid: int) -> Row:
 @dataclass(frozen=True)
 class TracedStep:
     """A step of a group, and its contents. `step`: its number in its lane, from 1; the same on all
-    members of the group.
+    members of the group. `parallelism`: what these divided, "tensor" or "token".
     """
 
     group: list[int]
@@ -106,6 +106,7 @@ class TracedStep:
     requests: int
     prefill_tokens: int
     context_tokens: int
+    parallelism: str = "tensor"
 
 
 def step(row: Row, of: TracedStep, began_s: float, ended_s: float, waited_s: float) -> Event:

@@ -124,6 +124,9 @@ def put_engine(page: Page, engine: int, figures: EngineFigures) -> None:
     page.put("flying:kv_prefilled_again_requests_total", figures.migrations.prefilled_again, engine)
     for size, row in figures.steps.items():
         page.put("flying:step_duration_seconds", Histogram(STEP_BOUNDS_S, row), engine, size)
+        if size > 1:
+            count = figures.token_parallel.get(size, 0)
+            page.put("flying:token_parallel_steps_total", count, engine, size)
 
 
 def put_losses(page: Page, losses: Losses, orphans: OrphanCounts) -> None:

@@ -11,6 +11,7 @@ from flying_serving.policy.snapshot import Decision
 
 def describe(controller: Controller, deployment: Deployment) -> dict[str, Any]:
     """Return the policy, the layout, capacities, costs and decisions of the controller."""
+    lanes = controller.state.lanes()
     return {
         "policy": controller.settings.policy.name,
         "layout": controller.state.layout.to_lists(),
@@ -22,8 +23,11 @@ def describe(controller: Controller, deployment: Deployment) -> dict[str, Any]:
         },
         "lent_capacity_tokens": controller.settings.capacity.lent_tokens or None,
         "weights": _weights(controller),
-        "step_cost": {
-            str(size): asdict(lane.cost) for size, lane in controller.state.lanes().items()
+        "step_cost": {str(size): asdict(lane.cost) for size, lane in lanes.items()},
+        "token_parallel_step_cost": {
+            str(size): asdict(lane.token_cost)
+            for size, lane in lanes.items()
+            if lane.token_cost is not None
         },
         "migration_cost": {
             str(size): asdict(cost) for size, cost in controller.state.migrates.items()

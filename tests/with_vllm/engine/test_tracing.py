@@ -8,12 +8,17 @@ from typing import Any
 import pytest
 from vllm.v1.core.sched.output import SchedulerOutput
 
+from flying_serving.engine.messages import RunStep
 from flying_serving.engine.tracing import EngineTrace
 from flying_serving.layout.kv_source import KVSource
+from flying_serving.layout.parallelism import Parallelism
 from flying_serving.migration.messages import PullKV
 from flying_serving.observe.tracing import file as trace_file
 from tests.unit.observe.tracing.reading import Event, of_row, read_trace, rows
 from tests.with_vllm.engine.schedulers import FakeScheduler, Hooks
+
+PARALLELISM = {2: Parallelism.TOKEN, 4: Parallelism.TENSOR}
+"""Of the steps of groups, by size."""
 
 
 @pytest.fixture
@@ -90,15 +95,18 @@ def test_steps_of_groups_are_counted_by_lane(path: Path) -> None:
     leader.add("b", prompt=6, max_tokens=2)
     step(own)
     for began_s, size in ((1.0, 2), (2.0, 4)):
-        trace.stepped(size, step(leader), began_s, began_s + 1, waited_s=0.25)
+        order = RunStep((0, 1), step(leader), None, False, parallelism=PARALLELISM[size])
+        trace.stepped(size, order, began_s, began_s + 1, waited_s=0.25)
     trace.stepped(1, None, 3.0, 4.0, waited_s=0.0)
-    trace.stepped(2, SchedulerOutput.make_empty(), 4.0, 5.0, waited_s=0.0)
+    nothing = RunStep((0, 1), SchedulerOutput.make_empty(), None, False)
+    trace.stepped(2, nothing, 4.0, 5.0, waited_s=0.0)
     spans = written(path, trace, "step")
     assert [(span["name"], span["args"]["step"], span["args"]["tokens"]) for span in spans] == [
         ("group 2,3", 1, 6),
         ("group 0,1,2,3", 1, 1),
         ("alone", 1, 4),
     ]
+    assert [span["args"]["parallelism"] for span in spans] == ["token", "tensor", "tensor"]
     assert [span["args"]["waited_ms"] for span in spans] == [250.0, 250.0, 0.0]
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from vllm.v1.outputs import ModelRunnerOutput
 
+from flying_serving.layout.parallelism import Parallelism
 from flying_serving.worker.lane import OutputUse
 from flying_serving.worker.lanes import StepLost
 from tests.with_vllm.vllm_adapter.lanes import BLOCK, token
@@ -24,6 +25,8 @@ class Worker:
         self.kept: deque[Any] = deque()
         self.most_kept = 0
         self.launched = 0
+        self.parallelisms: list[Parallelism] = []
+        """Of each step that was ordered."""
         self.loses_member = False
         self.token_offset = 0
         """Added to each token that is sampled from now on, until the members begin anew."""
@@ -31,8 +34,16 @@ class Worker:
         self._tables: dict[str, list[int]] = {}
         self._prompts: dict[str, list[int]] = {}
 
-    def execute(self, size: int, plan: Any, grammar: Any, use: OutputUse) -> Any:
+    def execute(
+        self,
+        size: int,
+        plan: Any,
+        grammar: Any,
+        use: OutputUse,
+        parallelism: Parallelism = Parallelism.TENSOR,
+    ) -> Any:
         """Compute a step, as `WorkerLanes.execute`."""
+        self.parallelisms.append(parallelism)
         if self.loses_member and size > 1:
             return StepLost("engine 1 is lost")
         self._update(plan)

@@ -61,7 +61,7 @@ class FakeCalls:
         if engine in self.refusing:
             raise EngineLost(f"engine {engine} did not answer")
         requests, nothing = {1: (self.asked[engine], 0)}, MigrationCounts(0, 0, 0)
-        return EngineFigures(False, requests, {}, {}, {}, nothing, EngineMemory(0, 0))
+        return EngineFigures(False, requests, {}, {}, {}, {}, nothing, EngineMemory(0, 0))
 
 
 @pytest.fixture

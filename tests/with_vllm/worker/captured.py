@@ -193,4 +193,4 @@ def graph_lane(
     groups: Any = Groups()
     version = CapturingV2 if config.use_v2_model_runner else CapturingV1
     runner = version(config, spoil, lambda: int(groups.active))
-    return WorkerLane(size, groups, Runner(runner, config)), runner
+    return WorkerLane(size, groups, Runner(runner, config), "captured"), runner

@@ -50,7 +50,7 @@ class Machine:
                 (lambda step: self._run(engine, step)),
                 (lambda stop: self._together(engine, stop)),
             )
-            return calibrate(2, limits, run, together, lambda: self.now[engine])
+            return calibrate(2, limits, run, together, clock=lambda: self.now[engine])
 
         with ThreadPoolExecutor(len(self.now)) as pool:
             return [

@@ -51,7 +51,8 @@ class Worker:
         for size in deployment.lanes:
             of_lane = lane_config(config, size, 32, captures=deployment.captures_groups)
             self.runners[size] = CapturingV1(of_lane, lambda x: x, lambda: groups.active)
-            lanes[size] = WorkerLane(size, groups, Runner(self.runners[size], of_lane))
+            runner = Runner(self.runners[size], of_lane)
+            lanes[size] = WorkerLane(size, groups, runner, "captured")
         self.graphs = LaneGraphs(lane1, lanes, groups, self.said.append)
         self.runners[1].is_captured = True
 

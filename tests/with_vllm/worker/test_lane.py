@@ -115,7 +115,7 @@ def asynchronous_lane(config: VllmConfig) -> tuple[WorkerLane, Asynchronous]:
     communicators: Any = SimpleNamespace(
         activate=lambda size: nullcontext(), require_whole=require_whole
     )
-    return WorkerLane(2, communicators, Runner(runner, config)), runner
+    return WorkerLane(2, communicators, Runner(runner, config), "asynchronous"), runner
 
 
 def test_returned_output_is_waited_for_at_once(config: VllmConfig) -> None:
@@ -186,7 +186,7 @@ def test_description_of_a_lane_has_no_weight_and_no_kv(config: VllmConfig) -> No
         num_blocks=7, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec([LAYER], spec)]
     )
     communicators: Any = None
-    sent = WorkerLane(2, communicators, Runner(None, lane), kv).scheduler_config()
+    sent = WorkerLane(2, communicators, Runner(None, lane), "no runner", kv).scheduler_config()
     assert tensors_of(sent) == []
     pickled = pickle.dumps(sent)
     assert len(pickled) < MOST_SENT

@@ -5,17 +5,22 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from flying_serving.config import MODES
 from harness.live import wait_until
 from harness.losing import is_whole, kill
+from harness.streams import WORST_LOGPROB, worst_difference
 from tests.deep.conformance.live import Asked, Job, Live
+from tests.stock.requests import tokens
 
 BETWEEN_S = 0.2
 """From one switch to the next: without it little else would be done."""
 BACK_S = 120.0
 MOST_ROUNDS = 10
 """On a fast machine few streams last until a switch comes."""
+BLOCK_TOKENS = 32
+"""Of a block of an engine alone. A group's block has as many for each engine."""
 STEP_TOKENS = 256
 """Of a prompt that is computed in one step."""
 LASTING_TOKENS = 96
@@ -147,6 +152,38 @@ def splits(live: Live) -> None:
 def _places(job: Job) -> tuple[int, int, int]:
     prompt = len(job.prompt)
     return prompt // 2, prompt, prompt + job.max_tokens // 2
+
+
+def steps_divided_weights_and_tokens(live: Live) -> None:
+    """Groups of each size have made steps of both ways by now."""
+    every = live.metric("flying:step_duration_seconds_count", "group_size")
+    divided = live.metric("flying:token_parallel_steps_total", "group_size")
+    wide = {size: count for size, count in every.items() if size != ("1",)}
+    assert divided.keys() == wide.keys()
+    assert all(0 < divided[size] < count for size, count in wide.items()), (divided, wide)
+
+
+def kv_of_one_way_is_read_by_the_other(live: Live) -> None:
+    """Prompts end one token before, at and after the ends of blocks and of steps. Each is asked
+    twice, so that its steps are of either way first. Their prefixes are cached by then.
+    """
+    ends = [*range(BLOCK_TOKENS, 5 * BLOCK_TOKENS, BLOCK_TOKENS), STEP_TOKENS, 2 * STEP_TOKENS]
+    lengths = sorted({end + more for end in ends for more in (-1, 0, 1)})
+
+    def ask(length: int, degree: int) -> tuple[list[int], list[float]]:
+        choice = (
+            live.post(tokens(length, length), 6, degree).raise_for_status().json()["choices"][0]
+        )
+        return choice["token_ids"], choice["logprobs"]["token_logprobs"]
+
+    with ThreadPoolExecutor(MANY_JOBS) as pool:
+        alone = dict(zip(lengths, pool.map(lambda length: ask(length, 1), lengths), strict=True))
+        for degree in live.degrees[1:] * 2:
+            found = pool.map(lambda length, degree=degree: ask(length, degree), lengths)
+            for length, (drawn, logprobs) in zip(lengths, found, strict=True):
+                assert drawn == alone[length][0], (length, degree)
+                assert worst_difference(logprobs, alone[length][1]) <= WORST_LOGPROB
+    live.check()
 
 
 def loss(live: Live) -> None:

@@ -65,6 +65,7 @@ def test_a_step_says_what_was_in_it(
         "requests": requests,
         "prefill_tokens": prefill,
         "context_tokens": context,
+        "parallelism": "tensor",
         "waited_ms": pytest.approx(waited_s * 1e3, abs=1e-3),
     }
 

@@ -27,7 +27,7 @@ def look(
 
 def having(memory: EngineMemory) -> EngineFigures:
     """What an engine says of which nothing but its memory matters."""
-    return EngineFigures(False, {}, {}, {}, {}, MigrationCounts(0, 0, 0), memory)
+    return EngineFigures(False, {}, {}, {}, {}, {}, MigrationCounts(0, 0, 0), memory)
 
 
 def switched(mode: str = "weave") -> tuple[Controller, Rolling]:

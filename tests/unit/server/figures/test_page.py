@@ -40,6 +40,7 @@ FIGURES = EngineFigures(
     requests={1: (3, 1), 2: (2, 0)},
     lent_blocks={2: 7, 4: 0},
     steps={1: Histogram(STEP_BOUNDS_S).row, 2: [0.3, *[0] * 6, 1, *[0] * 6]},
+    token_parallel={2: 6},
     prefix_cache={1: (100, 32), 2: (50, 0)},
     migrations=MigrationCounts(5, 640, 2),
     memory=EngineMemory(9_000, 5_000, 4_096),
@@ -186,6 +187,8 @@ def test_an_engines_own_figures_come_back_as_they_were_sent() -> None:
     assert found["flying:kv_pulled_requests_total{3}"] == 5
     assert found["flying:kv_pulled_tokens_total{3}"] == 640
     assert found["flying:kv_prefilled_again_requests_total{3}"] == 2
+    assert found["flying:token_parallel_steps_total{3,2}"] == 6
+    assert "flying:token_parallel_steps_total{3,1}" not in found
     assert found["flying:step_duration_seconds_sum{3,2}"] == pytest.approx(0.3)
     assert found["flying:step_duration_seconds_count{3,2}"] == 1
     assert found["flying:step_duration_seconds_bucket{3,2,0.05}"] == 0
