@@ -1,7 +1,7 @@
 """The engines of one node on a virtual clock, which step alone and in groups."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -130,15 +130,15 @@ class Cluster:
                 lane = SimLane(group, blocks, DecodeBatch(block_tokens, options.keep_times), limits)
                 self.lanes[group] = self.engines[group[0]].lanes[size] = lane
 
-    def choose_ways(self, measured: Iterable[CalibrationRow]) -> None:
-        """Let leaders choose what a step divides, from steps that were measured at start."""
-        self._ways = StepWays(measured)
-
-    def limit_batches(self, measured: Sequence[CalibrationRow]) -> None:
-        """Limit all lanes to the target for the time between two tokens, from steps that were
-        measured at start.
+    def calibrate(self, measured: Sequence[CalibrationRow]) -> None:
+        """Take the steps that were measured at start. From them leaders choose what a step divides,
+        and lanes keep to a target for the time between two tokens, if the options have it.
         """
         options = self.shape.options
+        if options.token_parallel:
+            self._ways = StepWays(measured)
+        if options.tbt_slo_s == math.inf:
+            return
         for engine in self.engines:
             least = min(self.shape.block_tokens.values())
             batches = Batches(

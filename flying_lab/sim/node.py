@@ -102,11 +102,7 @@ class SimNode:
         self.clock = clock
         self.shape = shape
         self.cluster = Cluster(shape, system.step_time, clock, self._on_tokens, self._on_step)
-        rows = [step.to_row() for step in system.calibration]
-        if shape.options.tbt_slo_s < math.inf:
-            self.cluster.limit_batches(rows)
-        if shape.options.token_parallel:
-            self.cluster.choose_ways(rows)
+        self.cluster.calibrate([step.to_row() for step in system.calibration])
         if system.hash_id_tokens is not None:
             for lane in self.cluster.lanes.values():
                 lane.keep_prefixes(system.hash_id_tokens)

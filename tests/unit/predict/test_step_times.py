@@ -56,7 +56,7 @@ def test_a_dearer_way_changes_no_forecast(
     assert LANE.step_s(prompt, running, 1000.0) == either.step_s(prompt, running, 1000.0)
 
 
-def test_a_group_that_divides_the_tokens_of_prompts_has_earlier_first_tokens() -> None:
+def test_a_group_that_divides_tokens_has_earlier_first_tokens() -> None:
     """Its steps that only decode stay as they are: the time per token of a lone request too."""
     work = Work(4.0, 3000.0, 100.0, 20.0)
     found, plain = (forecast(lane, 1, work, OBJECTIVE) for lane in (BOTH, LANE))

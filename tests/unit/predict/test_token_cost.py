@@ -11,7 +11,7 @@ from flying_serving.wire import CalibrationRow
 from tests.unit.predict.token_costs import TENSOR, TOKEN, measured
 
 
-def test_the_cost_is_of_token_parallel_steps_from_the_least_measured_one_on() -> None:
+def test_the_cost_is_of_steps_from_the_least_measured_one_on() -> None:
     model = StepModel()
     model.calibrate(Step.measured(measured(4)))
     found = TokenCost.of(model, 4)

@@ -153,7 +153,7 @@ def test_a_group_divides_the_tokens_of_a_long_prompt(prompt_tokens: int, gains: 
     assert (gain_s > 0.0) == gains
 
 
-def test_leaders_choose_by_the_steps_of_the_start_and_report_what_they_chose() -> None:
+def test_leaders_choose_by_the_steps_of_the_start_and_report_it() -> None:
     system = system_of("auto", TOKEN)
     node, seen = SimNode(system, Clock()), list[Step]()
     node.controller.stepped = seen.extend  # type: ignore[method-assign]
