@@ -158,7 +158,10 @@ def test_a_group_is_whole_again_after_a_member_died_in_a_collective(devices: int
             )
             workers.start(1)
             workers.ask(everyone, "reopen", 2, (0, incarnation))
-            assert os.listdir(workers.directory) == [f"lane2-0-0.{incarnation}"]
+            of_all = f"lane2-0-0.{incarnation}"
+            apart = [f"{of_all}-device{device}" for device in range(devices)]
+            files = [of_all, *(apart if devices > 1 else [])]
+            assert sorted(os.listdir(workers.directory)) == files
         assert workers.ask(everyone, "sum", 2) == total
 
 
@@ -199,7 +202,8 @@ def test_a_group_may_be_closed_at_any_time_and_again(tmp_path: Path) -> None:
     pool.leave(2)
     pool.reopen(2, (0, 0))
     group = pool.coordinator(2)
-    shm = pool._ends[2]
+    (exchange,) = pool._exchanges[2]
+    shm: Any = exchange.end
     shm._ranks.abort(1)
     with pytest.raises(EngineLost, match="because of engine 1 device 0"):
         group.all_reduce(torch.ones(1))
