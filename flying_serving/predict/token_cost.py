@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flying_serving.layout.parallelism import Parallelism
 from flying_serving.predict.steps import StepCost, StepModel
@@ -30,11 +30,20 @@ class TokenCost:
 
     @classmethod
     def of(cls, model: StepModel, size: int) -> TokenCost | None:
-        """Return the present cost of groups of this size; None if no such step was measured."""
+        """Return the present cost of groups of this size; None if no such step was measured.
+
+        Context costs at least as much as in tensor parallel steps: attention is divided by heads in
+        both. In token parallel steps that take their time to be launched it hides.
+        """
         if not model.known(size, Parallelism.TOKEN):
             return None
         measured_tokens = model.least_tokens(size, Parallelism.TOKEN)
         cost = model.cost(size, Parallelism.TOKEN)
+        if model.known(size):
+            tensor = model.cost(size)
+            context_s = max(cost.context_token_s, tensor.context_token_s)
+            pair_s = max(cost.prefill_pair_s, tensor.prefill_pair_s)
+            cost = replace(cost, context_token_s=context_s, prefill_pair_s=pair_s)
         return cls(cost, size, max(LEAST_EACH * size, measured_tokens))
 
     def step_s(

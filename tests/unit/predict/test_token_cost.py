@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from msgspec.structs import replace
 
 from flying_serving.layout.parallelism import Parallelism
 from flying_serving.predict.steps import Step, StepCost, StepModel
@@ -67,3 +68,16 @@ def test_first_tokens_cost_more_in_each_engine() -> None:
     for tokens in (64, 200, 500, 2000, 8192):
         assert found.step_s(tokens, 0, 0) == pytest.approx(share.step_s(tokens / 8, 0, 0), rel=0.01)
     assert found.first_tokens_s(512) == found.first_tokens_s(8192) > found.first_tokens_s(400)
+
+
+def test_context_costs_at_least_as_much_as_in_tensor_parallel_steps() -> None:
+    """It hides in token parallel steps that take their time to be launched."""
+    model = StepModel()
+    for row in measured(4):
+        seconds = 0.05 if row.parallelism is Parallelism.TOKEN else row.seconds
+        model.calibrate(Step.measured([replace(row, seconds=seconds)]))
+    tensor, token = model.cost(4), TokenCost.of(model, 4)
+    assert token is not None
+    assert model.cost(4, Parallelism.TOKEN).context_token_s < tensor.context_token_s
+    assert token.cost.context_token_s == tensor.context_token_s == pytest.approx(2e-8, rel=0.01)
+    assert token.cost.prefill_pair_s == tensor.prefill_pair_s == pytest.approx(2e-9, rel=0.01)
