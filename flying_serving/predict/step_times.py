@@ -86,19 +86,18 @@ class LaneSteps:
             single_s + decode_s + first_s(chunk + running),
             full_s + decode_s + first_s(most + running),
         )
-        return (
-            tensor
-            if self.token is None
-            else self._shorter(tensor, self.token.times(running), running)
-        )
+        return tensor if self.token is None else self._shorter(tensor, self.token, running)
 
-    def _shorter(self, tensor: StepTimes, token: StepTimes, running: float) -> StepTimes:
+    def _shorter(self, tensor: StepTimes, token: LaneSteps, running: float) -> StepTimes:
         """Return the shorter ones. No step is shorter than one with less in it."""
-        least, decode_s = self.least_tokens, tensor.decode_s
-        (_, _), (chunk, _), (most, _) = self.parts
-        if running >= least and token.decode_s < decode_s:
-            decode_s = token.decode_s
-        chunk_s = min(tensor.chunk_s, token.chunk_s) if chunk + running >= least else tensor.chunk_s
-        full_s = min(tensor.full_s, token.full_s) if most + running >= least else tensor.full_s
-        chunk_s = max(decode_s, chunk_s)
-        return StepTimes(decode_s, chunk_s, max(chunk_s, full_s))
+        times, less_s, least = [], 0.0, self.least_tokens
+        first_s, decode_s = token.first_tokens_s, running * token.request_s
+        for tensor_s, (prompt_tokens, token_s) in zip(tensor, token.parts, strict=True):
+            tokens, shorter_s = prompt_tokens + running, tensor_s
+            if tokens >= least:
+                token_s += decode_s + first_s(tokens)
+                # the builtin min and max take twice as long
+                shorter_s = token_s if token_s < tensor_s else tensor_s
+            less_s = shorter_s if shorter_s > less_s else less_s
+            times.append(less_s)
+        return StepTimes(*times)
