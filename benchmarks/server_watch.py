@@ -56,7 +56,7 @@ class Watch:
 
     def look(self) -> float:
         """MiB of all processes, now."""
-        of_each = [_pss_mib(one.pid) for one in self._processes]
+        of_each = [held_mib(one.pid) for one in self._processes]
         self.mib.append(sum(one["Pss"] for one in of_each))
         shared_mib = sum(one["Pss_Shmem"] for one in of_each)
         server_mib, *engines_mib = [one["Pss_Anon"] for one in of_each]
@@ -73,8 +73,10 @@ class Watch:
             self.look()
 
 
-def _pss_mib(pid: int) -> dict[str, float]:
-    """Proportional set sizes of a process, by the kernel's names of their kinds."""
+def held_mib(pid: int) -> dict[str, float]:
+    """What a process holds, by the kernel's names in `smaps_rollup`. Raises OSError if it has
+    ended.
+    """
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
-    fields = [line.split() for line in lines if line.startswith("Pss")]
+    fields = [line.split() for line in lines if line.endswith("kB")]
     return {name.rstrip(":"): int(kib) / 1024 for name, kib, _ in fields}

@@ -5,59 +5,52 @@ or descriptors grow.
 with seeds go on all the time; the layout is changed every few seconds, in every mode; an engine is
 killed or frozen every 90 s. After each loss, when all engines are back, blocks must add up. Every
 stream is compared with the same request undisturbed.
+
+To find whose growth is seen: with `--no-losses` the layout changes and no engine is lost; with
+`--stock` the same streams go to stock vLLM with four engines in data parallel. The server is
+started as a user would, so that it shares no page with a process beside it.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import math
 import os
 import random
 import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 
 import httpx
-import psutil
 
+from benchmarks import soak_memory
 from benchmarks.chaos import make_jobs
 from benchmarks.chaos_cases import SIGNALS
 from benchmarks.switch_storm import FLAGS, LAYOUTS
 from flying_lab.signals import ended_by_signals
 from flying_serving.config import MODES
 from harness.chaos_load import TIMEOUT_S, ChaosLoad
-from harness.live import Server
+from harness.forked import ENVIRONMENT
+from harness.live import COMMAND, STOCK, Server
+from harness.live import FLAGS as LIVE_FLAGS
 
 ORDER_S, LOSS_S, SAMPLE_S = (1.0, 6.0), 90.0, 10.0
 ENGINES, CLIENTS = 4, 12
 BACK_S = 60.0
 FLAT_PER_HOUR = {"memory": 0.05, "descriptors": 0.015}
 """How much may grow in an hour, as a share."""
-AGES_S = (60, 120, 300, 600, 1200)
-"""An engine's memory grows with its age, and ages differ from minute to minute: so it is also shown
-by age, up to each of these and above.
-"""
+NO_PLUGINS = {"VLLM_PLUGINS": ""}
 
 
 @dataclass
 class Soak:
-    """What has happened so far.
+    """What has happened so far."""
 
-    `samples`: seconds since the start, PSS in bytes and descriptors of all processes. `of_engines`:
-    age in seconds and PSS of one engine at a time. `of_others`: PSS of all other processes, in the
-    order of the samples.
-    """
-
-    samples: list[tuple[float, int, int]] = field(default_factory=list)
-    of_engines: list[tuple[float, int]] = field(default_factory=list)
-    of_others: list[int] = field(default_factory=list)
+    samples: list[soak_memory.Sample] = field(default_factory=list)
     requests: int = 0
     losses: Counter[str] = field(default_factory=Counter)
     orders: Counter[str] = field(default_factory=Counter)
@@ -73,61 +66,67 @@ class Soak:
             f"{one.name} ({one.job.name}): {one.failed or one.wrong}" for one in ended if one.is_bad
         ]
 
-    def sample(self, server: Server, engines: Collection[int], at_s: float) -> None:
-        """Note what all processes hold; `engines`: pids."""
-        root = psutil.Process(server.process.pid)
-        pss_bytes = others_bytes = descriptors = 0
-        for process in (root, *root.children(recursive=True)):
-            with suppress(psutil.Error):
-                of_this = process.memory_full_info().pss
-                descriptors += process.num_fds()
-                pss_bytes += of_this
-                if process.pid in engines:
-                    self.of_engines.append((time.time() - process.create_time(), of_this))
-                else:
-                    others_bytes += of_this
-        self.samples.append((at_s, pss_bytes, descriptors))
-        self.of_others.append(others_bytes)
-
-    def growth(self) -> list[str]:
-        """What has grown, from the second third of the samples to the last: at first, caches
-        fill.
-        """
-        third = len(self.samples) // 3
-        found = []
-        for column, what in ((1, "memory"), (2, "descriptors")) if third else ():
-            parts = self.samples[third : 2 * third], self.samples[-third:]
-            first, last = (statistics.median(sample[column] for sample in part) for part in parts)
-            if last > first * (1 + FLAT_PER_HOUR[what]):
-                found.append(f"{what} grew from {first:.0f} to {last:.0f}")
-        return found
+    def growth(self) -> Iterator[str]:
+        """What has grown by more than it may, from the second third of the samples to the last."""
+        if len(self.samples) < 3:
+            return
+        memory = [one.mib() for one in self.samples]
+        descriptors = [float(one.descriptors) for one in self.samples]
+        for what, values in (("memory", memory), ("descriptors", descriptors)):
+            before, after = soak_memory.thirds(values)
+            if after > before * (1 + FLAT_PER_HOUR[what]):
+                yield f"{what} grew from {before:.0f} to {after:.0f}"
 
 
-async def soak(server: Server, duration_s: float, seed: int, report: Soak) -> None:
+@dataclass(frozen=True)
+class Course:
+    """What is done beside the load.
+
+    Args:
+        duration_s: how long.
+        seed: of all draws.
+        clients: of the load, at a time.
+        layouts, losses: whether the layout changes, and whether engines are lost.
+        samples: a file to which what the processes hold is added; None for none.
+    """
+
+    duration_s: float
+    seed: int
+    clients: int
+    layouts: bool
+    losses: bool
+    samples: Path | None
+
+
+async def soak(server: Server, course: Course, report: Soak) -> None:
     """Run for some time; the first sample is taken after a minute, or a tenth of the time."""
-    load, draw = ChaosLoad(server, make_jobs(), seed), random.Random(seed)
+    load, draw = ChaosLoad(server, make_jobs(), course.seed), random.Random(course.seed)
     await load.learn()
-    began_s = time.monotonic()
-    load.start(CLIENTS)
+    began_s, duration_s = time.monotonic(), course.duration_s
+    load.start(course.clients)
 
     async def sample() -> None:
         report.take(load)
         at_s = time.monotonic() - began_s
         if at_s > min(60.0, duration_s / 10):
-            engines = (await load.http.get("/flying/status")).json()["engines"]
-            report.sample(server, {engine["pid"] for engine in engines}, at_s)
+            report.samples.append(soak_memory.take(server.process.pid, at_s))
+            if course.samples is not None:
+                soak_memory.append(report.samples[-1], course.samples)
 
     async def every(pause_s: Callable[[], float], work: Callable[[], Awaitable[None]]) -> None:
         while (left_s := began_s + duration_s - time.monotonic()) > 0:
             await asyncio.sleep(min(left_s, pause_s()))
             await work()
 
+    works = [every(lambda: SAMPLE_S, sample)]
+    if course.layouts:
+        orders = lambda: _order(load.http, draw, report)  # noqa: E731
+        works.append(every(lambda: draw.uniform(*ORDER_S), orders))
+    if course.losses:
+        losses = lambda: _lose(load.http, draw, report)  # noqa: E731
+        works.append(every(lambda: min(LOSS_S, duration_s / 4), losses))
     try:
-        await asyncio.gather(
-            every(lambda: draw.uniform(*ORDER_S), lambda: _order(load.http, draw, report)),
-            every(lambda: min(LOSS_S, duration_s / 4), lambda: _lose(load.http, draw, report)),
-            every(lambda: SAMPLE_S, sample),
-        )
+        await asyncio.gather(*works)
         await load.stop()
         report.take(load)
     finally:
@@ -191,29 +190,28 @@ def print_report(report: Soak) -> None:
             f"all engines back after {statistics.median(report.back_s):.1f} s, worst "
             f"{max(report.back_s):.1f} s"
         )
-    if len(report.samples) > 1:
-        hours = [at_s / 3600 for at_s, *_ in report.samples]
-        for column, what, unit in ((1, "memory (PSS), MiB", 2**20), (2, "descriptors", 1)):
-            values = [sample[column] / unit for sample in report.samples]
-            slope = statistics.linear_regression(hours, values).slope
-            print(
-                f"{what}: {values[0]:.0f} at first, {values[-1]:.0f} at last, {slope:+.1f} an hour"
-            )
-        print(
-            f"  without engines: {report.of_others[0] / 2**20:.0f} and "
-            f"{report.of_others[-1] / 2**20:.0f}"
-        )
-        print(f"  an engine, median by age: {', '.join(_by_age(report.of_engines))}")
+    print(*soak_memory.report(report.samples), sep="\n")
     print(f"{len(report.problems)} problems")
     for problem in report.problems[:50]:
         print(f"FAILED {problem}")
 
 
-def _by_age(of_engines: Sequence[tuple[float, int]]) -> Iterator[str]:
-    for least_s, most_s in pairwise((0, *AGES_S, math.inf)):
-        found = [pss_bytes / 2**20 for age_s, pss_bytes in of_engines if least_s < age_s <= most_s]
-        if found:
-            yield f"{statistics.median(found):.0f} from {least_s} s on"
+def make_server(args: argparse.Namespace) -> Server:
+    """The server that is asked for: ours, or stock vLLM with the flags that it knows."""
+    flags = (*FLAGS, "--max-num-seqs=4")
+    if args.stock:
+        base = tuple(flag for flag in LIVE_FLAGS if not flag.startswith("--policy"))
+        return Server(
+            "llama",
+            ENGINES,
+            *flags,
+            "--enforce-eager",
+            base=base,
+            program=STOCK,
+            environment=ENVIRONMENT | NO_PLUGINS,
+        )
+    timeout = f"--engine-timeout-s={args.engine_timeout_s}"
+    return Server("llama", ENGINES, *flags, timeout, program=COMMAND)
 
 
 def main() -> None:
@@ -224,14 +222,24 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--engine-timeout-s", type=float, default=2.0)
+    parser.add_argument("--clients", type=int, default=CLIENTS)
+    parser.add_argument("--no-losses", action="store_true", help="no engine is lost")
+    parser.add_argument("--stock", action="store_true", help="stock vLLM, data parallel")
+    parser.add_argument("--samples", type=Path, help="where what the processes hold is added")
     parser.add_argument("--log", type=Path, help="where the server's log is written")
     args = parser.parse_args()
     report = Soak()
-    with Server(
-        "llama", ENGINES, *FLAGS, "--max-num-seqs=4", f"--engine-timeout-s={args.engine_timeout_s}"
-    ) as server:
+    course = Course(
+        duration_s=args.minutes * 60,
+        seed=args.seed,
+        clients=args.clients,
+        layouts=not args.stock,
+        losses=not (args.stock or args.no_losses),
+        samples=args.samples,
+    )
+    with make_server(args) as server:
         try:
-            asyncio.run(soak(server, args.minutes * 60, args.seed, report))
+            asyncio.run(soak(server, course, report))
         finally:
             print_report(report)
             if args.log is not None:
