@@ -67,10 +67,13 @@ class Soak:
         ]
 
     def growth(self) -> Iterator[str]:
-        """What has grown by more than it may, from the second third of the samples to the last."""
+        """What has grown by more than it may, from the second third of the samples to the last.
+
+        Pages of files do not count: processes beside the server share them, come and go.
+        """
         if len(self.samples) < 3:
             return
-        memory = [one.mib() for one in self.samples]
+        memory = [one.mib() - one.mib("Pss_File") for one in self.samples]
         descriptors = [float(one.descriptors) for one in self.samples]
         for what, values in (("memory", memory), ("descriptors", descriptors)):
             before, after = soak_memory.thirds(values)
