@@ -4,7 +4,7 @@ with lane 1.
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from flying_serving.comm.pool import CommunicatorPool
-from flying_serving.errors import ConfigError
+from flying_serving.errors import ConfigError, EngineLost
 from flying_serving.layout.parallelism import Parallelism
 from flying_serving.vllm_adapter.batches import CHECK_REQUESTS, CHECK_TOKENS, check_steps
 from flying_serving.vllm_adapter.compiled import is_compiled
@@ -21,7 +21,14 @@ from flying_serving.vllm_adapter.runner import Runner
 from flying_serving.vllm_adapter.token_parallel import TokenParallel
 from flying_serving.worker.compiled import check_compiled
 from flying_serving.worker.lane import WorkerLane
-from flying_serving.worker.selfcheck import LayerOutputs, compare, record, require_alike, tolerance
+from flying_serving.worker.selfcheck import (
+    Difference,
+    LayerOutputs,
+    compare,
+    record,
+    require_alike,
+    tolerance,
+)
 from flying_serving.worker.token_check import compare_shares
 
 
@@ -50,6 +57,20 @@ def _by_reason(lanes: Mapping[int, WorkerLane]) -> dict[str | None, list[int]]:
         why = lane.divides_tokens
         found[why if isinstance(why, str) else None].append(size)
     return dict(found)
+
+
+def _refusal(found: Collection[Difference], allowed: float) -> str | None:
+    """Return why the token parallel steps of a lane must not serve, by what was compared; None if
+    they may.
+    """
+    wrong = [difference for difference in found if not difference.share <= allowed]
+    if found and not wrong:
+        return None
+    largest = max(wrong, key=attrgetter("share"), default=None)
+    what = "nothing could be compared"
+    if largest is not None:
+        what = f"{largest.stage} differs by {largest.share:.2g}"
+    return f"they do not compute what lane 1 does: {what}"
 
 
 class LaneChecks:
@@ -129,26 +150,28 @@ class LaneChecks:
     def _compare_token_parallel(
         self, lane: WorkerLane, steps: Iterable[Any], expected: LayerOutputs, allowed: float
     ) -> None:
-        """Compare the token parallel steps of a lane with lane 1. If they differ on any member, the
-        lane has none.
+        """Compare the token parallel steps of a lane with lane 1. If they fail, or differ on any
+        engine that measures its steps together with this one, the lane has none.
         """
         coordinator = self._communicators.same_device(lane.size)
-        found = compare_shares(
-            self._lane1.model,
-            lane.runner.model,
-            partial(lane.execute, parallelism=Parallelism.TOKEN),
-            steps,
-            expected,
-            (coordinator.rank_in_group, coordinator.world_size),
-        )
-        wrong = [difference for difference in found if not difference.share <= allowed]
-        if not self._communicators.any_of(lane.size, bool(wrong) or not found):
-            return
-        largest = max(wrong, key=attrgetter("share"), default=None)
-        what = "another member refuses"
-        if largest is not None:
-            what = f"{largest.stage} differs by {largest.share:.2g}"
-        lane.divides_tokens = f"they do not compute what lane 1 does: {what}"
+        try:
+            found = compare_shares(
+                self._lane1.model,
+                lane.runner.model,
+                partial(lane.execute, parallelism=Parallelism.TOKEN),
+                steps,
+                expected,
+                (coordinator.rank_in_group, coordinator.world_size),
+            )
+            why = _refusal(found, allowed)
+        except EngineLost:
+            raise
+        except Exception as error:  # noqa: BLE001 - a model may raise anything of some tokens
+            why = f"they fail: {type(error).__name__}: {error}"
+            lane.drop_requests()  # of the step that failed
+        # all that measure steps together have the same ways to measure
+        if self._communicators.any_of(max(self._groups), why is not None):
+            lane.divides_tokens = why or "another engine refuses them"
 
     def _say_which_divide_tokens(self) -> None:
         """Log which lanes have token parallel steps, and why others have none."""

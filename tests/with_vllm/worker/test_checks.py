@@ -1,13 +1,20 @@
-"""How many made-up requests a check has, by the memory that there is."""
+"""How many made-up requests a check has, by the memory that there is, and what follows from it."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from flying_serving.errors import ConfigError
+from flying_serving.errors import ConfigError, EngineLost
+from flying_serving.layout.parallelism import Parallelism
 from flying_serving.memory.kv_groups import KVGroup, KVGroups, one_group
-from flying_serving.worker.checks import most_requests
+from flying_serving.vllm_adapter.token_parallel import TokenParallel
+from flying_serving.worker.checks import LaneChecks, most_requests
+from flying_serving.worker.selfcheck import record
+from tests.with_vllm.worker.test_selfcheck import STEPS, Model
+from tests.with_vllm.worker.test_token_check import MEMBERS, divided
 
 HYBRID = KVGroups((KVGroup(96), KVGroup(1024, has_state=True), KVGroup(1024, has_state=True)))
 
@@ -28,3 +35,80 @@ def test_memory_for_no_request_is_refused() -> None:
     says = "--kv-cache-memory-bytes: memory for 3 KV blocks, and this model needs at least 4"
     with pytest.raises(ConfigError, match=says):
         most_requests(lane(HYBRID), blocks=3)
+
+
+# ---- token parallel steps that are refused
+
+
+class Agreeing:
+    """The communicators of an engine, of which no other refuses anything."""
+
+    def same_device(self, _size: int) -> Any:
+        return SimpleNamespace(rank_in_group=0, world_size=MEMBERS)
+
+    def any_of(self, _size: int, value: bool) -> bool:
+        return value
+
+
+class Refusing(Agreeing):
+    """Those of an engine of four, of which one in the other pair refuses all."""
+
+    def any_of(self, size: int, value: bool) -> bool:
+        return value or size == 4
+
+
+class Lane:
+    """A lane that has token parallel steps, which are lane 1's own."""
+
+    def __init__(self, size: int, step: Callable[[Any], None]) -> None:
+        self.size, self.runner = size, SimpleNamespace(model=Model())
+        self.divides_tokens: Any = object.__new__(TokenParallel)
+        self.requests = 1
+        self._step = step
+
+    def execute(self, plan: Any, parallelism: Parallelism) -> None:
+        assert parallelism is Parallelism.TOKEN
+        self._step(plan)
+
+    def drop_requests(self) -> None:
+        self.requests = 0
+
+
+def checked(communicators: Any, step: Callable[[Any], None] | None = None) -> Lane:
+    """Return the lane for two of four engines, whose token parallel steps were compared."""
+    lane1 = Model()
+    lane = Lane(2, step or divided(lane1, Model(), 0))
+    lanes: Any = {2: lane, 4: Lane(4, lambda _: None)}
+    runner: Any = SimpleNamespace(model=lane1)
+    checks = LaneChecks(runner, lanes, communicators, lambda _: None, 0.0)
+    with torch.no_grad():
+        expected = record(lane1, lane1.step, STEPS)
+        checks._compare_token_parallel(lane, STEPS, expected, 0.01)  # type: ignore[arg-type]
+    return lane
+
+
+def test_steps_that_no_engine_refuses_stay() -> None:
+    assert isinstance(checked(Agreeing()).divides_tokens, TokenParallel)
+
+
+def test_no_group_has_steps_that_another_group_of_the_widest_refuses() -> None:
+    """They would measure other steps than these, in which all of the widest group vote."""
+
+    assert checked(Refusing()).divides_tokens == "another engine refuses them"
+
+
+def test_steps_that_fail_are_not_made_and_the_server_starts() -> None:
+    def fails(_plan: Any) -> None:
+        raise IndexError("index 20 is out of bounds")
+
+    lane = checked(Agreeing(), fails)
+    assert lane.divides_tokens == "they fail: IndexError: index 20 is out of bounds"
+    assert not lane.requests
+
+
+def test_a_lost_engine_ends_the_check() -> None:
+    def lost(_plan: Any) -> None:
+        raise EngineLost("engine 1")
+
+    with pytest.raises(EngineLost):
+        checked(Agreeing(), lost)
