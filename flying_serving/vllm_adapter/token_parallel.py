@@ -29,6 +29,7 @@ from vllm.v1.attention.backend import AttentionType
 
 from flying_serving.vllm_adapter.compiled import is_compiled
 from flying_serving.vllm_adapter.coordinator import exchange
+from flying_serving.vllm_adapter.rank_widths import activations_by_width, widths_of_ranks
 from flying_serving.vllm_adapter.runner import Runner
 
 Alone = Callable[[], AbstractContextManager[None]]
@@ -149,6 +150,7 @@ class TokenParallel:
             name: layer for name, layer in whole.items() if not isinstance(layer, Attention)
         }
         self._is_compiled = is_compiled(lane1.config)
+        self._sees_widths = bool(activations_by_width(lane1.model))
 
     @contextmanager
     def used(self) -> Iterator[None]:
@@ -189,6 +191,8 @@ class TokenParallel:
         with ExitStack() as stack:
             stack.enter_context(self._alone())
             stack.enter_context(self._lane1.uncompiled() if self._is_compiled else nullcontext())
+            if self._sees_widths:  # as in a tensor parallel step
+                stack.enter_context(widths_of_ranks(self._lane1.model, shares.members))
             for whole, own in self._attention:
                 heads = HeadExchange(whole, own, self._group, shares)
                 stack.enter_context(_forward_of(whole, heads.forward))

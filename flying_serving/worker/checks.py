@@ -139,8 +139,6 @@ class LaneChecks:
                 agreed = partial(self._communicators.any_of, size)
                 largest = max(largest, require_alike(size, found, allowed, agreed))
                 if isinstance(lane.divides_tokens, TokenParallel):
-                    if differ:
-                        expected = self._outputs_of_lane1(1, steps(self._lane1.groups))
                     again = steps(lane.runner.groups)
                     self._compare_token_parallel(lane, again, expected, allowed)
         self._say_which_divide_tokens()

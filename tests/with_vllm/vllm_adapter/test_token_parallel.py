@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,13 +11,23 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.activation import GeluAndMulSparse
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.attention.backend import AttentionType
 
 from flying_serving.comm.shm import ShmGroup
+from flying_serving.vllm_adapter import token_parallel
 from flying_serving.vllm_adapter.coordinator import LaneCoordinator
-from flying_serving.vllm_adapter.token_parallel import HeadExchange, Shares, obstacle
+from flying_serving.vllm_adapter.rank_widths import widths_of_ranks
+from flying_serving.vllm_adapter.token_parallel import (
+    HeadExchange,
+    Shares,
+    TokenParallel,
+    obstacle,
+)
 
 WIDTH = 3
 """Of a head."""
@@ -95,8 +106,10 @@ def layer(heads: int, kv_heads: int, kind: type = Attention, **more: Any) -> Any
 
 def runner(layers: dict[str, Any], lora: Any = None, **of_vllm: Any) -> Any:
     """Return a lane's runner with these layers."""
-    compilation = SimpleNamespace(static_forward_context=layers)
-    config = SimpleNamespace(compilation_config=compilation, lora_config=lora)
+    config = SimpleNamespace(
+        compilation_config=SimpleNamespace(static_forward_context=layers),
+        lora_config=lora,
+    )
     return SimpleNamespace(config=config, vllm_runner=SimpleNamespace(**of_vllm))
 
 
@@ -137,3 +150,39 @@ def test_a_lane_with_attention_by_heads_has_them() -> None:
 )
 def test_others_say_why_they_have_none(lane1: Any, why: str) -> None:
     assert obstacle(lane1, HALVED, 2) == why
+
+
+# ---- what lane 1's modules compute of a share
+
+
+class Sparse(nn.Module):
+    """A model whose activation depends on the columns of a rank, as Gemma 3n."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with set_current_vllm_config(VllmConfig()):
+            self.act = GeluAndMulSparse(activation_sparsity=0.95, approximate="tanh")
+
+    def forward(self, *, inputs_embeds: torch.Tensor, **_: Any) -> torch.Tensor:
+        found: torch.Tensor = self.act(inputs_embeds)
+        return found
+
+
+def test_activations_see_the_columns_of_a_rank_as_in_tensor_parallel_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A request has the outputs of its group's degree, in whichever way a step is made."""
+    context = SimpleNamespace(no_compile_layers={}, all_moe_layers=None)
+    monkeypatch.setattr(token_parallel, "get_forward_context", lambda: context)
+    lane1, lane = runner({}), runner({})
+    lane1.config.model_config = SimpleNamespace(enforce_eager=True)
+    lane1.model, lane.model = Sparse(), nn.Module()
+    lane.graphs = SimpleNamespace(unused=nullcontext)
+    group = SimpleNamespace(rank_in_group=0, world_size=2, all_gather=lambda x, dim: x)
+    x = torch.randn(5, 128)
+    with TokenParallel(lane, lane1, group, nullcontext).used():
+        found = lane.model(positions=torch.arange(5), inputs_embeds=x)
+    with widths_of_ranks(lane1.model, 2):
+        expected = lane1.model(inputs_embeds=x[:3])
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, lane1.model(inputs_embeds=x[:3]))
