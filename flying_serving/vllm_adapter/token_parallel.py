@@ -50,6 +50,8 @@ def obstacle(lane1: Runner, lane: Runner, size: int) -> str | None:
         heads, kv_heads = size * own[name].num_heads, max(1, layer.num_kv_heads // size)
         if (heads, kv_heads) != (layer.num_heads, own[name].num_kv_heads):
             return f"{layer.num_heads} heads and {layer.num_kv_heads} of KV"
+    if config.aux_output_config.enabled:
+        return "outputs beside tokens (--enable-return-routed-experts)"
     if getattr(lane1.vllm_runner, "use_aux_hidden_state_outputs", False):
         return "drafts that read the states of layers"
     return None

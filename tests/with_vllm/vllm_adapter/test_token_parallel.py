@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.config.aux_output import AuxOutputConfig
 from vllm.model_executor.layers.activation import GeluAndMulSparse
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
@@ -104,11 +105,14 @@ def layer(heads: int, kv_heads: int, kind: type = Attention, **more: Any) -> Any
     return made
 
 
-def runner(layers: dict[str, Any], lora: Any = None, **of_vllm: Any) -> Any:
+def runner(
+    layers: dict[str, Any], lora: Any = None, *, returns_experts: bool = False, **of_vllm: Any
+) -> Any:
     """Return a lane's runner with these layers."""
     config = SimpleNamespace(
         compilation_config=SimpleNamespace(static_forward_context=layers),
         lora_config=lora,
+        aux_output_config=AuxOutputConfig(enable_return_routed_experts=returns_experts),
     )
     return SimpleNamespace(config=config, vllm_runner=SimpleNamespace(**of_vllm))
 
@@ -142,6 +146,10 @@ def test_a_lane_with_attention_by_heads_has_them() -> None:
             "layers of the kind Attention",
         ),
         (runner({"attn": layer(6, 3)}), "6 heads and 3 of KV"),
+        (
+            runner({"attn": layer(8, 4)}, returns_experts=True),
+            "outputs beside tokens (--enable-return-routed-experts)",
+        ),
         (
             runner({"attn": layer(8, 4)}, use_aux_hidden_state_outputs=True),
             "drafts that read the states of layers",
