@@ -20,6 +20,7 @@ from pathlib import Path
 
 from benchmarks.server_watch import held_mib
 from flying_lab.server_process import CPU_ENVIRONMENT
+from flying_lab.signals import ended_by_signals
 from flying_lab.tiny_models.checkpoint import SHAPES, Shape
 from flying_serving.worker.heap import give_back_freed
 
@@ -110,4 +111,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()
