@@ -120,13 +120,12 @@ def _beside_own(found: Kept) -> list[str]:
 
 def _kept_and_others(found: Kept, model: str, server: str) -> tuple[str, str]:
     """Return the cells of the best layout to keep, and of all others."""
-    kept = kept_for_all(found, model, server)
-    others = [name for name in _fixed(found, model, server) if name != kept]
-    named = {
+    cells = {
         name: f"{regret(found, model, server, name)} ({name})"
         for name in _fixed(found, model, server)
     }
-    return named[kept], "; ".join(named[name] for name in others)
+    kept = cells.pop(kept_for_all(found, model, server))
+    return kept, "; ".join(cells.values())
 
 
 def _fixed(found: Kept, model: str, server: str) -> list[str]:

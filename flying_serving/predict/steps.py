@@ -89,10 +89,9 @@ class Step:
         """Return a step with `tokens` of one prompt, or one of each decoding request; each has
         `context_tokens` before.
         """
-        counts = (tokens, 0) if is_prefill else (0, tokens)
-        context = context_tokens if is_prefill else tokens * context_tokens
-        pairs = tokens * context_tokens if is_prefill else 0
-        return cls(size, duration_s, *counts, context, pairs, parallelism)
+        before = tokens * context_tokens
+        contents = (tokens, 0, context_tokens, before) if is_prefill else (0, tokens, before, 0)
+        return cls(size, duration_s, *contents, parallelism)
 
     @property
     def way(self) -> Way:

@@ -15,7 +15,7 @@ engines, so a device has the same heads in all lanes, divided further.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.attention.backend import AttentionType
 
-from flying_serving.vllm_adapter.compiled import is_compiled
+from flying_serving.vllm_adapter.compiled import is_compiled, uncompiled
 from flying_serving.vllm_adapter.coordinator import exchange
 from flying_serving.vllm_adapter.rank_widths import activations_by_width, widths_of_ranks
 from flying_serving.vllm_adapter.runner import Runner
@@ -192,7 +192,8 @@ class TokenParallel:
         layers, experts = context.no_compile_layers, context.all_moe_layers
         with ExitStack() as stack:
             stack.enter_context(self._alone())
-            stack.enter_context(self._lane1.uncompiled() if self._is_compiled else nullcontext())
+            if self._is_compiled:  # the lane's step has eager operations already
+                stack.enter_context(uncompiled(self._lane1.model))
             if self._sees_widths:  # as in a tensor parallel step
                 stack.enter_context(widths_of_ranks(self._lane1.model, shares.members))
             for whole, own in self._attention:
