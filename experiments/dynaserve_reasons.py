@@ -17,8 +17,8 @@ _IN_FLIGHT = (
 )
 _PREEMPTED = (
     "as in vLLM 0.32, requests that have come with their KV begin before those that were "
-    "preempted and are to be computed again, so the decoding engine computes few prompts. How "
-    "much of the difference that is has no row."
+    "preempted and are to be computed again, so the decoding engine computes few prompts. No "
+    "row shows how much of the difference this makes."
 )
 _KV = (
     "the paper's KV memory is 95 % full with 101 to 125 requests of 952 tokens in flight, as if "

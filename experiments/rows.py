@@ -16,8 +16,8 @@ NOTABLE = 0.2
 """A number that differs by more than this from the paper's needs a sentence that says why."""
 EQUAL = 0.005
 OF_REASONS = (
-    "A reason rests on the rows of this page, or of those that it names, and on what the simulator "
-    "consists of. That it is the whole reason was not tested."
+    "A reason rests on rows of this page or of a page that it names, and on how the simulator is "
+    "made. That it is the whole reason was not tested."
 )
 
 
