@@ -2,15 +2,17 @@
 
 oneDNN makes a primitive for each shape of a product, each number of tokens and each distance
 between the rows of the input, and keeps up to 1,024 of them (ONEDNN_PRIMITIVE_CACHE_CAPACITY). So
-an engine grows until it has computed steps of every number of tokens. `python -m
-benchmarks.primitives` computes each product of the tiny model with 1 to 32 tokens, as the soak has
-it: as stock vLLM does, as our lane 1 does, and as all lanes of an engine of four do. Each is a
-process of its own. A lane has weights in units, and its input of a row-parallel product is as wide
-as its own units: so each lane has primitives of its own for these products.
+an engine grows until it has computed steps of every number of tokens.
+
+`python -m benchmarks.primitives` computes each product of the tiny model with 1 to 32 tokens, as
+the soak has it: as stock vLLM does, as our lane 1 does, and as all lanes of an engine of four do.
+Each is a process of its own. A lane has weights in units, and its input of a row-parallel product
+is as wide as its own units: so each lane has primitives of its own for these products.
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import os
 import subprocess
@@ -94,20 +96,27 @@ def figures() -> tuple[float, float, float]:
 
 def main() -> None:
     """Run from the command line."""
-    if len(sys.argv) > 1:
-        compute(products(SHAPES["llama"], KINDS[sys.argv[1]]))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "kind", nargs="?", choices=KINDS, help="measure this one alone, in this process"
+    )
+    kind = parser.parse_args().kind
+    if kind is not None:
+        compute(products(SHAPES["llama"], KINDS[kind]))
         return
     print(f"| MiB | {' | '.join(COLUMNS)} |\n{'|---' * (1 + len(COLUMNS))}|")
-    for kind, variables in (*((kind, {}) for kind in KINDS), ("all lanes", FEW)):
+    for each, variables in (*((each, {}) for each in KINDS), ("all lanes", FEW)):
         run = subprocess.run(
-            [sys.executable, "-m", "benchmarks.primitives", kind],
+            [sys.executable, "-m", "benchmarks.primitives", each],
             cwd=ROOT,
             env=os.environ | CPU_ENVIRONMENT | variables,
             stdout=subprocess.PIPE,
             check=True,
         )
         setting = "".join(f", {name}={value}" for name, value in variables.items())
-        print(f"| {kind}{setting} | {run.stdout.decode().splitlines()[-1]} |", flush=True)
+        print(f"| {each}{setting} | {run.stdout.decode().splitlines()[-1]} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ anonymous memory that is resident (`Anonymous`) does not.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import statistics
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -147,5 +147,14 @@ def report(samples: Sequence[Sample]) -> Iterator[str]:
     yield f"descriptors: {first} at first, {last} at last, {grown:+.1f} an hour"
 
 
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", type=Path, help="what a soak noted with --samples")
+    print(*report(read(parser.parse_args().file)), sep="\n")
+
+
 if __name__ == "__main__":
-    print(*report(read(Path(sys.argv[1]))), sep="\n")
+    main()
