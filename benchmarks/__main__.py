@@ -32,6 +32,7 @@ NAMES = (
     "switch_storm",
     "collectives",
     "coordination",
+    "group_host",
     "bench_client",
     "agreement",
     "observability",

@@ -156,8 +156,8 @@ def names_of(regime: str, args: argparse.Namespace) -> list[str]:
 def server(name: str, regime: str, model: Path) -> System:
     """Start one of the systems that are compared."""
     if name in STOCK:
-        gloo = regime == "gloo" and name == "stock-tp"
-        return System(f"{name}, {regime}", model, [STOCK[name], *SHARED], ours=False, gloo=gloo)
+        plugin = "stock_gloo" if regime == "gloo" and name == "stock-tp" else None
+        return System(f"{name}, {regime}", model, [STOCK[name], *SHARED], ours=False, plugin=plugin)
     flags = [*FLAGS, *REGIMES[regime], f"--policy={name}"]
     return System(f"{name}, {regime}", model, flags, ours=True, link=LINKS.get(regime))
 

@@ -53,14 +53,14 @@ def measure_throughput(system: System) -> float:
 def start_all(systems: Systems, model: Path) -> list[tuple[str, System, list[list[int]] | None]]:
     """Start every server; returns what to measure: name, server, layout."""
     rows: list[tuple[str, System, list[list[int]] | None]] = []
-    for name, flags, ours, gloo in (
-        ("stock DP 2", [DP], False, False),
-        ("stock TP 2", [TP], False, False),
-        ("stock TP 2 gloo", [TP], False, True),
-        ("ours shm", OURS, True, False),
-        ("ours gloo", [*OURS, "--cpu-collectives=gloo"], True, False),
+    for name, flags, ours, plugin in (
+        ("stock DP 2", [DP], False, None),
+        ("stock TP 2", [TP], False, None),
+        ("stock TP 2 gloo", [TP], False, "stock_gloo"),
+        ("ours shm", OURS, True, None),
+        ("ours gloo", [*OURS, "--cpu-collectives=gloo"], True, None),
     ):
-        system = systems.start(System(name, model, FLAGS + flags, ours=ours, gloo=gloo))
+        system = systems.start(System(name, model, FLAGS + flags, ours=ours, plugin=plugin))
         print(f"{name} ready in {system.ready_s:.1f} s", flush=True)
         if ours:
             rows += [(f"lane 1, {name}", system, APART), (f"lane 2, {name}", system, TOGETHER)]

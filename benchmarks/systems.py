@@ -40,7 +40,8 @@ class System(ServerProcess):
         model: path of the model.
         flags: vLLM's flags.
         ours: `flying-serving serve`, else stock vLLM's API server without our plugin.
-        gloo: stock vLLM alone: gloo in place of vLLM's own shared-memory collectives.
+        plugin: stock vLLM alone: a vLLM plugin, in a folder of that name here. `stock_gloo`: gloo
+            in place of vLLM's own shared-memory collectives.
         link: ours alone: microseconds and GB/s of an emulated link between engines, like "600,10".
         entry: ours alone: the module to run.
 
@@ -54,7 +55,7 @@ class System(ServerProcess):
         flags: list[str],
         *,
         ours: bool,
-        gloo: bool = False,
+        plugin: str | None = None,
         link: str | None = None,
         entry: str = "flying_serving.cli.main",
     ) -> None:
@@ -74,10 +75,10 @@ class System(ServerProcess):
             *flags,
         ]
         environment = os.environ | CPU_ENVIRONMENT | ({} if ours else {"VLLM_PLUGINS": ""})
-        if gloo:
+        if plugin:
             environment |= {
-                "PYTHONPATH": str(Path(__file__).parent / "stock_gloo"),
-                "VLLM_PLUGINS": "stock_gloo",
+                "PYTHONPATH": str(Path(__file__).parent / plugin),
+                "VLLM_PLUGINS": plugin,
             }
         number, log = tempfile.mkstemp(prefix=f"{name.replace(' ', '-')}-", suffix=".log")
         os.close(number)

@@ -1,0 +1,240 @@
+"""Host time between the steps of a group, beside tensor parallel stock vLLM of the same degree.
+
+python -m benchmarks.group_host [--rounds 5] [--tokens 300] [--degrees 2 4]
+
+Time stamps in the processes of both systems (`benchmarks.group_stamps`). The model is tiny. All
+requests come in one body, are not streamed, and run together: counted are steps that decode one
+token of each. The two systems take turns, the other servers stopped; who begins changes from round
+to round. A first round does not count. What is measured and what counts was fixed before the first
+run, in experiments/plans/group_host.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median, quantiles
+
+import httpx
+import psutil
+
+from benchmarks.client import ANSWER_S, prompt
+from benchmarks.group_stamps import Found, Stamp, find, read
+from benchmarks.steady_state import FLAGS
+from benchmarks.systems import ROOT, System, Systems, commit
+from flying_lab.signals import ended_by_signals
+from flying_lab.tiny_models.checkpoint import Shape, make_model
+
+SHAPE = Shape(hidden=128, intermediate=256, layers=2, heads=4, kv_heads=4)
+"""Its steps are short, and four members can divide its heads."""
+REQUESTS = (1, 8, 64, 256)
+PROMPT_TOKENS = 4
+LEAST_STEPS = 200
+QUIET_CORES = 0.3
+"""Load by others below which a run counts."""
+SCHEDULING = {"async": "--async-scheduling", "in order": "--no-async-scheduling"}
+STOCK, OURS = "stock", "ours"
+_seeds = itertools.count(1)
+
+
+@dataclass
+class Served:
+    """One system of a cell: its server, where its stamps are, and when its rounds ran.
+
+    `windows`: by number of requests.
+    """
+
+    system: System
+    folder: Path
+    windows: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A figure of ours and of stock: their values of each round (s), and the ratios by round."""
+
+    ours: list[float]
+    stock: list[float]
+
+    @property
+    def ratios(self) -> list[float]:
+        """Ours divided by stock, of each round."""
+        return [a / b for a, b in zip(self.ours, self.stock, strict=True)]
+
+
+FIGURES: dict[str, Callable[[Found], float]] = {
+    "gap, median": lambda found: median(found.gaps_s),
+    "gap, 10th percentile": lambda found: tenth(found.gaps_s),
+    "step, median": lambda found: median(found.steps_s),
+    "scheduler's work": lambda found: found.scheduler_s,
+    "leader besides the model": lambda found: found.leader_s,
+}
+
+
+def tenth(values: Sequence[float]) -> float:
+    """Return the 10th percentile of at least two values."""
+    return quantiles(values, n=10, method="inclusive")[0]
+
+
+def degrees_held(degrees: Sequence[int], cores: int) -> list[int]:
+    """Return the degrees whose members have a core each: others would wait for a core."""
+    return [degree for degree in degrees if degree <= cores]
+
+
+def flags_of(degree: int, scheduling: str, ours: bool) -> list[str]:
+    """Return the flags of a server whose group, or whose only engine, has this degree."""
+    shared = [flag for flag in FLAGS if not flag.startswith("--max-num-seqs")]
+    degree_flag = "--data-parallel-size" if ours else "--tensor-parallel-size"
+    return [
+        *shared,
+        f"--max-num-seqs={max(REQUESTS)}",
+        SCHEDULING[scheduling],
+        f"{degree_flag}={degree}",
+        *(["--policy=manual"] if ours else []),
+    ]
+
+
+def decode(system: System, requests: int, tokens: int) -> tuple[float, float]:
+    """Let a server decode so many requests at once. Return when that began and ended."""
+    body = {
+        "model": system.model,
+        "prompt": [prompt(PROMPT_TOKENS, next(_seeds)) for _ in range(requests)],
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "temperature": 0.0,
+    }
+    began_s = time.monotonic()
+    httpx.post(f"{system.url}/v1/completions", json=body, timeout=ANSWER_S).raise_for_status()
+    return began_s, time.monotonic()
+
+
+def _busy_s() -> float:
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system + times.irq + times.softirq)
+
+
+def _own_s(system: System) -> float:
+    server = psutil.Process(system.process.pid)
+    every = [psutil.Process(), server, *server.children(recursive=True)]
+    return sum(one.cpu_times().user + one.cpu_times().system for one in every)
+
+
+def run_round(served: Sequence[Served], tokens: int) -> list[float]:
+    """Run one round of the systems of a cell, in this order. Return the cores that others had."""
+    others = []
+    for requests in REQUESTS:
+        for one in served:
+            one.system.resume()
+            busy_s, own_s = _busy_s(), _own_s(one.system)
+            window = decode(one.system, requests, tokens)
+            spent_s = (_busy_s() - busy_s) - (_own_s(one.system) - own_s)
+            one.system.pause()
+            one.windows.setdefault(requests, []).append(window)
+            others.append(max(0.0, spent_s) / (window[1] - window[0]))
+    return others
+
+
+def compare(
+    ours: Sequence[Found], stock: Sequence[Found], figure: Callable[[Found], float]
+) -> Beside:
+    """Return a figure of both systems, by rounds."""
+    return Beside([figure(found) for found in ours], [figure(found) for found in stock])
+
+
+def _spread(values: Sequence[float], scale: float = 1.0) -> str:
+    scaled = [scale * value for value in values]
+    return f"{median(scaled):.4g} [{min(scaled):.4g}..{max(scaled):.4g}]"
+
+
+def lines(cell: str, ours: Sequence[Found], stock: Sequence[Found]) -> list[str]:
+    """Return the table of one cell, in us; all values are medians of rounds, with the spread."""
+    fewest = min(len(found.gaps_s) for found in (*ours, *stock))
+    short = "" if fewest >= LEAST_STEPS else f": FEWER THAN {LEAST_STEPS}"
+    rows = [f"{cell}, at least {fewest} steps a round{short}"]
+    for name, figure in FIGURES.items():
+        beside = compare(ours, stock, figure)
+        rows.append(
+            f"  {name:26}{OURS} {_spread(beside.ours, 1e6)}, {STOCK} {_spread(beside.stock, 1e6)}, "
+            f"ratio {_spread(beside.ratios)}"
+        )
+    return rows
+
+
+def start(systems: Systems, degree: int, scheduling: str, scratch: Path) -> dict[str, Served]:
+    """Start both servers of a degree, stamped, ours as one group."""
+    model = make_model(ROOT / ".models" / "group-host", SHAPE)
+    served = {}
+    for name in (STOCK, OURS):
+        folder = scratch / f"{name} {degree} {scheduling}"
+        folder.mkdir()
+        os.environ["STAMPS"] = str(folder)
+        ours = name == OURS
+        system = System(
+            f"{name} {degree} {scheduling}",
+            model,
+            flags_of(degree, scheduling, ours),
+            ours=ours,
+            **({"entry": "benchmarks.group_stamps"} if ours else {"plugin": "stock_stamps"}),
+        )
+        if ours:
+            system.layout([list(range(degree))])
+        served[name] = Served(systems.start(system), folder)
+    return served
+
+
+def measure(degree: int, scheduling: str, rounds: int, tokens: int) -> list[float]:
+    """Run all rounds of a degree and print its table. Return the cores that others had."""
+    others = []
+    with tempfile.TemporaryDirectory() as scratch, Systems() as systems:
+        served = start(systems, degree, scheduling, Path(scratch))
+        for number in range(rounds + 1):
+            cores = run_round(list(served.values())[:: 1 if number % 2 else -1], tokens)
+            others += cores if number else []
+        stamps: dict[str, list[list[Stamp]]] = {
+            name: read(one.folder) for name, one in served.items()
+        }
+        for requests in REQUESTS:
+            found = {
+                name: [
+                    find(stamps[name], window, requests, degree)
+                    for window in one.windows[requests][1:]
+                ]
+                for name, one in served.items()
+            }
+            cell = f"degree {degree}, {scheduling}, {requests} requests (us)"
+            print("\n".join(lines(cell, found[OURS], found[STOCK])), flush=True)
+    return others
+
+
+def main() -> None:
+    """Run the comparison and print it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=300, help="of each request")
+    parser.add_argument("--degrees", type=int, nargs="+", default=[2, 4])
+    options = parser.parse_args()
+    cores = len(os.sched_getaffinity(0))
+    degrees = degrees_held(options.degrees, cores)
+    print(
+        f"{commit()}: {cores} cores, degrees {degrees} of {options.degrees}, "
+        f"{options.rounds} rounds of {options.tokens} tokens",
+        flush=True,
+    )
+    others = []
+    for degree, scheduling in itertools.product(degrees, SCHEDULING):
+        others += measure(degree, scheduling, options.rounds, options.tokens)
+    quiet = "quiet" if max(others) < QUIET_CORES else "NOT QUIET: run it again"
+    print(f"cores that others had: {_spread(others)}: {quiet}")
+
+
+if __name__ == "__main__":
+    with ended_by_signals():
+        main()
