@@ -180,7 +180,8 @@ def start(systems: Systems, degree: int, scheduling: str, scratch: Path) -> dict
             model,
             flags_of(degree, scheduling, ours),
             ours=ours,
-            **({"entry": "benchmarks.group_stamps"} if ours else {"plugin": "stock_stamps"}),
+            plugin=None if ours else "stock_stamps",
+            entry="benchmarks.group_stamps",
         )
         if ours:
             system.layout([list(range(degree))])
