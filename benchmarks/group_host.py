@@ -1,12 +1,13 @@
 """Host time between the steps of a group, beside tensor parallel stock vLLM of the same degree.
 
-python -m benchmarks.group_host [--rounds 5] [--tokens 300] [--degrees 2 4]
+python -m benchmarks.group_host [--rounds 5] [--tokens 300] [--degrees 1 2 4] [--models tiny]
 
-Time stamps in the processes of both systems (`benchmarks.group_stamps`). The model is tiny. All
-requests come in one body, are not streamed, and run together: counted are steps that decode one
-token of each. The two systems take turns, the other servers stopped; who begins changes from round
-to round. A first round does not count. What is measured and what counts was fixed before the first
-run, in experiments/plans/group_host.md.
+Time stamps in the processes of both systems (`benchmarks.group_stamps`). The model is tiny, or its
+devices are emulated: then a gap is the time in which they are idle. All requests come in one body,
+are not streamed, and run together: counted are steps that decode one token of each. The two systems
+take turns, the other servers stopped; who begins changes from round to round. A first round does
+not count. What is measured and what counts was fixed before the first run, in
+experiments/plans/group_host.md.
 """
 
 from __future__ import annotations
@@ -19,20 +20,23 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import fmean, median, quantiles
 
 import httpx
 import psutil
 
 from benchmarks.client import ANSWER_S, prompt
-from benchmarks.group_stamps import Found, Stamp, find, read
+from benchmarks.group_stamps import Found, Stamp, find, find_alone, read
 from benchmarks.steady_state import FLAGS
 from benchmarks.systems import ROOT, System, Systems, commit
+from flying_lab.emulation.command import profile, server_flags
 from flying_lab.signals import ended_by_signals
 from flying_lab.tiny_models.checkpoint import Shape, make_model
 
 SHAPE = Shape(hidden=128, intermediate=256, layers=2, heads=4, kv_heads=4)
 """Its steps are short, and four members can divide its heads."""
+EMULATED = {"llama-3-70b": 4, "gpt-oss-120b": 1}
+"""Models on emulated devices, and the devices of an engine; two engines make a server."""
 REQUESTS = (1, 8, 64, 256)
 PROMPT_TOKENS = 4
 LEAST_STEPS = 200
@@ -41,6 +45,65 @@ QUIET_CORES = 0.3
 SCHEDULING = {"async": "--async-scheduling", "in order": "--no-async-scheduling"}
 STOCK, OURS = "stock", "ours"
 _seeds = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What two servers have in common.
+
+    `degree`: engines of the group; 1: two engines, each alone. `model`: of `EMULATED`; None: the
+    tiny one, which the cores compute.
+    """
+
+    degree: int
+    scheduling: str
+    model: str | None = None
+
+    def __str__(self) -> str:
+        """Name the cell in the table."""
+        return f"{self.model or 'tiny'}, degree {self.degree}, {self.scheduling}"
+
+    @property
+    def is_possible(self) -> bool:
+        """False on emulated devices for more engines than they are for, and for async scheduling of
+        stock on the cores, where vLLM has none.
+        """
+        if self.model is None:
+            return self.scheduling == "in order"
+        return self.degree <= 2
+
+    @property
+    def engines(self) -> int:
+        """Engines of our server, and devices of stock's."""
+        return max(2, self.degree)
+
+    @property
+    def copies(self) -> int:
+        """How often a server has the requests of a cell: once in each engine that is alone."""
+        return self.engines // self.degree
+
+    def path_and_flags(self, *, ours: bool) -> list[str]:
+        """Return the path of the model, which is written, and the server's flags."""
+        parallel = "data" if ours or self.degree == 1 else "tensor"
+        tail = [
+            f"--max-num-seqs={max(REQUESTS)}",
+            SCHEDULING[self.scheduling],
+            *([] if parallel == "data" else ["--data-parallel-size=1"]),
+            f"--{parallel}-parallel-size={self.engines}",
+            *(["--policy=manual"] if ours else []),
+        ]
+        if self.model is None:
+            path = make_model(ROOT / ".models" / "group-host", SHAPE)
+            return [str(path), *FLAGS, *tail]
+        devices = profile(
+            {
+                "hardware": f"h200x{self.engines * EMULATED[self.model]}",
+                "model": self.model,
+                "devices_per_engine": EMULATED[self.model],
+            }
+        )
+        flags = server_flags(devices, ROOT / ".models", stock=not ours)
+        return [*flags, "--max-model-len=2048", "--disable-uvicorn-access-log", *tail]
 
 
 @dataclass
@@ -57,23 +120,30 @@ class Served:
 
 @dataclass(frozen=True)
 class Beside:
-    """A figure of ours and of stock: their values of each round (s), and the ratios by round."""
+    """A figure of ours and of stock: their values of each round (s)."""
 
     ours: list[float]
     stock: list[float]
 
     @property
     def ratios(self) -> list[float]:
-        """Ours divided by stock, of each round."""
-        return [a / b for a, b in zip(self.ours, self.stock, strict=True)]
+        """Ours divided by stock, of each round in which stock has any."""
+        return [a / b for a, b in zip(self.ours, self.stock, strict=True) if b]
+
+    @property
+    def more_s(self) -> list[float]:
+        """Ours less stock, of each round."""
+        return [a - b for a, b in zip(self.ours, self.stock, strict=True)]
 
 
 FIGURES: dict[str, Callable[[Found], float]] = {
+    "gap, mean": lambda found: fmean(found.gaps_s),
     "gap, median": lambda found: median(found.gaps_s),
     "gap, 10th percentile": lambda found: tenth(found.gaps_s),
     "step, median": lambda found: median(found.steps_s),
     "scheduler's work": lambda found: found.scheduler_s,
-    "leader besides the model": lambda found: found.leader_s,
+    "model runner's work": lambda found: found.runner_s,
+    "leader besides the runner": lambda found: found.leader_s,
 }
 
 
@@ -85,19 +155,6 @@ def tenth(values: Sequence[float]) -> float:
 def degrees_held(degrees: Sequence[int], cores: int) -> list[int]:
     """Return the degrees whose members have a core each: others would wait for a core."""
     return [degree for degree in degrees if degree <= cores]
-
-
-def flags_of(degree: int, scheduling: str, ours: bool) -> list[str]:
-    """Return the flags of a server whose group, or whose only engine, has this degree."""
-    shared = [flag for flag in FLAGS if not flag.startswith("--max-num-seqs")]
-    degree_flag = "--data-parallel-size" if ours else "--tensor-parallel-size"
-    return [
-        *shared,
-        f"--max-num-seqs={max(REQUESTS)}",
-        SCHEDULING[scheduling],
-        f"{degree_flag}={degree}",
-        *(["--policy=manual"] if ours else []),
-    ]
 
 
 def decode(system: System, requests: int, tokens: int) -> tuple[float, float]:
@@ -125,14 +182,14 @@ def _own_s(system: System) -> float:
     return sum(one.cpu_times().user + one.cpu_times().system for one in every)
 
 
-def run_round(served: Sequence[Served], tokens: int) -> list[float]:
+def run_round(served: Sequence[Served], copies: int, tokens: int) -> list[float]:
     """Run one round of the systems of a cell, in this order. Return the cores that others had."""
     others = []
     for requests in REQUESTS:
         for one in served:
             one.system.resume()
             busy_s, own_s = _busy_s(), _own_s(one.system)
-            window = decode(one.system, requests, tokens)
+            window = decode(one.system, requests * copies, tokens)
             spent_s = (_busy_s() - busy_s) - (_own_s(one.system) - own_s)
             one.system.pause()
             one.windows.setdefault(requests, []).append(window)
@@ -148,6 +205,8 @@ def compare(
 
 
 def _spread(values: Sequence[float], scale: float = 1.0) -> str:
+    if not values:
+        return "-"
     scaled = [scale * value for value in values]
     return f"{median(scaled):.4g} [{min(scaled):.4g}..{max(scaled):.4g}]"
 
@@ -161,56 +220,65 @@ def lines(cell: str, ours: Sequence[Found], stock: Sequence[Found]) -> list[str]
         beside = compare(ours, stock, figure)
         rows.append(
             f"  {name:26}{OURS} {_spread(beside.ours, 1e6)}, {STOCK} {_spread(beside.stock, 1e6)}, "
-            f"ratio {_spread(beside.ratios)}"
+            f"more {_spread(beside.more_s, 1e6)}, ratio {_spread(beside.ratios)}"
         )
     return rows
 
 
-def start(systems: Systems, degree: int, scheduling: str, scratch: Path) -> dict[str, Served]:
-    """Start both servers of a degree, stamped, ours as one group."""
-    model = make_model(ROOT / ".models" / "group-host", SHAPE)
+def start(systems: Systems, cell: Cell, scratch: Path) -> dict[str, Served]:
+    """Start both servers of a cell, stamped, ours in the layout of its degree."""
     served = {}
     for name in (STOCK, OURS):
-        folder = scratch / f"{name} {degree} {scheduling}"
+        folder = scratch / name
         folder.mkdir()
         os.environ["STAMPS"] = str(folder)
         ours = name == OURS
+        path, *flags = cell.path_and_flags(ours=ours)
         system = System(
-            f"{name} {degree} {scheduling}",
-            model,
-            flags_of(degree, scheduling, ours),
+            f"{name} {cell}",
+            Path(path),
+            flags,
             ours=ours,
             plugin=None if ours else "stock_stamps",
             entry="benchmarks.group_stamps",
         )
-        if ours:
-            system.layout([list(range(degree))])
+        if cell.model is not None:
+            system.model = cell.model
+        if ours and cell.degree > 1:
+            system.layout([list(range(cell.degree))])
         served[name] = Served(systems.start(system), folder)
     return served
 
 
-def measure(degree: int, scheduling: str, rounds: int, tokens: int) -> list[float]:
-    """Run all rounds of a degree and print its table. Return the cores that others had."""
+def measure(cell: Cell, rounds: int, tokens: int) -> list[float]:
+    """Run all rounds of a cell and print its table. Return the cores that others had."""
     others = []
     with tempfile.TemporaryDirectory() as scratch, Systems() as systems:
-        served = start(systems, degree, scheduling, Path(scratch))
+        served = start(systems, cell, Path(scratch))
         for number in range(rounds + 1):
-            cores = run_round(list(served.values())[:: 1 if number % 2 else -1], tokens)
+            in_turn = list(served.values())[:: 1 if number % 2 else -1]
+            cores = run_round(in_turn, cell.copies, tokens)
             others += cores if number else []
-        stamps: dict[str, list[list[Stamp]]] = {
-            name: read(one.folder) for name, one in served.items()
-        }
+        stamps = {name: read(one.folder) for name, one in served.items()}
         for requests in REQUESTS:
             found = {
                 name: [
-                    find(stamps[name], window, requests, degree)
+                    _found(cell, stamps[name], window, requests)
                     for window in one.windows[requests][1:]
                 ]
                 for name, one in served.items()
             }
-            cell = f"degree {degree}, {scheduling}, {requests} requests (us)"
-            print("\n".join(lines(cell, found[OURS], found[STOCK])), flush=True)
+            title = f"{cell}, {requests} requests (us)"
+            print("\n".join(lines(title, found[OURS], found[STOCK])), flush=True)
     return others
+
+
+def _found(
+    cell: Cell, stamps: list[list[Stamp]], window: tuple[float, float], requests: int
+) -> Found:
+    if cell.degree == 1:
+        return find_alone(stamps, window, requests)
+    return find(stamps, window, requests, cell.degree)
 
 
 def main() -> None:
@@ -220,7 +288,8 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=300, help="of each request")
-    parser.add_argument("--degrees", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--degrees", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--models", nargs="+", default=["tiny", *EMULATED])
     options = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
     degrees = degrees_held(options.degrees, cores)
@@ -230,8 +299,10 @@ def main() -> None:
         flush=True,
     )
     others = []
-    for degree, scheduling in itertools.product(degrees, SCHEDULING):
-        others += measure(degree, scheduling, options.rounds, options.tokens)
+    for model, degree, scheduling in itertools.product(options.models, degrees, SCHEDULING):
+        cell = Cell(degree, scheduling, None if model == "tiny" else model)
+        if cell.is_possible:
+            others += measure(cell, options.rounds, options.tokens)
     quiet = "quiet" if max(others) < QUIET_CORES else "NOT QUIET: run it again"
     print(f"cores that others had: {_spread(others)}: {quiet}")
 

@@ -4,7 +4,7 @@ python -m benchmarks.group_stamps serve MODEL ... is `flying-serving` with them;
 them from the plugin in `stock_stamps`. STAMPS names a folder, where each process appends to a file.
 
 A member's step begins where vLLM's model runner is entered and is over where it has sampled. Both
-systems have that runner.
+systems have that runner. On emulated devices a step begins and is over when it does on the devices.
 """
 
 from __future__ import annotations
@@ -16,21 +16,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
+from statistics import mean
 from typing import Any, NamedTuple
 
 from benchmarks.entry import run
+from flying_lab.emulation.profile import KEY
 
 FORMAT = struct.Struct("<iiiddd")
-BEGUN, OVER, SCHEDULER = 0, 1, 2
+BEGUN, OVER, SCHEDULER, FORWARD = 0, 1, 2, 3
 BUFFERED = 64
+NEAR = 0.05
+"""Share by which a step's requests may differ: engines alone may not get as many each."""
 
 
 class Stamp(NamedTuple):
     """One record of a process.
 
-    `what`: BEGUN, OVER or SCHEDULER. `requests`, `tokens`: of the step, for BEGUN. `at_s`:
-    CLOCK_MONOTONIC. `process_s`: processor time of the process so far. `thread_s`: of the thread so
-    far; for SCHEDULER of this work alone.
+    `what`: one of the four numbers above; FORWARD is the model's own part of a step. `requests`,
+    `tokens`: of the step, for BEGUN. `at_s`: CLOCK_MONOTONIC. `process_s`: processor time of the
+    process so far. `thread_s`: of the thread so far; for SCHEDULER and FORWARD of this work alone.
     """
 
     what: int
@@ -47,30 +51,45 @@ class Stamps:
     def __init__(self) -> None:
         self.has_scheduler = False
         self._kept: list[bytes] = []
+        self._within: set[int] = set()
 
-    def add(self, what: int, tokens: Sequence[int] = (), thread_s: float | None = None) -> None:
-        """Keep one, and write them now and then. `tokens`: of each request in the step."""
+    def add(
+        self,
+        what: int,
+        tokens: Sequence[int] = (),
+        thread_s: float | None = None,
+        at_s: float | None = None,
+    ) -> None:
+        """Keep one, and write them now and then.
+
+        `tokens`: of each request in the step. `at_s`: now, if it is None.
+        """
         spent_s = time.thread_time() if thread_s is None else thread_s
-        stamp = Stamp(
-            what, len(tokens), sum(tokens), time.monotonic(), time.process_time(), spent_s
-        )
+        when_s = time.monotonic() if at_s is None else at_s
+        stamp = Stamp(what, len(tokens), sum(tokens), when_s, time.process_time(), spent_s)
         self._kept.append(FORMAT.pack(*stamp))
         if len(self._kept) >= BUFFERED:
             with (Path(os.environ["STAMPS"]) / str(os.getpid())).open("ab") as file:
                 file.write(b"".join(self._kept))
             self._kept.clear()
 
-    def scheduling(self, work: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that is part of the scheduler's work, with a record of each call."""
+    def timed(self, what: int, work: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that does the same work, and keeps a record of each call that is not a
+        part of another.
+        """
 
         @wraps(work)
         def stamped(*args: Any, **options: Any) -> Any:
-            self.has_scheduler = True
+            self.has_scheduler |= what == SCHEDULER
+            if what in self._within:
+                return work(*args, **options)
+            self._within.add(what)
             before_s = time.thread_time()
             try:
                 return work(*args, **options)
             finally:
-                self.add(SCHEDULER, thread_s=time.thread_time() - before_s)
+                self._within.remove(what)
+                self.add(what, thread_s=time.thread_time() - before_s)
 
         return stamped
 
@@ -91,8 +110,50 @@ def _install_model(stamps: Stamps) -> None:
         stamps.add(OVER)
         return output
 
+    GPUModelRunner._model_forward = stamps.timed(FORWARD, GPUModelRunner._model_forward)
     GPUModelRunner.execute_model = stamped_execute
     GPUModelRunner.sample_tokens = stamped_sample
+
+
+def _install_devices(stamps: Stamps) -> None:
+    from flying_lab.emulation.runner import EmulatedRunner
+
+    execute = EmulatedRunner.execute_model
+
+    @wraps(execute)
+    def stamped(self: Any, scheduler_output: Any, *args: Any, **options: Any) -> Any:
+        output = execute(self, scheduler_output, *args, **options)
+        if tokens := list(scheduler_output.num_scheduled_tokens.values()):
+            stamps.add(BEGUN, tokens, at_s=self.begins_s)
+            stamps.add(OVER, at_s=self.ends_s)
+        return output
+
+    EmulatedRunner.execute_model = stamped  # type: ignore[method-assign]
+
+
+def _keep_async_on_devices() -> None:
+    """Let emulated devices have async scheduling: vLLM turns it off for the CPU."""
+    from vllm.platforms import current_platform
+
+    platform = type(current_platform)
+    check = platform.check_and_update_config
+
+    def checked(_: Any, config: Any) -> None:
+        asked = config.scheduler_config.async_scheduling
+        check(config)
+        config.scheduler_config.async_scheduling |= bool(asked and KEY in config.additional_config)
+
+    platform.check_and_update_config = classmethod(checked)  # type: ignore[method-assign, assignment]
+
+
+def _install(stamps: Stamps) -> None:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    _keep_async_on_devices()
+    _install_model(stamps)
+    _install_devices(stamps)
+    Scheduler.schedule = stamps.timed(SCHEDULER, Scheduler.schedule)
+    Scheduler.update_from_output = stamps.timed(SCHEDULER, Scheduler.update_from_output)
 
 
 def install_ours() -> None:
@@ -100,20 +161,19 @@ def install_ours() -> None:
     from flying_serving.engine.group import Leader
 
     stamps = Stamps()
-    _install_model(stamps)
-    Leader.order = stamps.scheduling(Leader.order)  # type: ignore[method-assign]
-    Leader.finish = stamps.scheduling(Leader.finish)  # type: ignore[method-assign]
+    _install(stamps)
+    Leader.order = stamps.timed(SCHEDULER, Leader.order)  # type: ignore[method-assign]
+    Leader.finish = stamps.timed(SCHEDULER, Leader.finish)  # type: ignore[method-assign]
 
 
 def install_stock() -> None:
     """Stamp what this process of stock vLLM does: a worker's steps or the scheduler's work."""
     from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
-    from vllm.v1.core.sched.scheduler import Scheduler
 
     stamps = Stamps()
-    _install_model(stamps)
+    _install(stamps)
     send = MessageQueue.enqueue
-    stamped_send = stamps.scheduling(send)
+    stamped_send = stamps.timed(SCHEDULER, send)
 
     @wraps(send)
     def sent_by_scheduler(self: Any, *args: Any, **options: Any) -> Any:
@@ -121,8 +181,6 @@ def install_stock() -> None:
         return (stamped_send if stamps.has_scheduler else send)(self, *args, **options)
 
     MessageQueue.enqueue = sent_by_scheduler
-    Scheduler.schedule = stamps.scheduling(Scheduler.schedule)
-    Scheduler.update_from_output = stamps.scheduling(Scheduler.update_from_output)
 
 
 # ---- what the records say
@@ -146,12 +204,14 @@ class Found:
 
     `gaps_s`: from the end of a step on the last member to the begin of the next one on the last
     member. `scheduler_s`: processor time for a step of the scheduler's work: schedule, send,
-    update. `leader_s`: processor time for a step of the process that schedules, besides the model.
+    update. `runner_s`: processor time for a step of a member's model runner, without the model.
+    `leader_s`: processor time for a step of the process that schedules, besides the model runner.
     """
 
     gaps_s: list[float]
     steps_s: list[float]
     scheduler_s: float
+    runner_s: float
     leader_s: float
 
 
@@ -192,7 +252,10 @@ def find(
     rows = list(zip(*made, strict=False))  # the last records of a server are not written
     if any(len({(step.requests, step.tokens) for step in row}) > 1 for row in rows):
         raise ValueError("the members did not make the same steps")
-    decoding = [row[0].requests == row[0].tokens == requests for row in rows]
+    decoding = [
+        row[0].requests == row[0].tokens and abs(row[0].requests - requests) <= NEAR * requests
+        for row in rows
+    ]
     for number in range(1, len(rows)):
         if decoding[number - 1] and decoding[number]:
             begun_s = max(step.begun_s for step in rows[number])
@@ -203,11 +266,54 @@ def find(
     counted = [row for row, counts in zip(rows, decoding, strict=True) if counts]
     first_s, last_s = counted[0][0].begun_s, counted[-1][0].begun_s
     leader = next(one for one in within if any(stamp.what == SCHEDULER for stamp in one))
-    during = [stamp for stamp in leader if first_s <= stamp.at_s <= last_s]
-    scheduler_s = sum(stamp.thread_s for stamp in during if stamp.what == SCHEDULER)
-    model_s = sum(step.model_s for step in steps_of(during))
-    spent_s = during[-1].process_s - during[0].process_s - model_s
-    return Found(gaps_s, steps_s, scheduler_s / len(gaps_s), spent_s / len(gaps_s))
+
+    def between(stamps: Sequence[Stamp]) -> list[Stamp]:
+        return [stamp for stamp in stamps if first_s <= stamp.at_s <= last_s]
+
+    member = next(one for one in within if steps_of(one))
+    runner_s = _model_s(between(member)) - _sum(FORWARD, between(member))
+    during = between(leader)
+    spent_s = during[-1].process_s - during[0].process_s - _model_s(during)
+    spent = (_sum(SCHEDULER, during), runner_s, spent_s)
+    return Found(gaps_s, steps_s, *(one_s / len(gaps_s) for one_s in spent))
+
+
+def find_alone(
+    processes: Sequence[Sequence[Stamp]], window: tuple[float, float], requests: int
+) -> Found:
+    """Return what the steps of engines that serve alone took, each with so many requests."""
+    began_s, ended_s = window
+    makes_steps = [
+        bool(steps_of([stamp for stamp in one if began_s <= stamp.at_s < ended_s]))
+        for one in processes
+    ]
+    members = [one for one, makes in zip(processes, makes_steps, strict=True) if makes]
+    # stock's scheduler may be a process of its own: any of them does for the medians
+    schedulers = [
+        one
+        for one, makes in zip(processes, makes_steps, strict=True)
+        if not makes and any(stamp.what == SCHEDULER for stamp in one)
+    ]
+    found = [
+        find([member, *schedulers[number : number + 1]], window, requests, 1)
+        for number, member in enumerate(members)
+    ]
+    return Found(
+        [gap_s for one in found for gap_s in one.gaps_s],
+        [step_s for one in found for step_s in one.steps_s],
+        *(
+            mean(getattr(one, name) for one in found)
+            for name in ("scheduler_s", "runner_s", "leader_s")
+        ),
+    )
+
+
+def _model_s(stamps: Sequence[Stamp]) -> float:
+    return sum(step.model_s for step in steps_of(stamps))
+
+
+def _sum(what: int, stamps: Sequence[Stamp]) -> float:
+    return sum(stamp.thread_s for stamp in stamps if stamp.what == what)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,8 @@ class EmulatedRunner(CPUModelRunner):
         self._seed = int(vllm_config.model_config.seed)
         self._contents = StepContents()
         self.requests: dict[str, int] = self._contents.known_tokens
-        self._ends_s = 0.0
+        self.begins_s = self.ends_s = 0.0
+        """When the devices begin and end the last step, by CLOCK_MONOTONIC."""
         self._output: ModelRunnerOutput | None = None
 
     def execute_model(self, scheduler_output: Any, intermediate_tensors: Any = None) -> Any:
@@ -69,15 +70,15 @@ class EmulatedRunner(CPUModelRunner):
         if group.world_size > 1:
             group.all_reduce(torch.zeros(1))
 
-        begins_s = max(self._ends_s, time.monotonic())
-        self._ends_s = begins_s + self._lane.step_s(step)
+        self.begins_s = max(self.ends_s, time.monotonic())
+        self.ends_s = self.begins_s + self._lane.step_s(step)
         self._output = self._drawn(scheduler_output)
         return None
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         """Return the output of the step that was begun last, at its end or (async) at once."""
         assert self._output is not None
-        output = EmulatedOutput(self._output, self._ends_s)
+        output = EmulatedOutput(self._output, self.ends_s)
         return output if self._is_async else output.get_output()
 
     def _drawn(self, plan: Any) -> ModelRunnerOutput:

@@ -8,11 +8,13 @@ import pytest
 from benchmarks.group_stamps import (
     BEGUN,
     FORMAT,
+    FORWARD,
     OVER,
     SCHEDULER,
     Stamp,
     Stamps,
     find,
+    find_alone,
     read,
     steps_of,
 )
@@ -61,6 +63,45 @@ def test_a_process_that_only_schedules_is_no_member() -> None:
     assert found.leader_s == 0.5
 
 
+def test_the_runners_time_is_without_the_models_own_part() -> None:
+    begun, over = step(1.0, 0.75)
+    stamps = [
+        begun,
+        Stamp(FORWARD, 0, 0, 1.5, 1.5, 0.5),
+        over,
+        scheduled(1.9, 0.1),
+        *step(2.0, 0.5),
+    ]
+    assert find([stamps], WINDOW, 1, 1).runner_s == pytest.approx(0.25)
+
+
+def test_engines_alone_are_taken_together() -> None:
+    first = [*step(1.0, 0.5), scheduled(1.6, 0.125), *step(2.0, 0.5)]
+    second = [*step(1.0, 0.75), scheduled(1.8, 0.25), *step(2.0, 0.5)]
+    found = find_alone([first, second], WINDOW, 1)
+    assert found.gaps_s == [0.5, 0.25]
+    assert found.scheduler_s == 0.1875
+
+
+def test_schedulers_of_engines_alone_may_be_processes_of_their_own() -> None:
+    members = [step(1.0, 0.5) + step(2.0, 0.5)] * 2
+    found = find_alone([[scheduled(1.1, 0.25)], *members, [scheduled(1.2, 0.5)]], WINDOW, 1)
+    assert found.gaps_s == [0.5, 0.5]
+    assert found.scheduler_s == 0.375
+
+
+def test_work_within_other_work_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAMPS", str(tmp_path))
+    stamps = Stamps()
+    inner = stamps.timed(SCHEDULER, lambda: None)
+    outer = stamps.timed(SCHEDULER, inner)
+    for _ in range(64):
+        outer()
+    assert len(read(tmp_path)[0]) == 64
+
+
 def test_what_lies_outside_the_window_is_left_out() -> None:
     stamps = [*step(1.0, 0.5), *step(2.0, 0.5), scheduled(2.6, 0.1), *step(3.0, 0.5)]
     assert len(find([stamps], (1.75, 9.0), 1, 1).gaps_s) == 1
@@ -87,7 +128,7 @@ def test_members_that_do_not_agree_are_an_error(processes: list[list[Stamp]], wh
 def test_records_are_written_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STAMPS", str(tmp_path))
     stamps = Stamps()
-    work: Callable[[int], int] = stamps.scheduling(lambda value: value + 1)
+    work: Callable[[int], int] = stamps.timed(SCHEDULER, lambda value: value + 1)
     assert not stamps.has_scheduler
     assert work(1) == 2
     assert stamps.has_scheduler
