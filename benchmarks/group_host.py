@@ -1,6 +1,6 @@
 """Host time between the steps of a group, beside tensor parallel stock vLLM of the same degree.
 
-python -m benchmarks.group_host [--rounds 5] [--tokens 300] [--degrees 1 2 4] [--models tiny]
+python -m benchmarks.group_host [--rounds 5] [--tokens 240] [--degrees 1 2 4] [--models tiny]
 
 Time stamps in the processes of both systems (`benchmarks.group_stamps`). The model is tiny, or its
 devices are emulated: then a gap is the time in which they are idle. All requests come in one body,
@@ -287,7 +287,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=300, help="of each request")
+    parser.add_argument("--tokens", type=int, default=240, help="of each request")
     parser.add_argument("--degrees", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--models", nargs="+", default=["tiny", *EMULATED])
     options = parser.parse_args()
