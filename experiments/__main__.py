@@ -27,13 +27,16 @@ from experiments import (
     comparisons,
     dynaserve,
     fig8_fig9,
+    goodput,
     gyges,
     held_out,
     ledger,
     live,
+    loads,
     low_phases,
     nodes,
     oracle,
+    parts,
     phases,
     release_switches,
     table1,
@@ -68,10 +71,13 @@ class Experiment(Protocol):
 ALL: dict[str, Experiment] = {
     "token_split": token_split,
     "phases": phases,
+    "loads": loads,
+    "parts": parts,
     "held_out": held_out,
     "oracle": oracle,
     "low_phases": low_phases,
     "fig8_fig9": fig8_fig9,
+    "goodput": goodput,
     "break_even": break_even,
     "table1": table1,
     "dynaserve": dynaserve,
@@ -83,7 +89,13 @@ ALL: dict[str, Experiment] = {
 """The longest first."""
 HEADLINES = tuple(against_paper.PAGES)
 """Those that the other memory efficiency is tried on."""
-FEWER_SEEDS = {"held_out": SEEDS[:2], "nodes": SEEDS[:2]}
+FEWER_SEEDS = {
+    "held_out": SEEDS[:2],
+    "nodes": SEEDS[:2],
+    "loads": SEEDS[:2],
+    "parts": SEEDS[:1],
+    "goodput": SEEDS[:1],
+}
 """Of experiments that are planned with fewer."""
 
 

@@ -14,8 +14,8 @@ from experiments import held_out_ratios, phases, run_history
 from experiments.common import git, kept_in
 
 COMMITS = {
-    "phases": ("6d9ad65", "c889c1f", "c84f3db", "8e342f2"),
-    "held_out": ("3565ed9", "235d5c2", "8e342f2"),
+    "phases": ("6d9ad65", "c889c1f", "c84f3db", "8e342f2", "74c92ce0"),
+    "held_out": ("3565ed9", "235d5c2", "8e342f2", "74c92ce0"),
 }
 """The commits that have published a run, the first one first. A run is entered here when a later
 one replaces it.

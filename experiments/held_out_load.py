@@ -112,8 +112,8 @@ def workload(load: Load, model: str, seed: int) -> Workload:
         case "steady":
             return synthesise(Poisson(rate_rps=rate_rps, duration_s=seconds), seed)
         case "batches":
-            return _batched(
-                synthesise(Poisson(rate_rps=rate_rps / BATCH, duration_s=seconds), seed)
+            return batched(
+                synthesise(Poisson(rate_rps=rate_rps / BATCH, duration_s=seconds), seed), BATCH
             )
         case "gamma":
             drawn = Gamma(rate_rps=rate_rps, duration_s=seconds, burstiness=BURSTINESS)
@@ -122,18 +122,21 @@ def workload(load: Load, model: str, seed: int) -> Workload:
             low_rps, high_rps = (share * CAPACITY_RPS[model] for share in STATE_SHARES)
             states = Modulated(rates_rps=(low_rps, high_rps), mean_s=STATE_S, duration_s=seconds)
             return _lognormal(synthesise(states, seed))
-    return _recorded(load, model, seed)
+    rate_rps = load.share * TRACE_CAPACITY_RPS[load.family][model]
+    return looped(read(load.family, seed), rate_rps, seconds, seed)
 
 
-def _batched(drawn: Workload) -> Workload:
-    """Return a workload with a batch in the place of each request, its lengths drawn anew."""
+def batched(drawn: Workload, size: int) -> Workload:
+    """Return a workload with a batch of `size` in the place of each request, its lengths drawn
+    anew.
+    """
     rng = np.random.default_rng([drawn.seed, 6])
     bounds = Poisson(duration_s=1.0)
-    count = len(drawn.requests) * BATCH
+    count = len(drawn.requests) * size
     prompts = rng.integers(*bounds.prompt_tokens, size=count, endpoint=True).tolist()
     outputs = rng.integers(*bounds.output_tokens, size=count, endpoint=True).tolist()
     return drawn.having(
-        Request(index, drawn.requests[index // BATCH].arrival_s, *lengths, event=index // BATCH)
+        Request(index, drawn.requests[index // size].arrival_s, *lengths, event=index // size)
         for index, lengths in enumerate(zip(prompts, outputs, strict=True))
     )
 
@@ -155,14 +158,12 @@ def _lognormal(drawn: Workload) -> Workload:
     )
 
 
-def _recorded(load: Load, model: str, seed: int) -> Workload:
+def looped(trace: Workload, rate_rps: float, seconds: float, seed: int) -> Workload:
     """Return copies of a trace, each begun at another time of it, so many that their time is
     scaled little.
     """
-    trace = read(load.family, seed)
     cycle_s = trace.duration_s
     trace_rps = len(trace.requests) / cycle_s
-    rate_rps = load.share * TRACE_CAPACITY_RPS[load.family][model]
     copies = max(1, round(rate_rps / trace_rps))
     slower = copies * trace_rps / rate_rps
     starts_s = np.random.default_rng([seed, 8]).uniform(0.0, cycle_s, copies).tolist()
@@ -175,7 +176,7 @@ def _recorded(load: Load, model: str, seed: int) -> Workload:
     return trace.having(
         Request(index, at_s, one.prompt_tokens, one.output_tokens)
         for index, (at_s, one) in enumerate(arrivals)
-        if at_s < SECONDS[model]
+        if at_s < seconds
     )
 
 
@@ -189,12 +190,16 @@ def read(name: str, seed: int) -> Workload:
 
 def trace_capacity_rps(name: str, model: str) -> float:
     """Return the requests per second that static DP serves of a trace while it always has work."""
-    lengths = itertools.cycle(read(name, 1).requests)
-    at_once = [
+    return rate_at_once_rps(model, at_once(read(name, 1), AT_ONCE[model]))
+
+
+def at_once(trace: Workload, count: int) -> Workload:
+    """Return so many requests with the lengths of a trace, which all arrive at once."""
+    lengths = itertools.islice(itertools.cycle(trace.requests), count)
+    return trace.having(
         Request(index, 0.0, one.prompt_tokens, one.output_tokens)
-        for index, one in enumerate(itertools.islice(lengths, AT_ONCE[model]))
-    ]
-    return rate_at_once_rps(model, Workload(name, 1, tuple(at_once)))
+        for index, one in enumerate(lengths)
+    )
 
 
 def main() -> None:

@@ -21,14 +21,23 @@ PRODUCT, GRAPHS, STOCK = "as the product runs", "with graphs", "stock vLLM"
 SERVERS = (PRODUCT, GRAPHS, STOCK)
 
 
-def ours(server: str, policy: Policy, model: str, setting: Setting, options: Options) -> System:
+def ours(
+    server: str,
+    policy: Policy,
+    model: str,
+    setting: Setting,
+    options: Options,
+    *,
+    host_share: float = 1.0,
+) -> System:
     """Return our server with a policy, engines as small as possible.
 
     Args:
         server: PRODUCT (eager, NCCL for messages of every size) or GRAPHS.
         policy, model, setting, options: of the run.
+        host_share: of the host's work that counts.
     """
-    where = machine(model, setting)
+    where = replace(machine(model, setting), host_share=host_share)
     execution: Execution = "graph"
     if server == PRODUCT:
         where, execution = _without_custom_all_reduce(where), "eager"

@@ -152,7 +152,7 @@ def _bounds(found: Kept) -> dict[str, dict[str, str]]:
     prompts = {model: found.seeds[0][model]["prompt"] for model in MODELS}
     shares = {
         key: [parts[key] / parts["token"] for parts in prompts.values()]
-        for key in ("all_to_all", "pull", "coordination")
+        for key in ("all_to_all", "pull")
     }
     return {
         "apart": {
@@ -260,7 +260,6 @@ PARTS = {
     "weights": "weights",
     "attention": "attention",
     "all_to_all": "all-to-alls",
-    "coordination": "coordination",
     "pull": "pull of KV",
     "engine_decode": "decode, one engine",
     "tensor_decode": "decode, tensor parallel",

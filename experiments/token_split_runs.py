@@ -176,7 +176,6 @@ def prompt_parts(model: str, setting: Setting) -> Numbers:
         "attention": split.heads.attention_s(0, 0, prompt.chunks),
         "all_to_all": split.all_to_all_s(SHOWN_PROMPT),
         "weights": split.weights_s(),
-        "coordination": split.woven_s(prompt) - split.prompt_s(prompt),
         "pull": split.migration().seconds(SHOWN_PROMPT),
         "engine_decode": engine(decode),
         "tensor_decode": wide(decode),

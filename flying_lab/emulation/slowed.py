@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from flying_lab.emulation.profile import Profile
 from flying_lab.sim.cost import Execution
+from flying_lab.sim.host import NO_TIME, HostTime
 from flying_lab.sim.machine import DegreeTime, Modelled
 from flying_lab.sim.requests import SimStep
 from flying_serving.predict.migrations import MigrationCost
@@ -15,8 +16,9 @@ from flying_serving.predict.migrations import MigrationCost
 
 @dataclass(frozen=True)
 class Slowed(Modelled):
-    """A modelled machine whose devices take `slowdown` times as long; engines' host work does not.
+    """A modelled machine whose devices take `slowdown` times as long; the host's work does not.
 
+    vLLM has no async scheduling on the CPU, where the engines are, so each step waits for its plan.
     `steps`: execution of all steps.
     """
 
@@ -29,16 +31,20 @@ class Slowed(Modelled):
         machine = profile.machine
         return cls(machine.model, machine.kind, slowdown=profile.slowdown, steps=profile.execution)
 
-    def step_time(self, degree: int, execution: Execution = "graph", size: int = 0) -> DegreeTime:
-        """Return the step times of a degree, with the coordination of a group of `size`."""
-        alone = super().step_time(degree, self.steps)
-        with_host = super().step_time(degree, self.steps, size)
+    def device_time(self, degree: int, execution: Execution, size: int) -> DegreeTime:
+        """Return the times of a degree on the slowed devices."""
+        seconds = super().device_time(degree, self.steps, size)
+        in_order = self.host(size, degree).in_order
 
-        def seconds(step: SimStep) -> float:
-            device_s = alone(step)
-            return self.slowdown * device_s + with_host(step) - device_s
+        def slowed(step: SimStep) -> float:
+            waits_s = in_order.seconds(step.sequences + len(step.chunks))
+            return self.slowdown * seconds(step) + waits_s
 
-        return seconds
+        return slowed
+
+    def turn(self, size: int) -> HostTime:
+        """Return no time: each step waits for its plan anyway."""
+        return NO_TIME
 
     def migration(self, degree: int) -> MigrationCost | None:
         """Return the cost of KV migration on the slowed devices."""

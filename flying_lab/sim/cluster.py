@@ -9,6 +9,7 @@ from typing import Any
 from flying_lab.sim.clock import Clock
 from flying_lab.sim.decoding import DecodeBatch
 from flying_lab.sim.engines import Collective, SimEngine, SimOrder
+from flying_lab.sim.host import NO_TIME, HostTime
 from flying_lab.sim.lanes import Finished, SimLane
 from flying_lab.sim.loans import Loan
 from flying_lab.sim.requests import BlockPool, GroupBlocks, SimRequest, SimStep
@@ -16,6 +17,7 @@ from flying_serving.config import MIGRATING_MODES
 from flying_serving.controller.settings import Limits
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import Group, Layout
+from flying_serving.layout.parallelism import Parallelism
 from flying_serving.predict.migrations import MigrationCost
 from flying_serving.scheduling.arbiter import LaneArbiter, ServeMessage, StepLane
 from flying_serving.scheduling.batches import Batches
@@ -42,7 +44,8 @@ class Options:
         keep_times: whether the time of each token is kept.
         tbt_slo_s: the most time of a step, which limits its prompt tokens; infinite without a
             target.
-        token_parallel: whether groups of ours may divide the tokens of a step.
+        token_parallel: whether groups of ours on modelled devices may divide the tokens of a step.
+            Those that lend weights never do.
     """
 
     max_num_seqs: int = 1024
@@ -55,7 +58,7 @@ class Options:
     keep_times: bool = True
     tbt_slo_s: float = math.inf
     lend_weights: bool = False
-    token_parallel: bool = False
+    token_parallel: bool = True
 
     def __post_init__(self) -> None:
         """Check that every running request gets a token from each step, as in vLLM."""
@@ -80,6 +83,8 @@ class ClusterShape:
         migrations: cost of KV migration by the size of the group that pulls; without, KV does not
             migrate.
         loan: weights that engines of the widest group may lend.
+        turns: by group size, how long devices wait where a member's last step was of another lane;
+            without, they do not.
     """
 
     engines: int
@@ -91,6 +96,7 @@ class ClusterShape:
     switch_s: float = 0.0
     migrations: Mapping[int, MigrationCost] = field(default_factory=dict)
     loan: Loan | None = None
+    turns: Mapping[int, HostTime] = field(default_factory=dict)
 
 
 class Cluster:
@@ -135,7 +141,7 @@ class Cluster:
         and lanes keep to a target for the time between two tokens, if the options have it.
         """
         options = self.shape.options
-        if options.token_parallel:
+        if any(row.parallelism is Parallelism.TOKEN for row in measured):
             self._ways = StepWays(measured)
         if options.tbt_slo_s == math.inf:
             return
@@ -285,6 +291,10 @@ class Cluster:
         if self._ways is not None and lane.size > 1:
             step.parallelism = self._ways.choose(lane.size, *step.counts)
         took_s = self._step_time(lane.size, step)
+        turned = [engine.turns_to(lane.size) for engine in engines]
+        if any(turned):
+            turn = self.shape.turns.get(lane.size, NO_TIME)
+            took_s += turn.seconds(step.sequences + len(step.chunks))
         if lane.batches is not None:
             lane.batches.stepped(StepRow(lane.size, took_s, *step.counts, False, step.parallelism))
         self._on_step(lane, took_s, step)

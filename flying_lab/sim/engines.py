@@ -51,6 +51,7 @@ class SimEngine:
             hears which.
         entered_s: when it began its step or entered its collective.
         weights: its weights, if it may lend any.
+        last_size: group size of the lane that it stepped last; 0: none.
     """
 
     arbiter: LaneArbiter
@@ -63,6 +64,12 @@ class SimEngine:
     entered_s: float = 0.0
     weights: SimWeights | None = None
     wakes_at_s: float = -math.inf
+    last_size: int = 0
+
+    def turns_to(self, size: int) -> bool:
+        """Note that a lane steps. Return whether the step before was of another one."""
+        before, self.last_size = self.last_size, size
+        return before not in (0, size)
 
     def active_lanes(self) -> int:
         """Return the number of lanes that it leads and that have requests."""

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from flying_lab.sim.cost import Execution, LaneCost
 from flying_lab.sim.hardware import RANKS, Devices, problems
+from flying_lab.sim.host import NO_TIME, Host, HostTime, host_of
 from flying_lab.sim.loans import Loan
 from flying_lab.sim.memory import GPU_MEMORY_UTILIZATION, Lent, kv_pool_bytes, lent_bytes
 from flying_lab.sim.models import Model
@@ -33,21 +34,15 @@ BLOCK_TOKENS = 16
 DegreeTime = Callable[[SimStep], float]
 """Contents of a step of one degree -> seconds."""
 
-# Host time that groups and lanes add to a step, measured live on CPUs by `benchmarks.coordination`.
-# It stands as it is for the hosts of modelled devices: no part of it is the model's arithmetic.
-# docs/results.md has medians and spread: `coordination` and `lanes-alone`.
-GROUP_STEP_S = 367e-6
-"""Seconds of a group's step from its planning by the leader to its begin in the last member.
+# Measured live on CPUs by `benchmarks.coordination`; docs/results.md has medians and spread.
+COLLECTIVE_S = 367e-6
+"""Seconds from the leader's order of a collective to its begin in the last member.
 
-372, 412 and 538 us for 1, 8 and 32 requests, and a line through them. Each is the 10th percentile
-of the least disturbed of 20 rounds.
+372, 412 and 538 us for steps of 1, 8 and 32 requests, and a line through them. Each is the 10th
+percentile of the least disturbed of 20 rounds.
 """
-GROUP_REQUEST_S = 5.35e-6
-"""Additional seconds of the same for each request in the step."""
-LANE_STEP_S = 250e-6
-"""Additional seconds of a step of an engine alone, compared to no lanes: processor time of a tiny
-model's, median of 10 rounds.
-"""
+MESSAGE_S = 250e-6
+"""Seconds of a message of the API server to an engine between two steps."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +59,15 @@ class Modelled:
     """A model on devices of the cost model.
 
     The server may use a share of their memory, `utilization`. `activations`: peak bytes of
-    temporary tensors on each device of an engine; None to estimate them.
+    temporary tensors on each device of an engine; None to estimate them. `host_share`: share of the
+    host's work that counts.
     """
 
     model: Model
     kind: Devices
     utilization: float = GPU_MEMORY_UTILIZATION
     activations: float | None = None
+    host_share: float = 1.0
 
     def __post_init__(self) -> None:
         """Check that the number of devices is a power of two, as groups are aligned."""
@@ -160,25 +157,41 @@ class Modelled:
         return BLOCK_TOKENS * self.model.kv_bytes_per_token(devices)
 
     def step_time(self, degree: int, execution: Execution = "graph", size: int = 0) -> DegreeTime:
-        """Return the step times of a degree. For lanes of ours, whose groups have a size, they
-        include the coordination of its engines. Groups of several may divide a step's tokens.
+        """Return the step times of a degree; `size`: of our group, 0 for stock vLLM.
+
+        No step is shorter than the host's work for it.
+        """
+        devices = self.device_time(degree, execution, size)
+        busy = self.host(size, degree).busy
+
+        def seconds(step: SimStep) -> float:
+            return max(devices(step), busy.seconds(step.sequences + len(step.chunks)))
+
+        return seconds
+
+    def device_time(self, degree: int, execution: Execution, size: int) -> DegreeTime:
+        """Return the times in which the devices compute steps. Our groups of several engines may
+        divide a step's tokens.
         """
         model, hardware = self.model, self.kind.hardware
         cost = LaneCost(model, hardware, degree, execution)
         divided = launched(model, hardware, degree // size, degree) if size > 1 else None
-        fixed_s, request_s = LANE_STEP_S if size else 0.0, 0.0
-        if size > 1:
-            fixed_s, request_s = GROUP_STEP_S, GROUP_REQUEST_S
 
         def seconds(step: SimStep) -> float:
             if step.parallelism is Parallelism.TOKEN:
                 assert divided is not None, "an engine alone has nobody to divide tokens with"
-                alone_s = divided(step)
-            else:
-                alone_s = cost.step_s(step.sequences, step.decode_context_tokens, step.chunks)
-            return alone_s + fixed_s + request_s * (step.sequences + len(step.chunks))
+                return divided(step)
+            return cost.step_s(step.sequences, step.decode_context_tokens, step.chunks)
 
         return seconds
+
+    def host(self, size: int, degree: int) -> Host:
+        """Return what the host adds to steps of a degree; `size` as in `step_time`."""
+        return host_of(size, degree) * self.host_share
+
+    def turn(self, size: int) -> HostTime:
+        """Return how long devices wait where members of our group turn to it from other lanes."""
+        return self.host(size, size).in_order
 
     def migration(self, degree: int) -> MigrationCost | None:
         """Return the cost of KV migration between groups among `degree` devices; None if KV cannot
@@ -192,7 +205,7 @@ class Modelled:
         if lines is None:
             return None
         bytes_per_s = hardware.spec.link_bandwidth.value * lines.large.efficiency.value
-        fixed_s = GROUP_STEP_S + (1 + degree) * lines.large.latency_s.value
+        fixed_s = COLLECTIVE_S + (1 + degree) * lines.large.latency_s.value
         return MigrationCost(fixed_s, self.model.kv_bytes_per_token(1) / bytes_per_s)
 
     def handoff(self, degree: int) -> MigrationCost | None:
@@ -206,7 +219,7 @@ class Modelled:
         line = hardware.all_reduce[RANKS[0]].large
         bytes_per_s = hardware.spec.link_bandwidth.value * line.efficiency.value
         return MigrationCost(
-            LANE_STEP_S + line.latency_s.value, self.model.kv_bytes_per_token(degree) / bytes_per_s
+            MESSAGE_S + line.latency_s.value, self.model.kv_bytes_per_token(degree) / bytes_per_s
         )
 
 
@@ -287,6 +300,10 @@ class Measured(BaseModel):
             )
 
         return seconds
+
+    def turn(self, size: int) -> HostTime:
+        """Return no time: what lanes that take turns wait for was not measured."""
+        return NO_TIME
 
     def migration(self, degree: int) -> MigrationCost | None:
         """Return the measured cost of KV migration; None if KV does not migrate."""

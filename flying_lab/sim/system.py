@@ -49,8 +49,9 @@ def flying(
     sizes = [degree // devices for degree in machine.degrees(devices) if degree % devices == 0]
     times = {size: machine.step_time(size * devices, execution, size) for size in sizes}
     system = system_of(machine, policy, options, machine.engine(devices, sizes, devices), times)
-    if options.token_parallel:
-        system = _dividing(system, machine, times)
+    divides = options.token_parallel and not options.lend_weights and not recomputes
+    if divides and isinstance(machine, Modelled):
+        system = _dividing(system, times)
     if recomputes:
         return replace(system, shape=replace(system.shape, recomputes=True))
     if options.lend_weights:
@@ -60,10 +61,8 @@ def flying(
     return replace(system, shape=replace(system.shape, migrations=known))
 
 
-def _dividing(system: System, machine: Machine, times: Mapping[int, DegreeTime]) -> System:
-    """Return the same system with groups that divide tokens. Raises ConfigError if it cannot."""
-    if not isinstance(machine, Modelled):
-        raise ConfigError("token parallel steps are modelled for packaged devices only")
+def _dividing(system: System, times: Mapping[int, DegreeTime]) -> System:
+    """Return the same system with groups that may divide the tokens of a step."""
     capacity, options = system.settings.capacity, system.shape.options
     found = _calibration(times, capacity, options, Parallelism.TOKEN)
     return replace(system, calibration=(*system.calibration, *found))
@@ -134,7 +133,14 @@ def system_of(
         weave_steps=options.weave_steps,
         tbt_slo_s=options.tbt_slo_s,
     )
-    shape = ClusterShape(engines, engine.blocks, engine.block_tokens, options, machine.frontend_s)
+    shape = ClusterShape(
+        engines,
+        engine.blocks,
+        engine.block_tokens,
+        options,
+        machine.frontend_s,
+        turns={size: machine.turn(size) for size in times},
+    )
 
     def step_time(size: int, step: SimStep) -> float:
         return times[size](step)

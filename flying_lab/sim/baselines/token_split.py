@@ -21,13 +21,7 @@ from dataclasses import dataclass, replace
 
 from flying_lab.sim.cluster import SHORTEST_S, Cluster, Options
 from flying_lab.sim.cost import LaneCost, all_reduce_s
-from flying_lab.sim.machine import (
-    GROUP_REQUEST_S,
-    GROUP_STEP_S,
-    LANE_STEP_S,
-    DegreeTime,
-    Modelled,
-)
+from flying_lab.sim.machine import DegreeTime, Modelled
 from flying_lab.sim.models import ACTIVATION_BYTES
 from flying_lab.sim.node import System
 from flying_lab.sim.requests import UNLIMITED, Chunk, SimRequest, SimStep
@@ -129,9 +123,8 @@ class TokenSplit:
         return hardware.spec.link_bandwidth.value * line.efficiency.value
 
     def woven_s(self, step: SimStep) -> float:
-        """Return the seconds of a step of the lane, with the coordination of its engines."""
-        requests = step.sequences + len(step.chunks)
-        return self.prompt_s(step) + GROUP_STEP_S + GROUP_REQUEST_S * requests
+        """Return the seconds of a step of the lane, which is no shorter than the host's work."""
+        return max(self.prompt_s(step), self._busy_s(self.engines, step))
 
     def fused_s(self, step: SimStep) -> float:
         """Return the seconds of a step in which each engine decodes its outputs beside its share of
@@ -140,15 +133,20 @@ class TokenSplit:
         decodes = -(-step.sequences // self.engines)
         context_tokens = step.decode_context_tokens * decodes / max(1, step.sequences)
         if not step.chunks:
-            return self.engine.step_s(decodes, context_tokens) + LANE_STEP_S
+            step_s = self.engine.step_s(decodes, context_tokens)
+            return max(step_s, self._busy_s(1, SimStep([], decodes)))
         tokens = step.prefill_tokens
         share = [Chunk(-(-tokens // self.engines), 0)]
         step_s = self.engine.step_s(decodes, context_tokens, share)
         step_s += self.heads.attention_s(0, 0, step.chunks) - self.engine.attention_s(0, 0, share)
         pulling = min(self.engines, len(step.chunks))
         pull_s = tokens * self.migration().token_s / pulling
-        coordination_s = GROUP_STEP_S + GROUP_REQUEST_S * (step.sequences + len(step.chunks))
-        return step_s + self.all_to_all_s(tokens) + pull_s + coordination_s
+        step_s += self.all_to_all_s(tokens) + pull_s
+        return max(step_s, self._busy_s(self.engines, step))
+
+    def _busy_s(self, size: int, step: SimStep) -> float:
+        busy = self.machine.host(size, self.base * size).busy
+        return busy.seconds(step.sequences + len(step.chunks))
 
 
 class PromptLane:
@@ -211,7 +209,7 @@ def token_split_fused(machine: Modelled, devices: int, options: Options) -> Syst
 
 def free_prompts(machine: Modelled, devices: int, options: Options) -> System:
     """Build stock engines apart whose steps take the time of their outputs alone."""
-    time = machine.step_time(devices)
+    time = machine.device_time(devices, "graph", 0)
 
     def outputs_s(step: SimStep) -> float:
         return max(SHORTEST_S, time(SimStep([], step.sequences, step.decode_context_tokens)))

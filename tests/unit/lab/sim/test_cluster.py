@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from flying_lab.sim.clock import Clock
 from flying_lab.sim.cluster import Cluster, ClusterShape, Options
 from flying_lab.sim.engines import SimOrder
+from flying_lab.sim.host import HostTime
 from flying_lab.sim.lanes import Finished, SimLane
 from flying_lab.sim.requests import SimRequest, SimStep
 from flying_serving.config import MODES
@@ -134,6 +135,22 @@ def test_a_weave_gives_both_layouts_half_of_the_time() -> None:
     }
     assert spent[1] > 0.3 and spent[2] > 0.3
     assert 0.5 < spent[1] / spent[2] < 2.0
+
+
+def test_devices_wait_for_the_host_where_an_engine_turns_to_another_lane() -> None:
+    """Not while a lane's steps follow one another, as before and after a weave. Each request in the
+    step adds its time.
+    """
+    world = World(shape_of(2, (1, 2), turns={1: HostTime(0.5, 0.25), 2: HostTime(0.125, 0.0)}))
+    world.cluster.add((0,), SimRequest("old", 1, 100, 0.0))
+    world.run(0.2)
+    world.order(Layout.uniform(2, 2), "weave")
+    world.cluster.add((0, 1), SimRequest("new", 1, 100, 0.0))
+    world.run()
+    took = {size: {s for _, group, s in world.steps if len(group) == size} for size in (1, 2)}
+    plain = {size: step_time(size, SimStep([], 1)) for size in (1, 2)}
+    assert {plain[1], plain[1] + 0.75} <= took[1]
+    assert {plain[2], plain[2] + 0.125} <= took[2]
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -17,14 +17,8 @@ from flying_lab.sim.baselines.shift_parallel import shifting
 from flying_lab.sim.catalog import build, names, operated
 from flying_lab.sim.clock import Clock
 from flying_lab.sim.cluster import Options
-from flying_lab.sim.machine import (
-    GROUP_REQUEST_S,
-    GROUP_STEP_S,
-    LANE_STEP_S,
-    Measured,
-    Modelled,
-    load_measured,
-)
+from flying_lab.sim.host import OURS_ALONE, OURS_GROUP, STOCK_TENSOR
+from flying_lab.sim.machine import COLLECTIVE_S, MESSAGE_S, Measured, Modelled, load_measured
 from flying_lab.sim.node import SimNode
 from flying_lab.sim.requests import Chunk, SimStep
 from flying_lab.sim.run import results, simulate
@@ -215,20 +209,18 @@ def test_an_operated_fork_switches_beyond_its_thresholds(
     assert decision is None or (decision.is_made and decision.mode == "sequential")
 
 
-def test_groups_and_lanes_cost_the_measured_time() -> None:
-    """On modelled devices; stock vLLM's steps have neither, and a live server's were measured with
-    both.
-    """
+def test_no_step_is_shorter_than_the_hosts_work() -> None:
+    """Nor longer than the devices' work where that is more. Stock vLLM has its own host."""
     machine = h200("llama-3-70b", "h200x8")
-    plan = SimStep([Chunk(100, 0)], 7, 7000)
-    ours = build("auto", machine, 2, Options())
-    assert ours.step_time(1, plan) == machine.step_time(2)(plan) + LANE_STEP_S
-    assert (
-        ours.step_time(4, plan) == machine.step_time(8)(plan) + GROUP_STEP_S + 8 * GROUP_REQUEST_S
-    )
-    assert build("static-tp", machine, 2, Options()).step_time(1, plan) == machine.step_time(8)(
-        plan
-    )
+    long, short = SimStep([Chunk(4096, 0)], 7, 7000), SimStep([], 400, 400)
+    slow = replace(machine, host_share=100.0)
+    ours, stock = build("auto", slow, 2, Options()), build("static-tp", slow, 2, Options())
+    assert ours.step_time(1, short) == pytest.approx(100 * OURS_ALONE.busy.seconds(400))
+    assert ours.step_time(4, short) == pytest.approx(100 * OURS_GROUP.busy.seconds(400))
+    assert stock.step_time(1, short) == pytest.approx(100 * STOCK_TENSOR.busy.seconds(400))
+    ours, stock = build("auto", machine, 2, Options()), build("static-tp", machine, 2, Options())
+    assert ours.step_time(4, long) == stock.step_time(1, long)
+    assert ours.step_time(1, long) == machine.step_time(2)(long)
 
 
 def test_simulated_steps_take_the_measured_time(tmp_path: Path) -> None:
@@ -256,7 +248,7 @@ def test_where_kv_can_migrate(tmp_path: Path) -> None:
     machine = h200("llama-3-70b", "h200x8")
     costs = build("auto", machine, 2, Options()).shape.migrations
     assert sorted(costs) == [2, 4]
-    assert all(GROUP_STEP_S < cost.fixed_s < GROUP_STEP_S + 0.0005 for cost in costs.values())
+    assert all(COLLECTIVE_S < cost.fixed_s < COLLECTIVE_S + 0.0005 for cost in costs.values())
     assert all(0.5e-6 < cost.token_s < 1.5e-6 for cost in costs.values())
     assert build("fork", machine, 2, Options()).shape.migrations == {}
     assert build("static-tp", machine, 2, Options()).shape.migrations == {}
@@ -280,9 +272,9 @@ def test_a_modelled_migration_is_a_header_and_a_part_of_each_rank(degree: int) -
     messages = ["header", *range(degree)]
     found, handoff = machine.migration(degree), machine.handoff(degree)
     assert found is not None and handoff is not None
-    assert found.fixed_s == pytest.approx(GROUP_STEP_S + len(messages) * large.latency_s.value)
+    assert found.fixed_s == pytest.approx(COLLECTIVE_S + len(messages) * large.latency_s.value)
     assert found.token_s == pytest.approx(131_072 / (link * large.efficiency.value))
-    assert handoff.fixed_s == pytest.approx(LANE_STEP_S + pair.latency_s.value)
+    assert handoff.fixed_s == pytest.approx(MESSAGE_S + pair.latency_s.value)
     assert handoff.token_s == pytest.approx(131_072 / degree / (link * pair.efficiency.value))
 
 

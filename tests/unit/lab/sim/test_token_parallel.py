@@ -13,20 +13,13 @@ from flying_lab.sim.baselines.token_split import TokenSplit
 from flying_lab.sim.clock import Clock
 from flying_lab.sim.cluster import Options
 from flying_lab.sim.cost import LaneCost
-from flying_lab.sim.machine import (
-    GROUP_REQUEST_S,
-    GROUP_STEP_S,
-    DegreeTime,
-    Modelled,
-    load_measured,
-)
+from flying_lab.sim.machine import DegreeTime, Modelled, load_measured
 from flying_lab.sim.node import SimNode, System
 from flying_lab.sim.requests import Chunk, SimStep
 from flying_lab.sim.run import simulate
 from flying_lab.sim.system import flying
 from flying_lab.sim.token_parallel import EXCHANGES_LAUNCH, sequence_parallel
 from flying_lab.workload.model import Request
-from flying_serving.errors import ConfigError
 from flying_serving.layout.parallelism import Parallelism
 from flying_serving.policy.policies import POLICIES
 from flying_serving.predict.steps import Step
@@ -44,7 +37,7 @@ MACHINE = Modelled(models.load("qwen2.5-32b"), hardware.parse_devices("h20x4"))
 ALONE, SEQUENCE = MACHINE.step_time(1), divided(MACHINE, 1, 4)
 ONE = SimStep([], 1, 4000)
 LLAMA = Modelled(models.load("llama-3-70b"), hardware.parse_devices("h200x8"))
-TOKEN = Options(token_parallel=True)
+TENSOR, TOKEN = Options(token_parallel=False), Options()
 
 
 def test_each_sequence_parallel_part_reads_all_weights() -> None:
@@ -93,13 +86,11 @@ def as_token(step: SimStep) -> SimStep:
     return replace(step, parallelism=Parallelism.TOKEN)
 
 
-def test_a_group_that_divides_tokens_pays_for_its_coordination() -> None:
-    """As when it divides weights. It is slower for few tokens, and faster for many."""
+def test_a_group_that_divides_tokens_is_slower_for_few_and_faster_for_many() -> None:
     time, alone = LLAMA.step_time(8, size=4), divided(LLAMA, 2, 8)
     few, many = SimStep([Chunk(100, 0)], 7, 7000), SimStep([Chunk(8192, 0)])
     for step in (few, many):
-        coordination_s = GROUP_STEP_S + GROUP_REQUEST_S * (step.sequences + len(step.chunks))
-        assert time(as_token(step)) == pytest.approx(alone(step) + coordination_s)
+        assert time(as_token(step)) == pytest.approx(alone(step))
     assert time(as_token(few)) > time(few)
     assert time(as_token(many)) < time(many)
 
@@ -109,7 +100,7 @@ def test_token_parallel_steps_of_a_group_are_launched_one_by_one() -> None:
     machine = Modelled(models.load("llama-3-8b"), hardware.parse_devices("h200x8"))
     fitted = machine.kind.hardware.coefficients
     launch_s = machine.model.layers * fitted.eager_layer_s.value * (1 + EXCHANGES_LAUNCH)
-    least_s = launch_s + fitted.step_overhead_s.value + GROUP_STEP_S + GROUP_REQUEST_S
+    least_s = launch_s + fitted.step_overhead_s.value
     for tokens in (16, 64):
         step = SimStep([Chunk(tokens, 0)])
         assert machine.step_time(8, size=8)(as_token(step)) == pytest.approx(least_s)
@@ -128,7 +119,7 @@ def ways_of(steps: list[Step]) -> set[tuple[int, Parallelism]]:
 
 def test_a_server_measures_groups_of_several_both_ways() -> None:
     """Unless it is not to divide tokens: then all is as without this option, to the last digit."""
-    plain, both = (list(system_of("auto", one).calibration) for one in (Options(), TOKEN))
+    plain, both = (list(system_of("auto", one).calibration) for one in (TENSOR, TOKEN))
     sizes = {1, 2, 4}
     assert ways_of(plain) == {(size, Parallelism.TENSOR) for size in sizes}
     assert ways_of(both) - ways_of(plain) == {(2, Parallelism.TOKEN), (4, Parallelism.TOKEN)}
@@ -148,7 +139,7 @@ def test_a_group_divides_the_tokens_of_a_long_prompt(prompt_tokens: int, gains: 
     """Its first token comes earlier by what the step is shorter. A short one stays as it is."""
     time, step = LLAMA.step_time(8, size=4), SimStep([Chunk(prompt_tokens, 0)])
     gain_s = time(step) - time(as_token(step)) if gains else 0.0
-    plain_s, both_s = (first_token_s(one, prompt_tokens) for one in (Options(), TOKEN))
+    plain_s, both_s = (first_token_s(one, prompt_tokens) for one in (TENSOR, TOKEN))
     assert plain_s - both_s == pytest.approx(gain_s)
     assert (gain_s > 0.0) == gains
 
@@ -170,7 +161,10 @@ def test_leaders_choose_by_the_steps_of_the_start_and_report_it() -> None:
     assert all(step.parallelism is Parallelism.TENSOR for step in seen if step.size == 1)
 
 
-def test_a_measured_machine_has_no_token_parallel_steps(tmp_path: Path) -> None:
-    machine = load_measured(machine_file(tmp_path / "machine.json"))
-    with pytest.raises(ConfigError, match="token parallel"):
-        flying(machine, 1, POLICIES["auto"], TOKEN)
+def test_a_measured_machine_and_one_that_lends_have_no_such_steps(tmp_path: Path) -> None:
+    measured = flying(
+        load_measured(machine_file(tmp_path / "machine.json")), 1, POLICIES["auto"], TOKEN
+    )
+    lending = system_of("auto", replace(TOKEN, lend_weights=True))
+    for system in (measured, lending):
+        assert {way for _, way in ways_of(list(system.calibration))} == {Parallelism.TENSOR}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -17,7 +18,7 @@ from flying_lab.sim.baselines.token_split import (
 from flying_lab.sim.clock import Clock
 from flying_lab.sim.cluster import Options
 from flying_lab.sim.lanes import SimLane
-from flying_lab.sim.machine import GROUP_REQUEST_S, GROUP_STEP_S, LANE_STEP_S, Modelled
+from flying_lab.sim.machine import COLLECTIVE_S, Modelled
 from flying_lab.sim.node import SimNode, System
 from flying_lab.sim.requests import Chunk, SimStep
 from flying_lab.workload.model import Request
@@ -98,15 +99,18 @@ def test_an_engine_pulls_the_heads_that_it_lacks(model: str) -> None:
     rate = hardware_.spec.link_bandwidth.value * hardware_.all_reduce[8].large.efficiency.value
     migration = split.migration()
     assert migration.token_s == pytest.approx(kv * (1 - 1 / split.engines) / rate)
-    assert migration.fixed_s > GROUP_STEP_S
+    assert migration.fixed_s > COLLECTIVE_S
 
 
-def test_steps_have_the_coordination_of_lanes() -> None:
+def test_no_step_is_shorter_than_the_hosts_work() -> None:
     split = split_of("nemotron-8b")
-    woven_s = split.woven_s(PROMPT) - split.prompt_s(PROMPT)
-    assert woven_s == pytest.approx(GROUP_STEP_S + GROUP_REQUEST_S)
     decode = SimStep([], 16, 16_000)
-    assert split.fused_s(decode) == pytest.approx(split.engine.step_s(2, 2000) + LANE_STEP_S)
+    assert split.woven_s(PROMPT) == split.prompt_s(PROMPT)
+    assert split.fused_s(decode) == pytest.approx(split.engine.step_s(2, 2000))
+    machine = replace(split.machine, host_share=1000.0)
+    slow, group = replace(split, machine=machine), machine.host(split.engines, 8).busy
+    assert slow.woven_s(PROMPT) == slow.fused_s(PROMPT) == group.seconds(1)
+    assert slow.fused_s(decode) == machine.host(1, split.base).busy.seconds(2)
 
 
 def test_a_fused_step_reads_weights_once_for_prompts_and_outputs() -> None:
