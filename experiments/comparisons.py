@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks import live_report
 from benchmarks.link_verdict import verdict
-from experiments import held_out_regret, live, phases, phases_whole
+from experiments import goodput, held_out_regret, live, loads, phases, phases_whole
 from experiments.common import RESULTS
 from experiments.common import kept as kept_numbers
 
@@ -45,6 +45,8 @@ def readme_values() -> dict[str, str]:
         "phases at": f"Commit {kept_numbers('phases').at}.",
         "whole": phases_whole.headline(kept_numbers("phases")),
         "regret": held_out_regret.headline(kept_numbers("held_out")),
+        "loads": loads.headline(kept_numbers("loads")),
+        "goodput": goodput.headline(kept_numbers("goodput")),
         "held_out at": f"Commit {kept_numbers('held_out').at}.",
         "emulated how": _how(emulated),
         "emulated table": live_report.summary(emulated, EMULATED_FIXED),

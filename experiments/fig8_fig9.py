@@ -65,14 +65,13 @@ FIG9_COLUMNS = {
     "peak_tokens_per_s": "peak tokens/s",
 }
 GROUPED = one_layout(
-    "`auto` serves low load with the widest group. In the model its steps cost static TP's time "
-    "plus measured "
-    "coordination. With other coefficients, or eager, it may choose another layout"
+    "`auto` serves low load with the widest group. In the model its steps cost static TP's time, "
+    "or less where they divide tokens. With other coefficients, or eager, it may choose another "
+    "layout"
 )
 APART = one_layout(
     "at their peak and in bursts `auto` serves GPT-OSS-120B and Nemotron-8B apart; such steps "
-    "are static DP's in the "
-    "model, and what lanes were measured to cost, so the ratio is that of two fixed layouts"
+    "are static DP's in the model, so the ratio is that of two fixed layouts"
 )
 LATE = late_dispatch(
     "our server and the fork keep requests in one queue until an engine has room, and stock's "

@@ -153,9 +153,9 @@ def headline(found: Kept) -> str:
     return (
         f"Beside the stock layout that is best in a phase and figure, `auto` is within "
         f"{MOST_RATIO} everywhere on {of_stock} of {len(stock)} servers; its worst is "
-        f"{number(max(stock))}. Beside the fixed layouts of our own server, which are slower "
-        f"than stock's, it is on {within} of {len(auto)}; its worst is {number(max(auto))}. Each "
-        f"fixed layout of our server is at least {number(min(fixed))} in one."
+        f"{number(max(stock))}. Beside the fixed layouts of our own server it is on {within} of "
+        f"{len(auto)}; its worst is {number(max(auto))}. Each fixed layout of our server is at "
+        f"least {number(min(fixed))} in one."
     )
 
 

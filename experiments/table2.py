@@ -72,8 +72,8 @@ MESSAGE = by_construction(
     "message"
 )
 ALONE = one_layout(
-    "one request alone is in the widest group, so both are the cost model's steps, and what "
-    "coordination costs; with another coefficient `auto` may not choose the group"
+    "one request alone is in the widest group, so both are the cost model's steps; with another "
+    "coefficient `auto` may not choose the group"
 )
 
 

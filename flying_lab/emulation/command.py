@@ -36,7 +36,6 @@ def server_flags(profile: Profile, folder: Path, *, stock: bool) -> list[str]:
         f"--served-model-name={profile.model}",
         "--dtype=float32",
         "--enforce-eager",
-        *([] if stock else ["--no-token-parallel"]),  # their times are not in the profile
     ]
 
 

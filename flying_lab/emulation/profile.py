@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from flying_lab.sim import models
-from flying_lab.sim.cost import Execution, LaneCost
+from flying_lab.sim.cost import Execution
 from flying_lab.sim.hardware import parse_devices
 from flying_lab.sim.machine import Modelled
 from flying_lab.sim.requests import SimStep
@@ -63,15 +63,12 @@ class EmulatedLane:
     def __init__(self, profile: Profile, size: int) -> None:
         degree = profile.devices_per_engine * size
         self._slowdown = profile.slowdown
-        self._cost = LaneCost(
-            profile.machine.model, profile.machine.kind.hardware, degree, profile.execution
-        )
+        self._device_s = profile.machine.device_time(degree, profile.execution, size)
         self._pull: MigrationCost | None = profile.machine.migration(degree)
 
     def step_s(self, step: SimStep) -> float:
         """Return the seconds of a step on the devices alone: the engines' host work is real."""
-        seconds = self._cost.step_s(step.sequences, step.decode_context_tokens, step.chunks)
-        return seconds * self._slowdown
+        return self._device_s(step) * self._slowdown
 
     def pull_s(self, tokens: int) -> float:
         """Return the seconds of a copy of the KV of this many tokens into the group."""

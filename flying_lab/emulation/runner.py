@@ -22,6 +22,7 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from flying_lab.emulation.profile import profile_of
 from flying_lab.emulation.step_contents import StepContents
 from flying_lab.tiny_models.tokenizer import BOS, SPECIALS
+from flying_serving.layout.parallelism import Parallelism
 
 FIRST_WORD = BOS + len(SPECIALS)
 """The first token of the stand-in's vocabulary that is a word, neither a byte nor a special."""
@@ -66,6 +67,8 @@ class EmulatedRunner(CPUModelRunner):
         step = self._contents.take(scheduler_output)
         if not scheduler_output.num_scheduled_tokens:
             return EMPTY_MODEL_RUNNER_OUTPUT
+        if "forward" in vars(self.model):  # as TokenParallel has the model compute a step
+            step.parallelism = Parallelism.TOKEN
         group = get_tp_group()
         if group.world_size > 1:
             group.all_reduce(torch.zeros(1))

@@ -11,7 +11,10 @@ import pytest
 
 from flying_lab.emulation.command import profile, server_flags
 from flying_lab.emulation.runner import FIRST_WORD
-from flying_lab.sim.requests import SimStep
+from flying_lab.sim.requests import Chunk, SimStep
+from flying_serving.layout.parallelism import Parallelism
+from flying_serving.predict.steps import StepCost
+from flying_serving.predict.token_cost import TokenCost
 from harness.live import ROOT, Server
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
@@ -57,6 +60,14 @@ def test_tokens_come_no_faster_than_on_the_devices(server: Server, size: int) ->
     took_s = time.monotonic() - began_s
     step_s = PROFILE.lane(size).step_s(SimStep([], 1, 64))
     assert took_s >= (TOKENS - 1) * step_s
+
+
+def test_token_parallel_steps_are_measured_as_long_as_on_the_devices(server: Server) -> None:
+    """With the host's time in them, as all that the start measures."""
+    (found,) = server.status()["token_parallel_step_cost"].values()
+    step = SimStep([Chunk(2000, 0)], parallelism=Parallelism.TOKEN)
+    cost = TokenCost(StepCost(**found["cost"]), 2, found["least_tokens"])
+    assert cost.step_s(*step.counts) == pytest.approx(PROFILE.lane(2).step_s(step), rel=0.25)
 
 
 def test_running_requests_migrate_and_keep_their_tokens(server: Server) -> None:

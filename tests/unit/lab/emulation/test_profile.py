@@ -8,6 +8,7 @@ from flying_lab.emulation.stand_in import BLOCK_TOKENS, kv_heads
 from flying_lab.sim import machine
 from flying_lab.sim.requests import Chunk, SimStep
 from flying_serving.errors import ConfigError
+from flying_serving.layout.parallelism import Parallelism
 from flying_serving.layout.shards import lane_block_tokens
 
 LLAMA = {"hardware": "h200x8", "model": "llama-3-70b"}
@@ -34,6 +35,16 @@ def test_a_step_lasts_as_long_as_that_of_the_machine(execution: str, size: int) 
     step = SimStep([Chunk(512, 1024)], 16, 16 * 700)
     expected_s = made.machine.step_time(2 * size, made.execution)(step)
     assert made.lane(size).step_s(step) == pytest.approx(3.0 * expected_s)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_token_parallel_step_lasts_as_long_as_that_of_the_machine(size: int) -> None:
+    made = emulated(slowdown=3.0)
+    step = SimStep([Chunk(4096, 0)], parallelism=Parallelism.TOKEN)
+    expected_s = made.machine.step_time(2 * size, made.execution, size)(step)
+    assert made.lane(size).step_s(step) == pytest.approx(3.0 * expected_s)
+    step.parallelism = Parallelism.TENSOR
+    assert made.lane(size).step_s(step) > 3.0 * expected_s
 
 
 @pytest.mark.parametrize("model", ["llama-3-70b", "nemotron-8b", "gpt-oss-120b"])
