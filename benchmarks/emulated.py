@@ -45,6 +45,7 @@ FLAGS = [
     "--disable-uvicorn-access-log",
 ]
 OUT = ROOT / ".bench"
+ENTRY = "flying_lab.emulation"
 
 
 def systems_of(args: argparse.Namespace) -> dict[str, Profile]:
@@ -86,13 +87,13 @@ def started(name: str, devices: Profile) -> System:
     if name == "auto":
         return served(name, devices, "--policy=auto")
     path, *flags = server_flags(devices, ROOT / ".models", stock=True)
-    return System(name, Path(path), [*flags, *FLAGS], ours=False)
+    return System(name, Path(path), [*flags, *FLAGS], ours=False, entry=ENTRY)
 
 
 def served(name: str, devices: Profile, *more: str) -> System:
     """Start our server on emulated devices with further flags, which win over those before."""
     path, *flags = server_flags(devices, ROOT / ".models", stock=False)
-    system = System(name, Path(path), [*flags, *FLAGS, *more], ours=True)
+    system = System(name, Path(path), [*flags, *FLAGS, *more], ours=True, entry=ENTRY)
     system.model = devices.model
     return system
 

@@ -240,7 +240,7 @@ def start(systems: Systems, cell: Cell, scratch: Path) -> dict[str, Served]:
             flags,
             ours=ours,
             plugin=None if ours else "stock_stamps",
-            entry="benchmarks.group_stamps",
+            entry="benchmarks.group_stamps" if ours else "",
         )
         if cell.model is not None:
             system.model = cell.model

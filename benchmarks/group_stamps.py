@@ -20,7 +20,7 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from benchmarks.entry import run
-from flying_lab.emulation.profile import KEY
+from flying_lab.emulation.async_scheduling import keep_async_scheduling
 
 FORMAT = struct.Struct("<iiiddd")
 BEGUN, OVER, SCHEDULER, FORWARD = 0, 1, 2, 3
@@ -131,25 +131,10 @@ def _install_devices(stamps: Stamps) -> None:
     EmulatedRunner.execute_model = stamped  # type: ignore[method-assign]
 
 
-def _keep_async_on_devices() -> None:
-    """Let emulated devices have async scheduling: vLLM turns it off for the CPU."""
-    from vllm.platforms import current_platform
-
-    platform = type(current_platform)
-    check = platform.check_and_update_config
-
-    def checked(_: Any, config: Any) -> None:
-        asked = config.scheduler_config.async_scheduling
-        check(config)
-        config.scheduler_config.async_scheduling |= bool(asked and KEY in config.additional_config)
-
-    platform.check_and_update_config = classmethod(checked)  # type: ignore[method-assign, assignment]
-
-
 def _install(stamps: Stamps) -> None:
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    _keep_async_on_devices()
+    keep_async_scheduling()
     _install_model(stamps)
     _install_devices(stamps)
     Scheduler.schedule = stamps.timed(SCHEDULER, Scheduler.schedule)

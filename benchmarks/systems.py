@@ -20,6 +20,8 @@ from flying_serving.deploy.ports import HOST, ReservedPort
 
 ROOT = Path(__file__).parents[1]
 READY_S = 300.0
+OURS, STOCK = "flying_serving.cli.main", "vllm.entrypoints.openai.api_server"
+"""The modules of the servers."""
 DP, TP = "--data-parallel-size=2", "--tensor-parallel-size=2"
 """Two engines apart and, of stock vLLM, together."""
 
@@ -43,7 +45,7 @@ class System(ServerProcess):
         plugin: stock vLLM alone: a vLLM plugin, in a folder of that name here. `stock_gloo`: gloo
             in place of vLLM's own shared-memory collectives.
         link: ours alone: microseconds and GB/s of an emulated link between engines, like "600,10".
-        entry: ours alone: the module to run.
+        entry: the module to run, if not that of the server itself.
 
     Raises ServerFailed if it is not ready within READY_S.
     """
@@ -57,14 +59,15 @@ class System(ServerProcess):
         ours: bool,
         plugin: str | None = None,
         link: str | None = None,
-        entry: str = "flying_serving.cli.main",
+        entry: str = "",
     ) -> None:
         self.name = name
         self.ours = ours
         self.model = str(model)
         port = ReservedPort()
-        slowed = ["benchmarks.emulated_link", link] if link else [entry]
-        module = [*slowed, "serve"] if ours else ["vllm.entrypoints.openai.api_server", "--model"]
+        own = OURS if ours else STOCK
+        slowed = ["benchmarks.emulated_link", link] if link else [entry or own]
+        module = [*slowed, "serve" if ours else "--model"]
         line = [
             sys.executable,
             "-m",

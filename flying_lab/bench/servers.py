@@ -20,6 +20,8 @@ READY_S = 1800.0
 STOCK = ("stock-dp", "stock-tp")
 SYSTEMS: tuple[str, ...] = (*get_args(PolicyName), *STOCK)
 _PLUGIN = "flying_serving"
+EMULATION = "flying_lab.emulation"
+"""The module of servers on emulated devices, ours and stock vLLM."""
 _PLUGIN_GROUPS = tuple(
     f"vllm.{kind}_plugins"
     for kind in ("general", "platform", "io_processor", "stat_logger", "endpoint")
@@ -95,18 +97,14 @@ def command_line(name: str, args: ServerArgs, port: int) -> list[str]:
     if name == "stock-tp":
         sizes = [f"--tensor-parallel-size={args.engines * args.devices}"]
     if name in STOCK:
-        line = ["vllm.entrypoints.openai.api_server", f"--model={args.model}", *sizes]
+        module, line = "vllm.entrypoints.openai.api_server", [f"--model={args.model}", *sizes]
     else:
-        line = [
-            "flying_serving.cli.main",
-            "serve",
-            args.model,
-            f"--policy={name}",
-            *sizes,
-            *args.ours,
-        ]
+        module = "flying_serving.cli.main"
+        line = ["serve", args.model, f"--policy={name}", *sizes, *args.ours]
+    if any(flag.startswith(f"--worker-cls={EMULATION}.") for flag in args.shared):
+        module = EMULATION
     listen = [f"--host={HOST}", f"--port={port}"]
-    return [sys.executable, "-m", *line, *listen, *args.shared]
+    return [sys.executable, "-m", module, *line, *listen, *args.shared]
 
 
 def environment(

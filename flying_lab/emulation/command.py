@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flying_lab.emulation.async_scheduling import keep_async_scheduling
 from flying_lab.emulation.profile import KEY, Profile
 from flying_lab.emulation.stand_in import BLOCK_TOKENS, kv_bytes, write_stand_in
 from flying_lab.sim import models
@@ -57,8 +58,9 @@ def run(settings: Mapping[str, Any], folder: Path, stock: bool, more: Sequence[s
     if stock:
         os.environ["VLLM_PLUGINS"] = ""
         path, *others = flags
-        module = "vllm.entrypoints.openai.api_server"
+        module = "flying_lab.emulation"
         os.execv(sys.executable, [sys.executable, "-m", module, "--model", path, *others])
     from flying_serving.cli import serve
 
+    keep_async_scheduling()
     serve.main(flags)

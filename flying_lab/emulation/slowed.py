@@ -8,9 +8,7 @@ from dataclasses import dataclass
 
 from flying_lab.emulation.profile import Profile
 from flying_lab.sim.cost import Execution
-from flying_lab.sim.host import NO_TIME, HostTime
 from flying_lab.sim.machine import DegreeTime, Modelled
-from flying_lab.sim.requests import SimStep
 from flying_serving.predict.migrations import MigrationCost
 
 
@@ -18,7 +16,6 @@ from flying_serving.predict.migrations import MigrationCost
 class Slowed(Modelled):
     """A modelled machine whose devices take `slowdown` times as long; the host's work does not.
 
-    vLLM has no async scheduling on the CPU, where the engines are, so each step waits for its plan.
     `steps`: execution of all steps.
     """
 
@@ -34,17 +31,7 @@ class Slowed(Modelled):
     def device_time(self, degree: int, execution: Execution, size: int) -> DegreeTime:
         """Return the times of a degree on the slowed devices."""
         seconds = super().device_time(degree, self.steps, size)
-        in_order = self.host(size, degree).in_order
-
-        def slowed(step: SimStep) -> float:
-            waits_s = in_order.seconds(step.sequences + len(step.chunks))
-            return self.slowdown * seconds(step) + waits_s
-
-        return slowed
-
-    def turn(self, size: int) -> HostTime:
-        """Return no time: each step waits for its plan anyway."""
-        return NO_TIME
+        return lambda step: self.slowdown * seconds(step)
 
     def migration(self, degree: int) -> MigrationCost | None:
         """Return the cost of KV migration on the slowed devices."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from flying_lab.sim.clock import Clock
 from flying_lab.sim.decoding import DecodeBatch
-from flying_lab.sim.engines import Collective, SimEngine, SimOrder
+from flying_lab.sim.engines import Collective, SimEngine, SimOrder, turn_s
 from flying_lab.sim.host import NO_TIME, HostTime
 from flying_lab.sim.lanes import Finished, SimLane
 from flying_lab.sim.loans import Loan
@@ -290,11 +290,8 @@ class Cluster:
         assert step is not None
         if self._ways is not None and lane.size > 1:
             step.parallelism = self._ways.choose(lane.size, *step.counts)
-        took_s = self._step_time(lane.size, step)
-        turned = [engine.turns_to(lane.size) for engine in engines]
-        if any(turned):
-            turn = self.shape.turns.get(lane.size, NO_TIME)
-            took_s += turn.seconds(step.sequences + len(step.chunks))
+        turn = self.shape.turns.get(lane.size, NO_TIME)
+        took_s = self._step_time(lane.size, step) + turn_s(engines, lane.size, step, turn)
         if lane.batches is not None:
             lane.batches.stepped(StepRow(lane.size, took_s, *step.counts, False, step.parallelism))
         self._on_step(lane, took_s, step)

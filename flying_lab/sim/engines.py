@@ -2,12 +2,14 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
+from flying_lab.sim.host import HostTime
 from flying_lab.sim.lanes import SimLane
 from flying_lab.sim.loans import SimWeights
+from flying_lab.sim.requests import SimStep
 from flying_serving.scheduling.arbiter import LaneArbiter, ServeMessage, StepLane, Wait
 
 SERVE = ServeMessage()
@@ -98,3 +100,11 @@ def weave(engines: Iterable[SimEngine], kick: Callable[[SimEngine], None]) -> No
     for engine in engines:
         engine.arbiter.weave()
         kick(engine)
+
+
+def turn_s(engines: Sequence[SimEngine], size: int, step: SimStep, turn: HostTime) -> float:
+    """Note that engines step a lane. Return how long their devices wait for the host: `turn`, if
+    the step before was of another lane on any of them.
+    """
+    turned = [engine.turns_to(size) for engine in engines]
+    return turn.seconds(step.sequences + len(step.chunks)) if any(turned) else 0.0

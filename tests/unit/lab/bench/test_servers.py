@@ -81,6 +81,15 @@ def test_every_system_gets_the_same_flags_in_its_own_sizes() -> None:
         assert sizes == ((None, "8") if name == "stock-tp" else ("4", "2"))
 
 
+def test_servers_on_emulated_devices_are_those_of_the_emulation() -> None:
+    shared = ("--worker-cls=flying_lab.emulation.worker.EmulatedWorker",)
+    args = ServerArgs("m", 2, 1, shared, ())
+    for name in servers.SYSTEMS:
+        line = command_line(name, args, 5000)
+        assert line[2] == "flying_lab.emulation"
+        assert (line[3] == "serve") is (name not in servers.STOCK)
+
+
 def test_all_our_flags_are_known_and_none_reaches_stock_vllm() -> None:
     flags = [
         "--" + field.replace("_", "-") for field in FlyingConfig.model_fields if field != "policy"
