@@ -86,9 +86,9 @@ def headline(found: Kept) -> str:
     stock = [name for name in names(found) if name.startswith("static-")]
     first = max(stock, key=lambda name: most_rps(found, name))
     return (
-        f"{ENOUGH:.0%} of requests are within TTFT {SLO.ttft:g} ms and TPOT {SLO.tpot:g} ms up to "
-        f"{most_rps(found, 'auto'):g} requests/s with `auto`, {most_rps(found, first):g} with the "
-        f"best layout of stock vLLM (`{first}`)."
+        f"{100 * ENOUGH:.0f} % of requests are within TTFT {SLO.ttft:g} ms and TPOT "
+        f"{SLO.tpot:g} ms up to {most_rps(found, 'auto'):g} requests/s with `auto`, "
+        f"{most_rps(found, first):g} with the best layout of stock vLLM (`{first}`)."
     )
 
 
@@ -106,7 +106,7 @@ def pages(found: Kept, folder: Path) -> list[Row]:
         ]
         for name in names(found)
     ]
-    lines += markdown(["system", f"{ENOUGH:.0%} up to", *rates], rows)
+    lines += markdown(["system", f"{100 * ENOUGH:.0f} % up to", *rates], rows)
     title = "The share of requests within an SLO, by the rate of arrivals"
     write(folder, "goodput", page(title, {"goodput": found}, lines, NOTICES))
     return []
