@@ -68,7 +68,7 @@ def main(asked: SimulatorOptions, workload_options: WorkloadOptions) -> int:
         slo_s=(asked.slo or Slo()).targets_s,
         tbt_slo_s=math.inf if asked.tbt_slo_ms is None else asked.tbt_slo_ms / 1e3,
         lend_weights=asked.lend_weights,
-        token_parallel=asked.token_parallel,
+        token_parallel=not asked.no_token_parallel,
     )
     systems = [build(name, machine, devices, options) for name in _split(asked.policy, machine)]
     workload = workload_of(workload_options)

@@ -58,8 +58,8 @@ class SimulatorOptions(BaseModel):
     lend_weights: bool = Field(
         default=False, description="As that of `serve`; for systems that change their layout."
     )
-    token_parallel: bool = Field(
-        default=True, description="As that of `serve`; measured machines have no such steps."
+    no_token_parallel: bool = Field(
+        default=False, description="As that of `serve`; measured machines have none anyway."
     )
     out: Path | None = Field(
         default=None, description="Directory for the same files as those of `bench --compare`."

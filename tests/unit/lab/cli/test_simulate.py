@@ -62,6 +62,14 @@ def test_requests_are_split_and_steps_keep_to_a_target() -> None:
     assert found[1]["std_itl_ms"] < found[0]["std_itl_ms"]
 
 
+def test_groups_divide_tokens_unless_they_are_not_to() -> None:
+    """Then the first tokens of long prompts come later."""
+    large = ["--model", "llama-3-70b", "--hardware", "h200x8", *SMALL[4:]]
+    asked = [*large, "--policy", "auto", "--json"]
+    found = [json.loads(run(*asked, *flag))["auto"] for flag in ([], ["--no-token-parallel"])]
+    assert found[0]["mean_ttft_ms"] < 0.95 * found[1]["mean_ttft_ms"]
+
+
 @pytest.mark.deep
 def test_nodes_behind_a_router(tmp_path: Path) -> None:
     """Requests of all nodes in one table; the layouts of several are in none of the files."""
