@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks.emulated_report import table
 from benchmarks.rounds import Rows, phased, replayed, rotated, values_of
 from benchmarks.systems import ROOT, System, Systems, commit
+from flying_lab.emulation import MODULE
 from flying_lab.emulation.command import profile, server_flags
 from flying_lab.emulation.profile import Profile
 from flying_lab.emulation.slowed import Slowed
@@ -45,7 +46,6 @@ FLAGS = [
     "--disable-uvicorn-access-log",
 ]
 OUT = ROOT / ".bench"
-ENTRY = "flying_lab.emulation"
 
 
 def systems_of(args: argparse.Namespace) -> dict[str, Profile]:
@@ -87,13 +87,13 @@ def started(name: str, devices: Profile) -> System:
     if name == "auto":
         return served(name, devices, "--policy=auto")
     path, *flags = server_flags(devices, ROOT / ".models", stock=True)
-    return System(name, Path(path), [*flags, *FLAGS], ours=False, entry=ENTRY)
+    return System(name, Path(path), [*flags, *FLAGS], ours=False, entry=MODULE)
 
 
 def served(name: str, devices: Profile, *more: str) -> System:
     """Start our server on emulated devices with further flags, which win over those before."""
     path, *flags = server_flags(devices, ROOT / ".models", stock=False)
-    system = System(name, Path(path), [*flags, *FLAGS, *more], ours=True, entry=ENTRY)
+    system = System(name, Path(path), [*flags, *FLAGS, *more], ours=True, entry=MODULE)
     system.model = devices.model
     return system
 

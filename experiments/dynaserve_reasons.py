@@ -16,9 +16,9 @@ _IN_FLIGHT = (
     "more)."
 )
 _PREEMPTED = (
-    "as in vLLM 0.32, requests that have come with their KV begin before those that were "
-    "preempted and are to be computed again, so the decoding engine computes few prompts. No "
-    "row shows how much of the difference this makes."
+    "as in vLLM 0.32, a request that has come with its KV begins before one that was preempted. "
+    "So the decoding engine computes few prompts again. No row shows how much of the difference "
+    "this makes."
 )
 _KV = (
     "the paper's KV memory is 95 % full with 101 to 125 requests of 952 tokens in flight, as if "

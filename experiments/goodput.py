@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from experiments import servers
+from experiments import loads, servers
 from experiments.common import FIRST, Kept, Numbers, Setting, run, template
 from experiments.phases_load import OPTIONS
-from experiments.phases_runs import systems
 from experiments.rows import Row, markdown, number, page, paragraph, write
 from experiments.server_pages import NOTICES
-from experiments.servers import GRAPHS, STOCK
+from experiments.servers import GRAPHS
 from flying_lab.results.metrics import summarise
 from flying_lab.sim.node import System
 from flying_lab.workload.synth import Poisson, synthesise
@@ -36,12 +35,9 @@ def measure(setting: Setting) -> Numbers:
 
 
 def compared(setting: Setting) -> Iterator[tuple[str, System]]:
-    """Yield our server's systems, `auto` with these targets among them, then stock's."""
+    """Yield the systems of docs/results/loads.md, and `auto` with these targets."""
     aimed = replace(OPTIONS, slo_s=SLO.targets_s)
-    for server in (GRAPHS, STOCK):
-        yield from (
-            (one.name, one) for one in systems(server, MODEL, setting) if one.name != "fork"
-        )
+    yield from ((one.name, one) for one in loads.compared(MODEL, setting))
     yield AIMED, servers.ours(GRAPHS, POLICIES["auto"], MODEL, setting, aimed)
 
 

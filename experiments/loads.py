@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
 
+from experiments import held_out_runs
 from experiments.common import MODELS, Kept, Numbers, Setting, run, template
 from experiments.loads_load import LOADS, UNSEEN, load
-from experiments.phases_runs import systems
 from experiments.rows import Row, markdown, number, page, paragraph, spread, write
 from experiments.server_pages import NOTICES
 from experiments.servers import GRAPHS, STOCK, is_fixed
@@ -39,9 +39,9 @@ def measure(setting: Setting) -> Numbers:
 
 
 def compared(model: str, setting: Setting) -> Iterator[System]:
-    """Yield our server's systems, then stock's; the fork is eager, and hardly switches there."""
+    """Yield the systems of our server with graphs, then stock's."""
     for server in (GRAPHS, STOCK):
-        yield from (one for one in systems(server, model, setting) if one.name != "fork")
+        yield from held_out_runs.compared(server, model, setting)
 
 
 def measure_system(one: System, name: str, model: str, setting: Setting) -> Numbers:

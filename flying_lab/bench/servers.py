@@ -9,6 +9,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import get_args
 
+from flying_lab import emulation
 from flying_lab.server_process import ServerProcess, command
 from flying_serving.config import FlyingConfig, PolicyName
 from flying_serving.deploy.ports import HOST, ReservedPort
@@ -20,8 +21,6 @@ READY_S = 1800.0
 STOCK = ("stock-dp", "stock-tp")
 SYSTEMS: tuple[str, ...] = (*get_args(PolicyName), *STOCK)
 _PLUGIN = "flying_serving"
-EMULATION = "flying_lab.emulation"
-"""The module of servers on emulated devices, ours and stock vLLM."""
 _PLUGIN_GROUPS = tuple(
     f"vllm.{kind}_plugins"
     for kind in ("general", "platform", "io_processor", "stat_logger", "endpoint")
@@ -101,8 +100,8 @@ def command_line(name: str, args: ServerArgs, port: int) -> list[str]:
     else:
         module = "flying_serving.cli.main"
         line = ["serve", args.model, f"--policy={name}", *sizes, *args.ours]
-    if any(flag.startswith(f"--worker-cls={EMULATION}.") for flag in args.shared):
-        module = EMULATION
+    if any(flag.startswith(f"--worker-cls={emulation.MODULE}.") for flag in args.shared):
+        module = emulation.MODULE
     listen = [f"--host={HOST}", f"--port={port}"]
     return [sys.executable, "-m", module, *line, *listen, *args.shared]
 

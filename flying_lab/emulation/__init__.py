@@ -10,3 +10,6 @@
 Nothing is computed: a token follows from its request and its place. A measurement here is one of
 scheduling, and not of a model.
 """
+
+MODULE = "flying_lab.emulation"
+"""Of servers on emulated devices, ours and stock vLLM: `python -m`."""

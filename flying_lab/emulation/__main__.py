@@ -7,9 +7,9 @@ from __future__ import annotations
 import runpy
 import sys
 
+from flying_lab.emulation import MODULE
 from flying_lab.emulation.async_scheduling import keep_async_scheduling
 
-MODULE = "flying_lab.emulation"
 STOCK = "vllm.entrypoints.openai.api_server"
 
 

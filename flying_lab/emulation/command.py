@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flying_lab.emulation import MODULE
 from flying_lab.emulation.async_scheduling import keep_async_scheduling
 from flying_lab.emulation.profile import KEY, Profile
 from flying_lab.emulation.stand_in import BLOCK_TOKENS, kv_bytes, write_stand_in
@@ -58,8 +59,7 @@ def run(settings: Mapping[str, Any], folder: Path, stock: bool, more: Sequence[s
     if stock:
         os.environ["VLLM_PLUGINS"] = ""
         path, *others = flags
-        module = "flying_lab.emulation"
-        os.execv(sys.executable, [sys.executable, "-m", module, "--model", path, *others])
+        os.execv(sys.executable, [sys.executable, "-m", MODULE, "--model", path, *others])
     from flying_serving.cli import serve
 
     keep_async_scheduling()

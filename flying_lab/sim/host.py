@@ -40,11 +40,12 @@ class Host:
     """What the host adds to steps of a server.
 
     `busy`: work of the busiest thread for a step, below which no step is. `in_order`: from the end
-    of a step to the begin of the next one where that is planned when the first is over.
+    of a step to the begin of the next one where that is planned when the first is over; stock vLLM,
+    which has one lane, is never charged it.
     """
 
     busy: HostTime
-    in_order: HostTime
+    in_order: HostTime = NO_TIME
 
     def __mul__(self, share: float) -> Self:
         """Return a host with a share of this work."""
@@ -55,11 +56,11 @@ OURS_ALONE = Host(HostTime(530e-6, 19.7e-6), HostTime(180e-6, 17.5e-6))
 """An engine alone: scheduler and model runner are one thread."""
 OURS_GROUP = Host(HostTime(640e-6, 21.0e-6), HostTime(520e-6, 21.2e-6))
 """A group of ours: the leader's thread is scheduler and member."""
-STOCK_ALONE = Host(OURS_ALONE.busy, HostTime(450e-6, 27.9e-6))
+STOCK_ALONE = Host(OURS_ALONE.busy)
 """An engine of stock's data parallelism. On CUDA it is one process, as ours is; on the CPU, where
 this was measured, it has a worker beside it. So its work is taken from ours.
 """
-STOCK_TENSOR = Host(HostTime(647e-6, 10.6e-6), HostTime(550e-6, 19.6e-6))
+STOCK_TENSOR = Host(HostTime(647e-6, 10.6e-6))
 """Stock's tensor parallelism: the longer of scheduler and model runner, two processes."""
 
 
