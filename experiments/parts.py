@@ -21,6 +21,7 @@ CHUNKS_TOKENS = (8192, 4096, 2048, 1024)
 HOST_SHARES = (0.0, 0.5)
 FIGURES = ("mean_e2el_ms", "mean_ttft_ms")
 QUEUE, LAYOUTS, TOKEN, ALL = "central queue", "layouts", "token parallel steps", "all"
+CHUNKED = "auto"
 PARTS = (QUEUE, LAYOUTS, TOKEN, ALL)
 
 
@@ -33,7 +34,9 @@ def measure(setting: Setting) -> Numbers:
 
 
 def compared(model: str, setting: Setting) -> Iterator[tuple[str, System]]:
-    """Yield the parts, `auto` with less work of the host, and stock vLLM with each chunk."""
+    """Yield the parts, `auto` with less work of the host, and `auto` and stock vLLM with each
+    chunk.
+    """
     devices, *wider = degrees = servers.degrees(model, setting)
     auto, tensor = POLICIES["auto"], replace(OPTIONS, token_parallel=False)
     for degree in degrees:
@@ -50,6 +53,8 @@ def compared(model: str, setting: Setting) -> Iterator[tuple[str, System]]:
         )
     for chunk_tokens in CHUNKS_TOKENS:
         options = replace(OPTIONS, max_num_batched_tokens=chunk_tokens)
+        if chunk_tokens != OPTIONS.max_num_batched_tokens:
+            yield f"{CHUNKED}, {chunk_tokens}", servers.ours(GRAPHS, auto, model, setting, options)
         for name in ("static-dp", *(f"static-tp{degree}" for degree in wider)):
             yield f"{name}, {chunk_tokens}", servers.stock(name, model, setting, options)
 

@@ -102,14 +102,17 @@ def _why_kept(last: Mapping[str, Any] | None) -> list[str]:
     """
     if last is None or last["is_made"] or last["least_gain_request_s"] is None:
         return []
+    other, unsure_at = layout_text(last["to"]), last["unsure_at_requests_per_s"]
     gain, needed = (
         figure(last["predicted_gain_request_s"], 2),
         figure(last["least_gain_request_s"], 2),
     )
-    return [
-        f"stays: {layout_text(last['to'])} would gain {gain} request-s and has to gain more than "
-        f"{needed}"
-    ]
+    if unsure_at is not None:
+        return [
+            f"stays: {other} would gain {gain} request-s, but not enough at "
+            f"{figure(unsure_at, 2)} requests/s, which are as likely"
+        ]
+    return [f"stays: {other} would gain {gain} request-s and has to gain more than {needed}"]
 
 
 def _engines(answer: Mapping[str, Any]) -> Table:
@@ -152,21 +155,22 @@ def switches(records: Sequence[Mapping[str, Any]]) -> RenderableType:
     if not records:
         return "no switches yet"
     text = ("from", "to", "mode", "reason")
-    why = _table("no.", *text, "gain", "needed", "cost", left=text)
+    why = _table("no.", *text, "gain", "needed", "cost", "share", "seen", left=text)
     times = ("waited", "cutover", "step", "overhead", "work", "drain", "worst gap")
     took = _table("no.", "in flight", *times, left=())
     for record in records:
         layouts = layout_text(record["from"]), layout_text(record["to"])
         predicted = (figure(record[f"{name}_request_s"], 2) for name in PREDICTED)
-        why.add_row(
-            str(record["number"]), *layouts, record["mode"], escape(record["reason"]), *predicted
-        )
+        shares = (percent(record[f"{name}_gain_share"]) for name in ("predicted", "seen"))
+        told = (*layouts, record["mode"], escape(record["reason"]))
+        why.add_row(str(record["number"]), *told, *predicted, *shares)
         measured = (figure(record[f"{name}_ms"]) for name in MEASURED)
         took.add_row(str(record["number"]), str(record["requests_in_flight"]), *measured)
     return Group(
         why,
         "predicted request-seconds; a switch for load has to gain more than is needed, - is "
-        "shown for other reasons",
+        "shown for other reasons; share is the gain less the cost, in request-seconds of staying, "
+        "and seen is what became of it when the horizon had passed",
         took,
         "times in ms, - while a switch goes on; step and overhead are the parts of cutover; work "
         "is processor time",
@@ -176,6 +180,11 @@ def switches(records: Sequence[Mapping[str, Any]]) -> RenderableType:
 def figure(value: float | None, digits: int = 1) -> str:
     """Return a time or a sum of times as text; `-` while there is none."""
     return UNKNOWN if value is None else f"{value:.{digits}f}"
+
+
+def percent(share: float | None) -> str:
+    """Return a share as text; `-` while there is none."""
+    return UNKNOWN if share is None else f"{share:+.0%}"
 
 
 def findings(found: Sequence[Finding]) -> Table:

@@ -157,6 +157,7 @@ class Changeover:
         draining = state.outside(layout)
         switch = Switch(state.layout, layout, mode, now_s, state.running, draining, decision)
         state.switches.begin(switch)
+        state.begin_span(layout, now_s, switch if switch.is_for_load else None)
         steps = state.settings.weave_steps if weave_steps is None else weave_steps
         self._change = Change(switch, steps, mode)
 
@@ -250,12 +251,14 @@ class Changeover:
         """End the switch, if there is one: some engine cannot answer."""
         if self._change is not None:
             self._change.switch.failed(problem, now_s)
+            self._state.hindsight.forget()
             self._end()
 
     def drop(self, reason: str, now_s: float) -> None:
         """End a switch that no engine knows of."""
         assert self.untold_switch is not None
         self.untold_switch.dropped(reason, now_s)
+        self._state.hindsight.forget()
         self._end()
 
     def take_in(self, engine: int) -> None:

@@ -59,6 +59,7 @@ class Controller:
         self._arrivals += 1
         request = RequestState(request_id, spec, sizes, self._arrivals, now_s)
         self._dispatcher.take_in(request, now_s)
+        self.state.hindsight.arrived()
         self.state.demand.arrived(spec.prompt_tokens, spec.max_output_tokens, now_s, origin.event)
         # an arrival ends nothing that a switch or weights wait for
         commands = self._place_waiting(now_s)
@@ -133,7 +134,9 @@ class Controller:
         waits = len(self.state.pool) > 0 and not self._changeover.holds_back_requests
         self.admission.pace.tick(now_s, waits=waits)
         commands += self._dispatcher.reject_expired(now_s)
-        return commands + self._settle(now_s, decides=True)
+        commands += self._settle(now_s, decides=True)
+        self.state.look_back(now_s)
+        return commands
 
     # ---- switches
 

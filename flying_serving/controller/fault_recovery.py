@@ -159,6 +159,7 @@ class FaultRecovery:
         """Go on with the engines of `layout` that are there, and choose between their layouts."""
         state = self._state
         state.layout = layout.without(state.absent_engines)
+        state.hindsight.forget()
         every = Layout.all(state.settings.engines, state.sizes)
         state.layouts = list(
             dict.fromkeys(layout.without(state.absent_engines) for layout in every)

@@ -16,12 +16,6 @@ def snapshot(
     """
     loads, lending, pool = state.loads, state.weight_lending, state.pool
     unfinished = loads.unfinished.values()
-
-    # the part of a split request is unfinished too
-    streaming = state.running + len(state.splits) - len(unfinished)
-    prefill_tokens = sum(request.prefill_tokens for request in unfinished)
-    work = state.demand.work(len(pool), prefill_tokens, streaming, now_s)
-
     pinned = lending.pinned(loads)
     layouts = state.layouts
     if pinned:
@@ -37,11 +31,12 @@ def snapshot(
         layouts,
         lanes,
         loads.as_seen(state.demand.outputs),
-        work,
+        state.work(now_s),
         required_groups(state, begins, urgent),
         promised=state.switches.promised(state.settings.objective.horizon_s, now_s),
         lost=lost,
         recent_switches=state.switches.recent(now_s),
+        shortfalls=state.hindsight.shortfalls(now_s),
         opens_in_s=lending.opens_in_s(now_s),
     )
 

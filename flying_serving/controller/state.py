@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from itertools import count
 
 from flying_serving.controller.deadlines import Deadlines
+from flying_serving.controller.hindsight import Hindsight
 from flying_serving.controller.lengths import ExpectedLengths
 from flying_serving.controller.loads import Loads
 from flying_serving.controller.pool import TaskPool
 from flying_serving.controller.requests import RequestState
 from flying_serving.controller.settings import Settings
 from flying_serving.controller.splits import Splits
-from flying_serving.controller.switches import Switches
+from flying_serving.controller.switches import Switch, Switches
 from flying_serving.controller.weight_lending import WeightLending
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.layout.kv_source import KVSource
@@ -21,7 +22,7 @@ from flying_serving.predict.demand import Demand
 from flying_serving.predict.migrations import MigrationCost, cost_within
 from flying_serving.predict.steps import StepModel
 from flying_serving.predict.token_cost import TokenCost
-from flying_serving.predict.work import LaneFigures
+from flying_serving.predict.work import LaneFigures, Work
 
 
 class ClusterState:
@@ -60,6 +61,7 @@ class ClusterState:
         self.demand = Demand()
         self.lengths = ExpectedLengths(settings, self.demand)
         self.steps = StepModel()
+        self.hindsight = Hindsight(settings.objective.horizon_s)
         self.migrates: dict[int, MigrationCost] = {}
 
     # ---- requests
@@ -122,6 +124,34 @@ class ClusterState:
             for size in self.sizes
             if self.steps.known(size)
         }
+
+    # ---- work
+
+    def work(self, now_s: float) -> Work:
+        """Return the work at hand, and the expected arrivals."""
+        unfinished = self.loads.unfinished.values()
+        # the part of a split request is unfinished too
+        streaming = self.running + len(self.splits) - len(unfinished)
+        prefill_tokens = sum(request.prefill_tokens for request in unfinished)
+        return self.demand.work(len(self.pool), prefill_tokens, streaming, now_s)
+
+    def look_back(self, now_s: float) -> None:
+        """Compare the forecast of the last span with what followed, if its horizon has passed."""
+        if self.hindsight.count(len(self.pool) + self.running, now_s):
+            self.begin_span(self.layout, now_s)
+
+    def begin_span(self, layout: Layout, now_s: float, switch: Switch | None = None) -> None:
+        """Compare the forecast of the last span with what followed, and begin another one.
+
+        Nothing is compared where load changes no layout, with a service-level objective, whose
+        unit is no second, without engines, or before all sizes are measured.
+        """
+        policy, objective = self.settings.policy, self.settings.objective
+        if not policy.by_load or objective.has_slo or not layout.groups:
+            return
+        lanes = self.lanes()
+        if len(lanes) == len(self.sizes):
+            self.hindsight.begin(layout, lanes, self.work(now_s), now_s, switch)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless each request is in one place, and booked only there."""

@@ -28,6 +28,7 @@ PREDICTIONS = (
     "predicted_cost_request_s",
     "promised_request_s",
     "least_gain_request_s",
+    "unsure_at_requests_per_s",
     "considered_request_s",
 )
 """Keys of the figures that `predictions` gives for a decision, besides its reason."""
@@ -60,6 +61,9 @@ class Switch:
             many later switches began before that.
         problem: why it has failed or was dropped.
         was_dropped: whether it was not made.
+        predicted_share: of a switch for load, the share of what staying costs that it was predicted
+            to gain over the horizon, less its cost. None until it was looked back on (`Hindsight`).
+        seen_share: the share that it gained, with the arrivals that came.
         promises_from_s: time from which on its promise gets less (`Switches.promised`).
         migrating: requests that have tokens, migrate, and have not got the next token.
         gaps: times between tokens, while the switch is open.
@@ -83,6 +87,8 @@ class Switch:
     drain_ms: float | None = None
     problem: str | None = None
     was_dropped: bool = False
+    predicted_share: float | None = None
+    seen_share: float | None = None
     promises_from_s: float = 0.0
     migrating: set[str] = field(default_factory=set)
     gaps: TokenGaps | None = None
@@ -201,6 +207,8 @@ class Switch:
             "work_ms": self.work_ms,
             "drain_ms": self.drain_ms,
             "worst_token_gap_ms": self.worst_token_gap_ms,
+            "predicted_gain_share": self.predicted_share,
+            "seen_gain_share": self.seen_share,
             "problem": self.problem,
         }
 
@@ -220,6 +228,7 @@ def predictions(decision: Decision | None) -> dict[str, Any]:
         "predicted_cost_request_s": decision.cost,
         "promised_request_s": decision.promised,
         "least_gain_request_s": decision.least_gain,
+        "unsure_at_requests_per_s": decision.unsure_at,
         "considered_request_s": dict(decision.considered),
     }
 

@@ -23,6 +23,32 @@ First tokens that come 10 % later count as 1 % more request-seconds.
 
 
 @dataclass(frozen=True)
+class Measure:
+    """The figure of a forecast, in request-seconds.
+
+    Args:
+        least_wait_s: mean seconds to the first token in the layout where they come first. None with
+            a service-level objective, whose targets count alone.
+    """
+
+    least_wait_s: float | None
+
+    def __call__(self, forecast: Forecast) -> float:
+        """Return the figure of a forecast."""
+        return forecast.request_seconds * (1 + self.delay(forecast))
+
+    def delay(self, forecast: Forecast) -> float:
+        """Return the share of request-seconds that later first tokens count as.
+
+        It is 0 for the layout where they come first.
+        """
+        if self.least_wait_s is None:
+            return 0.0
+        ratio: float = forecast.wait_s / self.least_wait_s
+        return ratio**FIRST_TOKEN_WEIGHT - 1
+
+
+@dataclass(frozen=True)
 class Ranking:
     """Forecasts of several layouts for the same snapshot.
 
@@ -47,22 +73,15 @@ class Ranking:
 
     def figures(self) -> dict[Layout, float]:
         """Return the figure of each layout, in request-seconds."""
-        return {
-            layout: forecast.request_seconds * (1 + self.delay(layout))
-            for layout, forecast in self.forecasts.items()
-        }
+        return {layout: self.measure(forecast) for layout, forecast in self.forecasts.items()}
 
     def delay(self, layout: Layout) -> float:
-        """Return the share of request-seconds that the later first tokens of a layout count as.
-
-        It is 0 for the layout where they come first.
-        """
-        if not self.weighs_first_tokens:
-            return 0.0
-        ratio: float = self.forecasts[layout].wait_s / self._least_wait_s
-        return ratio**FIRST_TOKEN_WEIGHT - 1
+        """Return `Measure.delay` of a layout."""
+        return self.measure.delay(self.forecasts[layout])
 
     @cached_property
-    def _least_wait_s(self) -> float:
-        """Mean seconds from arrivals to first tokens in the layout where they come first."""
-        return min(forecast.wait_s for forecast in self.forecasts.values())
+    def measure(self) -> Measure:
+        """The figure of a forecast beside these."""
+        if not self.weighs_first_tokens:
+            return Measure(None)
+        return Measure(min(forecast.wait_s for forecast in self.forecasts.values()))

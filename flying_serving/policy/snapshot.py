@@ -79,6 +79,8 @@ class Snapshot:
             requests (`Decision.promise`).
         lost: request-seconds that the present layout is predicted to have lost to better ones.
         recent_switches: number of switches for load in the last minute.
+        shortfalls: by size of the widest group of a layout, the share of what staying costs that
+            switches to it have gained less than predicted of late.
         opens_in_s: of widest groups that lend their weights, the seconds until narrower ones could
             have them.
     """
@@ -93,6 +95,7 @@ class Snapshot:
     promised: float = 0.0
     lost: float = 0.0
     recent_switches: int = 0
+    shortfalls: Mapping[int, float] = field(default_factory=dict)
     opens_in_s: Mapping[Group, float] = field(default_factory=dict)
 
     def closed_s(self, layout: Layout) -> float:
@@ -123,6 +126,8 @@ class Decision:
         drain_s: seconds until the last request of the old layout has ended, if no other requests
             run.
         promised: the part of `least_gain` from earlier switches.
+        unsure_at: a rate of arrivals per second, within one standard deviation of the predicted
+            one, at which the switch would not gain enough. None if there is none.
         predicted: the prediction for each layout that was compared.
         request_seconds: of a switch for load: the prediction for `layout` alone, in which first
             tokens have no weight of their own.
@@ -140,13 +145,19 @@ class Decision:
     least_gain: float | None = None
     drain_s: float = math.inf
     promised: float | None = None
+    unsure_at: float | None = None
     predicted: Mapping[Layout, float] = field(default_factory=dict)
     request_seconds: float | None = None
     promise: float = 0.0
 
     @property
     def is_made(self) -> bool:
-        """True if the change gains enough, and does not have to wait for requests that only the
-        present groups hold.
+        """True if the change gains enough at all rates of arrivals that are likely, and does not
+        have to wait for requests that only the present groups hold.
         """
-        return self.mode != LATER and (self.least_gain is None or self.gain > self.least_gain)
+        return self.mode != LATER and self.gains_enough and self.unsure_at is None
+
+    @property
+    def gains_enough(self) -> bool:
+        """True if the change gains enough at the predicted rate of arrivals."""
+        return self.least_gain is None or self.gain > self.least_gain

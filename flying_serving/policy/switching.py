@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from flying_serving.layout.groups import Group, Layout, aligned_group
+from flying_serving.policy.ranking import Measure, Ranking
 from flying_serving.policy.snapshot import LATER, GroupLoad, Snapshot
-from flying_serving.predict.forecast import Forecast, capacity, evaluate, first_per_s, forecast
+from flying_serving.predict.forecast import Forecast, assess, capacity, first_per_s, forecast
 from flying_serving.predict.work import FREE, Interference, Objective, Work, weight
 
 NO_LOAD = GroupLoad(0, 0.0, 0.0, 0.0)
@@ -73,6 +74,7 @@ class SwitchCandidate:
         groups: the number of groups that share the work in the new layout.
         size: engines of the widest new group.
         objective: of the layout.
+        measure: the figure of a forecast.
         other_work: the work without the old requests.
         forecast: of the new groups with that work.
         busy_share: share of time in which the new groups have work.
@@ -89,6 +91,7 @@ class SwitchCandidate:
     groups: int
     size: int
     objective: Objective
+    measure: Measure
     other_work: Work
     forecast: Forecast
     busy_share: float
@@ -102,7 +105,12 @@ class SwitchCandidate:
 
     @classmethod
     def of(
-        cls, snapshot: Snapshot, layout: Layout, leave: dict[Group, GroupLoad], objective: Objective
+        cls,
+        snapshot: Snapshot,
+        layout: Layout,
+        leave: dict[Group, GroupLoad],
+        objective: Objective,
+        measure: Measure,
     ) -> SwitchCandidate:
         """Return the candidate of a switch to `layout`, when requests of `leave` have to go."""
         old = [DrainingGroup.of(snapshot, group, load) for group, load in leave.items()]
@@ -132,6 +140,7 @@ class SwitchCandidate:
             groups=groups,
             size=size,
             objective=objective,
+            measure=measure,
             other_work=other_work,
             forecast=ahead,
             busy_share=min(1.0, busy),
@@ -139,9 +148,11 @@ class SwitchCandidate:
 
     def with_old(self, interference: Interference) -> float:
         """Return the request-seconds if old requests are not in the new layout, but in its way."""
-        return evaluate(
-            self.layout, self.snapshot.lanes, self.other_work, self.objective, interference
-        )
+        return self._figure(self.other_work, interference)
+
+    def _figure(self, work: Work, interference: Interference) -> float:
+        lanes = self.snapshot.lanes
+        return self.measure(assess(self.layout, lanes, work, self.objective, interference))
 
     def weave(self, blocked_s: float = 0.0) -> float:
         """Return the cost if both sides get half of the time while both have work, until the last
@@ -195,7 +206,7 @@ class SwitchCandidate:
         )
         held_tokens = sum(load.requests * load.context_tokens for load in self.stragglers.values())
         held = Interference(woven_s=until_s, overlap=slower, held_tokens=held_tokens)
-        return evaluate(self.layout, lanes, work, self.objective, held)
+        return self._figure(work, held)
 
     def sequential(self) -> float:
         """Return the cost if new requests wait until the last old one has ended."""
@@ -216,11 +227,10 @@ class SwitchCandidate:
         migrating = self.requests - sum(load.requests for load in self.stragglers.values())
         if self.stragglers:
             there = SwitchCandidate.of(
-                self.snapshot, self.layout, self.stragglers, self.objective
+                self.snapshot, self.layout, self.stragglers, self.objective, self.measure
             ).weave(pause_s)
         else:
-            work, blocked = self.snapshot.work, Interference(blocked_s=pause_s)
-            there = evaluate(self.layout, self.snapshot.lanes, work, self.objective, blocked)
+            there = self._figure(self.snapshot.work, Interference(blocked_s=pause_s))
         return migrating * pause_s / 2 + there
 
     def pause_s(self) -> float:
@@ -258,18 +268,21 @@ def _slower(snapshot: Snapshot, layout: Layout) -> float:
     return capacity(layout, lanes, work) / capacity(snapshot.layout, lanes, work) - 1
 
 
-def _closed(snapshot: Snapshot, layout: Layout, objective: Objective, there: float) -> float:
+def _closed(
+    snapshot: Snapshot, layout: Layout, objective: Objective, measure: Measure, there: float
+) -> float:
     """Return the request-seconds of waiting for weights that are lent, during which the present
     layout stays.
 
     Until they are back a step of the new layout counts as longer, so that it has the present one's
-    capacity. `there`: the result of `evaluate` for `layout`.
+    capacity. `there`: the figure of `layout`.
     """
     closed_s = snapshot.closed_s(layout)
     if closed_s <= 0.0:
         return 0.0
     until = Interference(woven_s=closed_s, overlap=max(0.0, _slower(snapshot, layout)))
-    return max(0.0, evaluate(layout, snapshot.lanes, snapshot.work, objective, until) - there)
+    waiting = assess(layout, snapshot.lanes, snapshot.work, objective, until)
+    return max(0.0, measure(waiting) - there)
 
 
 @dataclass(frozen=True)
@@ -317,26 +330,24 @@ def costs(
     snapshot: Snapshot,
     layout: Layout,
     objective: Objective,
+    measure: Measure,
     *,
     urgent: bool,
-    there: float | None = None,
 ) -> dict[str, float]:
     """Predict the request-seconds of a switch to `layout` by mode, beyond those if all requests
     were there already.
 
     One of the modes is LATER if `layout` has stragglers and the switch is not for `urgent`
-    requests, whose first tokens count more. `there`: the result of `evaluate` for `layout`, if it
-    is known and no request is urgent.
+    requests, whose first tokens count more. `measure`: the figure by which layouts are ranked.
     """
     leave = leaving(snapshot, layout)
     if urgent:
         objective = replace(objective, urgency=weight(urgent=True))
-    if there is None or urgent:
-        there = evaluate(layout, snapshot.lanes, snapshot.work, objective)
-    closed = _closed(snapshot, layout, objective, there)
+    there = measure(assess(layout, snapshot.lanes, snapshot.work, objective))
+    closed = _closed(snapshot, layout, objective, measure, there)
     if not leave:
         return {"weave": closed}
-    candidate = SwitchCandidate.of(snapshot, layout, leave, objective)
+    candidate = SwitchCandidate.of(snapshot, layout, leave, objective, measure)
     # Requests that stand still cost their time at least, even if the fluid model gains later.
     modes = {
         "weave": candidate.weave(),
@@ -357,7 +368,8 @@ def costs(
 
 def at_once(snapshot: Snapshot, layout: Layout, objective: Objective) -> str:
     """Return the cheapest of the modes that do not wait for old requests to end."""
-    considered = costs(snapshot, layout, objective, urgent=False)
+    measure = Ranking.of([layout], snapshot, objective).measure
+    considered = costs(snapshot, layout, objective, measure, urgent=False)
     # not a set: of modes that cost the same it has to be the same one in every run
     return min(
         (mode for mode in ("weave", "migrate") if mode in considered), key=considered.__getitem__

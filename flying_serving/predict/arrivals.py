@@ -63,17 +63,27 @@ class Arrivals:
         self._bin_count += self._events.begins(event, now_s)
 
     def rate(self, now_s: float) -> float:
-        """Return the requests per second, at least LEAST_RATE.
+        """Return the requests per second, at least LEAST_RATE."""
+        return self.rate_with_error(now_s)[0]
 
-        The first question begins the record, so that the time before the first arrival counts.
+    def rate_with_error(self, now_s: float) -> tuple[float, float]:
+        """Return the requests per second, at least LEAST_RATE, and the standard deviation of what
+        they may be.
+
+        It is large where the rate may just have changed. The first question begins the record, so
+        that the time before the first arrival counts.
         """
         begins = self._bin_from is None
         bin_from = self._close_until(now_s)
         if begins:
-            return LEAST_RATE
+            return LEAST_RATE, 0.0
         weight, counts, spans_s = self._after(self._bin_count, max(1e-3, now_s - bin_from))
-        events_rate = float(weight @ ((1.0 + counts) / (self._prior_s + spans_s)))
-        return max(LEAST_RATE, events_rate * self._events.mean_size)
+        # of a gamma distribution for each time at which the rate may have begun
+        shape, known_s, size = 1.0 + counts, self._prior_s + spans_s, self._events.mean_size
+        mean = float(weight @ (shape / known_s))
+        square = float(weight @ (shape * (shape + 1.0) / known_s**2))
+        deviation = math.sqrt(max(0.0, square - mean**2))
+        return max(LEAST_RATE, mean * size), deviation * size
 
     @property
     def usual_rate(self) -> float:

@@ -110,8 +110,9 @@ class Demand:
         the expected arrivals.
         """
         begun = unfinished_tokens / max(1.0, self.prompt_tokens)
+        rate, error = self._arrivals.rate_with_error(now_s)
         lengths, usual = (self.prompt_tokens, self.output_tokens), self._arrivals.usual_rate
-        return Work(self._arrivals.rate(now_s), *lengths, waiting, running, begun, usual)
+        return Work(rate, *lengths, waiting, running, begun, usual, error)
 
 
 class _Mean:

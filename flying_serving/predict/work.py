@@ -81,6 +81,7 @@ class Work:
         running: requests that stream, in any group.
         begun: prompt tokens that groups have not computed yet, in prompts of mean length.
         usual_rate: arrivals per second in the long run.
+        rate_error: standard deviation of what the rate may be, in arrivals per second.
     """
 
     rate: float
@@ -90,6 +91,7 @@ class Work:
     running: float = 0.0
     begun: float = 0.0
     usual_rate: float = math.inf
+    rate_error: float = 0.0
 
     def rate_between(self, from_s: float, to_s: float) -> float:
         """Return the mean arrivals per second between two times from now.
@@ -106,6 +108,13 @@ class Work:
     def prompts(self) -> float:
         """Prompts to compute, in prompts of mean length."""
         return self.waiting + self.begun
+
+    @property
+    def unlike(self) -> tuple[Work, Work]:
+        """The same work with a rate that is lower, and higher, by its standard deviation."""
+        rates = max(arrivals.LEAST_RATE, self.rate - self.rate_error), self.rate + self.rate_error
+        low, high = (replace(self, rate=rate) for rate in rates)
+        return low, high
 
     def part(self, share: float) -> Work:
         """Return a share of the work."""

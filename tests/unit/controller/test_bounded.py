@@ -74,5 +74,5 @@ def test_a_controller_holds_no_more_after_twice_as_much(
     before, switched = entries(load.shell.controller), len(load.shell.switches)
     assert load.requests > 300 and switched > 3 * KEPT and load.shell.failed
     load.run(EPISODES)
-    assert len(load.shell.switches) > 2 * switched - KEPT
+    assert len(load.shell.switches) > 1.5 * switched
     assert entries(load.shell.controller) < 1.05 * before
