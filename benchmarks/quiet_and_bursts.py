@@ -11,6 +11,8 @@ experiments/plans/live.md.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from benchmarks import flags
@@ -49,14 +51,17 @@ def workload_of(args: argparse.Namespace, seed: int) -> Workload:
     )
 
 
-def run(args: argparse.Namespace) -> Rows:
-    """Return the rows of all rounds."""
+def run(args: argparse.Namespace, load_of: Callable[[int], Workload]) -> Rows:
+    """Return the rows of all rounds.
+
+    `load_of`: returns the load of the round with this seed.
+    """
     model = make_model(ROOT / ".models" / MODEL, MODEL)
     rows: Rows = {}
     with Systems() as systems:
         started = {name: systems.start(server(name, args.regime, model)) for name in args.systems}
         for number in range(args.rounds):
-            load = workload_of(args, args.seed + number)
+            load = load_of(args.seed + number)
             for name in rotated(args.systems, number):
                 started[name].resume()
                 add(rows, name, replayed(started[name], load))
@@ -89,7 +94,8 @@ def main() -> None:
     """Run the rounds, keep all rows, print both tables."""
     args = options()
     print(f"capacity {args.capacity_rps:.2f} requests/s, regime {args.regime}", flush=True)
-    kept = keep(args.out, vars(args), run(args))
+    rows = run(args, partial(workload_of, args))
+    kept = keep(args.out, vars(args), rows)
     print(f"{table(kept)}\n\n{summary(kept)}")
 
 

@@ -1,8 +1,10 @@
 """Command lines of live comparisons."""
 
+from statistics import mean
+
 import pytest
 
-from benchmarks import long_prompts, quiet_and_bursts, urgent_requests
+from benchmarks import live_trace, long_prompts, quiet_and_bursts, urgent_requests, ways
 
 EMULATED = {"rounds": 1, "seed": 1, "slowdown": 2.0, "execution": "graph"}
 
@@ -39,3 +41,39 @@ def test_a_system_that_is_not_compared_is_refused(capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit):
         urgent_requests.options(["--systems", "split"])
     assert "invalid choice: 'split'" in capsys.readouterr().err
+
+
+def test_a_trace_has_the_sizes_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """About five requests a second; the same in each round, but for the tokens of prompts."""
+    monkeypatch.setattr("sys.argv", [""])
+    args = live_trace.options()
+    assert (args.rounds, args.regime) == (5, "shm")
+    assert args.systems == ["static-dp", "static-tp", "auto"]
+    first, other = (live_trace.workload_of(args, seed) for seed in (1, 2))
+    assert first.requests == other.requests
+    assert first.seed != other.seed
+    requests = first.requests
+    assert 4.0 < len(requests) / requests[-1].arrival_s < 6.0
+    assert 150 < mean(one.prompt_tokens for one in requests) < 250
+    assert max(one.prompt_tokens + one.output_tokens for one in requests) <= 2048
+    assert {one.phase for one in requests} == {live_trace.PHASE}
+
+
+def test_both_ways_of_a_step_get_the_same_loads() -> None:
+    found = ways.loads(1)
+    assert {phase: len(load.requests) for phase, load in found.items()} == {
+        ways.ALONE: 16,
+        ways.AT_ONCE: 64,
+    }
+    assert found == ways.loads(1) != ways.loads(2)
+    assert ways.table(
+        {
+            ("tensor, 2 engines", ways.ALONE, "mean_ttft_ms"): [10.0, 20.0],
+            ("token, 2 engines", ways.ALONE, "mean_ttft_ms"): [5.0, 30.0],
+        },
+        list(ways.WAYS),
+    ).splitlines() == [
+        "tensor, 2 engines, one at a time: mean_ttft_ms 15.0 [10.0..20.0]",
+        "token, 2 engines, one at a time: mean_ttft_ms 17.5 [5.0..30.0], "
+        "1.000 [0.500..1.500] of tensor",
+    ]

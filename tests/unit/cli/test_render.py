@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -65,6 +66,9 @@ def test_a_switch_shows_its_reason_gain_and_cost(
     decision: Decision | None, cells: list[str]
 ) -> None:
     switch = Switch(APART, TOGETHER, "migrate", 1.0, 4, decision=decision, number=3)
+    seen = ["-", "-"]
+    if decision is LOAD:
+        switch.predicted_share, switch.seen_share, seen = 0.123, -0.04, ["+12%", "-4%"]
     rows = [
         line
         for line in drawn(render.switches([switch.to_json()])).splitlines()
@@ -76,6 +80,7 @@ def test_a_switch_shows_its_reason_gain_and_cost(
         "0,1",
         "migrate",
         *cells,
+        *seen,
     ]
     assert [cell.strip() for cell in rows[1].strip("│").split("│")][:3] == ["3", "4", "0.0"]
 
@@ -93,6 +98,9 @@ def test_status_says_why_the_layout_stays() -> None:
     text = drawn(render.status(status(shell)))
     assert "stays: 0,1 would gain 5.00 request-s and has to gain more than 7.50" in text
     assert "0 running, 0 waiting for a group" in text
+    shell.controller.decider.last = replace(shell.controller.decider.last, unsure_at=1.25)
+    text = drawn(render.status(status(shell)))
+    assert "would gain 5.00 request-s, but not enough at 1.25 requests/s" in text
 
 
 def test_status_names_a_lost_engine_since_when_and_why() -> None:

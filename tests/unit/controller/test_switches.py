@@ -130,6 +130,7 @@ def test_json() -> None:
         "predicted_cost_request_s": None,
         "promised_request_s": None,
         "least_gain_request_s": None,
+        "unsure_at_requests_per_s": None,
         "considered_request_s": None,
         "requests_in_flight": 1,
         "waited_for_idle_ms": 0.0,
@@ -139,6 +140,8 @@ def test_json() -> None:
         "work_ms": 0.0,
         "drain_ms": None,
         "worst_token_gap_ms": 0.0,
+        "predicted_gain_share": None,
+        "seen_gain_share": None,
         "problem": None,
     }
     one.acknowledged(ANSWERS, 100.2)

@@ -4,12 +4,15 @@ from collections.abc import Mapping, Sequence
 
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.policy.policies import POLICIES, Policy
+from flying_serving.policy.ranking import Measure
 from flying_serving.policy.snapshot import Decision, GroupLoad, Need, Snapshot
 from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.work import LaneFigures, Objective, Work
 from tests.unit.policy.costs import Costs, costs
 
 OBJECTIVE = Objective(20.0)
+PLAIN = Measure(None)
+"""The figure of a forecast in which first tokens have no weight of their own."""
 SIZES = (1, 2, 4)
 QUIET = Work(0.05, 300.0, 60.0, 0.0)
 BUSY = Work(12.0, 300.0, 60.0, 40.0)

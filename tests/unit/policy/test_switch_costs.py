@@ -11,7 +11,7 @@ from flying_serving.predict.forecast import capacity, evaluate
 from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.steps import StepCost
 from flying_serving.predict.work import Interference, Objective, Work
-from tests.unit.policy.snapshots import snapshot
+from tests.unit.policy.snapshots import PLAIN, snapshot
 
 NARROW, WIDE = Layout.uniform(2, 1), Layout.uniform(2, 2)
 LANES = {1: StepCost(0.02, 1e-3, 2e-3, 1e-6), 2: StepCost(0.011, 6e-4, 1e-3, 6e-7)}
@@ -26,7 +26,9 @@ STRAGGLER = GroupLoad(1, 90.0, 90.0, 3000.0)
 
 def candidate(shot: Snapshot, layout: Layout, urgency: float = 1.0) -> SwitchCandidate:
     """Return the candidate of a switch to a layout."""
-    return SwitchCandidate.of(shot, layout, leaving(shot, layout), Objective(20.0, urgency=urgency))
+    return SwitchCandidate.of(
+        shot, layout, leaving(shot, layout), Objective(20.0, urgency=urgency), PLAIN
+    )
 
 
 def joining(work: Work = WORK, urgency: float = 1.0) -> SwitchCandidate:
@@ -65,7 +67,9 @@ def test_stragglers_do_not_pause_and_are_woven_after_the_pause() -> None:
     """Four of five requests migrate."""
     switch = parting()
     pause_s = 2 * 0.1 + (5 * 1000 - 3000) * 2e-4
-    alone = SwitchCandidate.of(switch.snapshot, NARROW, {(0, 1): STRAGGLER}, switch.objective)
+    alone = SwitchCandidate.of(
+        switch.snapshot, NARROW, {(0, 1): STRAGGLER}, switch.objective, PLAIN
+    )
     assert switch.migrate() == pytest.approx(alone.weave(pause_s) + 4 * pause_s / 2)
 
 
@@ -81,7 +85,7 @@ def test_requests_of_an_idle_member_have_slow_steps_or_migrate(
     one_s = 0.009 + 300 * 4e-4 + min(steps, output_tokens) * 0.009
     if output_tokens > steps:
         one_s += 0.1 + 2e-4 * (300 + steps)
-    found = costs(switch.snapshot, WIDE, switch.objective, urgent=False)["soft"]
+    found = costs(switch.snapshot, WIDE, switch.objective, PLAIN, urgent=False)["soft"]
     assert found == pytest.approx((3.0 + 2.0 * LAST_S) * one_s)
 
 
@@ -99,6 +103,6 @@ def test_until_weights_are_back_the_capacity_is_the_present_one(
     at_once, later = (
         evaluate(NARROW, shot.lanes, WORK, objective, x) for x in (Interference(), closed)
     )
-    found = costs(shot, NARROW, objective, urgent=False)
+    found = costs(shot, NARROW, objective, PLAIN, urgent=False)
     assert found == {"weave": pytest.approx(later - at_once)}
     assert (found["weave"] > 0.0) == (more > 0)

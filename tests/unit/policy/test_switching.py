@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 from flying_serving.config import MODES
 from flying_serving.layout.groups import Group, Layout
+from flying_serving.policy.ranking import Ranking
 from flying_serving.policy.snapshot import LATER, GroupLoad, Need, Snapshot
 from flying_serving.policy.switching import SwitchCandidate, costs, leaving, stragglers_of
 from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.work import Work
 from harness.examples import examples
 from tests.unit.policy.costs import costs as lane_costs
-from tests.unit.policy.snapshots import BUSY, OBJECTIVE, QUIET, SIZES, load, snapshot
+from tests.unit.policy.snapshots import BUSY, OBJECTIVE, PLAIN, QUIET, SIZES, load, snapshot
 
 NARROW, WIDE = Layout.uniform(2, 1), Layout.uniform(2, 2)
 LAYOUTS = Layout.all(4, SIZES)
@@ -51,9 +52,9 @@ def migrate_cost(
     migrations: dict[int, MigrationCost], old: Layout, new: Layout, loads: dict[Group, GroupLoad]
 ) -> float:
     """Return the cost of migrating requests."""
-    return costs(snapshot(old, BUSY, loads, migrations=migrations), new, OBJECTIVE, urgent=False)[
-        "migrate"
-    ]
+    return costs(
+        snapshot(old, BUSY, loads, migrations=migrations), new, OBJECTIVE, PLAIN, urgent=False
+    )["migrate"]
 
 
 def pause_s(
@@ -61,7 +62,7 @@ def pause_s(
 ) -> float:
     """Return the seconds that old requests pause while they migrate."""
     shot = snapshot(old, QUIET, loads, migrations=migrations)
-    return SwitchCandidate.of(shot, new, leaving(shot, new), OBJECTIVE).pause_s()
+    return SwitchCandidate.of(shot, new, leaving(shot, new), OBJECTIVE, PLAIN).pause_s()
 
 
 def price(
@@ -74,7 +75,7 @@ def price(
     urgent: bool = False,
 ) -> float:
     """Return the cost of one way."""
-    return costs(snapshot(old, work, loads), new, OBJECTIVE, urgent=urgent)[way]
+    return costs(snapshot(old, work, loads), new, OBJECTIVE, PLAIN, urgent=urgent)[way]
 
 
 @settings(max_examples=examples(300))
@@ -82,7 +83,7 @@ def price(
 def test_every_way_has_a_cost(situation: tuple[Snapshot, Layout], urgent: bool) -> None:
     """Not negative and finite; only ways that a server knows."""
     shot, new = situation
-    found = costs(shot, new, OBJECTIVE, urgent=urgent)
+    found = costs(shot, new, OBJECTIVE, PLAIN, urgent=urgent)
     assert all(0 <= cost < math.inf for cost in found.values())
     assert set(found) <= set(MODES)
     old = leaving(shot, new)
@@ -92,7 +93,7 @@ def test_every_way_has_a_cost(situation: tuple[Snapshot, Layout], urgent: bool) 
 
 def test_switch_of_an_idle_server_costs_almost_nothing() -> None:
     """Nor of groups that stay; then it costs next to nothing."""
-    assert set(costs(snapshot(NARROW), WIDE, OBJECTIVE, urgent=False)) == {"weave"}
+    assert set(costs(snapshot(NARROW), WIDE, OBJECTIVE, PLAIN, urgent=False)) == {"weave"}
     mixed = Layout(((0, 1), (2,), (3,)))
     shot = snapshot(mixed, BUSY, {(2,): load(10)})
     assert leaving(shot, Layout.uniform(4, 1)) == {}
@@ -103,36 +104,38 @@ def test_a_switch_waits_for_weights_that_are_lent() -> None:
     """For as long as they take; a layout with the group that lends them does not."""
     shot = snapshot(WIDE, BUSY, {(0, 1): load(8)}, migrations={2: QUICK})
     at = [
-        costs(replace(shot, opens_in_s={(0, 1): time_s}), NARROW, OBJECTIVE, urgent=False)
+        costs(replace(shot, opens_in_s={(0, 1): time_s}), NARROW, OBJECTIVE, PLAIN, urgent=False)
         for time_s in (0, 1, 8)
     ]
-    assert at[0] == costs(shot, NARROW, OBJECTIVE, urgent=False)
+    assert at[0] == costs(shot, NARROW, OBJECTIVE, PLAIN, urgent=False)
     assert all(at[0][mode] < at[1][mode] < at[2][mode] for mode in at[0])
     apart = replace(snapshot(NARROW, BUSY, {(0,): load(8)}), opens_in_s={(0, 1): 8.0})
-    assert costs(apart, WIDE, OBJECTIVE, urgent=False) == costs(
-        replace(apart, opens_in_s={}), WIDE, OBJECTIVE, urgent=False
+    assert costs(apart, WIDE, OBJECTIVE, PLAIN, urgent=False) == costs(
+        replace(apart, opens_in_s={}), WIDE, OBJECTIVE, PLAIN, urgent=False
     )
 
 
 def test_old_requests_keep_one_that_needs_a_loan_waiting() -> None:
     old = snapshot(NARROW, QUIET, {(0,): load(4)}, [Need(2, urgent=False, reason="")])
     lends = replace(old, needs=[replace(old.needs[0], lends=True)])
-    woven = [costs(shot, WIDE, OBJECTIVE, urgent=False)["weave"] for shot in (old, lends)]
+    woven = [costs(shot, WIDE, OBJECTIVE, PLAIN, urgent=False)["weave"] for shot in (old, lends)]
     assert woven[1] > woven[0]
 
 
 def test_an_idle_member_makes_a_soft_switch_possible() -> None:
     """To a group only, and only if one of its engines has nothing to do."""
     one, both = {(0,): load(4)}, {(0,): load(4), (1,): load(4)}
-    assert "soft" in costs(snapshot(NARROW, QUIET, one), WIDE, OBJECTIVE, urgent=False)
-    assert "soft" not in costs(snapshot(NARROW, QUIET, both), WIDE, OBJECTIVE, urgent=False)
+    assert "soft" in costs(snapshot(NARROW, QUIET, one), WIDE, OBJECTIVE, PLAIN, urgent=False)
+    assert "soft" not in costs(snapshot(NARROW, QUIET, both), WIDE, OBJECTIVE, PLAIN, urgent=False)
     assert "soft" not in costs(
-        snapshot(WIDE, QUIET, {(0, 1): load(4)}), NARROW, OBJECTIVE, urgent=False
+        snapshot(WIDE, QUIET, {(0, 1): load(4)}), NARROW, OBJECTIVE, PLAIN, urgent=False
     )
     pairs = snapshot(Layout.uniform(4, 2), QUIET, {(0, 1): load(4)})
-    assert "soft" not in costs(pairs, Layout.uniform(4, 1), OBJECTIVE, urgent=False)
+    assert "soft" not in costs(pairs, Layout.uniform(4, 1), OBJECTIVE, PLAIN, urgent=False)
     elsewhere = snapshot(Layout.uniform(4, 1), QUIET, {(0,): load(4), (1,): load(4)})
-    assert "soft" not in costs(elsewhere, Layout(((0, 1), (2,), (3,))), OBJECTIVE, urgent=False)
+    assert "soft" not in costs(
+        elsewhere, Layout(((0, 1), (2,), (3,))), OBJECTIVE, PLAIN, urgent=False
+    )
 
 
 def test_waiting_for_old_requests_costs_queued_and_new_requests() -> None:
@@ -155,7 +158,7 @@ def test_a_pause_costs_the_paused() -> None:
         return price("hard", NARROW, WIDE, work, loads, urgent=True)
 
     few, many = {(0,): load(2)}, {(0,): load(20)}
-    assert "hard" not in costs(snapshot(NARROW, BUSY, few), WIDE, OBJECTIVE, urgent=False)
+    assert "hard" not in costs(snapshot(NARROW, BUSY, few), WIDE, OBJECTIVE, PLAIN, urgent=False)
     assert pause(BUSY, few) < pause(BUSY, many)
     assert pause(QUIET, many) < pause(BUSY, many)
 
@@ -241,7 +244,7 @@ def test_stragglers_do_not_migrate() -> None:
     shot = snapshot(
         WIDE, BUSY, {(0, 1): replace(alone, by_least_size={2: alone})}, migrations={2: QUICK}
     )
-    ways = costs(shot, NARROW, OBJECTIVE, urgent=False)
+    ways = costs(shot, NARROW, OBJECTIVE, PLAIN, urgent=False)
     assert ways["migrate"] == pytest.approx(ways["weave"])
 
 
@@ -250,7 +253,7 @@ def test_the_pause_is_of_the_kv_that_migrates() -> None:
     cost = MigrationCost(0.010, 1e-5)
     loads = {(0, 1): replace(with_long(5, 50.0), context_tokens=4000 / 6)}
     shot = snapshot(WIDE, QUIET, loads, migrations={2: cost})
-    found = SwitchCandidate.of(shot, NARROW, leaving(shot, NARROW), OBJECTIVE).pause_s()
+    found = SwitchCandidate.of(shot, NARROW, leaving(shot, NARROW), OBJECTIVE, PLAIN).pause_s()
     assert found == pytest.approx(2 * 0.010 + 1e-5 * 2000)
 
 
@@ -264,7 +267,7 @@ def test_waiting_for_stragglers_costs_the_output_lost_meanwhile() -> None:
         shot = snapshot(
             WIDE, work, {(0, 1): with_long(4, left)}, lanes=lane_costs((1, 2), 0.5, rest)
         )
-        return costs(shot, NARROW, OBJECTIVE, urgent=False)[LATER]
+        return costs(shot, NARROW, OBJECTIVE, PLAIN, urgent=False)[LATER]
 
     assert 0 < wait(5.0) < wait(50.0) < wait(200.0)
     assert wait(50.0, rest=0.6) < wait(50.0, rest=0.8)
@@ -272,16 +275,16 @@ def test_waiting_for_stragglers_costs_the_output_lost_meanwhile() -> None:
         (snapshot(WIDE, work, {(0, 1): load(5)}), NARROW),
         (snapshot(NARROW, QUIET, {(0, 1): with_long(4, 50.0)}), WIDE),
     ):
-        assert LATER not in costs(shot, new, OBJECTIVE, urgent=False)
+        assert LATER not in costs(shot, new, OBJECTIVE, PLAIN, urgent=False)
 
 
 def test_no_engine_idles_until_stragglers_have_ended() -> None:
     """Staying for that long is better, unless a request is urgent."""
     shot = snapshot(WIDE, BUSY, {(0, 1): with_long(4, 50.0)})
-    assert "sequential" not in costs(shot, NARROW, OBJECTIVE, urgent=False)
-    assert "sequential" in costs(shot, NARROW, OBJECTIVE, urgent=True)
+    assert "sequential" not in costs(shot, NARROW, OBJECTIVE, PLAIN, urgent=False)
+    assert "sequential" in costs(shot, NARROW, OBJECTIVE, PLAIN, urgent=True)
     assert "sequential" in costs(
-        snapshot(WIDE, BUSY, {(0, 1): load(5)}), NARROW, OBJECTIVE, urgent=False
+        snapshot(WIDE, BUSY, {(0, 1): load(5)}), NARROW, OBJECTIVE, PLAIN, urgent=False
     )
 
 
@@ -291,7 +294,7 @@ def test_a_soft_switch_is_cheaper_if_kv_migrates() -> None:
         snapshot(NARROW, BUSY, {(0,): load(4, left=5)}, migrations=migrations)
         for migrations in ({}, {2: QUICK})
     ]
-    again, kept = (costs(shot, WIDE, OBJECTIVE, urgent=False)["soft"] for shot in shots)
+    again, kept = (costs(shot, WIDE, OBJECTIVE, PLAIN, urgent=False)["soft"] for shot in shots)
     assert kept < again
 
 
@@ -304,14 +307,14 @@ def test_the_cheapest_mode_fits_the_case() -> None:
         return sorted(found, key=found.__getitem__)
 
     about_to_end = costs(
-        snapshot(NARROW, QUIET, {(0,): load(1, left=1.0)}), WIDE, OBJECTIVE, urgent=False
+        snapshot(NARROW, QUIET, {(0,): load(1, left=1.0)}), WIDE, OBJECTIVE, PLAIN, urgent=False
     )
     assert cheapest_first(about_to_end) == ["soft", "sequential", "weave", "migrate"]
     waits = replace(QUIET, waiting=1.0)
     long = {(0,): load(8, left=500.0), (1,): load(8, left=500.0)}
-    unhurried = costs(snapshot(NARROW, waits, long), WIDE, OBJECTIVE, urgent=False)
+    unhurried = costs(snapshot(NARROW, waits, long), WIDE, OBJECTIVE, PLAIN, urgent=False)
     assert cheapest_first(unhurried) == ["migrate", "sequential", "weave"]
-    urgent = costs(snapshot(NARROW, waits, long), WIDE, OBJECTIVE, urgent=True)
+    urgent = costs(snapshot(NARROW, waits, long), WIDE, OBJECTIVE, PLAIN, urgent=True)
     assert cheapest_first(urgent) == ["migrate", "hard", "weave", "sequential"]
 
 
@@ -322,9 +325,20 @@ def test_new_requests_that_wait_for_old_ones_cost_their_wait_at_least(
     """However much sooner the old ones end meanwhile: the wait is sure, that gain is a forecast."""
     shot, layout = situation
     leave = leaving(shot, layout)
-    cost = costs(shot, layout, OBJECTIVE, urgent=False).get("sequential")
+    cost = costs(shot, layout, OBJECTIVE, PLAIN, urgent=False).get("sequential")
     if not leave or cost is None:
         return
-    candidate = SwitchCandidate.of(shot, layout, leave, OBJECTIVE)
+    candidate = SwitchCandidate.of(shot, layout, leave, OBJECTIVE, PLAIN)
     arriving = shot.work.rate * candidate.last_s
     assert cost >= (shot.work.waiting + arriving / 2) * candidate.last_s * (1 - 1e-9) - 1e-6
+
+
+def test_modes_that_delay_first_tokens_cost_more_where_these_have_weight() -> None:
+    """Layouts are ranked by the same figure."""
+    shot = snapshot(NARROW, BUSY, {(0,): load(4), (1,): load(4)})
+    ranking = Ranking.of([NARROW, WIDE], shot, OBJECTIVE)
+    plain, weighed = (
+        costs(shot, WIDE, OBJECTIVE, measure, urgent=False) for measure in (PLAIN, ranking.measure)
+    )
+    assert plain.keys() == weighed.keys()
+    assert weighed["sequential"] > plain["sequential"] > 0.0

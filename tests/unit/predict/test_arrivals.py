@@ -1,5 +1,6 @@
 """Arrivals: how often requests come, as far as chance allows to say."""
 
+import math
 import random
 
 import pytest
@@ -74,3 +75,29 @@ def test_the_usual_rate_is_the_long_run_mean() -> None:
     arrivals = after([*at_random(1.0, 600.0, 1), *at_random(10.0, 8.0, 2, 600.0)])
     assert arrivals.rate(608.0) > 6.0
     assert 0.8 < arrivals.usual_rate < 2.0
+
+
+@pytest.mark.parametrize("rate", [2.0, 20.0])
+def test_the_rate_of_a_burst_is_uncertain_at_first(rate: float) -> None:
+    """Steady arrivals tell the rate better the longer they last; a change makes it uncertain."""
+    before_s = at_random(rate, 120.0, 3)
+    steady = after(before_s).rate_with_error(120.0)
+    assert steady[1] < 0.25 * steady[0]
+    burst_s = at_random(5 * rate, 20.0, 4, 120.0)
+    errors = []
+    for seconds in (1.0, 4.0, 16.0):
+        known = after([*before_s, *(time_s for time_s in burst_s if time_s < 120.0 + seconds)])
+        mean, error = known.rate_with_error(120.0 + seconds)
+        errors.append(error / mean)
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] > 2 * errors[-1]
+
+
+@settings(deadline=None)
+@given(times_s=st.lists(st.floats(0, 100), max_size=60).map(sorted), wait_s=st.floats(0, 50))
+def test_an_error_of_the_rate_is_never_negative(times_s: list[float], wait_s: float) -> None:
+    arrivals = after([0.0, *times_s])
+    now_s = max([0.0, *times_s]) + wait_s
+    mean, error = arrivals.rate_with_error(now_s)
+    assert mean == arrivals.rate(now_s)
+    assert 0.0 <= error < math.inf

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flying_serving.predict.arrivals import CHANGE_S
+from flying_serving.predict.arrivals import CHANGE_S, LEAST_RATE
 from flying_serving.predict.steps import StepCost
 from flying_serving.predict.token_cost import TokenCost
 from flying_serving.predict.work import LaneFigures, Work
@@ -70,3 +70,14 @@ def test_arrivals_between_two_times_are_the_mean_of_a_rate_that_decays(
     found = Work(9.0, 300.0, 60.0, 0.0, usual_rate=2.0).rate_between(from_s, to_s)
     assert found == pytest.approx(mean(rates))
     assert Work(1.5, 300.0, 60.0, 0.0, usual_rate=2.0).rate_between(from_s, to_s) == 1.5
+
+
+@given(rate=st.floats(0.05, 100.0), error=st.floats(0.0, 200.0))
+def test_unlike_work_has_rates_of_one_standard_deviation_less_and_more(
+    rate: float, error: float
+) -> None:
+    work = Work(rate, 300.0, 60.0, 3.0, running=2.0, rate_error=error)
+    low, high = work.unlike
+    assert LEAST_RATE <= low.rate <= rate <= high.rate == rate + error
+    assert low.rate == pytest.approx(max(LEAST_RATE, rate - error))
+    assert replace(low, rate=rate) == replace(high, rate=rate) == work
