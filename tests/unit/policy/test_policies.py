@@ -233,50 +233,6 @@ def test_a_decision_shows_what_was_compared_if_the_layout_stays(promised: float)
     assert (found.mode == "") == (not found.considered) == (promised > 0.0)
 
 
-@pytest.mark.parametrize("rate_error", [0.0, 11.5])
-def test_a_switch_is_made_if_it_gains_enough_at_every_likely_rate(rate_error: float) -> None:
-    """A burst may be a chance cluster: then as few requests arrive as before."""
-    shot = snapshot(WIDE, replace(BUSY, waiting=0.0, rate_error=rate_error))
-    found = POLICIES["auto"].decide(shot, OBJECTIVE)
-    assert found is not None
-    assert found.gains_enough
-    assert found.is_made == (rate_error == 0.0)
-    assert found.unsure_at == (None if found.is_made else pytest.approx(12.0 - rate_error))
-
-
-@given(
-    rate=st.floats(0.05, 20.0), share=st.floats(0.0, 1.0), layout=st.sampled_from([NARROW, WIDE])
-)
-def test_what_is_done_at_an_uncertain_rate_is_done_at_those_that_are_likely(
-    rate: float, share: float, layout: Layout
-) -> None:
-    """To the same layout, each of them taken as certain, or to a better one."""
-    work = replace(QUIET, rate=rate, rate_error=share * rate)
-    made = decide("load", snapshot(layout, work))
-    if made is None:
-        return
-    for likely in work.unlike:
-        certain = replace(likely, rate_error=0.0)
-        found = decide("load", snapshot(layout, certain))
-        assert found is not None
-        assert found.predicted[found.layout] <= found.predicted.get(made.layout, math.inf)
-
-
-def test_switches_that_gained_less_than_predicted_make_the_next_less_likely() -> None:
-    """Of the same size; the prediction for the present layout is as before."""
-    plain, doubted, other = (
-        POLICIES["load"].decide(replace(snapshot(WIDE, BUSY), shortfalls=shares), OBJECTIVE)
-        for shares in ({}, {1: 0.9, 2: 0.9}, {4: 0.9})
-    )
-    assert plain is not None and doubted is not None and other is not None
-    assert plain.is_made and plain == other
-    assert not doubted.is_made
-    assert doubted.stay == plain.stay
-    assert doubted.gain == pytest.approx(
-        plain.stay - min(doubted.predicted[layout] for layout in (NARROW, PAIRS))
-    )
-
-
 def test_in_the_best_layout_the_next_best_is_shown_with_its_loss() -> None:
     """Its gain is negative, and what switching to it would cost is not looked at."""
     found = POLICIES["load"].decide(snapshot(NARROW, BUSY), OBJECTIVE)
