@@ -10,17 +10,22 @@ import argparse
 import json
 from typing import Any
 
-from experiments import held_out_ratios, phases, run_history
+from experiments import held_out_ratios, loads, phases, run_history
 from experiments.common import git, kept_in
 
 COMMITS = {
-    "phases": ("6d9ad65", "c889c1f", "c84f3db", "8e342f2", "74c92ce0"),
-    "held_out": ("3565ed9", "235d5c2", "8e342f2", "74c92ce0"),
+    "phases": ("6d9ad65", "c889c1f", "c84f3db", "8e342f2", "74c92ce0", "4ccb1d61"),
+    "held_out": ("3565ed9", "235d5c2", "8e342f2", "74c92ce0", "4ccb1d61"),
+    "loads": ("4ccb1d61",),
 }
 """The commits that have published a run, the first one first. A run is entered here when a later
 one replaces it.
 """
-CELLS = {"phases": phases.run_cells, "held_out": held_out_ratios.run_cells}
+CELLS = {
+    "phases": phases.run_cells,
+    "held_out": held_out_ratios.run_cells,
+    "loads": loads.run_cells,
+}
 
 
 def published(name: str, commit: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
 
-from experiments import held_out_runs
+from experiments import held_out_runs, run_history
 from experiments.common import MODELS, Kept, Numbers, Setting, run, template
 from experiments.loads_load import LOADS, UNSEEN, load
 from experiments.rows import Row, markdown, number, page, paragraph, spread, write
@@ -99,13 +99,27 @@ def headline(found: Kept) -> str:
 
 def pages(found: Kept, folder: Path) -> list[Row]:
     """Write the page; it compares nothing with the paper."""
-    lines = [*paragraph(template("loads", seeds=len(found.seeds))), *_ratios(found)]
+    runs = run_history.section("loads", found, run_cells(found))
+    lines = [*paragraph(template("loads", seeds=len(found.seeds))), *_ratios(found), *runs]
     for model in MODELS:
         for name in LOADS:
             lines += [f"## {model}, {_titled(name)}", "", *_table(found, model, name)]
     sources = {"loads": found}
     write(folder, "loads", page("Other loads", sources, lines, NOTICES))
     return []
+
+
+def run_cells(found: Kept) -> dict[str, str]:
+    """Return what the list of all runs shows of one: mean E2E of `auto` beside the best layouts."""
+    prefixes = {"stock": "static-", "own": "pinned-"}
+    return {
+        f"{_titled(name)}, {model}: E2E / best single {whose} layout": spread(
+            ratios(found, model, name, best(found, model, name, prefix))
+        )
+        for name in LOADS
+        for model in MODELS
+        for whose, prefix in prefixes.items()
+    }
 
 
 def _titled(name: str) -> str:
