@@ -109,8 +109,8 @@ def _why_kept(last: Mapping[str, Any] | None) -> list[str]:
     )
     if unsure_at is not None:
         return [
-            f"stays: {other} would gain {gain} request-s, but not enough at "
-            f"{figure(unsure_at, 2)} requests/s, which are as likely"
+            f"stays: {other} would gain {gain} request-s, but too little if "
+            f"{figure(unsure_at, 2)} requests/s arrive"
         ]
     return [f"stays: {other} would gain {gain} request-s and has to gain more than {needed}"]
 

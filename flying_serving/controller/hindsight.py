@@ -21,6 +21,8 @@ _EXACT_SPANS = (FORECAST_ERROR / _NOISE) ** -2
 """Spans of many requests that weigh as much as the belief that forecasts are right."""
 _FEW = _NOISE**-2
 """Requests whose number makes a span as uncertain as their lengths do."""
+_MOST_RATIO = 10.0
+"""Of what was seen and its forecast: a forecast of almost no requests may be off by any factor."""
 _LEAST_LEFT = 0.05
 """Share of the horizon below which it counts as over."""
 
@@ -153,7 +155,10 @@ class Hindsight:
         seen = span.request_s + self._rest(
             span.layout, lanes, replace(work, rate=came.rate), span_s
         )
-        before, ratio = self._ratio, seen / evaluate(span.layout, lanes, came, whole)
+        before = self._ratio
+        ratio = min(
+            _MOST_RATIO, max(1 / _MOST_RATIO, seen / evaluate(span.layout, lanes, came, whole))
+        )
         weight = span.evidence * span_s / self._horizon_s
         self._ratio = (weight * ratio + 1.0) / (weight + 1.0)
         switch = span.switch
@@ -172,7 +177,8 @@ class Hindsight:
     ) -> float:
         """Return the forecast of what is left when a span ends, until the horizon and after it.
 
-        `work`: at the end of the span, with the arrivals of the span.
+        `work`: at the end of the span, with its rate of arrivals, which decays from then on as in
+        every forecast.
         """
         left_s, least_s = self._horizon_s - span_s, _LEAST_LEFT * self._horizon_s
         rest = work if left_s > least_s else replace(work, rate=0.0)

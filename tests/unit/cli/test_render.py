@@ -100,7 +100,7 @@ def test_status_says_why_the_layout_stays() -> None:
     assert "0 running, 0 waiting for a group" in text
     shell.controller.decider.last = replace(shell.controller.decider.last, unsure_at=1.25)
     text = drawn(render.status(status(shell)))
-    assert "would gain 5.00 request-s, but not enough at 1.25 requests/s" in text
+    assert "would gain 5.00 request-s, but too little if 1.25 requests/s arrive" in text
 
 
 def test_status_names_a_lost_engine_since_when_and_why() -> None:
