@@ -6,7 +6,8 @@ from statistics import mean
 
 import pytest
 
-from experiments.common import MODELS
+from experiments import loads, parts, run_history
+from experiments.common import MODELS, Kept, kept
 from experiments.loads_load import CROWD, DAY, LOADS, LONG_TOKENS, MIXTURE, RARE, SAW, load
 from experiments.phases_load import CAPACITY_RPS
 from flying_lab.workload.model import Workload
@@ -55,3 +56,25 @@ def test_crowds_arrive_together() -> None:
     requests = load("crowds", MODEL, 1).requests
     assert len(requests) % CROWD == 0
     assert len({request.arrival_s for request in requests}) == len(requests) // CROWD
+
+
+def test_the_page_has_the_run_in_which_loads_were_unseen() -> None:
+    first = run_history.read()["loads"][0]
+    assert first["commit"] == "ee36bb8"
+    found = kept("loads")
+    lines = run_history.section("loads", found, loads.run_cells(found))
+    assert first["cells"].keys() == loads.run_cells(found).keys()
+    assert any("ee36bb8" in line and found.at in line for line in lines)
+
+
+def test_a_chunk_with_less_e2e_is_named_with_its_first_tokens() -> None:
+    """Figures of vLLM's default and of three other chunks."""
+    cells = {"all": (4.0, 50.0), "auto, 4096": (5.0, 40.0), "auto, 2048": (3.0, 100.0)}
+    every = {**cells, "auto, 1024": (6.0, 10.0)}
+    numbers = {name: dict(zip(parts.FIGURES, each, strict=True)) for name, each in every.items()}
+    found = Kept("abcdef0", [{"m": numbers}])
+    assert (
+        parts.least_by_chunk(found, "m") == "2,048 (0.75 of the E2E with 8,192, and 2 of its TTFT)"
+    )
+    numbers["all"] = dict.fromkeys(parts.FIGURES, 3.0)
+    assert parts.least_by_chunk(found, "m") == "8,192"
