@@ -123,7 +123,7 @@ def run_cells(found: Kept) -> dict[str, str]:
 
 
 def _titled(name: str) -> str:
-    return f"{name} (unseen at first)" if name in UNSEEN else name
+    return f"{name} (unseen)" if name in UNSEEN else name
 
 
 def _ratios(found: Kept) -> list[str]:

@@ -227,9 +227,9 @@ def _means(model: str, server: str, load: str) -> list[tuple[float, float, dict[
     ("model", "server", "load", "apart_ttft"),
     [
         ("gpt-oss-120b", PRODUCT, "steady, 0.1", (1.6, 1.7)),
-        ("gpt-oss-120b", GRAPHS, "steady, 0.1", (1.6, 1.7)),
+        ("gpt-oss-120b", GRAPHS, "steady, 0.1", (1.5, 1.7)),
         ("gpt-oss-120b", PRODUCT, "mooncake conversation, 0.4", (1.9, 2.2)),
-        ("gpt-oss-120b", GRAPHS, "mooncake conversation, 0.4", (1.8, 2.2)),
+        ("gpt-oss-120b", GRAPHS, "mooncake conversation, 0.4", (1.9, 2.2)),
         ("nemotron-8b", PRODUCT, "steady, 0.7", (1.4, 1.5)),
     ],
 )
@@ -243,25 +243,32 @@ def test_wide_layouts_are_kept_for_first_tokens(
 
 
 def test_tp_4_of_gpt_oss_is_a_little_better_than_what_auto_keeps() -> None:
-    for load in ("steady, 0.5", "steady, 0.7", "batches, 0.7"):
+    for load in ("steady, 0.5", "steady, 0.7", "batches, 0.5", "batches, 0.7"):
         place = Place("gpt-oss-120b", PRODUCT, _load(load))
         found = kept("held_out")
         assert best(found, place) == "pinned-tp4"
-        assert all(ratio <= 1.19 for ratio in ratios(found, place, "auto"))
+        assert all(1.01 <= ratio <= 1.21 for ratio in ratios(found, place, "auto"))
 
 
 def test_nemotron_goes_apart_late_where_that_is_the_best() -> None:
     for load in ("steady, 0.85", "batches, 0.85"):
         for one in runs(kept("held_out"), Place("nemotron-8b", PRODUCT, _load(load)), "auto"):
             first = next(row for row in one["switches"] if row["to"] == "8 x TP1")
-            assert 13.0 <= first["at_s"] <= 47.0
+            assert 24.0 <= first["at_s"] <= 92.0
 
 
 def test_llama_leaves_tp_8_for_seconds_with_azure_code() -> None:
-    for server in (GRAPHS, PRODUCT):
-        for ratio, _, shares in _means(MODEL, server, "azure code, 0.4"):
-            assert ratio == pytest.approx(1.04, abs=0.012)
-            assert 0.85 <= shares["1 x TP8"] <= 0.93
+    for ratio, _, shares in _means(MODEL, GRAPHS, "azure code, 0.4"):
+        assert 1.005 <= ratio <= 1.085
+        assert 0.9 <= shares["1 x TP8"] <= 0.98
+
+
+def test_llama_leaves_tp_8_near_its_capacity_where_that_is_the_best() -> None:
+    place = Place(MODEL, GRAPHS, _load("batches, 0.85"))
+    assert best(kept("held_out"), place) == "pinned-tp8"
+    for ratio, _, shares in _means(MODEL, GRAPHS, "batches, 0.85"):
+        assert 1.07 <= ratio <= 1.19
+        assert shares["2 x TP4"] > 0.5
 
 
 def _load(name: str) -> Load:
