@@ -39,7 +39,7 @@ AT = {
     "between": "No commit has what was measured; before and after it:",
 }
 """What a run's commits are."""
-RULE = ("983bd44", "2026-11-28")
+RULE = ("724c096", "2026-11-28")
 """The last commit, with its date, that changed how `auto` decides if no request is urgent."""
 WIDTH = 120
 NO_VALUES: Mapping[str, str] = {}

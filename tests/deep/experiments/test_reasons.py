@@ -98,7 +98,7 @@ def test_no_layout_begins_sooner_in_bursts_than_apart(model: str) -> None:
     for figure in ("burst_mean_ttft_s", "burst_p90_ttft_s"):
         fixed = [name for name in found if name.startswith("static-")]
         assert min(fixed, key=lambda name: found[name][figure]) == "static-dp"
-        assert found["auto"][figure] < 1.06 * found["static-dp"][figure]
+        assert found["auto"][figure] < 1.11 * found["static-dp"][figure]
     assert found["auto"]["median_tpot_ms"] == pytest.approx(
         found["static-dp"]["median_tpot_ms"], rel=0.03
     )
