@@ -6,7 +6,7 @@ from experiments import forecast_errors
 from flying_serving.policy.policies import FORECAST_ERROR
 
 
-def test_forecasts_of_a_low_load_are_as_exact_as_the_policy_takes_them_to_be() -> None:
+def test_forecasts_of_a_low_load_are_as_exact_as_the_policy_says() -> None:
     model, share = "llama-3-70b", 0.15
     every = forecast_errors.loads(model, share)
     found = [
