@@ -11,14 +11,14 @@ plan is in experiments/plans/live.md.
 from __future__ import annotations
 
 import argparse
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
 from benchmarks import flags
 from benchmarks.fixed_layouts import MODEL
-from benchmarks.live_report import spread
+from benchmarks.live_report import spread, values
 from benchmarks.policies import SHARED
 from benchmarks.rounds import AT_ONCE_RPS, BENCH, Rows, add, keep, replayed, rotated
 from benchmarks.systems import ROOT, System, Systems
@@ -27,14 +27,19 @@ from flying_lab.tiny_models.checkpoint import make_model
 from flying_lab.workload.model import Workload
 from flying_lab.workload.synth import Poisson, synthesise
 
-WAYS = {"tensor": ["--no-token-parallel"], "token": []}
+TENSOR, TOKEN = "tensor", "token"
+WAYS = {TENSOR: ["--no-token-parallel"], TOKEN: []}
 LENGTHS = {"prompt_tokens": (256, 1024), "output_tokens": (8, 24)}
 ALONE, AT_ONCE = "one at a time", "many at once"
 ALONE_RPS, ALONE_REQUESTS, AT_ONCE_REQUESTS = 0.4, 16, 64
 STEP_TOKENS = 1024
 OUT = BENCH / "live_ways.json"
-FIGURES = ("mean_ttft_ms", "mean_tpot_ms", "total_token_throughput")
-"""The last is tokens of prompts and outputs per second."""
+RATE = "total_token_throughput"
+FIGURES = {
+    "mean_ttft_ms": "mean TTFT (ms)",
+    "mean_tpot_ms": "mean TPOT (ms)",
+    RATE: "tokens of prompts and outputs per second",
+}
 
 
 def loads(seed: int) -> dict[str, Workload]:
@@ -69,23 +74,23 @@ def measure(rows: Rows, engines: int, args: argparse.Namespace) -> None:
                     one.resume()
                     summary = replayed(one, load)
                     add(rows, one.name, summary | {"phases": {}}, whole=phase)
-                    rates = rows.setdefault((one.name, phase, FIGURES[-1]), [])
-                    rates.append(summary[FIGURES[-1]])
+                    rows.setdefault((one.name, phase, RATE), []).append(summary[RATE])
                     one.pause()
 
 
-def table(rows: Rows, names: Sequence[str]) -> str:
-    """Return medians over rounds, and the rounds' ratios to the first system."""
-    found: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for (name, phase, figure), each in rows.items():
-        if figure in FIGURES:
-            way, _, size = name.partition(", ")
-            first = rows[f"{names[0]}, {size}", phase, figure]
-            shown = "" if way == names[0] else f", {spread(_ratios(each, first), 3)} of {names[0]}"
-            found[name, phase].append(f"{figure} {spread(each, 1)}{shown}")
-    return "\n".join(
-        f"{name}, {phase}: {'; '.join(cells)}" for (name, phase), cells in found.items()
-    )
+def table(kept: Mapping[str, Any]) -> str:
+    """Return a row for each number of engines, load and figure: both ways, medians over rounds with
+    [smallest..largest], and the ratio of *token* over *tensor* by round.
+    """
+    found = values(kept)
+    lines = ["| engines | load | figure | tensor | token | token / tensor |", "|---" * 6 + "|"]
+    for name, phase, figure in found:
+        way, _, size = name.partition(", ")
+        if way == TENSOR and figure in FIGURES:
+            tensor, token = found[name, phase, figure], found[f"{TOKEN}, {size}", phase, figure]
+            cells = spread(tensor, 1), spread(token, 1), spread(_ratios(token, tensor), 3)
+            lines.append(f"| {' | '.join([size.split()[0], phase, FIGURES[figure], *cells])} |")
+    return "\n".join(lines)
 
 
 def _ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
@@ -100,8 +105,8 @@ def main() -> None:
     rows: Rows = {}
     for engines in args.engines:
         measure(rows, engines, args)
-        keep(args.out, vars(args), rows)
-    print(table(rows, args.systems))
+        kept = keep(args.out, vars(args), rows)
+    print(table(kept))
 
 
 if __name__ == "__main__":

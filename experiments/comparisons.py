@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks import live_report
+from benchmarks import live_report, ways
 from benchmarks.link_verdict import verdict
 from experiments import goodput, held_out_regret, live, loads, phases, phases_whole
 from experiments.common import RESULTS
@@ -34,6 +34,7 @@ def page() -> str:
     values["verdict"] = _shown("fixed_layouts", verdict)
     values["short table"] = _shown("quiet_and_bursts", live_report.summary)
     values["by round"] = _shown("quiet_and_bursts", live_report.by_round)
+    values |= {"ways how": _shown("ways", _how), "ways table": _shown("ways", ways.table)}
     return live.filled("comparisons", values)
 
 
