@@ -83,7 +83,7 @@ def table(kept: Mapping[str, Any]) -> str:
     [smallest..largest], and the ratio of *token* over *tensor* by round.
     """
     found = values(kept)
-    lines = ["| engines | load | figure | tensor | token | token / tensor |", "|---" * 6 + "|"]
+    lines = ["| engines | requests | figure | tensor | token | token / tensor |", "|---" * 6 + "|"]
     for name, phase, figure in found:
         way, _, size = name.partition(", ")
         if way == TENSOR and figure in FIGURES:
