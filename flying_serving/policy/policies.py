@@ -151,7 +151,9 @@ def _decide_for_needs(snapshot: Snapshot, needs: Sequence[Need], objective: Obje
     for layout in sorted(predicted, key=predicted.__getitem__):
         if best is not None and predicted[layout] >= best[0]:
             break
-        considered = switching.costs(needy, layout, objective, ranking.measure, urgent=urgent)
+        considered = switching.costs(
+            needy, layout, objective, ranking.measure, urgent=urgent, there=predicted[layout]
+        )
         total = predicted[layout] + min(considered.values())
         if best is None or total < best[0]:
             best = (total, layout, considered)
@@ -196,12 +198,15 @@ def _decide_for_load(snapshot: Snapshot, needs: Sequence[Need], objective: Objec
     predicted[present] = stay
 
     gain = stay - predicted[layout]
-    sooner = max(0.0, ranking.delay(present) - ranking.delay(layout))
+    sooner = ranking.sooner(layout, present)
     reason = f"load: {work.rate:.2f} requests/s, {work.waiting:.0f} waiting"
     found = Decision(layout, "", reason, gain, cost=0.0)
     needed = least_gain(stay, 0.0, snapshot, sooner)
     if gain > needed:
-        considered = switching.costs(snapshot, layout, objective, ranking.measure, urgent=False)
+        there = ranking.figures()[layout]
+        considered = switching.costs(
+            snapshot, layout, objective, ranking.measure, urgent=False, there=there
+        )
         found = _decision(snapshot, layout, reason, gain, considered)
         needed = least_gain(stay, found.cost, snapshot, sooner)
     unsure_at = _unsure_at(layout, found.cost, snapshot, objective) if gain > needed else None
@@ -241,7 +246,7 @@ def _unsure_at(
     for work in snapshot.work.unlike:
         ranking = Ranking.of([present, layout], replace(snapshot, work=work), objective)
         figures = _less_shortfalls(ranking.figures(), snapshot)
-        sooner = max(0.0, ranking.delay(present) - ranking.delay(layout))
+        sooner = ranking.sooner(layout, present)
         gain = figures[present] - figures[layout]
         if gain <= least_gain(figures[present], cost, snapshot, sooner):
             return work.rate

@@ -333,17 +333,20 @@ def costs(
     measure: Measure,
     *,
     urgent: bool,
+    there: float | None = None,
 ) -> dict[str, float]:
     """Predict the request-seconds of a switch to `layout` by mode, beyond those if all requests
     were there already.
 
     One of the modes is LATER if `layout` has stragglers and the switch is not for `urgent`
     requests, whose first tokens count more. `measure`: the figure by which layouts are ranked.
+    `there`: that of `layout`, if it is known and no request is urgent.
     """
     leave = leaving(snapshot, layout)
     if urgent:
         objective = replace(objective, urgency=weight(urgent=True))
-    there = measure(assess(layout, snapshot.lanes, snapshot.work, objective))
+    if there is None or urgent:
+        there = measure(assess(layout, snapshot.lanes, snapshot.work, objective))
     closed = _closed(snapshot, layout, objective, measure, there)
     if not leave:
         return {"weave": closed}

@@ -95,10 +95,10 @@ def test_a_wide_engine_waits_for_places(other: str, paper: float) -> None:
 @pytest.mark.parametrize("model", ["gpt-oss-120b", "nemotron-8b"])
 def test_no_layout_begins_sooner_in_bursts_than_apart(model: str) -> None:
     found = _systems(model, 256)
-    for figure in ("burst_mean_ttft_s", "burst_p90_ttft_s"):
+    for figure, most in (("burst_mean_ttft_s", 1.11), ("burst_p90_ttft_s", 1.07)):
         fixed = [name for name in found if name.startswith("static-")]
         assert min(fixed, key=lambda name: found[name][figure]) == "static-dp"
-        assert found["auto"][figure] < 1.11 * found["static-dp"][figure]
+        assert found["auto"][figure] < most * found["static-dp"][figure]
     assert found["auto"]["median_tpot_ms"] == pytest.approx(
         found["static-dp"]["median_tpot_ms"], rel=0.03
     )
