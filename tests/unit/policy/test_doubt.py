@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flying_serving.layout.groups import Layout
-from flying_serving.policy.policies import POLICIES
+from flying_serving.policy.policies import POLICIES, least_gain
+from flying_serving.predict.forecast import evaluate
 from tests.unit.policy.snapshots import BUSY, OBJECTIVE, QUIET, SIZES, decide, snapshot
 
 NARROW, PAIRS, WIDE = (Layout.uniform(4, size) for size in SIZES)
@@ -56,3 +57,22 @@ def test_a_shortfall_of_past_switches_makes_the_next_less_likely() -> None:
     assert doubted.gain == pytest.approx(
         plain.stay - min(doubted.predicted[layout] for layout in (NARROW, PAIRS))
     )
+
+
+@pytest.mark.parametrize("promised", [0.0, 1e6])
+def test_a_decision_shows_what_was_compared_if_the_layout_stays(promised: float) -> None:
+    """The prediction for each layout, the gain of the best one, what it had to exceed, and why."""
+    shot = replace(snapshot(WIDE, BUSY), promised=promised)
+    found = POLICIES["auto"].decide(shot, OBJECTIVE)
+    assert found is not None
+    assert found.is_made == (promised == 0.0)
+    stay = evaluate(WIDE, shot.lanes, shot.work, OBJECTIVE)
+    assert found.predicted[WIDE] == found.stay
+    assert found.stay >= stay
+    assert found.layout == min(found.predicted, key=found.predicted.__getitem__) == NARROW
+    assert found.gain == found.predicted[WIDE] - found.predicted[NARROW]
+    assert found.promised == promised
+    assert found.least_gain is not None
+    in_doubt = least_gain(found.predicted[WIDE], found.cost, shot)
+    assert promised + 2 * found.cost <= found.least_gain <= in_doubt
+    assert (found.mode == "") == (not found.considered) == (promised > 0.0)
