@@ -38,7 +38,7 @@ ONE_WORLD: frozenset[Collectives] = frozenset({"gloo", "nccl"})
 engine has its own.
 """
 PolicyName = Literal[
-    "auto", "load", "priority", "context", "static-dp", "static-tp", "split", "manual"
+    "auto", "load", "priority", "context", "gyges", "static-dp", "static-tp", "split", "manual"
 ]
 
 
@@ -53,7 +53,8 @@ class FlyingConfig(BaseModel):
     """Engines per group, like 1,2,4. Must contain 1. Default: all sizes that the model allows."""
     policy: PolicyName = "auto"
     """The rule that decides the layout. `auto` combines `load`, `priority` and `context`. With
-    `split` engines stay apart and share requests. With `manual` an operator decides.
+    `gyges` engines join for long requests alone, for which they keep room. With `split` they stay
+    apart and share requests. With `manual` an operator decides.
     """
     policy_dry_run: bool = False
     """Only record the policy's decisions, as `would_do` in /flying/status."""

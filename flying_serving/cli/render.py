@@ -54,6 +54,7 @@ def status(answer: Mapping[str, Any]) -> RenderableType:
         f"requests: {requests['running']} running, {requests['waiting']} waiting for a group",
         f"KV tokens that one request may use: {capacity}",
         *_why_kept(answer["last_decision"]),
+        *_kept_room(answer["kept_room"]),
         *(
             f"group size {size} is not offered: {reason}"
             for size, reason in answer["not_offered"].items()
@@ -113,6 +114,14 @@ def _why_kept(last: Mapping[str, Any] | None) -> list[str]:
             f"{figure(unsure_at, 2)} requests/s arrive"
         ]
     return [f"stays: {other} would gain {gain} request-s and has to gain more than {needed}"]
+
+
+def _kept_room(kept: Mapping[str, Any] | None) -> list[str]:
+    """Return which engines do not fill up, as a long request may come."""
+    if kept is None:
+        return []
+    engines = ", ".join(map(str, kept["engines"]))
+    return [f"engines {engines} keep room for a request of {kept['tokens']} tokens"]
 
 
 def _engines(answer: Mapping[str, Any]) -> Table:

@@ -17,6 +17,7 @@ from flying_serving.controller.fault_recovery import FaultRecovery
 from flying_serving.controller.group_choice import GroupChoice
 from flying_serving.controller.places import ALONE, Origin
 from flying_serving.controller.requests import RequestSpec, RequestState
+from flying_serving.controller.reserving_choice import ReservingChoice
 from flying_serving.controller.settings import Settings
 from flying_serving.controller.splitter import Splitter
 from flying_serving.controller.state import ClusterState
@@ -32,14 +33,14 @@ MakeChoice = Callable[[ClusterState], GroupChoice]
 class Controller:
     """Decides where the requests of one server run, and which groups its engines form.
 
-    `make_choice`: makes the part that chooses groups; the default makes the controller's own.
+    `make_choice`: makes the part that chooses groups; None: the one of its policy.
     """
 
-    def __init__(self, settings: Settings, make_choice: MakeChoice = GroupChoice) -> None:
+    def __init__(self, settings: Settings, make_choice: MakeChoice | None = None) -> None:
         state = self.state = ClusterState(settings)
         self.settings = settings
         self.admission = Admission(settings, state.pool, state.loads, state.groups)
-        choice = self.choice = make_choice(state)
+        choice = self.choice = (make_choice or _choice_of(settings))(state)
         bookings = self.bookings = Bookings(state, choice)
         splitter = self._splitter = Splitter(state, choice, bookings)
         self._dispatcher = Dispatcher(state, choice, bookings, splitter, self.admission.pace)
@@ -257,3 +258,7 @@ class Controller:
             left_behind = self.state.outside(self.state.layout)
             return self.bookings.recall(left_behind, now_s, also_begun=True) + self._settle(now_s)
         return []
+
+
+def _choice_of(settings: Settings) -> MakeChoice:
+    return ReservingChoice if settings.policy.keeps_room else GroupChoice

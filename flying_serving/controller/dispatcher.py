@@ -44,6 +44,7 @@ class Dispatcher:
         state = self._state
         state.pool.add(state.lengths.set_sizes_of_new(request, state.formable))
         state.deadlines.add(request)
+        state.reservation.arrived(request, now_s)
         if request.spec.degree is None and request.sizes[0] > state.sizes[0]:
             state.switches.needed_again(now_s)
 
@@ -56,8 +57,10 @@ class Dispatcher:
         """
         state = self._state
         state.weight_lending.awaited, state.weight_lending.narrow_waits = set(), set()
+        state.crowded_out = set()
         if not len(state.pool):
             return []
+        state.reservation.update(state.layout, state.loads, now_s, state.switches.joining)
         commands: list[Command] = []
         lanes = state.lanes()
         reserved: set[Group] = set()
@@ -66,6 +69,8 @@ class Dispatcher:
             group = self._group_for(request, lanes, reserved)
             if group is None:
                 reserved.update(self._wait_for_room(request, now_s))
+                if self._choice.needs_another_group(request):
+                    state.crowded_out.add(request.request_id)
                 return False
             if not request.admitted:
                 self._pace.dispatched()
@@ -105,14 +110,16 @@ class Dispatcher:
             narrow_waits = {outer for outer in lending.phases if len(outer) != size}
             lending.narrow_waits |= narrow_waits - lending.awaited
 
+        expected_tokens = state.lengths.expected_tokens(request)
         waits_for_degree = request.lacks_group(state.layout)
         if request.is_suspect or (waits_for_degree and state.pool.is_overdue(request, now_s)):
-            expected_tokens = state.lengths.expected_tokens(request)
             return self._choice.short_of_memory(request, state.layout, expected_tokens)
         return [
             group
             for group in state.layout.groups
-            if len(group) in request.sizes and lending.room_tokens(group) >= request.needed_tokens
+            if len(group) in request.sizes
+            and lending.room_tokens(group) >= request.needed_tokens
+            and self._choice.is_for(request, group, expected_tokens)
         ]
 
     # ---- ends

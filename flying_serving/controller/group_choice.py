@@ -76,6 +76,16 @@ class GroupChoice:
             default=None,
         )
 
+    def is_for(self, request: RequestState, group: Group, expected_tokens: float) -> bool:
+        """Return whether a group keeps no room from a request. None does here."""
+        return True
+
+    def needs_another_group(self, request: RequestState) -> bool:
+        """Return whether a request without room is to get one more group, though there are groups
+        that hold it. None is here: it waits for these.
+        """
+        return False
+
     def short_of_memory(
         self, request: RequestState, layout: Layout, expected_tokens: float
     ) -> list[Group]:

@@ -73,6 +73,10 @@ class TaskPool:
         """Return the request that is offered a place next."""
         return self._next(now_s, frozenset())[0]
 
+    def firsts(self) -> list[RequestState]:
+        """Return the first request of each kind, by priority and arrival."""
+        return [self._waiting[head[-1]] for head in self._heads(self._queues, ())]
+
     @property
     def oldest_s(self) -> float | None:
         """Time at which the request that is here longest has arrived at the server.

@@ -21,8 +21,7 @@ def snapshot(
     if pinned:
         layouts = [layout for layout in layouts if pinned.issubset(layout.groups)]
 
-    first = pool.first(now_s)
-    begins = [*unfinished] if first is None else [first, *unfinished]
+    begins = [*_next_requests(state, now_s), *unfinished]
     urgent = pool.urgent + sum(loads[group].urgent for group in loads.groups)
 
     return Snapshot(
@@ -41,6 +40,16 @@ def snapshot(
     )
 
 
+def _next_requests(state: ClusterState, now_s: float) -> list[RequestState]:
+    """Return the request whose turn it is. Where engines keep room for long requests, these do not
+    wait for shorter ones: return the first of each kind then.
+    """
+    if state.settings.policy.keeps_room:
+        return state.pool.firsts()
+    first = state.pool.first(now_s)
+    return [] if first is None else [first]
+
+
 def required_groups(state: ClusterState, begins: Sequence[RequestState], urgent: int) -> list[Need]:
     """Return the groups that some request cannot do without: for room, or because it is urgent.
 
@@ -51,7 +60,7 @@ def required_groups(state: ClusterState, begins: Sequence[RequestState], urgent:
     size cannot be formed now.
 
     Args:
-        begins: the request whose turn it is, and requests whose prompts are not done.
+        begins: the requests whose turn it is, and requests whose prompts are not done.
         urgent: the number of urgent requests.
     """
     sizes, engines = state.formable, state.settings.engines
@@ -65,7 +74,9 @@ def required_groups(state: ClusterState, begins: Sequence[RequestState], urgent:
     longest = max(filter(sizes.__contains__, least_sizes), default=sizes[0])
     if longest > sizes[0]:
         reason = f"context: a request needs {longest} engines"
-        needs.append(Need(longest, urgent=False, reason=reason, lends=any(map(needs_loan, begins))))
+        waiting = sum(request.request_id in state.crowded_out for request in begins)
+        lends = any(map(needs_loan, begins))
+        needs.append(Need(longest, urgent=False, reason=reason, waiting=waiting, lends=lends))
 
     if urgent:
         leaving_room = [size for size in sizes if size <= engines // 2]

@@ -12,6 +12,7 @@ from flying_serving.controller.lengths import ExpectedLengths
 from flying_serving.controller.loads import Loads
 from flying_serving.controller.pool import TaskPool
 from flying_serving.controller.requests import RequestState
+from flying_serving.controller.reservation import Reservation
 from flying_serving.controller.settings import Settings
 from flying_serving.controller.splits import Splits
 from flying_serving.controller.switches import Switch, Switches
@@ -33,6 +34,8 @@ class ClusterState:
     `absent_engines`: engines that were lost and are not back, which no layout has.
     `to_restore`: the layout before engines were lost, if it is to be made again.
     `started`: requests that have a group, in the order in which they got it.
+    `crowded_out`: long requests that wait for another group beside those that there are
+    (`GroupChoice.needs_another_group`).
     `migrates`: cost of migrating KV by the size of the group that pulls; sizes without cannot pull.
     """
 
@@ -50,9 +53,11 @@ class ClusterState:
         self.to_restore: Layout | None = None
 
         self.weight_lending = WeightLending(settings.capacity, settings.engines)
+        self.reservation = Reservation(settings)
         self.pool = TaskPool(settings.aging_s, self.weight_lending.needs_loan, self._is_wider)
         self.loads = Loads()
         self.started: dict[str, RequestState] = {}
+        self.crowded_out: set[str] = set()
         self.deadlines = Deadlines()
         self.splits = Splits(self.loads)
         self.switches = Switches()

@@ -9,7 +9,7 @@ from typing import Any
 
 from flying_serving.config import MIGRATING_MODES
 from flying_serving.controller.gaps import TokenGaps
-from flying_serving.layout.groups import Layout
+from flying_serving.layout.groups import Group, Layout
 from flying_serving.policy.snapshot import Decision, Need
 from flying_serving.wire import SwitchAnswer
 
@@ -255,6 +255,14 @@ class Switches:
             self._open.popleft().close()
         self.kept.append(switch)
         return switch
+
+    @property
+    def joining(self) -> list[Group]:
+        """The groups that the last switch makes, as long as its engines have not answered."""
+        last = self.kept[-1] if self.kept else None
+        if last is None or last.cutover_ms is not None or last.problem is not None:
+            return []
+        return [group for group in last.new.groups if group not in last.old.groups]
 
     def got_token(self, request_id: str, now_s: float) -> None:
         """Note that a stream got a token."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from flying_serving.layout.groups import Layout
-from flying_serving.policy import switching
+from flying_serving.policy import switching, transformations
 from flying_serving.policy.ranking import Ranking
 from flying_serving.policy.snapshot import Decision, Need, Snapshot
 from flying_serving.predict.work import Objective, weight
@@ -38,6 +38,8 @@ class Policy:
     """The reasons for which a server switches; `name`: the value of `--policy`.
 
     `for_urgent`: when it forms a wide group for an urgent request.
+    `keeps_room`: True if engines keep room for the next long request, and a group parts by its load
+    (Gyges: `policy.transformations`).
     `splits`: True if requests are split over two groups where `policy.split` predicts a gain.
     `pinned_size`: group size of a fixed layout, as a function of the available sizes; None if the
     layout may change.
@@ -47,6 +49,7 @@ class Policy:
     by_load: bool = False
     for_urgent: ForUrgent = ForUrgent.NEVER
     by_context: bool = False
+    keeps_room: bool = False
     splits: bool = False
     pinned_size: Callable[[Sequence[int]], int] | None = None
 
@@ -66,6 +69,8 @@ class Policy:
         """
         long = [need for need in snapshot.needs if self.by_context and not need.urgent]
         urgent = [need for need in snapshot.needs if self._has_to_serve(need)]
+        if self.keeps_room:
+            return _decide_for_room(snapshot, urgent, objective)
         needs = [*long, *urgent]
         if needs and not satisfies(snapshot.layout, needs):
             found = _decide_for_needs(snapshot, needs, objective)
@@ -105,6 +110,7 @@ POLICIES = {
         Policy("load", by_load=True),
         Policy("priority", for_urgent=ForUrgent.ALWAYS),
         Policy("context", by_context=True),
+        Policy("gyges", for_urgent=ForUrgent.IF_THEY_WAIT, by_context=True, keeps_room=True),
         Policy("static-dp", pinned_size=min),
         Policy("static-tp", pinned_size=max),
         Policy("split", splits=True, pinned_size=min),
@@ -164,6 +170,19 @@ def _decide_for_needs(snapshot: Snapshot, needs: Sequence[Need], objective: Obje
     if urgent:
         return found
     return replace(found, promise=abs(figures[layout] - figures[snapshot.layout]))
+
+
+def _decide_for_room(
+    snapshot: Snapshot, urgent: Sequence[Need], objective: Objective
+) -> Decision | None:
+    """Return Gyges' switch. Without one, engines may join for urgent requests, at a price."""
+    found = transformations.decide(snapshot, objective)
+    if found is not None or satisfies(snapshot.layout, urgent):
+        return found
+    joined = replace(snapshot, layouts=transformations.joined(snapshot))
+    if not any(satisfies(layout, urgent) for layout in joined.layouts):
+        return None
+    return _at_a_price(_decide_for_needs(joined, urgent, objective), snapshot, urgent)
 
 
 def _at_a_price(found: Decision, snapshot: Snapshot, urgent: Sequence[Need]) -> Decision:

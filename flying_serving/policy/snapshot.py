@@ -51,7 +51,8 @@ class Need:
         least_size: the least number of its engines.
         urgent: True if the reason is the request's priority, False if it is its length.
         reason: for the log.
-        waiting: of an urgent need, the requests for which no group has room.
+        waiting: the requests for which no group has room. Of a length only those that groups which
+            are wide enough have no room for beside other long requests.
         lends: True if the group has to lend its weights for the request, which waits until narrower
             groups of the engines have nothing to do.
     """

@@ -33,11 +33,20 @@ def describe(controller: Controller, deployment: Deployment) -> dict[str, Any]:
             str(size): asdict(cost) for size, cost in controller.state.migrates.items()
         },
         "splits": asdict(controller.state.splits.counts),
+        "kept_room": _kept_room(controller),
         "last_decision": None
         if controller.decider.last is None
         else _decision(controller.decider.last),
         "would_do": [_decision(decision) for decision in controller.decider.dry_run],
     }
+
+
+def _kept_room(controller: Controller) -> dict[str, Any] | None:
+    """Return which engines keep room for the next long request, and for how many tokens."""
+    reservation = controller.state.reservation
+    if not reservation.group:
+        return None
+    return {"engines": list(reservation.group), "tokens": round(reservation.tokens)}
 
 
 def _weights(controller: Controller) -> dict[str, str]:

@@ -1,0 +1,156 @@
+"""Gyges' scheduler of transformations (arXiv 2509.19729, section 5): which engines join for a long
+request, and when a group parts.
+
+A request is *long* if one engine cannot hold it. The end of algorithm 1 (`execute_scale_up`) is
+`_join`, algorithm 2 (`schedule_parallelism`) is `_part`. The rest of algorithm 1 chooses groups:
+`controller.reserving_choice`.
+"""
+
+import math
+from collections.abc import Sequence
+
+from flying_serving.layout.groups import Group, Layout
+from flying_serving.policy import switching
+from flying_serving.policy.ranking import Ranking
+from flying_serving.policy.snapshot import LATER, Decision, Need, Snapshot
+from flying_serving.predict.work import Objective
+
+PART_BELOW = 0.5
+"""A group parts only if its requests need less than this share of its engines' KV memory.
+
+The paper's `THRESHOLD`, which it does not give. Its engines share the requests, and none may fill
+its memory.
+"""
+
+
+def decide(snapshot: Snapshot, objective: Objective) -> Decision | None:
+    """Return the switch that lets engines join for a long request, or a group part which no request
+    needs. None if there is neither.
+    """
+    unmet = [
+        need for need in snapshot.needs if not need.urgent and _is_unmet(need, snapshot.layout)
+    ]
+    return _join(snapshot, unmet, objective) if unmet else _part(snapshot, objective)
+
+
+def joined(snapshot: Snapshot) -> list[Layout]:
+    """Return the layouts that may be chosen and split no group of the present one."""
+    return [
+        layout
+        for layout in snapshot.layouts
+        if all(set(group) <= set(layout.group_of(group[0])) for group in snapshot.layout.groups)
+    ]
+
+
+def _is_unmet(need: Need, layout: Layout) -> bool:
+    """Return whether a long request needs engines to join: no group is wide enough, or those that
+    are have no room beside other long requests.
+    """
+    return need.least_size > layout.widest or need.waiting > 0
+
+
+def _join(snapshot: Snapshot, needs: Sequence[Need], objective: Objective) -> Decision | None:
+    """Return the switch that makes one more group for long requests. All ways to make it are
+    compared, with the cost of the switch and what the layout is worth afterwards.
+
+    None if no engines are left to join: then the request waits for a group.
+    """
+    least_size = max(need.least_size for need in needs)
+    ways = [layout for layout in joined(snapshot) if _adds(snapshot.layout, layout, least_size)]
+    if not ways:
+        return None
+    ranking = Ranking.of([snapshot.layout, *ways], snapshot, objective)
+    figures = ranking.figures()
+    considered = {
+        layout: switching.costs(
+            snapshot, layout, objective, ranking.measure, urgent=False, there=figures[layout]
+        )
+        for layout in ways
+    }
+    best = min(ways, key=lambda layout: figures[layout] + min(considered[layout].values()))
+    reason = "; ".join(sorted({need.reason for need in needs}))
+    return _decision(snapshot, best, reason, considered[best], figures, gain=math.inf)
+
+
+def _adds(present: Layout, layout: Layout, least_size: int) -> bool:
+    """Return whether a layout has one group more than the present one, of at least `least_size`
+    engines.
+    """
+    new = [group for group in layout.groups if group not in present.groups]
+    return len(new) == 1 and len(new[0]) >= least_size
+
+
+def _part(snapshot: Snapshot, objective: Objective) -> Decision | None:
+    """Return the switch after which the engines of a group are alone, None if no group may part.
+
+    It is the group with the least load of those without a long request, and without which no need
+    is unmet.
+    """
+    narrowest = min(snapshot.lanes)
+    shares = {}
+    for group in snapshot.layout.groups:
+        if len(group) > narrowest and _may_part(snapshot, group):
+            shares[group] = _share(snapshot, group)
+    group = min(shares, key=shares.__getitem__, default=())
+    if not group or shares[group] >= PART_BELOW:
+        return None
+
+    layout = _parted(snapshot.layout, group)
+    ranking = Ranking.of([snapshot.layout, layout], snapshot, objective)
+    figures = ranking.figures()
+    considered = switching.costs(
+        snapshot, layout, objective, ranking.measure, urgent=False, there=figures[layout]
+    )
+    reason = (
+        f"no long request in group {list(group)}: its requests need {shares[group]:.0%} of its "
+        f"engines' memory"
+    )
+    gain = figures[snapshot.layout] - figures[layout]
+    return _decision(snapshot, layout, reason, considered, figures, gain=gain)
+
+
+def _may_part(snapshot: Snapshot, group: Group) -> bool:
+    """Return whether a group runs no long request, and no need asks for it."""
+    load = snapshot.loads.get(group)
+    if load is not None and load.by_least_size:
+        return False
+    layout = _parted(snapshot.layout, group)
+    is_asked_for = any(need.least_size > layout.widest or need.waiting for need in snapshot.needs)
+    return layout in snapshot.layouts and not is_asked_for
+
+
+def _share(snapshot: Snapshot, group: Group) -> float:
+    """Return the share of its engines' KV memory that the requests of a group need at their end, if
+    the engines were alone.
+    """
+    load = snapshot.loads.get(group)
+    if load is None:
+        return 0.0
+    tokens = load.requests * (load.context_tokens + load.tokens_left)
+    return tokens / (len(group) * snapshot.lanes[min(snapshot.lanes)].kv_tokens)
+
+
+def _parted(layout: Layout, group: Group) -> Layout:
+    """Return the layout in which the engines of a group are alone."""
+    others = [other for other in layout.groups if other != group]
+    return Layout(tuple(sorted([*others, *((engine,) for engine in group)])))
+
+
+def _decision(
+    snapshot: Snapshot,
+    layout: Layout,
+    reason: str,
+    considered: dict[str, float],
+    figures: dict[Layout, float],
+    *,
+    gain: float,
+) -> Decision:
+    """Return the decision to switch to `layout` in the cheapest mode that does not wait for
+    requests which only the present groups hold: there are none.
+    """
+    modes = {mode: cost for mode, cost in considered.items() if mode != LATER}
+    mode = min(modes, key=modes.__getitem__)
+    drain_s = switching.drain_s(snapshot, layout)
+    return Decision(
+        layout, mode, reason, gain, modes[mode], modes, drain_s=drain_s, predicted=figures
+    )

@@ -1,0 +1,144 @@
+"""Gyges' transformations: engines join for long requests alone, and part once these are over."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flying_serving.layout.groups import Group, Layout
+from flying_serving.policy.snapshot import GroupLoad, Need, Snapshot
+from flying_serving.policy.transformations import PART_BELOW, decide, joined
+from flying_serving.predict.migrations import MigrationCost
+from flying_serving.predict.work import Work
+from tests.unit.policy.snapshots import BUSY, OBJECTIVE, QUIET, SIZES, load, snapshot
+from tests.unit.policy.snapshots import decide as decide_by
+
+NARROW, PAIRS, WIDE = (Layout.uniform(4, size) for size in SIZES)
+LEFT, RIGHT = Layout(((0, 1), (2,), (3,))), Layout(((0,), (1,), (2, 3)))
+LAYOUTS = Layout.all(4, SIZES)
+LONG = Need(2, urgent=False, reason="context: a request needs 2 engines")
+CROWDED = replace(LONG, waiting=1)
+URGENT = Need(2, urgent=True, reason="priority: 1 urgent requests", waiting=1)
+MIGRATIONS = {2: MigrationCost(0.002, 1e-6), 4: MigrationCost(0.002, 1e-6)}
+ENGINE_TOKENS = 20_000
+"""That one engine of `snapshot` holds."""
+
+
+def shot(
+    layout: Layout,
+    loads: Mapping[Group, GroupLoad] | None = None,
+    needs: Sequence[Need] = (),
+    work: Work = QUIET,
+) -> Snapshot:
+    """Return a server whose KV migrates."""
+    return snapshot(layout, work, loads, needs, migrations=MIGRATIONS)
+
+
+def long_load(requests: int = 1) -> GroupLoad:
+    """Return requests, of which one needs two engines."""
+    one = load(1, 100.0, 30_000.0)
+    return replace(load(requests), by_least_size={2: one})
+
+
+def test_engines_with_the_least_to_do_join_for_a_long_request() -> None:
+    """Exactly as many as it needs, if wider groups are worth less."""
+    loads = {(0,): load(20), (1,): load(20), (3,): load(1)}
+    found = decide(shot(NARROW, loads, [LONG], BUSY), OBJECTIVE)
+    assert found is not None
+    assert found.layout == RIGHT
+    assert found.is_made
+    assert found.gain == math.inf
+    assert found.reason == LONG.reason
+
+
+@given(layout=st.sampled_from(LAYOUTS), requests=st.lists(st.integers(0, 9), min_size=4))
+def test_a_long_request_that_has_a_wide_group_makes_no_switch(
+    layout: Layout, requests: list[int]
+) -> None:
+    """Neither while it waits for its turn there, nor while it runs. Another group parts."""
+    loads = {
+        group: replace(load(count), by_least_size={2: load(1)}) if len(group) > 1 else load(count)
+        for group, count in zip(layout.groups, requests, strict=False)
+        if count
+    }
+    busy = [group for group in layout.groups if len(group) > 1 and group in loads]
+    found = decide(shot(layout, loads, [LONG]), OBJECTIVE)
+    if not busy and layout.widest == 1:
+        assert found is not None
+        assert found.layout.widest > 1
+    elif found is not None:
+        assert set(busy) <= set(found.layout.groups)
+        assert found.layout.widest > 1
+
+
+def test_another_group_is_formed_only_if_no_wide_one_has_room() -> None:
+    loads = {(0, 1): long_load(3)}
+    assert decide(shot(LEFT, loads, [LONG]), OBJECTIVE) is None
+    found = decide(shot(LEFT, loads, [CROWDED]), OBJECTIVE)
+    assert found is not None
+    assert found.layout in (PAIRS, WIDE)
+
+
+def test_a_long_request_waits_where_no_engines_are_left_to_join() -> None:
+    loads = {(0, 1, 2, 3): long_load(3)}
+    assert decide(shot(WIDE, loads, [CROWDED]), OBJECTIVE) is None
+
+
+@pytest.mark.parametrize("share", [0.9 * PART_BELOW, 1.1 * PART_BELOW])
+def test_a_group_parts_if_its_requests_leave_room_in_its_engines(share: float) -> None:
+    """And not while a long request runs there, or waits for it."""
+    tokens = share * 4 * ENGINE_TOKENS
+    rest = load(10, 40.0, tokens / 10 - 40.0)
+    found = decide(shot(WIDE, {(0, 1, 2, 3): rest}), OBJECTIVE)
+    assert (found is not None) == (share < PART_BELOW)
+    if found is not None:
+        assert found.is_made
+        assert found.layout == NARROW
+        assert found.reason == (
+            "no long request in group [0, 1, 2, 3]: its requests need 45% of its engines' memory"
+        )
+    held = replace(rest, by_least_size={2: load(1)})
+    assert decide(shot(WIDE, {(0, 1, 2, 3): held}), OBJECTIVE) is None
+    assert decide(shot(WIDE, {(0, 1, 2, 3): rest}, [LONG]), OBJECTIVE) is None
+
+
+def test_the_emptier_group_parts_first_and_one_stays_that_is_needed() -> None:
+    loads = {(0, 1): load(8), (2, 3): load(2)}
+    for needs in ([], [LONG], [URGENT]):
+        found = decide(shot(PAIRS, loads, needs), OBJECTIVE)
+        assert (found is None) == (needs == [URGENT])
+        assert found is None or found.layout == LEFT
+    assert decide(shot(LEFT, loads, [LONG]), OBJECTIVE) is None
+
+
+@pytest.mark.parametrize("work", [QUIET, BUSY])
+def test_load_alone_makes_no_switch(work: Work) -> None:
+    assert decide(shot(NARROW, work=work), OBJECTIVE) is None
+    assert decide_by("gyges", shot(NARROW, work=work)) is None
+
+
+@given(layout=st.sampled_from(LAYOUTS))
+def test_joined_layouts_split_no_group(layout: Layout) -> None:
+    found = joined(shot(layout))
+    assert layout in found
+    assert WIDE in found
+    for one in found:
+        assert len(one.groups) <= len(layout.groups)
+        for group in layout.groups:
+            assert set(group) <= set(one.group_of(group[0]))
+
+
+def test_an_urgent_request_gets_a_group_at_its_price_and_splits_none() -> None:
+    """Where others end soon it waits for them."""
+    for left, is_made in ((2.0, False), (5000.0, True)):
+        loads = {(n,): load(1, left) for n in range(4)}
+        found = decide_by("gyges", snapshot(NARROW, BUSY, loads, [URGENT]))
+        assert (found is not None) == is_made
+        assert found is None or found.layout.widest >= 2
+    wide = replace(URGENT, least_size=4)
+    loads = {(0, 1): long_load(5), (2,): load(40, 9e3), (3,): load(40, 9e3)}
+    found = decide_by("gyges", shot(LEFT, loads, [wide], BUSY))
+    assert found is None or found.layout == WIDE
