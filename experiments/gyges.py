@@ -174,7 +174,6 @@ def _scheduler_lines(found: Kept) -> list[str]:
         *paragraph(
             "The paper's rates, and multiples of them. Times are of requests that have ended "
             "when arrivals do.",
-            "*By length*: the other reading of algorithm 1, in which load makes no engines join.",
         ),
         *_runs(found, "scheduler", rates, ROUTES),
     ]

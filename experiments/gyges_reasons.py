@@ -56,8 +56,8 @@ _QUEUE = (
     "requests arrive."
 )
 _STALLS = (
-    "engines that stop for a transformation as long as the model says lose little: `gyges` and "
-    "`gyges-stopped` join a few times in a run (table above). The paper's transformations take "
+    "engines that stop for a transformation as long as the model says lose little: `gyges-paper` "
+    "and `gyges-stopped` join a few times in a run (table above). The paper's transformations take "
     "longer."
 )
 
@@ -79,8 +79,6 @@ REASONS: dict[tuple[str, str, str], tuple[float, str]] = {
     ("gyges", "step", "Seesaw's time / ours"): (16.8, _SEESAW),
     ("gyges", "scheduler", "gyges / round robin: tokens/s, 1x"): (0.958, _OPEN),
     ("gyges", "scheduler", "gyges / least load: tokens/s, 1x"): (0.958, _OPEN),
-    ("gyges", "scheduler", "gyges-by-length / round robin: tokens/s, 1x"): (0.958, _OPEN),
-    ("gyges", "scheduler", "gyges-by-length / least load: tokens/s, 1x"): (0.958, _OPEN),
     ("gyges", "trace", "gyges / loongserve: tokens/s (private trace)"): (1.1, _BUSY),
     ("gyges", "trace", "gyges: TPOT less than loongserve's (private trace)"): (-0.0111, _SMALL),
     ("gyges", "trace", "gyges: TTFT less than loongserve-serial's (private trace)"): (0.97, _QUEUE),

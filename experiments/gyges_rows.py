@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from experiments.common import Kept, Numbers
-from experiments.gyges_runs import FACTORS
+from experiments.gyges_runs import FACTORS, ROUTES
 from experiments.rows import Known, Row, by_construction, row
 
 SEQUENCES = {1: 3840, 2: 42_240, 4: 123_392}
@@ -31,6 +31,7 @@ GAIN = (1.261, 1.392)
 THROUGHPUT = (1.75, 6.57)
 TTFT_LESS, TPOT_LESS, OVERLAP_LESS = 0.53, 0.74, 0.267
 PRIVATE = " (private trace)"
+OURS = ROUTES[0]
 Part = Callable[[Numbers], float]
 """Takes a number from those of one run."""
 Spec = tuple[str, float | tuple[float, float], Part, bool | None]
@@ -173,23 +174,20 @@ def _derived(found: Kept, *specs: Spec, known: Known = DERIVED) -> list[Row]:
 
 
 def scheduler_rows(found: Kept) -> list[Row]:
-    """Throughput of both readings of algorithm 1 beside routers that do not know of
-    transformations.
-    """
+    """Throughput beside routers that do not know of transformations."""
 
-    def over(ours: str, theirs: str, factor: int) -> Part:
+    def over(theirs: str, factor: int) -> Part:
         return lambda one: (
-            _tokens(one["scheduler"][str(factor)], ours)
+            _tokens(one["scheduler"][str(factor)], OURS)
             / _tokens(one["scheduler"][str(factor)], theirs)
         )
 
     rows = []
-    for ours in ("gyges", "gyges-by-length"):
-        for theirs in ("round robin", "least load"):
-            for factor in FACTORS:
-                name = f"{ours} / {theirs}: tokens/s, {factor}x"
-                part = over(ours, "gyges-" + theirs.replace(" ", "-"), factor)
-                rows.append(row(name, GAIN if factor == 1 else None, found, part, True))
+    for theirs in ("round robin", "least load"):
+        for factor in FACTORS:
+            name = f"gyges / {theirs}: tokens/s, {factor}x"
+            part = over("gyges-" + theirs.replace(" ", "-"), factor)
+            rows.append(row(name, GAIN if factor == 1 else None, found, part, True))
     return rows
 
 
@@ -203,7 +201,7 @@ def end_to_end_rows(found: Kept) -> list[Row]:
     """
 
     def ratios(one: Numbers, key: str, system: str) -> list[float]:
-        return [runs["gyges"][key] / runs[system][key] for runs in one["trace"].values()]
+        return [runs[OURS][key] / runs[system][key] for runs in one["trace"].values()]
 
     def most_less(key: str, system: str) -> Part:
         return lambda one: 1.0 - min(ratios(one, key, system))

@@ -11,7 +11,7 @@
 - `shift-parallel`: Shift Parallelism (Arctic Inference): all devices in one engine. Steps are
   tensor parallel for small batches and sequence parallel for large ones, by their tokens. Both have
   the same KV layout.
-- `gyges`, `gyges-...`, `seesaw`, `kunserve`, `loongserve`: engines that join and part, see
+- `gyges-...`, `seesaw`, `kunserve`, `loongserve`: engines that join and part by policy `gyges`, see
   `baselines/transforming.py`.
 - `fork`: the release of the Flying Serving authors. It runs in eager mode, and waits for old
   requests before it switches for load. It cannot switch while idle, and computes requests again
@@ -36,7 +36,7 @@ from flying_serving.errors import ConfigError
 from flying_serving.policy.policies import POLICIES, ForUrgent
 from flying_serving.predict.migrations import MigrationCost
 
-FLYING = ("auto", "load", "priority", "context")
+FLYING = ("auto", "load", "priority", "context", "gyges")
 PAIRS = ("split", "pd-disagg")
 
 

@@ -63,7 +63,7 @@ class System:
         shape: of its engines.
         step_time: how long their steps take.
         calibration: steps that a live server would have measured at its start.
-        placing: how its controller chooses groups.
+        placing: how its controller chooses groups; None: as its policy says.
         hint: the output length that clients announce, by the actual one; without it they announce
             none.
         max_tokens: the cap on the output that clients send, by the actual length. Without it they
@@ -78,7 +78,7 @@ class System:
     shape: ClusterShape
     step_time: StepTime
     calibration: Sequence[Step]
-    placing: type[GroupChoice] = GroupChoice
+    placing: type[GroupChoice] | None = None
     hint: Callable[[int], int] | None = None
     max_tokens: Callable[[int], int] | None = None
     sender: MakeSender | None = None

@@ -1,13 +1,12 @@
-"""Servers whose engines join and part by Gyges' scheduler, and differ in what a group is and in how
-it is made.
+"""Servers whose engines join and part by policy `gyges`, in other ways than the product's.
 
 By name:
 
-- `gyges`: a group is tensor parallel. Its KV memory is the engines', and that of the feed-forward
-  weights. It is made in place, beside steps.
-- `gyges-stopped`: as `gyges`, but engines are stopped while a group is made.
-- `gyges-by-length`: as `gyges`, but only for requests that no instance could ever hold.
-- `gyges-round-robin`, `gyges-least-load`: as `gyges`; requests go to any instance.
+- `gyges-paper`: a group is tensor parallel, of at most four engines. Its KV memory is the engines',
+  and that of the feed-forward weights. It is made in place, beside steps.
+- `gyges-stopped`: as `gyges-paper`, but engines are stopped while a group is made.
+- `gyges-round-robin`, `gyges-least-load`: as `gyges-paper`, with a router that does not know of
+  groups (`baselines/unaware.py`).
 - `seesaw`: a group is tensor parallel. Its KV memory is the engines', and that of all divided
   weights. It is made through host memory, with engines stopped.
 - `kunserve`: a group is a pipeline, each engine with a share of the layers. It has the memory of
@@ -22,39 +21,82 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
-from flying_lab.sim.baselines.instances import Route, Transforming, Transforms
 from flying_lab.sim.baselines.parallelisms import pipelined
-from flying_lab.sim.cluster import Cluster, Options
+from flying_lab.sim.baselines.unaware import LeastLoad, RoundRobin
+from flying_lab.sim.cluster import Options
+from flying_lab.sim.loans import Loan
 from flying_lab.sim.machine import DegreeTime, Modelled
 from flying_lab.sim.memory import Lent
 from flying_lab.sim.node import System
 from flying_lab.sim.system import system_of
 from flying_lab.sim.token_parallel import sequence_parallel
-from flying_lab.sim.transformation import Pause, Transformation, Work
+from flying_lab.sim.transformation import Transformation, Work
 from flying_serving.controller.group_choice import GroupChoice
-from flying_serving.controller.requests import RequestState
-from flying_serving.controller.settings import Capacity
 from flying_serving.errors import ConfigError
-from flying_serving.layout.groups import Group, Layout
 from flying_serving.policy.policies import POLICIES
+from flying_serving.predict.migrations import MigrationCost
 
 WIDEST = 4
 """The most engines of a group: the paper's groups have degree 4."""
-Make = Callable[[Transformation, Work], Pause]
+MANY_TOKENS = 1000.0
+"""Tokens by which the time of each is found."""
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A way to make a group, and to part it.
+
+    `kv_s`: seconds in which engines do nothing else, for KV of some tokens of one engine.
+    `weights`: the work to lend weights, and to get them back.
+    `pieces`: in which they go and come. Between two pieces engines step, as in the product.
+    """
+
+    kv_s: Callable[[Transformation, float], float]
+    weights: Callable[[Transformation, Lent], tuple[Work, Work]]
+    pieces: int
+
+    def loan(self, work: Transformation, lent: Lent, blocks: int) -> Loan | None:
+        """Return the loan of weights that an engine makes, None if it lends none. `blocks`: the KV
+        blocks that it gets.
+        """
+        if not blocks:
+            return None
+        count = self.pieces
+        lend_s, fetch_s = (work.apart_s(one) / count for one in self.weights(work, lent))
+        room = tuple(blocks * piece // count for piece in range(count + 1))
+        return Loan(room, (lend_s,) * count, (fetch_s,) * count)
+
+
+def _in_place(work: Transformation, lent: Lent) -> tuple[Work, Work]:
+    return work.lend(), work.give_back(lent)
+
+
+def _through_host(work: Transformation, lent: Lent) -> tuple[Work, Work]:
+    return work.through_host(0.0, work.degree), work.through_host(0.0, work.engine)
+
+
+def _kv_through_host_s(work: Transformation, tokens: float) -> float:
+    weights, all_of_it = (work.through_host(count, work.degree) for count in (0.0, tokens))
+    return work.apart_s(all_of_it) - work.apart_s(weights)
+
+
+BESIDE = _Way(lambda work, tokens: work.taken_s(work.kv(tokens)), _in_place, pieces=64)
+STOPPED = _Way(lambda work, tokens: work.apart_s(work.kv(tokens)), _in_place, pieces=1)
+THROUGH_HOST = _Way(_kv_through_host_s, _through_host, pieces=1)
+AT_ONCE = _Way(lambda work, tokens: 0.0, _in_place, pieces=1)
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of group: its steps, the weights that it lends, how it is made, and how instances are
-    chosen.
+    """A kind of group: its steps, the weights that it lends, how it is made, and how groups are
+    chosen for requests; None: as the product does.
     """
 
     parallel: Callable[[Modelled, int, int], DegreeTime]
     lent: Lent
-    make: Make
-    route: Route = "gyges"
+    way: _Way
+    placing: type[GroupChoice] | None = None
 
 
 def _tensor(machine: Modelled, devices: int, size: int) -> DegreeTime:
@@ -73,39 +115,18 @@ def _serial(machine: Modelled, devices: int, size: int) -> DegreeTime:
     return machine.step_time(devices)
 
 
-def _beside(way: Transformation, work: Work) -> Pause:
-    return way.staggered(work)
-
-
-def _stopped(way: Transformation, work: Work) -> Pause:
-    return Pause(way.apart_s(work))
-
-
-def _nothing(way: Transformation, work: Work) -> Pause:
-    return Pause(0.0)
-
-
 KINDS = {
-    "gyges": _Kind(_tensor, "mlp", _beside),
-    "gyges-stopped": _Kind(_tensor, "mlp", _stopped),
-    "gyges-by-length": _Kind(_tensor, "mlp", _beside, "by-length"),
-    "gyges-round-robin": _Kind(_tensor, "mlp", _beside, "round-robin"),
-    "gyges-least-load": _Kind(_tensor, "mlp", _beside, "least-load"),
-    "seesaw": _Kind(_tensor, "all", _stopped),
-    "kunserve": _Kind(pipelined, "all", _beside),
-    "loongserve": _Kind(_sequence, "nothing", _nothing),
-    "kunserve-serial": _Kind(_serial, "all", _beside),
-    "loongserve-serial": _Kind(_serial, "nothing", _nothing),
+    "gyges-paper": _Kind(_tensor, "mlp", BESIDE),
+    "gyges-stopped": _Kind(_tensor, "mlp", STOPPED),
+    "gyges-round-robin": _Kind(_tensor, "mlp", BESIDE, RoundRobin),
+    "gyges-least-load": _Kind(_tensor, "mlp", BESIDE, LeastLoad),
+    "seesaw": _Kind(_tensor, "all", THROUGH_HOST),
+    "kunserve": _Kind(pipelined, "all", BESIDE),
+    "loongserve": _Kind(_sequence, "nothing", AT_ONCE),
+    "kunserve-serial": _Kind(_serial, "all", BESIDE),
+    "loongserve-serial": _Kind(_serial, "nothing", AT_ONCE),
 }
 """The kinds of servers, by the name of the system."""
-
-
-class Anywhere(GroupChoice):
-    """A choice of any group. `Transforms` chooses instances after it."""
-
-    def choose(self, request: RequestState, layout: Layout, *_: Any, **__: Any) -> Group:
-        """Return the first group of the layout."""
-        return layout.groups[0]
 
 
 def transforming(machine: Modelled, devices: int, options: Options, name: str) -> System:
@@ -122,36 +143,17 @@ def transforming(machine: Modelled, devices: int, options: Options, name: str) -
             f"--policy={name!r}: needs engines that can join into groups of 2 or {WIDEST}"
         )
     kind, size = KINDS[name], sizes[-1]
-    way = Transformation(machine.model, machine.kind.hardware, devices, devices * size)
     engine = machine.engine(devices, (1, size), devices)
-    lent_blocks = machine.lent_blocks(devices, size, kind.lent)
     times = {1: machine.step_time(devices), size: kind.parallel(machine, devices, size)}
-    system = system_of(machine, POLICIES["static-dp"], options, engine, times)
-    tokens = {one: (engine.blocks - 1) * engine.block_tokens[one] for one in (1, size)}
-    tokens[size] += lent_blocks * engine.block_tokens[size]
-    settings = replace(system.settings, capacity=Capacity(tokens, devices))
-    up, down = _changes(way, kind, through_host=name == "seesaw")
-    how = Transforming(size, lent_blocks, up, down, kind.route)
+    system = system_of(machine, POLICIES["gyges"], options, engine, times)
 
-    def sender(cluster: Cluster, mean_outputs: Callable[[], float]) -> Transforms:
-        return Transforms(cluster, how, mean_outputs)
+    blocks = machine.lent_blocks(devices, size, kind.lent)
+    work = Transformation(machine.model, machine.kind.hardware, devices, devices * size)
+    cost = MigrationCost(0.0, kind.way.kv_s(work, MANY_TOKENS) / MANY_TOKENS)
 
-    return replace(system, name=name, settings=settings, placing=Anywhere, sender=sender)
-
-
-def _changes(
-    way: Transformation, kind: _Kind, *, through_host: bool
-) -> tuple[Callable[[float], Pause], Callable[[float], Pause]]:
-    def up(tokens: float) -> Pause:
-        work = way.through_host(tokens, way.degree) if through_host else way.kv(tokens) + way.lend()
-        return kind.make(way, work)
-
-    def down(tokens: float) -> Pause:
-        work = (
-            way.through_host(tokens, way.engine)
-            if through_host
-            else way.kv(tokens) + way.give_back(kind.lent)
-        )
-        return kind.make(way, work)
-
-    return up, down
+    capacity, shape = system.settings.capacity, system.shape
+    lent_tokens = capacity.kv_tokens[size] + blocks * engine.block_tokens[size] if blocks else 0
+    settings = replace(system.settings, capacity=replace(capacity, lent_tokens=lent_tokens))
+    loan = kind.way.loan(work, kind.lent, blocks)
+    shape = replace(shape, migrations={1: cost, size: cost}, loan=loan)
+    return replace(system, name=name, settings=settings, shape=shape, placing=kind.placing)

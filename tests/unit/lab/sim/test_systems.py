@@ -232,7 +232,7 @@ def test_simulated_steps_take_the_measured_time(tmp_path: Path) -> None:
 def test_a_measured_machine(tmp_path: Path) -> None:
     machine = load_measured(machine_file(tmp_path / "machine.json"))
     assert names(machine) == [
-        "auto", "load", "priority", "context",
+        "auto", "load", "priority", "context", "gyges",
         "static-dp", "static-tp", "static-tp2", "round-robin",
     ]  # fmt: skip
     (wide,) = simulate(build("static-tp", machine, 1, Options()), [Request(0, 0.0, 100, 2)]).ended
@@ -295,8 +295,8 @@ def test_a_wrong_machine_file_is_refused(tmp_path: Path, text: str, message: str
 
 
 def test_engines_join_where_there_are_two() -> None:
-    assert "gyges" in names(h200("llama-3-70b", "h200x4"))
-    assert "gyges" not in names(h200("llama-3-70b", "h200x2"))
+    assert "gyges-paper" in names(h200("llama-3-70b", "h200x4"))
+    assert "gyges-paper" not in names(h200("llama-3-70b", "h200x2"))
 
 
 def test_wrong_names_say_what_exists() -> None:
