@@ -2,7 +2,7 @@
 
 python -m benchmarks.long_prompts [--seconds 45] [--share 0.5] [--rounds 1]
 
-Fixed layouts, an operator that goes together for each long prompt (`unaware, live`), and `auto`.
+Fixed layouts, an operator that goes together for each long prompt (`unaware, live`), and policies.
 The plan is in experiments/plans/live.md. All times are given as on the devices. One server runs at
 a time, started anew in each round.
 """
@@ -45,9 +45,19 @@ MODEL = "llama-3-70b"
 LENGTHS: Lengths = {"prompt_tokens": (128, 512), "output_tokens": (64, 256)}
 SHORT = "short"
 LONG_TOKENS, LONG_OUTPUTS = 28_000, 64
+"""Of a long request, by default."""
 KV_TOKENS, MOST_TOKENS = 12_288, 30_000
 """Tokens of KV that an engine holds, and of a request at most."""
-POLICIES = {"static-dp": "static-dp", "static-tp": "static-tp", LIVE: "manual", "auto": "auto"}
+POLICIES = {
+    "static-dp": "static-dp",
+    "static-tp": "static-tp",
+    LIVE: "manual",
+    "context": "context",
+    "gyges": "gyges",
+    "auto": "auto",
+}
+"""The value of `--policy`, by system."""
+USUAL = ("static-dp", "static-tp", LIVE, "auto")
 OUT = BENCH / "live_long_prompts.json"
 
 
@@ -85,9 +95,9 @@ def loads(args: argparse.Namespace, capacity: float, seed: int) -> tuple[Workloa
     clock.
     """
     short = steady(args.share * capacity, args.seconds, LENGTHS, seed, SHORT)
-    mixed = with_long_prompts(short, LONG_TOKENS, LONG_OUTPUTS, args.every)
+    mixed = with_long_prompts(short, args.long_tokens, args.long_outputs, args.every)
     marked = mixed.having(
-        replace(request, phase=LONG if request.prompt_tokens == LONG_TOKENS else SHORT)
+        replace(request, phase=LONG if request.prompt_tokens == args.long_tokens else SHORT)
         for request in mixed.requests
     )
     return scale_time(short, args.slowdown), scale_time(marked, args.slowdown)
@@ -136,6 +146,9 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = flags.emulated(__doc__, POLICIES, 1, OUT)
     parser.add_argument("--seconds", type=float, default=45.0)
     parser.add_argument("--share", type=float, default=0.5, help="of capacity: short requests")
+    parser.set_defaults(systems=list(USUAL))
+    parser.add_argument("--long-tokens", type=int, default=LONG_TOKENS, help="of a long prompt")
+    parser.add_argument("--long-outputs", type=int, default=LONG_OUTPUTS, help="of its output")
     parser.add_argument("--every", type=float, default=15.0, help="seconds for each long prompt")
     parser.add_argument("--requests", type=int, default=300, help="that find the capacity")
     return parser.parse_args(arguments)

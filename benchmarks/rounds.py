@@ -97,6 +97,7 @@ def values_of(
             if part[figure] is not None:
                 yield phase, figure, part[figure] / slowdown
         yield phase, "completed", part["completed"] / part["num_prompts"]
+    yield whole, "output_throughput", summary["output_throughput"] * slowdown
     yield whole, "switches", float(summary["switches"])
     yield whole, "not completed", float(summary["failed"] + summary["unfinished"])
 

@@ -15,6 +15,8 @@ def test_long_prompts_have_the_sizes_of_the_plan() -> None:
         "out": long_prompts.OUT,
         "seconds": 45.0,
         "share": 0.5,
+        "long_tokens": 28_000,
+        "long_outputs": 64,
         "every": 15.0,
         "requests": 300,
     }

@@ -25,7 +25,8 @@ def summary(ttft_ms: float | None) -> dict[str, object]:
     """Return a summary with one phase, of whose two requests one was served."""
     part = {"completed": 1, "num_prompts": 2, **dict.fromkeys(FIGURES, 8.0)}
     low = part | {"mean_ttft_ms": ttft_ms}
-    return part | {"phases": {"low": low}, "switches": 3, "failed": 1, "unfinished": 0}
+    counts = {"switches": 3, "failed": 1, "unfinished": 0, "output_throughput": 60.0}
+    return part | {"phases": {"low": low}} | counts
 
 
 def test_in_as_many_rounds_as_systems_each_is_first_once() -> None:

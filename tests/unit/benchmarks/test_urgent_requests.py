@@ -23,7 +23,8 @@ def args(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def replayed(system: str, workload: Workload) -> dict[str, object]:
         part = {"completed": 1, "num_prompts": 1, **dict.fromkeys(FIGURES, 8.0)}
         phases = {request.phase: part for request in workload.requests}
-        return part | {"phases": phases, "switches": 0, "failed": 0, "unfinished": 0}
+        counts = {"switches": 0, "failed": 0, "unfinished": 0, "output_throughput": 1.0}
+        return part | {"phases": phases} | counts
 
     monkeypatch.setattr(urgent_requests, "served", served)
     monkeypatch.setattr(urgent_requests, "replayed", replayed)
