@@ -1,6 +1,6 @@
 """The table of a comparison on emulated devices, from the rows that `benchmarks.emulated` keeps.
 
-python -m benchmarks.emulated_report docs/results/numbers/emulated.json
+python -m benchmarks.emulated_report docs/lab/results/numbers/emulated.json
 """
 
 from __future__ import annotations

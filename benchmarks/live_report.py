@@ -1,6 +1,6 @@
 """Tables of the live comparisons, from the rows that `benchmarks.rounds` keeps.
 
-python -m benchmarks.live_report docs/results/numbers/live_quiet_and_bursts.json
+python -m benchmarks.live_report docs/lab/results/numbers/live_quiet_and_bursts.json
 
 A cell is the median over rounds in ms, with [smallest..largest] if there are several. The last
 column of a system is its largest ratio to the better fixed layout of our server, in the same round.

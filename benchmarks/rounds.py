@@ -26,7 +26,7 @@ AFTER_S = 20.0
 """Seconds of a low phase that count apart, after a burst."""
 AT_ONCE_RPS = 1e5
 BENCH = ROOT / ".bench"
-NUMBERS = ROOT / "docs" / "results" / "numbers"
+NUMBERS = ROOT / "docs" / "lab" / "results" / "numbers"
 TOKEN_IDS = (300, 499)
 Lengths = Mapping[str, tuple[int, int]]
 """Least and most tokens: `prompt_tokens` and `output_tokens`."""

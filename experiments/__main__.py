@@ -1,13 +1,13 @@
-"""`make experiments`: every table and figure of docs/results that is simulated, and the pages of
-live measurements.
+"""`make experiments`: every table and figure of docs/lab/results that is simulated, and the pages
+of live measurements.
 
     python -m experiments             all that is simulated, with all seeds that it has
     python -m experiments NAME ...    those; then all pages are written, the others from the numbers
                                       that are kept of them
     python -m experiments --pages     only the pages, from the numbers that are kept: simulated
-                                      ones, docs/results.md, docs/results/chaos.md, and README's
-                                      section of measurements; new rows are entered in
-                                      numbers/rows.json
+                                      ones, docs/lab/results.md, docs/lab/results/chaos.md, the
+                                      section of measurements of docs/benchmarks.md, and the table
+                                      of README; new rows are entered in numbers/rows.json
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""docs/results/chaos.md: the totals and the misses of the rows in docs/results/numbers/chaos.csv.
+"""docs/lab/results/chaos.md: the totals and the misses of the rows in
+docs/lab/results/numbers/chaos.csv.
 
 `python -m benchmarks.chaos --rows FILE` writes such rows. The prose is in templates/chaos.md, and
-the command and the commits are those of the run `chaos` in docs/results/numbers/live.json.
+the command and the commits are those of the run `chaos` in docs/lab/results/numbers/live.json.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ PAGE = RESULTS / "chaos.md"
 
 
 def page() -> str:
-    """Return the text of docs/results/chaos.md."""
+    """Return the text of docs/lab/results/chaos.md."""
     rows = chaos_table.read(PATH)
     misses = chaos_table.miss_cells(rows)
     values = {

@@ -26,21 +26,21 @@ from flying_lab.workload.synth import Paper, synthesise
 
 ROOT = Path(__file__).parent.parent
 DATA = Path(__file__).parent / "data"
-RESULTS = ROOT / "docs" / "results"
+RESULTS = ROOT / "docs" / "lab" / "results"
 TEMPLATES = Path(__file__).parent / "templates"
 PAPER: dict[str, Any] = json.loads((DATA / "paper.json").read_text(encoding="utf-8"))
 MODELS = ("llama-3-70b", "gpt-oss-120b", "nemotron-8b")
 UTILIZATION = 0.8
-"""Inferred from the paper's capacities; docs/results/settings.md."""
+"""Inferred from the paper's capacities; docs/lab/results/settings.md."""
 MAX_NUM_SEQS = 256
-"""Requests that a group may run (`--max-num-seqs`): inferred, docs/results/settings.md."""
+"""Requests that a group may run (`--max-num-seqs`): inferred, docs/lab/results/settings.md."""
 LOW_S, BURST_S = 60.0, 20.0
-"""Lengths of phases, which the paper does not state: inferred, docs/results/settings.md."""
+"""Lengths of phases, which the paper does not state: inferred, docs/lab/results/settings.md."""
 SEEDS = (1, 2, 3)
 """Of everything that is random."""
 KERNELS = 0.896
 """H100's `memory_efficiency`, of single kernels; the H200's is fitted to steps of servers
-(docs/simulator.md).
+(docs/design/simulator.md).
 """
 NO_BOUND = 10**9
 Numbers = dict[str, Any]

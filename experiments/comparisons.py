@@ -1,5 +1,5 @@
-"""docs/results/comparisons.md, and the tables in README: live comparisons, from the rows that are
-kept.
+"""docs/lab/results/comparisons.md, and the tables in docs/benchmarks.md: live comparisons, from the
+rows that are kept.
 
 The prose is in templates/comparisons.md and templates/measured.md. The commands and the sizes are
 those of experiments/plans/live.md and experiments/plans/emulated.md.
@@ -25,7 +25,7 @@ Text = Callable[[Mapping[str, Any]], str]
 
 
 def page() -> str:
-    """Return the text of docs/results/comparisons.md."""
+    """Return the text of docs/lab/results/comparisons.md."""
     values = {
         f"{name} {what}": _shown(name, text)
         for name in ("fixed_layouts", "quiet_and_bursts", "long_prompts", "urgent_requests")

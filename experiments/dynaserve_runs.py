@@ -52,7 +52,7 @@ LOGNORMAL = {
     "arXiv": ((6400.0, 0.5), (290.0, 0.5)),
     "Mini Reasoning": ((219.0, 0.5), (1467.0, 0.5)),
 }
-"""Mean and sigma of prompts and outputs; docs/results/settings.md has their sources."""
+"""Mean and sigma of prompts and outputs; docs/lab/results/settings.md has their sources."""
 WORKLOADS = ("BurstGPT", "Azure Code", "arXiv", "Mini Reasoning")
 HYBRID = "hybrid"
 Name = Literal["split", "disagg", "coloc", "coloc to target"]

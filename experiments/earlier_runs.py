@@ -1,4 +1,4 @@
-"""Compute docs/results/numbers/earlier_runs.json again: what every published run of a load has
+"""Compute docs/lab/results/numbers/earlier_runs.json again: what every published run of a load has
 shown, from the numbers that git has of it.
 
     python -m experiments.earlier_runs
@@ -26,11 +26,15 @@ CELLS = {
     "held_out": held_out_ratios.run_cells,
     "loads": loads.run_cells,
 }
+FOLDERS = ("docs/lab/results/numbers", "docs/results/numbers")
+"""Where commits have their numbers, the present folder first."""
 
 
 def published(name: str, commit: str) -> dict[str, Any]:
     """Return what a commit has published of an experiment."""
-    found = kept_in(json.loads(git("show", f"{commit}:docs/results/numbers/{name}.json")))
+    paths = (f"{folder}/{name}.json" for folder in FOLDERS)
+    path = next(path for path in paths if git("ls-tree", "--name-only", commit, path))
+    found = kept_in(json.loads(git("show", f"{commit}:{path}")))
     return {"commit": found.commit, "date": found.date, "cells": CELLS[name](found)}
 
 

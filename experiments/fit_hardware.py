@@ -3,8 +3,8 @@ published points.
 
     python -m experiments.fit_hardware
 
-Writes flying_lab/sim/data/hardware.json and docs/results/cost_model.md. The order matters: kernels
-on H100 and A100 from profiles, then what only a serving system shows (host time, effective
+Writes flying_lab/sim/data/hardware.json and docs/lab/results/cost_model.md. The order matters:
+kernels on H100 and A100 from profiles, then what only a serving system shows (host time, effective
 bandwidths) from published points.
 """
 
@@ -31,7 +31,7 @@ from flying_lab.sim.hardware import RANKS, Hardware, load, parse_hardware
 ROOT = Path(__file__).parent.parent
 DATA = Path(__file__).parent / "data"
 HARDWARE = ROOT / "flying_lab" / "sim" / "data" / "hardware.json"
-TABLE = ROOT / "docs" / "results" / "cost_model.md"
+TABLE = ROOT / "docs" / "lab" / "results" / "cost_model.md"
 
 MIB = 2**20
 SHEET = "NVIDIA data sheet, dense, one direction of NVLink; memory as nvidia-smi reports it"
@@ -251,7 +251,7 @@ def _fit_h200(device: Hardware, published: Sequence[Point]) -> Hardware:
 
 def _fit_attention(device: Hardware, published: Sequence[Point], role: str) -> Hardware:
     """Decode attention on A100; the other devices take over what a full server shows of it
-    (docs/simulator.md).
+    (docs/design/simulator.md).
     """
     chosen = [p for p in published if p.hardware == "a100" and p.role == role]
     return _fit_points(device, ("attention_memory_efficiency",), chosen).hardware

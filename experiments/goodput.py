@@ -35,7 +35,7 @@ def measure(setting: Setting) -> Numbers:
 
 
 def compared(setting: Setting) -> Iterator[tuple[str, System]]:
-    """Yield the systems of docs/results/loads.md, and `auto` with these targets."""
+    """Yield the systems of docs/lab/results/loads.md, and `auto` with these targets."""
     aimed = replace(OPTIONS, slo_s=SLO.targets_s)
     yield from ((one.name, one) for one in loads.compared(MODEL, setting))
     yield AIMED, servers.ours(GRAPHS, POLICIES["auto"], MODEL, setting, aimed)

@@ -20,7 +20,7 @@ from flying_serving.memory.padding import PAGE_BYTES, PagedUnits, packed, padded
 
 DEGREES = (1, 2, 4)
 SEQUENCES = 8
-"""Longest sequences at once that table 1's numbers fit: docs/results/settings.md."""
+"""Longest sequences at once that table 1's numbers fit: docs/lab/results/settings.md."""
 OCCUPANCY = 0.9
 CONTEXT_TOKENS = 1024
 BFLOAT16 = 2

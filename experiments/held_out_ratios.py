@@ -1,5 +1,5 @@
-"""What the runs of docs/results/held_out.md show: latencies beside the fixed layout that is best
-for a load, and the loads that miss an aim.
+"""What the runs of docs/lab/results/held_out.md show: latencies beside the fixed layout that is
+best for a load, and the loads that miss an aim.
 """
 
 from __future__ import annotations

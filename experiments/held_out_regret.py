@@ -1,5 +1,5 @@
-"""What it costs to keep one layout for every load of docs/results/held_out.md, beside `auto`: over
-the stock layout that is best for each load, and over the own one.
+"""What it costs to keep one layout for every load of docs/lab/results/held_out.md, beside `auto`:
+over the stock layout that is best for each load, and over the own one.
 """
 
 from __future__ import annotations

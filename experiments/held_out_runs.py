@@ -1,5 +1,5 @@
-"""The runs of docs/results/held_out.md: `auto`, the fixed layouts of our server and of stock vLLM,
-and Shift Parallelism on every load; and the values of the constants that decided.
+"""The runs of docs/lab/results/held_out.md: `auto`, the fixed layouts of our server and of stock
+vLLM, and Shift Parallelism on every load; and the values of the constants that decided.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def measure(setting: Setting) -> Numbers:
 
 
 def compared(server: str, model: str, setting: Setting) -> Iterator[System]:
-    """Yield the systems of a server that the page compares: those of docs/results/phases.md without
-    the fork, which is eager and hardly switches there.
+    """Yield the systems of a server that the page compares: those of docs/lab/results/phases.md
+    without the fork, which is eager and hardly switches there.
     """
     return (one for one in systems(server, model, setting) if one.name != "fork")
 

@@ -1,9 +1,9 @@
 """Every row that a page of results has had: none goes without a reason.
 
-docs/results/numbers/rows.json lists the rows that were published, by page and heading; `python -m
-experiments --pages` adds new ones and takes none away. docs/results/numbers/removed.json says of
-each that is gone why: its keys are "PAGE / HEADING / ROW", or end with `*` for all that begin
-alike. The rows of a table that is now a data file are looked for in that file.
+docs/lab/results/numbers/rows.json lists the rows that were published, by page and heading; `python
+-m experiments --pages` adds new ones and takes none away. removed.json beside it says of each that
+is gone why: its keys are "PAGE / HEADING / ROW", or end with `*` for all that begin alike. The rows
+of a table that is now a data file are looked for in that file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Pages of live measurements: docs/results.md, and README's section *Measured*.
+"""Pages of live measurements: docs/lab/results.md, and README's section *Measured*.
 
-Their numbers are the rows of docs/results/numbers/live.json, their prose is in templates/results.md
+Their numbers are the rows of docs/lab/results/numbers/live.json, their prose is in templates/results.md
 and templates/measured.md. What a template has in double braces is replaced:
 
 - `{{run KEY}}`: a run: how it was measured, and its rows;
@@ -29,7 +29,7 @@ from experiments.rows import markdown, paragraph
 from flying_serving.errors import ConfigError
 
 PATH = RESULTS / "numbers" / "live.json"
-PAGE = ROOT / "docs" / "results.md"
+PAGE = ROOT / "docs" / "lab" / "results.md"
 README = ROOT / "README.md"
 BEGIN, END = "<!-- Written by `make experiments ARGS=--pages`: begin -->", "<!-- end -->"
 AT = {
@@ -103,7 +103,7 @@ def _run(one: Mapping[str, Any]) -> Run:
 
 
 def page() -> str:
-    """docs/results.md."""
+    """docs/lab/results.md."""
     runs, _ = read()
     older = [one for one in runs.values() if one.is_older]
     return filled(

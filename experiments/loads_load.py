@@ -1,5 +1,5 @@
-"""Loads of docs/results/loads.md: rare bursts, long prompts beside chat, a day, and three that were
-not looked at before.
+"""Loads of docs/lab/results/loads.md: rare bursts, long prompts beside chat, a day, and three that
+were not looked at before.
 
     python -m experiments.loads_load     the capacities that two of the rates are shares of
 

@@ -1,4 +1,4 @@
-"""What each part of `auto` gives on the load of docs/results/phases.md, stock vLLM with other
+"""What each part of `auto` gives on the load of docs/lab/results/phases.md, stock vLLM with other
 chunks, and the host's work.
 """
 

@@ -1,4 +1,4 @@
-"""The load of docs/results/phases.md: low phases that are low, bursts, and the seconds after a
+"""The load of docs/lab/results/phases.md: low phases that are low, bursts, and the seconds after a
 burst as a phase of their own.
 
     python -m experiments.phases_load      the capacities that the rates are shares of

@@ -1,5 +1,5 @@
-"""The runs of docs/results/phases.md: three servers with every fixed layout, and what each gives
-its clients in each phase of the load.
+"""The runs of docs/lab/results/phases.md: three servers with every fixed layout, and what each
+gives its clients in each phase of the load.
 """
 
 from __future__ import annotations

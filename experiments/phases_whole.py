@@ -1,4 +1,4 @@
-"""`auto` over the whole load of docs/results/phases.md: beside the best single layout of stock
+"""`auto` over the whole load of docs/lab/results/phases.md: beside the best single layout of stock
 vLLM, beside Shift Parallelism, and beside the fixed layouts of our own server.
 
 Means over the whole load are those of its phases, weighted by their requests.

@@ -28,7 +28,7 @@ Devices = Mapping[str, Hardware]
 
 
 def table(devices: Devices, published: Sequence[Point], commit: str) -> str:
-    """All of docs/results/cost_model.md."""
+    """All of docs/lab/results/cost_model.md."""
     unstated = {"decode_rate": matching(devices, published, "gyges-tp1-rate")}
     rows = {
         role: _rows(devices, [p for p in published if p.role == role], unstated) for role in TITLES
@@ -40,12 +40,12 @@ def table(devices: Devices, published: Sequence[Point], commit: str) -> str:
         "",
         *paragraph(
             f"Written by `python -m experiments.fit_hardware` at commit {commit}; how the model "
-            "works is in [simulator.md](../simulator.md). Which points are not fitted was "
-            "committed before the first fit that could have seen them. But the form of the model "
-            "changed three times when their errors had been seen. It changed a fourth time for "
-            "the points of `vllm-ci`, `nim` and `isc`, which a reviewer found: H200's steps are "
-            "fitted to graphs first, and NVSwitch reduces. So the points check the model and are "
-            "no blind test.",
+            "works is in [simulator.md](../../design/simulator.md). Which points are not fitted "
+            "was committed before the first fit that could have seen them. But the form of the "
+            "model changed three times when their errors had been seen. It changed a fourth time "
+            "for the points of `vllm-ci`, `nim` and `isc`, which a reviewer found: H200's steps "
+            "are fitted to graphs first, and NVSwitch reduces. So the points check the model and "
+            "are no blind test.",
         ),
         f"Of {len(errors)} points that are not fitted, {within} are within {TOLERANCE:.0%}; "
         "median error "

@@ -253,7 +253,7 @@ def page(
     lines: Sequence[str],
     notices: Sequence[str] = ("simulated",),
 ) -> str:
-    """One page of docs/results.
+    """One page of docs/lab/results.
 
     Args:
         title: its heading.
@@ -268,7 +268,7 @@ def page(
         f"# {title}",
         "",
         *notice,
-        "Simulated, as [simulator.md](../simulator.md) says, by:",
+        "Simulated, as [simulator.md](../../design/simulator.md) says, by:",
         "",
         *made,
         "",

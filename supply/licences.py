@@ -1,5 +1,5 @@
-"""Write docs/licences.md: the licence of each distribution in requirements/, as its installed
-metadata says.
+"""Write docs/design/licences.md: the licence of each distribution in requirements/, as its
+installed metadata says.
 
 python -m supply.licences
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from supply.pins import ALL_LOCKS, ROOT, Pin, locked, parse
 
-PAGE = ROOT / "docs" / "licences.md"
+PAGE = ROOT / "docs" / "design" / "licences.md"
 MAX_NAME = 60
 """Characters of a licence's name: some packages give the text of the licence in place of it."""
 _CLASSIFIER = "License :: "

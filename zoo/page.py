@@ -59,7 +59,7 @@ WHAT = (
     "vLLM imports torchvision with many models that see, and with Qwen3.5. It is not installed "
     "here. A stand-in is imported in its place, by stock vLLM too, and text uses nothing of it. "
     f"{', '.join(CORRECTED[:-1])} and {CORRECTED[-1]} are compared with stock vLLM whose rotary "
-    "embeddings are computed in plain torch (see [engine.md](engine.md#latent-attention))."
+    "embeddings are computed in plain torch (see [engine.md](design/engine.md#latent-attention))."
 )
 
 QUANTIZED_MEANS = (

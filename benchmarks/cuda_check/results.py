@@ -34,8 +34,8 @@ SEEDED = [
 
 
 def token_and_logprob(site: Site) -> str:
-    """Ask for what ended with an error once (docs/cuda.md, *The token without its logprob*): seeds
-    and `logprobs: 0` in groups of two, in float32, one after the other and at once.
+    """Ask for what ended with an error once (docs/design/cuda.md, *The token without its logprob*):
+    seeds and `logprobs: 0` in groups of two, in float32, one after the other and at once.
     """
     stock, ours = site["stock float32"], site["ours float32"]
     ours.layout(LAYOUTS[2])

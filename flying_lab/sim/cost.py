@@ -1,7 +1,7 @@
 """The time of a step: a pure function of model, device, degree and the contents of the batch.
 
-docs/simulator.md has the formulas on one page. Everything that depends only on the number of tokens
-is kept after its first use, so a call costs about a microsecond.
+docs/design/simulator.md has the formulas on one page. Everything that depends only on the number of
+tokens is kept after its first use, so a call costs about a microsecond.
 """
 
 from collections.abc import Sequence

@@ -65,7 +65,7 @@ class Spec(_Data):
 
 
 class Coefficients(_Data):
-    """Named, fitted coefficients of one device; docs/simulator.md explains each."""
+    """Named, fitted coefficients of one device; docs/design/simulator.md explains each."""
 
     gemm_efficiency: Coefficient
     memory_efficiency: Coefficient

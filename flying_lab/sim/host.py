@@ -6,8 +6,9 @@ Where an engine turns to another lane, the step before is over first, so the dev
 scheduler.
 
 All figures are of `python -m benchmarks.group_host`, ours and stock vLLM's on the same two cores:
-lines through the medians for 1 and for 256 requests of a tiny model (docs/results.md, `host`). They
-stand as they are for the hosts of modelled devices: no part of them is the model's arithmetic.
+lines through the medians for 1 and for 256 requests of a tiny model (docs/lab/results.md, `host`).
+They stand as they are for the hosts of modelled devices: no part of them is the model's
+arithmetic.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ BLOCK_TOKENS = 16
 DegreeTime = Callable[[SimStep], float]
 """Contents of a step of one degree -> seconds."""
 
-# Measured live on CPUs by `benchmarks.coordination`; docs/results.md has medians and spread.
+# Measured live on CPUs by `benchmarks.coordination`; docs/lab/results.md has medians and spread.
 COLLECTIVE_S = 367e-6
 """Seconds from the leader's order of a collective to its begin in the last member.
 

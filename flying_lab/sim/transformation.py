@@ -2,7 +2,7 @@
 through host memory.
 
 Derived, not measured: bytes that each way has to copy, at known rates, and calls of the driver. All
-devices of a group do the same. docs/results/gyges.md has the ways side by side.
+devices of a group do the same. docs/lab/results/gyges.md has the ways side by side.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def _vllm(probed: tuple[Mapping[str, Any] | None, str], gpus: list[Any]) -> Iter
     yield Finding("ok", "hooks", "every name of vLLM that is patched looks as expected")
     device = facts["device"]
     if device == "cuda":
-        yield Finding("warn", "platform", "cuda: not run yet, see docs/cuda.md")
+        yield Finding("warn", "platform", "cuda: not run yet, see docs/gpu.md")
     elif device == "cpu":
         reason = (
             "cpu" if not gpus else "cpu: this build of vLLM does not use the GPUs of this machine"

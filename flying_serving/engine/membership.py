@@ -1,5 +1,5 @@
 """The engines of a server that are there, and the groups of this engine that are whole
-(docs/faults.md).
+(docs/design/faults.md).
 
 The API server says of each engine its *incarnation*, the number of its starts before, or that it is
 lost. Members of a group that has lost an engine leave it: nothing of the group is left, so no

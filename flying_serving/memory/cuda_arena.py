@@ -1,5 +1,5 @@
 """Memory of a CUDA device whose addresses stay while its pages come and go, here and in a peer that
-maps it. Not run on CUDA in this version: see docs/cuda.md.
+maps it. Not run on CUDA in this version: see docs/design/cuda.md.
 """
 
 import os

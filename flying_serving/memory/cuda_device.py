@@ -1,5 +1,5 @@
 """Memory of a CUDA device by *Virtual Memory Management* of CUDA's driver: addresses are reserved,
-and memory is created and mapped there. Not run on CUDA in this version: see docs/cuda.md.
+and memory is created and mapped there. Not run on CUDA in this version: see docs/design/cuda.md.
 """
 
 from collections.abc import Callable

@@ -16,7 +16,7 @@ kernels before.
 def share_cuda(memory: torch.Tensor) -> bytes:
     """Return a handle, with which another process maps memory of a CUDA device.
 
-    This process cannot open it itself. Run once on CUDA (docs/cuda.md).
+    This process cannot open it itself. Run once on CUDA (docs/gpu.md).
     """
     if memory.is_cuda:
         torch.cuda.synchronize(memory.device)  # not all readers wait for what is under way

@@ -1,6 +1,6 @@
 """Weights in an arena of a CUDA device, of which a group gives pages to KV while it lends them.
 
-Not run on CUDA: see docs/cuda.md.
+Not run on CUDA: see docs/design/cuda.md.
 """
 
 from collections.abc import Iterator, Sequence

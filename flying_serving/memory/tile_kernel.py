@@ -1,6 +1,6 @@
 """Tiles of KV that one Triton kernel gathers: all tiles, layers and heads of a stack in one launch.
 
-Tested with Triton's interpreter only. It has not run on CUDA (docs/cuda.md).
+Tested with Triton's interpreter only. It has not run on CUDA (docs/design/cuda.md).
 """
 
 import numpy as np

@@ -10,6 +10,6 @@
 - `offers.py`, `messages.py`: the memory in which offers are published; messages between engines.
 - `host.py`: the engine around both sides.
 
-docs/architecture.md has the way of a migrating request, file by file, and docs/protocol.md the
-rules.
+docs/architecture.md has the way of a migrating request, file by file, and docs/design/protocol.md
+the rules.
 """

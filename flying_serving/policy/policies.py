@@ -18,7 +18,8 @@ FORECAST_ERROR = 0.05
 forecasts.
 
 The forecasts of two layouts for the same arrivals are off by 5 % beside each other (the root of the
-mean square: docs/policies.md). That the arrivals may be others is not part of it: `_unsure_at`.
+mean square: docs/design/policies.md). That the arrivals may be others is not part of it:
+`_unsure_at`.
 """
 
 

@@ -22,7 +22,7 @@ ELSEWHERE = {
     "memory/cuda_arena.py": "of an earlier commit, as the page says",
 }
 LINK = re.compile(r"\]\(([^)\s#]*\.md)?(?:#([^)\s]+))?\)")
-SECTION = re.compile(r"\]\((\w[\w/]*\.md)\)[^.*]{0,60}\*([^*]+)\*")
+SECTION = re.compile(r"\]\(([\w./]+\.md)\)[^.*]{0,60}\*([^*]+)\*")
 """A link to a page, and after it a heading of the page in italics."""
 
 

@@ -6,5 +6,6 @@
 - `processes.py`: a process that is watched, and the parent that forks another one.
 - `shutdown.py`: the end of the server, in which requests may end first.
 
-docs/architecture.md has the way of a lost engine, file by file, and docs/faults.md the rules.
+docs/architecture.md has the way of a lost engine, file by file, and docs/design/faults.md the
+rules.
 """

@@ -1,6 +1,6 @@
 """Weights of a model that move into an arena of a CUDA device, where a group can lend their pages.
 
-Not run on CUDA: see docs/cuda.md.
+Not run on CUDA: see docs/design/cuda.md.
 """
 
 from collections.abc import Sequence

@@ -26,7 +26,7 @@ right by chance.
 SEED = 29
 MAX_DIFFERENCE, MIN_HITS = 0.5, 0.9
 """Of requests: at most twice as many on one node, as nodes of a busy machine differ in speed
-(docs/nodes.md has what was measured); of prefix hits: as a share of those on one node alone.
+(docs/deployment.md has what was measured); of prefix hits: as a share of those on one node alone.
 """
 GONE_S = 60.0
 PROMPT_TOKENS = "vllm:prompt_tokens_total"

@@ -1,4 +1,4 @@
-"""docs/results/chaos.md has the totals and every miss of docs/results/numbers/chaos.csv.
+"""docs/lab/results/chaos.md has the totals and every miss of docs/lab/results/numbers/chaos.csv.
 
 The rows are summed up again here, from the cells of the file.
 """

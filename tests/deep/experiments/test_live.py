@@ -1,4 +1,4 @@
-"""Pages of live measurements: docs/results.md and README's table are those of the rows that are
+"""Pages of live measurements: docs/lab/results.md and README's table are those of the rows that are
 kept.
 """
 

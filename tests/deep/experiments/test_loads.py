@@ -1,4 +1,6 @@
-"""The loads of docs/results/loads.md: their rates, their long prompts, and that seeds draw them."""
+"""The loads of docs/lab/results/loads.md: their rates, their long prompts, and that seeds draw
+them.
+"""
 
 from __future__ import annotations
 

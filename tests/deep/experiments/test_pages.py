@@ -1,5 +1,5 @@
-"""The pages of docs/results that are simulated: made of the numbers that are kept, which the code
-still finds.
+"""The pages of docs/lab/results that are simulated: made of the numbers that are kept, which the
+code still finds.
 """
 
 import re

@@ -1,5 +1,5 @@
 """Several engines that are lost, one that is lost at the worst moment, and too few that are left
-(docs/faults.md).
+(docs/design/faults.md).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from tests.stock.requests import tokens
 
 pytestmark = pytest.mark.server
 
-DOCS = ROOT / "docs" / "metrics.md"
+DOCS = ROOT / "docs" / "operations.md"
 ROW = re.compile(r"\| `(flying:\w+)` \| (\w+) \| ([^|]*) \|")
 
 

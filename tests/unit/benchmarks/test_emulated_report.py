@@ -7,8 +7,8 @@ import pytest
 from benchmarks.emulated_report import FIGURES, PHASES, medians, ratios, table
 from harness.live import ROOT
 
-PAGE = ROOT / "docs" / "emulation.md"
-ROWS = ROOT / "docs" / "results" / "numbers" / "emulated.json"
+PAGE = ROOT / "docs" / "design" / "emulation.md"
+ROWS = ROOT / "docs" / "lab" / "results" / "numbers" / "emulated.json"
 
 
 def kept(**live: list[float]) -> dict[str, object]:

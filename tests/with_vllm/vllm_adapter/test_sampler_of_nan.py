@@ -1,6 +1,6 @@
 """vLLM's sampler on logits that are no numbers: its logprobs are of the token that it samples.
 
-So they do not explain a token without its logprob (docs/cuda.md).
+So they do not explain a token without its logprob (docs/design/cuda.md).
 """
 
 import math

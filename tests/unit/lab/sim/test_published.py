@@ -14,7 +14,7 @@ from flying_lab.sim import hardware
 POINTS = points.read()
 DEVICES = {name: hardware.load(name) for name in hardware.names()}
 
-# What misses 15 %, and how far off it may be; docs/results/cost_model.md says why.
+# What misses 15 %, and how far off it may be; docs/lab/results/cost_model.md says why.
 MISSES = {
     "fork-8b-tp1-saturated": 0.26,
     "fork-8b-tp2-saturated": 0.24,

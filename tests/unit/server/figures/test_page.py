@@ -34,7 +34,7 @@ from flying_serving.wire import EngineFigures, EngineMemory, MigrationCounts, de
 from tests.unit.controller.model_settings import ANSWER, settings
 from tests.unit.policy.costs import costs, measured
 
-DOCS = Path(__file__).parents[4] / "docs" / "metrics.md"
+DOCS = Path(__file__).parents[4] / "docs" / "operations.md"
 FIGURES = EngineFigures(
     hard=True,
     requests={1: (3, 1), 2: (2, 0)},
