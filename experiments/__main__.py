@@ -27,6 +27,7 @@ from experiments import (
     comparisons,
     dynaserve,
     fig8_fig9,
+    front_page,
     goodput,
     gyges,
     held_out,
@@ -142,8 +143,13 @@ def write_live() -> None:
     live.PAGE.write_text(live.page(), encoding="utf-8")
     chaos_page.PAGE.write_text(chaos_page.page(), encoding="utf-8")
     comparisons.PAGE.write_text(comparisons.page(), encoding="utf-8")
-    written = live.readme(live.README.read_text(encoding="utf-8"), comparisons.readme_values())
-    live.README.write_text(written, encoding="utf-8")
+    sections = {
+        live.BENCHMARKS: live.section(comparisons.measured_values()),
+        live.README: front_page.section(),
+    }
+    for path, inner in sections.items():
+        text = path.read_text(encoding="utf-8")
+        path.write_text(live.between_marks(text, inner), encoding="utf-8")
     ledger.enter()
 
 

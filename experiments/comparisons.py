@@ -38,8 +38,8 @@ def page() -> str:
     return live.filled("comparisons", values)
 
 
-def readme_values() -> dict[str, str]:
-    """Return the places of README's section that these comparisons fill."""
+def measured_values() -> dict[str, str]:
+    """Return the places of the section of docs/benchmarks.md that these comparisons fill."""
     emulated = live_report.read(NUMBERS / "emulated.json")
     return {
         "phases": phases.headline(kept_numbers("phases")),

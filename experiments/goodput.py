@@ -78,7 +78,7 @@ def behind(found: Kept) -> list[str]:
 
 
 def headline(found: Kept) -> str:
-    """Return README's sentence: up to which rate 90 % of requests are within the SLO."""
+    """Return in a sentence up to which rate 90 % of requests are within the SLO."""
     stock = [name for name in names(found) if name.startswith("static-")]
     first = max(stock, key=lambda name: most_rps(found, name))
     return (

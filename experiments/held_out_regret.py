@@ -47,7 +47,7 @@ def kept_for_all(found: Kept, model: str, server: str) -> str:
 
 
 def headline(found: Kept) -> str:
-    """Return README's sentences: `auto` beside one layout that is kept for every load."""
+    """Return in sentences `auto` beside one layout that is kept for every load."""
     graphs, product = (
         _range([regret(found, model, server, AUTO, STOCK) for model in MODELS])
         for server in (GRAPHS, PRODUCT)

@@ -1,7 +1,7 @@
-"""Pages of live measurements: docs/lab/results.md, and README's section *Measured*.
+"""Pages of live measurements: docs/lab/results.md, and the section of docs/benchmarks.md.
 
-Their numbers are the rows of docs/lab/results/numbers/live.json, their prose is in templates/results.md
-and templates/measured.md. What a template has in double braces is replaced:
+Their numbers are the rows of docs/lab/results/numbers/live.json, their prose is in
+templates/results.md and templates/measured.md. What a template has in double braces is replaced:
 
 - `{{run KEY}}`: a run: how it was measured, and its rows;
 - `{{command KEY}}`, `{{commit KEY}}`: of a run, as it is;
@@ -30,7 +30,8 @@ from flying_serving.errors import ConfigError
 
 PATH = RESULTS / "numbers" / "live.json"
 PAGE = ROOT / "docs" / "lab" / "results.md"
-README = ROOT / "README.md"
+BENCHMARKS, README = ROOT / "docs" / "benchmarks.md", ROOT / "README.md"
+"""Pages with a section between BEGIN and END."""
 BEGIN, END = "<!-- Written by `make experiments ARGS=--pages`: begin -->", "<!-- end -->"
 AT = {
     "measured": "Commit",
@@ -119,14 +120,14 @@ def page() -> str:
 
 
 def section(values: Mapping[str, str]) -> str:
-    """README's section, between its marks; `values` as of `filled`."""
-    return f"{BEGIN}\n{filled('measured', values)}{END}"
+    """Return the section of docs/benchmarks.md; `values` as of `filled`."""
+    return filled("measured", values)
 
 
-def readme(text: str, values: Mapping[str, str]) -> str:
-    """A README with the section of these rows in the place of its own."""
+def between_marks(text: str, inner: str) -> str:
+    """Return a page with `inner` between its marks, in the place of what was there."""
     before, rest = text.split(BEGIN)
-    return before + section(values) + rest.split(END, 1)[1]
+    return f"{before}{BEGIN}\n{inner}{END}{rest.split(END, 1)[1]}"
 
 
 def filled(name: str, values: Mapping[str, str] = NO_VALUES) -> str:

@@ -80,7 +80,7 @@ def ratios(found: Kept, model: str, name: str, other: str, figure: str = E2E) ->
 
 
 def headline(found: Kept) -> str:
-    """Return README's sentence: mean E2E beside the best single layout of stock vLLM, by load."""
+    """Return in a sentence mean E2E beside the best single layout of stock vLLM, by load."""
     parts = []
     for name in LOADS:
         cells = [

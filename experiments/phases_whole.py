@@ -81,7 +81,7 @@ def switches(found: Kept, model: str, server: str) -> list[float]:
 
 
 def headline(found: Kept) -> str:
-    """Return README's sentence: beside the best single layout of stock vLLM, then beside Shift
+    """Return in a sentence `auto` beside the best single layout of stock vLLM, then beside Shift
     Parallelism.
     """
     parts = []

@@ -4,7 +4,7 @@ First, a tiny model runs on the CPU: two engines share a request, and an operato
 while requests stream. Then the server decides, on emulated devices: a burst between two quiet
 phases, with each fixed layout and with policy `auto`. Exit code 0 means that every request got all
 its tokens and every ordered switch was made. Tokens are the same in every layout of the tiny model,
-and its block bookkeeping is consistent. The claims of README hold.
+and its block bookkeeping is consistent. The claims of docs/benchmarks.md hold.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The claims that README makes of the demo, and its aim, with their bounds. Pure.
+"""The claims that docs/benchmarks.md makes of the demo, and its aim, with their bounds. Pure.
 
 The bounds were fixed before the first run: experiments/plans/demo.md. That run missed the aim, so
 it is shown and not claimed.
@@ -26,7 +26,7 @@ class Observed:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim in README's words, and a function that yields how it was missed."""
+    """A claim in the words of docs/benchmarks.md, and a function that yields how it was missed."""
 
     words: str
     missed: Callable[[Observed], Iterator[str]]

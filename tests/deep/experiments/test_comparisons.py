@@ -1,4 +1,6 @@
-"""The page of live comparisons and README's tables are those of the rows that are kept."""
+"""The page of live comparisons and the tables of docs/benchmarks.md are those of the rows that are
+kept.
+"""
 
 import json
 import re
@@ -40,10 +42,10 @@ def test_the_page_is_that_of_its_rows() -> None:
     assert comparisons.PAGE.read_text(encoding="utf-8") == comparisons.page()
 
 
-def test_readme_has_the_table_of_emulated_devices() -> None:
-    table = comparisons.readme_values()["emulated table"]
+def test_benchmarks_have_the_table_of_emulated_devices() -> None:
+    table = comparisons.measured_values()["emulated table"]
     assert "| auto |" in table
-    assert table in live.README.read_text(encoding="utf-8")
+    assert table in live.BENCHMARKS.read_text(encoding="utf-8")
 
 
 @pytest.mark.usefixtures("kept")
@@ -62,10 +64,10 @@ def test_a_comparison_with_rows_has_its_table_and_its_sizes(kept: Path) -> None:
     assert "Commit 2b2ef46, 3 rounds, a capacity of 2.5 requests/s, no emulated link" in page
 
 
-def test_readme_has_the_short_table_of_two_engines_once_they_ran(kept: Path) -> None:
+def test_benchmarks_have_the_short_table_of_two_engines_once_they_ran(kept: Path) -> None:
     text = rows(static_dp=100.0, static_tp=200.0, auto=150.0)
     (kept / "live_quiet_and_bursts.json").write_text(text, "utf-8")
-    section = live.section(comparisons.readme_values())
+    section = live.section(comparisons.measured_values())
     assert "| auto | 150 | 1.50 | low, mean TTFT | 2 |" in section
     assert comparisons.NOT_RUN not in section
 
@@ -76,9 +78,7 @@ SWITCHES = re.compile(r"0 switches|\d+(, \d+)*")
 
 
 @pytest.mark.parametrize(
-    "text",
-    [comparisons.PAGE, live.README],
-    ids=["comparisons", "README"],
+    "text", [comparisons.PAGE, live.BENCHMARKS], ids=["comparisons", "benchmarks"]
 )
 def test_each_live_row_of_a_system_that_may_switch_says_how_often_it_did(text: Path) -> None:
     """A ratio of a server that made no switch is of its layout."""

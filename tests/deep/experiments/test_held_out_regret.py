@@ -104,6 +104,6 @@ def test_a_load_has_its_ratio_to_stock_and_the_layout_that_is_best(found: Kept) 
 # ---- the kept numbers
 
 
-def test_readme_begins_with_stock_and_its_numbers_are_kept() -> None:
-    measured = live.README.read_text(encoding="utf-8").partition(live.BEGIN)[2]
+def test_benchmarks_begin_with_stock_and_its_numbers_are_kept() -> None:
+    measured = live.BENCHMARKS.read_text(encoding="utf-8").partition(live.BEGIN)[2]
     assert held_out_regret.headline(kept("held_out")) in " ".join(measured.split())

@@ -1,5 +1,5 @@
-"""Pages of live measurements: docs/lab/results.md and README's table are those of the rows that are
-kept.
+"""Pages of live measurements: docs/lab/results.md and docs/benchmarks.md are those of the rows that
+are kept.
 """
 
 import json
@@ -19,6 +19,12 @@ from flying_serving.errors import ConfigError
 RUNS, LOST = live.read()
 FIGURE = re.compile(r"\d+\.\d+")
 NUMBER = re.compile(r"\d[\d,.]*\d|\d")
+NO_FIGURE = re.compile(
+    r"\d+\.\d+\.[\d.+a-z]+|arXiv \d+\.\d+|Apache 2\.0|3\.1[1-4]|`[^`]*`|^    .*", re.M
+)
+"""Versions, papers, code and commands."""
+NAMED = ("soak-860655b", "transform")
+"""Runs whose figures stand in the prose of docs/benchmarks.md."""
 COMMANDS = (
     r"python -m (benchmarks\.\w+)|make (chaos|fuzz)|(pytest "
     r"tests/protocol)|(flying-serving simulate)|(curl) "
@@ -31,15 +37,29 @@ def test_results_page_is_that_of_its_rows() -> None:
     assert live.PAGE.read_text(encoding="utf-8") == live.page()
 
 
-def test_readme_section_is_that_of_its_rows() -> None:
-    text = live.README.read_text(encoding="utf-8")
-    assert live.readme(text, comparisons.readme_values()) == text
+def test_section_of_benchmarks_is_that_of_its_rows() -> None:
+    text = live.BENCHMARKS.read_text(encoding="utf-8")
+    assert live.between_marks(text, live.section(comparisons.measured_values())) == text
 
 
-@pytest.mark.parametrize("key", ["soak-860655b", "transform"])
-def test_readme_has_the_figures_of_a_run_that_it_names(key: str) -> None:
-    blocks = re.split(r"\n(?=- )|\n\n", live.README.read_text(encoding="utf-8"))
-    item = next(block for block in blocks if f"(`{key}`):" in block).replace(key, "")
+def blocks(text: str) -> list[str]:
+    """The paragraphs and the items of lists of a page."""
+    return re.split(r"\n(?=- )|\n\n", text)
+
+
+@pytest.mark.parametrize("page", [live.BENCHMARKS, live.README], ids=["benchmarks", "README"])
+def test_prose_beside_a_section_has_no_figure_but_of_a_run_that_it_names(page: Path) -> None:
+    """What stands between the marks is written from rows; the test below compares the others."""
+    before, rest = page.read_text(encoding="utf-8").split(live.BEGIN)
+    text = before + rest.split(live.END, 1)[1]
+    others = [block for block in blocks(text) if not any(f"(`{key}`):" in block for key in NAMED)]
+    assert not [one for block in others for one in FIGURE.findall(NO_FIGURE.sub("", block))]
+
+
+@pytest.mark.parametrize("key", NAMED)
+def test_benchmarks_have_the_figures_of_a_run_that_they_name(key: str) -> None:
+    items = blocks(live.BENCHMARKS.read_text(encoding="utf-8"))
+    item = next(block for block in items if f"(`{key}`):" in block).replace(key, "")
     run = RUNS[key]
     known = " ".join(
         [run.rounds, run.setting, *(cell for row in run.rows.values() for cell in row)]
@@ -78,7 +98,7 @@ def test_run_has_a_figure_for_each_column(key: str) -> None:
 def test_prose_outside_of_runs_takes_measured_figures_from_rows() -> None:
     """A template has no decimal number of its own, but for vLLM's version and settings of runs."""
     settings = {"0.32", "0.75", "0.8", "0.3", "0.7"}
-    for name in ("results", "measured"):
+    for name in ("results", "measured", "front_page", "front_page_loses"):
         text = (live.TEMPLATES / f"{name}.md").read_text(encoding="utf-8")
         assert set(FIGURE.findall(live._PLACE.sub("", text))) <= settings
 

@@ -260,9 +260,9 @@ def test_thresholds_of_the_fork_are_found_on_a_load_below_capacity() -> None:
             assert rate_rps < 0.95 * CAPACITY_RPS[model], span.phase
 
 
-def test_readme_begins_with_the_best_single_layout_of_stock() -> None:
+def test_benchmarks_begin_with_the_best_single_layout_of_stock() -> None:
     text = phases_whole.headline(kept("phases"))
-    measured = live.README.read_text(encoding="utf-8").partition(live.BEGIN)[2]
+    measured = live.BENCHMARKS.read_text(encoding="utf-8").partition(live.BEGIN)[2]
     words = " ".join(measured.split())
     assert text in words
     assert words.index("best *single* layout of stock") < words.index("own server")

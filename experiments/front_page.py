@@ -1,0 +1,117 @@
+"""README's table: one model on one server, `auto` beside the best single layout of stock vLLM and
+beside Shift Parallelism, and where `auto` loses.
+
+The load is that of docs/lab/results/phases.md, the goodput that of docs/lab/results/goodput.md. No
+figure is typed: the words are in templates/front_page.md and templates/front_page_loses.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import mean
+from typing import Any
+
+from benchmarks import live_report
+from experiments import goodput, phases_whole
+from experiments.common import MODELS, RESULTS, Kept, Numbers, kept, template
+from experiments.phases_load import BURST_SHARE, LOW_SHARE
+from experiments.phases_whole import E2E
+from experiments.rows import markdown, number, paragraph, spread
+from experiments.servers import GRAPHS, PRODUCT, STOCK
+
+MODEL, SERVER = goodput.MODEL, GRAPHS
+SHOWN = ("low", "burst")
+"""Phases that have a column."""
+HEADINGS = (
+    "",
+    "low, E2E (s)",
+    "burst, E2E (s)",
+    "whole load, E2E (s)",
+    "goodput (requests/s)",
+    "switches",
+)
+LIVE = RESULTS / "numbers" / "live_quiet_and_bursts.json"
+
+
+def section() -> str:
+    """Return what README has between its marks."""
+    return text(kept("phases"), kept("goodput"), live_report.read(LIVE))
+
+
+def text(found: Kept, rates: Kept, live: Mapping[str, Any]) -> str:
+    """Return the set-up, the table and where `auto` loses, of kept numbers: the load with phases,
+    the goodput, and a live comparison.
+    """
+    setup = template(
+        "front_page",
+        model=MODEL,
+        server=SERVER,
+        low=f"{LOW_SHARE:g}",
+        burst=f"{BURST_SHARE:g}",
+        seeds=len(found.seeds),
+        enough=f"{100 * goodput.ENOUGH:.0f} %",
+        ttft=f"{goodput.SLO.ttft:g}",
+        tpot=f"{goodput.SLO.tpot:g}",
+        at=found.at,
+    )
+    loses = template(
+        "front_page_loses",
+        switching=switching(found),
+        shift=f"{phases_whole.over(found, MODEL, SERVER, STOCK, phases_whole.SHIFT).mean:.2f}",
+        product=", ".join(behind(found)) or "nothing",
+        live=", ".join(f"{ratio:.2f}" for ratio in live_ratios(live)),
+    )
+    return "\n".join([*paragraph(setup), *table(found, rates), *paragraph(loses)])
+
+
+def table(found: Kept, rates: Kept) -> list[str]:
+    """Return the table: a row for each system, in means over the seeds."""
+    rows = []
+    for label, (server, name) in systems(found).items():
+        runs = [one[MODEL][server][name] for one in found.seeds]
+        in_phases = [[run["phases"][phase][E2E] for run in runs] for phase in SHOWN]
+        whole = [phases_whole.whole(run, E2E) for run in runs]
+        made = spread(phases_whole.switches(found, MODEL, SERVER)) if name == "auto" else ""
+        seconds = [number(mean(ms) / 1e3) for ms in (*in_phases, whole)]
+        rows.append([label, *seconds, f"{goodput.most_rps(rates, name):g}", made])
+    return markdown(HEADINGS, rows)
+
+
+def systems(found: Kept) -> dict[str, tuple[str, str]]:
+    """Return the server and the name of each system, by what the table calls it."""
+    best = phases_whole.beside(found, MODEL, SERVER, STOCK).name
+    return {
+        f"best single layout of stock vLLM (`{best}`)": (STOCK, best),
+        "Shift Parallelism, as it is modelled": (STOCK, phases_whole.SHIFT),
+        "Flying Serving, `auto`": (SERVER, "auto"),
+    }
+
+
+def switching(found: Kept) -> str:
+    """Return whether `auto` changed its layout on the load, and what that says of its lead."""
+    layouts = {name for run in _auto(found) for share in run["layouts"].values() for name in share}
+    if len(layouts) > 1:
+        return f"changed its layout among {', '.join(sorted(layouts))}"
+    return f"kept one layout ({layouts.pop()}), so its lead is not one of switching"
+
+
+def behind(found: Kept) -> list[str]:
+    """Return where `auto` as the product runs is behind the best single layout of stock vLLM over
+    the whole load, with the ratio.
+    """
+    best = {model: phases_whole.beside(found, model, PRODUCT, STOCK) for model in MODELS}
+    return [
+        f"{number(one.mean)} for {model} (`{one.name}`)"
+        for model, one in best.items()
+        if one.mean > 1
+    ]
+
+
+def live_ratios(live: Mapping[str, Any]) -> list[float]:
+    """Return `auto` over the better of our fixed layouts in mean E2E, for each round."""
+    found = live_report.values(live)
+    return live_report.ratios(found, "auto", live_report.WHOLE, E2E)
+
+
+def _auto(found: Kept) -> list[Numbers]:
+    return [one[MODEL][SERVER]["auto"] for one in found.seeds]

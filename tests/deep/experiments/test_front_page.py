@@ -1,0 +1,110 @@
+"""README's table is of the numbers that are kept, and says where `auto` loses."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from experiments import front_page, live
+from experiments.common import MODELS, Kept, Numbers, kept
+from experiments.front_page import MODEL, SERVER
+from experiments.goodput import RATES_RPS
+from experiments.servers import PRODUCT, STOCK
+
+STOCK_MS = {"static-dp": 4_000.0, "static-tp4": 2_000.0, "shift-parallel": 1_000.0}
+"""Mean E2E in low phases; that of bursts is twice as long."""
+LIVE: Mapping[str, Any] = {
+    "rows": [
+        {"system": name, "phase": "all", "figure": "mean_e2el_ms", "values": values}
+        for name, values in {
+            "static-dp": [100.0, 80.0],
+            "static-tp": [50.0, 100.0],
+            "auto": [55.0, 120.0],
+        }.items()
+    ]
+}
+
+
+def _run(low_ms: float, layouts: tuple[str, ...] = ("1 x TP8",)) -> Numbers:
+    """Return a run with nine requests in bursts for each one in a low phase."""
+    phases = {
+        phase: {"requests": requests, "mean_e2el_ms": low_ms * longer}
+        for phase, requests, longer in (("low", 1, 1.0), ("burst", 9, 2.0), ("after", 0, 1.0))
+    }
+    shares = {phase: dict.fromkeys(layouts, 1.0 / len(layouts)) for phase in phases}
+    return {"phases": phases, "layouts": shares, "switches": [{}] * (len(layouts) - 1)}
+
+
+def _phases(product_ms: float = 3_000.0, layouts: tuple[str, ...] = ("1 x TP8",)) -> Kept:
+    """Return a run of one seed, every model alike; `auto` has 1.5 s with graphs."""
+    servers = {
+        STOCK: {name: _run(ms) for name, ms in STOCK_MS.items()},
+        SERVER: {"auto": _run(1_500.0, layouts)},
+        PRODUCT: {"auto": _run(product_ms)},
+    }
+    return Kept("abcdef0", [dict.fromkeys(MODELS, servers)], date="2026-11-28")
+
+
+def _rates(**most_rps: float) -> Kept:
+    """Return shares within the SLO that fall from 1 to 0 behind a system's highest rate."""
+    return Kept(
+        "abcdef0",
+        [
+            {
+                f"{rate:g}": {
+                    name.replace("_", "-"): float(rate <= most) for name, most in most_rps.items()
+                }
+                for rate in RATES_RPS
+            }
+        ],
+    )
+
+
+RATES = _rates(auto=5.0, static_dp=3.0, static_tp4=4.0, shift_parallel=4.5)
+
+
+def test_readme_has_what_the_kept_numbers_give() -> None:
+    text = live.README.read_text(encoding="utf-8")
+    assert live.between_marks(text, front_page.section()) == text
+
+
+def test_the_table_has_the_best_stock_layout_shift_parallelism_and_auto() -> None:
+    """Of ten requests nine are in bursts: 0.1 of 2 s and 0.9 of 4 s are 3.8 s."""
+    assert front_page.table(_phases(), RATES)[2:-1] == [
+        "| best single layout of stock vLLM (`static-tp4`) | 2 | 4 | 3.8 | 4 |  |",
+        "| Shift Parallelism, as it is modelled | 1 | 2 | 1.9 | 4.5 |  |",
+        "| Flying Serving, `auto` | 1.5 | 3 | 2.85 | 5 | 0 |",
+    ]
+
+
+def test_each_figure_of_the_table_is_a_mean_of_the_kept_runs() -> None:
+    found = kept("phases")
+    *_, auto = front_page.table(found, kept("goodput"))[2:-1]
+    runs = [one[MODEL][SERVER]["auto"] for one in found.seeds]
+    for cell, phase in zip(auto.split(" | ")[1:3], ("low", "burst"), strict=True):
+        seconds = sum(run["phases"][phase]["mean_e2el_ms"] for run in runs) / len(runs) / 1e3
+        assert float(cell) == pytest.approx(seconds, rel=0.005)
+
+
+def test_a_layout_that_was_kept_is_no_gain_of_switching() -> None:
+    assert front_page.switching(_phases()).startswith("kept one layout (1 x TP8)")
+    moved = _phases(layouts=("4 x TP2", "1 x TP8"))
+    assert front_page.switching(moved) == "changed its layout among 1 x TP8, 4 x TP2"
+
+
+@pytest.mark.parametrize(("product_ms", "shown"), [(3_000.0, "1.5"), (1_900.0, "")])
+def test_a_model_on_which_the_product_is_behind_is_named(product_ms: float, shown: str) -> None:
+    expected = [f"{shown} for {model} (`static-tp4`)" for model in MODELS] if shown else []
+    assert front_page.behind(_phases(product_ms)) == expected
+
+
+def test_live_ratios_are_to_the_better_layout_of_their_round() -> None:
+    assert front_page.live_ratios(LIVE) == pytest.approx([1.1, 1.5])
+
+
+def test_the_section_says_where_auto_loses() -> None:
+    words = " ".join(front_page.text(_phases(), RATES, LIVE).split())
+    loses = words.partition("**Where it loses.**")[2]
+    assert "takes 1.50 times as long as Shift Parallelism" in loses
+    assert re.search(r"1\.5 for llama-3-70b \(`static-tp4`\).*it took 1\.10, 1\.50 of", loses)
