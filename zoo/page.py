@@ -33,6 +33,10 @@ SECTIONS = {
 }
 
 WIDTH = 120
+LEAD = (
+    "Which of vLLM's text architectures are served. [serving.md](serving.md#models) says which are "
+    "served in part, and [what is not supported](serving.md#not-supported) with them."
+)
 HOW = (
     "`make zoo` wrote this page at commit {commit} ({versions}). It tries every text-generation "
     "architecture of vLLM's registry, and some that see or hear as well. For each it makes a tiny "
@@ -92,11 +96,7 @@ def page(rows: Sequence[Row], commit: str, versions: str, missing: int = 0) -> s
     lines = [
         "# Models",
         "",
-        *wrap(HOW.format(commit=commit, versions=versions), WIDTH, break_on_hyphens=False),
-        "",
-        *wrap(OK_MEANS, WIDTH),
-        "",
-        *wrap(WHAT, WIDTH),
+        *wrap(LEAD, WIDTH),
         "",
         "| result | models | architectures | meaning |",
         "|---|---:|---:|---|",
@@ -108,6 +108,9 @@ def page(rows: Sequence[Row], commit: str, versions: str, missing: int = 0) -> s
     ]
     if missing:
         lines += ["", f"**{missing} models were not tried.**"]
+    how = HOW.format(commit=commit, versions=versions)
+    lines += ["", "## How they are tried", "", *wrap(how, WIDTH, break_on_hyphens=False)]
+    lines += ["", *wrap(OK_MEANS, WIDTH), "", *wrap(WHAT, WIDTH)]
     for verdict, title in SECTIONS.items():
         found = [row for row in rows if row.verdict == verdict]
         if found:

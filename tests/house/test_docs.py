@@ -3,8 +3,11 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
+
+from flying_serving.config import FlyingConfig, PolicyName
 
 ROOT = Path(__file__).parents[2]
 SOURCES = (ROOT / "flying_serving", ROOT / "flying_lab", ROOT)
@@ -13,6 +16,8 @@ PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 }
+MOST_PAGES, MOST_LINES = 12, 120
+"""Pages directly in docs/, and lines of README."""
 ARCHITECTURE = PAGES["docs/architecture.md"]
 WALK = re.compile(r"^### (.+)\n\n\| \| file \| function \|.*\n\|[-|]+\n((?:\|.*\n)+)", re.M)
 STEP = re.compile(r"^\| \d+ \| `([\w/]+\.py)` \| `(?:\w+\.)?(\w+)` \|", re.M)
@@ -95,6 +100,36 @@ def test_page_refers_to_headings_that_there_are(name: str) -> None:
     missing += [
         (page, heading)
         for page, heading in SECTION.findall(text)
-        if heading not in _headings(PAGES[_target(name, page)])
+        if (there := _target(name, page)) in PAGES and heading not in _headings(PAGES[there])
     ]
     assert not missing
+
+
+def test_front_pages_are_few_and_short() -> None:
+    assert len(list((ROOT / "docs").glob("*.md"))) <= MOST_PAGES
+    assert len(PAGES["README.md"].splitlines()) <= MOST_LINES
+
+
+def test_readme_counts_the_architectures_that_the_zoo_has_served() -> None:
+    served = re.search(r"^\| ok \| \d+ \| (\d+) \|", PAGES["docs/models.md"], re.M)
+    assert served is not None
+    assert f"| {served[1]} of vLLM's text architectures " in PAGES["README.md"]
+
+
+def test_operations_have_every_alert() -> None:
+    rules = (ROOT / "observability" / "alerts.yml").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(Flying\w+)` \|", PAGES["docs/operations.md"], re.M)
+    assert rows == re.findall(r"^ +- alert: (\w+)$", rules, re.M)
+
+
+def test_serving_has_a_row_for_each_flag() -> None:
+    rows = re.findall(r"^\| `--([a-z-]+) ?[^`]*` \| ", PAGES["docs/serving.md"], re.M)
+    flags = [name.replace("_", "-") for name in FlyingConfig.model_fields]
+    assert sorted(flags) == sorted({row.removeprefix("no-") for row in rows} - {"mode"})
+
+
+def test_policies_have_a_row_for_each_policy() -> None:
+    table = PAGES["docs/policies.md"].partition("## Which policy")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| ([^|]+) \|", table, re.M)
+    named = [name for cell in cells for name in re.findall(r"`([a-z][a-z-]*)`", cell)]
+    assert sorted(named) == sorted(get_args(PolicyName))
