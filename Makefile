@@ -19,6 +19,9 @@ LOCKS := requirements/cpu.lock requirements/lab.lock requirements/dev.lock
 RAY := $(VENV)/ray
 RAY_LOCK := requirements/ray.lock
 RAY_STAMP = $(RAY)/.locked-$(shell cat $(RAY_LOCK) | sha256sum | cut -c1-16)
+DOCS := $(VENV)/docs
+DOCS_LOCK := requirements/docs.lock
+DOCS_STAMP = $(DOCS)/.locked-$(shell cat $(DOCS_LOCK) | sha256sum | cut -c1-16)
 # Stamps carry the hash of what they were made from, so a checkout with other time stamps does not install again.
 LOCK_STAMP := $(VENV)/.locked-$(shell cat $(LOCKS) | sha256sum | cut -c1-16)
 STAMP := $(VENV)/.installed-$(shell cat $(LOCKS) pyproject.toml | sha256sum | cut -c1-16)
@@ -29,7 +32,7 @@ export HF_HUB_OFFLINE := 1
 export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: setup check audit lock licences test test-unit test-with-vllm test-smoke test-deep test-deep-units test-deep-live test-all test-ray demo bench chaos fuzz cuda-check cuda-test experiments zoo mutants clean .venv
+.PHONY: setup check audit lock licences docs test test-unit test-with-vllm test-smoke test-deep test-deep-units test-deep-live test-all test-ray demo bench chaos fuzz cuda-check cuda-test experiments zoo mutants clean .venv
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -59,6 +62,12 @@ $(RAY_STAMP): $(STAMP)
 		--target $(RAY) -r $(RAY_LOCK)
 	touch $@
 
+$(DOCS_STAMP): $(STAMP)
+	rm -rf $(DOCS)
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --no-deps --only-binary=:all: --require-hashes \
+		--target $(DOCS) -r $(DOCS_LOCK)
+	touch $@
+
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -75,6 +84,10 @@ lock:
 
 licences: $(RAY_STAMP)
 	PYTHONPATH=$(abspath $(RAY)) $(BIN)/python -m supply.licences
+
+# The site, into build/site. A link that leads nowhere fails.
+docs: $(DOCS_STAMP)
+	PYTHONPATH=$(abspath $(DOCS)):. $(BIN)/python -m mkdocs build --strict
 
 # Ten minutes on two cores. A suite is a folder: tests/house, unit, with_vllm, smoke; PYTEST_ARGS names other tests.
 test: $(STAMP)

@@ -26,7 +26,7 @@ READ = {
 """Read in the licence file of packages whose metadata do not name one."""
 HEAD = """# Licences
 
-Flying Serving is under the Apache License 2.0 ([LICENSE](../LICENSE)). The lock files in
+Flying Serving is under the Apache License 2.0 ([LICENSE](../../LICENSE)). The lock files in
 `requirements/` install what follows beside it: `cpu.lock` a server, `lab.lock` the libraries of the
 laboratory (`flying_lab/`), `dev.lock` tests and checks, `ray.lock` nodes behind Ray Serve. The
 metadata of each distribution name its licence; `make licences` writes this page.

