@@ -154,6 +154,8 @@ def transforming(machine: Modelled, devices: int, options: Options, name: str) -
     capacity, shape = system.settings.capacity, system.shape
     lent_tokens = capacity.kv_tokens[size] + blocks * engine.block_tokens[size] if blocks else 0
     settings = replace(system.settings, capacity=replace(capacity, lent_tokens=lent_tokens))
+    if kind.placing is not None:  # a router of its own queues nothing
+        settings = replace(settings, limits=replace(settings.limits, capped=False))
     loan = kind.way.loan(work, kind.lent, blocks)
     shape = replace(shape, migrations={1: cost, size: cost}, loan=loan)
     return replace(system, name=name, settings=settings, shape=shape, placing=kind.placing)
