@@ -110,6 +110,8 @@ class Dispatcher:
             narrow_waits = {outer for outer in lending.phases if len(outer) != size}
             lending.narrow_waits |= narrow_waits - lending.awaited
 
+        lending.awaited |= self._choice.lending_for(request)
+
         expected_tokens = state.lengths.expected_tokens(request)
         waits_for_degree = request.lacks_group(state.layout)
         if request.is_suspect or (waits_for_degree and state.pool.is_overdue(request, now_s)):

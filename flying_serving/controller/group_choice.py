@@ -80,6 +80,12 @@ class GroupChoice:
         """Return whether a group keeps no room from a request. None does here."""
         return True
 
+    def lending_for(self, request: RequestState) -> set[Group]:
+        """Return the groups that are to lend their weights to have room for a request beside
+        others. None is here: it waits for these.
+        """
+        return set()
+
     def needs_another_group(self, request: RequestState) -> bool:
         """Return whether a request without room is to get one more group, though there are groups
         that hold it. None is here: it waits for these.

@@ -38,6 +38,25 @@ class ReservingChoice(GroupChoice):
         reservation, loads = self.state.reservation, self.state.loads
         return not reservation.keeps_out(request, group, booked_tokens, loads)
 
+    def lending_for(self, request: RequestState) -> set[Group]:
+        """Return the groups that have no room for a long request beside other long ones, and would
+        have it with the room of their weights.
+        """
+        if not self.state.reservation.is_long(request):
+            return set()
+        loads, capacity = self.state.loads, self.capacity
+        whole_tokens = {
+            group: capacity.kv_tokens[len(group)]
+            for group in self.state.weight_lending.phases
+            if group in self.state.layout.groups and loads[group].wide
+        }
+        tokens = request.likely_tokens
+        return {
+            group
+            for group, room_tokens in whole_tokens.items()
+            if room_tokens < loads[group].committed_tokens + tokens <= capacity.lent_tokens
+        }
+
     def needs_another_group(self, request: RequestState) -> bool:
         """Return whether each group that is wide enough lacks room for a long request beside other
         long ones, which may run for long.

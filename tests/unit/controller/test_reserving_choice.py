@@ -109,3 +109,26 @@ def test_a_long_request_does_not_wait_for_short_ones_before_it() -> None:
     assert decision.reason.startswith("context")
     shell.settle(60)
     assert not shell.open
+
+
+def test_a_group_lends_its_weights_for_one_more_long_request() -> None:
+    """No other engines join for it. The weights are back before the group parts."""
+    shell = ModelShell(settings("gyges", 4, lends=True))
+    shell.controller.state.migrates = dict.fromkeys((2, 4), MigrationCost(0.0005, 1e-6))
+    group = (0, 1, 2, 3)
+    for name in ("long", "other"):
+        shell.arrive(name, RequestSpec(210, 230, 20))
+        if name == "long":
+            shell.acknowledge()
+        shell.token("long")
+    assert shell.weights[group] == "lending"
+    shell.answer_weights(group)
+    assert shell.open["other"].group == group
+    assert joined(shell) == 1
+    shell.finish("long", "other")
+    shell.tick()
+    assert shell.weights[group] == "fetching"
+    assert shell.layout == Layout.uniform(4, 4)
+    shell.answer_weights(group)
+    shell.acknowledge()
+    assert shell.layout == Layout.uniform(4, 1)
