@@ -50,88 +50,121 @@ class FlyingConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     group_sizes: tuple[int, ...] | None = None
-    """Engines per group, like 1,2,4. Must contain 1. Default: all sizes that the model allows."""
+    """Engines per group, like 1,2,4. Powers of two up to 8, with 1 among them. At its start the
+    server names the sizes that the model does not allow, and why. Default: all that the model
+    allows.
+    """
     policy: PolicyName = "auto"
-    """The rule that decides the layout. `auto` combines `load`, `priority` and `context`. With
+    """Rule that decides the layout. `auto` combines `load`, `priority` and `context`. With
     `gyges` engines join for long requests alone, for which they keep room. With `split` they stay
     apart and share requests. With `manual` an operator decides.
     """
     policy_dry_run: bool = False
-    """Only record the policy's decisions, as `would_do` in /flying/status."""
+    """Only record the policy's decisions. They are `would_do` in /flying/status, with gain and
+    cost.
+    """
     horizon_s: float = Field(default=20.0, gt=0, le=3600)
     """Seconds ahead over which layouts are compared."""
     slo: str | None = None
     """Targets in ms, like ttft:500,tpot:50. Layouts are compared by the share of requests that meet
-    the targets, then by latency. Default: by mean end-to-end latency.
+    the targets, then by latency. Without targets they are compared by mean end-to-end latency.
+    Default: none.
     """
     tbt_slo_ms: float | None = Field(default=None, gt=0, le=3_600_000)
-    """Longest time in ms between two tokens of a request: steps take fewer prompt tokens. Default:
+    """Longest time in ms between two tokens of a request. While requests decode, a step takes only
+    as many prompt tokens as its predicted time allows, and at least one KV block of them. Default:
     no limit.
     """
     max_waiting_requests: int = Field(default=10_000, ge=1, le=10_000_000)
-    """Requests get 429 while this number of requests waits. Urgent requests count only each
-    other.
+    """Requests get 429 while this many wait. Urgent requests (`priority` below 0) count only each
+    other. A stream gets 429 before its answer begins.
     """
     max_waiting_tokens: int = Field(default=4_000_000, ge=1, le=10_000_000_000)
-    """Requests get 429 while prompts with this number of tokens wait. The limit for urgent requests
-    is twice this.
+    """Requests get 429 while prompts of this many tokens wait. The limit for urgent requests is
+    twice this.
     """
     max_queue_wait_s: float | None = Field(default=None, gt=0, le=86_400)
-    """Requests that would wait longer get 429, by the rate at which others leave the queue.
-    Default: no limit.
+    """Requests that would wait for more seconds get 429. The estimate is the rate at which
+    others leave the queue. As many as --max-num-seqs may wait anyway. Half of the clients' timeout
+    is a good value. Default: no limit.
     """
     max_body_bytes: int = Field(default=2**24, ge=1024, le=2**40)
-    """Requests with a longer body get 413."""
+    """Longest body of a request in bytes; a longer one gets 413. Batches of prompts and embeddings
+    may need more.
+    """
     priority_aging_s: float = Field(default=30.0, ge=1, le=86_400)
-    """Seconds after which a waiting request gets every second place, whatever the priorities."""
+    """Seconds after which a waiting request gets every second place. Its priority does not count
+    then.
+    """
     most_urgent_priority: int | None = Field(default=None, ge=-(2**63), le=0)
-    """Requests with a lower (more urgent) `priority` are refused. The usual priority 0 is never
-    refused. Default: no limit.
+    """Requests with a `priority` below this get 400. Lower values are more urgent. The usual 0 is
+    never refused. Default: no limit.
     """
     clients_may_set: tuple[Steering, ...] | None = None
-    """Fields that clients may set in their requests: priority, tp_degree, split_at,
-    expected_tokens, or none. Default without an API key: all. Default with a key: none, or
-    priority if --most-urgent-priority is given.
+    """Fields that clients may set in their requests, like priority,tp_degree. They change the
+    layout or the order for all clients. Default: all; with an API key none, or priority beside
+    --most-urgent-priority.
     """
     cpu_collectives: Literal["shm", "gloo", "staged"] = "shm"
-    """How engines on the CPU exchange data. `staged` is shm with the copies of CUDA: for tests."""
+    """How engines on the CPU exchange data. `shm` is shared memory. `staged`, for tests, is `shm`
+    with the copies of CUDA.
+    """
     cuda_collectives: Literal["nccl", "pynccl", "staged"] | None = None
-    """How engines on CUDA exchange data: with NCCL, the same so that a server survives the loss of
-    an engine, or staged, through host memory. Default: nccl, or staged where engines share a GPU.
+    """How engines on CUDA exchange data. With `pynccl`, NCCL in each group, a server survives the
+    loss of an engine. `staged` goes through host memory, and is slow. Default: nccl, or staged
+    where engines share a GPU.
     """
     engines_per_device: int = Field(default=1, ge=1, le=MAX_ENGINES)
-    """Engines that share a GPU: for tests. On the CPU it changes nothing."""
+    """Engines that share a GPU, for tests. The number has to divide --data-parallel-size. It needs
+    --kv-cache-memory-bytes. On the CPU it changes nothing.
+    """
     weave_steps: int = Field(default=1, ge=1, le=1000)
-    """Steps of the present layout for each step of an older one that is still draining."""
+    """Steps of the present layout per step of one that drains. A layout drains while requests run
+    in it that were there before the switch.
+    """
     max_pause_ms: float = Field(default=1000.0, ge=1, le=3_600_000)
-    """Milliseconds after which a paused lane is due for a step."""
+    """Milliseconds after which a paused lane is due for a step. It makes the step after the steps
+    under way.
+    """
     collective_timeout_s: float = Field(default=60.0, gt=0, le=86_400)
-    """Seconds that an engine waits for the other engines of its group."""
+    """Seconds that an engine waits for the other engines of its group. With `nccl` it bounds no
+    collective.
+    """
     engine_timeout_s: float = Field(default=5.0, ge=0.5, le=3600)
-    """Seconds without a sign of life after which an engine counts as lost, and is killed."""
+    """Seconds without a sign of life after which an engine is killed, as lost. Where servers
+    survive a loss: at most --collective-timeout-s.
+    """
     min_engines: int = Field(default=1, ge=1, le=MAX_ENGINES)
-    """The server ends when fewer engines than this are left. Lost engines are started again."""
+    """The server ends when fewer engines than this are left. Lost engines are started again. At
+    most --data-parallel-size.
+    """
     lend_blocks: int = Field(default=16, ge=1, le=1_000_000)
-    """Smallest number of KV blocks that a group asks its engines for at a time."""
+    """Fewest KV blocks that a group asks its engines for at a time."""
     lend_weights: bool = False
-    """While a request needs it, give the KV cache the memory of weights that the widest group does
-    not need.
+    """Lend memory of weights to the KV cache. While a request needs more KV than any group holds,
+    the widest group frees weights that its engines hold twice. A switch to narrower groups first
+    reads them back from a file in TMPDIR, which must be on a disk with room for the model's
+    weights. The loss of an engine then ends the server. On CUDA it has not run.
     """
     token_parallel: bool = True
-    """Let a group divide the tokens of a step instead of the weights, where its engines have
-    measured at their start that such steps are shorter.
+    """Let a group divide the tokens of a step instead of the weights. It does where its engines
+    have measured at their start that such steps are shorter.
     """
     cuda_graphs: bool = False
-    """On CUDA, capture the decode steps of every lane as CUDA graphs, without torch.compile unless
-    -cc.mode=3 asks for it. Groups that exchange by staged or pynccl stay eager. This has not run
-    on a GPU yet: at its start the server compares graphs with eager steps, and ends if they differ.
+    """On CUDA, capture the decode steps of every lane as CUDA graphs. There is no torch.compile,
+    unless -cc.mode=3 asks for it. Groups that exchange by staged or pynccl stay eager. This has not
+    run on a GPU yet: at its start the server compares graphs with eager steps, and ends if they
+    differ.
     """
     node_metrics: bool = False
-    """In /metrics, one series of all engines together for vllm:num_requests_running,
-    vllm:num_requests_waiting and vllm:kv_cache_usage_perc. Routers between nodes read them so.
+    """In /metrics, show three of vLLM's gauges for all engines together. They are
+    vllm:num_requests_running, vllm:num_requests_waiting and vllm:kv_cache_usage_perc, as routers
+    between nodes read them.
     """
     trace_out: str | None = None
-    """File for a trace of all steps and switches, for ui.perfetto.dev. The file is overwritten."""
+    """File for a trace of all steps and switches, for ui.perfetto.dev. The file is overwritten.
+    Default: none.
+    """
 
     @field_validator("slo")
     @classmethod

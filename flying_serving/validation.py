@@ -37,14 +37,17 @@ def _allowed(model: type[BaseModel], problem: Mapping[str, Any]) -> str:
         return "must be a JSON object"
     if kind.startswith(_NUMBERS):
         whole = kind.startswith("int_")
-        return "must be " + (
-            _range(model.model_fields[place[0]], whole) if len(place) == 1 else _number(whole)
-        )
+        if len(place) > 1:
+            return f"must be {_number(whole)}"
+        return f"must be {allowed_range(model.model_fields[place[0]], whole=whole)}"
     return str(problem["msg"])
 
 
-def _range(field: FieldInfo, whole: bool) -> str:
-    """Return `a whole number from 1 up to 1000`, by the bounds that the field was declared with."""
+def allowed_range(field: FieldInfo, *, whole: bool = False) -> str:
+    """Return `a whole number from 1 up to 1000`, by the type and bounds of a field.
+
+    `whole`: whole numbers, whatever the type says.
+    """
     whole = whole or int in (field.annotation, *get_args(field.annotation))
     pairs = [
         (word, getattr(rule, name, None))

@@ -8,7 +8,7 @@ from flying_lab.bench.options import BenchOptions, WorkloadOptions
 from flying_serving.cli.flags import flags
 
 Server = Annotated[
-    list[str] | None, typer.Argument(metavar="[-- MODEL FLAGS...]", help="Of servers to --compare.")
+    list[str] | None, typer.Argument(metavar="-- MODEL FLAGS", help="Of servers to --compare.")
 ]
 
 

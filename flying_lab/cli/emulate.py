@@ -11,7 +11,7 @@ from flying_serving.cli.flags import flags
 
 Flags = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[-- FLAGS]", help="Flags of `vllm serve`, and ours without --stock."),
+    typer.Argument(metavar="-- FLAGS", help="Flags of `vllm serve`, and ours without --stock."),
 ]
 
 

@@ -21,6 +21,7 @@ app = typer.Typer(
     name="flying-serving",
     help="An LLM server whose engines merge into tensor-parallel groups and split again while it "
     "serves.",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -37,7 +38,7 @@ PASSED_ON: dict[str, Any] = {
 
 @app.command(**PASSED_ON, options_metavar="MODEL [OPTIONS]")
 def serve(context: typer.Context) -> None:
-    """Start a server; its flags are vLLM's and ours."""
+    """Start a server. Its flags are vLLM's and ours: `serve --help`."""
     from flying_serving.cli import serve as command
 
     command.main(context.args)
@@ -143,7 +144,12 @@ def drain(
 def doctor(context: typer.Context) -> None:
     """Check what this machine can run. With a model and flags of `serve`, check whether they can be
     served and why not.
+
+    `flying-serving serve --help` shows the flags. Exit code 1: something is bad.
     """
+    if {"-h", "--help"} & set(context.args):
+        typer.echo(context.get_help())
+        return
     from flying_serving.cli import checks, model_check
 
     found = model_check.run(context.args) if context.args else checks.run_all()

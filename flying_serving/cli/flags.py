@@ -72,10 +72,15 @@ def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
         min=bounds["ge"],
         max=bounds["le"],
         envvar=VARIABLES.get(name),
-        show_default=default not in ("", None),
+        show_default=_shown(field.default) if default is None else default != "",
     )
     kind = Annotated[field.annotation if plain else str | None, option]  # type: ignore[valid-type]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+def _shown(default: Any) -> bool | str:
+    """Return the default of a flag that typer does not parse as it is shown; False for none."""
+    return default if isinstance(default, str) else False
 
 
 def _flag_name(field: str) -> str:

@@ -8,7 +8,6 @@ have its first layers, with random weights.
 
 import asyncio
 import copy
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -62,7 +61,7 @@ def run(argv: list[str]) -> list[Finding]:
     from flying_serving.cli import serve
 
     serve.restart_with_allocator()
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    serve.log_only_errors()
     began = time.monotonic()
     args = serve.parse(argv, "flying-serving doctor")
     try:

@@ -1,10 +1,10 @@
 """`flying-serving serve`: vLLM's own server and flags, with engines that merge and split."""
 
-import argparse
 import errno
 import glob
 import importlib.util
 import json
+import logging
 import os
 import signal
 import sys
@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from flying_serving.cli.cuda_defaults import limit_requests
+from flying_serving.cli.serve_flags import PURPOSE, add_flags, option, screen
 from flying_serving.config import ASYNC_GROUPS_KEY, KEY, MAX_ENGINES, FlyingConfig
 from flying_serving.errors import ConfigError, FlyingError, Unsupported
 from flying_serving.log import logger
@@ -24,6 +25,7 @@ from flying_serving.validation import first_problem
 
 _LISTS = ("group_sizes", "clients_may_set")
 _PRELOADED = "FLYING_SERVING_PRELOADED"
+_LEVEL = "VLLM_LOGGING_LEVEL"
 REFUSALS = (
     ValueError,
     TypeError,
@@ -57,8 +59,16 @@ parsers and plugins.
 
 
 def main(argv: list[str]) -> None:
-    """Parse vLLM's flags and ours, then run vLLM's API server. Ends when the server does."""
+    """Parse vLLM's flags and ours, then run vLLM's API server. Ends when the server does.
+
+    The first screen of help needs no vLLM, whose import takes seconds.
+    """
+    if {"-h", "--help"} & set(argv):
+        sys.stdout.write(screen())
+        return
     restart_with_allocator()
+    if any(word.startswith("--help=") for word in argv):
+        log_only_errors()
     args = parse(argv, "flying-serving serve")
     import uvloop
     from vllm.entrypoints.launchers.api_server.entry import run_server
@@ -75,10 +85,9 @@ def parse(argv: list[str], prog: str) -> Any:
     Raises:
         ConfigError: naming the flag, its value and the allowed values.
     """
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.entrypoints.launchers.cli_args import validate_parsed_serve_args
     from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
     from vllm.logger import configure_logging_from_args
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     from flying_serving.server.patches import HOOKS
     from flying_serving.server.start.front_ends import refuse_other_front_ends
@@ -87,8 +96,7 @@ def parse(argv: list[str], prog: str) -> Any:
 
     installer.install(table.ENTRY_PATCHES, HOOKS)
     cli_env_setup()
-    parser = make_arg_parser(FlexibleArgumentParser(prog=prog, description=__doc__))
-    _add_flags(parser)
+    parser = make_parser(prog)
     # --config names a file, and other values are looked into while they are parsed
     with refused_in_one_line():
         args = parser.parse_args(_config_apart(argv))
@@ -111,6 +119,26 @@ def parse(argv: list[str], prog: str) -> Any:
     with refused_in_one_line():
         validate_parsed_serve_args(args)
     return args
+
+
+def log_only_errors() -> None:
+    """Let vLLM log errors alone, unless the user has chosen a level. Its imports log before it
+    reads the variable.
+    """
+    if os.environ.setdefault(_LEVEL, "ERROR") == "ERROR":
+        logging.getLogger("vllm").setLevel(logging.ERROR)
+
+
+def make_parser(prog: str) -> Any:
+    """Return vLLM's parser for `serve`, with our groups of flags before its own."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+
+    from flying_serving.vllm_adapter.parser import FlagParser
+
+    usage = f"{prog} MODEL [OPTIONS]"
+    parser = FlagParser(screen(), prog=prog, usage=usage, description=PURPOSE)
+    add_flags(parser)
+    return make_arg_parser(parser)
 
 
 def _refuse_odd_engines(engines: int) -> None:
@@ -156,7 +184,7 @@ def _of_a_setting(problem: Mapping[str, Any]) -> str:
     message = " ".join(problem["msg"].removeprefix("Value error, ").split())
     if not problem["loc"]:
         return message
-    return f"{_flag(str(problem['loc'][0]))}={problem['input']!r}: {message}"
+    return f"{option(str(problem['loc'][0]))}={problem['input']!r}: {message}"
 
 
 def _in_one_line(error: BaseException) -> str:
@@ -277,24 +305,6 @@ def _capture_decodes(args: Any) -> None:
         setattr(compilation, name, value)
 
 
-def _add_flags(parser: Any) -> None:
-    """Add a flag for each field of FlyingConfig, which checks the value."""
-    group = parser.add_argument_group("Flying Serving")
-    for name, field in FlyingConfig.model_fields.items():
-        shown = "" if field.default is None else f" (default: {field.default})"
-        action = argparse.BooleanOptionalAction if field.annotation is bool else None
-        group.add_argument(
-            _flag(name),
-            action=action,
-            default=argparse.SUPPRESS,
-            help=f"{field.description}{shown}",
-        )
-
-
-def _flag(field: str) -> str:
-    return "--" + field.replace("_", "-")
-
-
 def _flying_settings(args: Any) -> dict[str, Any]:
     """Return our settings from flags, over the settings in --additional-config.
 
@@ -316,7 +326,7 @@ def _flying_settings(args: Any) -> dict[str, Any]:
     if name not in texts:
         raise ConfigError(f"--additional-config {KEY}.{field}={value!r}: {allowed}")
     element = "" if name == field else f"{value!r} "
-    raise ConfigError(f"{_flag(name)}={texts[name]}: {element}{allowed}")
+    raise ConfigError(f"{option(name)}={texts[name]}: {element}{allowed}")
 
 
 def restart_with_allocator(module: str = "flying_serving.cli.main") -> None:

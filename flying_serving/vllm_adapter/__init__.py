@@ -8,6 +8,7 @@
 - `distributed.py`, `coordinator.py`: a worker's torch world; coordinators of groups.
 - `client.py`, `channel.py`, `restart.py`: the API server's connections to engines.
 - `keys.py`, `history.py`: notes that a request carries to its engine; its tokens so far.
+- `parser.py`: vLLM's flags of `serve`, with a first screen of help of ours.
 
 Hooks that call the server are handed to the table from above (`server/patches.py`).
 """

@@ -58,6 +58,7 @@ SEAMS = (
     "vllm.v1.worker.cpu_worker:CPUWorker.__init__(self, vllm_config, local_rank, rank, "
     "distributed_init_method, "
     "is_driver_worker)",
+    "vllm.utils.argparse_utils:FlexibleArgumentParser.format_help(self)",
     "vllm.utils.ompmultiprocessing:OMPProcessManager.configure_omp_envs(self, rank, local_rank)",
     "vllm.utils.numa_utils:get_libnuma()",
     "vllm.distributed.parallel_state:_get_unique_name(name)",

@@ -14,12 +14,10 @@ import kubernetes_validate
 import typer
 from fastapi import FastAPI
 from jsonschema import Draft202012Validator
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.entrypoints.serve.instrumentator import health
-from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from flying_serving.cli.admin import app
-from flying_serving.cli.serve import _add_flags, _flying_settings
+from flying_serving.cli.serve import _flying_settings, make_parser
 from flying_serving.errors import ConfigError
 from flying_serving.server.http import node
 from tests.deep.deploy.manifests import (
@@ -165,8 +163,7 @@ def rights(objects: Sequence[Object]) -> Iterator[str]:
 @functools.cache
 def _parser() -> Any:
     """`flying-serving serve`'s, which raises ConfigError for what it does not take."""
-    parser = make_arg_parser(FlexibleArgumentParser())
-    _add_flags(parser)
+    parser = make_parser("flying-serving serve")
 
     def error(message: str) -> None:
         raise ConfigError(message)

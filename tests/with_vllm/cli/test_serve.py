@@ -15,12 +15,12 @@ from vllm.config import CompilationConfig, CompilationMode, CUDAGraphMode
 from vllm.platforms import current_platform
 
 from flying_serving.cli.serve import (
-    _add_flags,
     _capture_decodes,
     _enforce_eager,
     _flying_settings,
     explain_mistakes,
 )
+from flying_serving.cli.serve_flags import add_flags
 from flying_serving.config import KEY, Deployment, FlyingConfig, deployment_of, parse_flying
 from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.memory.kv_groups import one_group
@@ -33,22 +33,10 @@ from flying_serving.validation import first_problem
 def settings(*argv: str, additional: Any = None) -> dict[str, Any]:
     """Return what a command line gives."""
     parser = argparse.ArgumentParser()
-    _add_flags(parser)
+    add_flags(parser)
     args = parser.parse_args(argv)
     args.additional_config = additional
     return _flying_settings(args)
-
-
-def test_each_setting_has_a_flag_with_a_purpose() -> None:
-    """With its default."""
-    parser = argparse.ArgumentParser()
-    _add_flags(parser)
-    text = " ".join(parser.format_help().split())
-    for name, field in FlyingConfig.model_fields.items():
-        assert f"--{name.replace('_', '-')} " in text
-        assert field.description
-        assert " ".join(field.description.split()) in text
-    assert "(default: 1000.0)" in text
 
 
 def test_flags_are_read_as_the_type_of_their_setting() -> None:

@@ -13,6 +13,7 @@ from tests.with_vllm.server.errors.starts import (
     engines,
     flags,
     front_end,
+    help_of,
     lending,
     lending_of,
     lending_to_kinds,
@@ -37,6 +38,9 @@ def _engines(count: int) -> Start:
     return engines, Case(f"`--data-parallel-size {count}`", says, 2, {"data_parallel_size": count})
 
 
+NO_HELP = (
+    "--help=nonsense: must be all, a part of a flag's name, or one of the groups options, Layout"
+)
 UNDIVIDED = "model.layers.0.mlp.gate_up_proj: 514 columns do not divide by 4"
 
 
@@ -89,6 +93,7 @@ def _openmp(name: str, value: str, allowed: str) -> Start:
 FLAG_CASES: tuple[Start, ...] = (
     _engines(3),
     _engines(16),
+    (help_of, Case("`--help=nonsense`", NO_HELP, 2, {"word": "nonsense"})),
     _flag("group-sizes", "1,x", "'x' must be a whole number"),
     _flag("group-sizes", "1,3", "group size 3 is not one of 1, 2, 4, 8"),
     _flag("group-sizes", "2,4", "1 must be among the group sizes"),

@@ -1,18 +1,17 @@
 """Starts of a server with a wrong flag, variable or model, by the function that refuses it."""
 
-import argparse
 import errno
 import functools
 from collections.abc import Mapping
 from contextlib import chdir
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from vllm.config import CompilationMode, CUDAGraphMode
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from flying_serving.cli.serve import _flying_settings, explain_mistakes
+from flying_serving.cli.serve import _flying_settings, explain_mistakes, make_parser
 from flying_serving.config import KEY as CONFIG_KEY
 from flying_serving.config import Deployment, FlyingConfig
 from flying_serving.observe.tracing.file import begin_trace
@@ -159,9 +158,15 @@ def starting() -> None:
 
 
 @functools.cache
-def serve_parser() -> argparse.ArgumentParser:
-    """The flags of vLLM's `serve`."""
-    return make_arg_parser(FlexibleArgumentParser())
+def serve_parser() -> Any:
+    """The parser of `serve`."""
+    return make_parser("flying-serving serve")
+
+
+def help_of(word: str) -> None:
+    """`--help=WORD`, which vLLM's parser keeps for the next call."""
+    with patch.object(FlexibleArgumentParser, "_search_keyword", None):
+        serve_parser().parse_args([f"--help={word}"])
 
 
 def front_end(asked: str = "--api-server-count=1") -> None:
