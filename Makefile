@@ -32,7 +32,7 @@ export HF_HUB_OFFLINE := 1
 export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: setup check audit lock licences docs test test-unit test-with-vllm test-smoke test-deep test-deep-units test-deep-live test-all test-ray demo bench chaos fuzz cuda-check cuda-test experiments zoo mutants clean .venv
+.PHONY: setup check audit lock licences wheel docs test test-unit test-with-vllm test-smoke test-deep test-deep-units test-deep-live test-all test-ray demo bench chaos fuzz cuda-check cuda-test experiments zoo mutants clean .venv
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -88,6 +88,10 @@ licences: $(RAY_STAMP)
 # The site, into build/site. A link that leads nowhere fails.
 docs: $(DOCS_STAMP)
 	PYTHONPATH=$(abspath $(DOCS)):. $(BIN)/python -m mkdocs build --strict
+
+# Into dist/, by the setuptools of the locks.
+wheel: $(STAMP)
+	$(BIN)/python -m supply.wheel
 
 # Ten minutes on two cores. A suite is a folder: tests/house, unit, with_vllm, smoke; PYTEST_ARGS names other tests.
 test: $(STAMP)
