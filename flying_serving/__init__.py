@@ -1,3 +1,5 @@
 """Flying Serving: an extension of vLLM whose parallelism changes while it serves."""
 
-__version__ = "0.1.0"
+from flying_serving.version import VERSION as __version__
+
+__all__ = ["__version__"]

@@ -16,7 +16,7 @@ def main() -> None:
 
             serve.main(sys.argv[2:])
         else:
-            from flying_serving.cli import lab, top  # noqa: F401 - add their commands
+            from flying_serving.cli import lab, top, version  # noqa: F401 - add their commands
             from flying_serving.cli.admin import app
 
             app()

@@ -14,7 +14,7 @@ SOURCES = (ROOT / "flying_serving", ROOT / "flying_lab", ROOT)
 """Folders that paths of pages are below."""
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    for path in (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md")))
 }
 MOST_PAGES, MOST_LINES = 12, 120
 """Pages directly in docs/, and lines of README."""
