@@ -35,8 +35,10 @@ class Unaware(GroupChoice):
         lanes: Mapping[int, LaneFigures],
         expected_tokens: float,
     ) -> Group | None:
-        """Return the router's group if it holds a request and has room, otherwise one that was
-        formed since for the request. Where no engines are left to join, any will do.
+        """Return the router's group if it holds a request, otherwise one that was formed since for
+        the request. Where no engines are left to join, any will do.
+
+        A group that is full lends its weights, as one of the product does for a request that waits.
         """
         name, groups = request.request_id, self.state.layout.groups
         if name not in self._engine_of:
@@ -48,7 +50,13 @@ class Unaware(GroupChoice):
             all_hold = len(holding) == len(groups)
             mine = holding if all_hold else [one for one in holding if one not in before]
         free = Layout(tuple(group for group in mine if group in layout.groups))
-        return super().choose(request, free, lanes, expected_tokens)
+        chosen = super().choose(request, free, lanes, expected_tokens)
+        lending = self.state.weight_lending
+        if chosen in lending.phases and lending.lends:
+            tokens = self.state.loads[chosen].committed_tokens + expected_tokens
+            if tokens > self.capacity.kv_tokens[len(chosen)]:
+                lending.awaited.add(chosen)
+        return chosen
 
     def needs_another_group(self, request: RequestState) -> bool:
         """Return whether the instance of a request cannot hold it, and no group was formed since
