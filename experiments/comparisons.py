@@ -34,6 +34,14 @@ def page() -> str:
     values["verdict"] = _shown("fixed_layouts", verdict)
     values["short table"] = _shown("quiet_and_bursts", live_report.summary)
     values["by round"] = _shown("quiet_and_bursts", live_report.by_round)
+    values |= {
+        f"earlier {what}": _shown("quiet_and_bursts_earlier", text)
+        for what, text in {
+            "how": _how,
+            "table": live_report.summary,
+            "by round": live_report.by_round,
+        }.items()
+    }
     values |= {"ways how": _shown("ways", _how), "ways table": _shown("ways", ways.table)}
     return live.filled("comparisons", values)
 
