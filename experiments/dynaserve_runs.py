@@ -21,6 +21,7 @@ import numpy as np
 
 from experiments.common import DATA
 from flying_lab.sim import hardware, models
+from flying_lab.sim.announced import Hint, exact
 from flying_lab.sim.catalog import build
 from flying_lab.sim.clock import Clock
 from flying_lab.sim.cluster import Options
@@ -113,7 +114,7 @@ def requests(draw: Draw, rate_rps: float, seed: int) -> list[Request]:
 def server(
     name: Name,
     chunk: int = 2048,
-    hint: Callable[[int], int] | None = lambda tokens: tokens,
+    hint: Hint = exact,
     target_s: float = TARGET_S,
 ) -> System:
     """A system of a name.

@@ -22,6 +22,7 @@ from flying_lab.bench.switchlog import SwitchLog
 from flying_lab.cli.simulator_options import SimulatorOptions
 from flying_lab.results.metrics import summarise
 from flying_lab.sim import hardware, models
+from flying_lab.sim.announced import Source, announcing
 from flying_lab.sim.catalog import build, names
 from flying_lab.sim.cluster import Options
 from flying_lab.sim.fleet import Fleet
@@ -50,6 +51,8 @@ COLUMNS = (
     ("switches", "switches"),
 )
 PREFIXES = (("hits", "prefix_cache_hit_rate"),)
+ASKED_TIMES = 4
+"""`max_tokens` of clients whose lengths the server does not know, in longest outputs."""
 
 
 def main(asked: SimulatorOptions, workload_options: WorkloadOptions) -> int:
@@ -72,6 +75,8 @@ def main(asked: SimulatorOptions, workload_options: WorkloadOptions) -> int:
     )
     systems = [build(name, machine, devices, options) for name in _split(asked.policy, machine)]
     workload = workload_of(workload_options)
+    if asked.lengths is not None:
+        systems = [_announcing(system, workload, asked.lengths) for system in systems]
     if asked.prefix_caching:
         systems = [_keeping_prefixes(system, workload) for system in systems]
     if asked.out is not None:
@@ -113,6 +118,14 @@ def machine_of(model: str | None, devices: str, utilization: float) -> Machine:
             f"--model is needed: one of {', '.join(models.names())}, or a config.json"
         )
     return Modelled(models.load(model), hardware.parse_devices(devices), utilization)
+
+
+def _announcing(system: System, workload: Workload, source: Source) -> System:
+    """Return the same system with clients that announce lengths as `source` says, and ask for more
+    tokens than any of them gets.
+    """
+    longest_tokens = max(request.output_tokens for request in workload.requests)
+    return announcing(system, source, workload.seed, ASKED_TIMES * longest_tokens)
 
 
 def _keeping_prefixes(system: System, workload: Workload) -> System:

@@ -5,6 +5,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from flying_lab.bench.options import AsJson, SloOption
+from flying_lab.sim.announced import Source
 from flying_lab.sim.routing import RouterName
 from flying_serving.config import FlyingConfig
 
@@ -60,6 +61,11 @@ class SimulatorOptions(BaseModel):
     )
     no_token_parallel: bool = Field(
         default=False, description="As that of `serve`; measured machines have none anyway."
+    )
+    lengths: Source | None = Field(
+        default=None,
+        description="What clients announce of outputs: exact, error-20, error-40 or production "
+        "(nothing); by default they ask for as many tokens as they get.",
     )
     out: Path | None = Field(
         default=None, description="Directory for the same files as those of `bench --compare`."

@@ -64,7 +64,7 @@ class System:
         step_time: how long their steps take.
         calibration: steps that a live server would have measured at its start.
         placing: how its controller chooses groups; None: as its policy says.
-        hint: the output length that clients announce, by the actual one; without it they announce
+        hint: the output length that the client of a request announces; without it clients announce
             none.
         max_tokens: the cap on the output that clients send, by the actual length. Without it they
             ask for that length (`ignore_eos`), so the server knows it.
@@ -79,7 +79,7 @@ class System:
     step_time: StepTime
     calibration: Sequence[Step]
     placing: type[GroupChoice] | None = None
-    hint: Callable[[int], int] | None = None
+    hint: Callable[[Request], int] | None = None
     max_tokens: Callable[[int], int] | None = None
     sender: MakeSender | None = None
     hash_id_tokens: int | None = None
@@ -315,14 +315,14 @@ class SimNode:
 
 def request_spec(
     request: Request,
-    hint: Callable[[int], int] | None,
+    hint: Callable[[Request], int] | None,
     max_tokens: Callable[[int], int] | None,
 ) -> RequestSpec:
     """Return the facts that the controller gets about a request, as the live server finds them
     in what a client sends. `hint`, `max_tokens`: see System.
     """
     prompt, output = request.prompt_tokens, request.output_tokens
-    expected = None if hint is None else hint(output)
+    expected = None if hint is None else hint(request)
     if max_tokens is None:
         most, sure, held = max(output, expected or 0), output, None
     else:

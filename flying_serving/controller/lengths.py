@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from flying_serving.controller.requests import RequestState
 from flying_serving.controller.settings import Settings
-from flying_serving.predict.demand import Demand
+from flying_serving.predict.demand import Demand, expected_outputs
 
 
 class ExpectedLengths:
@@ -25,6 +25,16 @@ class ExpectedLengths:
             spec.expected_tokens or self._demand.output_tokens, request.output_tokens + 1.0
         )
         return max(spec.least_tokens, spec.prompt_tokens + min(outputs, spec.max_output_tokens))
+
+    def planned_outputs(self, request: RequestState) -> int:
+        """Return the output tokens that a split is planned for.
+
+        They are those that its client expects, or the mean of earlier ones, and a margin. They are
+        at least those that it is sure to have.
+        """
+        spec, mean = request.spec, self._demand.output_tokens
+        planned = expected_outputs(mean, spec.max_output_tokens, spec.expected_tokens)
+        return max(spec.least_tokens - spec.prompt_tokens, planned)
 
     def goes_on(self, request: RequestState) -> bool:
         """Return whether another group may go on with a request that has filled its group."""

@@ -16,7 +16,6 @@ from flying_serving.controller.splits import virtual_batch
 from flying_serving.controller.state import ClusterState
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.policy.split import Terms, plan
-from flying_serving.predict.demand import expected_outputs
 from flying_serving.predict.work import LaneFigures
 
 
@@ -132,9 +131,7 @@ class Splitter:
         spec, state = request.spec, self._state
         handoff = lanes[len(second)].migration
         assert handoff is not None
-        outputs = expected_outputs(
-            state.demand.output_tokens, spec.max_output_tokens, spec.expected_tokens
-        )
+        outputs = state.lengths.planned_outputs(request)
         block_tokens = state.settings.capacity.block_tokens.get(len(first), 1)
         terms = Terms(lanes[len(first)], handoff, block_tokens, state.settings.tbt_slo_s)
         first_batch, second_batch = (

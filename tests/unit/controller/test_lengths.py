@@ -7,6 +7,7 @@ import pytest
 from flying_serving.controller.requests import RequestSpec, RequestState
 from flying_serving.errors import RequestError
 from flying_serving.layout.groups import Layout
+from flying_serving.predict.demand import MARGIN_TOKENS
 from tests.unit.controller.model_settings import settings
 from tests.unit.controller.model_shell import ModelShell
 from tests.unit.policy.costs import costs
@@ -135,3 +136,26 @@ def test_certain_tokens_of_a_request_are_booked() -> None:
     for number in range(3):
         shell.arrive(f"r{number}", RequestSpec(10, 90, 80, most_tokens=90))
     assert shell.waiting() == ["r2"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "planned"),
+    [
+        (AGENT, 20 + MARGIN_TOKENS),
+        (replace(AGENT, expected_tokens=None), 50 + MARGIN_TOKENS),
+        (replace(AGENT, expected_tokens=None, max_output_tokens=60), 60),
+        (replace(AGENT, least_tokens=140), 100),
+    ],
+    ids=["the client says", "as others were", "no more than it may have", "it is sure to have"],
+)
+def test_a_split_is_planned_for_the_expected_output_and_a_margin(
+    spec: RequestSpec, planned: int
+) -> None:
+    shell = ModelShell(settings("manual", 2), WIDE_IS_WORSE)
+    demand = shell.controller.state.demand
+    for _ in range(500):
+        demand.arrived(10, 400, 0.0)
+        demand.grew(0, 50)
+        demand.finished(50)
+    state = RequestState("r", spec, (1, 2), 1, 0.0)
+    assert shell.controller.state.lengths.planned_outputs(state) == planned

@@ -62,6 +62,17 @@ def test_requests_are_split_and_steps_keep_to_a_target() -> None:
     assert found[1]["std_itl_ms"] < found[0]["std_itl_ms"]
 
 
+def test_clients_may_not_tell_the_server_how_long_outputs_are() -> None:
+    """All are served; errors follow from the seed."""
+    asked = [*SMALL, "--policy", "split", "--json"]
+    found = {
+        source: run(*asked, *(["--lengths", source] if source else []))
+        for source in ("", "exact", "error-40", "production")
+    }
+    assert all(json.loads(text)["split"]["completed"] == 30 for text in found.values())
+    assert run(*asked, "--lengths", "error-40") == found["error-40"]
+
+
 def test_groups_divide_tokens_unless_they_are_not_to() -> None:
     """Then the first tokens of long prompts come later."""
     large = ["--model", "llama-3-70b", "--hardware", "h200x8", *SMALL[4:]]
@@ -164,6 +175,7 @@ def test_json_is_the_same_each_time_for_a_seed() -> None:
             ["--router", "best"],
             "--router='best': Input should be 'cache-aware', 'least-load' or 'round-robin'",
         ),
+        (["--lengths", "known"], "--lengths='known': Input should be 'exact', 'error-20'"),
         (["--prefix-caching"], "--prefix-caching: no request of this workload has hash ids"),
         (
             ["--max-num-batched-tokens", "8"],
