@@ -4,7 +4,7 @@
 
 - `GroupChoice` chooses the group of a request.
 - `Bookings` books requests in groups, and takes them out again, also to migrate.
-- `Splitter` gives a request two groups.
+- `Splitter` gives a request two groups, and plans again where its length turns out otherwise.
 - `Dispatcher` offers groups to the requests that wait.
 - `Changeover` takes the switch under way from phase to phase.
 - `Decider` asks the policy for the next layout.

@@ -128,13 +128,15 @@ class Controller:
             self.state.steps.observe(step)
 
     def tick(self, now_s: float) -> list[Command]:
-        """Act on the time that has passed: fail overdue suspects, reject expired requests, ask the
-        policy.
+        """Act on the time that has passed: fail overdue suspects, reject expired requests, plan
+        splits again, ask the policy.
         """
         commands = self.recovery.fail_overdue_suspects(now_s)
         waits = len(self.state.pool) > 0 and not self._changeover.holds_back_requests
         self.admission.pace.tick(now_s, waits=waits)
         commands += self._dispatcher.reject_expired(now_s)
+        if not self._changeover.is_under_way:
+            commands += self._splitter.replan(now_s)
         commands += self._settle(now_s, decides=True)
         self.state.look_back(now_s)
         return commands

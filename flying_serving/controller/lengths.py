@@ -17,13 +17,15 @@ class ExpectedLengths:
     def expected_tokens(self, request: RequestState) -> float:
         """Return the tokens of a request at its end.
 
-        Its prompt, and as many outputs as its client expects or as requests have had. They are more
-        than it has got already, and at least the tokens that it is sure to have.
+        Its prompt, and as many outputs as its client expects or as requests have had, or those that
+        it was planned for again. They are more than it has got already, and at least the tokens
+        that it is sure to have.
         """
-        spec = request.spec
-        outputs = max(
-            spec.expected_tokens or self._demand.output_tokens, request.output_tokens + 1.0
-        )
+        spec, plan = request.spec, request.plan
+        expected = spec.expected_tokens or self._demand.output_tokens
+        if plan is not None and plan.is_revised:
+            expected = plan.output_tokens
+        outputs = max(expected, request.output_tokens + 1.0)
         return max(spec.least_tokens, spec.prompt_tokens + min(outputs, spec.max_output_tokens))
 
     def planned_outputs(self, request: RequestState) -> int:
@@ -35,6 +37,15 @@ class ExpectedLengths:
         spec, mean = request.spec, self._demand.output_tokens
         planned = expected_outputs(mean, spec.max_output_tokens, spec.expected_tokens)
         return max(spec.least_tokens - spec.prompt_tokens, planned)
+
+    def revised_outputs(self, request: RequestState) -> int:
+        """Return the output tokens of a request that has more than it was planned for.
+
+        They are those that it has, and as many as running requests with so many still get.
+        """
+        had = request.output_tokens
+        left = max(1, round(self._demand.outputs.left(had)))
+        return min(had + left, request.spec.max_output_tokens)
 
     def goes_on(self, request: RequestState) -> bool:
         """Return whether another group may go on with a request that has filled its group."""

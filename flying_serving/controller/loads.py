@@ -88,6 +88,13 @@ class Loads:
             request.prefill_tokens = 0
             del self.unfinished[request.request_id]
 
+    def rebook(self, request: RequestState, expected_tokens: float) -> None:
+        """Book another number of tokens of prompt and output for a request that runs."""
+        assert request.group is not None
+        work = self._groups[request.group]
+        work.committed_tokens += expected_tokens - request.committed_tokens
+        request.committed_tokens = expected_tokens
+
     def remove(self, request: RequestState) -> None:
         """Take a request out of its group: it does not run any more."""
         if request.group is None:

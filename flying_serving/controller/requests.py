@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from flying_serving.controller.suspicion import Suspicion
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.layout.kv_source import KVSource
+from flying_serving.policy.split import Planned
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,7 @@ class RequestState:
             there is none.
         offer: the number under which its group offers its KV when it ends there, if it may go on
             elsewhere then.
+        plan: the length that its split was planned for; None if no split of it was planned.
         suspicion: None unless a group of its has lost an engine before it gave the request a token.
     """
 
@@ -105,6 +107,7 @@ class RequestState:
     committed_tokens: float = 0.0
     kv: KVSource | None = None
     offer: int | None = None
+    plan: Planned | None = None
     suspicion: Suspicion | None = None
 
     @property

@@ -52,12 +52,16 @@ class Split:
 class SplitCounts:
     """Splits since the start: inside prompts, and in outputs or at the prompt's end.
 
-    `undone`: splits that were undone because a group went away or a part failed.
+    `undone`: splits that were undone because a group went away, a part failed, or the first group
+    should keep the request. `replanned`: requests that were planned again while they ran; `moved`:
+    of these, the ones that went to another group.
     """
 
     prompt: int = 0
     output: int = 0
     undone: int = 0
+    replanned: int = 0
+    moved: int = 0
 
 
 @dataclass
@@ -129,22 +133,25 @@ class Splits:
         return split is not None and split.in_prompt
 
 
-def virtual_batch(work: GroupWork) -> VirtualBatch:
-    """Return the load of a group as a planner sees it. Prefixes are prompts only."""
-    requests = work.requests.values()
-    pairs = sum(
-        request.prefill_tokens * (request.context_tokens - request.prefill_tokens / 2)
-        for request in requests
+def virtual_batch(work: GroupWork, without: str | None = None) -> VirtualBatch:
+    """Return the load of a group as a planner sees it. Prefixes are prompts only.
+
+    `without`: a booked request that is left out.
+    """
+    prefill_tokens, sequences = 0, 0
+    pairs = context_tokens = tokens_left = 0.0
+    for name, request in work.requests.items():
+        if name == without:
+            continue
+        context, prefill = request.context_tokens, request.prefill_tokens
+        left = request.committed_tokens - context
+        prefill_tokens += prefill
+        pairs += prefill * (context - prefill / 2)
+        if left > 1.0 or not prefill:
+            sequences += 1
+            context_tokens += context
+            tokens_left += max(1.0, left)
+    count = max(1, sequences)
+    return VirtualBatch(
+        prefill_tokens, sequences, context_tokens / count, tokens_left / count, pairs
     )
-    decoding = [
-        request for request in requests if _left(request) > 1.0 or not request.prefill_tokens
-    ]
-    count = max(1, len(decoding))
-    context = sum(request.context_tokens for request in decoding) / count
-    left = sum(max(1.0, _left(request)) for request in decoding) / count
-    return VirtualBatch(work.prefill_tokens, len(decoding), context, left, pairs)
-
-
-def _left(request: RequestState) -> float:
-    """Return the tokens that a request is expected to get yet."""
-    return request.committed_tokens - request.context_tokens

@@ -1,6 +1,9 @@
-"""Requests that two groups share: the place of the split, and its end."""
+"""Requests that two groups share: the place of the split, its end, and lengths that turn out
+otherwise.
+"""
 
 from collections.abc import Collection, Mapping
+from itertools import islice
 
 from flying_serving.controller.bookings import Bookings
 from flying_serving.controller.commands import (
@@ -12,15 +15,23 @@ from flying_serving.controller.commands import (
 )
 from flying_serving.controller.group_choice import GroupChoice
 from flying_serving.controller.requests import RequestState
-from flying_serving.controller.splits import virtual_batch
+from flying_serving.controller.splits import Split, virtual_batch
 from flying_serving.controller.state import ClusterState
 from flying_serving.layout.groups import Group, Layout
-from flying_serving.policy.split import Terms, plan
+from flying_serving.policy.split import Planned, Rest, Terms, is_better_elsewhere, plan
 from flying_serving.predict.work import LaneFigures
+
+MOST_AT_ONCE = 16
+"""Requests that are planned again at a tick; others wait for the next. Each takes sums over the
+requests of two groups.
+"""
 
 
 class Splitter:
-    """Gives some requests two groups, if they ask for it or the policy does (`Policy.splits`)."""
+    """Gives some requests two groups, if they ask for it or the policy does (`Policy.splits`).
+
+    What the policy has planned is planned again once, if a length turns out otherwise (`replan`).
+    """
 
     def __init__(self, state: ClusterState, choice: GroupChoice, bookings: Bookings) -> None:
         self._state = state
@@ -42,6 +53,8 @@ class Splitter:
         start = self._bookings.start
         second = None
         if lanes and self._may_split(request):
+            if request.spec.split_at is None:
+                request.plan = Planned(self._state.lengths.planned_outputs(request))
             second = self._second(request, group, lanes, reserved)
         if second is None:
             return [start(request, group, lanes)]
@@ -83,6 +96,29 @@ class Splitter:
         self._bookings.suspend(request, now_s, split.kv)
         return [self._bookings.start(request, split.second, self._state.lanes())]
 
+    def replan(self, now_s: float) -> list[Command]:
+        """Plan requests again whose lengths turn out otherwise than planned, each once.
+
+        A request with more tokens than planned stays in its group or moves to another one. A split
+        that is ahead of an output is undone if the first group should keep the rest.
+        """
+        if not self._plans:
+            return []
+        state = self._state
+        longer = list(islice(filter(self._is_longer, state.started.values()), MOST_AT_ONCE))
+        others = (one for one in state.splits.open.items() if self._is_otherwise(*one))
+        ahead = list(islice(others, MOST_AT_ONCE))
+        if not longer and not ahead:
+            return []
+        lanes = state.lanes()
+        state.splits.counts.replanned += len(longer) + len(ahead)
+        commands: list[Command] = []
+        for request in longer:
+            commands += self._move_or_stay(request, lanes, now_s)
+        for request_id, split in ahead:
+            commands += self._keep_or_undo(state.started[request_id], split, lanes)
+        return commands
+
     def _drop_part(self, request_id: str, *, undone: bool) -> list[Command]:
         split = self._state.splits.end(request_id, undone=undone)
         if split is None:
@@ -92,11 +128,19 @@ class Splitter:
 
     # ---- the place of a split
 
+    @property
+    def _plans(self) -> bool:
+        """True if the policy plans splits."""
+        settings = self._state.settings
+        return settings.policy.splits and not settings.dry_run
+
     def _may_split(self, request: RequestState) -> bool:
-        """Return whether a request may have two groups: it can migrate and has not begun."""
-        spec, settings = request.spec, self._state.settings
-        plans = settings.policy.splits and not settings.dry_run
+        """Return whether a request may have two groups: it can migrate, has not begun, and says
+        where to split or was not planned before.
+        """
+        spec = request.spec
         migrates = bool(self._state.migrates) and spec.may_change_group
+        plans = self._plans and request.plan is None
         return request.is_new and migrates and (plans or spec.split_at is not None)
 
     def _second(
@@ -128,19 +172,20 @@ class Splitter:
         It is 0 if the second group should have the whole request, and its length if the first
         should.
         """
-        spec, state = request.spec, self._state
-        handoff = lanes[len(second)].migration
+        spec, loads = request.spec, self._state.loads
+        outputs = self._state.lengths.planned_outputs(request)
+        batches = virtual_batch(loads[first]), virtual_batch(loads[second])
+        made = plan(spec.prompt_tokens, outputs, *batches, self._terms(first, second, lanes))
+        request.plan = Planned(outputs, made.probes)
+        is_inside = made.split < spec.prompt_tokens + outputs
+        return made.split if is_inside else spec.prompt_tokens + spec.max_output_tokens
+
+    def _terms(self, first: Group, second: Group, lanes: Mapping[int, LaneFigures]) -> Terms:
+        """Return what steps in two groups cost, and a handoff from the first to the second."""
+        settings, handoff = self._state.settings, lanes[len(second)].migration
         assert handoff is not None
-        outputs = state.lengths.planned_outputs(request)
-        block_tokens = state.settings.capacity.block_tokens.get(len(first), 1)
-        terms = Terms(lanes[len(first)], handoff, block_tokens, state.settings.tbt_slo_s)
-        first_batch, second_batch = (
-            virtual_batch(state.loads[first]),
-            virtual_batch(state.loads[second]),
-        )
-        at = plan(spec.prompt_tokens, outputs, first_batch, second_batch, terms).split
-        is_inside = at < spec.prompt_tokens + outputs
-        return at if is_inside else spec.prompt_tokens + spec.max_output_tokens
+        block_tokens = settings.capacity.block_tokens.get(len(first), 1)
+        return Terms(lanes[len(first)], handoff, block_tokens, settings.tbt_slo_s)
 
     def _can_split(self, request: RequestState, at: int, first: Group, second: Group) -> bool:
         """Return whether both groups have something to do, and room for a further token at the
@@ -166,3 +211,71 @@ class Splitter:
         limit_tokens = at + 1 - request.spec.prompt_tokens
         dispatch = Dispatch(request_id, first, 0, limit_tokens, None, kv.number, publishes=True)
         return [dispatch, PullAhead(request_id, second, kv, at)]
+
+    # ---- lengths that turn out otherwise
+
+    def _is_longer(self, request: RequestState) -> bool:
+        """Return whether a request has more tokens than it was planned for, and may be planned
+        again: it decodes in a group of the layout.
+        """
+        made = request.plan
+        if made is None or request.output_tokens <= made.output_tokens:
+            return False
+        state = self._state
+        decodes = not request.prefill_tokens and request.request_id not in state.splits
+        may_move = not request.stays and request.group in state.layout.groups
+        return made.may_change and decodes and may_move
+
+    def _is_otherwise(self, request_id: str, split: Split) -> bool:
+        """Return whether a request that decodes ahead of its split is expected to have another
+        length than planned, and may be planned again.
+        """
+        request = self._state.started[request_id]
+        made = request.plan
+        if made is None or not made.may_change or split.in_prompt or request.prefill_tokens:
+            return False
+        return made.differs_from(self._state.lengths.planned_outputs(request))
+
+    def _move_or_stay(
+        self, request: RequestState, lanes: Mapping[int, LaneFigures], now_s: float
+    ) -> list[Command]:
+        """Let a request that has more tokens than planned go on where that is better.
+
+        Where it stays, its group's books have its new length from now on.
+        """
+        state, here = self._state, request.group
+        assert here is not None and request.plan is not None
+        request.plan = request.plan.again(state.lengths.revised_outputs(request))
+        there = self._second(request, here, lanes, ())
+        left = request.plan.output_tokens - request.output_tokens
+        if there is not None and is_better_elsewhere(
+            Rest(request.context_tokens, left),
+            virtual_batch(state.loads[here], request.request_id),
+            virtual_batch(state.loads[there]),
+            self._terms(here, there, lanes),
+        ):
+            state.splits.counts.moved += 1
+            recall = self._bookings.suspend(request, now_s, self._bookings.offer_kv(request))
+            return [recall, self._bookings.start(request, there, lanes)]
+        expected_tokens = state.lengths.expected_tokens(request)
+        state.loads.rebook(request, self._choice.booked_tokens(request, here, expected_tokens))
+        return []
+
+    def _keep_or_undo(
+        self, request: RequestState, split: Split, lanes: Mapping[int, LaneFigures]
+    ) -> list[Command]:
+        """Undo a split that is ahead of an output, unless the second group should have the rest.
+
+        The rest is what was expected to be behind the split: its length is another one now.
+        """
+        state, second = self._state, split.second
+        assert request.group is not None and request.plan is not None
+        request.plan = request.plan.again(state.lengths.planned_outputs(request))
+        left = request.spec.prompt_tokens + request.plan.output_tokens - split.at
+        first_is_better = is_better_elsewhere(
+            Rest(split.at, max(1, left)),
+            virtual_batch(state.loads[second], split.part.request_id),
+            virtual_batch(state.loads[request.group], request.request_id),
+            self._terms(second, request.group, lanes),
+        )
+        return self.undo(request.request_id) if first_is_better else []

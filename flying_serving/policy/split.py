@@ -17,6 +17,10 @@ does not depend on its order, and each of its passes costs a fixed time as well.
 A batch has one block of tokens of each request that decodes. An output takes its time beside any
 other work, so the end of the last one says how long outputs are. It does not say which group has
 more to do, and prompts would wait for as long.
+
+While a request runs, its length may turn out otherwise than planned. Then it is planned again: the
+rest of it goes on where it is, or in another group (`is_better_elsewhere`). The plan at its arrival
+takes at most four probes, and leaves two for that, so no request costs more than MOST_PROBES.
 """
 
 import math
@@ -26,7 +30,13 @@ from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.work import LaneFigures
 
 MOST_PROBES = 6
-"""Number of splits that are tried for a request, as in the paper."""
+"""Number of splits that are tried for a request in its life."""
+PROBES_AGAIN = 2
+"""Of these, the probes that are kept to plan a request again: it stays, and it moves."""
+DEVIATION = 0.25
+"""Share of the planned length by which the expected one differs before a split that is ahead is
+planned again.
+"""
 TOLERANCE = 0.02
 """Finish times that differ by this share of the later one are equal."""
 SHORTEST_SHARE = 0.1
@@ -148,9 +158,10 @@ def plan(
 ) -> Plan:
     """Plan the split of a request, to be sent to A and B now.
 
-    Starts at the prompt's end, then closes in on equal finish times from both sides. A split has to
-    gain more than its handoff costs and more than TOLERANCE. No split makes a request come sooner
-    than on an idle group: below that load requests stay whole.
+    Starts at the prompt's end and at both ends of the request, then tries the token where a line
+    between two of these has equal finish times. A split has to gain more than its handoff costs and
+    more than TOLERANCE. No split makes a request come sooner than on an idle group: below that load
+    requests stay whole.
 
     Args:
         prompt_tokens, output_tokens: of the request, the latter as expected; both at least 1.
@@ -163,15 +174,11 @@ def plan(
     whole = min(low, high, key=lambda one: one.last_s)
     below, above = (low, start) if start.excess_s > 0 else (start, high)
     best = start
-    while not best.equal and search.probes < MOST_PROBES and above.split - below.split > 1:
-        if not below.excess_s < 0 < above.excess_s:
-            break  # one group finishes last wherever the request is split
+    # otherwise one group finishes last wherever the request is split
+    if not start.equal and below.excess_s < 0 < above.excess_s:
         share = below.excess_s / (below.excess_s - above.excess_s)
         middle = search.probe(search.snap(below.split + share * (above.split - below.split)))
-        if middle.split in (below.split, above.split):
-            break
-        below, above = (below, middle) if middle.excess_s > 0 else (middle, above)
-        best = min(best, middle, key=lambda one: one.last_s)
+        best = min(start, middle, key=lambda one: one.last_s)
     alone_s = search.alone_s
     whole_s, finish_s = max(alone_s, whole.last_s), max(alone_s, best.last_s)
     least_s = max(terms.handoff_s(best.split, prompt_tokens), TOLERANCE * whole_s)
@@ -179,6 +186,63 @@ def plan(
     return Plan(
         best.split if gains else whole.split, finish_s if gains else whole_s, whole_s, search.probes
     )
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a request was planned for.
+
+    `output_tokens`: its expected length. `probes`: splits that were tried for it. `is_revised`:
+    True if it was planned again while it ran.
+    """
+
+    output_tokens: int
+    probes: int = 0
+    is_revised: bool = False
+
+    @property
+    def may_change(self) -> bool:
+        """True if enough probes are left to plan it again."""
+        return self.probes + PROBES_AGAIN <= MOST_PROBES
+
+    def differs_from(self, output_tokens: float) -> bool:
+        """Return whether an expected length is another one than planned."""
+        return abs(output_tokens - self.output_tokens) > DEVIATION * self.output_tokens
+
+    def again(self, output_tokens: int) -> "Planned":
+        """Return what it is planned for the next time."""
+        return Planned(output_tokens, self.probes + PROBES_AGAIN, is_revised=True)
+
+
+@dataclass(frozen=True)
+class Rest:
+    """The rest of a request that decodes.
+
+    `context_tokens`: of prompt and output, that it has. `tokens_left`: outputs that it is expected
+    to get yet.
+    """
+
+    context_tokens: int
+    tokens_left: float
+
+
+def is_better_elsewhere(rest: Rest, here: VirtualBatch, there: VirtualBatch, terms: Terms) -> bool:
+    """Return whether the rest of a request should be computed there, and not here.
+
+    Both groups then have to finish sooner, by more than the pull of its whole KV takes and by more
+    than TOLERANCE. Takes PROBES_AGAIN probes.
+
+    Args:
+        rest: of the request.
+        here, there: the work of both groups, without this request.
+        terms: the costs of steps and handoffs.
+    """
+    has_rest_here = here.with_sequence(rest.context_tokens, rest.tokens_left)
+    has_rest_there = there.with_sequence(rest.context_tokens, rest.tokens_left)
+    stay_s = max(terms.finish_s(has_rest_here), terms.finish_s(there))
+    move_s = max(terms.finish_s(here), terms.finish_s(has_rest_there))
+    least_s = max(terms.handoff.seconds(rest.context_tokens), TOLERANCE * stay_s)
+    return stay_s - move_s > least_s
 
 
 @dataclass(frozen=True)

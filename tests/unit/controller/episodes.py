@@ -23,14 +23,24 @@ WIDE_WINS, NARROW_WINS, MIXED = (0.5, 0.5), (1.5, 1.2), (0.6, 0.75)
 
 @st.composite
 def shareable(draw: st.DrawFn, most_tokens: int) -> RequestSpec:
-    """Return what a client asks for whose request two groups may share; it may say where."""
+    """Return what a client asks for whose request two groups may share; it may say where, and how
+    long its output will be, or be wrong.
+    """
     prompt = draw(st.integers(1, most_tokens - 1) | st.integers(1, 60))
     outputs = draw(st.integers(1, most_tokens - prompt))
     at = draw(
         st.none() | st.integers(0, prompt + outputs) | st.just(prompt) | st.integers(1, prompt)
     )
     expected = draw(st.none() | st.integers(1, outputs))
-    return RequestSpec(prompt, prompt + outputs, outputs, expected_tokens=expected, split_at=at)
+    sure = draw(st.just(outputs) | st.just(1))
+    return RequestSpec(
+        prompt,
+        prompt + sure,
+        outputs,
+        expected_tokens=expected,
+        split_at=at,
+        most_tokens=prompt + outputs,
+    )
 
 
 @st.composite

@@ -347,12 +347,15 @@ class ModelShell:
         assert stream.tokens == 0 or stream.spec.can_migrate
         policy = self.controller.settings.policy
         decides = policy.by_load or policy.by_priority or policy.by_context
+        moved = self.controller.state.started.get(command.request_id)
+        is_planned_again = moved is not None and moved.plan is not None and moved.plan.is_revised
         migrates_left_behind = (
             decides and self.ordered is None and stream.group not in self.layout.groups
         )
         assert (
             stream.tokens_here == 0
             or migrates_left_behind
+            or is_planned_again
             or self.controller.state.switches.kept[-1].mode in ("soft", "migrate")
         )
         assert stream.spec.degree is None

@@ -175,6 +175,13 @@ class Books(RuleBasedStateMachine):
             self.fresh.remove(one.request_id)
 
     @precondition(lambda self: self.inside)
+    @rule(data=st.data(), extra=st.floats(1, 99))
+    def rebook(self, data: st.DataObject, extra: float) -> None:
+        one = self.pick(data, self.inside)
+        self.expected[one.request_id] = one.context_tokens + extra
+        self.loads.rebook(one, one.context_tokens + extra)
+
+    @precondition(lambda self: self.inside)
     @rule(data=st.data())
     def go(self, data: st.DataObject) -> None:
         one = self.pick(data, self.inside)

@@ -80,3 +80,14 @@ def test_a_layout_has_both_groups_of_a_split_or_not() -> None:
     _, _, made = split(16)
     assert made.within(Layout.uniform(2, 1))
     assert not made.within(Layout.uniform(2, 2))
+
+
+def test_a_planner_may_leave_out_a_request_that_a_group_has() -> None:
+    loads = Loads()
+    states = [request("one", 30, 10), request("two", 20, 10)]
+    for state in states:
+        loads.add(state, FIRST, 40.0)
+    both = virtual_batch(loads[FIRST])
+    loads.add(request("three", 50, 10), FIRST, 60.0)
+    assert virtual_batch(loads[FIRST], "three") == both
+    assert virtual_batch(loads[FIRST], "none of them") == virtual_batch(loads[FIRST])

@@ -7,14 +7,13 @@ from dataclasses import replace
 import pytest
 
 from flying_serving.controller.requests import RequestSpec
-from flying_serving.controller.settings import Capacity
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.snapshot import Decision
 from flying_serving.predict.migrations import MigrationCost
+from tests.unit.controller.examples import roomy
 from tests.unit.controller.model_settings import settings
 from tests.unit.controller.model_shell import ModelShell
 from tests.unit.controller.model_streams import Part
-from tests.unit.policy.costs import costs
 
 PROMPT, OUTPUTS = 40, 20
 ASKED = RequestSpec(PROMPT, PROMPT + OUTPUTS, OUTPUTS)
@@ -38,13 +37,7 @@ def busy(
     """Return a server of two roomy engines, where other requests have prompts to compute when one
     arrives.
     """
-    small = settings(policy, 2, max_num_batched_tokens=2048, dry_run=dry_run)
-    sizes = small.capacity.kv_tokens
-    roomy = Capacity(
-        {size: 10_000 * size for size in sizes}, 1, {size: 16 * size for size in sizes}
-    )
-    shell = ModelShell(replace(small, capacity=roomy), costs(tuple(roomy.kv_tokens)))
-    shell.controller.state.migrates = dict(QUICK)
+    shell = roomy(policy, dry_run=dry_run)
     for number in range(others):
         shell.arrive(f"r{number}", RequestSpec(1000, 1300, 300, degree=1))
     shell.arrive("new", spec)

@@ -115,9 +115,10 @@ class FakeVllm:
 
 
 class Server:
-    """A shell with four engines and policy manual, and the vLLM client under it.
+    """A shell with four engines, and the vLLM client under it.
 
     Args:
+        policy: of the server.
         capped: groups get no more prompts ahead than they can begin at once.
         most_waiting: requests.
         vllm: whose messages are kept.
@@ -126,6 +127,7 @@ class Server:
     def __init__(
         self,
         *,
+        policy: str = "manual",
         capped: bool = True,
         most_waiting: int = 1000,
         vllm: FakeVllm | None = None,
@@ -135,7 +137,7 @@ class Server:
             engines=4,
             devices=1,
             group_sizes=(1, 2, 4),
-            flying=FlyingConfig(policy="manual"),
+            flying=FlyingConfig(policy=policy),
         )
         self.vllm = vllm or FakeVllm()
         self.calls = EngineCalls(ClientChannel(self.vllm), deployment)
@@ -147,7 +149,7 @@ class Server:
             hf_text_config=SimpleNamespace(),
         )
         self.shell = Shell(
-            self.calls, settings("manual", capped=capped, most_waiting=most_waiting), model
+            self.calls, settings(policy, capped=capped, most_waiting=most_waiting), model
         )
         self.controller, self.streams, self.orders = (
             self.shell.controller,

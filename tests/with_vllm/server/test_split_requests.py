@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 from vllm.v1.engine import FinishReason
 
+from flying_serving.controller import splitter
+from flying_serving.policy.split import Plan
+from flying_serving.predict.migrations import MigrationCost
 from flying_serving.vllm_adapter.keys import AHEAD_KEY, MIGRATED_FROM_KEY, OFFER_KEY
 from tests.with_vllm.server.doubles import ABORT, ADD, PAIRS, UTILITY, Server
 
@@ -150,3 +153,29 @@ async def test_a_split_request_that_cannot_be_sent_ends_with_its_part(at: int) -
         ("a", FinishReason.ERROR)
     ]
     assert server.controller.state.running == len(server.controller.state.splits) == 0
+
+
+async def test_a_request_that_gets_longer_than_planned_moves_with_its_kv(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its group retains its KV, and an idle engine pulls it; the client does not notice."""
+    monkeypatch.setattr(splitter, "plan", lambda *_: Plan(1000, 1.0, 1.0, 3))
+    server = Server(policy="split")
+    server.measured()
+    server.controller.state.migrates = {2: MigrationCost(1e-5, 1e-7)}
+    for name in "abcde":
+        server.open_request(name, 60, expected_tokens=1)
+        await server.outputs(name, [5])
+    assert server.controller.state.group_of("a") == server.controller.state.group_of("e") == (0,)
+    for name in "bcd":
+        await server.outputs(name, [6], reason=FinishReason.STOP)
+    assert await server.outputs("a", [7] * 21) == ["a"]
+    server.messages.clear()
+    server.shell.carry_out(server.controller.tick(1.0))
+    assert server.messages == [(UTILITY, "flying_retain", 0), (ADD, "a+1", 1)]
+    ((leader, ((engine_id, number),)),) = server.vllm.retained
+    assert (leader, engine_id) == (0, "a")
+    assert notes(server, "a+1")[MIGRATED_FROM_KEY] == (0, 1, number)
+    assert server.vllm.histories["a+1"] == [5] + [7] * 21
+    assert await server.outputs("a", [8]) == []
+    assert await server.outputs("a+1", [8]) == ["a"]

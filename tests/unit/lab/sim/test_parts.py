@@ -30,7 +30,7 @@ from flying_serving.controller.requests import RequestSpec
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.policies import POLICIES
 from flying_serving.predict.migrations import MigrationCost
-from tests.unit.lab.sim.nodes import check_over, node_of, run
+from tests.unit.lab.sim.nodes import check_over, node_of, run, system_of
 
 MACHINE = Modelled(models.load("qwen2.5-14b"), hardware.parse_devices("a100x2"))
 OPTIONS = Options(max_num_seqs=256, max_num_batched_tokens=2048)
@@ -141,7 +141,22 @@ def test_a_handoff_waits_for_the_last_chunk_only() -> None:
 def test_a_wrong_hint_loses_no_token(times: float) -> None:
     """Clients ask for more tokens than they get, so the server knows no length."""
     one = replace(splitting(), max_tokens=lambda _: 8000)
-    served(replace(one, hint=lambda request: math.ceil(times * request.output_tokens)), MIXED)
+    hinted = replace(one, hint=lambda request: math.ceil(times * request.output_tokens))
+    counts = served(hinted, MIXED).controller.state.splits.counts
+    assert (counts.replanned > 100) == (times < 1.0)
+
+
+def test_longer_requests_move_to_the_engine_with_less_to_do() -> None:
+    """Some of many, each at most once; none loses a token."""
+    one = replace(system_of("split", 2, migrations={1: QUICK}), max_tokens=lambda _: 300)
+    draw = Random(1)
+    requests = [Request(index, 0.2 * index, 60, draw.choice((4, 250))) for index in range(60)]
+    node = SimNode(replace(one, hint=lambda _: 4), Clock())
+    node.start()
+    run(node, requests)
+    check_over(node, requests)
+    counts = node.controller.state.splits.counts
+    assert 0 < counts.moved < counts.replanned <= len(requests)
 
 
 @pytest.mark.parametrize("name", ["split", "static-dp"])
