@@ -31,8 +31,8 @@ from flying_lab.sim.machine import Modelled
 from flying_lab.sim.node import SimNode, System
 from flying_lab.workload.model import Request
 from flying_lab.workload.read import read_workload
-from flying_serving.controller import splitter
-from flying_serving.policy.split import Plan, plan
+from flying_serving.controller.requests import RequestState
+from flying_serving.controller.splitter import Splitter
 
 TARGET_S = 0.1
 ARRIVALS_S = 150.0
@@ -132,9 +132,9 @@ def server(
 
 
 class TimedPlan(NamedTuple):
-    """A plan of the splitter, and the processor time that it took."""
+    """Probes of a plan of the splitter, and the processor time that it took."""
 
-    plan: Plan
+    probes: int
     took_s: float
 
 
@@ -142,14 +142,16 @@ class TimedPlan(NamedTuple):
 def plans_timed() -> Iterator[list[TimedPlan]]:
     """Give a list that gets each plan which a splitter makes until the end of the context."""
     planned: list[TimedPlan] = []
+    plan = vars(Splitter)["_plan"]
 
-    def timed(*asked: Any) -> Plan:
+    def timed(mine: Splitter, request: RequestState, *asked: Any) -> int:
         began_s = time.thread_time()
-        made = plan(*asked)
-        planned.append(TimedPlan(made, time.thread_time() - began_s))
-        return made
+        at = plan(mine, request, *asked)
+        assert request.plan is not None
+        planned.append(TimedPlan(request.plan.probes, time.thread_time() - began_s))
+        return int(at)
 
-    with patch.object(splitter, "plan", timed):
+    with patch.object(Splitter, "_plan", timed):
         yield planned
 
 

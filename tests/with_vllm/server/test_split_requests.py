@@ -176,6 +176,6 @@ async def test_a_request_that_gets_longer_than_planned_moves_with_its_kv(
     ((leader, ((engine_id, number),)),) = server.vllm.retained
     assert (leader, engine_id) == (0, "a")
     assert notes(server, "a+1")[MIGRATED_FROM_KEY] == (0, 1, number)
-    assert server.vllm.histories["a+1"] == [5] + [7] * 21
+    assert server.vllm.histories["a+1"] == [5, *[7] * 21]
     assert await server.outputs("a", [8]) == []
     assert await server.outputs("a+1", [8]) == ["a"]
