@@ -37,14 +37,17 @@ class Stream:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request to be sent `at_s` after the first moment; `xargs`: its `vllm_xargs`, which only our
-    servers know.
+    """A request to be sent `at_s` after the first moment.
+
+    `xargs`: its `vllm_xargs`, which only our servers know. `leaves_after`: tokens after which its
+    client leaves, so that no server knows its length; without, it gets `max_tokens`.
     """
 
     at_s: float
     token_ids: list[int]
     max_tokens: int
     xargs: dict[str, Any] | None = None
+    leaves_after: int | None = None
 
 
 def prompt(tokens: int, seed: int) -> list[int]:
@@ -60,8 +63,10 @@ async def stream(
     max_tokens: int,
     xargs: dict[str, Any] | None = None,
     began: asyncio.Event | None = None,
+    leaves_after: int | None = None,
 ) -> Stream:
-    """Send one request and read it to its end; `began` is set at its first token.
+    """Send one request and read it to its end, or leave after some tokens; `began` is set at its
+    first token.
 
     Raises:
         RequestFailed: if it failed or stopped early.
@@ -70,7 +75,7 @@ async def stream(
         "model": model,
         "prompt": token_ids,
         "max_tokens": max_tokens,
-        "ignore_eos": True,
+        "ignore_eos": leaves_after is None,
         "temperature": 0.0,
         "stream": True,
         "return_token_ids": True,
@@ -81,8 +86,12 @@ async def stream(
             result.token_s += [time.monotonic()] * sum(choice.tokens for choice in event.choices)
             if began is not None and result.token_s:
                 began.set()
-    if len(result.token_s) != max_tokens:
-        raise RequestFailed(f"{len(result.token_s)} of {max_tokens} tokens came")
+            if leaves_after is not None and len(result.token_s) >= leaves_after:
+                del result.token_s[leaves_after:]
+                break
+    wanted = max_tokens if leaves_after is None else leaves_after
+    if len(result.token_s) != wanted:
+        raise RequestFailed(f"{len(result.token_s)} of {wanted} tokens came")
     return result
 
 
@@ -117,7 +126,12 @@ def serve_arrivals(url: str, model: str, arrivals: Sequence[Arrival]) -> list[St
             async def one(arrival: Arrival) -> Stream:
                 await asyncio.sleep(arrival.at_s)
                 return await stream(
-                    client, model, arrival.token_ids, arrival.max_tokens, arrival.xargs
+                    client,
+                    model,
+                    arrival.token_ids,
+                    arrival.max_tokens,
+                    arrival.xargs,
+                    leaves_after=arrival.leaves_after,
                 )
 
             return list(await asyncio.gather(*map(one, arrivals)))
