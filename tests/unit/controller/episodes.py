@@ -44,6 +44,16 @@ def shareable(draw: st.DrawFn, most_tokens: int) -> RequestSpec:
 
 
 @st.composite
+def underestimated(draw: st.DrawFn, most_tokens: int) -> RequestSpec:
+    """Return what a client asks for that expects a much shorter output than it gets."""
+    prompt, expected = draw(st.integers(1, 20)), draw(st.integers(1, 5))
+    outputs = most_tokens - prompt
+    return RequestSpec(
+        prompt, prompt + 1, outputs, expected_tokens=expected, most_tokens=most_tokens
+    )
+
+
+@st.composite
 def wishes(draw: st.DrawFn, most_tokens: int) -> RequestSpec:
     """Return what a client asks for: open-ended, or some tokens, of which some are sure, a few more
     than so many.

@@ -6,7 +6,13 @@ from hypothesis.stateful import precondition, rule
 
 from flying_serving.controller.requests import RequestSpec
 from harness.examples import examples
-from tests.unit.controller.episodes import MOST_WAITING, Episode, long_or_narrow, shareable
+from tests.unit.controller.episodes import (
+    MOST_WAITING,
+    Episode,
+    long_or_narrow,
+    shareable,
+    underestimated,
+)
 from tests.unit.controller.mortal import MortalShell
 
 
@@ -61,6 +67,34 @@ class Shared(Episode):
             self.shell.token(part.request_id, 1000)
         else:
             self.shell.end_prefix(number)
+
+
+class Longer(Shared):
+    """Requests get longer than they were planned for, beside others that end."""
+
+    names = ("split",)
+    wishes = staticmethod(underestimated)
+
+    @precondition(lambda self: len(self.shell.waiting()) <= MOST_WAITING - 4)
+    @rule(data=st.data(), count=st.integers(20, 40))
+    def outlast(self, data: st.DataObject, count: int) -> None:
+        """Requests come and get a token each, those of other groups than one end, and that one
+        gets many tokens.
+        """
+        for _ in range(4):
+            self.count += 1
+            self.shell.arrive(f"r{self.count}", data.draw(self.wishes(self.most_tokens)))
+        for name in self.shell.running():
+            if name in self.shell.open and self.shell.open[name].group is not None:
+                self.shell.token(name)
+        if not self.shell.running():
+            return
+        lasting = data.draw(st.sampled_from(self.shell.running()))
+        group = self.shell.open[lasting].group
+        others = [one for one in self.shell.running() if self.shell.open[one].group != group]
+        self.shell.finish(*others)
+        self.shell.token(lasting, count)
+        self.shell.tick()
 
 
 class Lending(Episode):
@@ -144,6 +178,7 @@ TestAutomatic = Automatic.TestCase
 TestManual = Manual.TestCase
 TestCrowded = Crowded.TestCase
 TestShared = Shared.TestCase
+TestLonger = Longer.TestCase
 TestLending = Lending.TestCase
 TestMortal = Mortal.TestCase
 TestMortalShared = MortalShared.TestCase
@@ -153,6 +188,7 @@ CASES = (
     TestManual,
     TestCrowded,
     TestShared,
+    TestLonger,
     TestLending,
     TestMortal,
     TestMortalShared,
