@@ -39,9 +39,11 @@ _MEAN = (
     "and less on Mini Reasoning."
 )
 _DECODES = (
-    "split sustains less than colocated serving with the same batches (*colocated to the "
-    "target*), so the split costs here. Rows of before 1da1b214, of another splitter, had 1. The "
-    "cause was not looked for."
+    "our server keeps a request waiting until a group has KV memory for its whole expected "
+    "output, and stock vLLM until it has memory for the prompt. So split runs fewer requests at "
+    "once, and too many wait; it preempts none. Without that rule (`Limits.capped` off, first "
+    "seed, no row) it sustained as much as colocated serving. Rows of before 1da1b214, of another "
+    "splitter, had 1."
 )
 _TUNED = (
     "colocated serving is tuned to the chunk with which it sustains most, and meets the target. "
