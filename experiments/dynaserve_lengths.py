@@ -12,7 +12,16 @@ from statistics import mean
 from typing import get_args
 
 from experiments.common import Kept, Numbers, Setting, template
-from experiments.dynaserve_runs import HYBRID, Draw, highest, lengths, requests, serve, server
+from experiments.dynaserve_runs import (
+    HYBRID,
+    LEAST_KEPT,
+    Draw,
+    highest,
+    lengths,
+    requests,
+    serve,
+    server,
+)
 from experiments.rows import Row, markdown, paragraph, spread
 from flying_lab.sim.announced import Source, announcing
 from flying_lab.workload.model import Request
@@ -91,7 +100,7 @@ def lines(found: Kept, page: Kept) -> list[str]:
         *paragraph(template("dynaserve_lengths", tokens=f"{MOST_TOKENS:,}")),
         *_verdict(found, page),
         *_capacities(found, page),
-        *paragraph(template("dynaserve_lengths_at_rate")),
+        *_remarks_at_rate(found),
         *_at_rate(found, "goodput", "tokens/s within the target", 1.0),
         *_at_rate(found, "attainment", "% of gaps within the target", 100.0),
         *_at_rate(found, "waiting", "% of requests without a second token", 100.0),
@@ -121,15 +130,51 @@ def _colocated(page: Numbers, name: str) -> float:
 
 def _verdict(found: Kept, page: Kept) -> list[str]:
     ratios = {name: over_colocated(found, page, name) for name in RATES}
+    over_exact = [_over_exact(found, name) for name in RATES]
     pays = [f"{name} ({ratio:.2f})" for name, ratio in ratios.items() if ratio >= PAYS]
     text = template(
         "dynaserve_lengths_verdict",
         should="should" if is_for_auto(found, page) else "should not",
-        pays=f"in {', '.join(pays)}" if pays else "in none of them",
+        pays=f"in {', '.join(pays)}" if pays else "in none of the workloads",
         least=f"{min(ratios.values()):.2f}",
         most=f"{max(ratios.values()):.2f}",
+        exact_least=f"{min(over_exact):.2f}",
+        exact_most=f"{max(over_exact):.2f}",
     )
     return paragraph(text)
+
+
+def _remarks_at_rate(found: Kept) -> list[str]:
+    """What the tables at one rate show."""
+    long = f"coloc {CHUNKS[-1]}"
+    shares = [
+        mean(_of(found, name, long, "goodput")) / mean(_of(found, name, "production", "goodput"))
+        for name in RATES
+    ]
+    text = template(
+        "dynaserve_lengths_at_rate",
+        steps="; ".join(f"{name} {_steps_within(found, name)}" for name in RATES),
+        long=f"{CHUNKS[-1]:,}",
+        long_least=f"{min(shares):.2f}",
+        long_most=f"{max(shares):.2f}",
+    )
+    return paragraph(text)
+
+
+def _steps_within(found: Kept, name: str) -> str:
+    """The steps of colocated serving that keep to the target in a workload."""
+    kept = [
+        f"{chunk:,}"
+        for chunk in CHUNKS
+        if mean(_of(found, name, f"coloc {chunk}", "attainment")) >= LEAST_KEPT
+    ]
+    return ", ".join(kept) or "none"
+
+
+def _over_exact(found: Kept, name: str) -> float:
+    """Capacity with learned lengths over that with exact ones, mean of the seeds."""
+    exact, learned = (_of(found, name, source, "rps") for source in ("exact", "production"))
+    return mean(a / b for a, b in zip(learned, exact, strict=True))
 
 
 def _of(found: Kept, name: str, system: str, figure: str) -> list[float]:
@@ -142,13 +187,11 @@ def _capacities(found: Kept, page: Kept) -> list[str]:
     for name in RATES:
         colocated = [_colocated(one, name) for one in page.seeds]
         ratio = over_colocated(found, page, name)
-        exact, learned = (_of(found, name, source, "rps") for source in ("exact", "production"))
-        over_exact = mean(a / b for a, b in zip(learned, exact, strict=True))
         cells.append(
             [
                 name,
                 *(spread(_of(found, name, source, "rps")) for source in SOURCES),
-                f"{over_exact:.2f}",
+                f"{_over_exact(found, name):.2f}",
                 spread(colocated),
                 f"{ratio:.2f}{' **pays**' if ratio >= PAYS else ''}",
             ]
