@@ -8,11 +8,13 @@ A request is *long* if one engine cannot hold it. The end of algorithm 1 (`execu
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.policy import switching
 from flying_serving.policy.ranking import Ranking
 from flying_serving.policy.snapshot import LATER, Decision, Need, Snapshot
+from flying_serving.policy.switching import DrainingGroup
 from flying_serving.predict.work import Objective
 
 PART_BELOW = 0.5
@@ -53,7 +55,9 @@ def _join(snapshot: Snapshot, needs: Sequence[Need], objective: Objective) -> De
     """Return the switch that makes one more group for long requests. All ways to make it are
     compared, with the cost of the switch and what the layout is worth afterwards.
 
-    None if no engines are left to join: then the request waits for a group.
+    It is made at any cost if no group is wide enough. One more group has a price: requests that
+    wait for room in a wide one have to lose more than all lose by the switch. None if no engines
+    are left to join.
     """
     least_size = max(need.least_size for need in needs)
     ways = [layout for layout in joined(snapshot) if _adds(snapshot.layout, layout, least_size)]
@@ -69,7 +73,24 @@ def _join(snapshot: Snapshot, needs: Sequence[Need], objective: Objective) -> De
     }
     best = min(ways, key=lambda layout: figures[layout] + min(considered[layout].values()))
     reason = "; ".join(sorted({need.reason for need in needs}))
-    return _decision(snapshot, best, reason, considered[best], figures, gain=math.inf)
+    found = _decision(snapshot, best, reason, considered[best], figures, gain=math.inf)
+    if least_size > snapshot.layout.widest:
+        return found
+    waiting_s = min(_wait_s(snapshot, least_size), objective.horizon_s)
+    loses = figures[best] - figures[snapshot.layout] + 2 * found.cost
+    waiting = sum(need.waiting for need in needs)
+    return replace(found, gain=waiting * waiting_s, least_gain=max(0.0, loses))
+
+
+def _wait_s(snapshot: Snapshot, least_size: int) -> float:
+    """Return the seconds until a long request ends in a group of at least `least_size` engines."""
+    waits_s = [math.inf]
+    for group, load in snapshot.loads.items():
+        if len(group) >= least_size and load.by_least_size:
+            long = load.by_least_size[2]
+            ends = DrainingGroup.of(snapshot, group, load)
+            waits_s.append((ends.prefill_s + long.tokens_left * ends.step_s) / long.requests)
+    return min(waits_s)
 
 
 def _adds(present: Layout, layout: Layout, least_size: int) -> bool:

@@ -82,6 +82,22 @@ def test_another_group_is_formed_only_if_no_wide_one_has_room() -> None:
     assert found.layout in (PAIRS, WIDE)
 
 
+@pytest.mark.parametrize(
+    ("work", "left", "is_made"),
+    [(QUIET, 5000.0, True), (QUIET, 0.1, False), (BUSY, 5000.0, False)],
+)
+def test_one_more_group_has_a_price(work: Work, left: float, is_made: bool) -> None:
+    """A long request waits where another one ends soon, or others would lose more by a switch."""
+    long = replace(load(3, left), by_least_size={2: load(1, left)})
+    loads = {(0, 1): long, (2,): load(4), (3,): load(4)}
+    found = decide(shot(LEFT, loads, [CROWDED], work), OBJECTIVE)
+    assert found is not None
+    assert found.is_made == is_made
+    assert found.least_gain is not None
+    assert 0.0 < found.gain <= OBJECTIVE.horizon_s
+    assert found.is_made == (found.gain > found.least_gain)
+
+
 def test_a_long_request_waits_where_no_engines_are_left_to_join() -> None:
     loads = {(0, 1, 2, 3): long_load(3)}
     assert decide(shot(WIDE, loads, [CROWDED]), OBJECTIVE) is None
