@@ -55,6 +55,11 @@ _QUEUE = (
     "one engine at a time is overloaded at each of these rates, so the queue grows as long as "
     "requests arrive."
 )
+_SAME = (
+    "the rivals have the product's scheduler here too. It sends long requests to one group, and the "
+    "other engines serve the rest at their full rate; the paper's rivals have schedulers of their "
+    "own."
+)
 _STALLS = (
     "engines that stop for a transformation as long as the model says lose little: `gyges-paper` "
     "and `gyges-stopped` join a few times in a run (table above). The paper's transformations take "
@@ -79,17 +84,23 @@ REASONS: dict[tuple[str, str, str], tuple[float, str]] = {
     ("gyges", "step", "Seesaw's time / ours"): (16.8, _SEESAW),
     ("gyges", "scheduler", "gyges / round robin: tokens/s, 1x"): (0.958, _OPEN),
     ("gyges", "scheduler", "gyges / least load: tokens/s, 1x"): (0.958, _OPEN),
-    ("gyges", "trace", "gyges / loongserve: tokens/s (private trace)"): (1.1, _BUSY),
-    ("gyges", "trace", "gyges: TPOT less than loongserve's (private trace)"): (-0.0111, _SMALL),
-    ("gyges", "trace", "gyges: TTFT less than loongserve-serial's (private trace)"): (0.97, _QUEUE),
+    ("gyges", "trace", "gyges / loongserve: tokens/s (private trace)"): (1.03, _BUSY),
+    ("gyges", "trace", "gyges: TTFT less than loongserve's (private trace)"): (0.447, _SAME),
+    ("gyges", "trace", "gyges: TPOT less than loongserve's (private trace)"): (0.0355, _SMALL),
+    ("gyges", "trace", "gyges / loongserve-serial: tokens/s (private trace)"): (1.28, _SAME),
+    ("gyges", "trace", "gyges: TTFT less than loongserve-serial's (private trace)"): (
+        0.849,
+        _QUEUE,
+    ),
     ("gyges", "trace", "gyges: TPOT less than loongserve-serial's (private trace)"): (
-        0.68,
+        0.117,
         _SMALL,
     ),
-    ("gyges", "trace", "gyges / kunserve: tokens/s (private trace)"): (1.08, _BUSY),
-    ("gyges", "trace", "gyges: TTFT less than kunserve's (private trace)"): (-0.0268, _BUSY),
-    ("gyges", "trace", "gyges: TPOT less than kunserve's (private trace)"): (0.0924, _BUSY),
-    ("gyges", "trace", "gyges / kunserve-serial: tokens/s (private trace)"): (11.6, _QUEUE),
-    ("gyges", "trace", "gyges: TTFT less than kunserve-serial's (private trace)"): (0.928, _QUEUE),
-    ("gyges", "trace", "gyges: TTFT less than gyges-stopped's (private trace)"): (0.0135, _STALLS),
+    ("gyges", "trace", "gyges / kunserve: tokens/s (private trace)"): (1.02, _BUSY),
+    ("gyges", "trace", "gyges: TTFT less than kunserve's (private trace)"): (0.0343, _BUSY),
+    ("gyges", "trace", "gyges: TPOT less than kunserve's (private trace)"): (0.0746, _BUSY),
+    ("gyges", "trace", "gyges / kunserve-serial: tokens/s (private trace)"): (1.31, _SAME),
+    ("gyges", "trace", "gyges: TTFT less than kunserve-serial's (private trace)"): (0.835, _QUEUE),
+    ("gyges", "trace", "gyges: TPOT less than kunserve-serial's (private trace)"): (0.655, _SAME),
+    ("gyges", "trace", "gyges: TTFT less than gyges-stopped's (private trace)"): (0.0151, _STALLS),
 }
