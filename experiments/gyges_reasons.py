@@ -56,9 +56,9 @@ _QUEUE = (
     "requests arrive."
 )
 _SAME = (
-    "the rivals have the product's scheduler here too. It sends long requests to one group, and the "
-    "other engines serve the rest at their full rate; the paper's rivals have schedulers of their "
-    "own."
+    "the rivals have the product's scheduler here too. It sends long requests to one group, and "
+    "the other engines serve the rest at their full rate; the paper's rivals have schedulers of "
+    "their own."
 )
 _STALLS = (
     "engines that stop for a transformation as long as the model says lose little: `gyges-paper` "
