@@ -43,6 +43,7 @@ from experiments import (
     release_switches,
     table1,
     table2,
+    three_papers,
     token_split,
 )
 from experiments.common import (
@@ -138,6 +139,7 @@ def write_pages(folder: Path) -> None:
     numbers = {name: kept(name) for name in ALL}
     rows = {name: ALL[name].pages(found, folder) for name, found in numbers.items()}
     against_paper.pages(numbers, rows, folder)
+    three_papers.pages(numbers, rows, folder)
 
 
 def write_live() -> None:

@@ -5,7 +5,7 @@ serving.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -154,6 +154,7 @@ def _lengths(seed: int) -> Numbers:
 def pages(found: Kept, folder: Path) -> list[Row]:
     """Write the page; nothing of it counts in against_paper.md, which is about another paper."""
     apart = kept("dynaserve_lengths")
+    tables = {name: why("dynaserve", name, rows_of(found)) for name, rows_of in ROWS.items()}
     lines = [
         *paragraph(
             "Qwen2.5-14B on two modelled A100, target 100 ms between tokens. *split* is our "
@@ -177,28 +178,28 @@ def pages(found: Kept, folder: Path) -> list[Row]:
         "The highest rate that a server keeps up with, whatever its gaps; the rest at the rate "
         "of the paper's table.",
         "",
-        *table(why("dynaserve", "table1", _table1_rows(found))),
+        *table(tables["table1"]),
         "## Capacity",
         "",
         *_capacity_lines(found),
-        *table(why("dynaserve", "capacity", _capacity_rows(found))),
+        *table(tables["capacity"]),
         "## Goodput",
         "",
         "Tokens per second within the target, of all systems at the rate that `split` sustains.",
         "",
-        *table(why("dynaserve", "goodput", _goodput_rows(found))),
+        *table(tables["goodput"]),
         "## Hybrid workload",
         "",
-        *table(why("dynaserve", "hybrid", _hybrid_rows(found))),
+        *table(tables["hybrid"]),
         "## Inside",
         "",
-        *table(why("dynaserve", "inside", _inside_rows(found))),
+        *table(tables["inside"]),
         *_planner_lines(found),
     ]
     title = "DynaServe: requests split over two engines"
     sources = {"dynaserve": found, "dynaserve_lengths": apart}
     write(folder, "dynaserve", page(title, sources, lines, ("dynaserve",)))
-    return []
+    return [one for rows in tables.values() for one in rows]
 
 
 def _table1_rows(found: Kept) -> list[Row]:
@@ -384,3 +385,13 @@ def _planner_lines(found: Kept) -> list[str]:
         f"at most {probes} probes; the paper's scheduler takes",
         f"{PLAN_MS[0]} to {PLAN_MS[1]} ms per request. {share:.0%} of these requests are split.",
     )
+
+
+ROWS: Mapping[str, Callable[[Kept], list[Row]]] = {
+    "table1": _table1_rows,
+    "capacity": _capacity_rows,
+    "goodput": _goodput_rows,
+    "hybrid": _hybrid_rows,
+    "inside": _inside_rows,
+}
+"""What is compared with the paper, by section of the page."""

@@ -91,15 +91,18 @@ def pages(found: Kept, folder: Path) -> list[Row]:
     )
     shown = {"table1": _lending_lines, "padding": _padding_lines, "step": _time_lines}
     shown |= {"scheduler": _scheduler_lines, "trace": _trace_lines}
+    compared: list[Row] = []
     for name, title, rows_of in SECTIONS:
         extra = shown[name](found) if name in shown else []
-        lines += [title, "", *extra, *table(why("gyges", name, rows_of(found)))]
+        rows = why("gyges", name, rows_of(found))
+        lines += [title, "", *extra, *table(rows)]
+        compared += rows
     write(
         folder,
         "gyges",
         page("Gyges: weights lent to the KV cache", {"gyges": found}, lines, ("gyges",)),
     )
-    return []
+    return compared
 
 
 def _lending_lines(found: Kept) -> list[str]:

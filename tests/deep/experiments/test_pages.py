@@ -41,6 +41,7 @@ PAGES = (
     "release_switches",
     "table1",
     "table2",
+    "three_papers",
     "token_split",
 )
 
