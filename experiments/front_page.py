@@ -92,7 +92,10 @@ def switching(found: Kept) -> str:
     layouts = {name for run in _auto(found) for share in run["layouts"].values() for name in share}
     if len(layouts) > 1:
         return f"changed its layout among {', '.join(sorted(layouts))}"
-    return f"kept one layout ({layouts.pop()}), so its lead is not one of switching"
+    return (
+        f"kept one layout ({layouts.pop()}), so its lead is not one of switching: it is that of "
+        "token parallel steps ([parts](docs/lab/results/parts.md)), which have not run on a GPU"
+    )
 
 
 def behind(found: Kept) -> list[str]:

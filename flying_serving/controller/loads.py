@@ -159,7 +159,14 @@ class Loads:
             left, longest = outputs.left(output_tokens), outputs.longest(output_tokens, count)
             wide = _by_least_size(work.wide.values(), outputs) if work.wide else {}
             loads[group] = GroupLoad(
-                count, left, longest, context, work.prefill_tokens, work.prompts, wide
+                count,
+                left,
+                longest,
+                context,
+                work.prefill_tokens,
+                work.prompts,
+                wide,
+                work.urgent,
             )
         return loads
 

@@ -84,9 +84,11 @@ class Reservation:
         """Return whether a group is not for a request, of which `booked_tokens` would be booked.
 
         A wide group is for long requests, and for others only beside these, as it is to part. An
-        engine that keeps room is for requests that leave it.
+        engine takes a request only if the kept room is left beside it. Urgent requests are kept out
+        of nothing, nor are those for a degree, and those that may have killed engines.
         """
-        if request.spec.degree is not None or request.is_suspect or self.is_long(request):
+        spec = request.spec
+        if spec.urgent or spec.degree is not None or request.is_suspect or self.is_long(request):
             return False
         if len(group) > self._narrowest:
             return not loads[group].wide

@@ -176,13 +176,13 @@ def _decide_for_needs(snapshot: Snapshot, needs: Sequence[Need], objective: Obje
 def _decide_for_room(
     snapshot: Snapshot, urgent: Sequence[Need], objective: Objective
 ) -> Decision | None:
-    """Return Gyges' switch. Without one, engines may join for urgent requests, at a price."""
+    """Return Gyges' switch. If none is made, engines may join for urgent requests, at a price."""
     found = transformations.decide(snapshot, objective)
-    if found is not None or satisfies(snapshot.layout, urgent):
+    if (found is not None and found.is_made) or satisfies(snapshot.layout, urgent):
         return found
     joined = replace(snapshot, layouts=transformations.joined(snapshot))
     if not any(satisfies(layout, urgent) for layout in joined.layouts):
-        return None
+        return found
     return _at_a_price(_decide_for_needs(joined, urgent, objective), snapshot, urgent)
 
 

@@ -26,6 +26,7 @@ class GroupLoad:
         prompts: requests that have prompt tokens to compute.
         by_least_size: by number of engines, the load of the requests that fewer engines cannot
             hold.
+        urgent: urgent requests among them.
     """
 
     requests: int
@@ -35,6 +36,7 @@ class GroupLoad:
     prefill_tokens: int = 0
     prompts: int = 0
     by_least_size: Mapping[int, GroupLoad] = field(default_factory=dict)
+    urgent: int = 0
 
     def stragglers(self, layout: Layout) -> GroupLoad | None:
         """Return the requests that no group of `layout` can hold: they stay in their own group

@@ -131,12 +131,17 @@ def _part(snapshot: Snapshot, objective: Objective) -> Decision | None:
 
 
 def _may_part(snapshot: Snapshot, group: Group) -> bool:
-    """Return whether a group runs no long request, and no need asks for it."""
+    """Return whether a group runs no long and no urgent request, and no need asks for it. An urgent
+    request that runs elsewhere asks for none.
+    """
     load = snapshot.loads.get(group)
-    if load is not None and load.by_least_size:
+    if load is not None and (load.by_least_size or load.urgent):
         return False
     layout = _parted(snapshot.layout, group)
-    is_asked_for = any(need.least_size > layout.widest or need.waiting for need in snapshot.needs)
+    is_asked_for = any(
+        need.waiting or (need.least_size > layout.widest and not need.urgent)
+        for need in snapshot.needs
+    )
     return layout in snapshot.layouts and not is_asked_for
 
 

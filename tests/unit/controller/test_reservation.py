@@ -13,11 +13,11 @@ from tests.unit.controller.model_settings import settings
 NARROW, PAIRS = Layout.uniform(4, 1), Layout.uniform(4, 2)
 
 
-def request(tokens: int, *, degree: int | None = None, arrived_s: float = 0.0) -> RequestState:
+def request(tokens: int, *, degree: int | None = None, priority: int = 0) -> RequestState:
     """Return a request of some tokens, on a server whose engines hold 100 each."""
     sizes = settings("gyges").capacity.fitting_sizes(tokens)
-    spec = RequestSpec(tokens - 1, tokens, degree=degree)
-    return RequestState(str(tokens), spec, tuple(sizes), 0, arrived_s, likely_tokens=float(tokens))
+    spec = RequestSpec(tokens - 1, tokens, degree=degree, priority=priority)
+    return RequestState(str(tokens), spec, tuple(sizes), 0, 0.0, likely_tokens=float(tokens))
 
 
 def fill(loads: Loads, group: Group, tokens: int) -> None:
@@ -120,3 +120,11 @@ def test_a_request_loses_patience() -> None:
     for now_s, is_impatient in ((PATIENCE_S - 0.1, False), (PATIENCE_S + 0.1, True)):
         reservation.update(NARROW, Loads(), now_s)
         assert reservation.is_impatient(request(20)) == is_impatient
+
+
+def test_urgent_requests_are_kept_out_of_nothing() -> None:
+    reservation, loads = kept(200), Loads()
+    for layout, group in ((NARROW, (0,)), (PAIRS, (0, 1))):
+        reservation.update(layout, loads, 1.0)
+        assert reservation.keeps_out(request(20), group, 20, loads)
+        assert not reservation.keeps_out(request(20, priority=-1), group, 20, loads)

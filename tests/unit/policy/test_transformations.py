@@ -158,3 +158,28 @@ def test_an_urgent_request_gets_a_group_at_its_price_and_splits_none() -> None:
     loads = {(0, 1): long_load(5), (2,): load(40, 9e3), (3,): load(40, 9e3)}
     found = decide_by("gyges", shot(LEFT, loads, [wide], BUSY))
     assert found is None or found.layout == WIDE
+
+
+def test_a_group_stays_for_urgent_requests_of_its_own_alone() -> None:
+    runs = replace(URGENT, waiting=0)
+    for loads, stays in (
+        ({(0, 1): replace(load(1), urgent=1)}, True),
+        ({(0, 1): load(1), (2,): replace(load(1), urgent=1)}, False),
+    ):
+        found = decide(shot(LEFT, loads, [runs]), OBJECTIVE)
+        assert (found is None) == stays
+
+
+def test_a_group_too_dear_for_a_long_request_hides_no_urgent_one() -> None:
+    """One more pair is not made for a long request, and a group for an urgent one is."""
+    pair = Layout(((0, 1), *((engine,) for engine in range(2, 8))))
+    wide = replace(URGENT, least_size=4)
+    long = replace(load(9, 9e3), by_least_size={2: load(1, 9e3)})
+    loads = {(0, 1): long} | {(engine,): load(40, 9e3) for engine in range(2, 8)}
+    dear = decide(shot(pair, loads, [CROWDED], BUSY), OBJECTIVE)
+    assert dear is not None
+    assert not dear.is_made
+    found = decide_by("gyges", shot(pair, loads, [CROWDED, wide], BUSY))
+    assert found is not None
+    assert found.reason == URGENT.reason
+    assert found.layout.widest >= 4

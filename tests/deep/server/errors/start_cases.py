@@ -143,8 +143,8 @@ FLAG_CASES: tuple[Start, ...] = (
     _flag(
         "policy",
         "always",
-        "must be 'auto', 'load', 'priority', 'context', 'static-dp', 'static-tp', 'split' or "
-        "'manual'",
+        "must be 'auto', 'load', 'priority', 'context', 'gyges', 'static-dp', 'static-tp', "
+        "'split' or 'manual'",
     ),
     _flag("max-waiting-requests", "0", "must be a whole number from 1 up to 10000000"),
     _flag("max-body-bytes", "0", "must be a whole number from 1024 up to 1099511627776"),
