@@ -45,7 +45,7 @@ class Dispatcher:
         state.pool.add(state.lengths.set_sizes_of_new(request, state.formable))
         state.deadlines.add(request)
         state.reservation.arrived(request, now_s)
-        if request.spec.degree is None and request.sizes[0] > state.sizes[0]:
+        if state.reservation.is_long(request):
             state.switches.needed_again(now_s)
 
     def place_waiting(self, now_s: float, *, splits: bool) -> list[Command]:

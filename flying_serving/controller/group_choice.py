@@ -238,12 +238,22 @@ class GroupChoice:
         kv_group = () if request.kv is None else request.kv.group
         reached = group if migration is not None else ()
         kv_engines_missed = len(set(kv_group).difference(reached))
+        price = self._price(request, group, lanes, migration, expected_tokens)
+        return Score(price, kv_engines_missed, len(self.state.loads[group].requests), group)
 
-        work = self.state.loads[group]
+    def _price(
+        self,
+        request: RequestState,
+        group: Group,
+        lanes: Mapping[int, LaneFigures],
+        migration: MigrationCost | None,
+        expected_tokens: float,
+    ) -> float:
+        """Return the price of a group for a request, arguments as of `_score`."""
         drained, waits_for_place = self._drained(group), not _is_halved(request)
         visit = Visit(
             request,
-            work,
+            self.state.loads[group],
             drained,
             expected_tokens,
             migration,
@@ -252,8 +262,7 @@ class GroupChoice:
         )
         lane = lanes.get(len(group))
         per_engine = (visit.running + visit.drained) / len(group)
-        price = per_engine if lane is None else visit.price_s(lane)
-        return Score(price, kv_engines_missed, len(work.requests), group)
+        return per_engine if lane is None else visit.price_s(lane)
 
     def _drained(self, group: Group) -> int:
         """Return the requests of older groups that the engines of a group step in between."""

@@ -4,7 +4,7 @@
 
 from collections.abc import Mapping
 
-from flying_serving.controller.group_choice import GroupChoice, Score
+from flying_serving.controller.group_choice import GroupChoice
 from flying_serving.controller.requests import RequestState
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.predict.migrations import MigrationCost
@@ -70,15 +70,13 @@ class ReservingChoice(GroupChoice):
             for group in wide
         )
 
-    def _score(
+    def _price(
         self,
         request: RequestState,
         group: Group,
         lanes: Mapping[int, LaneFigures],
         migration: MigrationCost | None,
         expected_tokens: float,
-    ) -> Score:
-        """Return a score whose price is the tokens booked there, for each engine."""
-        score = super()._score(request, group, lanes, migration, expected_tokens)
-        work = self.state.loads[group]
-        return score._replace(price=work.committed_tokens / len(group))
+    ) -> float:
+        """Return the tokens that are booked in a group, for each engine."""
+        return self.state.loads[group].committed_tokens / len(group)

@@ -167,7 +167,9 @@ def _decide_for_needs(snapshot: Snapshot, needs: Sequence[Need], objective: Obje
     assert best is not None
     _, layout, considered = best
     reason = "; ".join(sorted({need.reason for need in needs}))
-    found = replace(_decision(snapshot, layout, reason, math.inf, considered), predicted=predicted)
+    found = replace(
+        switching.decision(snapshot, layout, reason, math.inf, considered), predicted=predicted
+    )
     if urgent:
         return found
     return replace(found, promise=abs(figures[layout] - figures[snapshot.layout]))
@@ -196,15 +198,6 @@ def _at_a_price(found: Decision, snapshot: Snapshot, urgent: Sequence[Need]) -> 
     return replace(found, gain=gain, least_gain=2 * found.cost)
 
 
-def _decision(
-    snapshot: Snapshot, layout: Layout, reason: str, gain: float, considered: dict[str, float]
-) -> Decision:
-    """Return a decision to switch to `layout` in the cheapest mode."""
-    mode = min(considered, key=considered.__getitem__)
-    drain_s = switching.drain_s(snapshot, layout)
-    return Decision(layout, mode, reason, gain, considered[mode], considered, drain_s=drain_s)
-
-
 def _decide_for_load(snapshot: Snapshot, needs: Sequence[Need], objective: Objective) -> Decision:
     """Return the layout that is predicted to be best; the switch to it is made if it gains
     enough.
@@ -227,7 +220,7 @@ def _decide_for_load(snapshot: Snapshot, needs: Sequence[Need], objective: Objec
         considered = switching.costs(
             snapshot, layout, objective, ranking.measure, urgent=False, there=there
         )
-        found = _decision(snapshot, layout, reason, gain, considered)
+        found = switching.decision(snapshot, layout, reason, gain, considered)
         needed = least_gain(stay, found.cost, snapshot, sooner)
     unsure_at = _unsure_at(layout, found.cost, snapshot, objective) if gain > needed else None
     return replace(
@@ -316,7 +309,7 @@ def _decide_without_needs(snapshot: Snapshot, objective: Objective) -> Decision 
         return None
     ranking = Ranking.of([snapshot.layout, layout], snapshot, objective)
     considered = switching.costs(snapshot, layout, objective, ranking.measure, urgent=False)
-    found = _decision(snapshot, layout, "no request needs a group", 0.0, considered)
+    found = switching.decision(snapshot, layout, "no request needs a group", 0.0, considered)
     if not snapshot.promised:
         return found
     figures = ranking.figures()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from flying_serving.layout.groups import Group, Layout, aligned_group
 from flying_serving.policy.ranking import Measure, Ranking
-from flying_serving.policy.snapshot import LATER, GroupLoad, Snapshot
+from flying_serving.policy.snapshot import LATER, Decision, GroupLoad, Snapshot
 from flying_serving.predict.forecast import Forecast, assess, capacity, first_per_s, forecast
 from flying_serving.predict.work import FREE, Interference, Objective, Work, weight
 
@@ -367,6 +367,22 @@ def costs(
     if candidate.size > 1 and _has_idle_member(snapshot, layout):
         result["soft"] = _soft(snapshot, candidate.size, candidate.last_s, objective.urgency)
     return {mode: cost + closed for mode, cost in result.items()}
+
+
+def decision(
+    snapshot: Snapshot, layout: Layout, reason: str, gain: float, considered: Mapping[str, float]
+) -> Decision:
+    """Return a decision to switch to `layout` in the cheapest of the modes that are considered."""
+    mode = min(considered, key=considered.__getitem__)
+    return Decision(
+        layout,
+        mode,
+        reason,
+        gain,
+        considered[mode],
+        considered,
+        drain_s=drain_s(snapshot, layout),
+    )
 
 
 def at_once(snapshot: Snapshot, layout: Layout, objective: Objective) -> str:

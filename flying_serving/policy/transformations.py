@@ -63,23 +63,33 @@ def _join(snapshot: Snapshot, needs: Sequence[Need], objective: Objective) -> De
     ways = [layout for layout in joined(snapshot) if _adds(snapshot.layout, layout, least_size)]
     if not ways:
         return None
-    ranking = Ranking.of([snapshot.layout, *ways], snapshot, objective)
-    figures = ranking.figures()
-    considered = {
-        layout: switching.costs(
-            snapshot, layout, objective, ranking.measure, urgent=False, there=figures[layout]
-        )
-        for layout in ways
-    }
+    figures, considered = _compared(snapshot, ways, objective)
     best = min(ways, key=lambda layout: figures[layout] + min(considered[layout].values()))
     reason = "; ".join(sorted({need.reason for need in needs}))
-    found = _decision(snapshot, best, reason, considered[best], figures, gain=math.inf)
+    found = switching.decision(snapshot, best, reason, math.inf, considered[best])
+    found = replace(found, predicted=figures)
     if least_size > snapshot.layout.widest:
         return found
     waiting_s = min(_wait_s(snapshot, least_size), objective.horizon_s)
     loses = figures[best] - figures[snapshot.layout] + 2 * found.cost
     waiting = sum(need.waiting for need in needs)
     return replace(found, gain=waiting * waiting_s, least_gain=max(0.0, loses))
+
+
+def _compared(
+    snapshot: Snapshot, ways: Sequence[Layout], objective: Objective
+) -> tuple[dict[Layout, float], dict[Layout, dict[str, float]]]:
+    """Return the figure of the present layout and of others, and the costs of the switch to each of
+    these by mode, but for waiting until long requests have ended.
+    """
+    ranking = Ranking.of([snapshot.layout, *ways], snapshot, objective)
+    figures, measure = ranking.figures(), ranking.measure
+    considered = {}
+    for layout in ways:
+        there = figures[layout]
+        modes = switching.costs(snapshot, layout, objective, measure, urgent=False, there=there)
+        considered[layout] = {mode: cost for mode, cost in modes.items() if mode != LATER}
+    return figures, considered
 
 
 def _wait_s(snapshot: Snapshot, least_size: int) -> float:
@@ -117,17 +127,14 @@ def _part(snapshot: Snapshot, objective: Objective) -> Decision | None:
         return None
 
     layout = _parted(snapshot.layout, group)
-    ranking = Ranking.of([snapshot.layout, layout], snapshot, objective)
-    figures = ranking.figures()
-    considered = switching.costs(
-        snapshot, layout, objective, ranking.measure, urgent=False, there=figures[layout]
-    )
+    figures, considered = _compared(snapshot, [layout], objective)
     reason = (
         f"no long request in group {list(group)}: its requests need {shares[group]:.0%} of its "
         f"engines' memory"
     )
     gain = figures[snapshot.layout] - figures[layout]
-    return _decision(snapshot, layout, reason, considered, figures, gain=gain)
+    found = switching.decision(snapshot, layout, reason, gain, considered[layout])
+    return replace(found, predicted=figures)
 
 
 def _may_part(snapshot: Snapshot, group: Group) -> bool:
@@ -160,23 +167,3 @@ def _parted(layout: Layout, group: Group) -> Layout:
     """Return the layout in which the engines of a group are alone."""
     others = [other for other in layout.groups if other != group]
     return Layout(tuple(sorted([*others, *((engine,) for engine in group)])))
-
-
-def _decision(
-    snapshot: Snapshot,
-    layout: Layout,
-    reason: str,
-    considered: dict[str, float],
-    figures: dict[Layout, float],
-    *,
-    gain: float,
-) -> Decision:
-    """Return the decision to switch to `layout` in the cheapest mode that does not wait for
-    requests which only the present groups hold: there are none.
-    """
-    modes = {mode: cost for mode, cost in considered.items() if mode != LATER}
-    mode = min(modes, key=modes.__getitem__)
-    drain_s = switching.drain_s(snapshot, layout)
-    return Decision(
-        layout, mode, reason, gain, modes[mode], modes, drain_s=drain_s, predicted=figures
-    )

@@ -6,6 +6,7 @@ request, engines join for it, though another group may be there that can. Which 
 choice of the product's policy.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 from flying_serving.controller.group_choice import GroupChoice
@@ -15,7 +16,7 @@ from flying_serving.layout.groups import Group, Layout
 from flying_serving.predict.work import LaneFigures
 
 
-class Unaware(GroupChoice):
+class Unaware(GroupChoice, ABC):
     """Chooses one instance for each request, once, by its first engine."""
 
     def __init__(self, state: ClusterState) -> None:
@@ -24,9 +25,9 @@ class Unaware(GroupChoice):
         self._groups_before: dict[str, set[Group]] = {}
         """The groups that there were when the instance of a request could not hold it."""
 
+    @abstractmethod
     def routed(self, groups: Sequence[Group]) -> Group:
         """Return the router's choice."""
-        raise NotImplementedError
 
     def choose(
         self,
