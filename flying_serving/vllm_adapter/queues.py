@@ -1,40 +1,41 @@
-"""vLLM's queues to the workers of an engine: shared memory, which stays if all processes are killed
-at once.
+"""Shared memory that vLLM makes in the processes of an engine, most of it queues to workers. It
+stays if all processes are killed at once, so that it is noted before it is made.
 """
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
 
 _SHARED_MEMORY = "/dev/shm"
-_SEGMENT = "psm_*"
-"""The names that Python gives shared memory."""
+_PREFIX = "psm_"
+"""How the names begin that Python gives shared memory."""
 _noting: ContextVar[tuple[str, int] | None] = ContextVar("noting", default=None)
 
 
 def note_in(run_dir: str, engine: int) -> None:
-    """From now on, note in the server's run directory each queue that this process or its forks
-    make for an engine.
+    """From now on, note in the server's run directory all shared memory that this process or its
+    forks make for an engine.
     """
     _noting.set((run_dir, engine))
 
 
-def make_noted(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-    """Wrap the constructor of vLLM's `ShmRingBuffer`: make a file with the name of the segment, if
-    this process made it.
+def name_noted(original: Callable[[], str]) -> str:
+    """Wrap what names Python's `SharedMemory`: make a file with the name that the segment will
+    have. A process that is killed in between leaves a note of nothing, never a segment without a
+    note.
     """
-    original(self, *args, **kwargs)
-    noting = _noting.get()
-    if noting is not None and self.is_creator:
+    name, noting = original(), _noting.get()
+    if noting is not None:
         run_dir, engine = noting
-        Path(run_dir, self.shared_memory.name).write_text(str(engine))
+        Path(run_dir, name.removeprefix("/")).write_text(str(engine))
+    return name
 
 
 def remove_queues(run_dir: Path, engine: int | None = None) -> None:
     """Remove noted shared memory, and the notes: of one lost engine, or of all."""
-    for note in run_dir.glob(_SEGMENT):
+    for note in run_dir.glob(f"{_PREFIX}*"):
         if engine is not None and note.read_text() != str(engine):
             continue
         segment = Path(_SHARED_MEMORY, note.name)

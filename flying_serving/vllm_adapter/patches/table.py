@@ -1,4 +1,5 @@
-"""Every name of vLLM that Flying Serving replaces: the reason, and the signature that it must have.
+"""Every name of vLLM that Flying Serving replaces, and one of Python's that vLLM calls: the reason,
+and the signature that it must have.
 
 A patch wraps a function: its hook gets the original as its first argument. A stand-in is another
 value of a module's name for a while. `installer.py` compares each signature with the one written
@@ -155,11 +156,10 @@ PATCHES: tuple[Patch, ...] = (
         "prefixes of its old weights",
     ),
     Patch(
-        "vllm.distributed.device_communicators.shm_broadcast:ShmRingBuffer.__init__(self, "
-        "n_reader, max_chunk_bytes, "
-        "max_chunks, name)",
-        _HOOKS + "queues:make_noted",
-        "if all processes of a server are killed, the next start can remove this shared memory",
+        "multiprocessing.shared_memory:_make_filename()",
+        _HOOKS + "queues:name_noted",
+        "if all processes of a server are killed, the next start can remove the shared memory that "
+        "vLLM has made, whose names vLLM leaves to Python",
     ),
     Patch(
         "vllm.triton_utils.dispatcher:_rebind_kernels(overrides)",

@@ -1,9 +1,10 @@
-"""Each queue to the workers of an engine is noted in the server's run directory, by who makes
-it.
+"""Shared memory that vLLM makes in an engine is noted in the server's run directory, by who makes
+it, before it is made.
 """
 
 import contextvars
 import os
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,49 @@ def test_a_queue_is_noted_by_its_maker_alone(tmp_path: Path, ours: bool) -> None
     reader = contextvars.copy_context().run(ShmRingBuffer, *queue.handle())
     assert reader.shared_memory.name == queue.shared_memory.name
     assert [path.name for path in tmp_path.iterdir()] == names
+
+
+@pytest.mark.usefixtures("unpatched")
+@pytest.mark.parametrize("ours", [True, False])
+def test_shared_memory_of_any_use_is_noted_by_the_processes_of_an_engine(
+    tmp_path: Path, ours: bool
+) -> None:
+    installer.install()
+
+    def make() -> SharedMemory:
+        if ours:
+            note_in(str(tmp_path), 3)
+        return SharedMemory(create=True, size=8)
+
+    segment = contextvars.copy_context().run(make)
+    try:
+        assert [path.name for path in tmp_path.iterdir()] == [segment.name] * ours
+    finally:
+        segment.close()
+        segment.unlink()
+
+
+@pytest.mark.usefixtures("unpatched")
+def test_the_note_is_there_before_the_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill in between leaves nothing that the next start does not find."""
+    found = []
+
+    def opened(name: str, *args: object, **kwargs: object) -> int:
+        found.append((tmp_path / name.removeprefix("/")).read_text())
+        raise OSError
+
+    monkeypatch.setattr("_posixshmem.shm_open", opened)
+    installer.install()
+
+    def make() -> None:
+        note_in(str(tmp_path), 3)
+        with pytest.raises(OSError):
+            SharedMemory(create=True, size=8)
+
+    contextvars.copy_context().run(make)
+    assert found == ["3"]
 
 
 def test_queues_of_an_engine_are_removed_with_their_notes(tmp_path: Path) -> None:
