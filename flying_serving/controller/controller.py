@@ -263,4 +263,4 @@ class Controller:
 
 
 def _choice_of(settings: Settings) -> MakeChoice:
-    return ReservingChoice if settings.policy.keeps_room else GroupChoice
+    return ReservingChoice if settings.policy.joins_for_long else GroupChoice

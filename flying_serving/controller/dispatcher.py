@@ -58,9 +58,9 @@ class Dispatcher:
         state = self._state
         state.weight_lending.awaited, state.weight_lending.narrow_waits = set(), set()
         state.crowded_out = set()
+        self._update_reservation(now_s)
         if not len(state.pool):
             return []
-        state.reservation.update(state.layout, state.loads, now_s, state.switches.joining)
         commands: list[Command] = []
         lanes = state.lanes()
         reserved: set[Group] = set()
@@ -70,7 +70,7 @@ class Dispatcher:
             if group is None:
                 reserved.update(self._wait_for_room(request, now_s))
                 if self._choice.needs_another_group(request):
-                    state.crowded_out.add(request.request_id)
+                    state.crowded_out.add(request.sizes)
                 return False
             if not request.admitted:
                 self._pace.dispatched()
@@ -81,7 +81,18 @@ class Dispatcher:
             return True
 
         state.pool.hand_out(place, now_s)
+        if self._update_reservation(now_s):  # the group of a long request takes others now
+            state.pool.hand_out(place, now_s)
         return commands
+
+    def _update_reservation(self, now_s: float) -> bool:
+        """Return whether no long request waits any more, and one did before."""
+        state = self._state
+        waited = state.reservation.is_awaited
+        state.reservation.update(
+            state.layout, state.loads, now_s, state.switches.joining, state.pool.firsts
+        )
+        return waited and not state.reservation.is_awaited
 
     def _group_for(
         self, request: RequestState, lanes: Mapping[int, LaneFigures], reserved: set[Group]

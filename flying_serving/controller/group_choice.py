@@ -82,13 +82,13 @@ class GroupChoice:
 
     def lending_for(self, request: RequestState) -> set[Group]:
         """Return the groups that are to lend their weights to have room for a request beside
-        others. None is here: it waits for these.
+        others. None is here: the request waits for these.
         """
         return set()
 
     def needs_another_group(self, request: RequestState) -> bool:
         """Return whether a request without room is to get one more group, though there are groups
-        that hold it. None is here: it waits for these.
+        that hold it. None is here: the request waits for these.
         """
         return False
 

@@ -167,6 +167,7 @@ class Loads:
                 work.prompts,
                 wide,
                 work.urgent,
+                work.committed_tokens,
             )
         return loads
 

@@ -13,9 +13,7 @@ from flying_serving.predict.work import LaneFigures
 
 class ReservingChoice(GroupChoice):
     """Chooses the group with the least KV memory in use, of those that keep no room from the
-    request.
-
-    If no group is for the request, or it has waited for long, all groups are.
+    request. If none has room, and the request has waited for long, groups that keep room come next.
     """
 
     def choose(
@@ -26,21 +24,34 @@ class ReservingChoice(GroupChoice):
         expected_tokens: float,
     ) -> Group | None:
         """Return the group for a request, or None if no suitable group has room for it."""
-        its_own = [group for group in layout.groups if self.is_for(request, group, expected_tokens)]
-        chosen = super().choose(request, Layout(tuple(its_own)), lanes, expected_tokens)
-        if chosen is None and (not its_own or self.state.reservation.is_impatient(request)):
-            return super().choose(request, layout, lanes, expected_tokens)
+        free = self._free(request, layout, expected_tokens, patient=True)
+        chosen = super().choose(request, free, lanes, expected_tokens)
+        if chosen is None and self.state.reservation.is_impatient(request):
+            free = self._free(request, layout, expected_tokens, patient=False)
+            chosen = super().choose(request, free, lanes, expected_tokens)
         return chosen
 
     def is_for(self, request: RequestState, group: Group, expected_tokens: float) -> bool:
-        """Return whether a group keeps no room from a request."""
-        booked_tokens = self.booked_tokens(request, group, expected_tokens)
+        """Return whether a group keeps no room from a request that has waited as long as this."""
+        patient = not self.state.reservation.is_impatient(request)
+        alone = Layout((group,))
+        return bool(self._free(request, alone, expected_tokens, patient=patient).groups)
+
+    def _free(
+        self, request: RequestState, layout: Layout, expected_tokens: float, *, patient: bool
+    ) -> Layout:
+        """Return the groups of `layout` that keep no room from a request."""
         reservation, loads = self.state.reservation, self.state.loads
-        return not reservation.keeps_out(request, group, booked_tokens, loads)
+        free = []
+        for group in layout.groups:
+            booked_tokens = self.booked_tokens(request, group, expected_tokens)
+            if not reservation.keeps_out(request, group, booked_tokens, loads, patient=patient):
+                free.append(group)
+        return Layout(tuple(free))
 
     def lending_for(self, request: RequestState) -> set[Group]:
-        """Return the groups that have no room for a long request beside other long ones, and would
-        have it with the room of their weights.
+        """Return the groups that have no room for a long request beside others, and would have it
+        with the room of their weights.
         """
         if not self.state.reservation.is_long(request):
             return set()
@@ -48,7 +59,7 @@ class ReservingChoice(GroupChoice):
         whole_tokens = {
             group: capacity.kv_tokens[len(group)]
             for group in self.state.weight_lending.phases
-            if group in self.state.layout.groups and loads[group].wide
+            if group in self.state.layout.groups
         }
         tokens = request.likely_tokens
         return {
@@ -63,7 +74,9 @@ class ReservingChoice(GroupChoice):
         """
         loads = self.state.loads
         wide = [group for group in self.state.layout.groups if len(group) in request.sizes]
-        return self.state.reservation.is_long(request) and all(
+        if not wide or not self.state.reservation.is_long(request):
+            return False
+        return all(
             loads[group].wide
             and loads[group].committed_tokens + request.likely_tokens
             > self.capacity.most_tokens[len(group)]

@@ -1,5 +1,6 @@
 """The policy's view of the state."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from flying_serving.controller.requests import RequestState
@@ -41,10 +42,10 @@ def snapshot(
 
 
 def _next_requests(state: ClusterState, now_s: float) -> list[RequestState]:
-    """Return the request whose turn it is. Where engines keep room for long requests, these do not
+    """Return the request whose turn it is. Where engines join for long requests alone, these do not
     wait for shorter ones: return the first of each kind then.
     """
-    if state.settings.policy.keeps_room:
+    if state.settings.policy.joins_for_long:
         return state.pool.firsts()
     first = state.pool.first(now_s)
     return [] if first is None else [first]
@@ -74,9 +75,10 @@ def required_groups(state: ClusterState, begins: Sequence[RequestState], urgent:
     longest = max(filter(sizes.__contains__, least_sizes), default=sizes[0])
     if longest > sizes[0]:
         reason = f"context: a request needs {longest} engines"
-        waiting = sum(request.request_id in state.crowded_out for request in begins)
         lends = any(map(needs_loan, begins))
-        needs.append(Need(longest, urgent=False, reason=reason, waiting=waiting, lends=lends))
+        needs.append(Need(longest, urgent=False, reason=reason, lends=lends))
+
+    needs += _crowded_out(state)
 
     if urgent:
         leaving_room = [size for size in sizes if size <= engines // 2]
@@ -84,3 +86,25 @@ def required_groups(state: ClusterState, begins: Sequence[RequestState], urgent:
         reason = f"priority: {urgent} urgent requests"
         needs.append(Need(size, urgent=True, reason=reason, waiting=state.pool.urgent))
     return needs
+
+
+def _crowded_out(state: ClusterState) -> list[Need]:
+    """Return the needs of long requests that wait for another group, one for each least size."""
+    if not state.crowded_out:
+        return []
+    counts = Counter(
+        request.sizes[0]
+        for request in state.pool
+        if request.spec.degree is None
+        and request.sizes in state.crowded_out
+        and request.sizes[0] in state.formable
+    )
+    return [
+        Need(
+            size,
+            urgent=False,
+            reason=f"context: no room for {count} requests of {size} engines beside others",
+            crowded_out=count,
+        )
+        for size, count in sorted(counts.items())
+    ]

@@ -34,8 +34,8 @@ class ClusterState:
     `absent_engines`: engines that were lost and are not back, which no layout has.
     `to_restore`: the layout before engines were lost, if it is to be made again.
     `started`: requests that have a group, in the order in which they got it.
-    `crowded_out`: long requests that wait for another group beside those that there are
-    (`GroupChoice.needs_another_group`).
+    `crowded_out`: group sizes of the long requests that wait for another group beside those that
+    there are (`GroupChoice.needs_another_group`).
     `migrates`: cost of migrating KV by the size of the group that pulls; sizes without cannot pull.
     """
 
@@ -57,7 +57,7 @@ class ClusterState:
         self.pool = TaskPool(settings.aging_s, self.weight_lending.needs_loan, self._is_wider)
         self.loads = Loads()
         self.started: dict[str, RequestState] = {}
-        self.crowded_out: set[str] = set()
+        self.crowded_out: set[tuple[int, ...]] = set()
         self.deadlines = Deadlines()
         self.splits = Splits(self.loads)
         self.switches = Switches()

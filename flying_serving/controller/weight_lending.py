@@ -197,13 +197,15 @@ class WeightLending:
     # ---- the times when weights go and come
 
     def lend(self, layout: Layout, loads: Loads, now_s: float) -> list[LendWeights]:
-        """Let a group of `layout` whose engines are otherwise idle lend, if a request waits for it.
+        """Let a group of `layout` lend, for which a request waits and whose engines are idle
+        otherwise.
 
         One group begins at a time.
         """
         if not self.awaited or LendingPhase.LENDING in self.phases.values():
             return []
-        group = next((group for group in layout.groups if self._may_lend(group, loads)), None)
+        awaited = (group for group in layout.groups if group in self.awaited)
+        group = next((group for group in awaited if self._may_lend(group, loads)), None)
         if group is None:
             return []
         self._enter(group, LendingPhase.LENDING, now_s)

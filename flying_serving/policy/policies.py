@@ -39,8 +39,9 @@ class Policy:
     """The reasons for which a server switches; `name`: the value of `--policy`.
 
     `for_urgent`: when it forms a wide group for an urgent request.
-    `keeps_room`: True if engines keep room for the next long request, and a group parts by its load
-    (Gyges: `policy.transformations`).
+    `joins_for_long`: True if engines join for long requests, keep room for the next one, and part
+    when there is none (Gyges: `policy.transformations`).
+    `has_price`: False if engines join for one more long request at any cost.
     `splits`: True if requests are split over two groups where `policy.split` predicts a gain.
     `pinned_size`: group size of a fixed layout, as a function of the available sizes; None if the
     layout may change.
@@ -50,7 +51,8 @@ class Policy:
     by_load: bool = False
     for_urgent: ForUrgent = ForUrgent.NEVER
     by_context: bool = False
-    keeps_room: bool = False
+    joins_for_long: bool = False
+    has_price: bool = True
     splits: bool = False
     pinned_size: Callable[[Sequence[int]], int] | None = None
 
@@ -70,8 +72,8 @@ class Policy:
         """
         long = [need for need in snapshot.needs if self.by_context and not need.urgent]
         urgent = [need for need in snapshot.needs if self._has_to_serve(need)]
-        if self.keeps_room:
-            return _decide_for_room(snapshot, urgent, objective)
+        if self.joins_for_long:
+            return self._decide_for_long(snapshot, urgent, objective)
         needs = [*long, *urgent]
         if needs and not satisfies(snapshot.layout, needs):
             found = _decide_for_needs(snapshot, needs, objective)
@@ -92,6 +94,20 @@ class Policy:
             return need.urgent and need.waiting > 0
         return need.urgent and self.for_urgent is ForUrgent.ALWAYS
 
+    def _decide_for_long(
+        self, snapshot: Snapshot, urgent: Sequence[Need], objective: Objective
+    ) -> Decision | None:
+        """Return Gyges' switch. If none is made, engines may join for urgent requests, at a
+        price.
+        """
+        found = transformations.decide(snapshot, objective, has_price=self.has_price)
+        if (found is not None and found.is_made) or satisfies(snapshot.layout, urgent):
+            return found
+        joined = replace(snapshot, layouts=transformations.joined(snapshot))
+        if not any(satisfies(layout, urgent) for layout in joined.layouts):
+            return found
+        return _at_a_price(_decide_for_needs(joined, urgent, objective), snapshot, urgent)
+
     def migrates_left_behind(self, snapshot: Snapshot, objective: Objective) -> bool:
         """Return whether requests in groups of an older layout should migrate to the present one
         instead of being woven in.
@@ -111,7 +127,7 @@ POLICIES = {
         Policy("load", by_load=True),
         Policy("priority", for_urgent=ForUrgent.ALWAYS),
         Policy("context", by_context=True),
-        Policy("gyges", for_urgent=ForUrgent.IF_THEY_WAIT, by_context=True, keeps_room=True),
+        Policy("gyges", for_urgent=ForUrgent.IF_THEY_WAIT, by_context=True, joins_for_long=True),
         Policy("static-dp", pinned_size=min),
         Policy("static-tp", pinned_size=max),
         Policy("split", splits=True, pinned_size=min),
@@ -173,19 +189,6 @@ def _decide_for_needs(snapshot: Snapshot, needs: Sequence[Need], objective: Obje
     if urgent:
         return found
     return replace(found, promise=abs(figures[layout] - figures[snapshot.layout]))
-
-
-def _decide_for_room(
-    snapshot: Snapshot, urgent: Sequence[Need], objective: Objective
-) -> Decision | None:
-    """Return Gyges' switch. If none is made, engines may join for urgent requests, at a price."""
-    found = transformations.decide(snapshot, objective)
-    if (found is not None and found.is_made) or satisfies(snapshot.layout, urgent):
-        return found
-    joined = replace(snapshot, layouts=transformations.joined(snapshot))
-    if not any(satisfies(layout, urgent) for layout in joined.layouts):
-        return found
-    return _at_a_price(_decide_for_needs(joined, urgent, objective), snapshot, urgent)
 
 
 def _at_a_price(found: Decision, snapshot: Snapshot, urgent: Sequence[Need]) -> Decision:

@@ -27,6 +27,7 @@ class GroupLoad:
         by_least_size: by number of engines, the load of the requests that fewer engines cannot
             hold.
         urgent: urgent requests among them.
+        booked_tokens: tokens of KV that are booked for them.
     """
 
     requests: int
@@ -37,6 +38,7 @@ class GroupLoad:
     prompts: int = 0
     by_least_size: Mapping[int, GroupLoad] = field(default_factory=dict)
     urgent: int = 0
+    booked_tokens: float = 0.0
 
     def stragglers(self, layout: Layout) -> GroupLoad | None:
         """Return the requests that no group of `layout` can hold: they stay in their own group
@@ -53,8 +55,9 @@ class Need:
         least_size: the least number of its engines.
         urgent: True if the reason is the request's priority, False if it is its length.
         reason: for the log.
-        waiting: the requests for which no group has room. Of a length only those that groups which
-            are wide enough have no room for beside other long requests.
+        waiting: of urgent requests, those for which no group has room.
+        crowded_out: of long requests, those for which groups that are wide enough have no room
+            beside others.
         lends: True if the group has to lend its weights for the request, which waits until narrower
             groups of the engines have nothing to do.
     """
@@ -63,6 +66,7 @@ class Need:
     urgent: bool
     reason: str
     waiting: int = 0
+    crowded_out: int = 0
     lends: bool = False
 
 

@@ -18,21 +18,32 @@ from flying_serving.policy.switching import DrainingGroup
 from flying_serving.predict.work import Objective
 
 PART_BELOW = 0.5
-"""A group parts only if its requests need less than this share of its engines' KV memory.
+"""A group parts only if its requests need no more than this share of its engines' KV memory.
 
 The paper's `THRESHOLD`, which it does not give. Its engines share the requests, and none may fill
 its memory.
 """
 
 
-def decide(snapshot: Snapshot, objective: Objective) -> Decision | None:
+def decide(snapshot: Snapshot, objective: Objective, *, has_price: bool = True) -> Decision | None:
     """Return the switch that lets engines join for a long request, or a group part which no request
     needs. None if there is neither.
+
+    `has_price`: False if one more group is made at any cost.
     """
     unmet = [
         need for need in snapshot.needs if not need.urgent and _is_unmet(need, snapshot.layout)
     ]
-    return _join(snapshot, unmet, objective) if unmet else _part(snapshot, objective)
+    if not unmet:
+        return _part(snapshot, objective)
+    found = None
+    for least_size in sorted({need.least_size for need in unmet}, reverse=True):
+        served = [need for need in unmet if need.least_size <= least_size]
+        way = _join(snapshot, served, objective, has_price=has_price)
+        if way is not None and way.is_made:
+            return way
+        found = found or way
+    return found
 
 
 def joined(snapshot: Snapshot) -> list[Layout]:
@@ -48,10 +59,12 @@ def _is_unmet(need: Need, layout: Layout) -> bool:
     """Return whether a long request needs engines to join: no group is wide enough, or those that
     are have no room beside other long requests.
     """
-    return need.least_size > layout.widest or need.waiting > 0
+    return need.least_size > layout.widest or need.crowded_out > 0
 
 
-def _join(snapshot: Snapshot, needs: Sequence[Need], objective: Objective) -> Decision | None:
+def _join(
+    snapshot: Snapshot, needs: Sequence[Need], objective: Objective, *, has_price: bool
+) -> Decision | None:
     """Return the switch that makes one more group for long requests. All ways to make it are
     compared, with the cost of the switch and what the layout is worth afterwards.
 
@@ -68,11 +81,11 @@ def _join(snapshot: Snapshot, needs: Sequence[Need], objective: Objective) -> De
     reason = "; ".join(sorted({need.reason for need in needs}))
     found = switching.decision(snapshot, best, reason, math.inf, considered[best])
     found = replace(found, predicted=figures)
-    if least_size > snapshot.layout.widest:
+    if least_size > snapshot.layout.widest or not has_price:
         return found
     waiting_s = min(_wait_s(snapshot, least_size), objective.horizon_s)
     loses = figures[best] - figures[snapshot.layout] + 2 * found.cost
-    waiting = sum(need.waiting for need in needs)
+    waiting = sum(need.crowded_out for need in needs)
     return replace(found, gain=waiting * waiting_s, least_gain=max(0.0, loses))
 
 
@@ -123,7 +136,7 @@ def _part(snapshot: Snapshot, objective: Objective) -> Decision | None:
         if len(group) > narrowest and _may_part(snapshot, group):
             shares[group] = _share(snapshot, group)
     group = min(shares, key=shares.__getitem__, default=())
-    if not group or shares[group] >= PART_BELOW:
+    if not group or shares[group] > PART_BELOW:
         return None
 
     layout = _parted(snapshot.layout, group)
@@ -146,7 +159,7 @@ def _may_part(snapshot: Snapshot, group: Group) -> bool:
         return False
     layout = _parted(snapshot.layout, group)
     is_asked_for = any(
-        need.waiting or (need.least_size > layout.widest and not need.urgent)
+        need.waiting or need.crowded_out or (need.least_size > layout.widest and not need.urgent)
         for need in snapshot.needs
     )
     return layout in snapshot.layouts and not is_asked_for
@@ -159,8 +172,7 @@ def _share(snapshot: Snapshot, group: Group) -> float:
     load = snapshot.loads.get(group)
     if load is None:
         return 0.0
-    tokens = load.requests * (load.context_tokens + load.tokens_left)
-    return tokens / (len(group) * snapshot.lanes[min(snapshot.lanes)].kv_tokens)
+    return load.booked_tokens / (len(group) * snapshot.lanes[min(snapshot.lanes)].kv_tokens)
 
 
 def _parted(layout: Layout, group: Group) -> Layout:

@@ -145,7 +145,9 @@ def transforming(machine: Modelled, devices: int, options: Options, name: str) -
     kind, size = KINDS[name], sizes[-1]
     engine = machine.engine(devices, (1, size), devices)
     times = {1: machine.step_time(devices), size: kind.parallel(machine, devices, size)}
-    system = system_of(machine, POLICIES["gyges"], options, engine, times)
+    # a router that knows of no groups asks for one at any cost
+    policy = replace(POLICIES["gyges"], has_price=kind.placing is None)
+    system = system_of(machine, policy, options, engine, times)
 
     blocks = machine.lent_blocks(devices, size, kind.lent)
     work = Transformation(machine.model, machine.kind.hardware, devices, devices * size)

@@ -1,5 +1,7 @@
 """ReservingChoice under policy `gyges`: fewest switches, and nobody waits for ever."""
 
+import pytest
+
 from flying_serving.controller.requests import RequestSpec
 from flying_serving.controller.reservation import PATIENCE_S
 from flying_serving.layout.groups import Layout
@@ -96,6 +98,79 @@ def test_short_requests_wait_for_the_kept_room_for_their_patience() -> None:
     assert not shell.waiting()
 
 
+def test_short_requests_wait_for_no_room_that_all_engines_would_keep() -> None:
+    shell = with_long(LONG, engines=2)
+    shell.finish("long")
+    shell.tick()
+    shell.acknowledge()
+    for number in range(2):
+        shell.arrive(str(number), RequestSpec(60, 90, 30))
+    assert not shell.waiting()
+    assert shell.controller.state.reservation.group == ()
+
+
+def test_a_group_of_all_engines_parts_though_short_requests_come() -> None:
+    """Only as many begin there as engines alone have room for. Before, it was full."""
+    shell = with_long(RequestSpec(210, 230, 20))
+    for number in range(3):
+        shell.arrive(f"beside {number}", RequestSpec(30, 50, 20))
+        shell.token(f"beside {number}")
+    # the most requests of a group run there, and all the time others wait
+    for number in range(9):
+        shell.arrive(f"short {number}", RequestSpec(60, 90, 30))
+    shell.finish("long")
+    for _ in range(9):
+        shell.tick()
+        if shell.ordered is not None:
+            break
+        shell.finish(shell.running()[0])
+    assert shell.layout == Layout.uniform(4, 1)
+    shell.settle(60)
+
+
+@pytest.mark.parametrize("engines", [2, 4, 8])
+def test_older_short_requests_do_not_fill_the_group_of_a_long_one(engines: int) -> None:
+    """They have lost their patience. Of four engines all may join for it. It begins as soon as its
+    group is there.
+    """
+    shell = gyges(engines)
+    busy = 0
+    while len(shell.waiting()) < 4:
+        shell.arrive(f"short {busy}", RequestSpec(60, 90, 30))
+        busy += 1
+    shell.tick(PATIENCE_S)
+    shell.arrive("long", LONG)
+    for _ in range(40):
+        if shell.ordered is not None:
+            shell.acknowledge()
+        if "long" in shell.running():
+            break
+        running = [name for name in shell.running() if len(shell.open[name].group or ()) == 1]
+        for name in running[:1]:
+            shell.token(name, 10_000)
+        beside = [name for name in shell.running() if len(shell.open[name].group or ()) > 1]
+        assert beside == []
+        shell.tick()
+    assert "long" in shell.running()
+    shell.settle(60)
+
+
+def test_short_requests_go_beside_a_long_one_as_soon_as_it_has_begun() -> None:
+    """In the same turn, though they came before it."""
+    shell = ModelShell(settings("gyges", 4, max_num_batched_tokens=512))
+    shell.order(Layout.uniform(4, 4))
+    shell.acknowledge()
+    shell.arrive("old", RequestSpec(30, 40, 10))
+    shell.arrive("full", RequestSpec(60, 90, 30))
+    shell.arrive("long", RequestSpec(270, 300, 30))
+    shell.arrive("short", SHORT)
+    assert shell.waiting() == ["long", "short"]
+    shell.tick(PATIENCE_S)
+    assert shell.waiting() == ["long", "short"]
+    shell.finish("full")
+    assert shell.waiting() == []
+
+
 def test_a_long_request_does_not_wait_for_short_ones_before_it() -> None:
     shell = gyges()
     for number in range(20):
@@ -132,3 +207,16 @@ def test_a_group_lends_its_weights_for_one_more_long_request() -> None:
     shell.answer_weights(group)
     shell.acknowledge()
     assert shell.layout == Layout.uniform(4, 1)
+
+
+def test_a_group_that_is_full_of_short_requests_lends_for_a_long_one() -> None:
+    """Before, it lent only beside a long request that ran there."""
+    shell = ModelShell(settings("gyges", 4, lends=True))
+    shell.controller.state.migrates = dict.fromkeys((2, 4), MigrationCost(0.0005, 1e-6))
+    shell.order(Layout.uniform(4, 4))
+    shell.acknowledge()
+    for number in range(2):
+        shell.arrive(str(number), RequestSpec(60, 99, 39))
+        shell.token(str(number))
+    shell.arrive("long", RequestSpec(270, 300, 30))
+    assert shell.weights[(0, 1, 2, 3)] == "lending"

@@ -2,9 +2,10 @@
 
 import pytest
 
+from flying_serving.controller.loads import Loads
 from flying_serving.controller.requests import RequestSpec
 from flying_serving.controller.snapshots import snapshot
-from flying_serving.controller.weight_lending import TRANSITIONS, LendingPhase
+from flying_serving.controller.weight_lending import TRANSITIONS, LendingPhase, WeightLending
 from flying_serving.layout.groups import Layout
 from flying_serving.predict.migrations import MigrationCost
 from tests.unit.controller.model_settings import settings
@@ -306,3 +307,14 @@ def test_of_two_groups_one_lends_for_one_request() -> None:
     shell.arrive("long", RequestSpec(most, most + 50, 50))
     shell.tick()
     assert list(shell.weights.values()).count("lending") == 1
+
+
+def test_the_group_lends_for_which_a_request_waits() -> None:
+    """Not another one that might, too."""
+    lending = WeightLending(settings("gyges", 8, lends=True).capacity, 8)
+    layout = Layout.uniform(8, 4)
+    for awaited, lends in (((4, 5, 6, 7), True), ((0, 1), False)):
+        lending.awaited = {awaited}
+        orders = lending.lend(layout, Loads(), 0.0)
+        assert [order.group for order in orders] == [awaited] * lends
+        lending.phases = dict.fromkeys(lending.phases, LendingPhase.WHOLE)

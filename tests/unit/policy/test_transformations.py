@@ -20,7 +20,7 @@ NARROW, PAIRS, WIDE = (Layout.uniform(4, size) for size in SIZES)
 LEFT, RIGHT = Layout(((0, 1), (2,), (3,))), Layout(((0,), (1,), (2, 3)))
 LAYOUTS = Layout.all(4, SIZES)
 LONG = Need(2, urgent=False, reason="context: a request needs 2 engines")
-CROWDED = replace(LONG, waiting=1)
+CROWDED = replace(LONG, crowded_out=1)
 URGENT = Need(2, urgent=True, reason="priority: 1 urgent requests", waiting=1)
 MIGRATIONS = {2: MigrationCost(0.002, 1e-6), 4: MigrationCost(0.002, 1e-6)}
 ENGINE_TOKENS = 20_000
@@ -98,23 +98,55 @@ def test_one_more_group_has_a_price(work: Work, left: float, is_made: bool) -> N
     assert found.is_made == (found.gain > found.least_gain)
 
 
+def test_more_requests_that_find_no_room_pay_a_higher_price() -> None:
+    long = replace(load(3, 60.0), by_least_size={2: load(1, 60.0)})
+    loads = {(0, 1): long, (2,): load(4), (3,): load(4)}
+    found = {
+        count: decide(shot(LEFT, loads, [replace(CROWDED, crowded_out=count)]), OBJECTIVE)
+        for count in (1, 3)
+    }
+    assert found[1] is not None
+    assert found[3] is not None
+    assert found[3].gain == pytest.approx(3 * found[1].gain)
+    assert found[3].least_gain == found[1].least_gain
+
+
+def test_narrower_requests_get_a_group_where_wider_ones_cannot() -> None:
+    """There are not as many engines as the others need."""
+    needs = [CROWDED, replace(CROWDED, least_size=8)]
+    found = decide(shot(LEFT, {(0, 1): long_load(3)}, needs), OBJECTIVE)
+    assert found is not None
+    assert found.layout in (PAIRS, WIDE)
+
+
+def test_a_group_without_a_price_is_made_at_any_cost() -> None:
+    """For routers that know of no groups."""
+    long = replace(load(3, 0.1), by_least_size={2: load(1, 0.1)})
+    shown = shot(LEFT, {(0, 1): long, (2,): load(4), (3,): load(4)}, [CROWDED])
+    for has_price in (True, False):
+        found = decide(shown, OBJECTIVE, has_price=has_price)
+        assert found is not None
+        assert found.is_made != has_price
+
+
 def test_a_long_request_waits_where_no_engines_are_left_to_join() -> None:
     loads = {(0, 1, 2, 3): long_load(3)}
     assert decide(shot(WIDE, loads, [CROWDED]), OBJECTIVE) is None
 
 
-@pytest.mark.parametrize("share", [0.9 * PART_BELOW, 1.1 * PART_BELOW])
+@pytest.mark.parametrize("share", [0.9 * PART_BELOW, PART_BELOW, 1.1 * PART_BELOW])
 def test_a_group_parts_if_its_requests_leave_room_in_its_engines(share: float) -> None:
     """And not while a long request runs there, or waits for it."""
     tokens = share * 4 * ENGINE_TOKENS
-    rest = load(10, 40.0, tokens / 10 - 40.0)
+    rest = replace(load(10), booked_tokens=tokens)
     found = decide(shot(WIDE, {(0, 1, 2, 3): rest}), OBJECTIVE)
-    assert (found is not None) == (share < PART_BELOW)
+    assert (found is not None) == (share <= PART_BELOW)
     if found is not None:
         assert found.is_made
         assert found.layout == NARROW
         assert found.reason == (
-            "no long request in group [0, 1, 2, 3]: its requests need 45% of its engines' memory"
+            f"no long request in group [0, 1, 2, 3]: its requests need {share:.0%} of its engines' "
+            "memory"
         )
     held = replace(rest, by_least_size={2: load(1)})
     assert decide(shot(WIDE, {(0, 1, 2, 3): held}), OBJECTIVE) is None
@@ -122,7 +154,10 @@ def test_a_group_parts_if_its_requests_leave_room_in_its_engines(share: float) -
 
 
 def test_the_emptier_group_parts_first_and_one_stays_that_is_needed() -> None:
-    loads = {(0, 1): load(8), (2, 3): load(2)}
+    loads = {
+        (0, 1): replace(load(8), booked_tokens=800.0),
+        (2, 3): replace(load(2), booked_tokens=200.0),
+    }
     for needs in ([], [LONG], [URGENT]):
         found = decide(shot(PAIRS, loads, needs), OBJECTIVE)
         assert (found is None) == (needs == [URGENT])
