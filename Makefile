@@ -82,8 +82,8 @@ audit: $(STAMP)
 lock:
 	$(BIN)/python -m supply.lock
 
-licences: $(RAY_STAMP)
-	PYTHONPATH=$(abspath $(RAY)) $(BIN)/python -m supply.licences
+licences: $(RAY_STAMP) $(DOCS_STAMP)
+	PYTHONPATH=$(abspath $(RAY)):$(abspath $(DOCS)) $(BIN)/python -m supply.licences
 
 # The site, into build/site. A link that leads nowhere fails.
 docs: $(DOCS_STAMP)
@@ -126,9 +126,9 @@ test-deep-live: $(STAMP)
 
 test-all: test test-deep
 
-# Apart: Ray's processes need both cores.
-test-ray: $(RAY_STAMP)
-	PYTHONPATH=$(abspath $(RAY)) $(PYTEST) $(call report,ray) tests/deep/ray
+# Apart: Ray's processes need both cores. With the tools of the site, for the page of licences.
+test-ray: $(RAY_STAMP) $(DOCS_STAMP)
+	PYTHONPATH=$(abspath $(RAY)):$(abspath $(DOCS)) $(PYTEST) $(call report,ray) tests/deep/ray
 
 demo: $(STAMP)
 	$(BIN)/python -m flying_lab.demo $(ARGS)

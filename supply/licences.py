@@ -17,7 +17,7 @@ PAGE = ROOT / "docs" / "design" / "licences.md"
 MAX_NAME = 60
 """Characters of a licence's name: some packages give the text of the licence in place of it."""
 _CLASSIFIER = "License :: "
-_NO_NAMES = ("OSI Approved", "DFSG approved")
+_NO_NAMES = ("OSI Approved", "DFSG approved", "UNKNOWN")
 READ = {
     "oss-harmony": "Apache-2.0",
     "setuptools": "MIT",
@@ -28,8 +28,9 @@ HEAD = """# Licences
 
 Flying Serving is under the Apache License 2.0 ([LICENSE](../../LICENSE)). The lock files in
 `requirements/` install what follows beside it: `cpu.lock` a server, `lab.lock` the libraries of the
-laboratory (`flying_lab/`), `dev.lock` tests and checks, `ray.lock` nodes behind Ray Serve. The
-metadata of each distribution name its licence; `make licences` writes this page.
+laboratory (`flying_lab/`), `dev.lock` tests and checks, `ray.lock` nodes behind Ray Serve,
+`docs.lock` the tools of the site. The metadata of each distribution name its licence;
+`make licences` writes this page.
 """
 
 
@@ -79,7 +80,7 @@ def licence(package: Distribution) -> str:
     for expression in told.get_all("License-Expression") or ():
         return str(expression)
     for text in told.get_all("License") or ():
-        if 0 < len(name := text.strip()) <= MAX_NAME and "\n" not in name:
+        if 0 < len(name := text.strip()) <= MAX_NAME and "\n" not in name and name not in _NO_NAMES:
             return str(name)
     classifiers = [
         text for text in told.get_all("Classifier") or () if text.startswith(_CLASSIFIER)

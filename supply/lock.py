@@ -19,10 +19,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from supply.pins import ALL_LOCKS, DOCS_LOCK, Pin, locked, normalized, parse
+from supply.pins import ALL_LOCKS, Pin, locked, normalized, parse
 
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-EVERY_LOCK = (*ALL_LOCKS, DOCS_LOCK)
 RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -35,14 +34,10 @@ def main() -> None:
     ).parse_args()
     found: defaultdict[str, set[str]] = defaultdict(set)
     for python in PYTHONS:
-        pins = [
-            pin
-            for pin in locked(EVERY_LOCK)
-            if python == RUNNING or pin.version == pin.public_version
-        ]
+        pins = [pin for pin in locked() if python == RUNNING or pin.version == pin.public_version]
         for name, digest in hashes(pip_report(pins, python)).items():
             found[name].add(digest)
-    for path in EVERY_LOCK:
+    for path in ALL_LOCKS:
         pins = sorted(parse(path.read_text(encoding="utf-8")), key=lambda pin: pin.name)
         pins = [replace(pin, hashes=tuple(sorted(found[pin.name]))) for pin in pins]
         path.write_text("".join(f"{pin}\n" for pin in pins), encoding="utf-8")

@@ -12,9 +12,9 @@ LOCKS = tuple(ROOT / "requirements" / f"{name}.lock" for name in ("cpu", "lab", 
 """Of the one environment."""
 RAY_LOCK = ROOT / "requirements" / "ray.lock"
 """What Ray Serve needs beside it, in a directory of its own: vLLM imports Ray where it is."""
-ALL_LOCKS = (*LOCKS, RAY_LOCK)
 DOCS_LOCK = ROOT / "requirements" / "docs.lock"
 """What `make docs` needs beside LOCKS, in a directory of its own. Nothing that is served has it."""
+ALL_LOCKS = (*LOCKS, RAY_LOCK, DOCS_LOCK)
 _HASH = "--hash=sha256:"
 
 

