@@ -1,5 +1,5 @@
-"""README's table: one model on one server, `auto` beside the best single layout of stock vLLM and
-beside Shift Parallelism, and where `auto` loses.
+"""README's table: one model on one server, `auto` beside stock vLLM, in its best single layout and
+with all devices as one group, and beside Shift Parallelism; and where `auto` loses.
 
 The load is that of docs/lab/results/phases.md, the goodput that of docs/lab/results/goodput.md. No
 figure is typed: the words are in templates/front_page.md and templates/front_page_loses.md.
@@ -20,6 +20,8 @@ from experiments.rows import markdown, number, paragraph, spread
 from experiments.servers import GRAPHS, PRODUCT, STOCK
 
 MODEL, SERVER = goodput.MODEL, GRAPHS
+WIDEST = "static-tp8"
+"""The layout of stock vLLM that has all devices in one group."""
 SHOWN = ("low", "burst")
 """Phases that have a column."""
 HEADINGS = (
@@ -27,6 +29,7 @@ HEADINGS = (
     "low, E2E (s)",
     "burst, E2E (s)",
     "whole load, E2E (s)",
+    "`auto` / this, whole load",
     "goodput (requests/s)",
     "switches",
 )
@@ -57,7 +60,7 @@ def text(found: Kept, rates: Kept, live: Mapping[str, Any]) -> str:
     loses = template(
         "front_page_loses",
         switching=switching(found),
-        shift=f"{phases_whole.over(found, MODEL, SERVER, STOCK, phases_whole.SHIFT).mean:.2f}",
+        shift=f"{_over(found, phases_whole.SHIFT):.2f}",
         product=", ".join(behind(found)) or "nothing",
         live=", ".join(f"{ratio:.2f}" for ratio in live_ratios(live)),
     )
@@ -73,7 +76,8 @@ def table(found: Kept, rates: Kept) -> list[str]:
         whole = [phases_whole.whole(run, E2E) for run in runs]
         made = spread(phases_whole.switches(found, MODEL, SERVER)) if name == "auto" else ""
         seconds = [number(mean(ms) / 1e3) for ms in (*in_phases, whole)]
-        rows.append([label, *seconds, f"{goodput.most_rps(rates, name):g}", made])
+        over = "" if name == "auto" else number(_over(found, name))
+        rows.append([label, *seconds, over, f"{goodput.most_rps(rates, name):g}", made])
     return markdown(HEADINGS, rows)
 
 
@@ -82,6 +86,7 @@ def systems(found: Kept) -> dict[str, tuple[str, str]]:
     best = phases_whole.beside(found, MODEL, SERVER, STOCK).name
     return {
         f"best single layout of stock vLLM (`{best}`)": (STOCK, best),
+        f"stock vLLM at TP 8 (`{WIDEST}`)": (STOCK, WIDEST),
         "Shift Parallelism, as it is modelled": (STOCK, phases_whole.SHIFT),
         "Flying Serving, `auto`": (SERVER, "auto"),
     }
@@ -114,6 +119,11 @@ def live_ratios(live: Mapping[str, Any]) -> list[float]:
     """Return `auto` over the better of our fixed layouts in mean E2E, for each round."""
     found = live_report.values(live)
     return live_report.ratios(found, "auto", live_report.WHOLE, E2E)
+
+
+def _over(found: Kept, name: str) -> float:
+    """Return `auto` over a system of stock vLLM, in mean E2E of the whole load."""
+    return phases_whole.over(found, MODEL, SERVER, STOCK, name).mean
 
 
 def _auto(found: Kept) -> list[Numbers]:
