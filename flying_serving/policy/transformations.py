@@ -142,7 +142,7 @@ def _part(snapshot: Snapshot, objective: Objective) -> Decision | None:
     layout = _parted(snapshot.layout, group)
     figures, considered = _compared(snapshot, [layout], objective)
     reason = (
-        f"no long request in group {list(group)}: its requests need {shares[group]:.0%} of its "
+        f"no long request in group {list(group)}, whose requests need {shares[group]:.0%} of its "
         f"engines' memory"
     )
     gain = figures[snapshot.layout] - figures[layout]
