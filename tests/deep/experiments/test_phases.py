@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean
@@ -18,7 +19,7 @@ from experiments import (
     run_history,
     servers,
 )
-from experiments.common import FIRST, MODELS, Kept, Numbers, kept
+from experiments.common import FIRST, MODELS, ROOT, Kept, Numbers, kept
 from experiments.phases_load import (
     AFTER_S,
     BURST_S,
@@ -286,3 +287,17 @@ def test_the_page_lists_every_run_of_the_load() -> None:
     assert runs[:3] == ["811d213", "048e7d0", "b2ac7ab"]
     lines = run_history.section(*page, phases.run_cells(page[1]))
     assert all(any(commit in line for line in lines) for commit in runs)
+
+
+def test_the_reason_that_policies_explains_is_a_kept_one() -> None:
+    """Another run of the load needs another example."""
+    page = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
+    section = page.partition("### One switch, part by part")[2].partition("\n### ")[0]
+    values = re.findall(r"^\|[^|]*\| `([^|]+)` \| ", section, re.M)
+    runs = kept("phases").seeds[0]["gpt-oss-120b"][PRODUCT]["auto"]
+    (switch,) = (one for one in runs["switches"] if one["at_s"] == 183.8)
+    assert " ".join(values[2:5]) == switch["reason"].replace("requests/s,", "requests/s")
+    assert [float(value) for value in values[5:]] == [
+        round(switch[name], 2) for name in ("gain", "needed", "cost")
+    ]
+    assert values[1] == switch["mode"]
