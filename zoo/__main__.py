@@ -2,6 +2,7 @@
 stock vLLM.
 
 python -m zoo                       all, and write docs/models.md
+python -m zoo --page                only write docs/models.md, from the rows that are kept
 python -m zoo 'Gemma*' ...          those of these names, and print what became of them
 python -m zoo --again NAME ...      those, though nothing has changed since their lanes were asked,
                                     and where stock vLLM had no answers
@@ -29,9 +30,8 @@ from flying_lab.signals import ended_by_signals
 from flying_serving.cli.serve import restart_with_allocator
 from flying_serving.placement.topology import read_topology
 from harness.no_torchvision import stand_in
-from zoo import cache
+from zoo import cache, kept
 from zoo.architectures import Model, zoo
-from zoo.page import page
 from zoo.processes import Forked, fork
 from zoo.quantized import quantized_models
 from zoo.survey import row_of, stock_failed, survey
@@ -39,7 +39,6 @@ from zoo.verdict import BAD, Row
 
 GRACE_S = 15.0
 """For a survey to end its processes after SIGTERM, before they are killed."""
-PAGE = cache.ROOT / "docs" / "models.md"
 
 
 def main() -> None:
@@ -67,7 +66,13 @@ def main() -> None:
     )
     parser.add_argument("--record-stock", type=Path, help="a file to write stock vLLM's answers to")
     parser.add_argument("--list", action="store_true", help="print the names of all models")
+    parser.add_argument(
+        "--page", action="store_true", help="only write docs/models.md, from the rows that are kept"
+    )
     options = parser.parse_args()
+    if options.page:
+        kept.write_page()
+        return
     os.environ |= CPU_ENVIRONMENT | {"PYTHONPATH": str(cache.ROOT)}
     restart_with_allocator("zoo")  # servers are forked from this process
     _import_all()
@@ -96,9 +101,8 @@ def main() -> None:
     _survey_all(todo, options.jobs, options.limit_s)
     rows = [row for model in models if (row := row_of(model)) is not None]
     if not options.names:
-        PAGE.write_text(
-            page(rows, _commit(), cache.machine(), len(models) - len(rows)), encoding="utf-8"
-        )
+        kept.keep(rows, _commit(), cache.machine(), len(models) - len(rows))
+        kept.write_page()
     if options.rows:
         options.rows.write_text(json.dumps([asdict(row) for row in rows]), encoding="utf-8")
     if options.record_stock:

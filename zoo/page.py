@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from textwrap import wrap
 
 from zoo.architectures import ALL_OF_IT, MAX_MODEL_LEN, WINDOW
@@ -61,11 +62,17 @@ WHAT = (
     "served and asked without prefix caching. Those with gated delta nets compute in bfloat16, "
     "the only type of vLLM's kernel for the CPU, and are compared as quantized models are. "
     "vLLM imports torchvision with many models that see, and with Qwen3.5. It is not installed "
-    "here. A stand-in is imported in its place, by stock vLLM too, and text uses nothing of it. "
-    f"{', '.join(CORRECTED[:-1])} and {CORRECTED[-1]} are compared with stock vLLM whose rotary "
-    "embeddings are computed in plain torch (see [engine.md](design/engine.md#latent-attention))."
+    "here. A stand-in is imported in its place, by stock vLLM too, and text uses nothing of it."
 )
 
+CORRECTED_ARE = (
+    "Compared with a stock vLLM that computes rotary embeddings in plain torch (see "
+    "[engine.md](design/engine.md#latent-attention)): {names}."
+)
+QUANTIZATION = Path(__file__).with_name("quantization.md").read_text(encoding="utf-8")
+"""The section of what works where. Its cells follow from the refusals of a start and from
+`worker/binding/formats.py`.
+"""
 QUANTIZED_MEANS = (
     "Tiny models with weights in each format, four engines, degrees 1, 2 and 4. int4 computes in "
     "bfloat16, int8 and FP8 in float32. A rounding error of an input moves it to the next "
@@ -108,9 +115,11 @@ def page(rows: Sequence[Row], commit: str, versions: str, missing: int = 0) -> s
     ]
     if missing:
         lines += ["", f"**{missing} models were not tried.**"]
+    lines += ["", QUANTIZATION.rstrip()]
     how = HOW.format(commit=commit, versions=versions)
     lines += ["", "## How they are tried", "", *wrap(how, WIDTH, break_on_hyphens=False)]
-    lines += ["", *wrap(OK_MEANS, WIDTH), "", *wrap(WHAT, WIDTH)]
+    what = " ".join([WHAT, *_corrected(rows)])
+    lines += ["", *wrap(OK_MEANS, WIDTH), "", *wrap(what, WIDTH)]
     for verdict, title in SECTIONS.items():
         found = [row for row in rows if row.verdict == verdict]
         if found:
@@ -119,6 +128,15 @@ def page(rows: Sequence[Row], commit: str, versions: str, missing: int = 0) -> s
         lines += ["", "## Quantized weights", "", *wrap(QUANTIZED_MEANS, WIDTH), ""]
         lines += _quantized_table(quantized)
     return "\n".join(lines) + "\n"
+
+
+def _corrected(rows: Sequence[Row]) -> list[str]:
+    """Return a sentence on the architectures whose lanes were compared with a corrected stock vLLM;
+    nothing if there are none.
+    """
+    served = {row.architecture for row in rows if row.verdict == OK}
+    names = [name for name in CORRECTED if name in served]
+    return [CORRECTED_ARE.format(names=", ".join(names))] if names else []
 
 
 def _table(rows: Sequence[Row]) -> list[str]:

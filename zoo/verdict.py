@@ -31,7 +31,7 @@ VERDICTS = {
     FAILED: "the server ends without a reason for its user, or its time is over",
     BLIND: "its answers would not show an error, or stock vLLM, which does not serve it, has none",
     REFUSED: "the server ends at its start, in one line that says why",
-    STOCK: "the server ends, and stock vLLM too, on this CPU: there is nothing to compare with",
+    STOCK: "the server ends, and so does stock vLLM, with this checkpoint on this CPU",
     BUILD: "transformers has a class for it and cannot build it: there is nothing to serve",
 }
 """What may become of a model, and what that means."""

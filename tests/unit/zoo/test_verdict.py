@@ -142,6 +142,14 @@ def test_the_page_counts_and_lists_every_verdict() -> None:
     assert set(BAD) < set(VERDICTS)
 
 
+def test_an_architecture_without_a_comparison_is_not_named_as_compared() -> None:
+    rows = [Row("Lfm2ForCausalLM", "", OK), Row("LongcatFlashForCausalLM", "", STOCK)]
+    how = page(rows, "abc", "versions").partition("## How")[2].partition("\n## ")[0]
+    assert "in plain torch" in how
+    assert "Lfm2ForCausalLM" in how
+    assert "LongcatFlashForCausalLM" not in how
+
+
 @pytest.mark.parametrize(
     ("status", "last", "reason"),
     [
@@ -155,6 +163,7 @@ def test_the_page_counts_and_lists_every_verdict() -> None:
         (2, "flying-serving: a step failed: RuntimeError: shapes", None),
         (2, "flying-serving: engine 1 could not start: AssertionError:", None),
         (2, "flying-serving: it failed. Please check the logs for more details.", None),
+        (2, "flying-serving: no such token (VLLM_LOGGING_LEVEL=DEBUG shows where)", None),
     ],
 )
 def test_only_one_line_that_says_why_is_a_refusal(

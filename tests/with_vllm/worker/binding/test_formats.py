@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from flying_lab.tiny_models.quantized import GROUP, int4_zero_points, pack_int4
 from flying_serving.errors import WeightError
-from flying_serving.worker.binding.formats import FORMATS, Axes, part_of
+from flying_serving.worker.binding import expert_forms
+from flying_serving.worker.binding.formats import FORMATS, METHODS, Axes, part_of
+from zoo.page import QUANTIZATION
 
 UNITS = st.sampled_from([1, 2, 4, 8])
 INT4 = FORMATS["CPUWNA16LinearKernel"]
@@ -104,3 +106,8 @@ def test_units_side_by_side_are_the_tensor(
 def test_a_part_of_what_has_one_number_is_refused() -> None:
     with pytest.raises(WeightError, match="3 numbers for 96 cannot be cut at 0 and 48"):
         part_of(torch.zeros(3, 2), Axes(None, 0), (2, 96), inputs=slice(0, 48))
+
+
+def test_the_table_of_models_names_every_method_that_is_not_refused() -> None:
+    methods = (*METHODS, *expert_forms.METHODS)
+    assert not [name for name in methods if f"`{name}`" not in QUANTIZATION]
