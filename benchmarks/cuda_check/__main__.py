@@ -2,7 +2,7 @@
 
 Without a GPU, or with --dry, it runs on the CPU, and says of each line that needs a GPU that it was
 not run. The folder --out gets `table.md`, `lines.jsonl` and `logs.tar.gz`, each whole after every
-line. A whole run on a GPU also writes its table into docs/gpu.md.
+line. A whole run on a GPU also writes its table into docs/design/cuda.md.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from benchmarks.cuda_check.site import Site
 from flying_lab.signals import ended_by_signals
 from harness.place import SETTING, Place
 
-PAGE = Path(__file__).parents[2] / "docs" / "gpu.md"
+PAGE = Path(__file__).parents[2] / "docs" / "design" / "cuda.md"
 BUDGET_S, START_S = 600.0, 170.0
 DRY_PATIENCE = 4.0
 """On the CPU four engines share the cores of one machine."""

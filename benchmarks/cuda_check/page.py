@@ -1,4 +1,4 @@
-"""The table of the check, in docs/gpu.md between two marks."""
+"""The table of the check, in docs/design/cuda.md between two marks."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -47,7 +47,7 @@ LARGE_CONFIG = {
     "vocab_size": 128256,
     "dtype": "bfloat16",
 }
-"""An 8B model with 12 of its 32 layers: that of the run before (docs/gpu.md)."""
+"""An 8B model with 12 of its 32 layers: that of the run before (docs/design/cuda.md)."""
 
 
 STAMPED = "from benchmarks import stamped; stamped.install()"
