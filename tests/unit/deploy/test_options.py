@@ -1,9 +1,12 @@
 """The command line of `python -m flying_serving.deploy.vllm_router`."""
 
+import re
+import shlex
 import socket
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +16,7 @@ from flying_serving.deploy.vllm_router.options import MISSING, SETTINGS, parse
 from flying_serving.errors import ConfigError
 
 OURS = [word for setting in SETTINGS.items() for word in setting]
+PAGE = Path(__file__).parents[3] / "docs" / "deployment.md"
 
 
 def test_nodes_of_this_machine_and_others() -> None:
@@ -27,6 +31,14 @@ def test_nodes_of_this_machine_and_others() -> None:
         "2",
     )
     assert parse(["--node-url=http://10.0.0.1:8000"]).nodes == 0
+
+
+def test_the_form_for_three_machines_is_a_command_line() -> None:
+    text = PAGE.read_text(encoding="utf-8").replace("\\\n", "")
+    (line,) = re.findall(r"\.vllm_router (--host .+)$", text, re.M)
+    options = parse(shlex.split(line))
+    assert options.nodes == 0
+    assert options.node_urls == tuple(f"http://10.0.0.{number}:8000" for number in (1, 2, 3))
 
 
 def test_flags_of_the_router_take_the_place_of_ours() -> None:
