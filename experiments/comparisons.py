@@ -64,7 +64,6 @@ def measured_values() -> dict[str, str]:
         "quiet_and_bursts how": _shown("quiet_and_bursts", _how),
         "quiet_and_bursts table": _shown("quiet_and_bursts", live_report.summary),
         "quiet_and_bursts bars": _shown("quiet_and_bursts", live_report.bars),
-        "quiet_and_bursts by round": _shown("quiet_and_bursts", live_report.by_round),
         "long_prompts how": _shown("long_prompts", _how),
         "long_prompts table": _shown("long_prompts", live_report.table),
     }
