@@ -6,8 +6,8 @@ of live measurements.
                                       that are kept of them
     python -m experiments --pages     only the pages, from the numbers that are kept: simulated
                                       ones, docs/lab/results.md, docs/lab/results/chaos.md, the
-                                      section of measurements of docs/benchmarks.md, and the table
-                                      of README; new rows are entered in numbers/rows.json
+                                      section of measurements of docs/benchmarks.md, the table of
+                                      README, and the pictures; new rows are entered in numbers/rows.json
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from experiments import (
     oracle,
     parts,
     phases,
+    pictures,
     release_switches,
     table1,
     table2,
@@ -154,6 +155,7 @@ def write_live() -> None:
     for path, inner in sections.items():
         text = path.read_text(encoding="utf-8")
         path.write_text(live.between_marks(text, inner), encoding="utf-8")
+    pictures.write()
     ledger.enter()
 
 

@@ -1,0 +1,64 @@
+"""The headline, simulated: `auto` beside the fixed layouts of stock vLLM and Shift Parallelism, by
+phase of a load and by the rate of arrivals.
+"""
+
+from __future__ import annotations
+
+from statistics import mean
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments import goodput, phases_whole
+from experiments.common import Kept
+from experiments.phases_whole import E2E
+from experiments.servers import GRAPHS, STOCK, is_fixed
+from flying_lab.bench.report.style import COLOURS, DASHES, FAINT, styled
+
+MODEL, SERVER = goodput.MODEL, GRAPHS
+SHOWN = ("low", "burst")
+WIDTH = 0.8
+"""Of the bars of one phase together."""
+
+
+@styled
+def draw(found: Kept, rates: Kept) -> Figure:
+    """Return the picture, of kept numbers: the load with phases, and the goodput."""
+    figure = Figure(figsize=(9.0, 3.4), layout="constrained")
+    phases, shares = figure.subplots(1, 2, gridspec_kw={"width_ratios": (1.15, 1.0)})
+    systems = {"auto": SERVER, phases_whole.SHIFT: STOCK}
+    systems |= {name: STOCK for name in found.seeds[0][MODEL][STOCK] if is_fixed(name)}
+    for place, (name, server) in enumerate(systems.items()):
+        look = {"color": COLOURS[place % len(COLOURS)]}
+        _bars(phases, found, (name, server), place - (len(systems) - 1) / 2, look)
+        _curve(shares, rates, name, look | {"linestyle": DASHES[place % len(DASHES)]})
+    phases.set_xticks(range(len(SHOWN) + 1), [*SHOWN, "whole load"])
+    phases.set(ylabel="seconds")
+    phases.set_title(f"Mean end-to-end latency, {MODEL} on 8 H200s (simulated)")
+    phases.grid(axis="x", visible=False)
+    shares.axhline(goodput.ENOUGH, color=FAINT, linewidth=0.8)
+    shares.set(xlabel="requests/s", ylabel="share of requests", ylim=(0, 1.03))
+    slo = f"TTFT {goodput.SLO.ttft:g} ms and TPOT {goodput.SLO.tpot:g} ms"
+    shares.set_title(f"Within {slo} (simulated)")
+    figure.legend(*phases.get_legend_handles_labels(), loc="outside upper left", ncols=len(systems))
+    return figure
+
+
+def _bars(axes: Any, found: Kept, of: tuple[str, str], place: float, look: dict[str, Any]) -> None:
+    """Draw a system's mean of each phase and of the whole load, in means over the seeds."""
+    name, server = of
+    runs = [one[MODEL][server][name] for one in found.seeds]
+    means_ms = [mean(run["phases"][phase][E2E] for run in runs) for phase in SHOWN]
+    means_ms.append(mean(phases_whole.whole(run, E2E) for run in runs))
+    count = 2 + len([one for one in found.seeds[0][MODEL][STOCK] if is_fixed(one)])
+    width = WIDTH / count
+    label = "stock " + name if is_fixed(name) else name
+    middles = np.arange(len(means_ms)) + place * width
+    axes.bar(middles, np.array(means_ms) / 1e3, 0.92 * width, label=label, **look)
+
+
+def _curve(axes: Any, rates: Kept, name: str, look: dict[str, Any]) -> None:
+    """Draw the share of a system's requests within the targets, by the rate of arrivals."""
+    shares = [goodput.share(rates, name, rate_rps) for rate_rps in goodput.RATES_RPS]
+    axes.plot(goodput.RATES_RPS, shares, **look)
