@@ -32,7 +32,7 @@ export HF_HUB_OFFLINE := 1
 export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: setup check audit lock licences wheel docs test test-unit test-with-vllm test-smoke test-deep test-deep-units test-deep-live test-all test-ray demo bench chaos fuzz cuda-check cuda-test experiments zoo mutants clean .venv
+.PHONY: setup check audit lock licences wheel docs test test-unit test-with-vllm test-smoke test-deep test-deep-units test-deep-live test-all test-docs test-ray demo bench chaos fuzz cuda-check cuda-test experiments zoo mutants clean .venv
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -114,8 +114,8 @@ test-with-vllm: $(STAMP)
 test-smoke: $(STAMP)
 	$(PYTEST) $(call report,smoke) tests/smoke
 
-# All that `make test` leaves out: tests/deep, unit tests with the marker `deep`, all examples of property tests, Ray.
-test-deep: audit test-deep-units test-deep-live test-ray
+# All that `make test` leaves out: tests/deep, unit tests with the marker `deep`, all examples of property tests, the site, Ray.
+test-deep: audit test-deep-units test-deep-live test-docs test-ray
 
 test-deep-units: $(STAMP)
 	$(ALL_EXAMPLES) $(PYTEST) --numprocesses=2 --dist=worksteal $(call report,deep-units) \
@@ -125,6 +125,10 @@ test-deep-live: $(STAMP)
 	$(ALL_EXAMPLES) $(PYTEST) --numprocesses=2 --dist=loadfile $(call report,deep) tests/deep
 
 test-all: test test-deep
+
+# Apart: the site has tools of its own.
+test-docs: $(DOCS_STAMP)
+	PYTHONPATH=$(abspath $(DOCS)):. $(PYTEST) $(call report,docs) tests/deep/site
 
 # Apart: Ray's processes need both cores. With the tools of the site, for the page of licences.
 test-ray: $(RAY_STAMP) $(DOCS_STAMP)
