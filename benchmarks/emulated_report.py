@@ -12,10 +12,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.live_report import FIGURES, SHORT
+from benchmarks.live_report import FIGURES, SHORT, WHOLE
 
 PHASES = ("low", "burst", "after")
 OURS = "auto"
+MOST_OFF = 0.05
+"""Bar of the difference to the simulator, in mean E2E of all requests."""
 Values = dict[tuple[str, str, str], tuple[float, float]]
 """Medians of the rounds, live and simulated, by system, phase and figure."""
 
@@ -60,6 +62,29 @@ def table(kept: Mapping[str, Any]) -> str:
             worst = max(ratios(values, name, phase))
             lines.append(f"| {phase} | {name} | {' | '.join(cells)} | {worst:.2f} |")
     return "\n".join(lines)
+
+
+def beside_simulator(kept: Mapping[str, Any]) -> str:
+    """Return a sentence: each live system's mean E2E over the simulated one's in each round, over
+    all requests, and whether the bar is met. Raises ValueError if no row has all requests.
+    """
+    found = {
+        row["system"]: [a / b for a, b in zip(row["live"], row["simulated"], strict=True)]
+        for row in kept["rows"]
+        if (row["phase"], row["figure"]) == (WHOLE, "mean_e2el_ms")
+    }
+    if not found:
+        raise ValueError("no row has the mean E2E of all requests")
+    shown = "; ".join(
+        f"`{name}` {', '.join(f'{ratio:.2f}' for ratio in ratios)}"
+        for name, ratios in sorted(found.items(), key=lambda one: (one[0] == OURS, one[0]))
+    )
+    far = [name for name, ratios in found.items() if abs(median(ratios) - 1) > MOST_OFF]
+    verdict = "met" if not far else f"**missed** by {', '.join(f'`{name}`' for name in sorted(far))}"
+    return (
+        "Over all requests, live mean E2E over the simulated one of the same load, by round: "
+        f"{shown} (bar: within {MOST_OFF:.0%} in the median, {verdict})."
+    )
 
 
 def main() -> None:
