@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks import live_report, ways
+from benchmarks import emulated_report, live_report, ways
 from benchmarks.link_verdict import verdict
 from experiments import goodput, held_out_regret, live, loads, phases, phases_whole
 from experiments.common import RESULTS
@@ -28,12 +28,13 @@ def page() -> str:
     """Return the text of docs/lab/results/comparisons.md."""
     values = {
         f"{name} {what}": _shown(name, text)
-        for name in ("fixed_layouts", "quiet_and_bursts", "long_prompts", "urgent_requests")
+        for name in ("fixed_layouts", "quiet_and_bursts", "trace", "long_prompts", "urgent_requests")
         for what, text in {"how": _how, "table": live_report.table}.items()
     }
     values["verdict"] = _shown("fixed_layouts", verdict)
     values["short table"] = _shown("quiet_and_bursts", live_report.summary)
     values["by round"] = _shown("quiet_and_bursts", live_report.by_round)
+    values["trace by round"] = _shown("trace", live_report.by_round)
     values |= {
         f"earlier {what}": _shown("quiet_and_bursts_earlier", text)
         for what, text in {
@@ -61,9 +62,12 @@ def measured_values() -> dict[str, str]:
         "emulated table": live_report.summary(emulated, EMULATED_FIXED),
         "emulated bars": live_report.bars(emulated, EMULATED_FIXED),
         "emulated by round": live_report.by_round(emulated, EMULATED_FIXED),
+        "emulated simulated": emulated_report.beside_simulator(emulated),
         "quiet_and_bursts how": _shown("quiet_and_bursts", _how),
         "quiet_and_bursts table": _shown("quiet_and_bursts", live_report.summary),
         "quiet_and_bursts bars": _shown("quiet_and_bursts", live_report.bars),
+        "trace how": _shown("trace", _how),
+        "trace by round": _shown("trace", live_report.by_round),
         "long_prompts how": _shown("long_prompts", _how),
         "long_prompts table": _shown("long_prompts", live_report.table),
     }
