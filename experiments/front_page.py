@@ -34,16 +34,18 @@ HEADINGS = (
     "switches",
 )
 LIVE = RESULTS / "numbers" / "live_quiet_and_bursts.json"
+TRACE = RESULTS / "numbers" / "live_trace.json"
 
 
 def section() -> str:
     """Return what README has between its marks."""
-    return text(kept("phases"), kept("goodput"), live_report.read(LIVE))
+    live, trace = live_report.read(LIVE), live_report.read(TRACE)
+    return text(kept("phases"), kept("goodput"), live, trace)
 
 
-def text(found: Kept, rates: Kept, live: Mapping[str, Any]) -> str:
+def text(found: Kept, rates: Kept, live: Mapping[str, Any], trace: Mapping[str, Any]) -> str:
     """Return the set-up, the table and where `auto` loses, of kept numbers: the load with phases,
-    the goodput, and a live comparison.
+    the goodput, and live comparisons with phases and with a trace.
     """
     setup = template(
         "front_page",
@@ -63,6 +65,7 @@ def text(found: Kept, rates: Kept, live: Mapping[str, Any]) -> str:
         shift=f"{_over(found, phases_whole.SHIFT):.2f}",
         product=", ".join(behind(found)) or "nothing",
         live=", ".join(f"{ratio:.2f}" for ratio in live_ratios(live)),
+        trace=", ".join(f"{ratio:.2f}" for ratio in live_ratios(trace)),
     )
     return "\n".join([*paragraph(setup), *table(found, rates), *paragraph(loses)])
 
