@@ -22,6 +22,8 @@ from experiments.servers import GRAPHS, PRODUCT, STOCK
 MODEL, SERVER = goodput.MODEL, GRAPHS
 WIDEST = "static-tp8"
 """The layout of stock vLLM that has all devices in one group."""
+BEFORE = "before"
+"""The phase of switches that were made before the load began."""
 SHOWN = ("low", "burst")
 """Phases that have a column."""
 HEADINGS = (
@@ -77,7 +79,7 @@ def table(found: Kept, rates: Kept) -> list[str]:
         runs = [one[MODEL][server][name] for one in found.seeds]
         in_phases = [[run["phases"][phase][E2E] for run in runs] for phase in SHOWN]
         whole = [phases_whole.whole(run, E2E) for run in runs]
-        made = spread(phases_whole.switches(found, MODEL, SERVER)) if name == "auto" else ""
+        made = spread([float(during(run)) for run in runs]) if name == "auto" else ""
         seconds = [number(mean(ms) / 1e3) for ms in (*in_phases, whole)]
         over = "" if name == "auto" else number(_over(found, name))
         rows.append([label, *seconds, over, f"{goodput.most_rps(rates, name):g}", made])
@@ -93,6 +95,11 @@ def systems(found: Kept) -> dict[str, tuple[str, str]]:
         "Shift Parallelism, as it is modelled": (STOCK, phases_whole.SHIFT),
         "Flying Serving, `auto`": (SERVER, "auto"),
     }
+
+
+def during(run: Numbers) -> int:
+    """Return how many switches a run made while its load ran, without those before it."""
+    return sum(switch["phase"] != BEFORE for switch in run["switches"])
 
 
 def switching(found: Kept) -> str:

@@ -136,26 +136,17 @@ def run_cells(found: Kept) -> dict[str, str]:
 
 
 def headline(found: Kept) -> str:
-    """Return `auto` and the fixed layouts of our server in two sentences, each in its worst phase
-    and figure.
-    """
+    """Return `auto` in its worst phase and figure, in two sentences."""
     ours = [(model, server) for model in MODELS for server in (PRODUCT, GRAPHS)]
     auto = [worst(found, *place, "auto").mean for place in ours]
     stock = [worst(found, *place, "auto", beside=STOCK).mean for place in ours]
-    fixed = [
-        worst(found, *place, name).mean
-        for place in ours
-        for name in names(found, *place)
-        if is_fixed(name)
-    ]
     of_stock = sum(ratio <= MOST_RATIO for ratio in stock)
     within = sum(ratio <= MOST_RATIO for ratio in auto)
     return (
         f"Beside the stock layout that is best in a phase and figure, `auto` is within "
         f"{MOST_RATIO} everywhere on {of_stock} of {len(stock)} servers; its worst is "
         f"{number(max(stock))}. Beside the fixed layouts of our own server it is on {within} of "
-        f"{len(auto)}; its worst is {number(max(auto))}. Each fixed layout of our server is at "
-        f"least {number(min(fixed))} in one."
+        f"{len(auto)}; its worst is {number(max(auto))}."
     )
 
 
