@@ -80,7 +80,9 @@ def beside_simulator(kept: Mapping[str, Any]) -> str:
         for name, ratios in sorted(found.items(), key=lambda one: (one[0] == OURS, one[0]))
     )
     far = [name for name, ratios in found.items() if abs(median(ratios) - 1) > MOST_OFF]
-    verdict = "met" if not far else f"**missed** by {', '.join(f'`{name}`' for name in sorted(far))}"
+    verdict = (
+        "met" if not far else f"**missed** by {', '.join(f'`{name}`' for name in sorted(far))}"
+    )
     return (
         "Over all requests, live mean E2E over the simulated one of the same load, by round: "
         f"{shown} (bar: within {MOST_OFF:.0%} in the median, {verdict})."

@@ -1,5 +1,5 @@
-"""Two switches of a live server, as its trace has them: engines join while requests stream, and part
-again.
+"""Two switches of a live server, as its trace has them: engines join while requests stream, and
+part again.
 
 python -m benchmarks.traced_switch [--out docs/lab/results/numbers/traced_switch.json]
 
@@ -40,7 +40,8 @@ async def traffic(system: System) -> list[Stream]:
         tasks = []
         for seed in range(STREAMS):
             began = asyncio.Event()
-            sent = stream(http, system.model, prompt(PROMPT_TOKENS, seed), OUTPUT_TOKENS, None, began)
+            asked = prompt(PROMPT_TOKENS, seed)
+            sent = stream(http, system.model, asked, OUTPUT_TOKENS, began=began)
             tasks.append(asyncio.create_task(sent))
             await began.wait()
         await asyncio.sleep(BEFORE_S)

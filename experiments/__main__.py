@@ -7,7 +7,8 @@ of live measurements.
     python -m experiments --pages     only the pages, from the numbers that are kept: simulated
                                       ones, docs/lab/results.md, docs/lab/results/chaos.md, the
                                       section of measurements of docs/benchmarks.md, the table of
-                                      README, and the pictures; new rows are entered in numbers/rows.json
+                                      README, and the pictures; new rows are entered in
+                                      numbers/rows.json
 """
 
 from __future__ import annotations

@@ -28,7 +28,13 @@ def page() -> str:
     """Return the text of docs/lab/results/comparisons.md."""
     values = {
         f"{name} {what}": _shown(name, text)
-        for name in ("fixed_layouts", "quiet_and_bursts", "trace", "long_prompts", "urgent_requests")
+        for name in (
+            "fixed_layouts",
+            "quiet_and_bursts",
+            "trace",
+            "long_prompts",
+            "urgent_requests",
+        )
         for what, text in {"how": _how, "table": live_report.table}.items()
     }
     values["verdict"] = _shown("fixed_layouts", verdict)

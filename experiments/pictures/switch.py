@@ -1,5 +1,5 @@
-"""Two switches of a live server over time: the steps of its engines, and the tokens that its clients
-got.
+"""Two switches of a live server over time: the steps of its engines, and the tokens that its
+clients got.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def main() -> int:
     part.add_argument(
         "--short",
         action="store_true",
-        help="only the second part, with auto alone and short phases: it has to switch",
+        help="only the second part, auto alone, without the end of the load: it has to switch",
     )
     parser.add_argument(
         "--seconds", type=float, default=2.5, help="seconds in each layout (default: %(default)s)"

@@ -30,7 +30,7 @@ def run(console: Console, models: Path, *, short: bool = False) -> Shown:
     """Serve the load with each policy and report the observations. KeyboardInterrupt if it was
     ended.
 
-    `short`: with `auto` alone and short phases, which are too short to judge latencies.
+    `short`: with `auto` alone and without the end of the load, so that no latencies are compared.
     """
     names = (phases.AUTO,) if short else (*phases.FIXED, phases.AUTO)
     spans = load.SHORT_PHASES if short else load.PHASES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +34,10 @@ SEED = 1
 TOKEN_IDS = (300, 499)
 """Words of the stand-in's vocabulary: prompts are made of them."""
 PHASES = (Phase("quiet", 1.4, 12.0), Phase("burst", 7.8, 10.0), Phase("after", 1.4, 15.0))
-SHORT_PHASES = tuple(Phase(one.label, one.rate_rps, 6.0) for one in PHASES)
-"""The phases of the short form."""
+SHORT_PHASES = (*PHASES[:2], replace(PHASES[2], length_s=5.0))
+"""The phases of the short form: the same load without its end. In a burst that is shorter a switch
+may not pay.
+"""
 
 
 class PhaseSequence(Synthesis):

@@ -31,8 +31,7 @@ LIVE: Mapping[str, Any] = {
 }
 TRACE: Mapping[str, Any] = {
     "rows": [
-        row if row["system"] != "auto" else row | {"values": [110.0, 240.0]}
-        for row in LIVE["rows"]
+        row if row["system"] != "auto" else row | {"values": [110.0, 240.0]} for row in LIVE["rows"]
     ]
 }
 
@@ -44,7 +43,8 @@ def _run(low_ms: float, layouts: tuple[str, ...] = ("1 x TP8",)) -> Numbers:
         for phase, requests, longer in (("low", 1, 1.0), ("burst", 9, 2.0), ("after", 0, 1.0))
     }
     shares = {phase: dict.fromkeys(layouts, 1.0 / len(layouts)) for phase in phases}
-    return {"phases": phases, "layouts": shares, "switches": [{"phase": "low"}] * (len(layouts) - 1)}
+    switches = [{"phase": "before"}, *[{"phase": "low"}] * (len(layouts) - 1)]
+    return {"phases": phases, "layouts": shares, "switches": switches}
 
 
 def _phases(product_ms: float = 3_000.0, layouts: tuple[str, ...] = ("1 x TP8",)) -> Kept:

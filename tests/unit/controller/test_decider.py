@@ -126,4 +126,5 @@ def test_all_long_requests_that_find_no_room_need_another_group() -> None:
     assert [(need.least_size, need.crowded_out) for need in needs] == [(4, 0), (2, 2), (4, 1)]
     for name in "ab":
         state.pool.remove(name)
+    state.crowded_out = {(2, 4)}
     assert [need.crowded_out for need in required_groups(state, state.pool.firsts(), 0)] == [0]

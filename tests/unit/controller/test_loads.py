@@ -39,7 +39,9 @@ def test_policy_sees_means_over_the_requests_of_a_group() -> None:
     loads.add(second, (0, 1), 320.0)
     loads.add_tokens(first, 4)
     assert loads.as_seen(EVEN) == {
-        (0, 1): GroupLoad(2, EVEN.left(2.0), EVEN.longest(2.0, 2), 202.0, 300, 1, booked_tokens=440.0)
+        (0, 1): GroupLoad(
+            2, EVEN.left(2.0), EVEN.longest(2.0, 2), 202.0, 300, 1, booked_tokens=440.0
+        )
     }
     loads.add_tokens(second, 60)
     assert loads.as_seen(EVEN) == {

@@ -145,8 +145,8 @@ def test_a_group_parts_if_its_requests_leave_room_in_its_engines(share: float) -
         assert found.is_made
         assert found.layout == NARROW
         assert found.reason == (
-            f"no long request in group [0, 1, 2, 3], whose requests need {share:.0%} of its engines' "
-            "memory"
+            f"no long request in group [0, 1, 2, 3], whose requests need {share:.0%} of its "
+            "engines' memory"
         )
     held = replace(rest, by_least_size={2: load(1)})
     assert decide(shot(WIDE, {(0, 1, 2, 3): held}), OBJECTIVE) is None
