@@ -32,19 +32,16 @@ def draw() -> Figure:
     """Return the picture: a panel for each degree."""
     figure = Figure(figsize=(9.0, 3.5))
     panels = figure.subplots(1, len(SIZES), gridspec_kw={"wspace": 0.06})
-    figure.subplots_adjust(left=0.085, right=0.99, top=0.88, bottom=0.17)
+    figure.subplots_adjust(left=0.1, right=0.99, top=0.88, bottom=0.17)
     for axes, size in zip(panels, SIZES, strict=True):
         _panel(axes, size)
     for height, words in ((2.62, "weights"), (1.17, "KV memory")):
         panels[0].text(-0.12, height, words, ha="right", va="center", color=INK)
+    figure.text(0.1, 0.03, f"A request of {REQUEST_TOKENS} tokens", color=COLOURS[1], weight="bold")
     figure.text(
-        0.085, 0.03, f"A request of {REQUEST_TOKENS} tokens", color=COLOURS[1], weight="bold"
-    )
-    figure.text(
-        0.285,
+        0.295,
         0.03,
-        "fills one engine, or a half of each of two, or a quarter of each of four. No byte moves "
-        "when engines join.",
+        "fills one engine, half of each of two, or a quarter of each of four. No byte moves.",
         color=INK,
     )
     return figure
