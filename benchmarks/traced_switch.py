@@ -53,7 +53,8 @@ async def traffic(system: System) -> list[Stream]:
 
 
 def near(events: list[dict[str, Any]], streams: list[Stream]) -> dict[str, Any]:
-    """Return what is kept of a trace and of streams: switches, steps and tokens near the switches.
+    """Return what is kept of a trace and of streams: the switches, and the steps, copies of KV and
+    tokens near them.
 
     Raises RuntimeError unless both switches are in the trace.
     """
@@ -91,11 +92,20 @@ def near(events: list[dict[str, Any]], streams: list[Stream]) -> dict[str, Any]:
         for event in events
         if event.get("cat") == "step" and is_near(event["ts"] / 1e3)
     ]
+    pulls = [
+        {
+            "engine": engines[event["pid"], event["tid"]],
+            "at_ms": round(event["ts"] / 1e3 - begin_ms, 3),
+            "took_ms": event["dur"] / 1e3,
+        }
+        for event in events
+        if event.get("cat") == "pull" and is_near(event["ts"] / 1e3)
+    ]
     tokens_ms = [
         [round(at_s * 1e3 - begin_ms, 3) for at_s in one.token_s if is_near(at_s * 1e3)]
         for one in streams
     ]
-    return {"switches": switches, "steps": steps, "tokens_ms": tokens_ms}
+    return {"switches": switches, "steps": steps, "pulls": pulls, "tokens_ms": tokens_ms}
 
 
 def main() -> None:

@@ -41,7 +41,7 @@ def draw(trace: dict[str, Any]) -> Figure:
             axes.axvline(at_ms, color=INK, linewidth=0.9)
         axes.grid(visible=False)
     for one, at_ms in zip(trace["switches"], ends_ms, strict=True):
-        words = f" {one['what']}: {one['cutover_ms']:.2f} ms"
+        words = f" {one['what']}, in {one['cutover_ms']:.1f} ms"
         tokens.annotate(
             words, (at_ms, 1.02), xycoords=("data", "axes fraction"), va="bottom", size=8, color=INK
         )
@@ -68,6 +68,14 @@ def _steps(axes: Any, trace: dict[str, Any], begin_ms: float) -> None:
         axes.broken_barh(
             ranges, (engine + GAP, 1 - 2 * GAP), facecolors=colour, edgecolors=INK, linewidth=0.3
         )
+    for pull in trace["pulls"]:
+        begins_ms = pull["at_ms"] - begin_ms
+        axes.broken_barh(
+            [(begins_ms, pull["took_ms"])],
+            (pull["engine"] + GAP, 1 - 2 * GAP),
+            facecolors=COLOURS[2],
+            linewidth=0,
+        )
     engines = 1 + max(engine for engine, _ in bars)
     axes.set(ylabel="engine", ylim=(engines, 0), yticks=np.arange(engines) + 0.5)
     axes.set_yticklabels([str(engine) for engine in range(engines)])
@@ -77,4 +85,5 @@ def _steps(axes: Any, trace: dict[str, Any], begin_ms: float) -> None:
         Patch(color=degree_colour(4 if size > 1 else 1), label="together" if size > 1 else "alone")
         for size in sorted({size for _, size in bars})
     ]
+    patches.append(Patch(color=COLOURS[2], label="KV is copied"))
     axes.legend(handles=patches, ncols=len(patches), loc="lower right", bbox_to_anchor=(1, 0.98))

@@ -66,7 +66,8 @@ def test_a_comparison_with_rows_has_its_table_and_its_sizes(kept: Path) -> None:
 
 def test_benchmarks_have_the_short_table_of_two_engines_once_they_ran(kept: Path) -> None:
     text = rows(static_dp=100.0, static_tp=200.0, auto=150.0)
-    (kept / "live_quiet_and_bursts.json").write_text(text, "utf-8")
+    for name in ("quiet_and_bursts", "trace"):
+        (kept / f"live_{name}.json").write_text(text, "utf-8")
     section = live.section(comparisons.measured_values())
     assert "| auto | 150 | 1.50 | low, mean TTFT | 2 |" in section
     assert comparisons.NOT_RUN not in section

@@ -6,7 +6,14 @@ import pytest
 
 from benchmarks.client import Stream
 from benchmarks.traced_switch import NEAR_MS, near
-from flying_serving.observe.tracing.events import TracedStep, engine_row, server_row, step
+from flying_serving.observe.tracing.events import (
+    TracedPull,
+    TracedStep,
+    engine_row,
+    pull,
+    server_row,
+    step,
+)
 
 FIRST_S, LAST_S = 10.0, 10.5
 
@@ -19,6 +26,7 @@ def events(switches: int = 2) -> list[dict[str, Any]]:
         made.append(server.span("a -> b", "cutover", at_s, at_s + 0.001, {"cutover_ms": 1.0}))
     for at_s, group in ((1.0, [1]), (FIRST_S - 0.01, [1]), (FIRST_S + 0.1, [0, 1]), (11.0, [1])):
         made.append(step(engine, TracedStep(group, 1, 1, 1, 0, 8), at_s, at_s + 0.004, 0.0))
+    made.append(pull(engine, TracedPull([0], 0, 64, 2), FIRST_S + 0.02, FIRST_S + 0.03))
     return made
 
 
@@ -33,6 +41,7 @@ def test_what_is_near_the_switches_is_kept() -> None:
         {"engine": 1, "size": size, "at_ms": pytest.approx(NEAR_MS + at_ms), "took_ms": 4.0}
         for size, at_ms in ((1, -10.0), (2, 100.0))
     ]
+    assert kept["pulls"] == [{"engine": 1, "at_ms": pytest.approx(NEAR_MS + 20), "took_ms": 10.0}]
     assert kept["tokens_ms"] == [[pytest.approx(NEAR_MS), pytest.approx(NEAR_MS + 550)], []]
 
 
