@@ -87,7 +87,7 @@ licences: $(RAY_STAMP) $(DOCS_STAMP)
 
 # The site, into build/site. A link that leads nowhere fails.
 docs: $(DOCS_STAMP)
-	PYTHONPATH=$(abspath $(DOCS)):. $(BIN)/python -m mkdocs build --strict
+	PYTHONPATH=$(abspath $(DOCS)):. NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # Into dist/, by the setuptools of the locks.
 wheel: $(STAMP)
