@@ -7,18 +7,21 @@ figure is typed: the words are in templates/front_page.md and templates/front_pa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Any
 
 from benchmarks import live_report
 from experiments import goodput, phases_whole
 from experiments.common import MODELS, RESULTS, Kept, Numbers, kept, template
+from experiments.comparisons import EMULATED_FIXED
 from experiments.phases_load import BURST_SHARE, LOW_SHARE
-from experiments.phases_whole import E2E
+from experiments.phases_whole import E2E, TTFT
 from experiments.rows import markdown, number, paragraph, spread
 from experiments.servers import GRAPHS, PRODUCT, STOCK
 
+Live = Mapping[str, Any]
+"""Kept rows of a live comparison."""
 MODEL, SERVER = goodput.MODEL, GRAPHS
 WIDEST = "static-tp8"
 """The layout of stock vLLM that has all devices in one group."""
@@ -37,17 +40,18 @@ HEADINGS = (
 )
 LIVE = RESULTS / "numbers" / "live_quiet_and_bursts.json"
 TRACE = RESULTS / "numbers" / "live_trace.json"
+EMULATED = RESULTS / "numbers" / "emulated.json"
 
 
 def section() -> str:
     """Return what README has between its marks."""
-    live, trace = live_report.read(LIVE), live_report.read(TRACE)
-    return text(kept("phases"), kept("goodput"), live, trace)
+    live, trace, emulated = map(live_report.read, (LIVE, TRACE, EMULATED))
+    return text(kept("phases"), kept("goodput"), live, trace, emulated)
 
 
-def text(found: Kept, rates: Kept, live: Mapping[str, Any], trace: Mapping[str, Any]) -> str:
+def text(found: Kept, rates: Kept, live: Live, trace: Live, emulated: Live) -> str:
     """Return the set-up, the table and where `auto` loses, of kept numbers: the load with phases,
-    the goodput, and live comparisons with phases and with a trace.
+    the goodput, and live comparisons with phases, with a trace, and on emulated devices.
     """
     setup = template(
         "front_page",
@@ -66,8 +70,10 @@ def text(found: Kept, rates: Kept, live: Mapping[str, Any], trace: Mapping[str, 
         switching=switching(found),
         shift=f"{_over(found, phases_whole.SHIFT):.2f}",
         product=", ".join(behind(found)) or "nothing",
-        live=", ".join(f"{ratio:.2f}" for ratio in live_ratios(live)),
-        trace=", ".join(f"{ratio:.2f}" for ratio in live_ratios(trace)),
+        live=_listed(live_ratios(live)),
+        trace=_listed(live_ratios(trace)),
+        emulated=_listed(live_ratios(emulated, EMULATED_FIXED)),
+        emulated_ttft=f"{max(live_ratios(emulated, EMULATED_FIXED, TTFT)):.2f}",
     )
     return "\n".join([*paragraph(setup), *table(found, rates), *paragraph(loses)])
 
@@ -125,10 +131,18 @@ def behind(found: Kept) -> list[str]:
     ]
 
 
-def live_ratios(live: Mapping[str, Any]) -> list[float]:
-    """Return `auto` over the better of our fixed layouts in mean E2E, for each round."""
+def live_ratios(
+    live: Live, fixed: Sequence[str] = live_report.FIXED, figure: str = E2E
+) -> list[float]:
+    """Return `auto` over the best of some fixed layouts in a figure of all requests, for each
+    round.
+    """
     found = live_report.values(live)
-    return live_report.ratios(found, "auto", live_report.WHOLE, E2E)
+    return live_report.ratios(found, "auto", live_report.WHOLE, figure, fixed)
+
+
+def _listed(ratios: Sequence[float]) -> str:
+    return ", ".join(f"{ratio:.2f}" for ratio in ratios)
 
 
 def _over(found: Kept, name: str) -> float:
