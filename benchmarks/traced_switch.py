@@ -29,7 +29,7 @@ from flying_lab.tiny_models.checkpoint import make_model
 KEPT = NUMBERS / "traced_switch.json"
 STREAMS, PROMPT_TOKENS, OUTPUT_TOKENS = 6, 64, 600
 TOGETHER, APART = [[0, 1]], [[0], [1]]
-BEFORE_S, BETWEEN_S, AFTER_S = 1.0, 0.12, 0.3
+BEFORE_S, BETWEEN_S = 1.0, 0.12
 NEAR_MS = 80.0
 """Kept before the first switch and after the last."""
 
@@ -82,30 +82,28 @@ def near(events: list[dict[str, Any]], streams: list[Stream]) -> dict[str, Any]:
         }
         for what, one in zip(("engines join", "engines part"), cutovers, strict=True)
     ]
-    steps = [
-        {
-            "engine": engines[event["pid"], event["tid"]],
-            "size": len(event["args"]["group"]),
-            "at_ms": round(event["ts"] / 1e3 - begin_ms, 3),
-            "took_ms": event["dur"] / 1e3,
-        }
-        for event in events
-        if event.get("cat") == "step" and is_near(event["ts"] / 1e3)
-    ]
-    pulls = [
-        {
+    steps, pulls = (
+        [event for event in events if event.get("cat") == kind and is_near(event["ts"] / 1e3)]
+        for kind in ("step", "pull")
+    )
+
+    def span(event: dict[str, Any]) -> dict[str, Any]:
+        return {
             "engine": engines[event["pid"], event["tid"]],
             "at_ms": round(event["ts"] / 1e3 - begin_ms, 3),
             "took_ms": event["dur"] / 1e3,
         }
-        for event in events
-        if event.get("cat") == "pull" and is_near(event["ts"] / 1e3)
-    ]
+
     tokens_ms = [
         [round(at_s * 1e3 - begin_ms, 3) for at_s in one.token_s if is_near(at_s * 1e3)]
         for one in streams
     ]
-    return {"switches": switches, "steps": steps, "pulls": pulls, "tokens_ms": tokens_ms}
+    return {
+        "switches": switches,
+        "steps": [span(step) | {"size": len(step["args"]["group"])} for step in steps],
+        "pulls": [span(pull) for pull in pulls],
+        "tokens_ms": tokens_ms,
+    }
 
 
 def main() -> None:

@@ -82,14 +82,21 @@ def table(found: Kept, rates: Kept) -> list[str]:
     """Return the table: a row for each system, in means over the seeds."""
     rows = []
     for label, (server, name) in systems(found).items():
-        runs = [one[MODEL][server][name] for one in found.seeds]
-        in_phases = [[run["phases"][phase][E2E] for run in runs] for phase in SHOWN]
-        whole = [phases_whole.whole(run, E2E) for run in runs]
-        made = spread([float(during(run)) for run in runs]) if name == "auto" else ""
-        seconds = [number(mean(ms) / 1e3) for ms in (*in_phases, whole)]
+        made = spread([float(during(run)) for run in _auto(found)]) if name == "auto" else ""
+        seconds = [number(one_s) for one_s in means_s(found, server, name)]
         over = "" if name == "auto" else number(_over(found, name))
         rows.append([label, *seconds, over, f"{goodput.most_rps(rates, name):g}", made])
     return markdown(HEADINGS, rows)
+
+
+def means_s(found: Kept, server: str, name: str) -> list[float]:
+    """Return a system's mean E2E in each phase of SHOWN and over the whole load, in means over the
+    seeds.
+    """
+    runs = [one[MODEL][server][name] for one in found.seeds]
+    in_phases = [[run["phases"][phase][E2E] for run in runs] for phase in SHOWN]
+    whole = [phases_whole.whole(run, E2E) for run in runs]
+    return [mean(ms) / 1e3 for ms in (*in_phases, whole)]
 
 
 def systems(found: Kept) -> dict[str, tuple[str, str]]:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from benchmarks import live_report
+from benchmarks.traced_switch import KEPT
 from experiments.common import ROOT, kept
 from experiments.pictures import headline, idea, switch
 from experiments.pictures.scheme import themed
@@ -19,7 +21,7 @@ from experiments.pictures.scheme import themed
 FOLDER = ROOT / "docs" / "pictures"
 PICTURES: dict[str, Callable[[], Figure]] = {
     "idea": idea.draw,
-    "switch": lambda: switch.draw(switch.kept_trace()),
+    "switch": lambda: switch.draw(live_report.read(KEPT)),
     "headline": lambda: headline.draw(kept("phases"), kept("goodput")),
 }
 

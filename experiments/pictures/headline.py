@@ -4,7 +4,6 @@ phase of a load and by the rate of arrivals.
 
 from __future__ import annotations
 
-from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -12,12 +11,10 @@ from matplotlib.figure import Figure
 
 from experiments import goodput, phases_whole
 from experiments.common import Kept
-from experiments.phases_whole import E2E
-from experiments.servers import GRAPHS, STOCK, is_fixed
+from experiments.front_page import MODEL, SERVER, SHOWN, means_s
+from experiments.servers import STOCK, is_fixed
 from flying_lab.bench.report.style import COLOURS, DASHES, FAINT, styled
 
-MODEL, SERVER = goodput.MODEL, GRAPHS
-SHOWN = ("low", "burst")
 WIDTH = 0.8
 """Of the bars of one phase together."""
 
@@ -29,9 +26,12 @@ def draw(found: Kept, rates: Kept) -> Figure:
     phases, shares = figure.subplots(1, 2, gridspec_kw={"width_ratios": (1.15, 1.0)})
     systems = {"auto": SERVER, phases_whole.SHIFT: STOCK}
     systems |= {name: STOCK for name in found.seeds[0][MODEL][STOCK] if is_fixed(name)}
+    width = WIDTH / len(systems)
     for place, (name, server) in enumerate(systems.items()):
         look = {"color": COLOURS[place % len(COLOURS)]}
-        _bars(phases, found, (name, server), place - (len(systems) - 1) / 2, look)
+        label = "stock " + name if is_fixed(name) else name
+        middles = np.arange(len(SHOWN) + 1) + (place - (len(systems) - 1) / 2) * width
+        phases.bar(middles, means_s(found, server, name), 0.92 * width, label=label, **look)
         _curve(shares, rates, name, look | {"linestyle": DASHES[place % len(DASHES)]})
     phases.set_xticks(range(len(SHOWN) + 1), [*SHOWN, "whole load"])
     phases.set(ylabel="seconds")
@@ -43,19 +43,6 @@ def draw(found: Kept, rates: Kept) -> Figure:
     shares.set_title(f"Within {slo} (simulated)")
     figure.legend(*phases.get_legend_handles_labels(), loc="outside upper left", ncols=len(systems))
     return figure
-
-
-def _bars(axes: Any, found: Kept, of: tuple[str, str], place: float, look: dict[str, Any]) -> None:
-    """Draw a system's mean of each phase and of the whole load, in means over the seeds."""
-    name, server = of
-    runs = [one[MODEL][server][name] for one in found.seeds]
-    means_ms = [mean(run["phases"][phase][E2E] for run in runs) for phase in SHOWN]
-    means_ms.append(mean(phases_whole.whole(run, E2E) for run in runs))
-    count = 2 + len([one for one in found.seeds[0][MODEL][STOCK] if is_fixed(one)])
-    width = WIDTH / count
-    label = "stock " + name if is_fixed(name) else name
-    middles = np.arange(len(means_ms)) + place * width
-    axes.bar(middles, np.array(means_ms) / 1e3, 0.92 * width, label=label, **look)
 
 
 def _curve(axes: Any, rates: Kept, name: str, look: dict[str, Any]) -> None:

@@ -4,16 +4,13 @@ clients got.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from benchmarks.traced_switch import KEPT
 from flying_lab.bench.report.style import COLOURS, INK, degree_colour, styled
 
 AROUND_MS = 60.0
@@ -21,31 +18,27 @@ AROUND_MS = 60.0
 GAP = 0.08
 
 
-def kept_trace(path: Path = KEPT) -> dict[str, Any]:
-    """Return what `python -m benchmarks.traced_switch` has kept."""
-    kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return kept
-
-
 @styled
 def draw(trace: dict[str, Any]) -> Figure:
-    """Return the picture of a trace. Time 0 is the first switch."""
+    """Return the picture of what `python -m benchmarks.traced_switch` keeps. Time 0 is the first
+    switch.
+    """
     figure = Figure(figsize=(9.0, 3.6), layout="constrained")
     tokens, steps = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": (1.0, 1.1)})
     begin_ms = trace["switches"][0]["at_ms"]
-    ends_ms = [one["at_ms"] - begin_ms for one in trace["switches"]]
+    switches_ms = [one["at_ms"] - begin_ms for one in trace["switches"]]
     _tokens(tokens, trace, begin_ms)
     _steps(steps, trace, begin_ms)
     for axes in (tokens, steps):
-        for at_ms in ends_ms:
+        for at_ms in switches_ms:
             axes.axvline(at_ms, color=INK, linewidth=0.9)
         axes.grid(visible=False)
-    for one, at_ms in zip(trace["switches"], ends_ms, strict=True):
+    for one, at_ms in zip(trace["switches"], switches_ms, strict=True):
         words = f" {one['what']}, in {one['cutover_ms']:.1f} ms"
         tokens.annotate(
             words, (at_ms, 1.02), xycoords=("data", "axes fraction"), va="bottom", size=8, color=INK
         )
-    steps.set(xlabel="ms since the first switch", xlim=(-AROUND_MS, ends_ms[-1] + AROUND_MS))
+    steps.set(xlabel="ms since the first switch", xlim=(-AROUND_MS, switches_ms[-1] + AROUND_MS))
     return figure
 
 

@@ -81,18 +81,17 @@ class Dispatcher:
             return True
 
         state.pool.hand_out(place, now_s)
-        if self._update_reservation(now_s):  # the group of a long request takes others now
-            state.pool.hand_out(place, now_s)
+        if state.reservation.is_awaited:
+            self._update_reservation(now_s)
+            if not state.reservation.is_awaited:  # the group of a long request takes others now
+                state.pool.hand_out(place, now_s)
         return commands
 
-    def _update_reservation(self, now_s: float) -> bool:
-        """Return whether no long request waits any more, and one did before."""
+    def _update_reservation(self, now_s: float) -> None:
         state = self._state
-        waited = state.reservation.is_awaited
         state.reservation.update(
             state.layout, state.loads, now_s, state.switches.joining, state.pool.firsts
         )
-        return waited and not state.reservation.is_awaited
 
     def _group_for(
         self, request: RequestState, lanes: Mapping[int, LaneFigures], reserved: set[Group]

@@ -108,13 +108,13 @@ class Reservation:
     ) -> bool:
         """Return whether a group is not for a request, of which `booked_tokens` would be booked.
 
-        An engine takes a `patient` request only if the kept room is left beside it. Urgent requests
-        are kept out of nothing, nor are those for a degree, and those that may have killed engines.
+        An engine takes a `patient` request only if the kept room is left beside it. Three kinds are
+        never kept out: urgent requests, requests for a degree, and suspects of killing engines.
         """
         spec = request.spec
-        if spec.urgent or spec.degree is not None or request.is_suspect or self.is_long(request):
+        if not self._is_on or spec.urgent or spec.degree is not None:
             return False
-        if not self._is_on:
+        if request.is_suspect or self.is_long(request):
             return False
         if len(group) > self._narrowest:
             return self._is_to_part(group, booked_tokens, loads, patient=patient)

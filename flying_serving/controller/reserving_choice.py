@@ -34,20 +34,25 @@ class ReservingChoice(GroupChoice):
     def is_for(self, request: RequestState, group: Group, expected_tokens: float) -> bool:
         """Return whether a group keeps no room from a request that has waited as long as this."""
         patient = not self.state.reservation.is_impatient(request)
-        alone = Layout((group,))
-        return bool(self._free(request, alone, expected_tokens, patient=patient).groups)
+        return not self._is_kept_out(request, group, expected_tokens, patient=patient)
 
     def _free(
         self, request: RequestState, layout: Layout, expected_tokens: float, *, patient: bool
     ) -> Layout:
         """Return the groups of `layout` that keep no room from a request."""
-        reservation, loads = self.state.reservation, self.state.loads
-        free = []
-        for group in layout.groups:
-            booked_tokens = self.booked_tokens(request, group, expected_tokens)
-            if not reservation.keeps_out(request, group, booked_tokens, loads, patient=patient):
-                free.append(group)
+        free = [
+            group
+            for group in layout.groups
+            if not self._is_kept_out(request, group, expected_tokens, patient=patient)
+        ]
         return Layout(tuple(free))
+
+    def _is_kept_out(
+        self, request: RequestState, group: Group, expected_tokens: float, *, patient: bool
+    ) -> bool:
+        booked_tokens = self.booked_tokens(request, group, expected_tokens)
+        reservation, loads = self.state.reservation, self.state.loads
+        return reservation.keeps_out(request, group, booked_tokens, loads, patient=patient)
 
     def lending_for(self, request: RequestState) -> set[Group]:
         """Return the groups that have no room for a long request beside others, and would have it
