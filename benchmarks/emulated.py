@@ -30,7 +30,7 @@ from flying_lab.sim.cluster import Options
 from flying_lab.sim.machine import Machine
 from flying_lab.sim.node import System as SimulatedSystem
 from flying_lab.sim.run import results, simulate
-from flying_lab.sim.system import flying, static
+from flying_lab.sim.system import apart, flying
 from flying_lab.workload.model import Workload
 from flying_lab.workload.shape import scale_time
 from flying_lab.workload.synth import Alternating
@@ -58,7 +58,7 @@ def systems_of(args: argparse.Namespace) -> dict[str, Profile]:
     }
     least = profile(common | {"devices_per_engine": None}).devices_per_engine
     degrees = {"auto": least, "stock-dp": least}
-    degrees |= {f"static-tp{degree}": degree for degree in args.degrees if degree > least}
+    degrees |= {f"stock-tp{degree}": degree for degree in args.degrees if degree > least}
     return {
         name: profile(common | {"devices_per_engine": degree})
         for name, degree in degrees.items()
@@ -105,7 +105,7 @@ def simulated(name: str, devices: Profile, workload: Workload) -> dict[str, Any]
     if name == "auto":
         system = flying(machine, devices.devices_per_engine, POLICIES["auto"], OPTIONS)
     else:
-        system = static(machine, devices.devices_per_engine, POLICIES["static-dp"], OPTIONS)
+        system = apart(machine, devices.devices_per_engine, POLICIES["static-dp"], OPTIONS)
     outcome = simulate(system, workload.requests)
     return summarise(results(system, workload, outcome, "emulated")) | {
         "switches": len(outcome.switches)

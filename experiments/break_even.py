@@ -15,18 +15,18 @@ from experiments.traces import NAMES, trace, traces
 MODEL = "llama-3-70b"
 COSTS_S = (0.0, 0.015, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 147.0)
 """15 ms is the paper's switch, 147 s its cold start of TP 8."""
-STATIC = ("static-dp", "static-tp4", "static-tp")
+STOCK = ("stock-dp", "stock-tp4", "stock-tp")
 
 
 def measure(setting: Setting) -> Numbers:
-    """By workload: mean end-to-end latency of the static layouts and of `auto`, by the cost of a
+    """By workload: mean end-to-end latency of the stock layouts and of `auto`, by the cost of a
     switch.
     """
     return {name: _measure(name, setting) for name in traces(NAMES, setting.seed)}
 
 
 def _measure(name: str, setting: Setting) -> Numbers:
-    fixed = {static: mean_s(static, name, setting)[0] for static in STATIC}
+    fixed = {stock: mean_s(stock, name, setting)[0] for stock in STOCK}
     return {
         **fixed,
         "auto": {f"{cost:g}": mean_s("auto", name, setting, cost) for cost in COSTS_S},
@@ -57,7 +57,7 @@ def pages(found: Kept, folder: Path) -> list[Row]:
     ]
     for axis, name in zip(axes, NAMES, strict=True):
         runs = [one[name] for one in found.seeds if name in one]
-        best = [min(one[static] for static in STATIC) for one in runs]
+        best = [min(one[stock] for stock in STOCK) for one in runs]
         autos = {cost: [one["auto"][f"{cost:g}"] for one in runs] for cost in COSTS_S}
         ratios = {
             cost: [auto[0] / fixed for auto, fixed in zip(autos[cost], best, strict=True)]
@@ -70,17 +70,16 @@ def pages(found: Kept, folder: Path) -> list[Row]:
         ]  # fmt: skip
         lines += [f"## {name}", ""]
         lines += [
-            ", ".join(f"{static} {spread([one[static] for one in runs])} s" for static in STATIC)
-            + ".",
+            ", ".join(f"{stock} {spread([one[stock] for one in runs])} s" for stock in STOCK) + ".",
             "",
         ]
-        lines += markdown(["switch (s)", "auto (s)", "auto / best static", "switches"], rows)
+        lines += markdown(["switch (s)", "auto (s)", "auto / best stock", "switches"], rows)
         lines += [_verdict(ratios), ""]
         means = [mean(one[0] for one in autos[cost]) for cost in COSTS_S]
         axis.plot([max(cost, 0.005) for cost in COSTS_S], means, marker="o", label="auto")
-        for n, static in enumerate(STATIC):
-            fixed = mean(one[static] for one in runs)
-            axis.axhline(fixed, linestyle="--", linewidth=1, label=static, color=f"C{1 + n}")
+        for n, stock in enumerate(STOCK):
+            fixed = mean(one[stock] for one in runs)
+            axis.axhline(fixed, linestyle="--", linewidth=1, label=stock, color=f"C{1 + n}")
         labels = {"xlabel": "a switch stops an engine for (s)", "ylabel": "mean E2E (s)"}
         axis.set(title=name, xscale="log", yscale="log", **labels)
         axis.legend(fontsize="x-small")
@@ -100,6 +99,6 @@ def _verdict(ratios: dict[float, list[float]]) -> str:
         share = spread(ratios[0.0])
         return (
             f"Not even a free switch pays with every seed: `auto` is {share} times the "
-            "best static layout."
+            "best stock layout."
         )
     return f"Switching pays with every seed up to a cost of at least {max(good):g} s."

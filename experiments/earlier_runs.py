@@ -34,8 +34,19 @@ def published(name: str, commit: str) -> dict[str, Any]:
     """Return what a commit has published of an experiment."""
     paths = (f"{folder}/{name}.json" for folder in FOLDERS)
     path = next(path for path in paths if git("ls-tree", "--name-only", commit, path))
-    found = kept_in(json.loads(git("show", f"{commit}:{path}")))
+    found = kept_in(json.loads(renamed(git("show", f"{commit}:{path}"))))
     return {"commit": found.commit, "date": found.date, "cells": CELLS[name](found)}
+
+
+def renamed(text: str) -> str:
+    """Return numbers with the present names of systems.
+
+    Before 2026-11-29 the names of stock vLLM began with `static-`, and those of our own fixed
+    layouts with `pinned-`.
+    """
+    if '"stock-' in text:
+        return text
+    return text.replace('"static-', '"stock-').replace('"pinned-', '"static-')
 
 
 def main() -> None:

@@ -49,7 +49,7 @@ from experiments.servers import MAX_TOKENS
 from flying_lab.bench.report.page import pictures
 from flying_lab.cli.simulation import Simulated, measured
 
-DRAWN = ("auto", PRODUCT, "static-dp", "static-tp", "shift-parallel", "fork")
+DRAWN = ("auto", PRODUCT, "stock-dp", "stock-tp", "shift-parallel", "fork")
 FIG8_COLUMNS = {
     "burst_mean_ttft_s": "burst mean TTFT (s)",
     "burst_p90_ttft_s": "burst P90 TTFT (s)",
@@ -65,13 +65,13 @@ FIG9_COLUMNS = {
     "peak_tokens_per_s": "peak tokens/s",
 }
 GROUPED = one_layout(
-    "`auto` serves low load with the widest group. In the model its steps cost static TP's time, "
+    "`auto` serves low load with the widest group. In the model its steps cost stock TP's time, "
     "or less where they divide tokens. With other coefficients, or eager, it may choose another "
     "layout"
 )
 APART = one_layout(
     "at their peak and in bursts `auto` serves GPT-OSS-120B and Nemotron-8B apart; such steps "
-    "are static DP's in the model, so the ratio is that of two fixed layouts"
+    "are stock DP's in the model, so the ratio is that of two fixed layouts"
 )
 LATE = late_dispatch(
     "our server and the fork keep requests in one queue until an engine has room, and stock's "
@@ -161,11 +161,11 @@ def _ttft_rows(model: str, found: Kept) -> list[Row]:
     paper, apart = PAPER[model], _apart(model)
     mean, p90, low = "burst_mean_ttft_s", "burst_p90_ttft_s", "low_mean_ttft_ms"
     specs: list[tuple[str, str, tuple[str, str, str], bool, Known | None]] = [
-        ("burst, mean TTFT", "burst_flying_over_dp_ttft", (mean, "auto", "static-dp"), False, None),
+        ("burst, mean TTFT", "burst_flying_over_dp_ttft", (mean, "auto", "stock-dp"), False, None),
         (
             "burst, P90 TTFT",
             "burst_tp_over_flying_p90_ttft",
-            (p90, "static-tp", "auto"),
+            (p90, "stock-tp", "auto"),
             True,
             apart,
         ),
@@ -179,7 +179,7 @@ def _ttft_rows(model: str, found: Kept) -> list[Row]:
         (
             "low load, mean TTFT",
             "low_flying_over_tp_ttft",
-            (low, "auto", "static-tp"),
+            (low, "auto", "stock-tp"),
             False,
             GROUPED,
         ),
@@ -238,12 +238,12 @@ def _fig9(found: Kept, folder: Path) -> list[Row]:
 
 def _token_rows(model: str, found: Kept) -> list[Row]:
     """Time per token, and peaks."""
-    paper, name = PAPER[model], "median TPOT, static-dp / auto"
+    paper, name = PAPER[model], "median TPOT, stock-dp / auto"
     tpot = partial(_row, name, paper["dp_over_flying_median_tpot"], found, True, None)
-    rows = [compared(tpot, found, _ratio(model, "median_tpot_ms", "static-dp", AUTO))]
-    for other, short in (("static-dp", "dp"), ("static-tp", "tp"), ("shift-parallel", "shift")):
+    rows = [compared(tpot, found, _ratio(model, "median_tpot_ms", "stock-dp", AUTO))]
+    for other, short in (("stock-dp", "dp"), ("stock-tp", "tp"), ("shift-parallel", "shift")):
         name, published = f"peak tokens/s, auto / {other}", paper[f"peak_flying_over_{short}"]
-        known = _apart(model) or (LATE if other == "static-dp" else None)
+        known = _apart(model) or (LATE if other == "stock-dp" else None)
         peak = partial(_row, name, published, found, True, known)
         rows.append(compared(peak, found, _ratio(model, "peak_tokens_per_s", AUTO, other)))
     return rows

@@ -28,7 +28,7 @@ from flying_serving.predict.forecast import evaluate
 from flying_serving.predict.work import Objective, Work
 
 SHARES = (0.15, 0.6, 0.85, 1.2, 1.7)
-"""Rates, as shares of static DP's capacity."""
+"""Rates, as shares of stock DP's capacity."""
 SEEDS = (1, 2, 3)
 HORIZON_S = FlyingConfig().horizon_s
 
@@ -44,8 +44,8 @@ def ratio(model: str, degree: int, workload: Workload) -> float:
     """Return the request-seconds that a layout needs, over their forecast."""
     setting = Setting(workload.seed)
     devices = servers.degrees(model, setting)[0]
-    pinned = servers.pinned(degree, devices)
-    fleet = Fleet(servers.ours(GRAPHS, pinned, model, setting, OPTIONS))
+    fixed = servers.static(degree, devices)
+    fleet = Fleet(servers.ours(GRAPHS, fixed, model, setting, OPTIONS))
     fleet.run(workload.requests)
     needed_s = sum(one.end_s - one.arrival_s for one in fleet.outcome().ended)
     state = fleet.nodes[0].controller.state

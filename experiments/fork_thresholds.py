@@ -29,7 +29,7 @@ PAIRS = (
 
 
 def load(model: str) -> Workload:
-    """Return low phases and bursts at 0.15 and 0.85 of static DP's capacity."""
+    """Return low phases and bursts at 0.15 and 0.85 of stock DP's capacity."""
     return phased(*rates_rps(model), BURSTS, SEED)
 
 

@@ -23,7 +23,7 @@ from experiments.servers import GRAPHS, PRODUCT, STOCK
 Live = Mapping[str, Any]
 """Kept rows of a live comparison."""
 MODEL, SERVER = goodput.MODEL, GRAPHS
-WIDEST = "static-tp8"
+WIDEST = "stock-tp8"
 """The layout of stock vLLM that has all devices in one group."""
 BEFORE = "before"
 """The phase of switches that were made before the load began."""

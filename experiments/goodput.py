@@ -79,7 +79,7 @@ def behind(found: Kept) -> list[str]:
 
 def headline(found: Kept) -> str:
     """Return in a sentence up to which rate 90 % of requests are within the SLO."""
-    stock = [name for name in names(found) if name.startswith("static-")]
+    stock = [name for name in names(found) if name.startswith("stock-")]
     first = max(stock, key=lambda name: most_rps(found, name))
     return (
         f"{100 * ENOUGH:.0f} % of requests are within TTFT {SLO.ttft:g} ms and TPOT "

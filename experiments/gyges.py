@@ -113,7 +113,7 @@ def _lending_lines(found: Kept) -> list[str]:
     ]
     return [
         *paragraph(
-            "The paper's rows are static servers. Groups of engines that each hold all weights "
+            "The paper's rows are fixed servers. Groups of engines that each hold all weights "
             "hold eight sequences of",
             "this many tokens, with feed-forward weights lent (`mlp`, what the paper does) or "
             "all that are divided:",

@@ -27,7 +27,7 @@ from flying_lab.workload.read import read_workload
 from flying_lab.workload.synth import Gamma, Phase, Poisson, Synthesis, synthesise
 
 SHARES = (0.1, 0.3, 0.5, 0.7, 0.85)
-"""Mean rates of steady arrivals and of batches, as shares of static DP's capacity."""
+"""Mean rates of steady arrivals and of batches, as shares of stock DP's capacity."""
 OTHER_SHARE = 0.4
 """That of the gamma process and of the traces."""
 BATCH = 8
@@ -51,7 +51,7 @@ TRACE_CAPACITY_RPS: Mapping[str, Mapping[str, float]] = {
     "azure conversation": {"llama-3-70b": 18.2, "gpt-oss-120b": 203.0, "nemotron-8b": 122.0},
     "mooncake conversation": {"llama-3-70b": 2.1, "gpt-oss-120b": 24.1, "nemotron-8b": 14.3},
 }
-"""Requests per second that static DP serves of each trace if it always has work."""
+"""Requests per second that stock DP serves of each trace if it always has work."""
 
 
 class Load(NamedTuple):
@@ -59,7 +59,7 @@ class Load(NamedTuple):
 
     Args:
         family: which generator, or which trace.
-        share: its mean rate, as a share of static DP's capacity for such requests.
+        share: its mean rate, as a share of stock DP's capacity for such requests.
     """
 
     family: str
@@ -189,7 +189,7 @@ def read(name: str, seed: int) -> Workload:
 
 
 def trace_capacity_rps(name: str, model: str) -> float:
-    """Return the requests per second that static DP serves of a trace while it always has work."""
+    """Return the requests per second that stock DP serves of a trace while it always has work."""
     return rate_at_once_rps(model, at_once(read(name, 1), AT_ONCE[model]))
 
 

@@ -62,7 +62,7 @@ def measure_system(one: System, name: str, model: str, setting: Setting) -> Numb
 def best(found: Kept, model: str, name: str, prefix: str) -> str:
     """Return the fixed layout with the least mean E2E over the seeds, kept for the whole load.
 
-    `prefix`: `static-` for stock vLLM, `pinned-` for our own server.
+    `prefix`: `stock-` for stock vLLM, `static-` for our own server.
     """
     names = [one for one in found.seeds[0][model][name] if one.startswith(prefix)]
     return min(names, key=lambda one: mean(values(found, model, name, one, E2E)))
@@ -84,7 +84,7 @@ def headline(found: Kept) -> str:
     parts = []
     for name in LOADS:
         cells = [
-            number(mean(ratios(found, model, name, best(found, model, name, "static-"))))
+            number(mean(ratios(found, model, name, best(found, model, name, "stock-"))))
             for model in MODELS
         ]
         parts.append(f"{name} {', '.join(cells)}")
@@ -111,7 +111,7 @@ def pages(found: Kept, folder: Path) -> list[Row]:
 
 def run_cells(found: Kept) -> dict[str, str]:
     """Return what the list of all runs shows of one: mean E2E of `auto` beside the best layouts."""
-    prefixes = {"stock": "static-", "own": "pinned-"}
+    prefixes = {"stock": "stock-", "own": "static-"}
     return {
         f"{_titled(name)}, {model}: E2E / best single {whose} layout": spread(
             ratios(found, model, name, best(found, model, name, prefix))
@@ -130,7 +130,7 @@ def _ratios(found: Kept) -> list[str]:
     rows = []
     for name in LOADS:
         for model in MODELS:
-            stock, own = (best(found, model, name, prefix) for prefix in ("static-", "pinned-"))
+            stock, own = (best(found, model, name, prefix) for prefix in ("stock-", "static-"))
             rows.append(
                 [
                     _titled(name),

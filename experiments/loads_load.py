@@ -43,7 +43,7 @@ TEETH: Mapping[str, int] = {LARGE: 4, **dict.fromkeys(SMALL, 2)}
 SECONDS: Mapping[str, float] = {LARGE: 300.0, **dict.fromkeys(SMALL, 120.0)}
 MIXTURE_RPS: Mapping[str, float] = {LARGE: 7.86, "gpt-oss-120b": 86.5, "nemotron-8b": 51.6}
 LATER_RPS: Mapping[str, float] = {LARGE: 16.2, "gpt-oss-120b": 242.0, "nemotron-8b": 159.0}
-"""Requests per second of each that static DP serves if it always has work."""
+"""Requests per second of each that stock DP serves if it always has work."""
 
 
 class Steps(Synthesis):

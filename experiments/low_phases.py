@@ -25,7 +25,7 @@ from experiments.rows import Row, markdown, page, paragraph, spread, write
 from flying_lab.sim.requests import SimRequest
 from flying_lab.workload.model import Workload
 
-SYSTEMS = ("auto", "static-dp", "static-tp")
+SYSTEMS = ("auto", "stock-dp", "stock-tp")
 AFTER_S = 10.0
 """Of a low phase, what is shown as the time after a burst."""
 PARTS = ("after a burst", "later")
@@ -103,9 +103,9 @@ def pages(found: Kept, folder: Path) -> list[Row]:
 
 
 def behind(one: Numbers, model: str) -> float:
-    """Mean TTFT of `auto` over static DP's in the later part of low phases."""
+    """Mean TTFT of `auto` over stock DP's in the later part of low phases."""
     return float(
-        one[model]["auto"]["later"]["mean_ttft_s"] / one[model]["static-dp"]["later"]["mean_ttft_s"]
+        one[model]["auto"]["later"]["mean_ttft_s"] / one[model]["stock-dp"]["later"]["mean_ttft_s"]
     )
 
 

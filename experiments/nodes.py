@@ -22,7 +22,7 @@ from experiments.nodes_runs import (
     ROUTERS,
     SECONDS,
     SHARED_BLOCKS,
-    STATIC,
+    STOCK,
     SYSTEMS,
     TOGETHER,
 )
@@ -68,13 +68,13 @@ def _of(found: Kept, nodes: int, together: float, of: Callable[[Numbers], float]
 
 
 def best_s(systems: Numbers) -> float:
-    """The mean end-to-end latency of the best static layout, chosen when all have been tried."""
-    return min(float(systems[name]["e2e_s"]) for name in STATIC)
+    """The mean end-to-end latency of the best stock layout, chosen when all have been tried."""
+    return min(float(systems[name]["e2e_s"]) for name in STOCK)
 
 
 def over(other: str, name: str = "auto") -> Callable[[Numbers], float]:
     """Of the systems' numbers, one's mean end-to-end latency over another's, or over the best
-    static layout's.
+    stock layout's.
     """
     return lambda systems: (
         systems[name]["e2e_s"] / (best_s(systems) if other == "best" else systems[other]["e2e_s"])
@@ -82,9 +82,9 @@ def over(other: str, name: str = "auto") -> Callable[[Numbers], float]:
 
 
 COMPARED = {
-    "static-dp": "`static-dp`",
-    "static-tp": "`static-tp`",
-    "best": "the best static layout",
+    "stock-dp": "`stock-dp`",
+    "stock-tp": "`stock-tp`",
+    "best": "the best stock layout",
 }
 """What `auto` is compared with, and its name."""
 _HEADINGS = [
@@ -120,7 +120,7 @@ def _setting(found: Kept) -> list[str]:
         "",
         *paragraph(
             "A node is eight H200 with Llama-3-70B, engines of two devices, and the production "
-            "controller; static",
+            "controller; fixed",
             "layouts are stock vLLM's. The router sends a request to the node with the fewest in "
             "flight; vllm-router's",
             "`cache_aware` does the same with these prompts, of which no two begin alike.",
@@ -155,7 +155,7 @@ def _setting(found: Kept) -> list[str]:
             "takes. These tries are",
             "why outputs and phases are short (a burst has to be longer than a request, and 64 "
             "nodes have to be served",
-            "in minutes; what longer outputs do is below), why `static-tp4` is there (it was "
+            "in minutes; what longer outputs do is below), why `stock-tp4` is there (it was "
             "ahead of the other two),",
             "and why the first period does not count (a start from idle servers into full load "
             "had).",
@@ -201,13 +201,13 @@ def _verdicts(found: Kept) -> list[str]:
         "",
         *paragraph(
             f"If all burst together, its P99 time to first token is {median(tails[0]):.2f} times "
-            "that of `static-dp`",
+            "that of `stock-dp`",
             f"with one node and {median(tails[1]):.2f} times with {many}.",
         ),
         *paragraph(
-            "The best static layout is one of three, known when all have been tried with the "
+            "The best stock layout is one of three, known when all have been tried with the "
             "same requests. It is",
-            f"{_winners(found)}. Each system's latency over the best static layout's, in its "
+            f"{_winners(found)}. Each system's latency over the best stock layout's, in its "
             "worst row:",
             f"{_worst(found)}.",
         ),
@@ -215,8 +215,8 @@ def _verdicts(found: Kept) -> list[str]:
 
 
 def _tail(systems: Numbers) -> float:
-    """`auto`'s P99 time to first token over that of `static-dp`."""
-    return float(systems["auto"]["p99_ttft_s"] / systems["static-dp"]["p99_ttft_s"])
+    """`auto`'s P99 time to first token over that of `stock-dp`."""
+    return float(systems["auto"]["p99_ttft_s"] / systems["stock-dp"]["p99_ttft_s"])
 
 
 def _who(together: float) -> str:
@@ -224,21 +224,21 @@ def _who(together: float) -> str:
 
 
 def _winners(found: Kept) -> str:
-    """Which static layout is how often the best, by share of tenants that burst together."""
+    """Which stock layout is how often the best, by share of tenants that burst together."""
     said = []
     for share in TOGETHER:
         runs = [counts[str(share)] for one in found.seeds for counts in one["nodes"].values()]
         best = [
-            next(name for name in STATIC if systems[name]["e2e_s"] == best_s(systems))
+            next(name for name in STOCK if systems[name]["e2e_s"] == best_s(systems))
             for systems in runs
         ]
-        parts = [f"`{name}` in {best.count(name)}" for name in STATIC if name in best]
+        parts = [f"`{name}` in {best.count(name)}" for name in STOCK if name in best]
         said.append(f"{' and '.join(parts)} of {len(runs)} runs with {share:g} together")
     return "; ".join(said)
 
 
 def _worst(found: Kept) -> str:
-    """How far each system is from the best static layout, in the row in which it is farthest."""
+    """How far each system is from the best stock layout, in the row in which it is farthest."""
     said = []
     for name in SYSTEMS:
         ratios = [

@@ -26,8 +26,8 @@ ONCE = 64
 longest.
 """
 TOGETHER = (0.0, 0.5, 1.0)
-STATIC = ("static-dp", "static-tp4", "static-tp")
-SYSTEMS = ("auto", *STATIC)
+STOCK = ("stock-dp", "stock-tp4", "stock-tp")
+SYSTEMS = ("auto", *STOCK)
 FEW = 4
 """Nodes of the sections beside the main one, with EXTREMES of `together`."""
 EXTREMES = (0.0, 1.0)

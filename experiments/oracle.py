@@ -35,7 +35,7 @@ and slowest.
 """
 WAYS = ("weave", "migrate")
 NAMES = ("alternating", "azure code")
-SYSTEMS = ("auto", "static-dp", "static-tp4", "static-tp", "shift-parallel")
+SYSTEMS = ("auto", "stock-dp", "stock-tp4", "stock-tp", "shift-parallel")
 
 
 @dataclass
@@ -122,7 +122,7 @@ def pages(found: Kept, folder: Path) -> list[Row]:
         "of several such plans",
         "and of every uniform layout kept for good it is the best. It is greedy and its groups "
         "hold what ours do; the",
-        "static layouts below are stock vLLM's, whose wide ones hold their weights once and so "
+        "fixed layouts below are stock vLLM's, whose wide ones hold their weights once and so "
         "have more room for KV.",
         f"Means of {len(found.seeds)} seeds [smallest..largest], each ratio that of one seed; "
         "nothing is random in the",

@@ -42,9 +42,9 @@ def systems(model: str, setting: Setting, limit: int = MAX_NUM_SEQS) -> Iterator
     """
     options, auto = Options(max_num_seqs=limit), POLICIES["auto"]
     yield servers.ours(servers.GRAPHS, auto, model, setting, options)
-    yield static_dp(model, setting, options)
+    yield stock_dp(model, setting, options)
     middle = servers.degrees(model, setting)[1:-1]
-    for name in (*(f"static-tp{degree}" for degree in middle), "static-tp", "shift-parallel"):
+    for name in (*(f"stock-tp{degree}" for degree in middle), "stock-tp", "shift-parallel"):
         yield servers.stock(name, model, setting, options)
     product = servers.ours(servers.PRODUCT, auto, model, setting, options)
     yield replace(product, name=PRODUCT)
@@ -60,9 +60,9 @@ def limits(setting: Setting) -> tuple[int, ...]:
     return LIMITS if setting.memory_efficiency is None else LIMITS[:1]
 
 
-def static_dp(model: str, setting: Setting, options: Options) -> System:
+def stock_dp(model: str, setting: Setting, options: Options) -> System:
     """Return stock vLLM's data parallel engines."""
-    return servers.stock("static-dp", model, setting, options)
+    return servers.stock("stock-dp", model, setting, options)
 
 
 def key(limit: int) -> str:
@@ -72,20 +72,20 @@ def key(limit: int) -> str:
 
 @cache
 def calibrated(model: str, setting: Setting) -> tuple[float, Workload]:
-    """Return the paper's workload with bursts in which static DP's mean TTFT is what the paper
+    """Return the paper's workload with bursts in which stock DP's mean TTFT is what the paper
     reports for it, and the factor of their rates.
 
     The paper gives one range of rates for all models, which our smaller models would not notice.
-    One number, static DP's, fixes the load; all others are compared.
+    One number, stock DP's, fixes the load; all others are compared.
     """
     published_s = PAPER[model]["burst_dp_ttft_s"]
-    static = static_dp(model, setting, Options(max_num_seqs=MAX_NUM_SEQS, keep_times=False))
+    stock = stock_dp(model, setting, Options(max_num_seqs=MAX_NUM_SEQS, keep_times=False))
     low, high = 0.5, 16.0
     for _ in range(8):
         middle = (low * high) ** 0.5
         workload = paper_workload(model, middle, setting.seed)
         in_burst = {str(request.index) for request in workload.requests if request.phase == "burst"}
-        ended = simulate(static, workload.requests).ended
+        ended = simulate(stock, workload.requests).ended
         found = mean(r.first_token_s - r.arrival_s for r in ended if r.request_id in in_burst)
         low, high = (low, middle) if found > published_s else (middle, high)
     faster = round((low * high) ** 0.5, 2)

@@ -40,10 +40,10 @@ def compared(model: str, setting: Setting) -> Iterator[tuple[str, System]]:
     devices, *wider = degrees = servers.degrees(model, setting)
     auto, tensor = POLICIES["auto"], replace(OPTIONS, token_parallel=False)
     for degree in degrees:
-        fixed = servers.pinned(degree, devices)
+        fixed = servers.static(degree, devices)
         yield f"{QUEUE}, {fixed.name}", servers.ours(GRAPHS, fixed, model, setting, tensor)
     yield LAYOUTS, servers.ours(GRAPHS, auto, model, setting, tensor)
-    widest = servers.pinned(wider[-1], devices)
+    widest = servers.static(wider[-1], devices)
     yield TOKEN, servers.ours(GRAPHS, widest, model, setting, OPTIONS)
     yield ALL, servers.ours(GRAPHS, auto, model, setting, OPTIONS)
     for share in HOST_SHARES:
@@ -55,7 +55,7 @@ def compared(model: str, setting: Setting) -> Iterator[tuple[str, System]]:
         options = replace(OPTIONS, max_num_batched_tokens=chunk_tokens)
         if chunk_tokens != OPTIONS.max_num_batched_tokens:
             yield f"{CHUNKED}, {chunk_tokens}", servers.ours(GRAPHS, auto, model, setting, options)
-        for name in ("static-dp", *(f"static-tp{degree}" for degree in wider)):
+        for name in ("stock-dp", *(f"stock-tp{degree}" for degree in wider)):
             yield f"{name}, {chunk_tokens}", servers.stock(name, model, setting, options)
 
 
@@ -81,7 +81,7 @@ def ahead(found: Kept, model: str) -> list[str]:
     return [
         name
         for name in there
-        if name.startswith("static-")
+        if name.startswith("stock-")
         and all(there[name][figure] < there[ALL][figure] for figure in FIGURES)
     ]
 

@@ -171,7 +171,7 @@ def _setting(found: Kept) -> list[str]:
 
 def _summary(found: Kept) -> list[str]:
     """Return the worst ratio of each system of each server, and where that is."""
-    headings = ["server", "system", "worst ratio", "where", "beside the best `static-*`"]
+    headings = ["server", "system", "worst ratio", "where", "beside the best `stock-*`"]
     lines = []
     for model in MODELS:
         rows = []

@@ -24,7 +24,7 @@ from flying_lab.workload.synth import Alternating, Poisson, synthesise
 LOW_S, BURST_S, AFTER_S = 180.0, 60.0, 20.0
 """Seconds of a low phase and of a burst, and of a low phase's begin that counts apart after one."""
 LOW_SHARE, BURST_SHARE = 0.15, 0.85
-"""Rates as shares of static DP's capacity."""
+"""Rates as shares of stock DP's capacity."""
 PHASES = ("low", "burst", "after")
 OPTIONS = Options(keep_times=False)
 """vLLM's defaults; the times of first and last tokens are enough."""
@@ -33,7 +33,7 @@ CAPACITY_RPS: Mapping[str, float] = {
     "gpt-oss-120b": 121.0,
     "nemotron-8b": 72.4,
 }
-"""Requests per second that static DP serves if it always has work: `capacity_rps`."""
+"""Requests per second that stock DP serves if it always has work: `capacity_rps`."""
 BURSTS: Mapping[str, int] = {"llama-3-70b": 4, "gpt-oss-120b": 2, "nemotron-8b": 2}
 AT_ONCE: Mapping[str, int] = {"llama-3-70b": 2_000, "gpt-oss-120b": 10_000, "nemotron-8b": 10_000}
 """Requests that arrive together to find the capacity: about four times what the engines run."""
@@ -48,7 +48,7 @@ class Span(NamedTuple):
 
 
 def capacity_rps(model: str) -> float:
-    """Return the requests per second of static DP while it ends the second and the third fifth of
+    """Return the requests per second of stock DP while it ends the second and the third fifth of
     many that have arrived at once.
     """
     return rate_at_once_rps(
@@ -57,13 +57,13 @@ def capacity_rps(model: str) -> float:
 
 
 def rate_at_once_rps(model: str, workload: Workload) -> float:
-    """Return the rate at which static DP ends the second and the third fifth of a workload whose
+    """Return the rate at which stock DP ends the second and the third fifth of a workload whose
     requests arrive together.
     """
     count = len(workload.requests)
     where = machine(model, FIRST)
-    static = unbounded(build("static-dp", where, where.smallest_engine, OPTIONS))
-    ends = sorted(request.end_s for request in simulate(static, workload.requests).ended)
+    stock = unbounded(build("stock-dp", where, where.smallest_engine, OPTIONS))
+    ends = sorted(request.end_s for request in simulate(stock, workload.requests).ended)
     return (3 * count // 5 - count // 5) / (ends[3 * count // 5] - ends[count // 5])
 
 

@@ -35,12 +35,12 @@ def systems(server: str, model: str, setting: Setting) -> Iterator[System]:
     """Yield the systems of a server, the fixed layouts last."""
     devices, *wider = servers.degrees(model, setting)
     if server == servers.STOCK:
-        for name in ("fork", "shift-parallel", "static-dp"):
+        for name in ("fork", "shift-parallel", "stock-dp"):
             yield servers.stock(name, model, setting, OPTIONS)
         for degree in wider:
-            yield servers.stock(f"static-tp{degree}", model, setting, OPTIONS)
+            yield servers.stock(f"stock-tp{degree}", model, setting, OPTIONS)
         return
-    fixed = [servers.pinned(degree, devices) for degree in (devices, *wider)]
+    fixed = [servers.static(degree, devices) for degree in (devices, *wider)]
     for policy in (POLICIES["auto"], *fixed):
         yield servers.ours(server, policy, model, setting, OPTIONS)
 

@@ -58,15 +58,15 @@ def degrees(model: str, setting: Setting) -> list[int]:
 
 def is_fixed(name: str) -> bool:
     """Whether a system keeps one layout for good."""
-    return name.startswith(("pinned-", "static-"))
+    return name.startswith(("static-", "stock-"))
 
 
-def pinned(degree: int, devices: int) -> Policy:
+def static(degree: int, devices: int) -> Policy:
     """Return our server's policy that keeps all groups at one degree.
 
     `devices`: of one engine.
     """
-    name = f"pinned-tp{degree}" if degree > devices else "pinned-dp"
+    name = f"static-tp{degree}" if degree > devices else "static-dp"
     return Policy(name, pinned_size=lambda sizes: degree // devices)
 
 

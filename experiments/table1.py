@@ -42,20 +42,20 @@ SHORTER = 1700
 ours.
 """
 RATIOS = (
-    ("priority_tpot_ms", "static-tp", False),
-    ("priority_ttft_ms", "static-tp", False),
-    ("tpot_ms", "static-dp", False),
-    ("ttft_ms", "static-dp", False),
-    ("peak_tokens_per_s", "static-dp", True),
+    ("priority_tpot_ms", "stock-tp", False),
+    ("priority_ttft_ms", "stock-tp", False),
+    ("tpot_ms", "stock-dp", False),
+    ("ttft_ms", "stock-dp", False),
+    ("peak_tokens_per_s", "stock-dp", True),
 )
-"""What the paper's table is there to show: urgent requests as with static TP, all others as with
-static DP.
+"""What the paper's table is there to show: urgent requests as with stock TP, all others as with
+stock DP.
 """
 REQUESTS, RATE_RPS = 1500, 4.0
 PRESSED = "pressed"
-"""Under which the numbers of the load at which static TP collapses are kept."""
-SHARES, COLLAPSED_MS, AT_ONCE = (1.0, 1.25, 1.5), PAPER["priority"]["static-tp"]["ttft_ms"], 2000
-"""The rule of experiments/plans/paper_pages.md: rates as shares of static TP's capacity."""
+"""Under which the numbers of the load at which stock TP collapses are kept."""
+SHARES, COLLAPSED_MS, AT_ONCE = (1.0, 1.25, 1.5), PAPER["priority"]["stock-tp"]["ttft_ms"], 2000
+"""The rule of experiments/plans/paper_pages.md: rates as shares of stock TP's capacity."""
 COLUMNS = {
     "priority_tpot_ms": "priority TPOT (ms)",
     "tpot_ms": "TPOT (ms)",
@@ -64,7 +64,7 @@ COLUMNS = {
     "peak_tokens_per_s": "peak tokens/s",
 }
 WIDE = one_layout(
-    "at this load `auto` keeps wide groups for all requests, and static TP, which decides "
+    "at this load `auto` keeps wide groups for all requests, and stock TP, which decides "
     "nothing, has nearly the same "
     "numbers: no request presses, so the table shows little of priority. For urgent requests "
     "among others the policy "
@@ -115,25 +115,25 @@ def load(longest: int, seed: int, rate_rps: float) -> Workload:
 
 @cache
 def pressing() -> list[tuple[float, float]]:
-    """Return the rates that were tried until static TP alone collapses, each with its mean TTFT in
+    """Return the rates that were tried until stock TP alone collapses, each with its mean TTFT in
     ms: the last one is the rate of the load that presses.
     """
-    static = servers.stock("static-tp", MODEL, FIRST, Options(max_num_seqs=MAX_NUM_SEQS))
-    capacity_rps = _capacity_rps(static)
+    alone = servers.stock("stock-tp", MODEL, FIRST, Options(max_num_seqs=MAX_NUM_SEQS))
+    capacity_rps = _capacity_rps(alone)
     tried = []
     for share in SHARES:
         rate_rps = round(share * capacity_rps, 2)
-        ttft_ms = measure_one(static, PAPERS, FIRST.seed, rate_rps)["ttft_ms"]
+        ttft_ms = measure_one(alone, PAPERS, FIRST.seed, rate_rps)["ttft_ms"]
         tried.append((rate_rps, ttft_ms))
         if ttft_ms >= COLLAPSED_MS:
             break
     return tried
 
 
-def _capacity_rps(static: System) -> float:
+def _capacity_rps(alone: System) -> float:
     """Requests per second while the second and third fifth of many end that come together."""
     together = synthesise(Poisson(requests=AT_ONCE, rate_rps=1e5), FIRST.seed)
-    ends = sorted(one.end_s for one in simulate(static, together.requests).ended)
+    ends = sorted(one.end_s for one in simulate(alone, together.requests).ended)
     return (3 * AT_ONCE // 5 - AT_ONCE // 5) / (ends[3 * AT_ONCE // 5] - ends[AT_ONCE // 5])
 
 
@@ -165,7 +165,7 @@ def _systems(heading: str, part: str, found: Kept) -> list[str]:
 
 
 def _pressed(found: Kept) -> list[str]:
-    """The load at which static TP collapses, beside the paper's table."""
+    """The load at which stock TP collapses, beside the paper's table."""
     part = found.seeds[0][PRESSED]
     tried = "; ".join(f"{rate:g} requests/s {number(ms)} ms" for rate, ms in part["searched"])
     collapsed = part["searched"][-1][1] >= COLLAPSED_MS
@@ -189,11 +189,11 @@ def _pressed(found: Kept) -> list[str]:
 
 
 def _beside_dp(found: Kept) -> dict[str, str]:
-    """Means of `auto` over those of static DP at the load that presses."""
+    """Means of `auto` over those of stock DP at the load that presses."""
     return {
         figure: number(
             mean(
-                _ratio(PRESSED, figure, "static-dp")(one, AUTO, key(MAX_NUM_SEQS))
+                _ratio(PRESSED, figure, "stock-dp")(one, AUTO, key(MAX_NUM_SEQS))
                 for one in found.seeds
             )
         )

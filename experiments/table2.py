@@ -58,7 +58,7 @@ LENGTHS = {
     "gpt-oss-120b": 131072 - OUTPUT,
     "nemotron-8b": 1048576 - OUTPUT,
 }
-SYSTEMS = ("auto", "static-dp", "static-tp")
+SYSTEMS = ("auto", "stock-dp", "stock-tp")
 MEMORY = by_construction(
     "the memory formula with the model's and the device's numbers; no request is served"
 )
@@ -125,7 +125,7 @@ def cutover_ms(setting: Setting) -> float:
 
 def _longest(model: str, setting: Setting) -> Numbers:
     length = LENGTHS[model]
-    held = _capacity(system("static-dp", model, setting)) - OUTPUT
+    held = _capacity(system("stock-dp", model, setting)) - OUTPUT
     alone = min(length, held)
     found: Numbers = {"alone_tokens": alone}
     for name in SYSTEMS:
@@ -196,7 +196,7 @@ def pages(found: Kept, folder: Path) -> list[Row]:
         "longest; 64 output tokens.",
         "TTFT and the time between two tokens are of such a request alone, prompt tokens per "
         "second are of several at",
-        "once. A prompt that one engine of static DP does not hold is cut to what it holds, but "
+        "once. A prompt that one engine of stock DP does not hold is cut to what it holds, but "
         "for the last.",
         "",
     ]
@@ -250,7 +250,7 @@ def _beyond(found: Kept) -> str:
     model = where.model
     operations = 4 * model.layers * model.heads * model.head_dim * length * (length + 1) / 2
     peak = where.devices * where.kind.hardware.spec.peak_flops.value
-    ours = number(found.seeds[0]["longest"][NEMOTRON]["static-tp"]["prompts_per_s"])
+    ours = number(found.seeds[0]["longest"][NEMOTRON]["stock-tp"]["prompts_per_s"])
     share = operations / length * rate / peak
     return template(
         "long_prompts", published=number(rate), ours=ours, operations=operations, share=share
@@ -264,15 +264,15 @@ def _ratio(model: str, key: str, top: str, bottom: str) -> Callable[[Numbers], f
 def _longest_rows(model: str, found: Kept) -> list[Row]:
     paper = PAPER[model]
     ttft, prompts = (
-        _ratio(model, "ttft_s", "static-dp", "auto"),
-        _ratio(model, "prompts_per_s", "auto", "static-tp"),
+        _ratio(model, "ttft_s", "stock-dp", "auto"),
+        _ratio(model, "prompts_per_s", "auto", "stock-tp"),
     )
     return [
         row(
-            "TTFT, static DP / auto", paper["context_dp_over_flying_ttft"], found, ttft, True, ALONE
+            "TTFT, stock DP / auto", paper["context_dp_over_flying_ttft"], found, ttft, True, ALONE
         ),
         row(
-            "prompt tokens/s, auto / static TP",
+            "prompt tokens/s, auto / stock TP",
             paper["context_flying_over_tp_prompts"],
             found,
             prompts,
@@ -288,13 +288,13 @@ def _common_rows(found: Kept) -> list[Row]:
     def worst(of: Callable[[Iterable[float]], float], *which: str) -> Callable[[Numbers], float]:
         return lambda one: of(_ratio(model, *which)(one) for model in MODELS)
 
-    beside_tp, beside_dp = ("auto", "static-tp"), ("static-dp", "auto")
+    beside_tp, beside_dp = ("auto", "stock-tp"), ("stock-dp", "auto")
     ttft, gap = worst(max, "ttft_s", *beside_tp), worst(max, "gap_ms", *beside_tp)
     range_of = tuple(paper["dp_over_flying_gap"])
     return [
-        row("TTFT, auto / static TP", paper["flying_over_tp_ttft"], found, ttft, False, ALONE),
+        row("TTFT, auto / stock TP", paper["flying_over_tp_ttft"], found, ttft, False, ALONE),
         row(
-            "time between tokens, auto / static TP",
+            "time between tokens, auto / stock TP",
             paper["flying_over_tp_gap"],
             found,
             gap,
@@ -302,7 +302,7 @@ def _common_rows(found: Kept) -> list[Row]:
             ALONE,
         ),
         row(
-            "time between tokens, static DP / auto",
+            "time between tokens, stock DP / auto",
             range_of,
             found,
             worst(min, "gap_ms", *beside_dp),

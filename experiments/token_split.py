@@ -120,7 +120,7 @@ def _beside_dp(found: Kept) -> dict[str, object]:
 
 
 def _over_dp(found: Kept, cell: Cell, figure: str) -> str:
-    values = [run["token-split"][figure] / run["static-dp"][figure] for run in _runs(found, cell)]
+    values = [run["token-split"][figure] / run["stock-dp"][figure] for run in _runs(found, cell)]
     return f"{mean(values):.2f} ({cell.model})"
 
 
@@ -296,7 +296,7 @@ def _rows(found: Kept) -> list[str]:
             lines += [
                 f"### {model}, {outputs} outputs",
                 "",
-                f"Capacity of `static-dp`: {spread(capacities)} requests/s.",
+                f"Capacity of `stock-dp`: {spread(capacities)} requests/s.",
                 "",
                 *markdown(
                     ["load", "system", *(f"{title} (ms)" for title in FIGURES.values())],

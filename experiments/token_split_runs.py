@@ -25,7 +25,7 @@ from flying_lab.sim.run import simulate
 from flying_lab.workload.synth import Poisson, synthesise
 
 LOADS = (0.3, 0.5, 0.7)
-"""Of the capacity of static data parallelism."""
+"""Of the capacity of stock data parallelism."""
 OUTPUTS: Mapping[str, tuple[int, int]] = {"short": (16, 128), "long": (256, 1024)}
 LEAST_S, LEAST_REQUESTS = 60.0, 600
 """Arrivals of a run go on for the longer of the two."""
@@ -95,7 +95,7 @@ def fixed_systems(model: str) -> list[str]:
     """Stock vLLM at each degree, and Shift Parallelism."""
     where = machine(model, Setting())
     wide = where.degrees(where.smallest_engine)[1:]
-    return ["static-dp", *(f"static-tp{degree}" for degree in wide), "shift-parallel"]
+    return ["stock-dp", *(f"stock-tp{degree}" for degree in wide), "shift-parallel"]
 
 
 def server(name: str, model: str, setting: Setting) -> System:
@@ -125,8 +125,8 @@ def measure_model(model: str, setting: Setting) -> Numbers:
 
 
 def capacity_rps(model: str, outputs: str, setting: Setting) -> float:
-    """Requests per second of static data parallelism that always has work."""
-    system = server("static-dp", model, setting)
+    """Requests per second of stock data parallelism that always has work."""
+    system = server("stock-dp", model, setting)
     count = ROUNDS * system.shape.engines * MAX_NUM_SEQS
     shape = Poisson(requests=count, rate_rps=1e6, output_tokens=OUTPUTS[outputs])
     ended = simulate(system, synthesise(shape, setting.seed).requests).ended

@@ -29,9 +29,8 @@ def draw(found: Kept, rates: Kept) -> Figure:
     width = WIDTH / len(systems)
     for place, (name, server) in enumerate(systems.items()):
         look = {"color": COLOURS[place % len(COLOURS)]}
-        label = "stock " + name if is_fixed(name) else name
         middles = np.arange(len(SHOWN) + 1) + (place - (len(systems) - 1) / 2) * width
-        phases.bar(middles, means_s(found, server, name), 0.92 * width, label=label, **look)
+        phases.bar(middles, means_s(found, server, name), 0.92 * width, label=name, **look)
         _curve(shares, rates, name, look | {"linestyle": DASHES[place % len(DASHES)]})
     phases.set_xticks(range(len(SHOWN) + 1), [*SHOWN, "whole load"])
     phases.set(ylabel="seconds")

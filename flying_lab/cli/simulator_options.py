@@ -25,7 +25,7 @@ class SimulatorOptions(BaseModel):
         default=None, description="A packaged model, like llama-3-70b, or a config.json."
     )
     policy: str = Field(
-        default="auto,static-dp,static-tp",
+        default="auto,stock-dp,stock-tp",
         description="Systems to compare, with commas between; a wrong name lists them all.",
     )
     devices_per_engine: int | None = Field(

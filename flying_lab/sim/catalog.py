@@ -1,9 +1,9 @@
 """Every system that can be simulated, by name: our policies, and systems to compare with.
 
-- `static-dp`, `static-tp`, `static-tp2` ...: stock vLLM at one degree, with the rule of its router.
+- `stock-dp`, `stock-tp`, `stock-tp2` ...: stock vLLM at one degree, with the rule of its router.
   Each engine holds the weights once. So a wide one has more room for KV than a group of ours, whose
   members each hold all weights of an engine.
-- `round-robin`: `static-dp` with a router that takes one engine after the other.
+- `round-robin`: `stock-dp` with a router that takes one engine after the other.
 - `split`: our server apart, which splits requests over two engines where that is predicted better
   (DynaServe).
 - `pd-disagg`: disaggregated serving: the first engine of a pair computes prompts, the second one
@@ -31,7 +31,7 @@ from flying_lab.sim.cluster import Cluster, Options
 from flying_lab.sim.cost import Execution
 from flying_lab.sim.machine import DegreeTime, Machine, Modelled
 from flying_lab.sim.node import System
-from flying_lab.sim.system import flying, static
+from flying_lab.sim.system import apart, flying
 from flying_serving.errors import ConfigError
 from flying_serving.policy.policies import POLICIES, ForUrgent
 from flying_serving.predict.migrations import MigrationCost
@@ -43,7 +43,7 @@ PAIRS = ("split", "pd-disagg")
 def names(machine: Machine) -> list[str]:
     """Return the names of all systems that this machine can run."""
     degrees = [
-        f"static-tp{degree}" for degree in machine.degrees(machine.smallest_engine) if degree > 1
+        f"stock-tp{degree}" for degree in machine.degrees(machine.smallest_engine) if degree > 1
     ]
     modelled = ["shift-parallel", "fork"] if isinstance(machine, Modelled) else []
     pairs = (
@@ -52,8 +52,8 @@ def names(machine: Machine) -> list[str]:
     modelled += KINDS if modelled and len(machine.degrees(machine.smallest_engine)) > 1 else []
     return [
         *FLYING,
-        "static-dp",
-        "static-tp",
+        "stock-dp",
+        "stock-tp",
         *degrees,
         *ROUTERS,
         *(PAIRS if pairs else ()),
@@ -88,8 +88,8 @@ def build(
         system = transforming(machine, devices, options, name)
     elif name in PAIRS:
         system = paired(machine, devices, options, name)
-    elif name.startswith("static-tp"):
-        system = _stock(machine, int(name.removeprefix("static-tp") or widest), options)
+    elif name.startswith("stock-tp"):
+        system = _stock(machine, int(name.removeprefix("stock-tp") or widest), options)
     else:
         system = _stock(machine, devices, options)
     return replace(system, name=name, placing=ROUTERS.get(name, system.placing))
@@ -102,8 +102,8 @@ def _stock(
     resident: int | None = None,
     time: DegreeTime | None = None,
 ) -> System:
-    """Return `static` engines with the rule of stock vLLM's router."""
-    system = static(machine, degree, POLICIES["static-dp"], options, resident, time)
+    """Return engines that stay apart, with the rule of stock vLLM's router."""
+    system = apart(machine, degree, POLICIES["static-dp"], options, resident, time)
     return replace(system, placing=FewestInFlight)
 
 
@@ -130,11 +130,11 @@ def paired(machine: Machine, devices: int, options: Options, name: str) -> Syste
     def sender(cluster: Cluster, mean_outputs: Callable[[], float]) -> Disaggregated:
         return Disaggregated(cluster, handoff)
 
-    return replace(static(machine, devices, POLICIES["static-dp"], options), sender=sender)
+    return replace(apart(machine, devices, POLICIES["static-dp"], options), sender=sender)
 
 
 def _splitting(machine: Machine, devices: int, options: Options, handoff: MigrationCost) -> System:
     """Our server with policy `split`: each engine has a lane, and pulls KV from any other one."""
     time = machine.step_time(devices, size=1)
-    system = static(machine, devices, POLICIES["split"], options, time=time)
+    system = apart(machine, devices, POLICIES["split"], options, time=time)
     return replace(system, shape=replace(system.shape, migrations={1: handoff}))

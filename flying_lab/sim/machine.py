@@ -274,7 +274,7 @@ class Measured(BaseModel):
         )
 
     def engine(self, resident: int, sizes: Sequence[int], devices: int) -> Engine:
-        """Return an engine with the server's own blocks. A wider static engine has one member's
+        """Return an engine with the server's own blocks. A wider stock engine has one member's
         blocks, with more tokens each.
         """
         first = devices // self.devices_per_engine

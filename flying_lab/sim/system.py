@@ -86,7 +86,7 @@ def _lending(system: System, machine: Machine) -> System:
     return replace(system, settings=settings, shape=replace(system.shape, loan=loan))
 
 
-def static(
+def apart(
     machine: Machine,
     degree: int,
     policy: Policy,
@@ -94,7 +94,7 @@ def static(
     resident: int | None = None,
     time: DegreeTime | None = None,
 ) -> System:
-    """Build stock vLLM: engines of `degree` devices that stay apart.
+    """Build engines of `degree` devices that stay apart, as those of stock vLLM.
 
     Args:
         machine, degree, policy, options: devices of an engine; a policy that never changes the

@@ -25,7 +25,7 @@ from flying_lab.sim.machine import DegreeTime, Modelled
 from flying_lab.sim.models import ACTIVATION_BYTES
 from flying_lab.sim.node import System
 from flying_lab.sim.requests import UNLIMITED, Chunk, SimRequest, SimStep
-from flying_lab.sim.system import static, system_of
+from flying_lab.sim.system import apart, system_of
 from flying_lab.sim.token_parallel import without_attention_s
 from flying_serving.errors import ConfigError
 from flying_serving.policy.policies import POLICIES
@@ -202,8 +202,8 @@ def token_split_fused(machine: Modelled, devices: int, options: Options) -> Syst
     """
     split = TokenSplit.of(machine, devices)
     options = replace(options, max_num_seqs=options.max_num_seqs * split.engines)
-    apart = POLICIES["static-dp"]
-    system = static(machine, split.degree, apart, options, resident=devices, time=split.fused_s)
+    policy = POLICIES["static-dp"]
+    system = apart(machine, split.degree, policy, options, resident=devices, time=split.fused_s)
     return replace(system, name="token-split-fused")
 
 
@@ -214,7 +214,7 @@ def free_prompts(machine: Modelled, devices: int, options: Options) -> System:
     def outputs_s(step: SimStep) -> float:
         return max(SHORTEST_S, time(SimStep([], step.sequences, step.decode_context_tokens)))
 
-    system = static(machine, devices, POLICIES["static-dp"], options, time=outputs_s)
+    system = apart(machine, devices, POLICIES["static-dp"], options, time=outputs_s)
     return replace(system, name="free-prompts")
 
 

@@ -13,9 +13,9 @@ from experiments.goodput import RATES_RPS
 from experiments.servers import PRODUCT, STOCK
 
 STOCK_MS = {
-    "static-dp": 4_000.0,
-    "static-tp4": 2_000.0,
-    "static-tp8": 2_500.0,
+    "stock-dp": 4_000.0,
+    "stock-tp4": 2_000.0,
+    "stock-tp8": 2_500.0,
     "shift-parallel": 1_000.0,
 }
 """Mean E2E in low phases; that of bursts is twice as long."""
@@ -82,7 +82,7 @@ def _rates(**most_rps: float) -> Kept:
     )
 
 
-RATES = _rates(auto=5.0, static_dp=3.0, static_tp4=4.0, static_tp8=3.5, shift_parallel=4.5)
+RATES = _rates(auto=5.0, stock_dp=3.0, stock_tp4=4.0, stock_tp8=3.5, shift_parallel=4.5)
 
 
 def test_readme_has_what_the_kept_numbers_give() -> None:
@@ -93,8 +93,8 @@ def test_readme_has_what_the_kept_numbers_give() -> None:
 def test_the_table_has_stock_layouts_shift_parallelism_and_auto() -> None:
     """Of ten requests nine are in bursts: 0.1 of 2 s and 0.9 of 4 s are 3.8 s."""
     assert front_page.table(_phases(), RATES)[2:-1] == [
-        "| best single layout of stock vLLM (`static-tp4`) | 2 | 4 | 3.8 | 0.75 | 4 |  |",
-        "| stock vLLM at TP 8 (`static-tp8`) | 2.5 | 5 | 4.75 | 0.6 | 3.5 |  |",
+        "| best single layout of stock vLLM (`stock-tp4`) | 2 | 4 | 3.8 | 0.75 | 4 |  |",
+        "| stock vLLM at TP 8 (`stock-tp8`) | 2.5 | 5 | 4.75 | 0.6 | 3.5 |  |",
         "| Shift Parallelism, as it is modelled | 1 | 2 | 1.9 | 1.5 | 4.5 |  |",
         "| Flying Serving, `auto` | 1.5 | 3 | 2.85 |  | 5 | 0 |",
     ]
@@ -117,7 +117,7 @@ def test_a_layout_that_was_kept_is_no_gain_of_switching() -> None:
 
 @pytest.mark.parametrize(("product_ms", "shown"), [(3_000.0, "1.5"), (1_900.0, "")])
 def test_a_model_on_which_the_product_is_behind_is_named(product_ms: float, shown: str) -> None:
-    expected = [f"{shown} for {model} (`static-tp4`)" for model in MODELS] if shown else []
+    expected = [f"{shown} for {model} (`stock-tp4`)" for model in MODELS] if shown else []
     assert front_page.behind(_phases(product_ms)) == expected
 
 
@@ -129,7 +129,7 @@ def test_the_section_says_where_auto_loses() -> None:
     words = " ".join(front_page.text(_phases(), RATES, LIVE, TRACE, EMULATED).split())
     loses = words.partition("**Where it loses.**")[2]
     assert "takes 1.50 times as long as Shift Parallelism" in loses
-    assert re.search(r"1\.5 for llama-3-70b \(`static-tp4`\).*it took 1\.10, 1\.50 of", loses)
-    assert "and 2.20, 3.00 in those of a trace" in loses
-    assert "it took 0.90, 0.50 of the time of the best single layout" in loses
+    assert re.search(r"1\.5 for llama-3-70b \(`stock-tp4`\).*it took 1\.10, 1\.50 of", loses)
+    assert "and 2.20, 3.00 on a trace" in loses
+    assert "it took 0.90, 0.50 of the best single stock layout's time" in loses
     assert "up to 1.50 of its mean TTFT" in loses

@@ -20,35 +20,35 @@ def _near(then: dict[str, float]) -> dict[str, float]:
 
 
 def test_figures_8_and_9_are_simulated_as_they_are_kept() -> None:
-    """The bursts, the low load and the peak of static TP."""
+    """The bursts, the low load and the peak of stock TP."""
     then = kept("fig8_fig9").seeds[0][LLAMA]
     workload = paper_workload(LLAMA, then["faster"], FIRST.seed)
-    static = run(static_tp(), LLAMA, workload)
-    figures = then[paper_runs.key(MAX_NUM_SEQS)]["static-tp"]
-    found = fig8_fig9.figures_of(static, LLAMA, FIRST.seed)
+    done = run(stock_tp(), LLAMA, workload)
+    figures = then[paper_runs.key(MAX_NUM_SEQS)]["stock-tp"]
+    found = fig8_fig9.figures_of(done, LLAMA, FIRST.seed)
     assert {name: found[name] for name in figures} == _near(figures)
 
 
-def static_tp() -> System:
+def stock_tp() -> System:
     """Stock vLLM's widest engine."""
-    return servers.stock("static-tp", LLAMA, FIRST, Options(max_num_seqs=MAX_NUM_SEQS))
+    return servers.stock("stock-tp", LLAMA, FIRST, Options(max_num_seqs=MAX_NUM_SEQS))
 
 
 def test_figure_8_finds_its_rate_of_bursts_in_what_the_paper_reports() -> None:
-    """Static DP's mean time to first token, with the rate that was found, is the published one."""
-    then = kept("fig8_fig9").seeds[0][LLAMA][paper_runs.key(MAX_NUM_SEQS)]["static-dp"]
+    """Stock DP's mean time to first token, with the rate that was found, is the published one."""
+    then = kept("fig8_fig9").seeds[0][LLAMA][paper_runs.key(MAX_NUM_SEQS)]["stock-dp"]
     published_s = PAPER[LLAMA]["burst_dp_ttft_s"]
     assert then["burst_mean_ttft_s"] == pytest.approx(published_s, rel=0.05)
 
 
 @pytest.mark.parametrize("longest", [table1.PAPERS, table1.SHORTER])
 def test_table_1_is_simulated_as_it_is_kept(longest: int) -> None:
-    then = kept("table1").seeds[0][str(longest)][paper_runs.key(MAX_NUM_SEQS)]["static-tp"]
-    found = table1.measure_one(static_tp(), longest, FIRST.seed)
+    then = kept("table1").seeds[0][str(longest)][paper_runs.key(MAX_NUM_SEQS)]["stock-tp"]
+    found = table1.measure_one(stock_tp(), longest, FIRST.seed)
     assert found == _near({name: then[name] for name in found})
 
 
-def test_table_1_presses_at_the_first_rate_at_which_static_tp_collapses() -> None:
+def test_table_1_presses_at_the_first_rate_at_which_stock_tp_collapses() -> None:
     *held, (_, collapsed_ms) = table1.pressing()
     assert collapsed_ms >= table1.COLLAPSED_MS
     assert all(ttft_ms < table1.COLLAPSED_MS for _, ttft_ms in held)
@@ -57,7 +57,7 @@ def test_table_1_presses_at_the_first_rate_at_which_static_tp_collapses() -> Non
 def test_figures_8_and_9_have_every_degree_and_both_eager_servers() -> None:
     names = [one.name for one in paper_runs.systems("nemotron-8b", FIRST)]
     assert names == [
-        *("auto", "static-dp", "static-tp2", "static-tp4", "static-tp", "shift-parallel"),
+        *("auto", "stock-dp", "stock-tp2", "stock-tp4", "stock-tp", "shift-parallel"),
         *(paper_runs.PRODUCT, "fork", paper_runs.FORK),
     ]
 
@@ -70,7 +70,7 @@ def test_every_system_of_the_figures_has_the_limit_and_the_max_tokens() -> None:
             assert one.max_tokens(10) == servers.MAX_TOKENS
 
 
-@pytest.mark.parametrize("system_name", ["static-tp4", "shift-parallel"])
+@pytest.mark.parametrize("system_name", ["stock-tp4", "shift-parallel"])
 def test_systems_beside_the_oracle_are_simulated_as_they_are_kept(system_name: str) -> None:
     then = kept("oracle").seeds[0]["azure code"][system_name]
     assert oracle.measure_one(system_name, "azure code", FIRST) == _near(then)
@@ -78,9 +78,9 @@ def test_systems_beside_the_oracle_are_simulated_as_they_are_kept(system_name: s
 
 def test_fixed_layouts_of_the_break_even_are_simulated_as_they_are_kept() -> None:
     then = kept("break_even").seeds[0]["alternating"]
-    for static in break_even.STATIC:
-        mean_s, switches = break_even.mean_s(static, "alternating", FIRST)
-        assert mean_s == pytest.approx(then[static], rel=1e-6), static
+    for stock in break_even.STOCK:
+        mean_s, switches = break_even.mean_s(stock, "alternating", FIRST)
+        assert mean_s == pytest.approx(then[stock], rel=1e-6), stock
         assert switches == 0
 
 

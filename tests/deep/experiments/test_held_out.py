@@ -133,8 +133,8 @@ def _kept(auto_ms: tuple[float, float], switches: tuple[float, float], load: Loa
                     "s": {
                         load.name: {
                             "auto": own | {"per_minute": count},
-                            "pinned-dp": slower,
-                            "pinned-tp8": best,
+                            "static-dp": slower,
+                            "static-tp8": best,
                         }
                     }
                 }
@@ -178,8 +178,8 @@ def test_stock_has_every_degree_and_shift_parallelism_and_no_fork(model: str) ->
     ours, stock = (
         [one.name for one in compared(server, model, FIRST)] for server in (GRAPHS, STOCK)
     )
-    pinned = [name.removeprefix("pinned-") for name in ours if is_fixed(name)]
-    assert stock == [SHIFT, *(f"static-{degree}" for degree in pinned)]
+    degrees = [name.removeprefix("static-") for name in ours if is_fixed(name)]
+    assert stock == [SHIFT, *(f"stock-{degree}" for degree in degrees)]
 
 
 @pytest.mark.parametrize("load", [Load("steady", 0.1), Load("azure code", OTHER_SHARE)])
@@ -214,7 +214,7 @@ def _means(model: str, server: str, load: str) -> list[tuple[float, float, dict[
     runs_of = zip(
         ratios(found, place, "auto"),
         runs(found, place, "auto"),
-        runs(found, place, "pinned-dp"),
+        runs(found, place, "static-dp"),
         strict=True,
     )
     return [
@@ -246,7 +246,7 @@ def test_tp_4_of_gpt_oss_is_a_little_better_than_what_auto_keeps() -> None:
     for load in ("steady, 0.5", "steady, 0.7", "batches, 0.5", "batches, 0.7"):
         place = Place("gpt-oss-120b", PRODUCT, _load(load))
         found = kept("held_out")
-        assert best(found, place) == "pinned-tp4"
+        assert best(found, place) == "static-tp4"
         assert all(1.01 <= ratio <= 1.21 for ratio in ratios(found, place, "auto"))
 
 
@@ -265,7 +265,7 @@ def test_llama_leaves_tp_8_for_seconds_with_azure_code() -> None:
 
 def test_llama_leaves_tp_8_near_its_capacity_where_that_is_the_best() -> None:
     place = Place(MODEL, GRAPHS, _load("batches, 0.85"))
-    assert best(kept("held_out"), place) == "pinned-tp8"
+    assert best(kept("held_out"), place) == "static-tp8"
     for ratio, _, shares in _means(MODEL, GRAPHS, "batches, 0.85"):
         assert 1.07 <= ratio <= 1.19
         assert shares["2 x TP4"] > 0.5

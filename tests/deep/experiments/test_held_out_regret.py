@@ -11,11 +11,11 @@ from experiments.held_out_ratios import Place, best, ratios
 from experiments.servers import GRAPHS, PRODUCT, STOCK
 
 FIRST, *OTHERS = (load.name for load in LOADS)
-OURS_MS = {"pinned-dp": (200.0, 200.0), "pinned-tp8": (150.0, 150.0)}
+OURS_MS = {"static-dp": (200.0, 200.0), "static-tp8": (150.0, 150.0)}
 """Mean E2E of our fixed layouts on the first load, and on each other one."""
 STOCK_MS = {
-    "static-dp": (200.0, 100.0),
-    "static-tp8": (50.0, 150.0),
+    "stock-dp": (200.0, 100.0),
+    "stock-tp8": (50.0, 150.0),
     "shift-parallel": (40.0, 80.0),
 }
 
@@ -57,20 +57,20 @@ def test_a_ratio_to_stock_is_to_its_best_layout_on_that_load(found: Kept) -> Non
     assert ratios(found, _place(GRAPHS, 0), "auto", beside=STOCK) == [2.0]
     assert ratios(found, _place(GRAPHS, 1), "auto", beside=STOCK) == [1.0]
     assert ratios(found, _place(GRAPHS, 1), "auto") == [100.0 / 150.0]
-    assert best(found, _place(STOCK, 0)) == "static-tp8"
-    assert best(found, _place(STOCK, 1)) == "static-dp"
+    assert best(found, _place(STOCK, 0)) == "stock-tp8"
+    assert best(found, _place(STOCK, 1)) == "stock-dp"
 
 
 def test_regret_is_the_geometric_mean_over_the_loads_and_the_worst(found: Kept) -> None:
     one = held_out_regret.regret(found, MODELS[0], GRAPHS, "auto", STOCK)
     assert one.mean == pytest.approx(2.0 ** (1 / len(LOADS)))
     assert one.worst == 2.0
-    assert held_out_regret.regret(found, MODELS[0], STOCK, "static-dp").worst == 4.0
+    assert held_out_regret.regret(found, MODELS[0], STOCK, "stock-dp").worst == 4.0
 
 
 def test_the_layout_to_keep_has_the_least_mean_and_not_the_least_worst(found: Kept) -> None:
-    assert held_out_regret.kept_for_all(found, MODELS[0], STOCK) == "static-dp"
-    assert held_out_regret.kept_for_all(found, MODELS[0], GRAPHS) == "pinned-tp8"
+    assert held_out_regret.kept_for_all(found, MODELS[0], STOCK) == "stock-dp"
+    assert held_out_regret.kept_for_all(found, MODELS[0], GRAPHS) == "static-tp8"
 
 
 def test_the_headline_has_stock_then_shift_parallelism_then_our_own(found: Kept) -> None:
@@ -88,17 +88,17 @@ def test_the_headline_has_stock_then_shift_parallelism_then_our_own(found: Kept)
 def test_the_section_names_the_best_layout_to_keep(found: Kept) -> None:
     lines = held_out_regret.section(found)
     stock = next(line for line in lines if line.startswith(f"| {MODELS[0]} | 1.05, 2 |"))
-    assert "| 1.1, 4 (static-dp) | 1.46, 1.5 (static-tp8) | 0.8, 0.8 |" in stock
+    assert "| 1.1, 4 (stock-dp) | 1.46, 1.5 (stock-tp8) | 0.8, 0.8 |" in stock
     own = next(line for line in lines if line.startswith(f"| {MODELS[0]} | {PRODUCT} |"))
-    assert "| 0.8, 0.8 | 1, 1 (pinned-tp8) | 1.33, 1.33 (pinned-dp) |" in own
+    assert "| 0.8, 0.8 | 1, 1 (static-tp8) | 1.33, 1.33 (static-dp) |" in own
 
 
 def test_a_load_has_its_ratio_to_stock_and_the_layout_that_is_best(found: Kept) -> None:
     headings, _, first, *_ = held_out._table(found, MODELS[0], GRAPHS)
     column = headings.split(" | ").index("E2E / best stock layout")
-    assert first.split(" | ")[column] == "2 (static-tp8)"
+    assert first.split(" | ")[column] == "2 (stock-tp8)"
     stock = held_out._table(found, MODELS[0], STOCK)[2]
-    assert stock.startswith(f"| {FIRST} | 0.05 (static-tp8) | static-dp 4, static-tp8 1,")
+    assert stock.startswith(f"| {FIRST} | 0.05 (stock-tp8) | stock-dp 4, stock-tp8 1,")
 
 
 # ---- the kept numbers

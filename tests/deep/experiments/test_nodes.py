@@ -44,8 +44,8 @@ def numbers(counts: list[int]) -> Numbers:
 
 
 def test_auto_is_compared_with_one_layout_and_with_the_best() -> None:
-    found = systems(auto=9.0, static_dp=12.0, static_tp4=8.0, static_tp=10.0)
-    ratios = [nodes.over(other)(found) for other in ("static-dp", "static-tp", "best")]
+    found = systems(auto=9.0, stock_dp=12.0, stock_tp4=8.0, stock_tp=10.0)
+    ratios = [nodes.over(other)(found) for other in ("stock-dp", "stock-tp", "best")]
     assert ratios == [pytest.approx(0.75), pytest.approx(0.9), pytest.approx(9 / 8)]
 
 
@@ -56,11 +56,11 @@ def test_a_page_of_two_seeds(tmp_path: Path) -> None:
     nodes.pages(found, tmp_path)
     text = (tmp_path / "nodes.md").read_text(encoding="utf-8").replace("\n", " ")
     assert "| 1 | 1 | 9 | 10 | 10 | 10 | 0.9 | 0.9 | 0.9 |" in text
-    assert "over `static-dp`: 0.90 with one node and 7.20 with 64 if all burst together" in text
+    assert "over `stock-dp`: 0.90 with one node and 7.20 with 64 if all burst together" in text
     assert "its P99 time to first token is 1.00 times" in text
     assert "No requests were refused." in text
-    assert "`static-dp` in 7 of 7 runs with 0 together" in text
-    assert "in its worst row: `auto` 7.20, `static-dp` 1.00, `static-tp4` 1.00" in " ".join(
+    assert "`stock-dp` in 7 of 7 runs with 0 together" in text
+    assert "in its worst row: `auto` 7.20, `stock-dp` 1.00, `stock-tp4` 1.00" in " ".join(
         text.split()
     )
 

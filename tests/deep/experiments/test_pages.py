@@ -110,8 +110,8 @@ def test_low_phases_are_simulated_as_they_are_kept() -> None:
     """The model whose run is the shortest, under the layout that decides nothing."""
     faster = kept("fig8_fig9").seeds[0]["llama-3-70b"]["faster"]
     workload = paper_workload("llama-3-70b", faster, FIRST.seed)
-    ended = run(system("static-dp", "llama-3-70b", FIRST), "llama-3-70b", workload).outcome.ended
-    then = kept("low_phases").seeds[0]["llama-3-70b"]["static-dp"]
+    ended = run(system("stock-dp", "llama-3-70b", FIRST), "llama-3-70b", workload).outcome.ended
+    then = kept("low_phases").seeds[0]["llama-3-70b"]["stock-dp"]
     assert _flat(low_phases.by_part(ended, workload)) == pytest.approx(_flat(then), rel=1e-6)
 
 
@@ -179,7 +179,7 @@ def test_prompts_split_by_tokens_are_simulated_as_they_are_kept() -> None:
     then = kept("token_split").seeds[0][cell.model]
     assert token_split_runs.prompt_parts(cell.model, FIRST) == pytest.approx(then["prompt"])
     capacity_rps = then["capacity_rps"][cell.outputs]
-    for name in ("static-dp", *token_split_runs.LANES):
+    for name in ("stock-dp", *token_split_runs.LANES):
         found = token_split_runs.serve(name, cell, capacity_rps, FIRST)
         assert found == pytest.approx(then[cell.name][name], rel=1e-6), name
 

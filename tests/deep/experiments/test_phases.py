@@ -76,7 +76,7 @@ def test_the_plan_has_the_rates_that_are_run() -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_each_server_has_every_degree_as_a_fixed_layout(model: str) -> None:
     degrees = {"llama-3-70b": ("dp", "tp4", "tp8")}.get(model, ("dp", "tp2", "tp4", "tp8"))
-    for server, kind in ((PRODUCT, "pinned"), (GRAPHS, "pinned"), (STOCK, "static")):
+    for server, kind in ((PRODUCT, "static"), (GRAPHS, "static"), (STOCK, "stock")):
         names = [one.name for one in systems(server, model, FIRST) if servers.is_fixed(one.name)]
         assert names == [f"{kind}-{degree}" for degree in degrees]
 
@@ -148,12 +148,12 @@ def _kept(auto: Mapping[str, float], **others: Mapping[str, float]) -> Kept:
 def test_a_ratio_is_to_the_fixed_layout_that_is_best_in_that_phase() -> None:
     found = _kept(
         {"low": 3.0, "burst": 6.0, "after": 5.0},
-        pinned_dp={"low": 4.0, "burst": 5.0, "after": 4.0},
-        pinned_tp8={"low": 2.0, "burst": 10.0, "after": 5.0},
+        static_dp={"low": 4.0, "burst": 5.0, "after": 4.0},
+        static_tp8={"low": 2.0, "burst": 10.0, "after": 5.0},
     )
     far = phases.worst(found, "m", "s", "auto")
     assert (far.ratios, far.phase) == ([1.5], "low")
-    assert phases.worst(found, "m", "s", "pinned-dp").ratios == [2.0]
+    assert phases.worst(found, "m", "s", "static-dp").ratios == [2.0]
     assert phases.worst(found, "m", "s", "auto", ["burst"]).ratios == [1.2]
 
 
@@ -176,7 +176,7 @@ def test_two_servers_are_near_the_best_and_no_switch_waits() -> None:
         assert all(there["auto"]["layouts"][phase] == {"1 x TP8": 1.0} for phase in PHASES)
         for phase in PHASES:
             best = min(there, key=lambda name, p=phase: there[name]["phases"][p]["mean_e2el_ms"])
-            assert best in ("auto", "pinned-tp8")
+            assert best in ("auto", "static-tp8")
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_low_phases_keep_a_wide_layout_for_its_first_tokens(
     apart_ttft: tuple[float, float],
 ) -> None:
     for one in kept("phases").seeds:
-        auto, apart = (one["gpt-oss-120b"][server][name] for name in ("auto", "pinned-dp"))
+        auto, apart = (one["gpt-oss-120b"][server][name] for name in ("auto", "static-dp"))
         assert share[0] <= auto["layouts"]["low"][layout] <= share[1]
         e2e, ttft = (
             apart["phases"]["low"][figure] / auto["phases"]["low"][figure]
@@ -226,7 +226,7 @@ def test_low_phases_keep_a_wide_layout_for_its_first_tokens(
 
 @pytest.mark.parametrize(
     ("server", "name"),
-    [(STOCK, "static-dp"), (STOCK, "shift-parallel"), (GRAPHS, "pinned-tp8")],
+    [(STOCK, "stock-dp"), (STOCK, "shift-parallel"), (GRAPHS, "static-tp8")],
 )
 def test_phases_are_simulated_as_they_are_kept(server: str, name: str) -> None:
     """The shortest runs, of systems that decide nothing."""
@@ -252,7 +252,7 @@ def test_the_headline_has_the_worst_of_auto_and_the_best_of_fixed_layouts() -> N
 
 
 def test_thresholds_of_the_fork_are_found_on_a_load_below_capacity() -> None:
-    """The requests of each phase arrive more slowly than static DP serves them."""
+    """The requests of each phase arrive more slowly than stock DP serves them."""
     for model in MODELS:
         workload = fork_thresholds.load(model)
         for span in spans(fork_thresholds.BURSTS):

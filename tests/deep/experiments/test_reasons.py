@@ -82,7 +82,7 @@ def _systems(model: str, limit: int) -> dict[str, dict[str, float]]:
     }
 
 
-@pytest.mark.parametrize(("other", "paper"), [("static-tp", 1.66), ("shift-parallel", 1.3)])
+@pytest.mark.parametrize(("other", "paper"), [("stock-tp", 1.66), ("shift-parallel", 1.3)])
 def test_a_wide_engine_waits_for_places(other: str, paper: float) -> None:
     few, more = _systems("llama-3-70b", 256), _systems("llama-3-70b", 1024)
     assert few[other]["burst_p90_queue_s"] > 0.95 * few[other]["burst_p90_ttft_s"]
@@ -96,17 +96,17 @@ def test_a_wide_engine_waits_for_places(other: str, paper: float) -> None:
 def test_no_layout_begins_sooner_in_bursts_than_apart(model: str) -> None:
     found = _systems(model, 256)
     for figure, most in (("burst_mean_ttft_s", 1.11), ("burst_p90_ttft_s", 1.07)):
-        fixed = [name for name in found if name.startswith("static-")]
-        assert min(fixed, key=lambda name: found[name][figure]) == "static-dp"
-        assert found["auto"][figure] < most * found["static-dp"][figure]
+        fixed = [name for name in found if name.startswith("stock-")]
+        assert min(fixed, key=lambda name: found[name][figure]) == "stock-dp"
+        assert found["auto"][figure] < most * found["stock-dp"][figure]
     assert found["auto"]["median_tpot_ms"] == pytest.approx(
-        found["static-dp"]["median_tpot_ms"], rel=0.03
+        found["stock-dp"]["median_tpot_ms"], rel=0.03
     )
 
 
 def test_median_tpot_of_llama_differs_little_by_layout() -> None:
     found = _systems("llama-3-70b", 256)
-    of_dp = found["static-dp"]
+    of_dp = found["stock-dp"]
     assert all(one["median_tpot_ms"] > 0.5 * of_dp["median_tpot_ms"] for one in found.values())
     low = found["auto"]["low_median_tpot_ms"] / of_dp["low_median_tpot_ms"]
     assert low == pytest.approx(0.57, abs=0.02)
@@ -116,7 +116,7 @@ def test_late_dispatch_has_the_peak_of_auto_without_its_layouts() -> None:
     found = {name: one["peak_tokens_per_s"] for name, one in _systems("llama-3-70b", 256).items()}
     for fork in ("fork", "fork, two thresholds"):
         assert found[fork] == pytest.approx(found["auto"], rel=0.02)
-    assert found["auto"] > 1.03 * max(found[name] for name in ("static-dp", "static-tp4"))
+    assert found["auto"] > 1.03 * max(found[name] for name in ("stock-dp", "stock-tp4"))
 
 
 def test_sequential_switches_have_long_gaps_too() -> None:

@@ -78,9 +78,9 @@ def test_row_by_construction_is_marked_and_explained() -> None:
 
 
 def test_rows_of_one_layout_have_their_own_list() -> None:
-    known = (by_construction("a formula"), one_layout("as static TP"))
+    known = (by_construction("a formula"), one_layout("as stock TP"))
     lines = table([Row(one.text, 1.0, (1.0,), True, one) for one in known])
-    assert lines.index("- as static TP") == lines.index(known[1].title) + 2
+    assert lines.index("- as stock TP") == lines.index(known[1].title) + 2
     assert lines.index("- a formula") == lines.index(known[0].title) + 2
 
 

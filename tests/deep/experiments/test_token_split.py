@@ -35,11 +35,11 @@ def numbers(**mean_e2e_s: float) -> Numbers:
 
 
 def test_each_figure_is_compared_with_the_best_layout_of_that_figure() -> None:
-    found = Kept("1234567", [numbers(token_split=9.0, static_tp4=8.0)])
+    found = Kept("1234567", [numbers(token_split=9.0, stock_tp4=8.0)])
     assert token_split.ratios(found, CELL, "token-split", "mean_e2e_s") == [9.0 / 8.0]
     assert token_split.ratios(found, CELL, "token-split", "p90_e2e_s") == [1.0]
     run = found.seeds[0][CELL.model][CELL.name]
-    assert token_split.best(run, CELL.model, "mean_e2e_s") == (8.0, "static-tp4")
+    assert token_split.best(run, CELL.model, "mean_e2e_s") == (8.0, "stock-tp4")
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ def test_figures_are_of_the_requests_that_count() -> None:
 
 
 def test_fixed_systems_are_each_degree_above_an_engine_and_shift() -> None:
-    wide = ["static-tp4", "static-tp8", "shift-parallel"]
-    assert token_split_runs.fixed_systems("llama-3-70b") == ["static-dp", *wide]
-    assert token_split_runs.fixed_systems("nemotron-8b") == ["static-dp", "static-tp2", *wide]
+    wide = ["stock-tp4", "stock-tp8", "shift-parallel"]
+    assert token_split_runs.fixed_systems("llama-3-70b") == ["stock-dp", *wide]
+    assert token_split_runs.fixed_systems("nemotron-8b") == ["stock-dp", "stock-tp2", *wide]
 
 
 def test_parts_of_a_prompt_are_the_ones_that_the_page_shows() -> None:
@@ -126,7 +126,7 @@ def test_bounds_are_as_the_page_says_in_the_kept_numbers() -> None:
             assert not token_split.is_ahead(found, cell, "free-prompts")
         if (cell.outputs, cell.load) == ("long", 0.3):
             for run in token_split._runs(found, cell):
-                lane, apart = run["token-split"], run["static-dp"]
+                lane, apart = run["token-split"], run["stock-dp"]
                 dense = cell.model != "gpt-oss-120b"
                 assert (lane["mean_ttft_s"] < apart["mean_ttft_s"]) == dense
                 assert lane["mean_tpot_s"] > apart["mean_tpot_s"]
@@ -149,5 +149,5 @@ def test_a_page_of_two_seeds(tmp_path: Path) -> None:
     flat = " ".join(text.split())
     assert "the lane is worth building: `token-split` is ahead in 18 of 18 cells" in flat
     assert "4.00 (llama-3-70b), 4.00 (gpt-oss-120b), 4.00 (nemotron-8b)" in flat
-    assert "| 0.3 | static-dp | 10,000 | 10,000 | 10,000 | 10,000 | 10,000 | 10,000 |" in text
-    assert "Capacity of `static-dp`: 8 requests/s." in text
+    assert "| 0.3 | stock-dp | 10,000 | 10,000 | 10,000 | 10,000 | 10,000 | 10,000 |" in text
+    assert "Capacity of `stock-dp`: 8 requests/s." in text

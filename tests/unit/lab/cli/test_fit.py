@@ -57,7 +57,7 @@ def test_a_saved_status_becomes_a_machine(tmp_path: Path) -> None:
     assert machine.migration(2) == MigrationCost(0.001, 2e-6)
     workload = ["--synth", "poisson", "--set", "rate_rps=2", "--set", "requests=20"]
     assert "20/20" in run(
-        "simulate", "--hardware", str(out), "--policy", "auto,static-dp,static-tp2", *workload
+        "simulate", "--hardware", str(out), "--policy", "auto,stock-dp,stock-tp2", *workload
     )
 
 

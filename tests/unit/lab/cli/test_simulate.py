@@ -38,18 +38,18 @@ def run(*arguments: str) -> str:
 @pytest.mark.deep
 def test_tables_and_files(tmp_path: Path) -> None:
     """One row for each system; requests, summaries, layouts and figures in the directory."""
-    text = run(*SMALL, "--policy", "auto,static-tp2", "--out", str(tmp_path / "out"))
-    assert "auto" in text and "static-tp2" in text and "30/30" in text
+    text = run(*SMALL, "--policy", "auto,stock-tp2", "--out", str(tmp_path / "out"))
+    assert "auto" in text and "stock-tp2" in text and "30/30" in text
     kept = Results.load(tmp_path / "out" / "auto" / "results.parquet")
     assert len(kept) == 30 and kept.ok.all()
     auto, fixed = load.comparison(tmp_path / "out")
-    assert auto.summary["completed"] == 30 and auto.spans and fixed.name == "static-tp2"
+    assert auto.summary["completed"] == 30 and auto.spans and fixed.name == "stock-tp2"
     for name in (
         "over_time.png",
         "distributions.png",
         "workload.jsonl",
         "report.html",
-        "static-tp2/results.parquet",
+        "stock-tp2/results.parquet",
     ):
         assert (tmp_path / "out" / name).stat().st_size > 1000
 
@@ -117,13 +117,13 @@ def test_prompts_that_begin_alike_are_computed_once(tmp_path: Path) -> None:
         "--trace",
         str(path),
         "--policy",
-        "static-tp",
+        "stock-tp",
         "--json",
     ]
-    assert "prefix_cache_hit_rate" not in json.loads(run(*asked))["static-tp"]
+    assert "prefix_cache_hit_rate" not in json.loads(run(*asked))["stock-tp"]
     found = {
         router: json.loads(run(*asked, "--prefix-caching", "--nodes", "2", "--router", router))[
-            "static-tp"
+            "stock-tp"
         ]
         for router in ("cache-aware", "round-robin")
     }
@@ -158,7 +158,7 @@ def test_simulated_server_weighs_as_a_live_server() -> None:
 def test_json_is_the_same_each_time_for_a_seed() -> None:
     first, second = (run(*SMALL, "--json", "--seed", "5") for _ in range(2))
     assert first == second
-    assert set(json.loads(first)) == {"auto", "static-dp", "static-tp"}
+    assert set(json.loads(first)) == {"auto", "stock-dp", "stock-tp"}
     assert run(*SMALL, "--json", "--seed", "6") != first
 
 

@@ -39,7 +39,7 @@ def test_all_requests_end_and_nodes_share_them() -> None:
 
 def test_requests_go_where_the_router_says() -> None:
     requests = synthesise(Poisson(requests=30, rate_rps=40.0, output_tokens=(10, 60)), 0).requests
-    fleet = Fleet(system("static-dp"), 3, RoundRobin())
+    fleet = Fleet(system("stock-dp"), 3, RoundRobin())
     fleet.run(requests)
     there = [sorted(int(r.request_id) for r in node.outcome.ended) for node in fleet.nodes]
     assert there == [list(range(number, 30, 3)) for number in range(3)]
@@ -70,14 +70,14 @@ def test_requests_are_read_one_ahead() -> None:
 
     ahead = []
     fleet = Fleet(
-        system("static-dp"), 2, on_end=lambda request: ahead.append(seen - int(request.request_id))
+        system("stock-dp"), 2, on_end=lambda request: ahead.append(seen - int(request.request_id))
     )
     fleet.run(stream())
     assert max(ahead) <= 3
 
 
 def test_request_longer_than_every_node_is_refused() -> None:
-    fleet = Fleet(system("static-dp"), 2)
+    fleet = Fleet(system("stock-dp"), 2)
     fleet.run([Request(0, 0.0, 5_000_000, 5)])
     outcome = fleet.outcome()
     assert len(outcome.refused) == 1
@@ -98,6 +98,6 @@ def test_a_router_that_knows_prefixes_has_more_hits(
         )
         for index in range(90)
     ]
-    fleet = Fleet(replace(system("static-tp"), hash_id_tokens=512), 2, make_router(router))
+    fleet = Fleet(replace(system("stock-tp"), hash_id_tokens=512), 2, make_router(router))
     fleet.run(requests)
     assert fleet.prefix_tokens() == (90 * 1100, (90 - 9 * nodes_with_each) * 1024)

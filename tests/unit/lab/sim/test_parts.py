@@ -159,7 +159,7 @@ def test_longer_requests_move_to_the_engine_with_less_to_do() -> None:
     assert 0 < counts.moved < counts.replanned <= len(requests)
 
 
-@pytest.mark.parametrize("name", ["split", "static-dp"])
+@pytest.mark.parametrize("name", ["split", "stock-dp"])
 def test_steps_keep_to_the_target_for_the_time_between_tokens(name: str) -> None:
     """In 98 % of gaps at a load at which they would not without it."""
     within = {}

@@ -90,16 +90,16 @@ def test_auto_and_a_fixed_layout_give_the_same_figures_in_the_same_layout() -> N
     load = with_priority(synthesise(Poisson(requests=150, rate_rps=20), 1), 0.1, -1, seed=1)
     ours = flying(h200(), 1, POLICIES["auto"], Options())
     stays = replace(ours, settings=replace(ours.settings, dry_run=True))
-    pinned = flying(h200(), 1, POLICIES["static-dp"], Options())
+    static = flying(h200(), 1, POLICIES["static-dp"], Options())
     summaries = [
-        summarise(results(one, load, simulate(one, load.requests), "")) for one in (stays, pinned)
+        summarise(results(one, load, simulate(one, load.requests), "")) for one in (stays, static)
     ]
     for figure in ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms"):
         auto, fixed = (summary[figure] for summary in summaries)
         assert auto == pytest.approx(fixed, rel=0.01), figure
 
 
-@pytest.mark.parametrize("name", ["auto", "static-dp", "fork"])
+@pytest.mark.parametrize("name", ["auto", "stock-dp", "fork"])
 def test_the_same_workload_gives_the_same_table(name: str) -> None:
     """Simulations are repeatable, and kept times of tokens change nothing but the gaps between
     tokens.
@@ -113,27 +113,27 @@ def test_the_same_workload_gives_the_same_table(name: str) -> None:
         assert tables[0].column(column).equals(tables[2].column(column))
 
 
-def test_a_static_degree_holds_its_weights_once() -> None:
+def test_a_stock_degree_holds_its_weights_once() -> None:
     """So it has more KV than a group of engines that each hold all of an engine's weights."""
     machine = h200("llama-3-70b", "h200x8")
-    wide, group = build("static-tp", machine, 2, Options()), build("auto", machine, 2, Options())
+    wide, group = build("stock-tp", machine, 2, Options()), build("auto", machine, 2, Options())
     assert wide.shape.engines == 1
     assert group.shape.engines == 4
     assert wide.settings.capacity.kv_tokens[1] > 1.5 * group.settings.capacity.kv_tokens[4]
-    assert build("static-tp4", machine, 2, Options()).shape.engines == 2
+    assert build("stock-tp4", machine, 2, Options()).shape.engines == 2
 
 
 def test_wide_is_faster_alone_and_narrow_is_faster_together() -> None:
     quiet = Workload("quiet", 0, (Request(0, 0.0, 2000, 100),))
     busy = synthesise(Poisson(requests=300, rate_rps=200.0, output_tokens=(20, 40)), 0)
     e2e = {}
-    for name in ("static-dp", "static-tp"):
+    for name in ("stock-dp", "stock-tp"):
         for workload in (quiet, busy):
             system = build(name, h200(), 1, Options())
             summary = summarise(results(system, workload, simulate(system, workload.requests), ""))
             e2e[name, workload.name] = summary["mean_e2el_ms"]
-    assert e2e["static-tp", "quiet"] < 0.7 * e2e["static-dp", "quiet"]
-    assert e2e["static-dp", "poisson"] < 0.9 * e2e["static-tp", "poisson"]
+    assert e2e["stock-tp", "quiet"] < 0.7 * e2e["stock-dp", "quiet"]
+    assert e2e["stock-dp", "poisson"] < 0.9 * e2e["stock-tp", "poisson"]
 
 
 def test_shift_parallelism_shifts() -> None:
@@ -214,11 +214,11 @@ def test_no_step_is_shorter_than_the_hosts_work() -> None:
     machine = h200("llama-3-70b", "h200x8")
     long, short = SimStep([Chunk(4096, 0)], 7, 7000), SimStep([], 400, 400)
     slow = replace(machine, host_share=100.0)
-    ours, stock = build("auto", slow, 2, Options()), build("static-tp", slow, 2, Options())
+    ours, stock = build("auto", slow, 2, Options()), build("stock-tp", slow, 2, Options())
     assert ours.step_time(1, short) == pytest.approx(100 * OURS_ALONE.busy.seconds(400))
     assert ours.step_time(4, short) == pytest.approx(100 * OURS_GROUP.busy.seconds(400))
     assert stock.step_time(1, short) == pytest.approx(100 * STOCK_TENSOR.busy.seconds(400))
-    ours, stock = build("auto", machine, 2, Options()), build("static-tp", machine, 2, Options())
+    ours, stock = build("auto", machine, 2, Options()), build("stock-tp", machine, 2, Options())
     assert ours.step_time(4, long) == stock.step_time(1, long)
     assert ours.step_time(1, long) == machine.step_time(2)(long)
 
@@ -233,9 +233,9 @@ def test_a_measured_machine(tmp_path: Path) -> None:
     machine = load_measured(machine_file(tmp_path / "machine.json"))
     assert names(machine) == [
         "auto", "load", "priority", "context", "gyges",
-        "static-dp", "static-tp", "static-tp2", "round-robin",
+        "stock-dp", "stock-tp", "stock-tp2", "round-robin",
     ]  # fmt: skip
-    (wide,) = simulate(build("static-tp", machine, 1, Options()), [Request(0, 0.0, 100, 2)]).ended
+    (wide,) = simulate(build("stock-tp", machine, 1, Options()), [Request(0, 0.0, 100, 2)]).ended
     assert wide.first_token_s == pytest.approx(0.0005 + 0.01 + 0.01)
     with pytest.raises(ConfigError, match="fork"):
         build("fork", machine, 1, Options())
@@ -251,7 +251,7 @@ def test_where_kv_can_migrate(tmp_path: Path) -> None:
     assert all(COLLECTIVE_S < cost.fixed_s < COLLECTIVE_S + 0.0005 for cost in costs.values())
     assert all(0.5e-6 < cost.token_s < 1.5e-6 for cost in costs.values())
     assert build("fork", machine, 2, Options()).shape.migrations == {}
-    assert build("static-tp", machine, 2, Options()).shape.migrations == {}
+    assert build("stock-tp", machine, 2, Options()).shape.migrations == {}
     assert machine.migration(1) is None
     unknown = load_measured(machine_file(tmp_path / "unknown.json"))
     assert build("auto", unknown, 1, Options()).shape.migrations == {}
@@ -300,9 +300,7 @@ def test_engines_join_where_there_are_two() -> None:
 
 
 def test_wrong_names_say_what_exists() -> None:
-    with pytest.raises(
-        ConfigError, match=r"--policy='best': not one of auto, .*static-tp4, .*fork"
-    ):
+    with pytest.raises(ConfigError, match=r"--policy='best': not one of auto, .*stock-tp4, .*fork"):
         build("best", h200(), 1, Options())
     with pytest.raises(ConfigError, match="--devices-per-engine=3: must be one of 1, 2, 4"):
         build("auto", h200(), 3, Options())

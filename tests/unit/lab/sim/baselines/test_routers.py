@@ -22,7 +22,7 @@ MACHINE = Modelled(models.load("llama-3-8b"), hardware.parse_devices("h200x4"))
 
 @pytest.mark.parametrize(
     "name",
-    [name for name in names(MACHINE) if name.startswith(("static-", "shift-"))],
+    [name for name in names(MACHINE) if name.startswith(("stock-", "shift-"))],
 )
 def test_stock_has_the_rule_of_its_own_router(name: str) -> None:
     assert build(name, MACHINE, 1, Options()).placing is FewestInFlight
