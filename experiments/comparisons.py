@@ -18,7 +18,7 @@ from experiments.common import kept as kept_numbers
 
 NUMBERS = RESULTS / "numbers"
 PAGE = RESULTS / "comparisons.md"
-EMULATED_FIXED = ("stock-dp", "static-tp4", "static-tp8")
+EMULATED_FIXED = ("stock-dp", "stock-tp4", "stock-tp8")
 """The fixed layouts on emulated devices."""
 NOT_RUN = "Planned, and not run yet."
 Text = Callable[[Mapping[str, Any]], str]
@@ -38,9 +38,7 @@ def page() -> str:
         for what, text in {"how": _how, "table": live_report.table}.items()
     }
     values["verdict"] = _shown("fixed_layouts", verdict)
-    values["short table"] = _shown("quiet_and_bursts", live_report.summary)
     values["by round"] = _shown("quiet_and_bursts", live_report.by_round)
-    values["trace by round"] = _shown("trace", live_report.by_round)
     values |= {
         f"earlier {what}": _shown("quiet_and_bursts_earlier", text)
         for what, text in {
@@ -74,8 +72,6 @@ def measured_values() -> dict[str, str]:
         "quiet_and_bursts bars": _shown("quiet_and_bursts", live_report.bars),
         "trace how": _shown("trace", _how),
         "trace by round": _shown("trace", live_report.by_round),
-        "long_prompts how": _shown("long_prompts", _how),
-        "long_prompts table": _shown("long_prompts", live_report.table),
     }
 
 

@@ -16,7 +16,7 @@ PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
     for path in (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md")))
 }
-MOST_PAGES, MOST_LINES = 12, 120
+MOST_PAGES, MOST_LINES = 12, 108
 """Pages directly in docs/, and lines of README."""
 ARCHITECTURE = PAGES["docs/architecture.md"]
 WALK = re.compile(r"^### (.+)\n\n\| \| file \| function \|.*\n\|[-|]+\n((?:\|.*\n)+)", re.M)

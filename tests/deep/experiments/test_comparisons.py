@@ -84,7 +84,7 @@ SWITCHES = re.compile(r"0 switches|\d+(, \d+)*")
 def test_each_live_row_of_a_system_that_may_switch_says_how_often_it_did(text: Path) -> None:
     """A ratio of a server that made no switch is of its layout."""
     found = MAY_SWITCH.findall(text.read_text(encoding="utf-8"))
-    assert len(found) >= 4
+    assert len(found) >= 2
     assert all(SWITCHES.fullmatch(cell) for cell in found), found
 
 
