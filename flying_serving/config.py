@@ -150,11 +150,11 @@ class FlyingConfig(BaseModel):
     """Let a group divide the tokens of a step instead of the weights. It does where its engines
     have measured at their start that such steps are shorter.
     """
-    cuda_graphs: bool = False
-    """On CUDA, capture the decode steps of every lane as CUDA graphs. There is no torch.compile,
-    unless -cc.mode=3 asks for it. Groups that exchange by staged or pynccl stay eager. This has not
-    run on a GPU yet: at its start the server compares graphs with eager steps, and ends if they
-    differ.
+    cuda_graphs: bool | None = None
+    """On CUDA, capture decode steps of all lanes as CUDA graphs. Groups that exchange by staged or
+    pynccl stay eager. At its start the server compares graphs, and code that vLLM compiles, with
+    eager steps. Where they differ it goes on eagerly; with --cuda-graphs it ends. None of this has
+    run on a GPU yet. Default: as vLLM.
     """
     node_metrics: bool = False
     """In /metrics, show three of vLLM's gauges for all engines together. They are
@@ -225,6 +225,10 @@ class Deployment(BaseModel):
     """True if this engine is started again, while others run."""
     async_groups: bool = False
     """True if groups schedule asynchronously, though vLLM turns it off for the platform."""
+    eager_where_refused: bool = False
+    """True if a lane is eager whose compiled code or CUDA graphs compute something else than eager
+    steps; otherwise the start ends.
+    """
     placements: tuple[Placement, ...] = ()
     """Placement of each device of each engine, engine 0's first, on the CPU; none on CUDA."""
     flying: FlyingConfig

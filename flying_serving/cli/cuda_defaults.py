@@ -1,8 +1,11 @@
-"""Flags of vLLM that have another default on CUDA, for engines that form groups."""
+"""Flags of vLLM that have another default on CUDA, and those that go with --cuda-graphs."""
 
 from typing import Any
 
+from flying_serving.config import KEY, FlyingConfig
+from flying_serving.errors import ConfigError
 from flying_serving.log import logger
+from flying_serving.server.start.devices import collectives_of
 
 MAX_NUM_SEQS = 256
 
@@ -25,3 +28,53 @@ def limit_requests(args: Any) -> None:
         "--max-num-seqs: set to %d, as each lane has memory for that many requests",
         args.max_num_seqs,
     )
+
+
+def choose_execution(args: Any) -> None:
+    """On CUDA, let lanes run as vLLM does by default: compiled, with CUDA graphs. Where that cannot
+    be, and the user has not chosen, set vLLM's flags for less, and say so.
+
+    A user who names graphs by vLLM's own flag has asked for them as by --cuda-graphs.
+
+    Raises:
+        ConfigError: for --cuda-graphs beside --enforce-eager, and without CUDA.
+    """
+    from vllm.config import CUDAGraphMode
+    from vllm.platforms import current_platform
+
+    settings = args.additional_config[KEY]
+    asked, is_cuda = settings["cuda_graphs"], current_platform.is_cuda()
+    if asked and not is_cuda:
+        raise ConfigError("--cuda-graphs: there is no CUDA device")
+    if asked and args.enforce_eager:
+        raise ConfigError("--cuda-graphs: not together with --enforce-eager")
+    if not is_cuda or args.enforce_eager:
+        return
+    compilation = args.compilation_config
+    if asked is None and compilation.cudagraph_mode not in (None, CUDAGraphMode.NONE):
+        settings["cuda_graphs"] = True
+    elif asked is False and compilation.cudagraph_mode is None:
+        compilation.cudagraph_mode = CUDAGraphMode.NONE
+    _compile_less(args, settings)
+
+
+def _compile_less(args: Any, settings: dict[str, Any]) -> None:
+    """Have no compiled code beside lent weights, and none and no graphs where an engine's devices
+    exchange by what neither can hold.
+    """
+    from vllm.config import CompilationMode
+
+    compilation = args.compilation_config
+    if compilation.mode is not None:
+        return
+    collectives = collectives_of(FlyingConfig.model_validate(settings), on_cpu=False)
+    if args.tensor_parallel_size > 1 and collectives != "nccl" and not settings["cuda_graphs"]:
+        args.enforce_eager = True
+        logger.info(
+            "--enforce-eager: set, as neither compiled code nor CUDA graphs can hold "
+            "--cuda-collectives=%s, by which devices of an engine exchange",
+            collectives,
+        )
+    elif settings["lend_weights"]:
+        compilation.mode = CompilationMode.NONE
+        logger.info("-cc.mode=0: set, as compiled code does not see that a weight is lent")

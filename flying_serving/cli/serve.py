@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from flying_serving.cli.cuda_defaults import limit_requests
+from flying_serving.cli.cuda_defaults import choose_execution, limit_requests
 from flying_serving.cli.serve_flags import PURPOSE, add_flags, option, screen
 from flying_serving.config import ASYNC_GROUPS_KEY, KEY, MAX_ENGINES, FlyingConfig
 from flying_serving.errors import ConfigError, FlyingError, Unsupported
@@ -111,7 +111,6 @@ def parse(argv: list[str], prog: str) -> Any:
         ASYNC_GROUPS_KEY: args.async_scheduling is True,
     }
     _refuse_odd_engines(args.data_parallel_size)
-    _capture_decodes(args)
     eager_by_default = _enforce_eager(args, argv)
     with refused_in_one_line():
         configure_logging_from_args(args)
@@ -269,40 +268,12 @@ def _enforce_eager(args: Any, argv: list[str]) -> bool:
 def _set_other_defaults(args: Any, eager_by_default: bool) -> None:
     """Set flags that are not vLLM's defaults, once lines of the log are shown. Say what was set."""
     limit_requests(args)
+    choose_execution(args)
     if eager_by_default:
         logger.info(
             "--enforce-eager: set, as starts are shorter so; --no-enforce-eager lets vLLM compile "
             "the model for engines that serve alone"
         )
-
-
-def _capture_decodes(args: Any) -> None:
-    """With --cuda-graphs, set vLLM's flags for it: graphs of decode steps, and nothing compiled
-    unless the user asks for that.
-
-    Raises:
-        ConfigError: beside --enforce-eager or other values of these flags, and without CUDA.
-    """
-    from vllm.config import CompilationMode, CUDAGraphMode
-    from vllm.platforms import current_platform
-
-    if not args.additional_config[KEY]["cuda_graphs"]:
-        return
-    if not current_platform.is_cuda():
-        raise ConfigError("--cuda-graphs: there is no CUDA device")
-    if args.enforce_eager:
-        raise ConfigError("--cuda-graphs: not together with --enforce-eager")
-    compilation = args.compilation_config
-    if compilation.mode not in (None, CompilationMode.NONE):
-        return  # vLLM's defaults for compiled code: see `refuse_other_execution`
-    asked = {"mode": CompilationMode.NONE, "cudagraph_mode": CUDAGraphMode.FULL_DECODE_ONLY}
-    for name, value in asked.items():
-        if getattr(compilation, name) not in (None, value):
-            raise ConfigError(
-                f"--compilation-config: with --cuda-graphs {name} must be {value.name}, or mode "
-                "VLLM_COMPILE"
-            )
-        setattr(compilation, name, value)
 
 
 def _flying_settings(args: Any) -> dict[str, Any]:

@@ -120,15 +120,16 @@ def flag_of(name: str) -> Flag:
     """Return the flag of a field of FlyingConfig."""
     field = FlyingConfig.model_fields[name]
     kind, meaning = field.annotation, " ".join(str(field.description).split())
-    if kind is bool:
-        switch = option(name).replace("--", "--[no-]", 1)
-        return Flag(switch, "", "", "on" if field.default else "off", meaning)
     if field.default is None:
         unset = _UNSET.fullmatch(meaning)
         assert unset is not None, f"{name}: the description has to end with what None means"
         meaning, default = unset.groups()
+    elif isinstance(field.default, bool):
+        default = "on" if field.default else "off"
     else:
         default = _number(field.default) if isinstance(field.default, float) else str(field.default)
+    if bool in {kind, *get_args(kind)}:
+        return Flag(option(name).replace("--", "--[no-]", 1), "", "", default, meaning)
     choices, is_number = _choices(kind), bool({int, float} & {kind, *get_args(kind)})
     units = [unit for end, unit in _UNITS.items() if name.endswith(end)]
     value = _VALUES.get(name) or next(iter(units), "N" if is_number else _NAME)

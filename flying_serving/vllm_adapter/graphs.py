@@ -125,6 +125,10 @@ class DecodeGraphs:
         finally:
             self._version.use_graphs(before)
 
+    def give_up(self) -> None:
+        """From now on, let every step be eager."""
+        self._version.use_graphs(False)
+
     def capture(self) -> Captured:
         """Capture the graphs of a group's lane, all members in lockstep, with their group active.
 
@@ -157,7 +161,7 @@ def _steady_workspace() -> Iterator[None]:
     if any(after.get(part) != place for part, place in before.items()):
         raise LaneError(
             "--cuda-graphs: vLLM's scratch memory grew while a group captured its graphs, and "
-            "graphs of other lanes hold its address; start without --cuda-graphs"
+            "graphs of other lanes hold its address; start with --no-cuda-graphs"
         )
 
 

@@ -5,7 +5,7 @@ which V1 and V2 differ.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -67,6 +67,7 @@ class Runner:
         self.config = config
         self._randomness = randomness
         self._priorities = priorities
+        self._own_code = ExitStack()  # never closed: what it has entered holds for good
         self.groups = one_group(config.cache_config.block_size)
         self.graphs = DecodeGraphs(runner, self._version, config)
 
@@ -116,6 +117,10 @@ class Runner:
         priorities = eager_priorities(self.config) if is_compiled(self.config) else None
         with uncompiled(self.model), eager_operations(priorities):
             yield
+
+    def stay_uncompiled(self) -> None:
+        """From now on, run the model's own code, as `uncompiled` does for a while."""
+        self._own_code.enter_context(self.uncompiled())
 
     def step(self, plan: Any, grammar: Any = None) -> Any:
         """Run one step, sampling included. Returns vLLM's ModelRunnerOutput, once it is there."""

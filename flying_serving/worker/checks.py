@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from flying_serving.comm.pool import CommunicatorPool
-from flying_serving.errors import ConfigError, EngineLost
+from flying_serving.errors import ConfigError, EngineLost, LaneError
 from flying_serving.layout.parallelism import Parallelism
 from flying_serving.vllm_adapter.batches import CHECK_REQUESTS, CHECK_TOKENS, check_steps
 from flying_serving.vllm_adapter.compiled import is_compiled
@@ -76,6 +76,7 @@ def _refusal(found: Collection[Difference], allowed: float) -> str | None:
 class LaneChecks:
     """The checks of one device. `groups`: its lanes by group size. `say`: logs a phase.
     `input_rounding`: the part that quantized layers may differ by, beside that of the type.
+    `eager_where_refused`: as `Deployment.eager_where_refused`.
 
     `blocks`, in the methods: the KV blocks that have memory.
     """
@@ -87,23 +88,38 @@ class LaneChecks:
         communicators: CommunicatorPool,
         say: Callable[[str], None],
         input_rounding: float,
+        *,
+        eager_where_refused: bool = False,
     ) -> None:
         self._lane1 = lane1
         self._groups = groups
         self._communicators = communicators
         self._say = say
         self._input_rounding = input_rounding
+        self._eager_where_refused = eager_where_refused
 
     @torch.inference_mode()
     def compare_compiled(self, blocks: int) -> None:
-        """Compare lane 1 with its own code, if it is compiled: see `worker/compiled.py`. Raises
-        LaneError.
+        """Compare lane 1 with its own code, if it is compiled: see `worker/compiled.py`.
+
+        Raises:
+            LaneError: if it differs, unless it is to be eager then.
         """
         if not is_compiled(self._lane1.config):
             return
         together = partial(self._communicators.any_of, 1)
-        with self._lane1.graphs.unused():
-            largest = check_compiled(self._lane1, most_requests(self._lane1, blocks), together)
+        requests = most_requests(self._lane1, blocks)
+        try:
+            with self._lane1.graphs.unused():
+                largest = check_compiled(self._lane1, requests, together)
+        except LaneError as error:
+            if not self._eager_where_refused:
+                raise LaneError(
+                    f"--enforce-eager=False: {error}. Start with --enforce-eager"
+                ) from None
+            self._lane1.stay_uncompiled()
+            self._say(f"lane 1: steps run the model's own code: {error}")
+            return
         self._say(f"lane 1: compiled steps equal eager steps within {largest:.1e}")
 
     @torch.inference_mode()

@@ -58,12 +58,11 @@ def allowed(dtype: torch.dtype) -> float:
 def refusal(differences: list[Difference], most: float) -> str | None:
     """Return why compiled steps must not be used, or None. `most`: as `allowed`."""
     if not differences:
-        return "--enforce-eager=False: no logits of the compiled model could be compared"
+        return "no logits of the compiled model could be compared"
     largest = max(difference.share for difference in differences)
     if largest <= most:
         return None
     return (
-        f"--enforce-eager=False: the compiled model differs from the eager one by {largest:.2g} of "
-        f"its logits ({most:g} is allowed). Start with --enforce-eager, and please report this "
-        "model"
+        f"the compiled model differs from the eager one by {largest:.2g} of its logits ({most:g} "
+        "is allowed); please report this model"
     )

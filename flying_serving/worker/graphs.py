@@ -1,8 +1,8 @@
 """The CUDA graphs of all lanes of a worker: captured at start, one lane after the other, and
 compared with eager steps.
 
-A wrong graph would be wrong in each decode step of its lane, without an error. So a server with a
-wrong graph does not start.
+A wrong graph would be wrong in each decode step of its lane, without an error. So a lane with a
+wrong graph is eager, or its server does not start.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class LaneGraphs:
     those of lane 1.
 
     `groups`: the lane of each group size. `say`: takes what has been done, in words.
+    `eager_where_refused`: as `Deployment.eager_where_refused`.
     """
 
     def __init__(
@@ -63,6 +64,8 @@ class LaneGraphs:
         groups: Mapping[int, WorkerLane],
         communicators: CommunicatorPool,
         say: Callable[[str], None],
+        *,
+        eager_where_refused: bool = False,
     ) -> None:
         self._lane1 = lane1
         self._groups = groups
@@ -71,6 +74,7 @@ class LaneGraphs:
         }
         self._communicators = communicators
         self._say = say
+        self._eager_where_refused = eager_where_refused
         self._are_asked = are_asked(lane1.config)
 
     def bytes_of_groups(self, lane1_bytes: int) -> int:
@@ -92,7 +96,10 @@ class LaneGraphs:
     @torch.inference_mode()
     def capture(self, most: int) -> None:
         """Capture graphs in each group's lane, when vLLM has captured lane 1's. Compare the graphs
-        of all lanes with eager steps of at most `most` requests. Raises LaneError.
+        of all lanes with eager steps of at most `most` requests.
+
+        Raises:
+            LaneError: if one differs, unless its lane is to be eager then.
         """
         if not self._are_asked:
             return
@@ -105,14 +112,21 @@ class LaneGraphs:
     @torch.inference_mode()
     def check_lane1(self, most: int) -> None:
         """Compare the graphs of lane 1 alone: groups have none in an engine that is started again.
-        Raises LaneError.
+        Raises LaneError as `capture`.
         """
         if self._are_asked:
             self._check(1, self._lane1, self._lane1.step, most)
 
     def _check(self, size: int, runner: Runner, step: Callable[[Any], Any], most: int) -> None:
         together = partial(self._communicators.any_of, size)
-        largest = check_graphs(GraphLane(size, runner, step, together, most))
+        try:
+            largest = check_graphs(GraphLane(size, runner, step, together, most))
+        except LaneError as error:
+            if not self._eager_where_refused:
+                raise LaneError(f"--cuda-graphs: {error}. Start with --no-cuda-graphs") from None
+            runner.graphs.give_up()
+            self._say(f"group of {size}: steps have no CUDA graphs: {error}")
+            return
         most_share = allowed(runner.config.model_config.dtype)
         self._say(
             f"group of {size}: CUDA graphs equal eager steps within {largest:.1e} of their logits "
@@ -151,20 +165,20 @@ def refusal(lane: GraphLane, differences: dict[int, list[Difference]]) -> str | 
     """Return why the graphs of a lane must not be used, or None; `differences`: by requests."""
     if not differences:
         return (
-            f"--cuda-graphs: no decode step of group size {lane.size} has a CUDA graph; the "
-            "attention backend may have none"
+            f"no decode step of group size {lane.size} has a CUDA graph; the attention backend may "
+            "have none"
         )
     # a padded step, and attention with other splits, round otherwise in each layer
     most = allowed(lane.runner.config.model_config.dtype)
     for count, of_count in differences.items():
         if not of_count:
-            return f"--cuda-graphs: group size {lane.size}: no logits could be compared"
+            return f"group size {lane.size}: no logits could be compared"
         largest = max(one.share for one in of_count)
         if not largest <= most:
             return (
-                f"--cuda-graphs: group size {lane.size}: a step of {count} decoding requests "
-                f"differs from an eager one by {largest:.2g} of its logits ({most:g} is "
-                "allowed). Start without --cuda-graphs, and please report this model"
+                f"group size {lane.size}: a step of {count} decoding requests differs from an "
+                f"eager one by {largest:.2g} of its logits ({most:g} is allowed); please report "
+                "this model"
             )
     return None
 

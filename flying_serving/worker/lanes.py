@@ -117,10 +117,13 @@ class WorkerLanes:
                 size, of_lane, communicators, lane1, _tensor_only(deployment)
             )
         self.residency: WorkerWeights | None = None
-        self.graphs = LaneGraphs(lane1, self.groups, communicators, self._say)
+        refused = {"eager_where_refused": deployment.eager_where_refused}
+        self.graphs = LaneGraphs(lane1, self.groups, communicators, self._say, **refused)
         self._weight_file = weight_file_of(deployment, engine, device)
         input_rounding = self._share_weights(pack_weights)
-        self.checks = LaneChecks(lane1, self.groups, communicators, self._say, input_rounding)
+        self.checks = LaneChecks(
+            lane1, self.groups, communicators, self._say, input_rounding, **refused
+        )
         self.blocks = self.own_blocks = 0
         self.extra: ExtraBlocks | None = None
         self.kv_views: dict[int, list[KVView]] = {}

@@ -2,7 +2,7 @@
 that vLLM has.
 
 vLLM's flags say how lane 1 runs: --enforce-eager and --compilation-config. Lanes of groups are
-never compiled. With --cuda-graphs they replay graphs of decode steps, if graphs can hold their
+never compiled. They replay graphs of decode steps where lane 1 does, if graphs can hold their
 exchanges.
 """
 
@@ -15,15 +15,17 @@ from flying_serving.config import Collectives, FlyingConfig
 from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.log import logger
 from flying_serving.vllm_adapter.compiled import is_compiled
+from flying_serving.vllm_adapter.graphs import are_asked, capture_nothing
 
 _NO_CACHE = "VLLM_DISABLE_COMPILE_CACHE"
 _GRAPHS_OF_DECODES = (CUDAGraphMode.FULL_DECODE_ONLY, CUDAGraphMode.FULL_AND_PIECEWISE)
 
 
-def refuse_other_execution(config: Any, flying: FlyingConfig, collectives: Collectives) -> None:
-    """Refuse settings of vLLM under which a lane may compute wrongly, or not at all.
+def settle_execution(config: Any, flying: FlyingConfig, collectives: Collectives) -> None:
+    """Refuse settings of vLLM under which a lane may compute wrongly, or not at all. Leave out CUDA
+    graphs that no user has asked for, where lanes cannot have them.
 
-    `collectives`: how devices exchange tensors.
+    `config`: vLLM's VllmConfig. `collectives`: how devices exchange tensors.
 
     Raises:
         ConfigError: if two settings do not go together.
@@ -31,8 +33,8 @@ def refuse_other_execution(config: Any, flying: FlyingConfig, collectives: Colle
     """
     if is_compiled(config):
         _refuse_uncompilable(config, flying, collectives)
-    _refuse_other_graphs(config, flying)
-    if flying.cuda_graphs and collectives != "nccl":
+    _settle_graphs(config, flying)
+    if are_asked(config) and collectives != "nccl":
         _keep_groups_eager(config.parallel_config, collectives)
 
 
@@ -80,7 +82,7 @@ def _refuse_uncompilable(config: Any, flying: FlyingConfig, collectives: Collect
         )
 
 
-def _refuse_other_graphs(config: Any, flying: FlyingConfig) -> None:
+def _settle_graphs(config: Any, flying: FlyingConfig) -> None:
     mode = config.compilation_config.cudagraph_mode
     if config.model_config.enforce_eager or mode in (None, CUDAGraphMode.NONE):
         if flying.cuda_graphs:
@@ -90,14 +92,22 @@ def _refuse_other_graphs(config: Any, flying: FlyingConfig) -> None:
                 "--enforce-eager must not be given"
             )
         return
+    if flying.cuda_graphs is False:
+        raise ConfigError(
+            f"--no-cuda-graphs: not together with cudagraph_mode {mode.name} of "
+            "--compilation-config"
+        )
     piecewise = mode == CUDAGraphMode.FULL_AND_PIECEWISE
-    if mode not in _GRAPHS_OF_DECODES or (piecewise and not is_compiled(config)):
+    if mode in _GRAPHS_OF_DECODES and (is_compiled(config) or not piecewise):
+        return
+    if flying.cuda_graphs:
         raise Unsupported(
             f"--compilation-config: cudagraph_mode {mode.name} cannot be served by Flying Serving "
             "yet"
         )
-    if not flying.cuda_graphs:
-        raise ConfigError(
-            "--compilation-config: CUDA graphs have not run on a GPU yet; --cuda-graphs asks for "
-            "them, --enforce-eager and cudagraph_mode NONE are without them"
-        )
+    logger.info(
+        "--compilation-config: no CUDA graphs, as vLLM has those of cudagraph_mode %s for this "
+        "model, which lanes cannot replay",
+        mode.name,
+    )
+    capture_nothing(config)

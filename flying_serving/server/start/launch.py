@@ -30,7 +30,7 @@ from flying_serving.server.start.environment import (
     refuse_expandable_segments,
     sum_without_flashinfer,
 )
-from flying_serving.server.start.execution import keep_no_compiled_code, refuse_other_execution
+from flying_serving.server.start.execution import keep_no_compiled_code, settle_execution
 from flying_serving.server.start.rundir import make_run_dir
 from flying_serving.server.start.support import (
     cache_no_states,
@@ -84,6 +84,7 @@ def prepare(config: Any, client_count: int) -> Any:
         incarnations=(0,) * parallel.data_parallel_size,
         # vLLM turns it off on the CPU, where the user may still want it for groups
         async_groups=bool(config.additional_config.get(ASYNC_GROUPS_KEY)),
+        eager_where_refused=flying.cuda_graphs is None and not current_platform.is_cpu(),
         placements=placements_of(parallel),
         flying=flying,
     )
@@ -137,7 +138,7 @@ def _divide_devices(config: Any, flying: FlyingConfig) -> Collectives:
     on_cpu = current_platform.is_cpu()
     collectives = collectives_of(flying, on_cpu=on_cpu)
     share_devices(config, flying, current_platform.device_id_to_physical_device_id, on_cpu=on_cpu)
-    refuse_other_execution(config, flying, collectives)
+    settle_execution(config, flying, collectives)
     keep_no_compiled_code(config)
     return collectives
 

@@ -59,6 +59,7 @@ def test_each_flag_has_a_sentence_for_the_screen_and_a_default(name: str) -> Non
         ("tbt_slo_ms", "--tbt-slo-ms MS", "(a number above 0 up to 3600000; default: no limit)"),
         ("lend_weights", "--[no-]lend-weights", "(default: off)"),
         ("token_parallel", "--[no-]token-parallel", "(default: on)"),
+        ("cuda_graphs", "--[no-]cuda-graphs", "(default: as vLLM)"),
         ("group_sizes", "--group-sizes SIZES", "(default: all that the model allows)"),
     ],
 )

@@ -11,11 +11,9 @@ from typing import Any, Self
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from vllm.config import CompilationConfig, CompilationMode, CUDAGraphMode
-from vllm.platforms import current_platform
+from vllm.config import CompilationConfig, CompilationMode
 
 from flying_serving.cli.serve import (
-    _capture_decodes,
     _enforce_eager,
     _flying_settings,
     explain_mistakes,
@@ -96,51 +94,6 @@ def test_lanes_are_not_made_eager_where_a_user_has_chosen_a_mode() -> None:
     args = argparse.Namespace(enforce_eager=False, compilation_config=compiled)
     assert not _enforce_eager(args, ["-cc.mode=3"])
     assert not args.enforce_eager
-
-
-def graph_flags(*, eager: bool = False, **compilation: Any) -> argparse.Namespace:
-    """vLLM's flags beside --cuda-graphs."""
-    return argparse.Namespace(
-        additional_config={KEY: settings("--cuda-graphs")},
-        enforce_eager=eager,
-        compilation_config=CompilationConfig(**compilation),
-    )
-
-
-def test_graphs_of_decode_steps_are_asked_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(current_platform), "is_cuda", lambda self: True)
-    args = graph_flags()
-    _capture_decodes(args)
-    assert args.compilation_config.mode == CompilationMode.NONE
-    assert args.compilation_config.cudagraph_mode == CUDAGraphMode.FULL_DECODE_ONLY
-
-
-def test_compiled_lane_1_has_vllms_graphs_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(current_platform), "is_cuda", lambda self: True)
-    args = graph_flags(mode=3)
-    _capture_decodes(args)
-    assert args.compilation_config.mode == CompilationMode.VLLM_COMPILE
-    assert args.compilation_config.cudagraph_mode is None
-
-
-@pytest.mark.parametrize(
-    ("is_cuda", "flags", "says"),
-    [
-        (False, {}, "--cuda-graphs: there is no CUDA device"),
-        (True, {"eager": True}, "--cuda-graphs: not together with --enforce-eager"),
-        (
-            True,
-            {"cudagraph_mode": "FULL_AND_PIECEWISE"},
-            "--cuda-graphs cudagraph_mode must be FULL_DECODE_ONLY, or mode VLLM_COMPILE",
-        ),
-    ],
-)
-def test_graphs_are_refused_beside_other_flags(
-    monkeypatch: pytest.MonkeyPatch, is_cuda: bool, flags: dict[str, Any], says: str
-) -> None:
-    monkeypatch.setattr(type(current_platform), "is_cuda", lambda self: is_cuda)
-    with pytest.raises(ConfigError, match=says):
-        _capture_decodes(graph_flags(**flags))
 
 
 def test_a_flag_overrides_additional_config_and_its_default_does_not() -> None:

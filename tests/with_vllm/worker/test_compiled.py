@@ -1,6 +1,7 @@
 """Compiled steps of lane 1 are compared with its own code at every start."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from vllm.config import CompilationMode, VllmConfig
 
 from flying_serving.errors import LaneError
 from flying_serving.vllm_adapter.runner import Runner
+from flying_serving.worker.checks import LaneChecks
 from flying_serving.worker.compiled import allowed, check_compiled, refusal
 from flying_serving.worker.selfcheck import Difference
 from tests.with_vllm.worker.captured import CapturingV1, graph_configuration
@@ -104,3 +106,39 @@ def test_model_is_compiled_again_after_the_check(config: VllmConfig) -> None:
     runner = compiled_runner(config, lambda x: x)
     checked(runner)
     assert not runner.model.part.do_not_compile  # type: ignore[union-attr]
+
+
+class Alone:
+    """The devices of an engine that has one."""
+
+    def any_of(self, size: int, refuses: bool) -> bool:
+        assert size == 1
+        return refuses
+
+
+@contextmanager
+def started(config: VllmConfig, *, goes_on: bool) -> Iterator[tuple[Runner, list[str]]]:
+    """A start whose compiled code is wrong: lane 1 after the check, and what was logged."""
+    config.model_config.enforce_eager = False
+    runner, said = compiled_runner(config, torch.zeros_like), list[str]()
+    devices: Any = Alone()
+    checks = LaneChecks(runner, {}, devices, said.append, 0.0, eager_where_refused=goes_on)
+    try:
+        checks.compare_compiled(64)
+        yield runner, said
+    finally:
+        runner._own_code.close()  # it holds for the process
+
+
+def test_lane_1_runs_its_own_code_where_the_compiled_one_is_wrong(config: VllmConfig) -> None:
+    with started(config, goes_on=True) as (runner, said):
+        assert runner.model.part.do_not_compile  # type: ignore[union-attr]
+        assert len(said) == 1
+        assert said[0].startswith("lane 1: steps run the model's own code: the compiled model diff")
+        assert checked(runner) == 0.0
+
+
+def test_start_ends_at_wrong_compiled_code_that_a_user_has_asked_for(config: VllmConfig) -> None:
+    says = "^--enforce-eager=False: the compiled model differs .* Start with --enforce-eager$"
+    with pytest.raises(LaneError, match=says), started(config, goes_on=False):
+        pass

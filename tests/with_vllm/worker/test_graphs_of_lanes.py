@@ -30,9 +30,13 @@ class Members(Groups):
 
 
 class Worker:
-    """The lanes of a worker whose groups exchange so. vLLM has captured lane 1."""
+    """The lanes of a worker whose groups exchange so. vLLM has captured lane 1. `goes_on`: a lane
+    is eager whose graphs are refused.
+    """
 
-    def __init__(self, config: VllmConfig, collectives: Collectives) -> None:
+    def __init__(
+        self, config: VllmConfig, collectives: Collectives, *, goes_on: bool = False
+    ) -> None:
         deployment = Deployment(
             run_dir="",
             engines=4,
@@ -53,7 +57,9 @@ class Worker:
             self.runners[size] = CapturingV1(of_lane, lambda x: x, lambda: groups.active)
             runner = Runner(self.runners[size], of_lane)
             lanes[size] = WorkerLane(size, groups, runner, "captured")
-        self.graphs = LaneGraphs(lane1, lanes, groups, self.said.append)
+        self.graphs = LaneGraphs(
+            lane1, lanes, groups, self.said.append, eager_where_refused=goes_on
+        )
         self.runners[1].is_captured = True
 
     def of_group(self, size: int) -> dict[str, list[int]]:
@@ -110,6 +116,36 @@ def test_lane_1_of_an_engine_that_starts_again_is_checked_alone(config: VllmConf
     worker.runners[1]._spoil = torch.zeros_like
     with pytest.raises(LaneError, match="group size 1: a step of 1 decoding requests differs"):
         worker.graphs.check_lane1(2)
+
+
+@pytest.mark.parametrize("wrong", [1, *SIZES])
+def test_lane_with_a_wrong_graph_is_eager_and_the_others_replay(
+    config: VllmConfig, wrong: int
+) -> None:
+    worker = Worker(config, "nccl", goes_on=True)
+    worker.runners[wrong]._spoil = torch.zeros_like
+    worker.graphs.capture(8)
+    modes = {size: runner.mode_of(1) for size, runner in worker.runners.items()}
+    assert modes.pop(wrong) == CUDAGraphMode.NONE
+    assert set(modes.values()) == {CUDAGraphMode.FULL}
+    (line,) = [line for line in worker.said if "differs" in line]
+    assert line.startswith(f"group of {wrong}: steps have no CUDA graphs: ")
+    assert line.endswith("of its logits (0.01 is allowed); please report this model")
+
+
+def test_start_ends_at_a_wrong_graph_that_a_user_has_asked_for(config: VllmConfig) -> None:
+    worker = Worker(config, "nccl")
+    worker.runners[2]._spoil = torch.zeros_like
+    says = r"^--cuda-graphs: group size 2: a step of 1 .* Start with --no-cuda-graphs$"
+    with pytest.raises(LaneError, match=says):
+        worker.graphs.capture(8)
+
+
+def test_lane_1_is_eager_again_in_an_engine_that_starts_again(config: VllmConfig) -> None:
+    worker = Worker(config, "pynccl", goes_on=True)
+    worker.runners[1]._spoil = torch.zeros_like
+    worker.graphs.check_lane1(2)
+    assert worker.runners[1].mode_of(1) == CUDAGraphMode.NONE
 
 
 def test_eager_engine_that_starts_again_has_no_graphs_to_check(config: VllmConfig) -> None:

@@ -139,19 +139,20 @@ FEATURE_CASES: tuple[Start, ...] = (
         devices=2,
     ),
     _execution(
-        "CUDA without `--enforce-eager` or `--cuda-graphs`",
-        "--compilation-config: CUDA graphs have not run on a GPU yet; --cuda-graphs asks for them, "
-        "--enforce-eager and cudagraph_mode NONE are without them",
+        "`--no-cuda-graphs -cc.cudagraph_mode=FULL_AND_PIECEWISE`",
+        "--no-cuda-graphs: not together with cudagraph_mode FULL_AND_PIECEWISE of "
+        "--compilation-config",
         cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE,
+        cuda_graphs=False,
     ),
     _execution(
-        "`--cuda-graphs -cc.mode=3 -cc.cudagraph_mode=PIECEWISE`",
+        "`-cc.cudagraph_mode=PIECEWISE` on CUDA",
         "--compilation-config: cudagraph_mode PIECEWISE cannot be served by Flying Serving yet",
         cudagraph_mode=CUDAGraphMode.PIECEWISE,
         cuda_graphs=True,
     ),
     _execution(
-        "`--cuda-graphs -cc.mode=3 -cc.cudagraph_mode=NONE`",
+        "`--cuda-graphs -cc.cudagraph_mode=NONE`",
         "--cuda-graphs: the cudagraph_mode of --compilation-config must be FULL_DECODE_ONLY, or "
         "FULL_AND_PIECEWISE with mode VLLM_COMPILE, and --enforce-eager must not be given",
         cuda_graphs=True,

@@ -17,7 +17,7 @@ from flying_serving.config import Deployment, FlyingConfig
 from flying_serving.observe.tracing.file import begin_trace
 from flying_serving.placement.plan import plan
 from flying_serving.placement.wishes import read_wishes
-from flying_serving.server.start.execution import refuse_other_execution
+from flying_serving.server.start.execution import settle_execution
 from flying_serving.server.start.front_ends import refuse_other_front_ends
 from flying_serving.server.start.support import (
     choose_group_sizes,
@@ -116,7 +116,7 @@ def execution(**changes: Any) -> None:
             **{key: changes.get(key, value) for key, value in settings.items()}
         ),
     )
-    refuse_other_execution(config, FlyingConfig(**asked), "shm")
+    settle_execution(config, FlyingConfig(**asked), "shm")
 
 
 def flags(**arguments: str) -> None:
