@@ -57,6 +57,12 @@ def difference(answer: dict[str, Any], expected: dict[str, Any]) -> float:
     return worst
 
 
+def token_parallel_steps(server: Server) -> dict[int, int]:
+    """Return how many steps of groups have divided tokens, by group size."""
+    counts = server.metric("flying:token_parallel_steps_total", "group_size")
+    return {int(size): int(count) for (size,), count in counts.items()}
+
+
 def require(true: bool, what: str) -> None:
     """Raise AssertionError with `what` unless `true`, also under `python -O`."""
     if not true:

@@ -9,6 +9,7 @@ from benchmarks.cuda_check.site import Site
 
 FLOAT32 = ("stock float32", "ours float32")
 BFLOAT16 = ("stock float32", "stock bfloat16", "ours bfloat16")
+BOTH_WAYS = ("stock float32", "ours both ways")
 V2 = ("stock V2", "ours V2")
 LINE_S, ROW_3_S = 60.0, 90.0
 """The budget of most lines: a few times what it should take, as kernels may be compiled in it."""
@@ -89,6 +90,7 @@ def _float32() -> list[Line[Site]]:
             FLOAT32,
         ),
         Line("loss of an engine", changes.loss, 90.0, FLOAT32),
+        _line("token parallel steps, float32", results.both_ways_as_stock, BOTH_WAYS),
     ]
 
 
@@ -118,6 +120,13 @@ def _others() -> list[Line[Site]]:
         *(
             _beside(graphs, "ours graphs", "stock graphs", times.COMPILED_BAR, streams)
             for streams in (1, 16)
+        ),
+        _line(
+            "TTFT of 2,000 and 8,000 tokens, token and tensor parallel",
+            times.prompts_both_ways,
+            ("ours both ways, large",),
+            times_s=True,
+            needs_gpu=True,
         ),
         _line(
             "host time between two steps of a group of 2",

@@ -14,6 +14,7 @@ from benchmarks.cuda_check.asking import (
     drawn,
     logprobs,
     require,
+    token_parallel_steps,
 )
 from benchmarks.cuda_check.rounding import evaluate
 from benchmarks.cuda_check.site import Site
@@ -50,9 +51,11 @@ def token_and_logprob(site: Site) -> str:
     return figure
 
 
-def same_as_stock(site: Site, degree: int) -> str:
-    """Compare tokens and logprobs of every kind of request with stock's, in float32."""
-    stock, ours = site["stock float32"], site["ours float32"]
+def same_as_stock(site: Site, degree: int, name: str = "ours float32") -> str:
+    """Compare tokens and logprobs of every kind of request with stock's, in float32. `name`: of our
+    server.
+    """
+    stock, ours = site["stock float32"], site[name]
     ours.layout(LAYOUTS[degree])
     wrong, worst, count = [], 0.0, len(KINDS) * len(PROMPTS)
     for name, kind in KINDS.items():
@@ -66,6 +69,18 @@ def same_as_stock(site: Site, degree: int) -> str:
         figure += f"; others: {', '.join(sorted(set(wrong)))}"
     require(not wrong and worst <= TOLERANCE, figure)
     return figure
+
+
+def both_ways_as_stock(site: Site) -> str:
+    """Compare answers as `same_as_stock`, in groups that divide tokens in every second step, if it
+    is long enough.
+    """
+    name = "ours both ways"
+    figures = [f"degree {degree}: {same_as_stock(site, degree, name)}" for degree in (2, 4)]
+    steps = token_parallel_steps(site[name])
+    figures.append(f"{steps[2]} and {steps[4]} steps divided tokens")
+    require(all(steps.values()), "; ".join(figures))
+    return "; ".join(figures)
 
 
 def unseeded_scored(site: Site, kind: str, layouts: Sequence[list[list[int]]]) -> str:

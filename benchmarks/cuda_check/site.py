@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.cuda_check.lines import Outcome, Result
 from benchmarks.cuda_check.starting import Begun
-from harness import triton_cpu
+from harness import both_ways, triton_cpu
 from harness.forked import ENVIRONMENT
 from harness.live import COMMAND, STOCK, Server, tiny
 
@@ -35,6 +35,8 @@ LARGE = (
     "--kv-cache-memory-bytes=1G",
     "--no-enable-prefix-caching",
 )
+ONE_STEP = ("--max-model-len=9216", "--max-num-batched-tokens=9216")
+"""Over LARGE: a prompt of 8,000 tokens is one step."""
 TRITON = "--attention-backend=TRITON_ATTN"
 """The backend of float32 on a GPU."""
 LARGE_CONFIG = {
@@ -77,28 +79,29 @@ def specs(*, has_gpu: bool) -> dict[str, Spec]:
     exact += (TRITON,) if has_gpu else ()
     in_order, ahead = ("--no-async-scheduling",), ("--async-scheduling",)
     eager = (*LARGE, "--enforce-eager")
+    by_default = (*LARGE, "--no-enforce-eager")  # the place sets it otherwise
     decodes = ("-cc.mode=0", "-cc.cudagraph_mode=FULL_DECODE_ONLY")
     # the place asks for V1, and vLLM by default takes V2
     return {
         "stock default": Spec(0, LARGE, large=True, environment=v2),
-        "ours compiled": Spec(
-            1, (*LARGE, "--cuda-graphs", "-cc.mode=3", *ahead), large=True, environment=v2
-        ),
-        "ours compiled lanes": Spec(
-            2, (*LARGE, "--cuda-graphs", "-cc.mode=3", *ahead), large=True, environment=v2
-        ),
+        "ours compiled": Spec(1, (*by_default, *ahead), large=True, environment=v2),
+        "ours compiled lanes": Spec(2, (*by_default, *ahead), large=True, environment=v2),
         "stock eager": Spec(0, eager, large=True, environment=v2),
         "ours lanes": Spec(2, (*eager, *ahead), large=True, environment=v2),
         "stock float32": Spec(0, (*exact, *in_order, FORCE)),
         "ours float32": Spec(ENGINES, (*exact, *in_order, FORCE)),
         "stock graphs": Spec(0, (*LARGE, *decodes), large=True),
-        "ours graphs": Spec(1, (*LARGE, "--cuda-graphs", *ahead), large=True),
+        "ours graphs": Spec(1, (*LARGE, "--cuda-graphs", "-cc.mode=0", *ahead), large=True),
         "stock V2": Spec(0, exact, environment=v2),
         "ours V2": Spec(2, (*exact, *(ahead if has_gpu else in_order)), environment=v2),
         "ours lending": Spec(
             2,
             (*eager, *in_order, "--lend-weights", "--kv-cache-memory-bytes=64M"),
             large=True,
+        ),
+        "ours both ways": Spec(ENGINES, (*exact, *in_order), preamble=both_ways.PREAMBLE),
+        "ours both ways, large": Spec(
+            2, (*eager, *in_order, *ONE_STEP), large=True, preamble=both_ways.PREAMBLE
         ),
         "ours stamped": Spec(2, (*exact, *in_order, "--max-num-seqs=64"), preamble=STAMPED),
         "stock bfloat16": Spec(0, (*half, *in_order, FORCE)),
@@ -208,7 +211,7 @@ class Site:
             return Server(
                 model, 1, base=spec.flags, program=STOCK, environment=environment, log=log
             )
-        if spec.preamble:
+        if spec.preamble == STAMPED:
             self.stamps.mkdir(exist_ok=True)
             environment |= {"STAMPS": str(self.stamps)}
         # variables that vLLM reads at import need an interpreter of their own, and so does a GPU

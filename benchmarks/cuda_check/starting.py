@@ -11,6 +11,7 @@ from harness.live import Server
 TOLD = re.compile(
     r"(?:lane 1: compiled steps|group of \d+: CUDA graphs|lanes) equal .*? within [\d.e+-]+"
     r"|group of \d+: \d+ CUDA graphs of .*"
+    r"|(?:lane 1: steps run the model's own code|group of \d+: steps have no CUDA graphs): .*"
     r"|group size \d+ is not offered: .*"
 )
 """What a log says of graphs, compiled code and groups."""

@@ -5,7 +5,15 @@ import time
 from typing import Any
 
 from benchmarks import stamped
-from benchmarks.cuda_check.asking import APART, TOGETHER, ask_at_once, drawn, require
+from benchmarks.cuda_check.asking import (
+    APART,
+    TOGETHER,
+    ask,
+    ask_at_once,
+    drawn,
+    require,
+    token_parallel_steps,
+)
 from benchmarks.cuda_check.site import Site
 from harness.live import Server
 
@@ -19,6 +27,7 @@ states, and the engine's loop. That is some 0.25 ms of 9 to 12.
 ROUNDS = 5
 STEPS = 96
 HOST_STREAMS = (1, 8, 64)
+PROMPTS_TOKENS = (2000, 8000)
 OF_TWO = {"ours lanes", "ours compiled lanes"}
 """Servers of two engines, which are asked alone."""
 
@@ -51,6 +60,50 @@ def of_a_group(site: Site, ours: str) -> str:
         took_s = [step_s(site[ours], streams, degree=2) for _ in range(ROUNDS - 2)]
         figures.append(f"{1e3 * statistics.median(took_s):.2f} ms a step of {streams}")
     return ", ".join(figures)
+
+
+def prompts_both_ways(site: Site) -> str:
+    """Time the first token of a prompt in a group of two whose steps divide tokens and weights in
+    turn. The first prompt of each way is left out.
+
+    There is no bar: its collectives go by way of the host, and each way has others.
+    """
+    server = site["ours both ways, large"]
+    server.layout(TOGETHER)
+    return "; ".join(f"{tokens}: {_both_ways(server, tokens)}" for tokens in PROMPTS_TOKENS)
+
+
+def _both_ways(server: Server, tokens: int) -> str:
+    took_s: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(2 * ROUNDS):
+        before = token_parallel_steps(server)
+        began_s = time.monotonic()
+        ask(
+            server,
+            drawn(number, tokens),
+            max_tokens=1,
+            temperature=0.0,
+            logprobs=None,
+            vllm_xargs={"tp_degree": 2},
+        )
+        answered_s = time.monotonic()
+        took_s[token_parallel_steps(server) != before].append(answered_s - began_s)
+    return evaluate_ways(took_s)
+
+
+def evaluate_ways(took_s: dict[bool, list[float]]) -> str:
+    """Compare the times of prompts in steps that divided tokens (True) and weights.
+
+    Raises:
+        AssertionError: if one of the ways has less than two.
+    """
+    counts = f"{len(took_s[True])} prompts divided tokens, {len(took_s[False])} did not"
+    require(min(map(len, took_s.values())) > 1, counts)
+    token_s, tensor_s = (statistics.median(took_s[way][1:]) for way in (True, False))
+    return (
+        f"token parallel {1e3 * token_s:.1f} ms, tensor parallel {1e3 * tensor_s:.1f}: "
+        f"{token_s / tensor_s:.2f}"
+    )
 
 
 def step_s(server: Server, streams: int, degree: int | None = None) -> float:

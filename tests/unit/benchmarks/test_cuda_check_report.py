@@ -84,3 +84,10 @@ def test_check_refuses_a_gpu_that_torch_does_not_see(
 def test_a_machine_without_a_gpu_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
     assert facts.unusable_gpu(has_gpu=False) is None
+
+
+@pytest.mark.parametrize("target", ["cuda-check", "cuda-test"])
+def test_targets_for_a_gpu_install_nothing(target: str) -> None:
+    """The locked environment has the CPU's vLLM."""
+    makefile = (Path(__file__).parents[3] / "Makefile").read_text(encoding="utf-8")
+    assert f"\n{target}:\n\t" in makefile
