@@ -90,6 +90,8 @@ SHAPES: dict[str, Shape] = {
     "llama-fp8": Shape(quantized="fp8"),
     "llama-fp8-channel": Shape(quantized="fp8-channel"),
     "llama-mixed": Shape(quantized="mixed"),
+    # four ranks have one head each, and whole blocks with one scale
+    "llama-fp8-mixed": Shape(hidden=512, layers=3, heads=4, quantized="fp8-mixed"),
 }
 
 ARCHITECTURES = {

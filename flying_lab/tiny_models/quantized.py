@@ -7,7 +7,7 @@ same bytes. Embeddings, LM heads, norms and routers stay as they are.
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ _PER_INT32 = 32 // _BITS
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """AWQ's kernels read eight outputs in this order from one int32."""
 _FP8_MAX = 448.0
+_LARGEST_INPUT = 8.0
+"""Where inputs have a scale of the checkpoint's: larger ones are cut off."""
 _LINEAR = ("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight")
 """Endings of the names of weights that are quantized."""
 
@@ -134,6 +136,15 @@ def _fp8_block(weight: torch.Tensor) -> Tensors:
     return {"weight": numbers.to(torch.float8_e4m3fn), "weight_scale_inv": scales}
 
 
+def _fp8_static(weight: torch.Tensor) -> Tensors:
+    return {**_fp8_tensor(weight), "input_scale": torch.tensor(_LARGEST_INPUT / _FP8_MAX)}
+
+
+def _fp8_compressed_block(weight: torch.Tensor) -> Tensors:
+    tensors = _fp8_block(weight)
+    return {"weight": tensors["weight"], "weight_scale": tensors["weight_scale_inv"]}
+
+
 def _compressed(form: str, weights: dict[str, Any], inputs: dict[str, Any] | None) -> Any:
     """Return the `quantization_config` of a checkpoint of compressed-tensors."""
     group = {
@@ -155,6 +166,7 @@ _INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP}
 _TOKENS = {"strategy": "token", "symmetric": True, "dynamic": True, "num_bits": 8}
 _NO_HEAD = {"modules_to_not_convert": ["lm_head"]}
 _FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", **_NO_HEAD}
+_FP8_NUMBERS = {"num_bits": 8, "type": "float", "symmetric": True}
 FORMATS: dict[str, tuple[Callable[[torch.Tensor], Tensors], dict[str, Any]]] = {
     "w4a16": (_w4a16, _compressed("pack-quantized", _INT4, None)),
     "w4a16-asymmetric": (
@@ -195,32 +207,50 @@ FORMATS: dict[str, tuple[Callable[[torch.Tensor], Tensors], dict[str, Any]]] = {
     ),
     "fp8": (_fp8_tensor, _FP8),
     "fp8-block": (_fp8_block, {**_FP8, "weight_block_size": [FP8_BLOCK, FP8_BLOCK]}),
+    "fp8-static": (
+        _fp8_static,
+        _compressed(
+            "float-quantized",
+            {**_FP8_NUMBERS, "strategy": "tensor"},
+            {**_FP8_NUMBERS, "strategy": "tensor", "dynamic": False},
+        ),
+    ),
+    "fp8-compressed-block": (
+        _fp8_compressed_block,
+        _compressed(
+            "float-quantized",
+            {**_FP8_NUMBERS, "strategy": "block", "block_structure": [FP8_BLOCK, FP8_BLOCK]},
+            {**_FP8_NUMBERS, "strategy": "group", "group_size": FP8_BLOCK, "dynamic": True},
+        ),
+    ),
 }
 """By name: how a weight (out, in) is quantized, and the `quantization_config`."""
-MIXED = "mixed"
-"""A format of compressed-tensors for each layer: those of MIXED_FORMATS, over and over."""
-MIXED_FORMATS = ("w4a16", "int8", "fp8-channel")
+MIXED = {
+    "mixed": ("w4a16", "int8", "fp8-channel"),
+    "fp8-mixed": ("fp8-static", "fp8-channel", "fp8-compressed-block"),
+}
+"""By name: a format of compressed-tensors for each layer, over and over."""
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
 def quantize(path: Path, name: str) -> None:
-    """Quantize the checkpoint in a folder in place. `name`: of FORMATS, or MIXED; KeyError
+    """Quantize the checkpoint in a folder in place. `name`: of FORMATS or of MIXED; KeyError
     otherwise.
     """
     weights = path / "model.safetensors"
     tensors = load_file(weights)
-    config = _mixed_config(tensors) if name == MIXED else FORMATS[name][1]
+    config = _mixed_config(tensors, MIXED[name]) if name in MIXED else FORMATS[name][1]
     save_file(dict(_quantized(tensors, name)), weights, metadata={"format": "pt"})
     text = json.loads((path / "config.json").read_text(encoding="utf-8"))
     write_json(path / "config.json", text | {"quantization_config": config})
 
 
-def _mixed_config(tensors: Tensors) -> dict[str, Any]:
+def _mixed_config(tensors: Tensors, formats: Sequence[str]) -> dict[str, Any]:
     """Return the `quantization_config` with a group of layers for each format."""
-    layers: dict[str, set[str]] = {name: set() for name in MIXED_FORMATS}
+    layers: dict[str, set[str]] = {name: set() for name in formats}
     for tensor_name in tensors:
         if found := _LAYER.search(tensor_name):
-            layers[_mixed_format(int(found[1]))].add(found[1])
+            layers[_of_layer(int(found[1]), formats)].add(found[1])
     groups = {}
     for name, numbers in layers.items():
         config = FORMATS[name][1]
@@ -230,16 +260,17 @@ def _mixed_config(tensors: Tensors) -> dict[str, Any]:
     return FORMATS["int8"][1] | {"format": "mixed-precision", "config_groups": groups}
 
 
-def _mixed_format(layer: int) -> str:
-    return MIXED_FORMATS[layer % len(MIXED_FORMATS)]
+def _of_layer(layer: int, formats: Sequence[str]) -> str:
+    return formats[layer % len(formats)]
 
 
 def _quantized(tensors: Tensors, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+    formats = MIXED.get(name, (name,))
     for tensor_name, tensor in tensors.items():
         if not tensor_name.endswith(_LINEAR) or tensor.dim() != 2:
             yield tensor_name, tensor
             continue
         layer = _LAYER.search(tensor_name)
-        rounded, _ = FORMATS[_mixed_format(int(layer[1])) if name == MIXED and layer else name]
+        rounded, _ = FORMATS[_of_layer(int(layer[1]) if layer else 0, formats)]
         for part, values in rounded(tensor).items():
             yield f"{tensor_name.removesuffix('weight')}{part}", values

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from flying_lab.tiny_models.checkpoint import make_model, weights_hash
-from harness import drafts_cpu, lora, mxfp4_cpu, triton_cpu
+from harness import drafts_cpu, fp8_cpu, lora, mxfp4_cpu, triton_cpu
 from harness.place import Place, environment, place
 from tests.stock import drafted
 from tests.stock.requests import (
@@ -45,6 +45,7 @@ DEGREES: dict[str, tuple[int, ...]] = {
     "mixtral-windows": (1, 2),
     "falcon-h1": (1,),
     "llama-mixed-bfloat16": (1, 2),
+    "llama-fp8-mixed": (1, 2, 4),
     "gpt-oss": (1, 2, 4),
     "deepseek-v3": (1, 2, 4),
     "gpt-oss-mxfp4": (1, 2, 4),
@@ -65,6 +66,11 @@ only the first V2_TOKENS of each answer are recorded.
 """
 MXFP4 = "-mxfp4"
 """A model of this name has experts in MXFP4, for which stock vLLM gets a kernel in plain torch."""
+FP8 = "-fp8-mixed"
+"""A model of this name has weights in FP8, for which stock vLLM gets its kernels of CUDA with
+products in plain torch. Its degrees differ by more than rounding errors of float32: a small one of
+an input moves it to the next number of FP8.
+"""
 V2_TOKENS = 16
 LORA = "-lora"
 """A recording of this name is of the shape before it: each request without an adapter and with each
@@ -103,6 +109,7 @@ ENVIRONMENT = {
 KERNELS = {
     V2: triton_cpu.ENVIRONMENT,
     MXFP4: mxfp4_cpu.ENVIRONMENT,
+    FP8: fp8_cpu.ENVIRONMENT,
     NGRAM: drafts_cpu.ENVIRONMENT,
 }
 """Variables of processes in which vLLM gets kernels for this CPU, by the end of a name."""
@@ -389,7 +396,7 @@ def record_all(shape: str, degrees: Sequence[int]) -> None:
         )
     _save(shape, found)
     first, *others = degrees
-    for degree in others if _dtype(shape) == "float32" else ():
+    for degree in () if shape.endswith((BFLOAT16, FP8)) else others:
         apart = largest_difference(found[str(first)]["answers"], found[str(degree)]["answers"])
         print(f"{shape}: degrees {first} and {degree}: same tokens, logprobs within {apart:.1e}")
 

@@ -29,6 +29,7 @@ from flying_serving.memory.storage import (
     unit_families,
 )
 from flying_serving.memory.unit_order import keep_by_unit
+from flying_serving.vllm_adapter.fp8 import with_outputs
 from flying_serving.vllm_adapter.int8 import Int8Inputs, Int8Unit
 from flying_serving.worker.binding.cuts import column_bias, linear_segments, row_bias
 from flying_serving.worker.binding.formats import (
@@ -36,9 +37,11 @@ from flying_serving.worker.binding.formats import (
     Way,
     check_quantized,
     format_of,
-    has_format,
+    has_several,
+    is_opaque,
     kernel_of,
     part_of,
+    with_kernel,
 )
 
 
@@ -56,14 +59,14 @@ class SharedQuantized:
         self, name: str, layer: Any, segments: dict[str, tuple[Segment, ...]]
     ) -> dict[str, SharedLinear]:
         """Return the storage of a layer, by its name, and note the segments of its outputs. Without
-        groups, a layer whose kernel is not in the table stays as it is.
+        groups, a layer that vLLM has processed stays as it is.
 
         Raises:
             WeightError: naming the layer, if it cannot be cut.
         """
         if self._lends:
             raise WeightError(f"{name}: quantized weights cannot be lent (--lend-weights)")
-        if self._widest == 1 and not has_format(layer):
+        if self._widest == 1 and not is_opaque(layer):
             return {}
         of_layer = linear_segments(name, layer, self._widest)
         check_quantized(name, layer, of_layer)
@@ -133,7 +136,7 @@ class QuantizedLayer:
     """The tensors of a layer of lane 1, as vLLM's kernel has them. Some are changed in place."""
 
     def __init__(self, name: str, layer: Any) -> None:
-        self.layer, self._method = layer, layer.quant_method
+        self.layer, self._method, self._kernel = layer, layer.quant_method, kernel_of(layer)
         self.format = format_of(name, layer)
         self._tensors = {key: tensor.data for key, tensor in tensors_of(layer).items()}
         self.device = next(iter(self._tensors.values())).device
@@ -152,15 +155,27 @@ class QuantizedLayer:
         outputs, _ = self._sizes
         for key, tensor in self._tensors.items():
             dim = self.format.tensors[key].outputs
-            if dim is not None:
+            if dim is not None and has_several(tensor, dim):
                 rows = tensor.movedim(dim, 0)
                 scaled = [Segment(s.size * rows.shape[0] // outputs, s.units) for s in segments]
                 keep_by_unit(rows, scaled)
 
-    def product(self, outputs: slice, inputs: slice, bias: torch.Tensor | None) -> Matmul:
-        """Return vLLM's product of (tokens, some inputs) to (tokens, some outputs)."""
-        views = {key: self._view(key, outputs, inputs) for key in self._tensors}
-        return self._product(views, bias)
+    def of_outputs(self, outputs: slice, bias: torch.Tensor | None) -> Matmul:
+        """Return vLLM's product of (tokens, in) to (tokens, some outputs), with views."""
+        views = {key: self._view(key, outputs, ALL) for key in self._tensors}
+        width = len(range(self._sizes[0])[outputs])
+        return self._product(views, bias, with_outputs(self._kernel, width))
+
+    def of_inputs(self, inputs: slice, bias: torch.Tensor | None) -> Matmul:
+        """Return vLLM's product of (tokens, some inputs) to (tokens, out), with views. Scales of
+        blocks, each for thousands of numbers, are copied: kernels read them in one piece.
+        """
+        tensors = {key: self._view(key, ALL, inputs) for key in self._tensors}
+        tensors |= {key: t.contiguous() for key, t in tensors.items() if "scale" in key}
+        other = self.format.of_inputs
+        if other is None or range(self._sizes[1])[inputs] == range(self._sizes[1]):
+            return self._product(tensors, bias, self._kernel)
+        return self._product(tensors, bias, other(self._kernel))
 
     def rows_apart(self, segment: Segment, bias: torch.Tensor | None) -> "_RowsApart":
         """Return the products with units of inputs, each in one piece. The layer's tensors that
@@ -173,16 +188,20 @@ class QuantizedLayer:
             views = {key: self._view(key, ALL, inputs) for key in self._tensors}
             copied |= {key for key, view in views.items() if not view.is_contiguous()}
             pieces = {key: view.contiguous() for key, view in views.items()}
-            units.append(self._product(pieces, None if unit else bias))
+            units.append(self._product(pieces, None if unit else bias, self._kernel))
         for key in copied:
             _release(self.layer, key)
         return _RowsApart(units, segment)
 
-    def _product(self, tensors: dict[str, torch.Tensor], bias: torch.Tensor | None) -> Matmul:
+    def _product(
+        self, tensors: dict[str, torch.Tensor], bias: torch.Tensor | None, kernel: Any
+    ) -> Matmul:
         method, part = self._method, copy.copy(self.layer)
         part.__dict__["_parameters"] = {
             key: Parameter(tensor, requires_grad=False) for key, tensor in tensors.items()
         } | {"bias": None}
+        if kernel is not self._kernel:
+            method = with_kernel(part, method, kernel)
         return lambda x: method.apply(part, x, bias)
 
     def _view(self, key: str, outputs: slice, inputs: slice) -> torch.Tensor:
@@ -209,7 +228,7 @@ class QuantizedColumns:
         return self._columns.part_by_unit(rank, degree)
 
     def _product(self, rows: slice) -> Matmul:
-        return self._weight.product(rows, ALL, None if self._bias is None else self._bias[rows])
+        return self._weight.of_outputs(rows, None if self._bias is None else self._bias[rows])
 
 
 class _Rows:
@@ -217,10 +236,15 @@ class _Rows:
 
     def __init__(self, weight: QuantizedLayer, segment: Segment, bias: torch.Tensor | None) -> None:
         self._weight, self._segment, self._bias = weight, segment, bias
+        self._parts: dict[tuple[int, int], Matmul] = {}
 
     def part(self, rank: int, degree: int) -> Matmul:
-        (inputs,) = rows_of([self._segment], rank, degree)
-        return self._weight.product(ALL, inputs, None if rank else self._bias)
+        """See `SharedLinear`. The product is kept, as it may have scales of its own."""
+        if (rank, degree) not in self._parts:
+            (inputs,) = rows_of([self._segment], rank, degree)
+            bias = None if rank else self._bias
+            self._parts[rank, degree] = self._weight.of_inputs(inputs, bias)
+        return self._parts[rank, degree]
 
 
 class _RowsApart:

@@ -111,3 +111,29 @@ def test_a_part_of_what_has_one_number_is_refused() -> None:
 def test_the_table_of_models_names_every_method_that_is_not_refused() -> None:
     methods = (*METHODS, *expert_forms.METHODS)
     assert not [name for name in methods if f"`{name}`" not in QUANTIZATION]
+
+
+FP8_BLOCKS = FORMATS["CutlassFp8BlockScaledMMKernel"]
+
+
+@given(units=UNITS, blocks=st.tuples(st.integers(1, 2), st.integers(1, 2)))
+def test_unit_of_blocks_has_the_scales_of_its_numbers(units: int, blocks: tuple[int, int]) -> None:
+    """Of outputs, and of inputs: numbers and scales of the same blocks."""
+    sizes = (BLOCK * blocks[0] * units, BLOCK * blocks[1] * units)
+    marks = torch.arange(sizes[0] * sizes[1] // BLOCK**2).view(blocks[0] * units, -1)
+    weight = marks.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
+    tensors = {"weight": weight, "weight_scale_inv": marks}
+    for unit in range(units):
+        for along, size in zip(("outputs", "inputs"), sizes, strict=True):
+            rows = slice(size // units * unit, size // units * (unit + 1))
+            part = {
+                key: part_of(tensor, FP8_BLOCKS.tensors[key], sizes, **{along: rows})
+                for key, tensor in tensors.items()
+            }
+            assert torch.equal(part["weight"][::BLOCK, ::BLOCK], part["weight_scale_inv"])
+
+
+def test_one_number_for_all_outputs_is_whole_in_each_part() -> None:
+    """It may be a tensor without dimensions."""
+    for scale in (torch.tensor(2.0), torch.ones(1), torch.ones(1, 1)):
+        assert part_of(scale, Axes(0), (64, 64), outputs=slice(0, 16)) is scale

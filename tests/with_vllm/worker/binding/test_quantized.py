@@ -139,12 +139,10 @@ def in_order(model: nn.Module, name: str, out: torch.Tensor) -> torch.Tensor:
     return out
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize(("shape", "dtype", "rounding"), CASES.values(), ids=CASES)
-def test_layer_of_a_lane_multiplies_as_stocks_rank(
-    shape: Shape, dtype: str, rounding: float, tmp_path: Path
-) -> None:
-    config = configuration(tmp_path, shape, dtype)
+def worst_differences(config: VllmConfig) -> dict[str, float]:
+    """How far the outputs of each layer of each lane are from those of stock vLLM's rank, beside
+    the largest: by the layer's name and the degree.
+    """
     with alone(config):
         with keep_weights():
             lane1 = loaded(config, 0, 1)
@@ -167,9 +165,22 @@ def test_layer_of_a_lane_multiplies_as_stocks_rank(
                     apart = (found - expected).abs().max() / expected.abs().max()
                     key = f"{name} {size}"
                     worst[key] = max(worst.get(key, 0.0), float(apart))
+    return worst
+
+
+def require_near(worst: dict[str, float], rounding: float) -> None:
+    """Columns have no other order of additions; rows may."""
     columns = {key: value for key, value in worst.items() if "qkv" in key or "gate_up" in key}
     assert not any(columns.values()), columns
     assert max(worst.values()) <= rounding, worst
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(("shape", "dtype", "rounding"), CASES.values(), ids=CASES)
+def test_layer_of_a_lane_multiplies_as_stocks_rank(
+    shape: Shape, dtype: str, rounding: float, tmp_path: Path
+) -> None:
+    require_near(worst_differences(configuration(tmp_path, shape, dtype)), rounding)
 
 
 def storage_bytes(root: Any) -> int:
