@@ -290,7 +290,7 @@ def check_quantized(name: str, layer: LinearBase, segments: Sequence[Segment]) -
     block = getattr(layer, "weight_block_size", None)
     if block and any(segment.units > 1 for segment in segments):
         what = "inputs" if of_rows else "outputs"
-        _check(name, what, cut, block[of_rows], "the blocks with one scale")
+        _check(name, what, cut, block[1 if of_rows else 0], "the blocks with one scale")
     _check(name, "outputs", outputs, of_kernel.outputs, "the kernel's blocks")
     _check(name, "inputs", inputs, of_kernel.inputs, "the kernel's blocks")
     group = getattr(kernel_of(layer).config, "group_size", -1)

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import torch
 from vllm.model_executor.kernels import linear
+from vllm.model_executor.layers.activation import SiluAndMul
+from vllm.model_executor.layers.fusion.fused_act_quant import maybe_fused_act_quant
+from vllm.model_executor.layers.fusion.quant_activation import QuantizedActivation
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.utils.deep_gemm import DeepGemmQuantScaleFMT
 
@@ -28,12 +31,13 @@ from tests.with_vllm.worker.binding.test_quantized import (
     WIDEST,
     configuration,
     loaded,
+    outputs,
     require_near,
     shared,
     storage_bytes,
     worst_differences,
 )
-from tests.with_vllm.worker.loaded import alone, tree
+from tests.with_vllm.worker.loaded import alone, random, tree
 
 pytestmark = pytest.mark.usefixtures("classes_imported_here", "installed")
 
@@ -97,6 +101,21 @@ def test_lane_with_blocks_is_as_stock_in_other_shapes(
     """Ranks that share KV heads, a checkpoint of compressed-tensors, and biases."""
     use()
     require_near(worst_differences(configuration(tmp_path, shape, NARROW)), ROUNDED[NARROW])
+
+
+def test_lane_takes_inputs_that_an_activation_has_rounded(use: Use, tmp_path: Path) -> None:
+    """Where the scale is the checkpoint's, vLLM's activation rounds for the next layer."""
+    use()
+    config = configuration(tmp_path, SMALL(quantized="fp8-static"), NARROW)
+    with alone(config):
+        lane1, lane = loaded(config, 0, 1), tree(config, WIDEST)
+        shared(config, lane1, lane).bind(lane, 0, WIDEST)
+    mlp: Any = lane.get_submodule("model.layers.0.mlp")
+    gate_up = random(5, 2 * mlp.down_proj.input_size_per_partition).bfloat16()
+    rounded: Any = maybe_fused_act_quant(mlp.act_fn, gate_up, mlp.down_proj)
+    assert isinstance(rounded, QuantizedActivation)
+    plain = outputs(mlp.down_proj, SiluAndMul.forward_native(gate_up))
+    assert torch.equal(outputs(mlp.down_proj, rounded), plain)
 
 
 @pytest.mark.parametrize("shape", [SMALL(quantized="fp8-channel"), BLOCKS()])
