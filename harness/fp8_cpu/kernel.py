@@ -25,11 +25,16 @@ LARGEST, SMALLEST = 448.0, 1e-12
 NUMBERS = torch.float8_e4m3fn
 
 
+def round_numbers(x: torch.Tensor) -> torch.Tensor:
+    """Round to the nearest numbers of FP8."""
+    return x.clamp(-LARGEST, LARGEST).to(NUMBERS)
+
+
 def quantize(
     x: torch.Tensor, scale: torch.Tensor, *_: Any, **__: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Round to FP8 with one scale; return it too. As vLLM's `scaled_fp8_quant`."""
-    return (x.float() / scale).clamp(-LARGEST, LARGEST).to(NUMBERS), scale
+    return round_numbers(x.float() * scale.reciprocal()), scale
 
 
 def multiply(
@@ -119,7 +124,7 @@ def multiply_bfloat16(
         raise ValueError("scales that are apart")
     groups = input.float().unflatten(1, (-1, BLOCK))
     scales = (groups.abs().amax(-1) / LARGEST).clamp(min=SMALLEST)
-    numbers, _ = quantize(groups, scales.unsqueeze(-1))
+    numbers = round_numbers(groups / scales.unsqueeze(-1))
     return multiply_packed(numbers.flatten(1), weight.t(), scales, weight_scale.t(), out_dtype)
 
 
