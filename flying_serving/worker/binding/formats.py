@@ -83,7 +83,7 @@ FP8_ROUNDING = 0.1
 """A number has three bits after its first. Correct tiny models differ by 0.033."""
 INT8_ROUNDING = 0.03
 FP8_BYTES = 16
-"""Each row of a part, and the part itself, begins at a multiple of this: an FP8 number is a byte."""
+"""A part begins at a multiple of this, and so does each of its rows. A number is a byte."""
 FP8_BLOCKS = {
     "weight": Axes(0, 1),
     "weight_scale": Axes(0, 1),

@@ -89,7 +89,7 @@ def test_a_weight_that_is_not_aligned_is_refused(
 ) -> None:
     storage = torch.empty(OUTPUTS * INPUTS + 1, dtype=torch.uint8)
     weight = storage[1:].view(OUTPUTS, INPUTS).view(NUMBERS).t()
-    with pytest.raises(ValueError, match="not aligned|rows of a weight"):
+    with pytest.raises(ValueError, match=r"not aligned|rows of a weight"):
         product(weight, SCALES)
 
 
