@@ -23,6 +23,7 @@ from harness import drafts_cpu, fp8_cpu, lora, mxfp4_cpu, triton_cpu
 from harness.place import Place, environment, place
 from tests.stock import drafted
 from tests.stock.requests import (
+    FORCED,
     REQUESTS,
     StockRequest,
     requests_hash,
@@ -69,7 +70,7 @@ MXFP4 = "-mxfp4"
 FP8 = "-fp8-mixed"
 """A model of this name has weights in FP8, for which stock vLLM gets its kernels of CUDA with
 products in plain torch. Its degrees differ by more than rounding errors of float32: a small one of
-an input moves it to the next number of FP8.
+an input moves it to the next number of FP8. So only requests whose tokens are forced are recorded.
 """
 V2_TOKENS = 16
 LORA = "-lora"
@@ -327,6 +328,8 @@ def _requests_hash(shape: str) -> str:
 
 def _requests(shape: str) -> list[StockRequest]:
     """Return the requests of a recording."""
+    if shape.endswith(FP8):
+        return list(FORCED)
     if not shape.endswith(V2):
         return list(REQUESTS)
     return [shortened(request, V2_TOKENS) for request in REQUESTS]
