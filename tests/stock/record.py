@@ -22,13 +22,7 @@ from flying_lab.tiny_models.checkpoint import make_model, weights_hash
 from harness import drafts_cpu, fp8_cpu, lora, mxfp4_cpu, triton_cpu
 from harness.place import Place, environment, place
 from tests.stock import drafted
-from tests.stock.requests import (
-    FORCED,
-    REQUESTS,
-    StockRequest,
-    requests_hash,
-    shortened,
-)
+from tests.stock.requests import FORCED, REQUESTS, StockRequest, requests_hash, shortened
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent
@@ -65,12 +59,9 @@ V2 = "-v2"
 numbers in another way than V1. Triton's interpreter takes 20 times as long for a token as V1, so
 only the first V2_TOKENS of each answer are recorded.
 """
-MXFP4 = "-mxfp4"
-"""A model of this name has experts in MXFP4, for which stock vLLM gets a kernel in plain torch."""
-FP8 = "-fp8-mixed"
-"""A model of this name has weights in FP8, for which stock vLLM gets its kernels of CUDA with
-products in plain torch. Its degrees differ by more than rounding errors of float32: a small one of
-an input moves it to the next number of FP8. So only requests whose tokens are forced are recorded.
+MXFP4, FP8 = "-mxfp4", "-fp8-mixed"
+"""A model of this name has experts in MXFP4, or weights in FP8: stock vLLM gets products for them in
+plain torch. FP8 rounds inputs, so degrees differ: only requests with forced tokens are recorded.
 """
 V2_TOKENS = 16
 LORA = "-lora"
