@@ -60,7 +60,7 @@ numbers in another way than V1. Triton's interpreter takes 20 times as long for 
 only the first V2_TOKENS of each answer are recorded.
 """
 MXFP4, FP8 = "-mxfp4", "-fp8-mixed"
-"""A model of this name has experts in MXFP4, or weights in FP8: stock vLLM gets products for them in
+"""A model of this name has experts in MXFP4 or weights in FP8: stock vLLM gets products of them in
 plain torch. FP8 rounds inputs, so degrees differ: only requests with forced tokens are recorded.
 """
 V2_TOKENS = 16
