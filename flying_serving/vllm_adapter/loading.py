@@ -14,6 +14,7 @@ import torch
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils import swap_tensors
 from vllm import _custom_ops as ops
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
     LinearBase,
@@ -152,7 +153,7 @@ class RandomWeights(DummyModelLoader):
             elif tensor.dtype is torch.uint8:
                 _draw_mxfp4(name, tensor.data)
         for name, layer in model.named_modules():
-            if isinstance(layer, LinearBase):
+            if isinstance(layer, LinearBase | RoutedExperts):
                 _draw_quantized(name, layer)
 
 
@@ -183,7 +184,7 @@ def _generator(name: str, tensor: torch.Tensor) -> torch.Generator:
     return torch.Generator(tensor.device).manual_seed(zlib.crc32(name.encode()))
 
 
-def _draw_quantized(name: str, layer: LinearBase) -> None:
+def _draw_quantized(name: str, layer: Any) -> None:
     """Draw the numbers of a quantized weight, and let its scales be such that outputs are about as
     large as inputs.
     """
@@ -195,7 +196,15 @@ def _draw_quantized(name: str, layer: LinearBase) -> None:
             limit = 1.0 if tensor.dtype in _FP8 else float(torch.iinfo(tensor.dtype).max)
             tensor.data.copy_(_draw(f"{name}.{key}", numbers, limit))
         elif spread and tensor.is_floating_point() and "scale" in key:
-            tensor.data.abs_().add_(0.5).div_(spread * layer.input_size**0.5)
+            tensor.data.abs_().add_(0.5).div_(spread * _inputs_of(layer, key) ** 0.5)
+
+
+def _inputs_of(layer: Any, key: str) -> int:
+    """Return the inputs of the weight that a scale of a layer, or of its experts, belongs to."""
+    if isinstance(layer, RoutedExperts):
+        weight = layer.w13_weight if key.startswith("w13_") else layer.w2_weight
+        return int(weight.shape[-1])
+    return int(layer.input_size)
 
 
 def _draw_mxfp4(name: str, tensor: torch.Tensor) -> None:

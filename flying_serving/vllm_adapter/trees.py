@@ -114,7 +114,7 @@ def give_data(tree: Module) -> None:
     """Replace each tensor on the meta device by one number, seen in that shape: with an address,
     and hardly any memory.
 
-    Experts are copied where they are cut, so only one expert remains, with one input.
+    Units of experts are copies, so only one expert remains, with one input.
     """
     for module in tree.modules():
         if isinstance(module, RoutedExperts):
@@ -134,7 +134,7 @@ def _of_one_expert(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """Return the first expert's part of a tensor of all experts, with one row or column in each
     dimension that no rank cuts.
     """
-    if name.startswith("w2_"):
+    if name.startswith("w2_") and tensor.dim() > 1:
         return tensor[:1, :1]
     return tensor[:1, :, :1] if tensor.dim() == 3 else tensor[:1]
 

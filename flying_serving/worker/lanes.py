@@ -141,7 +141,7 @@ class WorkerLanes:
         return lane_block_tokens(tokens, size, self.devices, self.kv_heads)
 
     def _share_weights(self, pack: bool) -> float:
-        """Share lane 1's weights with all lanes. Returns `SharedQuantized.input_rounding`."""
+        """Share lane 1's weights with all lanes. Returns their `input_rounding`."""
         model, file = self.lane1.model, self._weight_file
         weights = shared_weights(self.lane1, self.engine, self.widest, pack, file, self._cuda)
         widest = self.groups[self.widest].runner if self.groups else self.lane1
@@ -155,7 +155,7 @@ class WorkerLanes:
         if file is not None:
             file.announce()
             self.residency = WorkerWeights(in_order(model, weights.units), self.engine)
-        return weights.quantized.input_rounding
+        return weights.input_rounding
 
     def refuse_without_kv(self) -> None:
         """Raise Unsupported if no layer keeps KV, as in BERT, whose tokens see later ones: requests

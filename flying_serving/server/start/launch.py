@@ -30,7 +30,8 @@ from flying_serving.server.start.environment import (
     refuse_expandable_segments,
     sum_without_flashinfer,
 )
-from flying_serving.server.start.execution import keep_no_compiled_code, settle_execution
+from flying_serving.server.start.execution import keep_no_compiled_code, refuse_other_execution
+from flying_serving.server.start.experts import choose_expert_kernel
 from flying_serving.server.start.rundir import make_run_dir
 from flying_serving.server.start.support import (
     cache_no_states,
@@ -62,6 +63,7 @@ def prepare(config: Any, client_count: int) -> Any:
     _refuse_unusable(config, flying)
     keep_all_kv(config)
     cache_no_states(config)
+    choose_expert_kernel(config, flying)
     collectives = _divide_devices(config, flying)
     parallel = config.parallel_config
     policy = POLICIES[flying.policy]

@@ -14,12 +14,13 @@ from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
     UnquantizedFusedMoEMethod,
 )
-from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4MoEMethod
 
 from flying_serving.errors import WeightError
+from flying_serving.vllm_adapter.expert_kernels import KERNEL, kernel_name, takes_strides
+from flying_serving.worker.binding.formats import FP8_ROUNDING
 
 METHODS = ("gpt_oss_mxfp4",)
-"""Values of vLLM's `quantization` whose experts have a form."""
+"""Values of vLLM's `quantization` of which the experts have a form, and other layers none."""
 MXFP4_BLOCK = 32
 """Numbers of a row that share a scale, and are cut together."""
 
@@ -33,24 +34,35 @@ class ExpertForm:
             of lane 1, the layer, and the number of units. Raises WeightError, naming the layer, if
             there are no such units.
         pads: vLLM pads the experts of a layer with zeros where its kernel asks for more columns.
-        method: returns a method of vLLM's for a unit, which looks like the layer of a lane.
+        method: returns a method of vLLM's for a unit, which looks like the layer of a lane. None:
+            vLLM processes all experts together as it loads, and lanes have slices of them.
         backend: a value of --moe-backend whose kernel does not route tokens itself.
+        input_rounding: see `Format`.
     """
 
     columns: Callable[[str, Any, int], int]
     pads: bool
-    method: Callable[[Any], Any]
-    backend: str
+    method: Callable[[Any], Any] | None
+    backend: str = KERNEL
+    input_rounding: float = 0.0
 
 
 def form_of(name: str, layer: Any) -> ExpertForm:
     """Return the form of a layer's experts. Raises WeightError, naming the layer, for experts that
     cannot be cut into units.
     """
-    form = FORMS.get(type(layer.quant_method))
+    form = FORMS.get(type(layer.quant_method).__name__)
     if form is None:
         raise WeightError(f"{name}: quantized experts cannot be shared between lanes")
     return form
+
+
+def is_ready(layer: Any) -> bool:
+    """Return whether vLLM has made a layer's experts ready for their kernel as it loaded them. The
+    others are kept as they were loaded (`loading.finish_experts`).
+    """
+    form = FORMS.get(type(layer.quant_method).__name__)
+    return form is None or form.method is None
 
 
 def expert_tensors(layer: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
@@ -81,7 +93,7 @@ def unit_tensor(
         # it belongs to the sum over all ranks: once is enough
         return full.clone() if columns.start == 0 else torch.zeros_like(full)
     if name.startswith("w13_"):
-        interleaved = _is_interleaved(layer)
+        interleaved = is_interleaved(layer)
         pairs = full.unflatten(1, (-1, 2) if interleaved else (2, -1))
         return _part(pairs, 1 if interleaved else 2, columns, shape[1] // 2).flatten(1, 2)
     # scales, and packed numbers, stand for several columns each
@@ -90,7 +102,7 @@ def unit_tensor(
     return _part(full, 2, some, shape[2])
 
 
-def _is_interleaved(layer: Any) -> bool:
+def is_interleaved(layer: Any) -> bool:
     """Return whether each row of the gate is followed by its row of up. Usually all rows of the
     gate come first.
     """
@@ -110,7 +122,7 @@ def _part(tensor: torch.Tensor, axis: int, places: range, size: int) -> torch.Te
 
 
 def _even_columns(name: str, layer: Any, units: int) -> int:
-    columns: int = layer.w13_weight.shape[1] // 2
+    columns: int = layer.w2_weight.shape[2]
     if columns % units:
         raise WeightError(f"{name}: {columns} columns of an expert do not divide by {units}")
     return columns // units
@@ -123,19 +135,40 @@ def _columns_of_blocks(name: str, layer: Any, units: int) -> int:
     return blocks * MXFP4_BLOCK
 
 
-FORMS: dict[type, ExpertForm] = {
-    UnquantizedFusedMoEMethod: ExpertForm(
+def _fp8_columns(name: str, layer: Any, units: int) -> int:
+    """Return equally many columns, which share no scale with those of another unit."""
+    method = layer.quant_method
+    if not takes_strides(method):
+        raise WeightError(
+            f"{name}: lanes share experts in FP8 by vLLM's kernel TRITON alone, and this one is "
+            f"{kernel_name(method)} (--moe-backend {KERNEL})"
+        )
+    columns = _even_columns(name, layer, units)
+    block = getattr(method, "moe_block_shape", getattr(method, "weight_block_size", None))
+    for size in block or ():
+        if columns % size:
+            raise WeightError(
+                f"{name}: a unit of {columns} columns of an expert is no multiple of {size}, the "
+                "size of the blocks with one scale"
+            )
+    return columns
+
+
+_FP8 = ExpertForm(_fp8_columns, pads=False, method=None, input_rounding=FP8_ROUNDING)
+FORMS: dict[str, ExpertForm] = {
+    "UnquantizedFusedMoEMethod": ExpertForm(
         _even_columns,
         pads=False,
         method=lambda unit: UnquantizedFusedMoEMethod(unit.moe_config),
-        backend="triton",
     ),
-    GptOssMxfp4MoEMethod: ExpertForm(
+    "GptOssMxfp4MoEMethod": ExpertForm(
         _columns_of_blocks,
         pads=True,
         # the method of a layer knows the sizes of its weights, and has no kernel yet
         method=lambda unit: copy.copy(unit.quant_method),
         backend="marlin",
     ),
+    "Fp8MoEMethod": _FP8,
+    "CompressedTensorsW8A8Fp8MoEMethod": _FP8,
 }
-"""Each form by vLLM's method for it, which turns it into the format of a kernel."""
+"""Each form by the name of vLLM's method for it, which turns it into the format of a kernel."""

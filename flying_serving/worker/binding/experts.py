@@ -1,9 +1,11 @@
-"""Routed experts, cut into units that each look like a rank of the widest lane."""
+"""Routed experts of all lanes, and their cut into units that each look like a rank of the widest
+lane. `whole_experts.py` has those that are not cut.
+"""
 
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from torch.nn import Module, Parameter
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
@@ -11,6 +13,7 @@ from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from flying_serving.errors import WeightError
 from flying_serving.layout.shards import Segment
 from flying_serving.memory.units import RawUnits, WeightPages
+from flying_serving.vllm_adapter.expert_kernels import KERNEL
 from flying_serving.worker.binding.expert_forms import (
     ExpertForm,
     expert_tensors,
@@ -21,9 +24,18 @@ from flying_serving.worker.binding.expert_forms import (
 from flying_serving.worker.binding.methods import ExpertParts
 
 
+class SharedExperts(Protocol):
+    """All experts of a layer, for all lanes."""
+
+    def install(self, layer: Any, rank: int, degree: int) -> None:
+        """Let a layer of a lane sum over the units of `rank` of `degree`. Raises WeightError if it
+        cannot.
+        """
+
+
 @dataclass(frozen=True)
-class SharedExperts:
-    """All experts of a layer. Each unit is a method of vLLM's with its layer.
+class ExpertsInUnits:
+    """All experts of a layer, in units. Each unit is a method of vLLM's with its layer.
 
     `raw`: the weights as that method reads them, without biases. vLLM's kernels for the CPU have a
     format of their own, in plain memory. So pages of a unit can be dropped, and written back as
@@ -34,7 +46,7 @@ class SharedExperts:
     raw: RawUnits
 
     @classmethod
-    def of(cls, units: list[tuple[Any, Module]], pages: WeightPages | None) -> "SharedExperts":
+    def of(cls, units: list[tuple[Any, Module]], pages: WeightPages | None) -> "ExpertsInUnits":
         """Make the experts of a layer from its units. `pages`: the memory they lie in; None: they
         are never dropped.
         """
@@ -48,6 +60,14 @@ class SharedExperts:
         """Return the method for the experts in the lane of `rank` of `degree`."""
         chosen = [self.units[u] for u in _segment(self.units).units_of(rank, degree)]
         return ExpertParts(chosen, self.raw.guard(rank, degree))
+
+    def install(self, layer: Any, rank: int, degree: int) -> None:
+        """See `SharedExperts`."""
+        part = self.part(rank, degree)
+        layer._modules.pop("quant_method", None)
+        layer.__dict__["quant_method"] = part
+        for key, tensor in expert_tensors(part.first_layer).items():
+            layer._parameters[key] = tensor
 
 
 def _segment(units: Sequence[Any]) -> Segment:
@@ -63,6 +83,11 @@ def expert_units(name: str, full: Any, shell: Any, units: int) -> list[tuple[Any
         WeightError: naming the layer, if they cannot be cut into units.
     """
     form = form_of(name, full)
+    if full.moe_config.w13_num_shards == 1:
+        raise WeightError(
+            f"{name}: lanes share experts without a gate by vLLM's kernel TRITON alone "
+            f"(--moe-backend {KERNEL})"
+        )
     width = form.columns(name, full, units)
     room = shell.w13_weight.shape[1] // 2
     if room < width or (room > width and not form.pads):
@@ -88,6 +113,7 @@ def _expert_unit(
     for key, tensor in expert_tensors(shell).items():
         part = unit_tensor(key, loaded[key].data, tensor.shape, columns, full)
         layer._parameters[key] = Parameter(part, requires_grad=False)
+    assert form.method is not None, f"{name}: these experts have slices alone"
     method = layer.__dict__["quant_method"] = form.method(shell)
     _refuse_monolithic(name, method, form.backend)
     method.process_weights_after_loading(layer)
@@ -115,11 +141,9 @@ def _refuse_monolithic(name: str, method: Any, other: str) -> None:
 def install_experts(
     model: Module, experts: dict[str, SharedExperts], rank: int, degree: int
 ) -> None:
-    """Let the experts of a lane's model sum over the units of `rank` of `degree`."""
+    """Let the experts of a lane's model sum over the units of `rank` of `degree`. Those that are
+    not shared stay as they are.
+    """
     for name, layer in model.named_modules():
-        if isinstance(layer, RoutedExperts):
-            part = experts[name].part(rank, degree)
-            layer._modules.pop("quant_method", None)
-            layer.__dict__["quant_method"] = part
-            for key, tensor in expert_tensors(part.first_layer).items():
-                layer._parameters[key] = tensor
+        if isinstance(layer, RoutedExperts) and name in experts:
+            experts[name].install(layer, rank, degree)

@@ -20,6 +20,7 @@ from flying_serving.layout.shards import Segment
 from flying_serving.memory.storage import SharedLinear, StridedColumns, bias_part
 from flying_serving.memory.units import Pack, RawUnits
 from flying_serving.memory.weight_file import WeightFile
+from flying_serving.vllm_adapter.expert_kernels import takes_strides
 from flying_serving.worker.binding.adapters import bind_adapters
 from flying_serving.worker.binding.cuts import (
     column_bias,
@@ -27,8 +28,13 @@ from flying_serving.worker.binding.cuts import (
     vocabulary_segment,
 )
 from flying_serving.worker.binding.droppable import DroppableUnits
-from flying_serving.worker.binding.expert_forms import expert_tensors
-from flying_serving.worker.binding.experts import SharedExperts, expert_units, install_experts
+from flying_serving.worker.binding.expert_forms import expert_tensors, form_of, is_ready
+from flying_serving.worker.binding.experts import (
+    ExpertsInUnits,
+    SharedExperts,
+    expert_units,
+    install_experts,
+)
 from flying_serving.worker.binding.formats import is_quantized
 from flying_serving.worker.binding.gated import gated_modules
 from flying_serving.worker.binding.latent import bind_latents, latent_projections, whole_columns
@@ -43,6 +49,7 @@ from flying_serving.worker.binding.quantized import (
     hold_tensors,
 )
 from flying_serving.worker.binding.recurrent import OWN_BUFFERS, RecurrentLayers
+from flying_serving.worker.binding.whole_experts import WholeExperts
 
 _BY_UNIT = (StridedColumns, QuantizedColumns)
 
@@ -55,7 +62,7 @@ class SharedWeights:
     pack a matrix on the CPU; None: keep matrices whole, rows of fused ones unit by unit, and hand
     out views. `file`: where weights are kept so that they may be dropped, which needs `pack`; None:
     no weight may. `placement`: where they lie if they may be dropped without `pack`. `units`: the
-    units that may be dropped, by the name of their layer. `quantized`: the quantized layers.
+    units that may be dropped, by the name of their layer.
 
     After the constructor lane 1's own layers multiply with the shared storage too.
 
@@ -75,7 +82,7 @@ class SharedWeights:
         self._droppable = DroppableUnits(file, placement)
         self._matrices = SharedMatrices(pack, file, self._droppable)
         self.units = self._droppable.by_layer
-        self.quantized = SharedQuantized(widest, lends=self._droppable.pages is not None)
+        self._quantized = SharedQuantized(widest, lends=self._droppable.pages is not None)
         self._model = model
         self._full = dict(model.named_modules())
         self._linear: dict[str, SharedLinear] = {}
@@ -85,6 +92,7 @@ class SharedWeights:
         self._vocabulary: dict[str, torch.Tensor] = {}
         self._tables: dict[int, RawUnits] = {}
         self._experts: dict[str, SharedExperts] = {}
+        self._expert_rounding = 0.0
         self._kept_whole = latent_projections(model)
         self._droppable.place(model)
         self._recurrent = RecurrentLayers(model, widest)
@@ -96,7 +104,7 @@ class SharedWeights:
 
     def _take(self, name: str, layer: Module, heads: set[int]) -> None:
         if is_quantized(layer):
-            self._linear |= self.quantized.take(name, layer, self._segments)
+            self._linear |= self._quantized.take(name, layer, self._segments)
         elif id(layer) in self._kept_whole:
             self._linear[name] = whole_columns(name, cast(Any, layer), self._widest)
         elif isinstance(layer, ColumnParallelLinear):
@@ -137,23 +145,44 @@ class SharedWeights:
                 )
 
     def share_experts(self, skeleton: Module, lane1: Module) -> None:
-        """Cut lane 1's routed experts into units, each shaped like a rank of `skeleton`, the widest
-        lane's model.
+        """Share lane 1's routed experts. A unit of those that are cut is shaped like a rank of
+        `skeleton`, the widest lane's model. Without groups, those that vLLM has made ready stay as
+        they are.
 
         Must be called once, before `bind`, with the skeleton still on the meta device.
         """
         shells = dict(skeleton.named_modules())
         for name, layer in lane1.named_modules():
-            if isinstance(layer, RoutedExperts):
-                units = expert_units(name, layer, shells[name], self._widest)
-                self._droppable.place_units([unit for _, unit in units])
-                experts = self._experts[name] = SharedExperts.of(units, self._droppable.pages)
-                self._droppable.add(name, experts.raw)
-                for key in expert_tensors(layer):
-                    release(layer, key)
+            if isinstance(layer, RoutedExperts) and not (self._widest == 1 and is_ready(layer)):
+                self._experts[name] = self._take_experts(name, layer, shells[name])
         cut = _storages(self._experts) - _storages(skeleton)
         self._storages = cut | _storages((lane1, self._linear, self._vocabulary))
         install_experts(lane1, self._experts, 0, 1)
+
+    def _take_experts(self, name: str, layer: Any, shell: Module) -> SharedExperts:
+        """Take a layer's experts: whole, if their kernel takes slices of them and none may be lent.
+
+        A page may have rows of several units of an expert, so of whole ones hardly any page can be
+        dropped.
+        """
+        form = form_of(name, layer)
+        if form.method is None and self._droppable.pages is not None:
+            raise WeightError(f"{name}: quantized experts cannot be lent (--lend-weights)")
+        self._expert_rounding = max(self._expert_rounding, form.input_rounding)
+        if self._droppable.pages is None and takes_strides(layer.quant_method):
+            return WholeExperts(name, layer, self._widest)
+        units = expert_units(name, layer, shell, self._widest)
+        self._droppable.place_units([unit for _, unit in units])
+        experts = ExpertsInUnits.of(units, self._droppable.pages)
+        self._droppable.add(name, experts.raw)
+        for key in expert_tensors(layer):
+            release(layer, key)
+        return experts
+
+    @property
+    def input_rounding(self) -> float:
+        """The largest of a layer's `Format` or `ExpertForm`."""
+        return max(self._quantized.input_rounding, self._expert_rounding)
 
     def bind(self, model: Module, rank: int, degree: int) -> None:
         """Give each layer of a lane's model, on the meta device, or of lane 1's own its part of the

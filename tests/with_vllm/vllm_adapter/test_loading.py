@@ -2,8 +2,10 @@
 touched.
 """
 
+from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import torch
 from torch import nn
 
@@ -13,7 +15,11 @@ from flying_serving.vllm_adapter.loading import (
     parameters_on_meta,
     saved_buffers,
 )
+from harness.experts_cpu.kernel import register, scaled
 from harness.mxfp4_cpu.kernel import numbers_of
+from tests.with_vllm.worker.binding.expert_cases import CASES, with_kernel
+from tests.with_vllm.worker.binding.expert_ranks import routed
+from tests.with_vllm.worker.loaded import load, random, tree
 
 
 class Gate(nn.Module):
@@ -59,6 +65,27 @@ def test_outputs_of_weights_in_mxfp4_are_as_large_as_their_inputs() -> None:
     outputs = numbers @ torch.randn(1024, generator=torch.Generator().manual_seed(0))
     assert model.w2_weight_scale.unique().numel() == 3
     assert 0.6 < outputs.std() < 1.6
+
+
+@pytest.mark.usefixtures("classes_imported_here")
+@pytest.mark.parametrize("kind", ["tensor-static", "channel", "block-of-128"])
+def test_outputs_of_experts_in_fp8_are_as_large_as_their_inputs(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(monkeypatch.setattr)
+    with with_kernel(tmp_path, CASES[f"fp8-{kind}"]) as config:
+        model = tree(config, 1)
+        load(model)
+        RandomWeights.load_weights(SimpleNamespace(), model, None)  # type: ignore[arg-type]
+        layer = routed(model)
+        tensors = dict(layer.named_parameters(recurse=False))
+        for weight in ("w13_weight", "w2_weight"):
+            scales = tensors.get(f"{weight}_scale", tensors.get(f"{weight}_scale_inv"))
+            assert scales is not None
+            few = scales[0].view(-1)[0] if kind.startswith("tensor") else scales[0]
+            numbers = scaled(tensors[weight][0], few)
+            outputs = numbers @ random(numbers.shape[1], 16).double()
+            assert 0.5 < outputs.std() < 2
 
 
 def test_computed_and_counting_tensors_are_not_drawn() -> None:

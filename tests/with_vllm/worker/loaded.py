@@ -36,12 +36,16 @@ def tree(config: VllmConfig, size: int) -> Module:
 
 def load(model: Module) -> None:
     """Give each parameter numbers, the same in each engine. Bytes are packed numbers in MXFP4, or
-    exponents of scales from 1/128 to 1/32.
+    exponents of scales from 1/128 to 1/32. Scales of other numbers are positive.
     """
     generator = torch.Generator().manual_seed(0)
     for name, parameter in list(model.named_parameters()):
         if parameter.is_floating_point():
-            data = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+            drawn = torch.float32 if parameter.element_size() == 1 else parameter.dtype
+            data = torch.randn(parameter.shape, generator=generator, dtype=drawn)
+            if name.endswith(("_scale", "_scale_inv")):
+                data = data.abs() + 0.5
+            data = data.to(parameter.dtype)
         else:
             limits = (120, 123) if name.endswith("_scale") else (0, 256)
             data = torch.empty(parameter.shape, dtype=parameter.dtype)

@@ -17,7 +17,10 @@ from flying_serving.vllm_adapter.trees import first_of, module_tree, world_of_on
 from flying_serving.worker import admission
 from flying_serving.worker.admission import KVPlan, anatomy, kv_plan, obstacles
 from flying_serving.worker.binding.share import SharedWeights
+from harness.experts_cpu.kernel import register as experts_in_torch
 from harness.mxfp4_cpu.kernel import register
+from tests.with_vllm.worker.binding.expert_cases import CASES as EXPERTS_IN_TRITON
+from tests.with_vllm.worker.binding.expert_cases import configured
 from tests.with_vllm.worker.configurations import (
     BLOOM,
     FALCON,
@@ -151,6 +154,19 @@ def test_published_gpt_oss_is_offered_at_all_sizes(
     layer = experts * expert + 2 * (attention + router + 2 * hidden)
     assert anatomy(config).weight_bytes == layers * layer + 2 * (2 * 201088 + 1) * hidden
     assert obstacles(config, (2, 4, 8)) == {}
+
+
+@pytest.mark.parametrize("kind", ["tensor-static", "channel", "block-of-128"])
+def test_experts_in_fp8_are_offered_at_sizes_of_whole_blocks(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four blocks of 128 columns, which eight engines would part."""
+    experts_in_torch(monkeypatch.setattr)
+    config = configured(tmp_path, EXPERTS_IN_TRITON[f"fp8-{kind}"])
+    assert obstacles(config, (2, 4)) == {}
+    if kind.startswith("block"):
+        says = "routed_experts: a unit of 64 columns of an expert is no multiple of 128, the size"
+        assert says in obstacles(config, (8,))[8]
 
 
 def test_kv_is_planned_for_the_widest_group(tmp_path: Path) -> None:
