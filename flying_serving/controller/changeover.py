@@ -16,7 +16,6 @@ A switch may fail in any phase, and may be dropped in WAITING. Then the phase is
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from enum import Enum
 
 from flying_serving.controller.bookings import Bookings
 from flying_serving.controller.commands import Command, Order, Weave
@@ -26,6 +25,7 @@ from flying_serving.controller.splitter import Splitter
 from flying_serving.controller.state import ClusterState
 from flying_serving.controller.switches import Switch
 from flying_serving.layout.groups import Group, Layout
+from flying_serving.phase import Phase
 from flying_serving.policy.snapshot import Decision
 from flying_serving.policy.switching import at_once
 from flying_serving.wire import SwitchAnswer
@@ -34,7 +34,7 @@ PATIENCE = 1.5
 """Factor of the predicted wait of a switch for old requests, after which its mode changes."""
 
 
-class SwitchPhase(Enum):
+class SwitchPhase(Phase):
     """The phases of the switch under way.
 
     IDLE: no switch is under way.
@@ -106,9 +106,7 @@ class Changeover:
 
     def _enter(self, phase: SwitchPhase) -> None:
         """Enter the next phase. Raises RuntimeError if it may not follow the present one."""
-        if phase not in TRANSITIONS[self.phase]:
-            raise RuntimeError(f"a switch that is {self.phase.value} cannot be {phase.value} next")
-        self.phase = phase
+        self.phase = self.phase.then(phase, TRANSITIONS, "a switch")
 
     # ---- questions of other parts
 

@@ -10,16 +10,16 @@ If an engine could not lend, a group goes from LENDING to FETCHING.
 """
 
 from collections.abc import Collection, Mapping
-from enum import Enum
 
 from flying_serving.controller.commands import FetchWeights, LendWeights
 from flying_serving.controller.loads import Loads
 from flying_serving.controller.requests import RequestState
 from flying_serving.controller.settings import Capacity
 from flying_serving.layout.groups import Group, Layout
+from flying_serving.phase import Phase
 
 
-class LendingPhase(Enum):
+class LendingPhase(Phase):
     """The phases of the weights of a widest group.
 
     WHOLE: in their place.
@@ -75,11 +75,10 @@ class WeightLending:
 
         Raises RuntimeError if the phase may not follow the present one.
         """
-        before, entered_s = self.phases[group], self._entered_s.get(group, now_s)
-        if phase not in TRANSITIONS[before]:
-            change = f"from {before.value} to {phase.value}"
-            raise RuntimeError(f"weights of group {list(group)}: {change}")
-        self.phases[group], self._entered_s[group] = phase, now_s
+        entered_s = self._entered_s.get(group, now_s)
+        who = f"weights of group {list(group)}"
+        self.phases[group] = self.phases[group].then(phase, TRANSITIONS, who)
+        self._entered_s[group] = now_s
         return now_s - entered_s
 
     def opens_in_s(self, now_s: float) -> dict[Group, float]:

@@ -3,9 +3,8 @@ taken then, or one step later.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import Any
 
 from flying_serving.comm.waits import WaitTime
@@ -16,6 +15,7 @@ from flying_serving.engine.messages import BeginAnew, Overlap, RunStep
 from flying_serving.engine.sampled import SampledTokens, why_logprobs_differ
 from flying_serving.errors import CollectiveTimeout
 from flying_serving.log import logger
+from flying_serving.phase import Phase
 from flying_serving.scheduling.arbiter import HOLD_S
 from flying_serving.worker.lane import OutputUse
 from flying_serving.worker.lanes import StepLost, WorkerLanes
@@ -24,46 +24,40 @@ NOTES_POLL_S = 0.0005
 """Seconds between two looks whether the members have noted their tokens."""
 
 
-class StepPhase(Enum):
-    """The phase of a launched step on one engine."""
+class GroupPhase(Phase):
+    """The phases of a group on one engine.
 
-    LAUNCHED = auto()
-    """The workers keep the output, which may not be there yet."""
-    OVER = auto()
-    """The output is there. The leader gives it out when all members have noted the step before."""
-
-
-class GroupPhase(Enum):
-    """The phase of a group on one engine."""
-
-    STEPPING = auto()
-    """The leader compares the tokens of its members."""
-    ENDING = auto()
-    """A step has failed, and all requests of the group have ended, also those of a step that is
-    outstanding still. The members have not begun anew.
+    STEPPING: the leader compares the tokens of its members.
+    ENDING: a step has failed, and all requests of the group have ended, also those of a step that
+    is outstanding still. The members have not begun anew.
+    LOST: a member was lost in a step. Nothing is launched until the group is forgotten.
     """
-    LOST = auto()
-    """A member was lost in a step. Nothing is launched until the group is forgotten."""
+
+    STEPPING = "stepping"
+    ENDING = "ending"
+    LOST = "lost"
 
 
-TRANSITIONS = {
+TRANSITIONS: Mapping[GroupPhase, set[GroupPhase]] = {
     GroupPhase.STEPPING: {GroupPhase.ENDING, GroupPhase.LOST},
     GroupPhase.ENDING: {GroupPhase.STEPPING, GroupPhase.LOST},
     GroupPhase.LOST: {GroupPhase.STEPPING},
 }
+"""The phases that may follow a phase."""
 
 
 @dataclass
 class LaunchedStep:
     """A step that this engine has begun, and whose output it has not taken.
 
-    `began_s`: when the engine came to it. `output`: vLLM's ModelRunnerOutput. `notes`: how long its
-    leader has waited for the members' notes of the step before.
+    `began_s`: when the engine came to it. `is_over`: its output is here, vLLM's ModelRunnerOutput;
+    until then the workers keep it. The leader gives it out when all members have noted the step
+    before. `notes`: how long the leader has waited for that.
     """
 
     message: RunStep
     began_s: float
-    phase: StepPhase = StepPhase.LAUNCHED
+    is_over: bool = False
     output: Any = None
     notes: WaitTime = field(default_factory=WaitTime)
 
@@ -205,9 +199,7 @@ class GroupSteps:
     def retry_in_s(self, now_s: float) -> float | None:
         """Return the seconds until `take_before_wait` may take an output; None if none is there."""
         retries_s = [
-            NOTES_POLL_S
-            if steps[0].phase is StepPhase.OVER
-            else max(0.0, self._take_at_s(steps) - now_s)
+            NOTES_POLL_S if steps[0].is_over else max(0.0, self._take_at_s(steps) - now_s)
             for steps in self._launched.values()
             if steps
         ]
@@ -215,7 +207,7 @@ class GroupSteps:
 
     def waits_for_notes(self) -> bool:
         """Return whether an output is there for which the members' notes are not."""
-        return any(steps and steps[0].phase is StepPhase.OVER for steps in self._launched.values())
+        return any(steps and steps[0].is_over for steps in self._launched.values())
 
     def _take_at_s(self, steps: deque[LaunchedStep]) -> float:
         last = steps[-1]
@@ -233,7 +225,7 @@ class GroupSteps:
         member is lost, or has not noted the step before.
         """
         step = self._launched[size][0]
-        if step.phase is StepPhase.LAUNCHED:
+        if not step.is_over:
             output = self._host.call_workers(WorkerLanes.take_output, size)
             if self._is_lost(size, output):
                 return False
@@ -250,7 +242,7 @@ class GroupSteps:
         return True
 
     def _note_over(self, step: LaunchedStep, output: Any) -> None:
-        step.phase, step.output = StepPhase.OVER, output
+        step.is_over, step.output = True, output
         if step.has_tokens:
             self._sampled.note(step.size, output)
 
@@ -304,5 +296,5 @@ class GroupSteps:
         return True
 
     def _enter(self, size: int, phase: GroupPhase) -> None:
-        assert phase in TRANSITIONS[self._phases[size]], (self._phases[size], phase)
-        self._phases[size] = phase
+        who = f"group of {size} engines"
+        self._phases[size] = self._phases[size].then(phase, TRANSITIONS, who)

@@ -25,7 +25,6 @@ DROPPED.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 
 from vllm.v1.request import Request
 
@@ -33,12 +32,13 @@ from flying_serving.errors import IntegrityError
 from flying_serving.layout.groups import Group
 from flying_serving.layout.kv_source import KVSource
 from flying_serving.migration.offers import Offer
+from flying_serving.phase import Phase
 
 Way = tuple[Group, int]
 """The group that KV comes from, and the size of the lane where it arrives."""
 
 
-class ArrivalPhase(Enum):
+class ArrivalPhase(Phase):
     """The state of an arriving request.
 
     EXPECTED: its owner offers nothing yet. OFFERED: KV can be pulled, and the request has no blocks
@@ -116,11 +116,8 @@ class Arrival:
     forwarded_as: int | None = None
 
     def enter(self, phase: ArrivalPhase) -> None:
-        """Change the phase. Raises IntegrityError if it cannot follow the present one."""
-        if phase not in TRANSITIONS[self.phase]:
-            change = f"from {self.phase.value} to {phase.value}"
-            raise IntegrityError(f"arriving request {self.request_id}: {change}")
-        self.phase = phase
+        """Change the phase. Raises RuntimeError if it cannot follow the present one."""
+        self.phase = self.phase.then(phase, TRANSITIONS, f"arriving request {self.request_id}")
 
     def run_here(self, request: Request, now_s: float) -> None:
         """Take the request itself, which arrives after its prefetch. Raises IntegrityError if it

@@ -22,7 +22,7 @@ PRODUCT = (
     *("deploy", "cli", "server", "engine", "migration", "worker", "vllm_adapter"),
     *("controller", "policy", "scheduling", "predict"),
     *("memory", "comm", "config", "slo", "wire", "layout", "placement"),
-    *("observe", "start_error", "validation", "errors", "log", "version"),
+    *("observe", "start_error", "validation", "errors", "phase", "log", "version"),
 )
 ORDER = {"flying_lab": LABORATORY, "flying_serving": PRODUCT}
 """Packages, and what each holds, from the top to the bottom: each imports what is below it, and

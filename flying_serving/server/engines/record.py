@@ -24,13 +24,13 @@ from JOINING to KILLED as well.
 import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Protocol
 
+from flying_serving.phase import Phase
 from flying_serving.server.engines.processes import has_ended
 
 
-class EnginePhase(Enum):
+class EnginePhase(Phase):
     """The phases of an engine.
 
     UP: it serves.
@@ -135,9 +135,7 @@ class EngineRecord:
 
     def enter(self, phase: EnginePhase) -> None:
         """Enter the next phase. Raises RuntimeError if it may not follow the present one."""
-        if phase not in TRANSITIONS[self.phase]:
-            raise RuntimeError(f"an engine that is {self.phase.value} cannot be {phase.value} next")
-        self.phase = phase
+        self.phase = self.phase.then(phase, TRANSITIONS, "an engine")
 
     def kill(self, reason: str) -> None:
         """Kill the process of the engine, which has not been killed."""

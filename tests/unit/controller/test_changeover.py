@@ -132,13 +132,13 @@ def test_failed_switch_is_over_in_any_phase() -> None:
 
 def test_phase_out_of_order_is_refused() -> None:
     _, changeover = begun("weave")
-    with pytest.raises(RuntimeError, match="a switch that is waiting cannot be regrouped next"):
+    with pytest.raises(RuntimeError, match="a switch: from waiting to regrouped"):
         changeover.regrouped(101.0)
 
 
 def test_second_switch_at_a_time_is_refused() -> None:
     _, changeover = begun("soft")
-    with pytest.raises(RuntimeError, match="a switch that is waiting cannot be waiting next"):
+    with pytest.raises(RuntimeError, match="a switch: from waiting to waiting"):
         changeover.begin(OLD, "weave", None, 101.0, None)
 
 

@@ -50,7 +50,7 @@ def test_wrong_phase_is_an_error_and_changes_no_arrival(
     before: ArrivalPhase, after: ArrivalPhase
 ) -> None:
     arriving = arrival(before)
-    with pytest.raises(IntegrityError, match=f"a: from {before.value} to {after.value}"):
+    with pytest.raises(RuntimeError, match=f"a: from {before.value} to {after.value}"):
         arriving.enter(after)
     assert arriving.phase is before
 
