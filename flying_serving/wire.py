@@ -20,6 +20,11 @@ class SwitchAnswer(msgspec.Struct, frozen=True):
     overhead_ms: float
     work_ms: float
 
+    
+    def cutover_ms(self) -> float:
+        """The time since the order was sent."""
+        return self.in_flight_ms + self.overhead_ms
+
 
 class StepRow(msgspec.Struct, frozen=True, array_like=True):
     """One step that an engine led.

@@ -15,7 +15,6 @@ A switch may fail in any phase, and may be dropped in WAITING. Then the phase is
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
 from flying_serving.controller.bookings import Bookings
 from flying_serving.controller.commands import Command, Order, Weave
@@ -23,7 +22,7 @@ from flying_serving.controller.requests import RequestState
 from flying_serving.controller.snapshots import snapshot
 from flying_serving.controller.splitter import Splitter
 from flying_serving.controller.state import ClusterState
-from flying_serving.controller.switches import Switch
+from flying_serving.controller.switches import OpenSwitch, Switch
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.phase import Phase
 from flying_serving.policy.snapshot import Decision
@@ -63,33 +62,17 @@ HOLDING_BACK = ((SwitchPhase.WAITING, "sequential"), (SwitchPhase.ORDERED, "migr
 By *migrate* these wait until engines whose groups change have answered. These answer after the step
 under way, so its tokens migrate too. The other engines are not waited for: their step may be long.
 """
-WAITING_MODES = ("sequential", "soft")
-"""Modes of switches that wait until old requests have ended."""
 
 
-@dataclass
-class Change:
-    """A switch under way. `begun_mode`: its mode at its decision; it may have another one now."""
+def _is_overdue(change: OpenSwitch, now_s: float) -> bool:
+    """Return whether a switch has waited for old requests for much longer than its policy expected.
 
-    switch: Switch
-    weave_steps: int
-    begun_mode: str
-
-    @property
-    def waits_for_requests(self) -> bool:
-        """True if old requests must end before engines are told."""
-        return self.switch.mode in WAITING_MODES and bool(self.switch.draining)
-
-    def is_overdue(self, now_s: float) -> bool:
-        """Return whether the switch has waited for old requests for much longer than its policy
-        expected.
-
-        A switch that an operator ordered is never overdue.
-        """
-        decision = self.switch.decision
-        if decision is None or not self.waits_for_requests:
-            return False
-        return now_s - self.switch.decided_s > PATIENCE * decision.drain_s
+    A switch that an operator ordered is never overdue.
+    """
+    decision = change.switch.decision
+    if decision is None or not change.waits_for_requests:
+        return False
+    return now_s - change.switch.decided_s > PATIENCE * decision.drain_s
 
 
 class Changeover:
@@ -100,7 +83,7 @@ class Changeover:
         self._bookings = bookings
         self._splitter = splitter
         self.phase = SwitchPhase.IDLE
-        self._change: Change | None = None
+        self._change: OpenSwitch | None = None
         self._pauses_older = False
         """True if engines pause older lanes, as a hard switch was the last."""
 
@@ -152,12 +135,11 @@ class Changeover:
         """
         self._enter(SwitchPhase.WAITING)
         state = self._state
-        draining = state.outside(layout)
-        switch = Switch(state.layout, layout, mode, now_s, state.running, draining, decision)
-        state.switches.begin(switch)
-        state.begin_span(layout, now_s, switch if switch.is_for_load else None)
+        switch = Switch(state.layout, layout, mode, now_s, state.running, decision)
         steps = state.settings.weave_steps if weave_steps is None else weave_steps
-        self._change = Change(switch, steps, mode)
+        self._change = OpenSwitch(switch, state.outside(layout), steps, mode)
+        state.switches.begin(self._change)
+        state.begin_span(layout, now_s, switch if switch.is_for_load else None)
 
         splits = state.splits
         undone = splits.request_ids if decision is None else splits.without(layout)
@@ -172,7 +154,7 @@ class Changeover:
         state, change = self._state, self._change
         if change is None:
             return [*state.weight_lending.fetch((), state.loads, now_s)]
-        if self.phase is SwitchPhase.WAITING and change.is_overdue(now_s):
+        if self.phase is SwitchPhase.WAITING and _is_overdue(change, now_s):
             shot = snapshot(state, state.lanes(), now_s)
             change.switch.mode = at_once(shot, change.switch.new, state.settings.objective)
 
@@ -190,15 +172,15 @@ class Changeover:
         state, switch = self._state, change.switch
         if change.begun_mode != "soft":
             # requests that began while it waited for weights
-            switch.draining |= state.outside(switch.new)
-        switch.ordered(now_s)
+            change.draining |= state.outside(switch.new)
+        switch.ordered_s = now_s
         state.layout, state.to_restore = switch.new, None
         self._pauses_older = switch.mode == "hard"
 
         order = Order(switch, change.weave_steps)
         if self.holds_back_requests:
             return [order]
-        return [order, *self._bookings.recall(switch.draining, now_s, also_begun=False)]
+        return [order, *self._bookings.recall(change.draining, now_s, also_begun=False)]
 
     def _end_pause(self) -> list[Command]:
         """Resume requests that a hard switch has paused, as this switch waits for their end."""
@@ -212,7 +194,7 @@ class Changeover:
         change, held_back = self._change, self.holds_back_requests
         assert change is not None
         self._enter(SwitchPhase.REGROUPED)
-        draining = change.switch.draining
+        draining = change.draining
         commands: list[Command] = []
         if held_back:
             commands += self._bookings.recall(draining, now_s, also_begun=True)
@@ -240,7 +222,7 @@ class Changeover:
         """End the switch: every engine has answered."""
         change = self._change
         assert change is not None
-        change.switch.acknowledged(answers, now_s)
+        change.acknowledged(answers, now_s)
         self._end()
 
     # ---- switches that are not made
@@ -248,16 +230,15 @@ class Changeover:
     def fail(self, problem: str, now_s: float) -> None:
         """End the switch, if there is one: some engine cannot answer."""
         if self._change is not None:
-            self._change.switch.failed(problem, now_s)
+            self._change.failed(problem, now_s)
             self._state.hindsight.forget()
             self._end()
 
     def drop(self, reason: str, now_s: float) -> None:
         """End a switch that no engine knows of."""
         assert self.untold_switch is not None
-        self.untold_switch.dropped(reason, now_s)
-        self._state.hindsight.forget()
-        self._end()
+        self.untold_switch.was_dropped = True
+        self.fail(reason, now_s)
 
     def take_in(self, engine: int) -> None:
         """Add an engine that is back, alone, to the layout of a switch that no engine knows of."""

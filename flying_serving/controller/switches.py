@@ -1,4 +1,4 @@
-"""Changes of layout: the one under way, and the record of each, kept for `GET /flying/switches`."""
+"""Changes of layout: the open ones, and the record of each, kept for `GET /flying/switches`."""
 
 import itertools
 import math
@@ -34,11 +34,13 @@ PREDICTIONS = (
 """Keys of the figures that `predictions` gives for a decision, besides its reason."""
 MOST_OPEN = 64
 """Most switches that are open. Beyond, the end of the oldest is not waited for."""
+WAITING_MODES = ("sequential", "soft")
+"""Modes of switches that wait until old requests have ended."""
 
 
 @dataclass
 class Switch:
-    """One change of layout.
+    """The record of a change of layout. No request is in it: `OpenSwitch` has those.
 
     Args:
         old: the layout before.
@@ -46,17 +48,13 @@ class Switch:
         mode: of the switch; it may change while the switch waits.
         decided_s: time of the decision, by the controller's clock.
         requests_in_flight: number of requests that had a group at the decision.
-        draining: of these, the requests in groups which the new layout lacks.
         decision: of the policy; None if an operator ordered the switch.
         number: given by `Switches.begin`.
         ordered_s: time of the order to the engines, by the controller's clock.
         wall_time_s: the same, as `time.time`.
-        cutover_ms: from the order until the last engine works in the new layout.
-        in_flight_ms: of that, the step that was under way there.
-        overhead_ms: of that, the rest: messages, and waiting for a processor.
+        slowest: the answer of the last engine that worked in the new layout.
         work_ms: processor time that the switch itself took, the API server's and the busiest
             engine's.
-        waited_for_idle_ms: from the decision to the order.
         drain_ms: from the order until the last old request ended or migrated. None as well if too
             many later switches began before that.
         problem: why it has failed or was dropped.
@@ -65,8 +63,7 @@ class Switch:
             to gain over the horizon, less its cost. None until it was looked back on (`Hindsight`).
         seen_share: the share that it gained, with the arrivals that came.
         promises_from_s: time from which on its promise gets less (`Switches.promised`).
-        migrating: requests that have tokens, migrate, and have not got the next token.
-        gaps: times between tokens, while the switch is open.
+        gaps: times between tokens, as long as the switch is open.
     """
 
     old: Layout
@@ -74,26 +71,20 @@ class Switch:
     mode: str
     decided_s: float
     requests_in_flight: int
-    draining: set[str] = field(default_factory=set)
     decision: Decision | None = None
     number: int = 0
     ordered_s: float = 0.0
     wall_time_s: float = 0.0
-    cutover_ms: float | None = None
-    in_flight_ms: float | None = None
-    overhead_ms: float | None = None
+    slowest: SwitchAnswer | None = None
     work_ms: float = 0.0
-    waited_for_idle_ms: float = 0.0
     drain_ms: float | None = None
     problem: str | None = None
     was_dropped: bool = False
     predicted_share: float | None = None
     seen_share: float | None = None
     promises_from_s: float = 0.0
-    migrating: set[str] = field(default_factory=set)
     gaps: TokenGaps | None = None
     _worst_token_gap_ms: float = 0.0
-    _forgotten: bool = False
 
     @property
     def changed_engines(self) -> list[int]:
@@ -114,52 +105,25 @@ class Switch:
         """True if the policy made the switch for the present load."""
         return self.decision is not None and self.decision.stay is not None and not self.was_dropped
 
-    def ordered(self, now_s: float) -> None:
-        """Note that the engines are told."""
-        self.ordered_s = now_s
-        self.waited_for_idle_ms = (now_s - self.decided_s) * 1e3
+    @property
+    def waited_for_idle_ms(self) -> float:
+        """The time from the decision to the order."""
+        return (self.ordered_s - self.decided_s) * 1e3
 
-    def acknowledged(self, answers: list[SwitchAnswer], now_s: float) -> None:
-        """Note that all engines have answered."""
-        slowest = max(answers, key=lambda answer: answer.in_flight_ms + answer.overhead_ms)
-        self.in_flight_ms, self.overhead_ms = slowest.in_flight_ms, slowest.overhead_ms
-        self.cutover_ms = self.in_flight_ms + self.overhead_ms
-        self.work_ms += max(answer.work_ms for answer in answers)
-        if not self.draining:
-            self._drained(now_s)
+    @property
+    def cutover_ms(self) -> float | None:
+        """The time from the order until the last engine works in the new layout."""
+        return None if self.slowest is None else self.slowest.cutover_ms
 
-    def failed(self, problem: str, now_s: float) -> None:
-        """Note that some engine did not answer."""
-        self.problem = problem
-        self.migrating.clear()
-        self._drained(now_s)
+    @property
+    def is_answered(self) -> bool:
+        """True if all engines have answered, or none will be waited for."""
+        return self.slowest is not None or self.problem is not None
 
-    def dropped(self, reason: str, now_s: float) -> None:
-        """Note that the switch is not made: no engine was told."""
-        self.failed(reason, now_s)
-        self.was_dropped = True
-
-    def ended(self, request_id: str, now_s: float) -> None:
-        """Note that a request is over; the last of the old layout ends the drain."""
-        self.migrating.discard(request_id)
-        self._left(request_id, now_s)
-
-    def _left(self, request_id: str, now_s: float) -> None:
-        if request_id in self.draining:
-            self.draining.discard(request_id)
-            if not self.draining and self.cutover_ms is not None:
-                self._drained(now_s)
-
-    def migrated(self, request_id: str, now_s: float, *, has_tokens: bool) -> bool:
-        """Note that a request has left its group and goes on in another.
-
-        Returns whether its next token belongs to this switch.
-        """
-        awaited = has_tokens and request_id in self.draining
-        if awaited:
-            self.migrating.add(request_id)
-        self._left(request_id, now_s)
-        return awaited
+    @property
+    def open(self) -> bool:
+        """True if old requests run or migrate, or engines have not answered."""
+        return self.gaps is not None
 
     @property
     def worst_token_gap_ms(self) -> float:
@@ -179,16 +143,6 @@ class Switch:
         counts.
         """
         self._worst_token_gap_ms, self.gaps = self.worst_token_gap_ms, None
-        self._forgotten = self.open
-        self.draining, self.migrating = set(), set()
-
-    @property
-    def open(self) -> bool:
-        """True if old requests run or migrate, or engines have not answered."""
-        return not self._forgotten and (self.drain_ms is None or bool(self.migrating))
-
-    def _drained(self, now_s: float) -> None:
-        self.drain_ms = (now_s - self.ordered_s) * 1e3
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry of the switch in `GET /flying/switches`."""
@@ -202,8 +156,8 @@ class Switch:
             "requests_in_flight": self.requests_in_flight,
             "waited_for_idle_ms": self.waited_for_idle_ms,
             "cutover_ms": self.cutover_ms,
-            "in_flight_step_ms": self.in_flight_ms,
-            "overhead_ms": self.overhead_ms,
+            "in_flight_step_ms": self.slowest and self.slowest.in_flight_ms,
+            "overhead_ms": self.slowest and self.slowest.overhead_ms,
             "work_ms": self.work_ms,
             "drain_ms": self.drain_ms,
             "worst_token_gap_ms": self.worst_token_gap_ms,
@@ -233,34 +187,88 @@ def predictions(decision: Decision | None) -> dict[str, Any]:
     }
 
 
+@dataclass
+class OpenSwitch:
+    """A switch that is under way, or whose old requests run or migrate.
+
+    Args:
+        switch: its record.
+        draining: requests in groups which the new layout lacks.
+        weave_steps: steps of the new layout for each step of an older one.
+        begun_mode: its mode at its decision; it may have another one now.
+        migrating: requests that have tokens, migrate, and have not got the next token.
+    """
+
+    switch: Switch
+    draining: set[str]
+    weave_steps: int
+    begun_mode: str
+    migrating: set[str] = field(default_factory=set)
+
+    @property
+    def waits_for_requests(self) -> bool:
+        """True if old requests must end before engines are told."""
+        return self.switch.mode in WAITING_MODES and bool(self.draining)
+
+    @property
+    def is_over(self) -> bool:
+        """True if it waits for no request and no engine."""
+        return self.switch.drain_ms is not None and not self.migrating
+
+    def acknowledged(self, answers: list[SwitchAnswer], now_s: float) -> None:
+        """Note that all engines have answered."""
+        self.switch.slowest = max(answers, key=lambda answer: answer.cutover_ms)
+        self.switch.work_ms += max(answer.work_ms for answer in answers)
+        if not self.draining:
+            self._drained(now_s)
+
+    def failed(self, problem: str, now_s: float) -> None:
+        """Note that some engine did not answer, or that the switch is not made."""
+        self.switch.problem = problem
+        self.migrating.clear()
+        self._drained(now_s)
+
+    def left(self, request_id: str, now_s: float) -> None:
+        """Note that a request is over, or goes on elsewhere; the last of the old layout ends the
+        drain.
+        """
+        if request_id in self.draining:
+            self.draining.discard(request_id)
+            if not self.draining and self.switch.slowest is not None:
+                self._drained(now_s)
+
+    def _drained(self, now_s: float) -> None:
+        self.switch.drain_ms = (now_s - self.switch.ordered_s) * 1e3
+
+
 class Switches:
     """The last switches, and token gaps while any of them is open."""
 
     def __init__(self) -> None:
         self.kept: deque[Switch] = deque(maxlen=KEPT)
         self.count = 0
-        self._open: deque[Switch] = deque()
-        self._migrating: dict[str, list[Switch]] = {}
+        self._open: deque[OpenSwitch] = deque()
+        self._migrating: set[str] = set()
         self._gaps = TokenGaps()
         self._void = 0
         """Number of the last switch that promises nothing any more."""
 
-    def begin(self, switch: Switch) -> Switch:
+    def begin(self, opened: OpenSwitch) -> None:
         """Keep a new switch, decided now."""
+        switch = opened.switch
         self.count += 1
         switch.number, switch.ordered_s, switch.gaps = self.count, switch.decided_s, self._gaps
         switch.promises_from_s = switch.decided_s
-        self._open.append(switch)
+        self._open.append(opened)
         if len(self._open) > MOST_OPEN:
-            self._open.popleft().close()
+            self._open.popleft().switch.close()
         self.kept.append(switch)
-        return switch
 
     @property
     def joining(self) -> list[Group]:
         """The groups that the last switch makes, as long as its engines have not answered."""
         last = self.kept[-1] if self.kept else None
-        if last is None or last.cutover_ms is not None or last.problem is not None:
+        if last is None or last.is_answered:
             return []
         return [group for group in last.new.groups if group not in last.old.groups]
 
@@ -268,35 +276,47 @@ class Switches:
         """Note that a stream got a token."""
         self._gaps.got_token(request_id, now_s, watched=bool(self._open))
         if request_id in self._migrating:
-            for switch in self._migrating.pop(request_id):
-                switch.migrating.discard(request_id)
+            self._arrived(request_id)
             self.prune()
 
     def ended(self, request_id: str, now_s: float) -> None:
         """Note that a request is over."""
         self._gaps.ended(request_id)
-        self._migrating.pop(request_id, None)
-        for switch in self._open:
-            switch.ended(request_id, now_s)
-        self.prune()
+        self._arrived(request_id)
+        self._left(request_id, now_s)
 
     def migrated(self, request_id: str, now_s: float) -> None:
-        """Note that a request has left its group and goes on in another."""
-        has_tokens = request_id in self._gaps
-        for switch in self._open:
-            if switch.migrated(request_id, now_s, has_tokens=has_tokens):
-                self._migrating.setdefault(request_id, []).append(switch)
+        """Note that a request has left its group and goes on in another.
+
+        If it has tokens, its next one belongs to the switches whose old layout it leaves.
+        """
+        for opened in self._open:
+            if request_id in self._gaps and request_id in opened.draining:
+                opened.migrating.add(request_id)
+                self._migrating.add(request_id)
+        self._left(request_id, now_s)
+
+    def _arrived(self, request_id: str) -> None:
+        """Wait no longer for the next token of a request that may migrate."""
+        self._migrating.discard(request_id)
+        for opened in self._open:
+            opened.migrating.discard(request_id)
+
+    def _left(self, request_id: str, now_s: float) -> None:
+        for opened in self._open:
+            opened.left(request_id, now_s)
         self.prune()
 
     def prune(self) -> None:
         """Close the switches that are over."""
         if not self._open:
             return
-        for switch in self._open:
-            if not switch.open:
-                switch.close()
-        self._open = deque(switch for switch in self._open if switch.open)
-        self._gaps.forget_before(self._open[0].ordered_s if self._open else math.inf)
+        for opened in self._open:
+            if opened.is_over:
+                opened.switch.close()
+        self._open = deque(opened for opened in self._open if not opened.is_over)
+        first_s = self._open[0].switch.ordered_s if self._open else math.inf
+        self._gaps.forget_before(first_s)
 
     def promised(self, horizon_s: float, now_s: float) -> float:
         """Return what recent switches promised (`Decision.promise`), less as the horizon passes.

@@ -47,14 +47,8 @@ class SwitchFollower:
         if begun:
             self._last_number = begun[-1].number
         ordered = [*self._ordered, *begun]
-        answered = [
-            switch
-            for switch in ordered
-            if switch.cutover_ms is not None or switch.problem is not None
-        ]
-        self._ordered = [
-            switch for switch in ordered if switch.cutover_ms is None and switch.problem is None
-        ]
+        answered = [switch for switch in ordered if switch.is_answered]
+        self._ordered = [switch for switch in ordered if not switch.is_answered]
         followed = [*self._open, *answered]
         self._open = [switch for switch in followed if switch.open]
         return begun, answered, [switch for switch in followed if not switch.open]

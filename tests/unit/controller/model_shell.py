@@ -199,7 +199,7 @@ class ModelShell:
         """Every request of which switches keep something."""
         switches = self.controller.state.switches
         kept = set(switches._gaps._token_at) | set(switches._migrating)
-        return kept.union(*(switch.draining | switch.migrating for switch in switches.kept))
+        return kept.union(*(one.draining | one.migrating for one in switches._open))
 
     # ---- commands
 
@@ -378,7 +378,7 @@ class ModelShell:
         if switch.mode == "sequential":
             assert all(stream.group in (None, *switch.new.groups) for stream in self.open.values())
         if switch.mode == "soft":
-            assert not switch.draining
+            assert not self.controller.state.switches._open[-1].draining
         assert all(part.group in switch.new.groups for part in self.parts.values())
         assert all(self.tokens_of(group) for group in switch.new.groups)
         self.ordered, self.layout, self.holds, self.is_regrouped = switch, switch.new, False, False

@@ -119,7 +119,7 @@ def _no_time(hindsight: Hindsight, switch: Switch) -> None:
 
 
 def _failed(hindsight: Hindsight, switch: Switch) -> None:
-    switch.failed("engines were lost", 1.0)
+    switch.problem = "engines were lost"
     follow(hindsight, switch, 1e9)
 
 

@@ -21,7 +21,7 @@ def test_prompts_that_are_not_begun_go_to_the_new_layout_at_once() -> None:
     assert [shell.open[name].group for name in "abcdef"] == [(0,), (1,)] * 3
     shell.order(WIDE, "weave")
     assert shell.dispatched == [("e", (0, 1))]
-    assert shell.switches[0].draining == set("abcdf")
+    assert shell.controller.state.switches._open[0].draining == set("abcdf")
 
 
 def test_prompts_that_the_new_layout_does_not_hold_stay() -> None:
@@ -55,7 +55,7 @@ def test_migrate_takes_along_streams_that_fit_and_can_migrate() -> None:
     assert [name for name, _ in shell.dispatched] == ["short"]
     assert shell.open["grown"].group == shell.open["fixed"].group == (0, 1)
     assert shell.open["short"].tokens == 3
-    assert shell.switches[-1].draining == {"grown", "fixed"}
+    assert shell.controller.state.switches._open[-1].draining == {"grown", "fixed"}
 
 
 def test_migrating_request_keeps_the_tokens_of_the_step_under_way() -> None:
@@ -169,7 +169,7 @@ def test_recalled_requests_that_end_leave_the_switch(aborted: bool) -> None:
     shell.acknowledge()
     assert len(shell.waiting()) == 8
     switch = shell.switches[0]
-    assert switch.migrating == set(names)
+    assert shell.controller.state.switches._open[0].migrating == set(names)
     shell.finish(*names, aborted=aborted)
     assert shell.streams_of_switches() == set()
     assert not switch.open

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from flying_serving.config import MODES
 from flying_serving.controller.gaps import MOST_GAPS
-from flying_serving.controller.switches import KEPT, MOST_OPEN, Switch, Switches
+from flying_serving.controller.switches import KEPT, MOST_OPEN, OpenSwitch, Switch, Switches
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.snapshot import Decision, Need
 from flying_serving.wire import SwitchAnswer
@@ -27,65 +27,65 @@ ANSWERS = [
 ]
 
 
-def switch(*draining: str, at: float = 100.0) -> Switch:
-    """Return a switch that was ordered at a time, with requests of the old layout."""
-    return Switch(
-        OLD,
-        NEW,
-        "weave",
-        at,
-        len(draining),
-        set(draining),
-        number=1,
-        ordered_s=at,
-        wall_time_s=1.7e9,
-    )
+def begin(
+    switches: Switches, at_s: float, *draining: str, decision: Decision | None = None
+) -> OpenSwitch:
+    """Return a switch that begins now, with requests of the old layout."""
+    record = Switch(OLD, NEW, "weave", at_s, len(draining), decision)
+    opened = OpenSwitch(record, set(draining), 1, "weave")
+    switches.begin(opened)
+    return opened
+
+
+def switch(*draining: str) -> OpenSwitch:
+    """Return a switch that begins at 100 s."""
+    return begin(Switches(), 100.0, *draining)
 
 
 def test_without_requests_the_drain_ends_with_the_cutover() -> None:
     """Nothing was there to wait for."""
     one = switch()
-    assert one.open
+    assert not one.is_over
     one.acknowledged(ANSWERS, 100.25)
-    assert not one.open
-    assert one.cutover_ms == pytest.approx(30.5)
-    assert one.drain_ms == pytest.approx(250.0)
+    assert one.is_over
+    assert one.switch.cutover_ms == pytest.approx(30.5)
+    assert one.switch.drain_ms == pytest.approx(250.0)
 
 
 def test_the_slowest_engine_is_reported() -> None:
     """Both of its parts, not the largest of each."""
     one = switch()
     one.acknowledged(ANSWERS, 100.25)
-    assert one.in_flight_ms == 30.0
-    assert one.overhead_ms == 0.5
-    assert one.cutover_ms == 30.5
-    assert one.work_ms == pytest.approx(0.3)
+    shown = one.switch.to_json()
+    assert (shown["in_flight_step_ms"], shown["overhead_ms"]) == (30.0, 0.5)
+    assert one.switch.cutover_ms == 30.5
+    assert one.switch.work_ms == pytest.approx(0.3)
 
 
 def test_the_last_request_of_the_old_layout_ends_the_drain() -> None:
     """Those of the new one do not, nor does the same one twice."""
     one = switch("a", "b")
     one.acknowledged(ANSWERS, 100.1)
-    one.ended("new", 100.2)
-    one.ended("a", 100.3)
-    one.ended("a", 100.4)
-    assert one.open
-    assert one.drain_ms is None
-    one.ended("b", 101.0)
-    assert not one.open
-    assert one.drain_ms == pytest.approx(1000.0)
-    one.ended("b", 105.0)
-    assert one.drain_ms == pytest.approx(1000.0)
+    one.left("new", 100.2)
+    one.left("a", 100.3)
+    one.left("a", 100.4)
+    assert not one.is_over
+    assert one.switch.drain_ms is None
+    one.left("b", 101.0)
+    assert one.is_over
+    assert one.switch.drain_ms == pytest.approx(1000.0)
+    one.left("b", 105.0)
+    assert one.switch.drain_ms == pytest.approx(1000.0)
 
 
 def test_requests_that_end_before_the_answers_drain_with_them() -> None:
     """A switch is not over before all engines have answered."""
     one = switch("a")
-    one.ended("a", 100.05)
-    assert one.open
+    one.left("a", 100.05)
+    assert not one.is_over
     one.acknowledged(ANSWERS, 100.2)
-    assert not one.open
-    assert one.drain_ms == pytest.approx(200.0)
+    assert one.is_over
+    assert one.switch.drain_ms == pytest.approx(200.0)
 
 
 @given(requests=st.sets(st.text("abc", min_size=1, max_size=2), max_size=5), data=st.data())
@@ -100,14 +100,14 @@ def test_switch_record_is_right_in_any_order_of_events(
     for number, event in enumerate(events):
         now = 101.0 + number
         times[event] = now
-        assert one.open == (not {"answers", *requests} <= set(events[:number]))
+        assert one.is_over == ({"answers", *requests} <= set(events[:number]))
         if event == "answers":
             one.acknowledged(ANSWERS, now)
         else:
-            one.ended(event, now)
-    assert not one.open
-    assert one.cutover_ms == 30.5
-    assert one.drain_ms == pytest.approx(
+            one.left(event, now)
+    assert one.is_over
+    assert one.switch.cutover_ms == 30.5
+    assert one.switch.drain_ms == pytest.approx(
         (max(times[e] for e in ("answers", *requests)) - 100) * 1e3
     )
     assert one.draining == set()
@@ -116,7 +116,8 @@ def test_switch_record_is_right_in_any_order_of_events(
 def test_json() -> None:
     """Every field that the route promises, null while it is not known."""
     one = switch("a")
-    shown = json.loads(json.dumps(one.to_json()))
+    one.switch.wall_time_s = 1.7e9
+    shown = json.loads(json.dumps(one.switch.to_json()))
     assert shown == {
         "number": 1,
         "time": 1.7e9,
@@ -145,14 +146,14 @@ def test_json() -> None:
         "problem": None,
     }
     one.acknowledged(ANSWERS, 100.2)
-    one.ended("a", 100.3)
-    shown = one.to_json()
+    one.left("a", 100.3)
+    shown = one.switch.to_json()
     assert None not in [shown[name] for name in shown if name.endswith("_ms")]
 
 
 def test_json_of_a_decision() -> None:
     """Both numbers and what else was considered; a gain without limit has no number in JSON."""
-    one = switch()
+    one = switch().switch
     one.decision = Decision(
         NEW, "weave", "load: 1.00 requests/s", 12.5, 0.5, {"weave": 0.5, "hard": 3.0}, 90.0, 10.0
     )
@@ -176,12 +177,12 @@ def test_json_of_a_decision() -> None:
 def test_a_failed_switch_is_over() -> None:
     """With its problem, whether requests drain or migrate or not."""
     one = switch("a", "b")
-    assert one.migrated("b", 100.5, has_tokens=True)
+    one.migrating.add("b")
     one.failed("engine 1 did not answer", 101.0)
-    assert not one.open
-    one.ended("a", 105.0)
-    assert one.problem == "engine 1 did not answer"
-    assert one.drain_ms == 1000.0
+    assert one.is_over
+    one.left("a", 105.0)
+    assert one.switch.problem == "engine 1 did not answer"
+    assert one.switch.drain_ms == 1000.0
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -189,13 +190,6 @@ def test_engines_of_changed_groups_wait_for_their_leaving_streams(mode: str) -> 
     """Engines whose group is another one then, if streams move."""
     switch = Switch(Layout(((0, 1), (2,), (3,))), Layout(((0, 1), (2, 3))), mode, 100.0, 1)
     assert switch.paused_engines == ([2, 3] if mode in ("soft", "migrate") else [])
-
-
-def begin(
-    switches: Switches, at: float, *draining: str, decision: Decision | None = None
-) -> Switch:
-    """Return a switch that begins now."""
-    return switches.begin(Switch(OLD, NEW, "weave", at, len(draining), set(draining), decision))
 
 
 def test_gaps_count_while_a_switch_is_open() -> None:
@@ -207,21 +201,21 @@ def test_gaps_count_while_a_switch_is_open() -> None:
     switches.got_token("b", 99.0)
     one = begin(switches, 100.0, "b")
     switches.got_token("a", 100.5)
-    assert one.worst_token_gap_ms == pytest.approx(500.0)
+    assert one.switch.worst_token_gap_ms == pytest.approx(500.0)
     switches.got_token("new", 103.0)
     switches.ended("a", 103.0)
     switches.got_token("a", 105.0)
-    assert one.worst_token_gap_ms == pytest.approx(500.0)
+    assert one.switch.worst_token_gap_ms == pytest.approx(500.0)
     two = begin(switches, 105.0)
     switches.got_token("a", 106.0)
-    assert one.worst_token_gap_ms == 1000.0
-    assert two.worst_token_gap_ms == 1000.0
+    assert one.switch.worst_token_gap_ms == 1000.0
+    assert two.switch.worst_token_gap_ms == 1000.0
     one.acknowledged(ANSWERS, 106.0)
     switches.ended("b", 107.0)
     switches.got_token("a", 110.0)
-    assert one.drain_ms == pytest.approx(7000.0)
-    assert one.worst_token_gap_ms == 1000.0
-    assert two.worst_token_gap_ms == 4000.0
+    assert one.switch.drain_ms == pytest.approx(7000.0)
+    assert one.switch.worst_token_gap_ms == 1000.0
+    assert two.switch.worst_token_gap_ms == 4000.0
 
 
 def test_the_gap_of_a_stream_that_migrates_counts_until_its_next_token() -> None:
@@ -232,18 +226,18 @@ def test_the_gap_of_a_stream_that_migrates_counts_until_its_next_token() -> None
     switches.migrated("a", 100.1)
     switches.migrated("prompt", 100.1)
     one.acknowledged(ANSWERS, 100.2)
-    assert one.drain_ms == pytest.approx(200.0)
-    assert one.open
+    assert one.switch.drain_ms == pytest.approx(200.0)
+    assert one.switch.open
     switches.got_token("prompt", 103.0)
-    assert one.open
+    assert one.switch.open
     switches.got_token("a", 102.5)
-    assert one.worst_token_gap_ms == pytest.approx(2500.0)
-    assert not one.open
+    assert one.switch.worst_token_gap_ms == pytest.approx(2500.0)
+    assert not one.switch.open
     two = begin(switches, 110.0, "a")
     switches.migrated("a", 110.1)
     two.acknowledged(ANSWERS, 110.2)
     switches.ended("a", 111.0)
-    assert not two.open
+    assert not two.switch.open
 
 
 def test_a_token_costs_the_same_however_many_switches_are_open() -> None:
@@ -253,8 +247,8 @@ def test_a_token_costs_the_same_however_many_switches_are_open() -> None:
         begin(switches, float(number), "long")
     looked_at: list[int] = []
 
-    class Watched(deque[Switch]):
-        def __iter__(self) -> Iterator[Switch]:
+    class Watched(deque[OpenSwitch]):
+        def __iter__(self) -> Iterator[OpenSwitch]:
             looked_at.append(len(self))
             return super().__iter__()
 
@@ -275,12 +269,13 @@ def test_open_switches_are_bounded() -> None:
     switches.got_token("long", 0.0)
     made = []
     for number in range(3 * MOST_OPEN):
-        made.append(begin(switches, float(number), "long"))
-        made[-1].acknowledged(ANSWERS, number + 0.1)
+        one = begin(switches, float(number), "long")
+        one.acknowledged(ANSWERS, number + 0.1)
+        made.append(one.switch)
         switches.got_token("long", number + 0.5)
     switches.got_token("long", 1000.0)
     gone, kept = made[:-MOST_OPEN], made[-MOST_OPEN:]
-    assert not any(one.open or one.draining or one.drain_ms is not None for one in gone)
+    assert not any(one.open or one.drain_ms is not None for one in gone)
     assert [one.worst_token_gap_ms for one in gone] == [pytest.approx(1000.0)] * len(gone)
     assert all(one.open for one in kept)
     switches.ended("long", 1001.0)
@@ -292,7 +287,7 @@ def test_numbers_go_on_when_old_switches_are_forgotten() -> None:
     """The last ones are kept."""
     switches = Switches()
     for number in range(KEPT + 5):
-        assert begin(switches, float(number)).number == number + 1
+        assert begin(switches, float(number)).switch.number == number + 1
     assert switches.count == KEPT + 5
     assert [one.number for one in switches.kept] == list(range(6, KEPT + 6))
 
@@ -321,22 +316,21 @@ def test_promises_of_long_requests_fade_over_the_horizon(
     assert switches.promised(20.0, now_s) == pytest.approx(expected)
 
 
-def for_length(switches: Switches, at_s: float, promise: float) -> Switch:
+def for_length(switches: Switches, at_s: float, promise: float) -> OpenSwitch:
     """Begin a switch for a long request."""
     decision = Decision(NEW, "weave", "context", math.inf, 0.5, promise=promise)
     return begin(switches, at_s, decision=decision)
 
 
-def for_load(switches: Switches, at_s: float) -> Switch:
+def for_load(switches: Switches, at_s: float) -> OpenSwitch:
     """Begin a switch for load that is predicted to gain 50 request-seconds."""
     return begin(switches, at_s, decision=Decision(NEW, "weave", "load", 50.0, 0.5, stay=100.0))
 
 
-@pytest.mark.parametrize("end", ["dropped", "failed"])
-def test_switch_that_is_not_made_leaves_no_promise(end: str) -> None:
+def test_switch_that_is_not_made_leaves_no_promise() -> None:
     switches = Switches()
     for_length(switches, 0.0, 50.0)
-    getattr(for_length(switches, 10.0, 50.0), end)("cancelled", 10.1)
+    for_length(switches, 10.0, 50.0).failed("cancelled", 10.1)
     assert switches.promised(20.0, 11.0) == pytest.approx(50.0 * 9 / 20)
 
 
@@ -378,7 +372,7 @@ def test_switch_for_load_follows_another_only_once_that_has_settled(
     at_s = 5.0 + after_s
     for_length(switches, at_s, 50.0)
     begin(switches, at_s)
-    for_load(switches, at_s).dropped("cancelled", at_s)
+    for_load(switches, at_s).switch.was_dropped = True
     assert switches.are_settled(at_s) == settled
 
 

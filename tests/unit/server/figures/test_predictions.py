@@ -108,6 +108,6 @@ def test_a_switch_that_failed_is_not_checked() -> None:
     found = predictions()
     one = switch(1, 100.0)
     found.begun(one)
-    one.failed("engine 1 did not answer", 101.0)
+    one.problem = "engine 1 did not answer"
     found.sample([], 125.0)
     assert totals(found) == (0, 0.0, 0.0)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flying_serving.controller.switches import Switch, Switches
+from flying_serving.controller.switches import OpenSwitch, Switch, Switches
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.snapshot import Decision
 from flying_serving.server.figures.switches import SwitchTally, reason_kind, shape
@@ -19,6 +19,16 @@ ANSWER = SwitchAnswer(30.0, 10.0, 0.1)
 
 def decision(reason: str) -> Decision:
     return Decision(TOGETHER, "weave", reason, math.inf, 0.0)
+
+
+def begin(
+    switches: Switches, new: Layout, mode: str, at_s: float, *draining: str, reason: str = ""
+) -> OpenSwitch:
+    """Return a switch that begins, of an operator without a reason."""
+    why = decision(reason) if reason else None
+    opened = OpenSwitch(Switch(APART, new, mode, at_s, 0, why), set(draining), 1, mode)
+    switches.begin(opened)
+    return opened
 
 
 def test_a_shape_stands_for_one_layout() -> None:
@@ -46,8 +56,8 @@ def test_the_kind_of_a_reason_has_no_figures(reason: str | None, kind: str) -> N
 def test_a_switch_counts_at_its_cutover_and_its_drain_at_its_end() -> None:
     """Each into its own histogram, in seconds."""
     switches, tally = Switches(), SwitchTally()
-    one = switches.begin(Switch(APART, TOGETHER, "hard", 10.0, 2, {"a"}, decision("load: x")))
-    assert tally.update(switches.kept) == [one]
+    one = begin(switches, TOGETHER, "hard", 10.0, "a", reason="load: x")
+    assert tally.update(switches.kept) == [one.switch]
     assert not tally.made
     one.acknowledged([ANSWER], 10.1)
     assert tally.update(switches.kept) == []
@@ -69,9 +79,10 @@ def test_a_switch_counts_at_its_cutover_and_its_drain_at_its_end() -> None:
 def test_a_switch_that_an_engine_did_not_answer_is_a_failure() -> None:
     """And no switch: nothing is known of its times."""
     switches, tally = Switches(), SwitchTally()
-    one = switches.begin(Switch(APART, TOGETHER, "weave", 10.0, 0))
+    one = begin(switches, TOGETHER, "weave", 10.0)
     tally.update(switches.kept)
     one.failed("engine 1 did not answer", 70.0)
+    switches.prune()
     tally.update(switches.kept)
     tally.update(switches.kept)
     assert tally.failed["weave"] == 1
@@ -82,7 +93,10 @@ def test_a_switch_that_an_engine_did_not_answer_is_a_failure() -> None:
 def test_a_switch_that_was_dropped_is_neither_made_nor_a_failure() -> None:
     """Nothing is wrong with the server."""
     switches, tally = Switches(), SwitchTally()
-    switches.begin(Switch(APART, TOGETHER, "sequential", 10.0, 1, {"a"})).dropped("cancelled", 11.0)
+    one = begin(switches, TOGETHER, "sequential", 10.0, "a")
+    one.failed("cancelled", 11.0)
+    one.switch.was_dropped = True
+    switches.prune()
     tally.update(switches.kept)
     tally.update(switches.kept)
     assert tally.failed["sequential"] == 0
@@ -97,15 +111,16 @@ def test_none_is_lost_or_counted_twice_however_often_one_looks(events: Sequence[
     for number, event in enumerate(events):
         now_s = float(number)
         if event == "begin":
-            open_.append(switches.begin(Switch(APART, MIXED, "weave", now_s, 1, {f"r{number}"})))
+            open_.append(begin(switches, MIXED, "weave", now_s, f"r{number}"))
         elif event == "look":
             seen += tally.update(switches.kept)
-        elif open_ and event == "acknowledge" and open_[0].cutover_ms is None:
+        elif open_ and event == "acknowledge" and open_[0].switch.cutover_ms is None:
             open_[0].acknowledged([ANSWER], now_s)
-        elif open_ and event == "fail" and open_[0].cutover_ms is None:
+        elif open_ and event == "fail" and open_[0].switch.cutover_ms is None:
             open_.pop(0).failed("lost", now_s)
-        elif open_ and event == "end" and open_[0].cutover_ms is not None:
+        elif open_ and event == "end" and open_[0].switch.cutover_ms is not None:
             switches.ended(next(iter(open_.pop(0).draining)), now_s)
+        switches.prune()
     seen += tally.update(switches.kept)
     tally.update(switches.kept)
     kept = list(switches.kept)
