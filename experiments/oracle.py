@@ -197,7 +197,7 @@ def _choices(world: World, layouts: list[Layout]) -> list[tuple[Layout, str]]:
     present = world.node.controller.state.layout
     others = [layout for layout in layouts if layout != present]
     ways = WAYS if world.node.open else WAYS[:1]
-    if world.node.controller.changing:
+    if world.node.controller.changeover.is_under_way:
         return [(present, "weave")]
     return [(present, "weave"), *((layout, way) for layout in others for way in ways)]
 

@@ -105,7 +105,7 @@ def _run(server: System, rate: float, mode: str, setting: Setting) -> SimNode:
 
 def _order(node: SimNode, layout: Layout, mode: str) -> None:
     """As an operator, who tries again while another switch is under way."""
-    if node.controller.changing:
+    if node.controller.changeover.is_under_way:
         node.clock.after(0.1, _order, node, layout, mode)
     elif layout != node.controller.state.layout:
         node.order(layout, mode)

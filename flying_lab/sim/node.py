@@ -180,7 +180,7 @@ class SimNode:
                     self.cluster.lanes[request.group].decoding.sync(request)
                     self._report(request)
         self._carry_out(self.controller.tick(self.clock.now_s))
-        busy = self.controller.state.running > 0 or self.controller.changing
+        busy = self.controller.state.running > 0 or self.controller.changeover.is_under_way
         self._rested_ticks = 0 if busy else self._rested_ticks + 1
         if self.open and self._rested_ticks * TICK_S > STUCK_S:
             self._give_up()

@@ -142,7 +142,7 @@ class Changeover:
         state.begin_span(layout, now_s, switch if switch.is_for_load else None)
 
         splits = state.splits
-        undone = splits.request_ids if decision is None else splits.without(layout)
+        undone = list(splits.open) if decision is None else splits.without(layout)
         return switch, [command for name in undone for command in self._splitter.undo(name)]
 
     def advance(self, now_s: float) -> list[Command]:

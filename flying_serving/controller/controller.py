@@ -40,12 +40,13 @@ class Controller:
         state = self.state = ClusterState(settings)
         self.settings = settings
         self.admission = Admission(settings, state.pool, state.loads, state.groups)
-        choice = self.choice = (make_choice or _choice_of(settings))(state)
+        own = ReservingChoice if settings.policy.joins_for_long else GroupChoice
+        choice = self.choice = (make_choice or own)(state)
         bookings = self.bookings = Bookings(state, choice)
         splitter = self._splitter = Splitter(state, choice, bookings)
         self._dispatcher = Dispatcher(state, choice, bookings, splitter, self.admission.pace)
-        self._changeover = Changeover(state, bookings, splitter)
-        self.recovery = FaultRecovery(state, choice, bookings, splitter, self._changeover)
+        self.changeover = Changeover(state, bookings, splitter)
+        self.recovery = FaultRecovery(state, choice, bookings, splitter, self.changeover)
         self.decider = Decider(state)
         self._arrivals = 0
 
@@ -132,32 +133,16 @@ class Controller:
         splits again, ask the policy.
         """
         commands = self.recovery.fail_overdue_suspects(now_s)
-        waits = len(self.state.pool) > 0 and not self._changeover.holds_back_requests
+        waits = len(self.state.pool) > 0 and not self.changeover.holds_back_requests
         self.admission.pace.tick(now_s, waits=waits)
         commands += self._dispatcher.reject_expired(now_s)
-        if not self._changeover.is_under_way:
+        if not self.changeover.is_under_way:
             commands += self._splitter.replan(now_s)
         commands += self._settle(now_s, decides=True)
         self.state.look_back(now_s)
         return commands
 
     # ---- switches
-
-    @property
-    def changing(self) -> bool:
-        """True while a switch is under way: it waits for old requests or for the engines'
-        answers.
-        """
-        return self._changeover.is_under_way
-
-    @property
-    def untold_switch(self) -> Switch | None:
-        """The switch under way, as long as no engine knows of it."""
-        return self._changeover.untold_switch
-
-    def is_current(self, switch: Switch) -> bool:
-        """Return whether this switch is under way. It is not, once an engine was lost."""
-        return self._changeover.is_current(switch)
 
     def begin_switch(
         self,
@@ -167,27 +152,27 @@ class Controller:
         now_s: float,
         decision: Decision | None = None,
     ) -> tuple[Switch, list[Command]]:
-        """Begin to change the layout; only one change may be under way (`changing`)."""
-        switch, commands = self._changeover.begin(layout, mode, weave_steps, now_s, decision)
+        """Begin to change the layout; only one change may be under way."""
+        switch, commands = self.changeover.begin(layout, mode, weave_steps, now_s, decision)
         return switch, commands + self._settle(now_s)
 
     def regrouped(self, now_s: float) -> list[Command]:
         """Let requests that migrate leave: the engines whose groups change have answered."""
-        return self._changeover.regrouped(now_s) + self._settle(now_s)
+        return self.changeover.regrouped(now_s) + self._settle(now_s)
 
     def acknowledged(self, answers: list[SwitchAnswer], now_s: float) -> list[Command]:
         """End the switch: every engine has answered the order; `regrouped` came before."""
-        self._changeover.acknowledged(answers, now_s)
+        self.changeover.acknowledged(answers, now_s)
         return self._settle(now_s)
 
     def failed(self, switch: Switch, problem: str, now_s: float) -> None:
         """End a switch whose order some engine did not answer."""
-        if self.is_current(switch):
-            self._changeover.fail(problem, now_s)
+        if self.changeover.is_current(switch):
+            self.changeover.fail(problem, now_s)
 
     def drop(self, reason: str, now_s: float) -> list[Command]:
-        """Do not make the switch that `untold_switch`; requests that it held back go on."""
-        self._changeover.drop(reason, now_s)
+        """Do not make the switch that no engine knows of; requests that it held back go on."""
+        self.changeover.drop(reason, now_s)
         return self._settle(now_s)
 
     # ---- weights that are lent
@@ -229,13 +214,13 @@ class Controller:
         `_change` may begin a switch, which settles again; a switch is under way by then, so no
         other begins.
         """
-        commands = self._changeover.advance(now_s)
+        commands = self.changeover.advance(now_s)
         commands += self._place_waiting(now_s)
         return commands + self._change(now_s, decides=decides)
 
     def _place_waiting(self, now_s: float) -> list[Command]:
         """Give groups to requests that wait, and lend weights to one that needs them."""
-        state, changeover = self.state, self._changeover
+        state, changeover = self.state, self.changeover
         if changeover.holds_back_requests:
             return []
         if changeover.is_under_way:
@@ -245,7 +230,7 @@ class Controller:
 
     def _change(self, now_s: float, *, decides: bool) -> list[Command]:
         """Make a lost layout again, or with `decides` the policy's choice; one at a time."""
-        if self._changeover.is_under_way:
+        if self.changeover.is_under_way:
             return []
         layout = self.recovery.take_restored()
         if layout is not None:
@@ -260,7 +245,3 @@ class Controller:
             left_behind = self.state.outside(self.state.layout)
             return self.bookings.recall(left_behind, now_s, also_begun=True) + self._settle(now_s)
         return []
-
-
-def _choice_of(settings: Settings) -> MakeChoice:
-    return ReservingChoice if settings.policy.joins_for_long else GroupChoice

@@ -176,11 +176,10 @@ def _by_least_size(wide: Collection[RequestState], outputs: Outputs) -> dict[int
     """Return `GroupLoad.by_least_size` of the requests that one engine cannot hold."""
     widest = max(request.sizes[0] for request in wide)
     engines = [2**power for power in range(1, widest.bit_length())]
-    loads = {}
-    for least in engines:
-        requests = [request for request in wide if request.sizes[0] >= least]
-        loads[least] = _load(requests, outputs)
-    return loads
+    return {
+        least: _load([request for request in wide if request.sizes[0] >= least], outputs)
+        for least in engines
+    }
 
 
 def _load(requests: Collection[RequestState], outputs: Outputs) -> GroupLoad:

@@ -13,7 +13,6 @@ Beside the request itself, its *part* is booked: the prefix in the first group, 
 the second. So each group has its share of the work, and room for the KV.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from flying_serving.controller.loads import GroupWork, Loads
@@ -43,10 +42,6 @@ class Split:
         """The group that has its part."""
         return self.kv.group if self.in_prompt else self.second
 
-    def within(self, layout: Layout) -> bool:
-        """Return whether a layout has both groups."""
-        return self.kv.group in layout.groups and self.second in layout.groups
-
 
 @dataclass
 class SplitCounts:
@@ -70,13 +65,14 @@ class Splits:
 
     loads: Loads
     counts: SplitCounts = field(default_factory=SplitCounts)
-    _open: dict[str, Split] = field(default_factory=dict)
+    open: dict[str, Split] = field(default_factory=dict)
+    """The requests that are split now, the oldest first."""
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self.open)
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._open
+        return request_id in self.open
 
     def begin(
         self, request: RequestState, at: int, kv: KVSource, second: Group, expected_tokens: float
@@ -99,14 +95,14 @@ class Splits:
             request.offer = kv.number
             self.loads.add(part, second, expected_tokens, with_kv=True)
             self.counts.output += 1
-        split = self._open[request.request_id] = Split(at, kv, second, in_prompt, part)
+        split = self.open[request.request_id] = Split(at, kv, second, in_prompt, part)
         return split
 
     def end(self, request_id: str, *, undone: bool = False) -> Split | None:
         """End the part of a request, which is an ordinary one from then on, or over. None if it was
         not split.
         """
-        split = self._open.pop(request_id, None)
+        split = self.open.pop(request_id, None)
         if split is not None:
             self.loads.remove(split.part)
             if undone:
@@ -115,21 +111,15 @@ class Splits:
 
     def without(self, layout: Layout) -> list[str]:
         """Return the split requests of which `layout` lacks a group."""
-        return [request_id for request_id, split in self._open.items() if not split.within(layout)]
-
-    @property
-    def open(self) -> Mapping[str, Split]:
-        """The requests that are split now, the oldest first."""
-        return self._open
-
-    @property
-    def request_ids(self) -> list[str]:
-        """Ids of the requests that are split now."""
-        return list(self._open)
+        return [
+            request_id
+            for request_id, split in self.open.items()
+            if not {split.kv.group, split.second} <= set(layout.groups)
+        ]
 
     def in_prompt(self, request_id: str) -> bool:
         """Return whether a request has a prefix somewhere."""
-        split = self._open.get(request_id)
+        split = self.open.get(request_id)
         return split is not None and split.in_prompt
 
 

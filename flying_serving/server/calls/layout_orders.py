@@ -88,7 +88,7 @@ class LayoutOrders:
                 await sent
                 await self._until(done)
             except asyncio.CancelledError:
-                if self._controller.untold_switch is switch:
+                if self._controller.changeover.untold_switch is switch:
                     self.drop(OrderDropped("the client of the order has left"))
                 raise
             done.result()
@@ -113,14 +113,14 @@ class LayoutOrders:
                 self._calls.channel.ensure_alive()
 
     def _replace_waiting(self) -> None:
-        if self._controller.untold_switch is not None:
+        if self._controller.changeover.untold_switch is not None:
             self.drop(OrderDropped("a later order has replaced this one"))
 
     def drop(self, error: FlyingError) -> Switch | None:
         """Drop the switch that waits for requests to end, if there is one. Its order is answered
         with the error.
         """
-        switch = self._controller.untold_switch
+        switch = self._controller.changeover.untold_switch
         if switch is None:
             return None
         commands = self._controller.drop(str(error), self._clock())
@@ -196,7 +196,7 @@ class LayoutOrders:
         except Exception as error:  # noqa: BLE001 - after any error the switch is over and an order may wait for it
             self.failed(switch, error)
             return None
-        return answered if self._controller.is_current(switch) else None
+        return answered if self._controller.changeover.is_current(switch) else None
 
     def failed(self, switch: Switch, error: Exception) -> None:
         """Note the failure of a switch: engines did not get its order, or one did not answer."""

@@ -45,7 +45,7 @@ def state(
         "policy": controller.settings.policy.name,
         "max_num_seqs": controller.settings.limits.max_num_seqs,
         "layout": layout.to_lists(),
-        "changing": controller.changing,
+        "changing": controller.changeover.is_under_way,
         "groups": [
             _group(controller, group) | {"figures": rolling.figures(group, now_s)}
             for group in layout.groups

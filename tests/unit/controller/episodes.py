@@ -250,18 +250,18 @@ class Episode(RuleBasedStateMachine):
     def tick(self, passed_s: float) -> None:
         self.shell.tick(passed_s)
 
-    @precondition(lambda self: self.policy.name == "manual" and not self.shell.controller.changing)
+    @precondition(lambda self: self.policy.name == "manual" and not self.shell.controller.changeover.is_under_way)
     @precondition(lambda self: self.shell.layout.groups)
     @rule(data=st.data(), mode=st.sampled_from(MODES))
     def order(self, data: st.DataObject, mode: str) -> None:
         self.shell.order(data.draw(st.sampled_from(self.shell.controller.state.layouts)), mode)
 
-    @precondition(lambda self: self.shell.controller.untold_switch is not None)
+    @precondition(lambda self: self.shell.controller.changeover.untold_switch is not None)
     @rule()
     def drop(self) -> None:
-        switch = self.shell.controller.untold_switch
+        switch = self.shell.controller.changeover.untold_switch
         self.shell.drop()
-        assert not self.shell.controller.changing
+        assert not self.shell.controller.changeover.is_under_way
         assert not switch.open
 
     @rule(
@@ -279,7 +279,7 @@ class Episode(RuleBasedStateMachine):
     @invariant()
     def at_most_one_switch_is_under_way(self) -> None:
         if hasattr(self, "shell") and self.shell.ordered is not None:
-            assert self.shell.controller.changing
+            assert self.shell.controller.changeover.is_under_way
 
     @invariant()
     def only_requests_that_have_not_begun_have_a_deadline(self) -> None:
@@ -297,7 +297,7 @@ class Episode(RuleBasedStateMachine):
         controller = self.shell.controller
         if controller.state.running == len(controller.state.pool) == 0:
             assert not self.shell.streams_of_switches()
-            assert controller.changing or not controller.state.switches._open
+            assert controller.changeover.is_under_way or not controller.state.switches._open
 
     def teardown(self) -> None:
         """Everything ends if engines go on: nothing waits for what never comes."""

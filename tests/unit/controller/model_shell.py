@@ -165,7 +165,7 @@ class ModelShell:
         switch is under way.
         """
         for _ in range(rounds):
-            if not self.controller.changing and (until_changed or not self.open):
+            if not self.controller.changeover.is_under_way and (until_changed or not self.open):
                 return
             if self.ordered is not None:
                 self.acknowledge()
@@ -243,7 +243,7 @@ class ModelShell:
         self.check()
 
     def _lend(self, group: Group) -> None:
-        assert self.weights[group] == "whole" and not self.controller.changing
+        assert self.weights[group] == "whole" and not self.controller.changeover.is_under_way
         assert any(stream.group is None for stream in self.open.values()), "nobody waits"
         busy = [
             one.group
@@ -392,6 +392,6 @@ class ModelShell:
         controller = self.controller
         assert controller.state.layout == self.layout
         assert self.streams_of_switches() <= set(self.open)
-        waits = controller.changing and self.ordered is None
+        waits = controller.changeover.is_under_way and self.ordered is None
         assert not (waits and self.pauses), "a switch waits for the end of requests that are paused"
         self.holds = waits and controller.state.switches.kept[-1].mode == "sequential"

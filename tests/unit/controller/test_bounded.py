@@ -32,7 +32,7 @@ class Load:
         for _ in range(episodes):
             self._arrivals()
             self._go_on(2)
-            if not self.shell.controller.changing:
+            if not self.shell.controller.changeover.is_under_way:
                 self.shell.order(self._draw.choice(self._layouts), self._draw.choice(MODES))
             self._go_on(2)
             engine = self._draw.randrange(4)

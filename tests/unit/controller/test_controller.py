@@ -124,9 +124,9 @@ def test_where_many_wait_one_more_is_not_reason_enough_to_decide(
     assert len(shell.waiting()) == waiting
     shell.controller.state.steps.calibrate(measured({2: costs(fixed=0.1, rest=0.1)[2]}))
     shell.arrive("another", SHORT)
-    assert shell.controller.changing == at_arrival
+    assert shell.controller.changeover.is_under_way == at_arrival
     shell.tick()
-    assert shell.controller.changing
+    assert shell.controller.changeover.is_under_way
 
 
 def test_request_that_is_aborted_with_tokens_counts_among_the_lengths() -> None:

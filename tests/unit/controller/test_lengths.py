@@ -35,7 +35,7 @@ def test_no_group_is_formed_for_the_limit_of_a_request(policy: str) -> None:
     shell = ModelShell(settings(policy), WIDE_IS_WORSE)
     shell.arrive("agent", AGENT)
     assert shell.open["agent"].group in Layout.uniform(4, 1).groups
-    assert not shell.controller.changing
+    assert not shell.controller.changeover.is_under_way
 
 
 @pytest.mark.parametrize("policy", ["auto", "context"])

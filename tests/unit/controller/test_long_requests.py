@@ -45,11 +45,11 @@ def test_no_group_is_formed_for_a_long_request_before_its_turn(policy: str) -> N
     shell.arrive("e", SHORT)
     shell.tick()
     assert shell.waiting() == ["c", "d", "long", "e"]
-    assert not shell.controller.changing
+    assert not shell.controller.changeover.is_under_way
     shell.finish("a", "b")
     assert shell.waiting() == ["long", "e"]
     shell.tick()
-    assert shell.controller.changing
+    assert shell.controller.changeover.is_under_way
     shell.finish("c", "d")
     shell.acknowledge()
     assert shell.dispatched[0] == ("long", (0, 1))

@@ -34,7 +34,7 @@ class Crowded(Episode):
     names = ("manual",)
     limited = True
 
-    @precondition(lambda self: not self.shell.controller.changing)
+    @precondition(lambda self: not self.shell.controller.changeover.is_under_way)
     @rule(data=st.data(), count=st.integers(1, 8))
     def migrate_many(self, data: st.DataObject, count: int) -> None:
         """Short requests come, those that find room get a token, and the layout changes."""

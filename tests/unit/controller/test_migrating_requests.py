@@ -222,7 +222,7 @@ def test_request_left_behind_migrates_when_its_prompt_is_done(policy: str, migra
     for name, spec in {"left": RequestSpec(10, 60, 50), "fixed": fixed, "degree": degree}.items():
         shell.arrive(name, spec)
         shell.token(name, 3)
-    if not shell.controller.changing:
+    if not shell.controller.changeover.is_under_way:
         shell.order(NARROW)
     shell.acknowledge()
     shell.tick()

@@ -178,7 +178,7 @@ def test_a_long_request_does_not_wait_for_short_ones_before_it() -> None:
     assert shell.waiting()
     shell.arrive("long", LONG)
     shell.tick()
-    assert shell.controller.changing
+    assert shell.controller.changeover.is_under_way
     decision = shell.controller.decider.last
     assert decision is not None
     assert decision.reason.startswith("context")

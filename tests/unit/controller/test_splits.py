@@ -64,8 +64,7 @@ def test_both_groups_of_a_split_request_have_their_part(
 def test_ending_a_split_takes_its_part_from_the_books_once(at: int) -> None:
     """The request itself stays where it is."""
     loads, one, made = split(at)
-    splits = Splits(loads)
-    splits._open["a"] = made
+    splits = Splits(loads, open={"a": made})
     group = one.group
     assert {group, made.part_group} == {FIRST, SECOND}
     assert splits.end("a", undone=True) is made
@@ -77,9 +76,10 @@ def test_ending_a_split_takes_its_part_from_the_books_once(at: int) -> None:
 
 
 def test_a_layout_has_both_groups_of_a_split_or_not() -> None:
-    _, _, made = split(16)
-    assert made.within(Layout.uniform(2, 1))
-    assert not made.within(Layout.uniform(2, 2))
+    loads, _, made = split(16)
+    splits = Splits(loads, open={"a": made})
+    assert splits.without(Layout.uniform(2, 1)) == []
+    assert splits.without(Layout.uniform(2, 2)) == ["a"]
 
 
 def test_a_planner_may_leave_out_a_request_that_a_group_has() -> None:

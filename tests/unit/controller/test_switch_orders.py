@@ -40,7 +40,7 @@ def test_a_switch_that_waits_can_be_dropped(mode: str) -> None:
     shell.order(WIDE, mode)
     shell.arrive("b", SHORT)
     shell.arrive("c", SHORT)
-    switch = shell.controller.untold_switch
+    switch = shell.controller.changeover.untold_switch
     assert switch is not None
     shell.drop()
     assert shell.waiting() == []
@@ -49,7 +49,7 @@ def test_a_switch_that_waits_can_be_dropped(mode: str) -> None:
     assert switch.cutover_ms is None
     assert not switch.open
     shell.order(WIDE, "weave")
-    assert shell.controller.untold_switch is None
+    assert shell.controller.changeover.untold_switch is None
     shell.acknowledge()
     assert shell.dispatched == []
     shell.settle(3)
@@ -117,9 +117,9 @@ def test_requests_migrate_as_soon_as_their_engines_have_answered() -> None:
         ("b", (0, 1)),
     ]
     assert shell.open["new"].group is not None
-    assert shell.controller.changing
+    assert shell.controller.changeover.is_under_way
     shell.acknowledge()
-    assert not shell.controller.changing
+    assert not shell.controller.changeover.is_under_way
     shell.settle(3)
 
 
@@ -132,7 +132,7 @@ def test_after_a_failed_switch_the_server_goes_on() -> None:
     shell.arrive("long", RequestSpec(100, 150, 50))
     shell.fail()
     assert shell.switches[0].problem == "engine 1 did not answer"
-    assert not shell.controller.changing
+    assert not shell.controller.changeover.is_under_way
     shell.order(NARROW)
     shell.acknowledge()
     shell.finish("long")

@@ -193,7 +193,7 @@ async def test_a_request_that_fails_stops_no_other_command() -> None:
     assert server.controller.state.running == 7
     await server.settle(3)
     assert made.problem is None
-    assert not server.controller.changing
+    assert not server.controller.changeover.is_under_way
 
 
 async def test_an_order_that_cannot_be_sent_fails_alone() -> None:

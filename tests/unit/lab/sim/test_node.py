@@ -131,7 +131,7 @@ def test_requests_end_once_with_switches_at_any_time(
 
 def _order(node, layout: Layout, mode: str) -> None:  # type: ignore[no-untyped-def]
     """As an operator; refused while another switch is under way."""
-    if not node.controller.changing:
+    if not node.controller.changeover.is_under_way:
         node.order(layout, mode)
 
 

@@ -311,7 +311,7 @@ def test_switches_and_failures_of_many_split_requests_lose_no_token(seed: int) -
 
     def switch() -> None:
         layout = Layout.uniform(4, draw.choice((1, 2)))
-        if not node.controller.changing and layout != node.controller.state.layout:
+        if not node.controller.changeover.is_under_way and layout != node.controller.state.layout:
             node.order(layout, draw.choice(MODES))
 
     def fail_one() -> None:

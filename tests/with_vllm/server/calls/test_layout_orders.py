@@ -100,7 +100,7 @@ async def test_the_order_of_a_client_that_has_left_is_dropped() -> None:
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
-    assert not server.controller.changing
+    assert not server.controller.changeover.is_under_way
     assert server.controller.state.switches.kept[-1].problem == "the client of the order has left"
     second = asyncio.get_running_loop().create_task(server.orders.switch(PAIRS, "weave"))
     await asyncio.sleep(0)
@@ -111,7 +111,7 @@ async def test_the_order_of_a_client_that_has_left_is_dropped() -> None:
     await asyncio.wait([second, third], timeout=5)
     await server.settle()
     assert server.controller.state.layout.to_lists() in (PAIRS, ALL)
-    assert not server.controller.changing
+    assert not server.controller.changeover.is_under_way
 
 
 @pytest.mark.parametrize("answered", [True, False], ids=["made", "failed"])
@@ -198,7 +198,7 @@ async def test_an_engine_that_returns_as_others_are_told_is_not_waited_for() -> 
     await asyncio.wait_for(order, 5)
     assert server.told() == [0, 1, 2]
     assert server.controller.state.layout.to_lists() == [[0, 1], [2], [3]]
-    assert not server.controller.changing
+    assert not server.controller.changeover.is_under_way
 
 
 async def test_an_order_waits_for_a_layout_that_is_made_again() -> None:
@@ -211,7 +211,7 @@ async def test_an_order_waits_for_a_layout_that_is_made_again() -> None:
     server.calls.reconnect(1)
     server.messages.clear()
     server.shell.carry_out(server.controller.engine_back(1, 0.0))
-    assert server.controller.changing and server.told() == [0, 1, 2, 3]
+    assert server.controller.changeover.is_under_way and server.told() == [0, 1, 2, 3]
     order = await server.switch(APART, "weave")
     assert not order.done()
     await server.settle()

@@ -102,13 +102,13 @@ async def test_an_engine_lost_before_it_has_joined_fails_no_order(tmp_path: Path
         for name in "abc":
             one.server.open_request(name)
         order = asyncio.ensure_future(one.server.orders.switch([[0, 1], [2]], "sequential"))
-        await one.until(lambda: one.server.controller.untold_switch)
+        await one.until(lambda: one.server.controller.changeover.untold_switch)
         one.vllm.stopped.add(0)
         one.gate.set()
         await one.until(lambda: not one.lost)
         one.engines.records[3].process.kill()
         await one.until(lambda: one.engines.records[3].losses == 2)
-        assert not order.done() and one.server.controller.untold_switch
+        assert not order.done() and one.server.controller.changeover.untold_switch
         order.cancel()
 
 
