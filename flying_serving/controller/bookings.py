@@ -9,8 +9,7 @@ from flying_serving.controller.group_choice import GroupChoice
 from flying_serving.controller.requests import RequestState
 from flying_serving.controller.settings import Settings
 from flying_serving.controller.state import ClusterState
-from flying_serving.layout.groups import Group, Layout
-from flying_serving.layout.kv_source import KVSource
+from flying_serving.layout.groups import Group, KVSource, Layout
 from flying_serving.predict.work import LaneFigures
 
 

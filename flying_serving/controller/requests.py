@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flying_serving.controller.suspicion import Suspicion
-from flying_serving.layout.groups import Group, Layout
-from flying_serving.layout.kv_source import KVSource
+from flying_serving.layout.groups import Group, KVSource, Layout
 from flying_serving.policy.split import Planned
 
 

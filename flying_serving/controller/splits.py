@@ -17,8 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from flying_serving.controller.loads import GroupWork, Loads
 from flying_serving.controller.requests import RequestSpec, RequestState
-from flying_serving.layout.groups import Group, Layout
-from flying_serving.layout.kv_source import KVSource
+from flying_serving.layout.groups import Group, KVSource, Layout
 from flying_serving.policy.split import VirtualBatch
 
 

@@ -17,8 +17,7 @@ from flying_serving.controller.settings import Settings
 from flying_serving.controller.splits import Splits
 from flying_serving.controller.switches import Switch, Switches
 from flying_serving.controller.weight_lending import WeightLending
-from flying_serving.layout.groups import Group, Layout
-from flying_serving.layout.kv_source import KVSource
+from flying_serving.layout.groups import Group, KVSource, Layout
 from flying_serving.predict.demand import Demand
 from flying_serving.predict.migrations import MigrationCost, cost_within
 from flying_serving.predict.steps import StepModel

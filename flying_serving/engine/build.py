@@ -13,7 +13,6 @@ from flying_serving.comm.board import StepBoard
 from flying_serving.comm.pulse import Pulse
 from flying_serving.config import Deployment, deployment_of
 from flying_serving.engine.channel import Channel
-from flying_serving.engine.division import StepDivision
 from flying_serving.engine.host import Inbox
 from flying_serving.engine.lane import Lane, LaneFactory, Lanes
 from flying_serving.engine.lane_events import LaneEvents
@@ -21,7 +20,7 @@ from flying_serving.engine.loop import EngineLoop, Instruments
 from flying_serving.engine.membership import Membership
 from flying_serving.engine.report import Report
 from flying_serving.engine.residency import Residency
-from flying_serving.engine.steps import StepLog
+from flying_serving.engine.steps import StepLog, choose_parallelism
 from flying_serving.engine.tracing import EngineTrace
 from flying_serving.engine.utilities import EngineUtilities
 from flying_serving.layout.groups import Group, aligned_group
@@ -289,7 +288,7 @@ def divide_steps(lanes: Lanes, steps: StepLog, measured: list[CalibrationRow]) -
     """Let the groups that an engine leads divide tokens where that was measured to be shorter."""
     ways = StepWays(measured)
     for leader in lanes.leaders.values():
-        leader.parallelism_of = StepDivision(leader, ways, steps).parallelism_of
+        leader.parallelism_of = partial(choose_parallelism, ways, steps, leader.group)
 
 
 def limit_batches(

@@ -18,7 +18,7 @@ from flying_serving.comm.pulse import Pulse
 from flying_serving.config import deployment_of
 from flying_serving.engine.build import build
 from flying_serving.engine.caches import reset_prefix_caches
-from flying_serving.engine.devices import answer_of
+from flying_serving.engine.sampled import answer_of
 from flying_serving.engine.ending import LeaveGuard
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.scheduling.arbiter import Wait

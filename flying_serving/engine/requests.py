@@ -10,8 +10,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from flying_serving.engine.aging import Aging
 from flying_serving.engine.lane import HashBlocks, Lanes
-from flying_serving.layout.groups import aligned_group
-from flying_serving.layout.kv_source import KVSource
+from flying_serving.layout.groups import KVSource, aligned_group
 from flying_serving.migration.source import RunningOffer
 from flying_serving.vllm_adapter.keys import AHEAD_KEY, LANE_KEY, MIGRATED_FROM_KEY, OFFER_KEY
 

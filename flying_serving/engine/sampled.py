@@ -1,27 +1,58 @@
 """The tokens that members of a group sample: each keeps its own for the next step, so all must be
-the leader's.
+the leader's. The same holds for the devices of an engine.
 
 After each step a member notes a checksum of all tokens that it has sampled in the group. The leader
 compares it before it gives out tokens of the next step, which were computed from tokens of the
 members. The members have noted the step before they take part in the next one. If that one was
 ordered while the step was outstanding, they note the step right after (`awaited`).
 
-A member whose own devices have sampled different tokens notes a checksum that no other engine has.
+Each device of an engine has a worker of its own, which samples for itself. vLLM's executor hands
+the outputs of all of them to the engine. A member whose own devices have sampled different tokens
+notes a checksum that no other engine has.
 """
 
 import zlib
 from array import array
 from collections import deque
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
+from vllm.v1.outputs import ModelRunnerOutput
+
 from flying_serving.comm.board import STEPS, StepBoard
-from flying_serving.engine.devices import OutputOfDevicesApart
 from flying_serving.layout.groups import Group, aligned_group
 from flying_serving.log import logger
 
 _REMEMBERED_STEPS = 8
 """Steps of which a leader remembers its checksum. A member is few steps ahead or behind."""
+
+
+class OutputOfDevicesApart(ModelRunnerOutput):
+    """The first device's output of a step in which another device has sampled other tokens.
+
+    `apart`: the first such device.
+    """
+
+    apart: int
+
+
+def answer_of(answers: Sequence[Any]) -> Any:
+    """Return the answer of an engine whose devices have given these.
+
+    It is the first device's. Outputs of a step are compared: if a device has sampled other tokens
+    than the first, an OutputOfDevicesApart is returned.
+    """
+    first, *others = answers
+    if others and isinstance(first, ModelRunnerOutput):
+        tokens = first.sampled_token_ids
+        for device, answer in enumerate(others, 1):
+            # a device that misses a member of the group has no output: the members will be told
+            if isinstance(answer, ModelRunnerOutput) and answer.sampled_token_ids != tokens:
+                marked = OutputOfDevicesApart(**vars(first))
+                marked.apart = device
+                return marked
+    return first
 
 
 class SampledTokens:

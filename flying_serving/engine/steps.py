@@ -1,5 +1,5 @@
 """Duration and contents of the steps that an engine led: a cost model of the lanes is fitted to
-them.
+them. What the members of its groups divide in each step.
 """
 
 import time
@@ -13,6 +13,7 @@ from flying_serving.layout.groups import Group
 from flying_serving.layout.parallelism import Parallelism
 from flying_serving.observe.metrics.histogram import Histogram
 from flying_serving.observe.metrics.table import STEP_BOUNDS_S
+from flying_serving.scheduling.ways import StepWays
 from flying_serving.vllm_adapter.step_contents import contents
 from flying_serving.wire import StepRow
 
@@ -100,3 +101,18 @@ class StepLog:
         taken = list(self._steps)
         self._steps.clear()
         return taken
+
+
+def choose_parallelism(ways: StepWays, steps: StepLog, group: Group, plan: Any) -> Parallelism:
+    """Return what the members of a group, which this engine leads, divide in a step.
+
+    `ways`: knows what was measured. `steps`: learns of the choice. `plan`: the step's
+    SchedulerOutput.
+    """
+    size = len(group)
+    if plan.total_num_scheduled_tokens < ways.least_tokens(size):
+        return Parallelism.TENSOR
+    parallelism = ways.choose(size, *contents(plan))
+    if parallelism is Parallelism.TOKEN:
+        steps.divides_tokens(group)
+    return parallelism

@@ -1,4 +1,4 @@
-"""Aligned groups of engines, and layouts made of them."""
+"""Aligned groups of engines, layouts made of them, and KV that a group offers to others."""
 
 from __future__ import annotations
 
@@ -50,6 +50,17 @@ def world_rank(engine: int, device: int, engines: int) -> int:
 def group_world_ranks(group: Group, devices: int, engines: int) -> list[int]:
     """Return the world ranks of a group in the order of its tensor-parallel ranks, increasing."""
     return [world_rank(e, d, engines) for d in range(devices) for e in group]
+
+
+@dataclass(frozen=True)
+class KVSource:
+    """The KV of one request in a group, whose leader offers it under this number to other groups.
+
+    The number is unique in the life of the server.
+    """
+
+    group: Group
+    number: int
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,7 @@ from dataclasses import dataclass, field
 from vllm.v1.request import Request
 
 from flying_serving.errors import IntegrityError
-from flying_serving.layout.groups import Group
-from flying_serving.layout.kv_source import KVSource
+from flying_serving.layout.groups import Group, KVSource
 from flying_serving.migration.offers import Offer
 from flying_serving.phase import Phase
 

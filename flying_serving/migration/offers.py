@@ -16,8 +16,7 @@ import msgspec
 import numpy as np
 
 from flying_serving.errors import PeerMemory
-from flying_serving.layout.groups import Group
-from flying_serving.layout.kv_source import KVSource
+from flying_serving.layout.groups import Group, KVSource
 from flying_serving.memory.arena import Address, Arena, announce, announced, map_peer
 from flying_serving.memory.lending import NULL_BLOCK
 

@@ -59,7 +59,7 @@ def check_before_stream(original: Any, *args: Any, **kwargs: Any) -> Any:
     """
     from flying_serving.server.client import FlyingClient
     from flying_serving.server.requests.checks import fields_of
-    from flying_serving.server.requests.priorities import own_priority
+    from flying_serving.server.requests.origin import own_priority
 
     given = (
         dict(zip(("self", "prompt", "sampling_params", "request_id"), args, strict=False)) | kwargs
@@ -121,7 +121,7 @@ def check_response(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     """
     from flying_serving.server.client import FlyingClient
     from flying_serving.server.requests.checks import fields_of
-    from flying_serving.server.requests.priorities import note_priority
+    from flying_serving.server.requests.origin import note_priority
 
     given = (
         dict(zip(("request_id", "engine_input", "sampling_params"), args, strict=False)) | kwargs

@@ -13,7 +13,7 @@ from flying_serving.comm.adapter_notes import AdapterNotes
 from flying_serving.errors import AdapterNotLoaded, EngineLost
 from flying_serving.log import logger
 from flying_serving.server.calls.engine_calls import EngineCalls
-from flying_serving.server.calls.slow_reads import SlowReads
+from flying_serving.server.own_thread import SlowReads
 from flying_serving.vllm_adapter.adapter_files import copied
 from flying_serving.vllm_adapter.adapter_numbers import why_not_finite
 

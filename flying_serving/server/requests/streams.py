@@ -20,8 +20,7 @@ from flying_serving.controller.commands import (
 )
 from flying_serving.controller.requests import RequestSpec
 from flying_serving.controller.settings import Capacity
-from flying_serving.layout.groups import Group
-from flying_serving.layout.kv_source import KVSource
+from flying_serving.layout.groups import Group, KVSource
 from flying_serving.log import logger
 from flying_serving.server.requests import xargs
 from flying_serving.server.requests.scores import why_unscored

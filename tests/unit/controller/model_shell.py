@@ -19,8 +19,7 @@ from flying_serving.controller.controller import Controller
 from flying_serving.controller.requests import RequestSpec
 from flying_serving.controller.settings import Settings
 from flying_serving.controller.switches import Switch
-from flying_serving.layout.groups import Group, Layout
-from flying_serving.layout.kv_source import KVSource
+from flying_serving.layout.groups import Group, KVSource, Layout
 from tests.unit.controller.model_checks import check_books, check_dispatch, check_requests
 from tests.unit.controller.model_settings import ANSWER
 from tests.unit.controller.model_streams import ModelStream, Part

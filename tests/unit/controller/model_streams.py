@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from flying_serving.controller.requests import RequestSpec
-from flying_serving.layout.groups import Group
-from flying_serving.layout.kv_source import KVSource
+from flying_serving.layout.groups import Group, KVSource
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from flying_serving.controller.requests import RequestSpec, RequestState
 from flying_serving.controller.settings import Capacity, Limits, Settings
 from flying_serving.controller.state import ClusterState
 from flying_serving.errors import RequestError
-from flying_serving.layout.groups import Group, Layout
-from flying_serving.layout.kv_source import KVSource
+from flying_serving.layout.groups import Group, KVSource, Layout
 from flying_serving.policy.policies import POLICIES
 from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.steps import StepCost

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from flying_serving.controller.loads import Loads
 from flying_serving.controller.requests import RequestSpec, RequestState
 from flying_serving.controller.splits import Split, Splits, virtual_batch
-from flying_serving.layout.groups import Layout
-from flying_serving.layout.kv_source import KVSource
+from flying_serving.layout.groups import KVSource, Layout
 from flying_serving.policy.split import VirtualBatch
 
 FIRST, SECOND = (0,), (1,)

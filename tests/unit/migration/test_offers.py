@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from flying_serving.errors import PeerMemory
-from flying_serving.layout.kv_source import KVSource
+from flying_serving.layout.groups import KVSource
 from flying_serving.migration.offers import ENTRIES, Offer, OfferTable, PeerOffers, make_table
 from harness.examples import examples
 

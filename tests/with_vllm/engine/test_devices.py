@@ -3,7 +3,7 @@
 import pytest
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
-from flying_serving.engine.devices import OutputOfDevicesApart, answer_of
+from flying_serving.engine.sampled import OutputOfDevicesApart, answer_of
 from flying_serving.worker.lanes import StepLost
 
 

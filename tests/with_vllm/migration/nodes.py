@@ -9,8 +9,7 @@ from typing import Any
 
 from vllm.v1.request import Request, RequestStatus
 
-from flying_serving.layout.groups import Group
-from flying_serving.layout.kv_source import KVSource
+from flying_serving.layout.groups import Group, KVSource
 from flying_serving.migration.arrival import Arrival
 from flying_serving.migration.host import MigrationHost
 from flying_serving.migration.migrations import Migrations

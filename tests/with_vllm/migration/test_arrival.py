@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from flying_serving.errors import IntegrityError
-from flying_serving.layout.kv_source import KVSource
+from flying_serving.layout.groups import KVSource
 from flying_serving.migration.arrival import TRANSITIONS, Arrival, ArrivalPhase
 from flying_serving.migration.offers import Offer
 from tests.with_vllm.engine.schedulers import Request

@@ -4,8 +4,7 @@ import pytest
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import init_none_hash
 
-from flying_serving.layout.groups import Group
-from flying_serving.layout.kv_source import KVSource
+from flying_serving.layout.groups import Group, KVSource
 from flying_serving.migration.arrival import Arrival, ArrivalPhase
 from flying_serving.migration.chunks import Chunks
 from flying_serving.migration.offers import Offer

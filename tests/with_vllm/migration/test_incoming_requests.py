@@ -4,7 +4,7 @@ schedulers.
 
 import pytest
 
-from flying_serving.layout.kv_source import KVSource
+from flying_serving.layout.groups import KVSource
 from flying_serving.migration.arrival import Arrival, ArrivalPhase
 from tests.with_vllm.migration.nodes import GROUPS, Node
 from tests.with_vllm.migration.two_engines import again, begin, node, run_out, settle

@@ -2,8 +2,7 @@
 
 import pytest
 
-from flying_serving.layout.groups import Group
-from flying_serving.layout.kv_source import KVSource
+from flying_serving.layout.groups import Group, KVSource
 from flying_serving.migration.messages import KVPulled, PullKV, ReleaseKV
 from flying_serving.migration.offers import Offer
 from flying_serving.migration.target import OPENING_S

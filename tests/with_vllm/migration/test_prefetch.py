@@ -3,7 +3,7 @@
 import pytest
 from vllm.v1.request import Request
 
-from flying_serving.layout.kv_source import KVSource
+from flying_serving.layout.groups import KVSource
 from flying_serving.migration.source import RETAIN_S, RunningOffer
 from flying_serving.migration.target import OPENING_S, STALLED_S
 from flying_serving.wire import MigrationCounts

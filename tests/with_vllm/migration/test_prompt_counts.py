@@ -6,8 +6,7 @@ from collections.abc import Collection
 
 import pytest
 
-from flying_serving.layout.groups import Group
-from flying_serving.layout.kv_source import KVSource
+from flying_serving.layout.groups import Group, KVSource
 from flying_serving.migration.source import RunningOffer
 from tests.with_vllm.migration.nodes import Node
 from tests.with_vllm.migration.two_engines import BOTH, PAIRS, A, B, again, begin, node, settle

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 from vllm.v1.request import Request
 
-from flying_serving.layout.groups import Group
-from flying_serving.layout.kv_source import KVSource
+from flying_serving.layout.groups import Group, KVSource
 from flying_serving.migration.source import RETAIN_S, RunningOffer
 from harness.examples import examples
 from tests.with_vllm.migration.nodes import GROUPS, Node

@@ -3,8 +3,7 @@
 import pytest
 from vllm.v1.request import RequestStatus
 
-from flying_serving.layout.groups import Group
-from flying_serving.layout.kv_source import KVSource
+from flying_serving.layout.groups import Group, KVSource
 from flying_serving.migration.migrations import OFFER_POLL_S
 from flying_serving.migration.source import RunningOffer
 from flying_serving.migration.target import BLOCKS_WAIT_S, OPENING_S

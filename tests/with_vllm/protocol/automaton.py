@@ -12,8 +12,7 @@ from itertools import product
 from typing import Any
 
 from flying_serving.engine.messages import Message, RunStep
-from flying_serving.layout.groups import Group
-from flying_serving.layout.kv_source import KVSource
+from flying_serving.layout.groups import Group, KVSource
 from flying_serving.migration.offers import Offer
 from tests.with_vllm.engine.schedulers import BLOCK
 from tests.with_vllm.protocol import weights

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flying_serving.layout.kv_source import KVSource
+from flying_serving.layout.groups import KVSource
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from flying_serving.layout.groups import Group
-from flying_serving.layout.kv_source import KVSource
+from flying_serving.layout.groups import Group, KVSource
 from tests.with_vllm.protocol.client import Job
 from tests.with_vllm.protocol.scenario import Scenario, Stage
 from tests.with_vllm.protocol.settings import Settings

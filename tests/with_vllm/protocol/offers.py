@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from flying_serving.layout.groups import Group
-from flying_serving.layout.kv_source import KVSource
+from flying_serving.layout.groups import Group, KVSource
 from flying_serving.migration.offers import Offer
 from flying_serving.migration.plan import copies
 from tests.with_vllm.engine.schedulers import BLOCK

@@ -17,8 +17,7 @@ from vllm.v1.engine.output_processor import RequestOutputCollector
 from vllm.v1.metrics.stats import SchedulerStats
 
 from flying_serving.controller.commands import Recall, Reject
-from flying_serving.layout.groups import Layout
-from flying_serving.layout.kv_source import KVSource
+from flying_serving.layout.groups import KVSource, Layout
 from flying_serving.vllm_adapter.failures import failures
 from flying_serving.vllm_adapter.keys import MIGRATED_FROM_KEY, OFFER_KEY
 from tests.with_vllm.server.doubles import ABORT, ADD, APART, PAIRS, UTILITY, Server

@@ -9,8 +9,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 
 from flying_serving.controller.commands import Dispatch, DispatchPrefix, PullAhead
 from flying_serving.controller.requests import RequestSpec
-from flying_serving.layout.groups import Group
-from flying_serving.layout.kv_source import KVSource
+from flying_serving.layout.groups import Group, KVSource
 from flying_serving.server.requests.streams import Streams
 from flying_serving.vllm_adapter.keys import (
     AHEAD_KEY,
