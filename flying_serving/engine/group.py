@@ -19,7 +19,7 @@ from flying_serving.engine.messages import (
     ReturnBlocks,
     RunStep,
 )
-from flying_serving.engine.outstanding import OutstandingSteps, Room
+from flying_serving.engine.outstanding import OutstandingSteps
 from flying_serving.errors import IntegrityError
 from flying_serving.layout.groups import Group
 from flying_serving.layout.parallelism import Parallelism
@@ -169,9 +169,8 @@ class Leader:
         return now_s >= self._may_step_at_s and self.has_requests and self._may_order()
 
     def _may_order(self) -> bool:
-        if not self.outstanding:
-            return True
-        return self.outstanding.room is Room.OPEN and may_plan_ahead(self.scheduler)
+        steps = self.outstanding
+        return not steps or (not steps.is_full and may_plan_ahead(self.scheduler))
 
     def retry_in_s(self, now_s: float) -> float | None:
         """Return the seconds until `ready` may turn true by itself; None if only a message can

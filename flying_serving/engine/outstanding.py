@@ -1,18 +1,6 @@
 """The steps of a group that its leader has ordered, and whose outputs it has not taken."""
 
-from enum import Enum, auto
-
 from flying_serving.engine.messages import Overlap
-
-
-class Room(Enum):
-    """The room for a further step of a group beside its outstanding ones."""
-
-    OPEN = auto()
-    FULL = auto()
-    """None until an output is taken: as many as may be are outstanding, or nothing could be planned
-    beside them.
-    """
 
 
 class OutstandingSteps:
@@ -24,7 +12,10 @@ class OutstandingSteps:
     def __init__(self, most: int) -> None:
         self._most = most
         self.count = 0
-        self.room = Room.OPEN
+        self.is_full = False
+        """True if no further step is ordered until an output is taken: as many as may be are
+        outstanding, or nothing could be planned beside them.
+        """
 
     def __bool__(self) -> bool:
         """Return whether a step is outstanding."""
@@ -39,19 +30,19 @@ class OutstandingSteps:
 
     def ordered(self) -> None:
         """Note a step that was ordered."""
-        assert self.room is Room.OPEN
+        assert not self.is_full
         self.count += 1
-        self.room = Room.FULL if self.count == self._most else Room.OPEN
+        self.is_full = self.count == self._most
 
     def planned_nothing(self) -> None:
         """Note that nothing could be planned: the next plan needs an output, if one is to come."""
-        self.room = Room.FULL if self.count else Room.OPEN
+        self.is_full = self.count > 0
 
     def taken(self) -> None:
         """Note that the output of the oldest step was taken."""
         self.count -= 1
-        self.room = Room.OPEN
+        self.is_full = False
 
     def clear(self) -> None:
         """Forget all steps: the group has lost a member."""
-        self.count, self.room = 0, Room.OPEN
+        self.count, self.is_full = 0, False

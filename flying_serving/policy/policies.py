@@ -276,16 +276,14 @@ def _ranking(layouts: Sequence[Layout], snapshot: Snapshot, objective: Objective
     best two.
     """
     present = snapshot.layout
-    uniform = Ranking.of([present, *filter(_is_uniform, layouts)], snapshot, objective)
+    uniform = Ranking.of(
+        [present, *(one for one in layouts if one.is_uniform)], snapshot, objective
+    )
     figures = uniform.figures()
-    best = sorted(filter(_is_uniform, figures), key=figures.__getitem__)[:2]
+    best = sorted((one for one in figures if one.is_uniform), key=figures.__getitem__)[:2]
     sizes = {one.widest for one in best}
     mixed = [one for one in layouts if not one.is_uniform and sizes.issuperset(one.shape)]
     return uniform.with_more(Ranking.of(mixed, snapshot, objective))
-
-
-def _is_uniform(layout: Layout) -> bool:
-    return layout.is_uniform
 
 
 def least_gain(stay: float, cost: float, snapshot: Snapshot, sooner: float = 0.0) -> float:

@@ -97,11 +97,14 @@ def _compared(
     """
     ranking = Ranking.of([snapshot.layout, *ways], snapshot, objective)
     figures, measure = ranking.figures(), ranking.measure
-    considered = {}
-    for layout in ways:
-        there = figures[layout]
-        modes = switching.costs(snapshot, layout, objective, measure, urgent=False, there=there)
-        considered[layout] = {mode: cost for mode, cost in modes.items() if mode != LATER}
+    considered = {
+        layout: switching.costs(
+            snapshot, layout, objective, measure, urgent=False, there=figures[layout]
+        )
+        for layout in ways
+    }
+    for modes in considered.values():
+        modes.pop(LATER, None)
     return figures, considered
 
 
@@ -131,10 +134,11 @@ def _part(snapshot: Snapshot, objective: Objective) -> Decision | None:
     is unmet.
     """
     narrowest = min(snapshot.lanes)
-    shares = {}
-    for group in snapshot.layout.groups:
-        if len(group) > narrowest and _may_part(snapshot, group):
-            shares[group] = _share(snapshot, group)
+    shares = {
+        group: _share(snapshot, group)
+        for group in snapshot.layout.groups
+        if len(group) > narrowest and _may_part(snapshot, group)
+    }
     group = min(shares, key=shares.__getitem__, default=())
     if not group or shares[group] > PART_BELOW:
         return None

@@ -62,10 +62,6 @@ class Arrivals:
         self._close_until(now_s)
         self._bin_count += self._events.begins(event, now_s)
 
-    def rate(self, now_s: float) -> float:
-        """Return the requests per second, at least LEAST_RATE."""
-        return self.rate_with_error(now_s)[0]
-
     def rate_with_error(self, now_s: float) -> tuple[float, float]:
         """Return the requests per second, at least LEAST_RATE, and the standard deviation of what
         they may be.

@@ -3,7 +3,7 @@
 import pytest
 
 from flying_serving.engine.messages import Overlap
-from flying_serving.engine.outstanding import OutstandingSteps, Room
+from flying_serving.engine.outstanding import OutstandingSteps
 
 
 def test_one_step_at_a_time_overlaps_none() -> None:
@@ -11,22 +11,22 @@ def test_one_step_at_a_time_overlaps_none() -> None:
     assert steps.overlap is Overlap.NONE
     steps.ordered()
     assert steps
-    assert steps.room is Room.FULL
+    assert steps.is_full
     steps.taken()
     assert not steps
-    assert steps.room is Room.OPEN
+    assert not steps.is_full
 
 
 def test_second_step_is_ordered_beside_the_first() -> None:
     steps = OutstandingSteps(2)
     assert steps.overlap is Overlap.FIRST
     steps.ordered()
-    assert steps.room is Room.OPEN
+    assert not steps.is_full
     assert steps.overlap is Overlap.SECOND
     steps.ordered()
-    assert steps.room is Room.FULL
+    assert steps.is_full
     steps.taken()
-    assert steps.room is Room.OPEN
+    assert not steps.is_full
     assert steps.overlap is Overlap.SECOND
 
 
@@ -40,12 +40,12 @@ def test_step_beyond_the_room_is_an_error() -> None:
 def test_plan_of_nothing_leaves_no_room_until_an_output_is_taken() -> None:
     steps = OutstandingSteps(2)
     steps.planned_nothing()
-    assert steps.room is Room.OPEN
+    assert not steps.is_full
     steps.ordered()
     steps.planned_nothing()
-    assert steps.room is Room.FULL
+    assert steps.is_full
     steps.taken()
-    assert steps.room is Room.OPEN
+    assert not steps.is_full
 
 
 def test_forgotten_steps_leave_all_room() -> None:
@@ -54,4 +54,4 @@ def test_forgotten_steps_leave_all_room() -> None:
     steps.ordered()
     steps.clear()
     assert not steps
-    assert steps.room is Room.OPEN
+    assert not steps.is_full
