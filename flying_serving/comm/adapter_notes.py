@@ -38,7 +38,7 @@ class AdapterNotes:
         path = self._failure(adapter, engine)
         _written(path, f"{now_s!r} {why}").replace(path)
 
-    def failure(self, adapter: int, engines: Iterable[int], since_s: float) -> str | None:
+    def failure(self, engines: Iterable[int], adapter: int, since_s: float) -> str | None:
         """Return why one of `engines` lacked an adapter in a step since a time; None if none did.
 
         The members of a group meet in each step: what they have noted in it is there when it ends.

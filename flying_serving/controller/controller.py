@@ -39,7 +39,7 @@ class Controller:
     def __init__(self, settings: Settings, make_choice: MakeChoice | None = None) -> None:
         state = self.state = ClusterState(settings)
         self.settings = settings
-        self.admission = Admission(settings, state.pool, state.loads, state.groups)
+        self.admission = Admission(settings, state.pool, state.loads, lambda: state.layout.groups)
         own = ReservingChoice if settings.policy.joins_for_long else GroupChoice
         choice = self.choice = (make_choice or own)(state)
         bookings = self.bookings = Bookings(state, choice)

@@ -53,7 +53,11 @@ class ClusterState:
 
         self.weight_lending = WeightLending(settings.capacity, settings.engines)
         self.reservation = Reservation(settings)
-        self.pool = TaskPool(settings.aging_s, self.weight_lending.needs_loan, self._is_wider)
+        self.pool = TaskPool(
+            settings.aging_s,
+            self.weight_lending.needs_loan,
+            lambda request: request.is_wider_than(self.layout),
+        )
         self.loads = Loads()
         self.started: dict[str, RequestState] = {}
         self.crowded_out: set[tuple[int, ...]] = set()
@@ -96,14 +100,7 @@ class ClusterState:
         """Return an offer of `group` under a number that no offer had before."""
         return KVSource(group, next(self._offers))
 
-    def _is_wider(self, request: RequestState) -> bool:
-        return request.is_wider_than(self.layout)
-
     # ---- engines
-
-    def groups(self) -> Sequence[Group]:
-        """Return the groups of the layout."""
-        return self.layout.groups
 
     @property
     def sizes_ahead(self) -> set[int]:

@@ -46,7 +46,7 @@ from flying_serving.worker.lanes import WorkerLanes
 
 def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
     """Build the loop and the utilities of an engine; the host is `core`, vLLM's EngineCoreProc."""
-    site = Site.of(core)
+    site = Site(core, deployment_of(core.vllm_config.additional_config))
     channel = site.channel()
     table = site.offer_table()
     own = EnginePool(core.scheduler, groups_of(core.kv_config))
@@ -80,11 +80,6 @@ class Site:
 
     core: Any
     deployment: Deployment
-
-    @classmethod
-    def of(cls, core: Any) -> "Site":
-        """The site of vLLM's `core`."""
-        return cls(core, deployment_of(core.vllm_config.additional_config))
 
     @property
     def engine(self) -> int:
@@ -212,17 +207,12 @@ def _connect(site: Site, loop: EngineLoop) -> None:
         group = aligned_group(site.engine, size)
         instruments.steps.follow(group)
         scheduler.hooks = LaneEvents(group, instruments, source, site.core.emit)
-        scheduler.adapter_failure = partial(_lacks_adapter, notes, group)
+        scheduler.adapter_failure = partial(notes.failure, group)
         scheduler.adapters.aging_s = site.deployment.flying.priority_aging_s
         scheduler.clock = loop.clock
     if instruments.trace is not None:
         blocks_in_use = instruments.report.blocks_in_use
         loop.migrations.observers.append(partial(instruments.trace.pulling, blocks_in_use))
-
-
-def _lacks_adapter(notes: AdapterNotes, group: Group, adapter: int, since_s: float) -> str | None:
-    """Return why a member of a group lacked an adapter in a step: an `AdapterFailure`."""
-    return notes.failure(adapter, group, since_s)
 
 
 def _fit_chunks(site: Site, loop: EngineLoop, copies: list[MigrationRow]) -> None:

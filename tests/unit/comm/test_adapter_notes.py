@@ -30,14 +30,14 @@ def test_a_number_that_is_loaded_again_has_other_files(notes: AdapterNotes) -> N
 
 def test_a_failure_is_found_by_a_leader_of_that_engine(notes: AdapterNotes) -> None:
     notes.failed(7, 1, "no file: it has gone", 5.0)
-    assert notes.failure(7, (0, 1), 5.0) == "no file: it has gone"
-    assert notes.failure(7, (0,), 5.0) is None
-    assert notes.failure(7, (2, 3), 5.0) is None
-    assert notes.failure(8, (0, 1), 5.0) is None
+    assert notes.failure((0, 1), 7, 5.0) == "no file: it has gone"
+    assert notes.failure((0,), 7, 5.0) is None
+    assert notes.failure((2, 3), 7, 5.0) is None
+    assert notes.failure((0, 1), 8, 5.0) is None
 
 
 def test_a_failure_of_before_counts_no_more(notes: AdapterNotes) -> None:
     notes.failed(7, 1, "no file", 5.0)
-    assert notes.failure(7, (0, 1), 5.5) is None
+    assert notes.failure((0, 1), 7, 5.5) is None
     notes.failed(7, 1, "again", 6.25)
-    assert notes.failure(7, (0, 1), 5.5) == "again"
+    assert notes.failure((0, 1), 7, 5.5) == "again"

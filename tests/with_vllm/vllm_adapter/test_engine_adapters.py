@@ -76,7 +76,7 @@ class Engine:
 
     def lacks(self, name: str, since_s: float = 0.0) -> str | None:
         notes = AdapterNotes(str(self.run_dir))
-        return notes.failure(self.requests[name].lora_int_id, (0, 1), since_s)
+        return notes.failure((0, 1), self.requests[name].lora_int_id, since_s)
 
 
 @pytest.fixture
