@@ -16,7 +16,7 @@ from flying_serving.controller.places import Place
 from flying_serving.controller.requests import RequestSpec
 from flying_serving.errors import PoolFull, RequestError
 from flying_serving.server.calls.engine_calls import EngineCalls, refusal
-from flying_serving.server.requests.encoding import check_encodable
+from flying_serving.server.requests.encoding import check_encodable, refused
 from flying_serving.server.requests.rights import ClientRights
 from flying_serving.server.requests.streams import Streams, prompt_length
 from flying_serving.server.requests.xargs import DEGREE_KEY
@@ -88,7 +88,7 @@ class Checks:
         most = self._controller.admission.most_at_once(place)
         if place.left > most:
             says = f"must be a whole number from 1 to {most} on this server: {_BOUNDS}"
-            raise VLLMValidationError(f"n={place.left}: {says}", parameter="n")
+            raise refused("n", place.left, says)
 
     def check_prompts(self, field: str, prompts: Sequence[Mapping[str, Any]], n: int = 1) -> None:
         """Check the number of prompts of a call, each as tokens or embeddings, before any of them

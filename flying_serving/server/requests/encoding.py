@@ -24,6 +24,11 @@ def shown(value: object) -> str:
     return _in_ascii(reprlib.repr(value))
 
 
+def refused(field: str, value: object, allowed: str) -> VLLMValidationError:
+    """Return the refusal (HTTP 400) of a wrong value, naming field, value and allowed values."""
+    return VLLMValidationError(f"{field}={shown(value)}: {allowed}", parameter=field)
+
+
 def check_encodable(fields: Mapping[str, Any], encode: Callable[[Any], object]) -> None:
     """Check that the fields of a request, by name, can be sent to an engine, and copied by vLLM
     before.
@@ -39,10 +44,7 @@ def check_encodable(fields: Mapping[str, Any], encode: Callable[[Any], object]) 
             fields["sampling_params"].clone()  # as vLLM will, with several calls for each level
     except _CANNOT as error:
         name, value, problem = _first_problem(fields, encode) or ("request", None, error)
-        field = _in_ascii(name)
-        raise VLLMValidationError(
-            f"{field}={shown(value)}: {_allowed(problem)}", parameter=field
-        ) from None
+        raise refused(_in_ascii(name), value, _allowed(problem)) from None
 
 
 def _first_problem(

@@ -5,13 +5,12 @@ where an API key is set.
 from collections.abc import Mapping
 from typing import Any
 
-from vllm.exceptions import VLLMValidationError
-
 from flying_serving.config import FlyingConfig
-from flying_serving.server.requests.encoding import shown
+from flying_serving.server.requests.encoding import refused
 from flying_serving.server.requests.xargs import DEGREE_KEY, EXPECTED_KEY, SPLIT_KEY
 
 FLAG = "--clients-may-set"
+_NOT_SET = f"clients may not set it on this server ({FLAG})"
 PRIORITY = "priority"
 _XARGS = (DEGREE_KEY, SPLIT_KEY, EXPECTED_KEY)
 EVERYTHING = frozenset({PRIORITY, *_XARGS})
@@ -55,15 +54,10 @@ class ClientRights:
         """
         allowed = self.allowed
         if priority != _USUAL_PRIORITY and PRIORITY not in allowed:
-            raise _refused(PRIORITY, priority)
+            raise refused(PRIORITY, priority, _NOT_SET)
         if self._most_urgent is not None and priority < self._most_urgent:
             says = f"must be {self._most_urgent} or more on this server (--most-urgent-priority)"
-            raise VLLMValidationError(f"{PRIORITY}={priority}: {says}", parameter=PRIORITY)
+            raise refused(PRIORITY, priority, says)
         for key in _XARGS:
             if key in extra and key not in allowed:
-                raise _refused(f"vllm_xargs.{key}", extra[key])
-
-
-def _refused(field: str, value: object) -> VLLMValidationError:
-    says = f"clients may not set it on this server ({FLAG})"
-    return VLLMValidationError(f"{field}={shown(value)}: {says}", parameter=field)
+                raise refused(f"vllm_xargs.{key}", extra[key], _NOT_SET)

@@ -7,7 +7,7 @@ from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 
-from flying_serving.server.requests.encoding import shown
+from flying_serving.server.requests.encoding import refused
 from flying_serving.vllm_adapter.keys import DEADLINE_KEY, OURS
 
 DEGREE_KEY = "tp_degree"
@@ -31,7 +31,7 @@ def degree(extra: Mapping[str, Any], degrees: Sequence[int]) -> int | None:
     value = extra.get(DEGREE_KEY)
     if DEGREE_KEY not in extra or _is_whole(value):
         return value
-    raise _refused(DEGREE_KEY, value, f"must be one of {list(degrees)}")
+    raise refused(f"vllm_xargs.{DEGREE_KEY}", value, f"must be one of {list(degrees)}")
 
 
 def deadline_s(extra: Mapping[str, Any]) -> float | None:
@@ -42,7 +42,8 @@ def deadline_s(extra: Mapping[str, Any]) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 86_400:
-        raise _refused(DEADLINE_KEY, value, "must be a number above 0 up to 86400")
+        says = "must be a number above 0 up to 86400"
+        raise refused(f"vllm_xargs.{DEADLINE_KEY}", value, says)
     return float(value)
 
 
@@ -52,14 +53,10 @@ def tokens(extra: Mapping[str, Any], key: str, least: int, most: int) -> int | N
         return None
     value = extra[key]
     if not _is_whole(value) or not least <= value <= most:
-        raise _refused(key, value, f"must be a whole number from {least} to {most}")
+        says = f"must be a whole number from {least} to {most}"
+        raise refused(f"vllm_xargs.{key}", value, says)
     return int(value)
 
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _refused(key: str, value: object, allowed: str) -> VLLMValidationError:
-    name = f"vllm_xargs.{key}"
-    return VLLMValidationError(f"{name}={shown(value)}: {allowed}", parameter=name)
