@@ -20,7 +20,7 @@ class SwitchAnswer(msgspec.Struct, frozen=True):
     overhead_ms: float
     work_ms: float
 
-    
+    @property
     def cutover_ms(self) -> float:
         """The time since the order was sent."""
         return self.in_flight_ms + self.overhead_ms

@@ -167,7 +167,7 @@ class Changeover:
             return [*fetches, *self._end_pause()]
         return [*fetches, *self._order(change, now_s)]
 
-    def _order(self, change: Change, now_s: float) -> list[Command]:
+    def _order(self, change: OpenSwitch, now_s: float) -> list[Command]:
         self._enter(SwitchPhase.ORDERED)
         state, switch = self._state, change.switch
         if change.begun_mode != "soft":

@@ -23,7 +23,7 @@ from flying_serving.engine.residency import Residency
 from flying_serving.engine.steps import StepLog, choose_parallelism
 from flying_serving.engine.tracing import EngineTrace
 from flying_serving.engine.utilities import EngineUtilities
-from flying_serving.layout.groups import Group, aligned_group
+from flying_serving.layout.groups import aligned_group
 from flying_serving.log import logger
 from flying_serving.memory.arena import announce, announced
 from flying_serving.memory.kv_groups import KVGroups

@@ -18,8 +18,8 @@ from flying_serving.comm.pulse import Pulse
 from flying_serving.config import deployment_of
 from flying_serving.engine.build import build
 from flying_serving.engine.caches import reset_prefix_caches
-from flying_serving.engine.sampled import answer_of
 from flying_serving.engine.ending import LeaveGuard
+from flying_serving.engine.sampled import answer_of
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.scheduling.arbiter import Wait
 from flying_serving.start_error import told_to_server

@@ -18,5 +18,5 @@ def test_phase_of_the_table_follows() -> None:
 
 
 def test_other_phase_is_an_error_that_says_what_was_tried() -> None:
-    with pytest.raises(RuntimeError, match="^a light: from green to red$"):
+    with pytest.raises(RuntimeError, match=r"^a light: from green to red$"):
         Light.GREEN.then(Light.RED, FOLLOWING, "a light")

@@ -250,7 +250,11 @@ class Episode(RuleBasedStateMachine):
     def tick(self, passed_s: float) -> None:
         self.shell.tick(passed_s)
 
-    @precondition(lambda self: self.policy.name == "manual" and not self.shell.controller.changeover.is_under_way)
+    @precondition(
+        lambda self: (
+            self.policy.name == "manual" and not self.shell.controller.changeover.is_under_way
+        )
+    )
     @precondition(lambda self: self.shell.layout.groups)
     @rule(data=st.data(), mode=st.sampled_from(MODES))
     def order(self, data: st.DataObject, mode: str) -> None:

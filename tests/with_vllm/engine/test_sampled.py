@@ -10,8 +10,7 @@ import pytest
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 
 from flying_serving.comm.board import STEPS, StepBoard
-from flying_serving.engine.sampled import answer_of
-from flying_serving.engine.sampled import SampledTokens, why_logprobs_differ
+from flying_serving.engine.sampled import SampledTokens, answer_of, why_logprobs_differ
 
 GROUP = (4, 5, 6, 7)
 SIZE = len(GROUP)
