@@ -65,7 +65,7 @@ def status(shell: ModelShell, losses: Losses | None = None) -> dict[str, Any]:
 def test_a_switch_shows_its_reason_gain_and_cost(
     decision: Decision | None, cells: list[str]
 ) -> None:
-    switch = Switch(APART, TOGETHER, "migrate", 1.0, 4, decision=decision, number=3)
+    switch = Switch(APART, TOGETHER, "migrate", 1.0, 4, decision, number=3, ordered_s=1.0)
     seen = ["-", "-"]
     if decision is LOAD:
         switch.predicted_share, switch.seen_share, seen = 0.123, -0.04, ["+12%", "-4%"]
