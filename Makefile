@@ -168,4 +168,4 @@ mutants: $(STAMP)
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find flying_serving flying_lab harness tests benchmarks mutants zoo -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find flying_serving flying_deploy flying_lab harness tests benchmarks mutants zoo -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

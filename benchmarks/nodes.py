@@ -3,7 +3,7 @@ killed, or drains.
 
 python -m benchmarks.nodes [--times 5] [--policies cache_aware power_of_two]
 
-For each policy a deployment of its own (`flying_serving.deploy.vllm_router`), the tiny model:
+For each policy a deployment of its own (`flying_deploy.vllm_router`), the tiny model:
 
 1. Balance: the same 200 streams straight to one node, and through the router; tokens are compared.
    Prefixes of 256 tokens are shared by 5 requests each. With `power_of_two` 12 new requests arrive

@@ -15,8 +15,8 @@ from typing import Any
 
 import httpx
 
+from flying_deploy.ports import HOST, ReservedPort
 from flying_lab.server_process import CPU_ENVIRONMENT, ServerProcess, command
-from flying_serving.deploy.ports import HOST, ReservedPort
 
 ROOT = Path(__file__).parents[1]
 READY_S = 300.0

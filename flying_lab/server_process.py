@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 
 import httpx
 
-from flying_serving.deploy.ports import ReservedPort
+from flying_deploy.ports import ReservedPort
 from flying_serving.errors import ServerFailed
 
 CPU_ENVIRONMENT = {

@@ -12,9 +12,9 @@ from typing import Any, Self
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from flying_deploy.ports import HOST, ReservedPort
 from flying_lab.server_process import ServerProcess, command
 from flying_lab.tiny_models.checkpoint import make_model
-from flying_serving.deploy.ports import HOST, ReservedPort
 from harness.forked import ENVIRONMENT, ROOT, forked
 from harness.place import environment as of_place
 from harness.place import place, server_flags, stock_flags

@@ -27,7 +27,10 @@ from mutants.edits import Edit
 
 SLOW_S = 0.3
 """A test that takes longer without an edit runs after the others."""
-OURS = {"flying_serving", "flying_lab", "harness", "tests", "mutants", "__main__", "__mp_main__"}
+OURS = {
+    *("flying_serving", "flying_deploy", "flying_lab", "harness", "tests", "mutants"),
+    *("__main__", "__mp_main__"),
+}
 FACTOR, MORE_S = 2, 10
 """A run may take so many times the processor time of the unedited code, and some seconds."""
 DEADLINE_S = 120

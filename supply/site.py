@@ -16,7 +16,7 @@ API = {
     "Settings of a server": ["flying_serving.config.FlyingConfig", "flying_serving.slo"],
     "Errors": ["flying_serving.errors"],
     "Policies": ["flying_serving.policy.policies.Policy", "flying_serving.policy.snapshot"],
-    "Ray Serve": ["flying_serving.deploy.ray_args.RayArgs"],
+    "Ray Serve": ["flying_deploy.ray_args.RayArgs"],
     "Workloads": ["flying_lab.workload.model", "flying_lab.workload.synth"],
     "The simulator": ["flying_lab.sim.run"],
     "Results of a replay": ["flying_lab.results.metrics"],

@@ -15,7 +15,10 @@ from pathlib import Path
 
 from supply.pins import ROOT
 
-SOURCES = ("pyproject.toml", "LICENSE", "flying_serving", "flying_lab", "observability")
+SOURCES = (
+    *("flying_serving", "flying_deploy", "flying_lab"),
+    *("pyproject.toml", "LICENSE", "observability"),
+)
 
 
 def main() -> None:

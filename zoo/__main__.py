@@ -199,8 +199,9 @@ def _commit() -> str:
     commit = subprocess.run(
         [*git, "rev-parse", "--short=7", "HEAD"], capture_output=True, text=True, check=True
     )
+    folders = ("flying_serving", "flying_deploy", "flying_lab", "zoo")
     changed = subprocess.run(
-        [*git, "status", "--porcelain", "--", "flying_serving", "flying_lab", "zoo"],
+        [*git, "status", "--porcelain", "--", *folders],
         capture_output=True,
         text=True,
         check=True,

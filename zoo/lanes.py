@@ -14,8 +14,8 @@ from typing import Any, Self
 
 import httpx
 
+from flying_deploy.ports import HOST, ReservedPort
 from flying_lab.server_process import ServerProcess
-from flying_serving.deploy.ports import HOST, ReservedPort
 from flying_serving.errors import ServerFailed
 from zoo.architectures import MAX_MODEL_LEN
 from zoo.processes import fork

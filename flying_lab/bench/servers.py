@@ -9,11 +9,11 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import get_args
 
+from flying_deploy.ports import HOST, ReservedPort
+from flying_deploy.serve_args import ServerParser, with_dashes
 from flying_lab import emulation
 from flying_lab.server_process import ServerProcess, command
 from flying_serving.config import FlyingConfig, PolicyName
-from flying_serving.deploy.ports import HOST, ReservedPort
-from flying_serving.deploy.serve_args import ServerParser, with_dashes
 from flying_serving.errors import ConfigError
 from flying_serving.placement.topology import read_topology
 

@@ -16,8 +16,8 @@ import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from flying_deploy.ports import ReservedPort
 from flying_lab.server_process import ServerProcess, command
-from flying_serving.deploy.ports import ReservedPort
 from harness.forked import ENVIRONMENT, ROOT
 from harness.live import ready_or_stopped, tiny
 
@@ -104,7 +104,7 @@ class Counts:
 
 
 class Deployment(ServerProcess):
-    """`python -m flying_serving.deploy.vllm_router`; `url` is the router's. Use it as a context
+    """`python -m flying_deploy.vllm_router`; `url` is the router's. Use it as a context
     manager.
 
     `arguments`: those before the `--`. `serve`: what follows it.
@@ -116,7 +116,7 @@ class Deployment(ServerProcess):
         line = [
             sys.executable,
             "-m",
-            "flying_serving.deploy.vllm_router",
+            "flying_deploy.vllm_router",
             f"--port={port.number}",
             *arguments,
         ]

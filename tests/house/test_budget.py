@@ -13,7 +13,7 @@ from statistics import quantiles
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("flying_serving", "flying_lab")
+PACKAGES = ("flying_serving", "flying_deploy", "flying_lab")
 MAX_FILE_STATEMENTS = 200
 MAX_CLASS_STATEMENTS = 150
 MAX_FUNCTION_STATEMENTS = 30

@@ -10,7 +10,7 @@ import pytest
 from flying_serving.config import FlyingConfig, PolicyName
 
 ROOT = Path(__file__).parents[2]
-SOURCES = (ROOT / "flying_serving", ROOT / "flying_lab", ROOT)
+SOURCES = (ROOT / "flying_serving", ROOT / "flying_deploy", ROOT / "flying_lab", ROOT)
 """Folders that paths of pages are below."""
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")

@@ -18,17 +18,31 @@ LABORATORY = (
     *("demo", "cli", "bench", "emulation", "sim", "results", "workload"),
     *("server_process", "signals", "sse", "tiny_models", "errors"),
 )
+DEPLOYMENT = (
+    *("vllm_router", "ray", "own_node", "passing", "ray_args", "scaling"),
+    *("nodes", "serve_args", "child", "ports"),
+)
 PRODUCT = (
-    *("deploy", "cli", "server", "engine", "migration", "worker", "vllm_adapter"),
+    *("cli", "server", "engine", "migration", "worker", "vllm_adapter"),
     *("controller", "policy", "scheduling", "predict"),
     *("memory", "comm", "config", "slo", "wire", "layout", "placement"),
     *("observe", "start_error", "validation", "errors", "phase", "log", "version"),
 )
-ORDER = {"flying_lab": LABORATORY, "flying_serving": PRODUCT}
+ORDER = {"flying_lab": LABORATORY, "flying_deploy": DEPLOYMENT, "flying_serving": PRODUCT}
 """Packages, and what each holds, from the top to the bottom: each imports what is below it, and
 nothing above.
 """
 FLOORS = [(package, part) for package, parts in ORDER.items() for part in parts]
+NEEDED_FROM_PRODUCT = {
+    *("flying_serving.config", "flying_serving.errors", "flying_serving.validation"),
+    "flying_serving.layout.groups",
+    *("flying_serving.server.http.access", "flying_serving.server.http.error_body"),
+    *("flying_serving.placement.here", "flying_serving.placement.plan"),
+    *("flying_serving.placement.wishes", "flying_serving.worker.parent"),
+}
+"""What `flying_deploy` imports of the product. It starts nodes by their command line."""
+NEEDED_FROM_DEPLOYMENT = {"flying_deploy.ports", "flying_deploy.serve_args"}
+"""What the laboratory imports to start servers."""
 PURE = (
     "flying_lab/sim",
     "flying_lab/results",
@@ -106,6 +120,25 @@ def test_no_import_goes_up() -> None:
     assert found == []
 
 
+@pytest.mark.parametrize(
+    ("package", "below", "needed"),
+    [
+        ("flying_deploy", "flying_serving", NEEDED_FROM_PRODUCT),
+        ("flying_lab", "flying_deploy", NEEDED_FROM_DEPLOYMENT),
+    ],
+)
+def test_what_a_package_needs_of_one_below_is_listed(
+    package: str, below: str, needed: set[str]
+) -> None:
+    imported = {
+        name
+        for path in (ROOT / package).rglob("*.py")
+        for _, name in _of_ours(path)
+        if name.startswith(f"{below}.")
+    }
+    assert imported == needed
+
+
 def test_no_module_imports_itself_by_way_of_others() -> None:
     """`prepare` raises CycleError, which names the modules of a cycle."""
     graph = {_module_name(path): {name for _, name in _of_ours(path)} for path in FILES}
@@ -116,6 +149,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     ("folder", "others"),
     [
         ("flying_serving", {"harness", "tests", "benchmarks", "experiments", "zoo"}),
+        ("flying_deploy", {"harness", "tests", "benchmarks", "experiments", "zoo"}),
         ("flying_lab", {"harness", "tests", "benchmarks", "experiments", "zoo"}),
         ("harness", {"tests", "benchmarks", "experiments", "zoo"}),
         ("benchmarks", {"tests"}),
@@ -170,9 +204,9 @@ def test_the_laboratory_is_named_by_one_table() -> None:
     assert naming == [LAB_COMMANDS]
 
 
-def test_a_server_loads_neither_the_laboratory_nor_its_libraries() -> None:
-    laboratory = {"flying_lab", *LIBRARIES}
-    code = f"import sys, flying_serving.cli.serve; print(*{laboratory!r} & set(sys.modules))"
+def test_a_server_loads_neither_deployment_nor_laboratory() -> None:
+    above = {"flying_deploy", "flying_lab", *LIBRARIES}
+    code = f"import sys, flying_serving.cli.serve; print(*{above!r} & set(sys.modules))"
     line = [sys.executable, "-c", code]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = (ROOT / "flying_serving", ROOT / "flying_lab")
+PACKAGES = (ROOT / "flying_serving", ROOT / "flying_deploy", ROOT / "flying_lab")
 PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "yaml"}
 """Modules whose loaders run what they read; yaml's may."""
 CALLS = {"eval", "exec", "compile", "__import__", "recv_pyobj", "execfile", "unsafe_load"}

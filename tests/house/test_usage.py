@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
-FOLDERS = ("benchmarks", "experiments", "flying_serving", "supply", "tests", "zoo")
+FOLDERS = ("benchmarks", "experiments", "flying_serving", "flying_deploy", "supply", "tests", "zoo")
 GUARD = '\nif __name__ == "__main__":\n'
 TAKES_OPTIONS = '.add_argument("--'
 """Of modules with options of their own, which argparse reads."""

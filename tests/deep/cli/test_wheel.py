@@ -11,17 +11,20 @@ from pathlib import Path
 import httpx
 import pytest
 
+from flying_deploy.ports import HOST, ReservedPort
 from flying_lab.server_process import CPU_ENVIRONMENT, ServerProcess, command
-from flying_serving.deploy.ports import HOST, ReservedPort
 from harness.live import READY_S, ready_or_stopped, tiny
 from supply.pins import ROOT
 from supply.wheel import build
 
-PACKAGES = ("flying_serving", "flying_lab")
+PACKAGES = ("flying_serving", "flying_deploy", "flying_lab")
 FLAGS = ("--dtype=float32", "--max-model-len=2048", "--kv-cache-memory-bytes=67108864")
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 ENVIRONMENT |= CPU_ENVIRONMENT
-PLACES = "import flying_serving, flying_lab; print(*flying_serving.__path__, *flying_lab.__path__)"
+PLACES = """
+import importlib, sys
+print(*(importlib.import_module(package).__path__[0] for package in sys.argv[1:]))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +76,9 @@ def test_wheel_installs_alerts_and_dashboard(wheel: Path) -> None:
 @pytest.mark.server
 def test_server_of_the_wheel_answers(installed: Path, tmp_path: Path) -> None:
     """Its code is that of the wheel, with the page and the metrics that files of it describe."""
-    ask = [str(installed / "python"), "-c", PLACES]
+    ask = [str(installed / "python"), "-c", PLACES, *PACKAGES]
     told = subprocess.run(ask, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True)
-    assert [str(installed.parent) in path for path in told.stdout.split()] == [True, True]
+    assert [str(installed.parent) in path for path in told.stdout.split()] == [True] * len(PACKAGES)
     port, model = ReservedPort(), str(tiny("llama"))
     line = [str(installed / "flying-serving"), "serve", model, f"--host={HOST}"]
     line += [f"--port={port.number}", "--data-parallel-size=2", *FLAGS]

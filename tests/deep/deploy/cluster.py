@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from flying_serving.deploy.ports import HOST
+from flying_deploy.ports import HOST
 
 NAMESPACE = "some"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"

@@ -15,8 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from flying_serving.deploy.ports import HOST, ReservedPort
-from flying_serving.deploy.vllm_router.options import SCALE_OUT, SETTINGS
+from flying_deploy.ports import HOST, ReservedPort
+from flying_deploy.vllm_router.options import SCALE_OUT, SETTINGS
 from harness.live import READY_S, wait_until
 from tests.deep.deploy.cluster import NAMESPACE, PIECES, Cluster, Node, serving
 from tests.deep.deploy.manifests import NODES, ROUTER, Object, container, find, probes, rendered

@@ -15,9 +15,9 @@ import httpx
 import psutil
 import pytest
 
-from flying_serving.deploy import nodes
-from flying_serving.deploy.nodes import Node, Supervised, serve
-from flying_serving.deploy.ports import HOST, ReservedPort
+from flying_deploy import nodes
+from flying_deploy.nodes import Node, Supervised, serve
+from flying_deploy.ports import HOST, ReservedPort
 from flying_serving.errors import ServerFailed
 from harness.forked import ROOT
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 import httpx
 import pytest
 
-from flying_serving.deploy.ports import ReservedPort
+from flying_deploy.ports import ReservedPort
 
 READY_S = 60.0
 

@@ -19,7 +19,7 @@ from ray import serve
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
-from flying_serving.deploy.ports import HOST
+from flying_deploy.ports import HOST
 from harness.live import wait_until
 from harness.streams import (
     WORST_LOGPROB,
@@ -109,7 +109,7 @@ class Cluster:
         """Let the load decide between these numbers of nodes, at once. No node starts again for
         another number.
         """
-        policy = {"policy_function": "flying_serving.deploy.scaling:by_load"}
+        policy = {"policy_function": "flying_deploy.scaling:by_load"}
         scaling = {
             "min_replicas": fewest,
             "max_replicas": most,

@@ -20,7 +20,7 @@ import pytest
 import ray
 from ray import serve
 
-from flying_serving.deploy.ports import HOST, ReservedPort
+from flying_deploy.ports import HOST, ReservedPort
 from harness.forked import ENVIRONMENT, ROOT
 from harness.live import tiny
 from harness.streams import RequestFailed, Stream, begin, stream
@@ -66,7 +66,7 @@ def cluster() -> Iterator[Cluster]:
             model = str(tiny("llama"))
             args = {"model": model, "min_nodes": 2, "max_nodes": 2, "engines": 2, "flags": FLAGS}
             app = {
-                "import_path": "flying_serving.deploy.ray:app",
+                "import_path": "flying_deploy.ray:app",
                 "args": args | {"drain_timeout_s": DRAIN_S},
             }
             made = Cluster(port.url, model, {"name": "default", "route_prefix": "/"} | app)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 from ray.serve.config import AutoscalingConfig, AutoscalingContext
 
-from flying_serving.deploy.scaling import LOAD, by_load
+from flying_deploy.scaling import LOAD, by_load
 
 
 def context(loads: Sequence[float], queued: float, per_node: float) -> AutoscalingContext:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flying_serving.deploy.ports import HOST, ReservedPort
+from flying_deploy.ports import HOST, ReservedPort
 from harness.forked import run
 from harness.live import FLAGS, tiny
 from harness.place import place, server_flags

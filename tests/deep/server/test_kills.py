@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from flying_serving.deploy.ports import ReservedPort
+from flying_deploy.ports import ReservedPort
 from harness.live import Server, wait_until
 from harness.streams import begin
 from tests.deep.server.lifetimes import SHARED_MEMORY, Parts, bodies, wait_until_logged

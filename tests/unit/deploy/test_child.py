@@ -12,7 +12,7 @@ from harness.live import tiny, wait_until
 COMMAND = "flying_serving.cli.main"
 PARENT = f"""
 import os, subprocess, sys, time
-child = [sys.executable, "-m", "flying_serving.deploy.child", str(os.getpid())]
+child = [sys.executable, "-m", "flying_deploy.child", str(os.getpid())]
 line = [*child, "{COMMAND}", "serve", sys.argv[1]]
 print(subprocess.Popen(line).pid, flush=True)
 time.sleep(60)
@@ -28,16 +28,14 @@ def test_a_child_ends_with_its_parent() -> None:
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
         wait_until(
-            lambda: (
-                COMMAND in child.cmdline() and "flying_serving.deploy.child" not in child.cmdline()
-            )
+            lambda: COMMAND in child.cmdline() and "flying_deploy.child" not in child.cmdline()
         )
         parent.kill()
     wait_until(lambda: not child.is_running())
 
 
 def test_child_whose_parent_has_ended_runs_no_command() -> None:
-    line = [sys.executable, "-m", "flying_serving.deploy.child", "1", COMMAND, "--help"]
+    line = [sys.executable, "-m", "flying_deploy.child", "1", COMMAND, "--help"]
     done = subprocess.run(
         line, cwd=ROOT, env=os.environ | ENVIRONMENT, capture_output=True, text=True, check=False
     )

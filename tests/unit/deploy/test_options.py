@@ -1,4 +1,4 @@
-"""The command line of `python -m flying_serving.deploy.vllm_router`."""
+"""The command line of `python -m flying_deploy.vllm_router`."""
 
 import re
 import shlex
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from flying_serving.deploy.ports import ReservedPort
-from flying_serving.deploy.vllm_router.__main__ import check_nodes, reserved_port, without_proxy
-from flying_serving.deploy.vllm_router.options import MISSING, SETTINGS, parse
+from flying_deploy.ports import ReservedPort
+from flying_deploy.vllm_router.__main__ import check_nodes, reserved_port, without_proxy
+from flying_deploy.vllm_router.options import MISSING, SETTINGS, parse
 from flying_serving.errors import ConfigError
 
 OURS = [word for setting in SETTINGS.items() for word in setting]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from flying_serving.deploy import own_node
-from flying_serving.deploy.own_node import OwnNode
-from flying_serving.deploy.ray_args import RayArgs
+from flying_deploy import own_node
+from flying_deploy.own_node import OwnNode
+from flying_deploy.ray_args import RayArgs
 from flying_serving.errors import ServerFailed
 from flying_serving.placement.wishes import BIND
 

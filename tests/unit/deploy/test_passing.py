@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from flying_serving.deploy.passing import PassingOn
+from flying_deploy.passing import PassingOn
 from flying_serving.errors import ServerFailed
 
 WAIT_S = 10.0

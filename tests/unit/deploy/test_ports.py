@@ -9,7 +9,7 @@ from multiprocessing import get_context
 
 import pytest
 
-from flying_serving.deploy.ports import HOST, ReservedPort
+from flying_deploy.ports import HOST, ReservedPort
 
 BINDS = "import socket, sys; socket.socket().bind((sys.argv[1], int(sys.argv[2])))"
 MANY = 200

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from flying_serving.deploy.nodes import QUIET
-from flying_serving.deploy.ray_args import RayArgs, parse_args
+from flying_deploy.nodes import QUIET
+from flying_deploy.ray_args import RayArgs, parse_args
 from flying_serving.errors import ConfigError, NotInstalled
 
 
@@ -89,5 +89,5 @@ def test_a_node_is_told_where_to_listen_and_how_to_end() -> None:
 
 def test_without_ray_one_line_says_what_to_install() -> None:
     with pytest.raises(NotInstalled) as caught:
-        import flying_serving.deploy.ray  # noqa: F401
+        import flying_deploy.ray  # noqa: F401
     assert str(caught.value) == 'Ray Serve is not installed: pip install "flying-serving[ray]"'

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from flying_serving.deploy.serve_args import DEVICES, environment_of, parse_serve_args
+from flying_deploy.serve_args import DEVICES, environment_of, parse_serve_args
 from flying_serving.errors import ConfigError
 from flying_serving.placement import here
 from tests.unit.placement.machines import machine

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from flying_deploy.ports import ReservedPort
 from flying_lab import server_process
 from flying_lab.server_process import Health, ServerProcess, command
-from flying_serving.deploy.ports import ReservedPort
 from flying_serving.errors import ServerFailed
 
 READY_S = 60.0

@@ -20,6 +20,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from flying_deploy.ports import ReservedPort
 from flying_lab.bench import compare
 from flying_lab.bench.options import BenchOptions
 from flying_lab.bench.report import load
@@ -30,7 +31,6 @@ from flying_lab.workload.model import Request, Workload
 from flying_serving.cli import lab  # noqa: F401 - adds its commands
 from flying_serving.cli.admin import app
 from flying_serving.cli.flags import parse
-from flying_serving.deploy.ports import ReservedPort
 from flying_serving.errors import ConfigError, ServerFailed
 from harness import mock_server as mock
 from harness.live import ENVIRONMENT, FLAGS, ROOT, tiny

@@ -3,9 +3,9 @@
 import pytest
 from typer.testing import CliRunner
 
+from flying_deploy.ports import ReservedPort
 from flying_serving.cli import checks
 from flying_serving.cli.admin import app
-from flying_serving.deploy.ports import ReservedPort
 from harness.live import KEY, Server
 from tests.deep.server.errors.case import Case
 from tests.deep.server.errors.command_cases import (

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from flying_deploy.ports import ReservedPort
 from flying_lab.bench.bodies import Bodies, body_of
 from flying_lab.bench.client import Replay, Target, clocks_together
 from flying_lab.bench.options import BenchOptions
@@ -20,7 +21,6 @@ from flying_lab.results.lag import LagMeter
 from flying_lab.results.results import Results
 from flying_lab.workload.model import Request, Workload
 from flying_lab.workload.prompts import Prompts
-from flying_serving.deploy.ports import ReservedPort
 from harness import mock_server as mock
 
 CLOCKS_S = 0.001

@@ -1,8 +1,8 @@
 """Nodes on this machine behind vllm-router, which avoids nodes that die or drain. These are started
 again.
 
-    python -m flying_serving.deploy.vllm_router --nodes 2 --port 8000 -- MODEL [FLAGS]
-    python -m flying_serving.deploy.vllm_router --node-url http://10.0.0.1:8000 [--node-url ...]
+    python -m flying_deploy.vllm_router --nodes 2 --port 8000 -- MODEL [FLAGS]
+    python -m flying_deploy.vllm_router --node-url http://10.0.0.1:8000 [--node-url ...]
 
 FLAGS are flags of `flying-serving serve`. Flags of vllm-router are given as `--router-FLAG`, like
 `--router-policy power_of_two`.
@@ -18,10 +18,10 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from flying_serving.deploy.nodes import ANSWER_S, Node, Supervised, serve
-from flying_serving.deploy.ports import HOST, ReservedPort
-from flying_serving.deploy.serve_args import environment_of
-from flying_serving.deploy.vllm_router.options import Options, is_loopback, parse
+from flying_deploy.nodes import ANSWER_S, Node, Supervised, serve
+from flying_deploy.ports import HOST, ReservedPort
+from flying_deploy.serve_args import environment_of
+from flying_deploy.vllm_router.options import Options, is_loopback, parse
 from flying_serving.errors import ConfigError, FlyingError
 
 END_S = 30.0

@@ -10,12 +10,12 @@ from ipaddress import ip_address
 from typing import NoReturn
 from urllib.parse import urlsplit
 
-from flying_serving.deploy.nodes import READY
-from flying_serving.deploy.ports import HOST
-from flying_serving.deploy.serve_args import ServeArgs, parse_serve_args
+from flying_deploy.nodes import READY
+from flying_deploy.ports import HOST
+from flying_deploy.serve_args import ServeArgs, parse_serve_args
 from flying_serving.errors import ConfigError
 
-PROGRAM = "python -m flying_serving.deploy.vllm_router"
+PROGRAM = "python -m flying_deploy.vllm_router"
 NODES, MAX_NODES = 2, 64
 EVERYWHERE = "0.0.0.0"
 MISSING = 'vllm-router is not installed: pip install "flying-serving[router]"'

@@ -1,7 +1,7 @@
 """Ray Serve: each replica of one deployment has a node, and Ray's HTTP proxy is the router between
 them.
 
-    serve run flying_serving.deploy.ray:app model=PATH nodes=2 engines=2
+    serve run flying_deploy.ray:app model=PATH nodes=2 engines=2
 
 `RayArgs` has all arguments. A replica and its node live and die together: a replica is made when
 its node is ready, and ends when its node does. No other module of the package imports Ray.
@@ -17,10 +17,10 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from flying_serving.deploy.own_node import END_S, OwnNode
-from flying_serving.deploy.passing import PassingOn
-from flying_serving.deploy.ray_args import RayArgs, parse_args
-from flying_serving.deploy.scaling import LOAD, by_load
+from flying_deploy.own_node import END_S, OwnNode
+from flying_deploy.passing import PassingOn
+from flying_deploy.ray_args import RayArgs, parse_args
+from flying_deploy.scaling import LOAD, by_load
 from flying_serving.errors import NotInstalled
 
 try:

@@ -1,3 +1,3 @@
 """Many nodes: processes that are started, watched and started again, behind routers of other
-projects.
+projects. A server imports none of it.
 """

@@ -20,7 +20,7 @@ from typing import IO, Any
 
 import httpx
 
-from flying_serving.deploy.ports import HOST, ReservedPort
+from flying_deploy.ports import HOST, ReservedPort
 from flying_serving.errors import ServerFailed
 
 PROCESS_POLL_S = 0.1
@@ -37,7 +37,7 @@ STARTING_S = 2.0
 """The time for the end of a process that is not ready: vLLM ignores SIGTERM while its engines
 start.
 """
-CHILD = "flying_serving.deploy.child"
+CHILD = "flying_deploy.child"
 SERVE = ("flying_serving.cli.main", "serve")
 READY = "/ready"
 QUIET = "--disable-access-log-for-endpoints=/ready,/get_load,/load"

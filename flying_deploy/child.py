@@ -1,7 +1,7 @@
 """Run a module in a process that ends with the process that started it, even if the kernel kills
 that one (Linux).
 
-    python -m flying_serving.deploy.child PARENT MODULE [ARGUMENT ...]
+    python -m flying_deploy.child PARENT MODULE [ARGUMENT ...]
 
 PARENT: the number of the process that started it.
 """
@@ -16,7 +16,7 @@ from flying_serving.worker.parent import end_with_parent
 def main() -> None:
     """Become the module. The kernel remembers when the process is to end."""
     parser = argparse.ArgumentParser(
-        "python -m flying_serving.deploy.child",
+        "python -m flying_deploy.child",
         usage="%(prog)s PARENT MODULE [ARGUMENT ...]",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -9,8 +9,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from flying_deploy.nodes import QUIET
 from flying_serving.config import MAX_ENGINES
-from flying_serving.deploy.nodes import QUIET
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import is_power_of_two
 from flying_serving.validation import first_problem

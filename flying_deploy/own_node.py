@@ -13,9 +13,9 @@ from http import HTTPStatus
 
 import aiohttp
 
-from flying_serving.deploy.nodes import CHILD, READY, SERVE
-from flying_serving.deploy.ports import HOST, ReservedPort
-from flying_serving.deploy.ray_args import RayArgs
+from flying_deploy.nodes import CHILD, READY, SERVE
+from flying_deploy.ports import HOST, ReservedPort
+from flying_deploy.ray_args import RayArgs
 from flying_serving.errors import ServerFailed
 from flying_serving.placement.wishes import BIND, NOBIND, THREADS
 

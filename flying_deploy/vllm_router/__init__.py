@@ -1,0 +1,1 @@
+"""Nodes behind vllm-router: `python -m flying_deploy.vllm_router`."""
