@@ -30,8 +30,6 @@ _PREFIX = "flying-serving: "
 _LANE = "this lane"
 """In what the self-check of lanes says."""
 _ELSEWHERE = "Please check the logs"
-_OF_VLLM = "(VLLM_LOGGING_LEVEL=DEBUG shows where)"
-"""Ends a line in which the server repeats an error of vLLM: no refusal of ours."""
 _RAISED = re.compile(r"(?:^|[\s\]])((?:\w+\.)*\w*(?:Error|Exception|Lost|Timeout))(?::\s*(.*))?$")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
@@ -183,7 +181,6 @@ def refusal(ended: Ended) -> str | None:
         or not last.startswith(_PREFIX)
         or _RAISED.search(last)
         or _ELSEWHERE in last
-        or last.endswith(_OF_VLLM)
     ):
         return None
     return last.removeprefix(_PREFIX)

@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,26 +35,6 @@ REFUSALS = (
     RuntimeError,
 )
 """Exceptions of vLLM for values of its flags, raised from the flags alone."""
-WHILE_STARTING = (ValueError, KeyError, NotImplementedError, ImportError)
-"""Exceptions of vLLM for names that it finds only as it starts, of tokenizers, parsers and
-plugins.
-"""
-READS_FLAGS = frozenset(
-    {
-        "from_cli_args",
-        "create_engine_config",
-        "cached_tokenizer_from_config",
-        "from_vllm_config",
-        "import_tool_parser",
-        "import_reasoning_parser",
-        "get_uvicorn_log_config",
-        "build_app",
-        "init_app_state",
-    }
-)
-"""Functions of vLLM that read flags: the configuration, then in a start names of tokenizers,
-parsers and plugins.
-"""
 
 
 def main(argv: list[str]) -> None:
@@ -159,21 +138,8 @@ def refused_in_one_line() -> Iterator[None]:
     except FlyingError:
         raise
     except (*REFUSALS, VLLMError) as error:
-        raise ConfigError(_in_one_line(error)) from error
-
-
-def _is_of_a_flag(error: BaseException) -> bool:
-    """Return whether vLLM raised the error, and not our code, while it read flags. Only flags can
-    be wrong in its configuration.
-    """
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    owners = [
-        name.partition(".")[0] for frame in frames if (name := frame.f_globals.get("__name__", ""))
-    ]
-    last = next((owner for owner in reversed(owners) if owner in ("vllm", "flying_serving")), None)
-    reading = {frame.f_code.co_name for frame in frames} & READS_FLAGS
-    is_refusal = isinstance(error, (*WHILE_STARTING, OSError)) or "create_engine_config" in reading
-    return is_refusal and last == "vllm" and bool(reading)
+        text = " ".join(str(error).removeprefix("Error: ").split())
+        raise ConfigError(text or type(error).__name__) from error
 
 
 def _of_a_setting(problem: Mapping[str, Any]) -> str:
@@ -186,21 +152,17 @@ def _of_a_setting(problem: Mapping[str, Any]) -> str:
     return f"{option(str(problem['loc'][0]))}={problem['input']!r}: {message}"
 
 
-def _in_one_line(error: BaseException) -> str:
-    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-    return " ".join(text.removeprefix("Error: ").split()) or type(error).__name__
-
-
 _OF_RECURRENT_STATE = "--mamba-block-size"
 """A flag that vLLM itself sets for a model with recurrent state."""
 
 
 @contextmanager
 def explain_mistakes(args: Any) -> Iterator[None]:
-    """While the body runs a server with these flags, report a user's mistake in them, or wish, in
-    one line.
+    """While the body runs a server with these flags, report in one line what a user did: a value
+    that one of vLLM's configurations refuses, a model that is not there, an address in use, an
+    interrupt.
 
-    An exception outside the reading of flags, as while the server serves, keeps its traceback.
+    Any other exception keeps its traceback, with vLLM's message as its last line.
     """
     from flying_serving.server.start.inspection import missing_import
     from flying_serving.server.start.support import no_model
@@ -217,23 +179,13 @@ def explain_mistakes(args: Any) -> Iterator[None]:
                 f"then refuses the flag that it has set itself: {problem}"
             ) from None
         raise ConfigError(missing_import(problem) or problem) from None
-    except FlyingError:
-        raise
     except OSError as error:
         if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
             place = f"--host={args.host or ''} --port={args.port}"
             raise ConfigError(f"{place}: {os.strerror(error.errno).lower()}") from None
-        if error.errno is not None or not _is_of_a_flag(error):
-            raise
-        reason = str(error).split("\n")[0]  # of transformers, or of the hub
-        if not Path(args.model).exists():
-            raise no_model(args.model, reason) from None
-        raise ConfigError(f"--tokenizer={args.tokenizer or args.model}: {reason}") from None
-    except Exception as error:
-        if not _is_of_a_flag(error):
-            raise
-        logger.debug("the server does not start", exc_info=True)
-        raise ConfigError(f"{_in_one_line(error)} (VLLM_LOGGING_LEVEL=DEBUG shows where)") from None
+        if error.errno is None and not Path(args.model).exists():  # of transformers, or of the hub
+            raise no_model(args.model, str(error).split("\n")[0]) from None
+        raise
     except KeyboardInterrupt as error:
         sys.stderr.write("flying-serving: ended while it was starting\n")
         raise SystemExit(128 + (signal.SIGTERM if error.args else signal.SIGINT)) from None

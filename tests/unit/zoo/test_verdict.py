@@ -163,7 +163,6 @@ def test_an_architecture_without_a_comparison_is_not_named_as_compared() -> None
         (2, "flying-serving: a step failed: RuntimeError: shapes", None),
         (2, "flying-serving: engine 1 could not start: AssertionError:", None),
         (2, "flying-serving: it failed. Please check the logs for more details.", None),
-        (2, "flying-serving: no such token (VLLM_LOGGING_LEVEL=DEBUG shows where)", None),
     ],
 )
 def test_only_one_line_that_says_why_is_a_refusal(
