@@ -29,7 +29,7 @@ class Watch:
 
     def _processor_s(self) -> tuple[float, float, float, float]:
         spent = [one.cpu_times() for one in self._processes]
-        numbers = {cpu.number for cpu in self._topology.cpus}
+        numbers = self._topology.nodes
         usable = [
             times for number, times in enumerate(psutil.cpu_times(percpu=True)) if number in numbers
         ]
@@ -47,7 +47,8 @@ class Watch:
         server_s, client_s, busy_s, passed_s = (
             now - then for now, then in zip(self._before, before, strict=True)
         )
-        usable_s = passed_s * self._topology.usable_cpus
+        cpus = len(self._topology.nodes)
+        usable_s = passed_s * min(cpus, self._topology.quota_cpus or cpus)
         others_s, self.server_s = max(0.0, busy_s - server_s - client_s), server_s
         return (
             f"server {server_s / usable_s:.3f}, client {client_s / usable_s:.3f}, others "

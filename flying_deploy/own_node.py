@@ -17,7 +17,7 @@ from flying_deploy.nodes import CHILD, READY, SERVE
 from flying_deploy.ports import HOST, ReservedPort
 from flying_deploy.ray_args import RayArgs
 from flying_serving.errors import ServerFailed
-from flying_serving.placement.wishes import BIND, NOBIND, THREADS
+from flying_serving.placement.plan import BIND, NOBIND, THREADS
 
 READINESS_POLL_S = 0.2
 """Seconds between two questions to a starting node whether it is ready."""

@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from typing import NoReturn, Self
 
 from flying_serving.errors import ConfigError
-from flying_serving.placement.here import placements_here
-from flying_serving.placement.plan import bind_string
-from flying_serving.placement.wishes import BIND, SIMULATED, THREADS
+from flying_serving.placement.plan import BIND, NOBIND, THREADS, plan
+from flying_serving.placement.topology import format_cpus, read_topology
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
 _CHOSEN = {
@@ -93,10 +92,10 @@ def environment_of(
             processors cannot be shared as environment variables say.
     """
     each = args.engines * args.devices
-    own = placements_here(nodes * args.engines, args.devices, base)[node * each : (node + 1) * each]
-    # it has had its effect
-    made = {name: value for name, value in base.items() if name != SIMULATED}
-    made[BIND] = bind_string(own)
+    all_nodes = plan(read_topology(), base, nodes * args.engines, args.devices)
+    own = all_nodes[node * each : (node + 1) * each]
+    lists = [format_cpus(placement.cpus) for placement in own]
+    made = {**base, BIND: "|".join(lists) if all(lists) else NOBIND}
     threads = [placement.threads for placement in own]
     # otherwise the lists of its CPUs say them
     if len(set(threads)) == 1 or threads != [len(placement.cpus) for placement in own]:

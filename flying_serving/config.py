@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -248,13 +247,6 @@ class Deployment(BaseModel):
     def is_there(self, engine: int) -> bool:
         """Return whether an engine was there, as far as this process knew at its start."""
         return not self.incarnations or self.incarnations[engine] is not None
-
-    def memory_nodes(self, group: Sequence[int]) -> list[int]:
-        """Return the NUMA nodes of the memory of a group's devices; none on CUDA."""
-        members = [
-            self.placement(engine, device) for engine in group for device in range(self.devices)
-        ]
-        return sorted({placement.node for placement in members if placement is not None})
 
     def placement(self, engine: int, device: int) -> Placement | None:
         """Return the placement of a device of an engine; None on CUDA."""

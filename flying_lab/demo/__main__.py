@@ -79,7 +79,7 @@ def others_note(percents: Sequence[float], topology: Topology) -> str | None:
 
     `percents`: how busy each CPU of the machine was. Only the CPUs that the demo may run on count.
     """
-    numbers = {cpu.number for cpu in topology.cpus}
+    numbers = topology.nodes
     used = sum(percent for number, percent in enumerate(percents) if number in numbers) / 100
     if used < FEW_CPUS:
         return None

@@ -22,7 +22,6 @@ from flying_serving.config import MAX_ENGINES
 from flying_serving.errors import ConfigError
 from flying_serving.placement.plan import device_name, plan
 from flying_serving.placement.topology import Topology, read_topology
-from flying_serving.placement.wishes import read_wishes
 from flying_serving.vllm_adapter.patches.version import VLLM_VERSION, installed_vllm
 
 PROBE_S = 120.0
@@ -204,7 +203,7 @@ def placements(topology: Topology, variables: Mapping[str, str] = os.environ) ->
 def _placement(topology: Topology, variables: Mapping[str, str], engines: int) -> Finding:
     name = "1 engine" if engines == 1 else f"{engines} engines"
     try:
-        planned = plan(topology, read_wishes(variables), engines, devices=1)
+        planned = plan(topology, variables, engines, devices=1)
     except ConfigError as error:
         return Finding("bad", name, str(error))
     if engines > 1 and len(set(planned)) == 1:

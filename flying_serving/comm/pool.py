@@ -5,8 +5,6 @@ start.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
-from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +18,12 @@ from flying_serving.layout.groups import Group, Layout, aligned_group, group_wor
 Coordinator = Any  # vllm.distributed.parallel_state.GroupCoordinator
 MakeCoordinators = Callable[[list[list[int]], str], Coordinator]
 Activate = Callable[[Coordinator], AbstractContextManager[None]]
-SpreadOver = Callable[[Sequence[int], mmap], None]
-"""A function that says where the memory of a group of engines, which has no pages yet, is to
-lie.
-"""
 OpenEnd = Callable[[str, int, Group, Sequence[str]], GroupEnd]
 """A function that opens an end: of a file, for a rank of a group of engines, with the names of all
 ranks.
 """
 START_TIMEOUT_S = 600
 """Seconds that a worker waits at its start for the workers of the other engines."""
-
-
-def _where_it_is_used(group: Sequence[int], memory: mmap) -> None:
-    """Leave the choice to the system: a page is on the node of the process that needs it first."""
 
 
 @dataclass
@@ -116,24 +106,15 @@ class CommunicatorPool:
                 if exchange.end is not None:
                     yield exchange.end
 
-    def use_shared_memory(
-        self, directory: str, deadline_s: float, spread: SpreadOver = _where_it_is_used
-    ) -> None:
+    def use_shared_memory(self, directory: str, deadline_s: float) -> None:
         """Let every group of more than one rank exchange through shared memory, once it is opened.
 
         The groups' files go to `directory`, on a memory file system. A rank waits `deadline_s` for
-        the others. `spread` says where a group's memory is to lie.
+        the others.
         """
 
         def open_end(path: str, rank: int, group: Group, names: Sequence[str]) -> GroupEnd:
-            return ShmGroup(
-                path,
-                rank,
-                len(names),
-                deadline_s=deadline_s,
-                names=names,
-                spread=partial(spread, group),
-            )
+            return ShmGroup(path, rank, len(names), deadline_s=deadline_s, names=names)
 
         self.use_ends(directory, open_end)
 

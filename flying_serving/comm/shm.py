@@ -60,14 +60,12 @@ class ShmGroup:
         slot_bytes: int = SLOT_BYTES,
         deadline_s: float = 60.0,
         names: Sequence[str] | None = None,
-        spread: Callable[[mmap.mmap], object] = lambda memory: None,
     ) -> None:
         """Attach as `rank` of `world` to the file at `path` (under /dev/shm), which the first rank
         creates.
 
         Larger tensors go in pieces of `slot_bytes`; the file takes 2 * world * slot_bytes, from the
-        start. `names` are for errors. `spread` gets the memory before it has pages, to say on which
-        NUMA nodes they are to be.
+        start. `names` are for errors.
 
         Raises:
             ValueError: if the file is not for such a group, or the rank was taken before.
@@ -92,14 +90,14 @@ class ShmGroup:
         with contextlib.ExitStack() as opened:
             self._file = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
             opened.callback(os.close, self._file)
-            self._map = opened.enter_context(self._attach(names[rank], spread))
+            self._map = opened.enter_context(self._attach(names[rank]))
             words = opened.enter_context(memoryview(self._map)[:HEADER_BYTES].cast("q"))
             self._ranks = GroupRanks(self._file, words, rank, names, deadline_s)
             self._group = (addressof(c_char.from_buffer(self._map)), rank, world, slot_bytes)
             self._opened = opened.pop_all()
 
-    def _attach(self, name: str, spread: Callable[[mmap.mmap], object]) -> mmap.mmap:
-        """Size, map and spread the file, and take the rank's place in it."""
+    def _attach(self, name: str) -> mmap.mmap:
+        """Size and map the file, and take the rank's place in it."""
         size = HEADER_BYTES + 2 * self._world * self._slot_bytes
         fcntl.flock(self._file, fcntl.LOCK_EX)  # other ranks may be here too
         try:
@@ -110,7 +108,6 @@ class ShmGroup:
                 )
             os.ftruncate(self._file, size)
             mapped = mmap.mmap(self._file, size)
-            spread(mapped)
             reserve(self._file, self.path, size)
             if not GroupRanks.attach(self._file, self._rank):
                 raise ValueError(f"{self.path} was attached to as {name} before")

@@ -1,1 +1,1 @@
-"""The cores, the number of threads and the memory of each device of an engine on the CPU."""
+"""The cores and the number of threads of each device of an engine on the CPU."""

@@ -1,99 +1,67 @@
-"""The logical CPUs that this process may use, their cores and NUMA nodes, and the CPU time that its
-cgroup may use.
+"""The CPUs that this process may use, and the CPU time that its cgroup may use.
 
 Read from /sys and /proc: `doctor` and the launchers of nodes have neither torch nor vLLM loaded.
 """
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 ROOT = Path("/")
-_CPU_LIST = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
-
-
-@dataclass(frozen=True)
-class Cpu:
-    """A logical CPU. `core`: the lowest CPU of its physical core. `node`: its NUMA node."""
-
-    number: int
-    core: int
-    node: int
 
 
 @dataclass(frozen=True)
 class Topology:
-    """CPUs that this process may use, by affinity, in the order of their numbers; at least one.
+    """What this process may use, by its affinity.
 
-    `quota_cpus`: CPU time that the cgroup may use, in CPUs; None: no limit. `memory_nodes`: NUMA
-    nodes whose memory this process may use.
+    `nodes`: the NUMA node of each logical CPU, by its number. `cores`: one CPU of each physical
+    core, the last, as vLLM chooses: two threads on one core share its vector units. `quota_cpus`:
+    CPU time that the cgroup may use, in CPUs; None: no limit.
     """
 
-    cpus: tuple[Cpu, ...]
+    nodes: Mapping[int, int]
+    cores: tuple[int, ...]
     quota_cpus: float | None = None
-    memory_nodes: tuple[int, ...] = (0,)
-
-    @property
-    def cores(self) -> tuple[Cpu, ...]:
-        """The last CPU of each physical core, as vLLM chooses: two threads on one core share its
-        vector units.
-        """
-        last = {cpu.core: cpu for cpu in self.cpus}
-        return tuple(sorted(last.values(), key=lambda cpu: cpu.number))
 
     @property
     def usable_cores(self) -> int:
-        """The number of cores' worth of threads that can run at once: cores, as far as the quota
-        reaches.
-        """
-        return max(1, self.within_quota(len(self.cores)))
+        """The number of cores that the quota has time for."""
+        return self.threads(len(self.cores))
 
-    @property
-    def usable_cpus(self) -> float:
-        """The number of CPUs' worth of time: the logical CPUs, as far as the quota reaches."""
-        return min(len(self.cpus), self.quota_cpus or len(self.cpus))
-
-    def within_quota(self, cores: int, devices: int = 1) -> int:
-        """Return how many of a device's cores its share of the quota has time for; `devices`: how
-        many share the quota.
-        """
-        return cores if self.quota_cpus is None else min(cores, int(self.quota_cpus / devices))
-
-    def memory_node(self, cpus: Collection[int]) -> int:
-        """Return the node to whose memory vLLM binds a worker that may use these CPUs: the first
-        one's, if allowed.
-        """
-        node = next(cpu.node for cpu in self.cpus if cpu.number in cpus)
-        return node if node in self.memory_nodes else self.memory_nodes[0]
+    def threads(self, cores: int, devices: int = 1) -> int:
+        """Return how many threads run on a device's cores; `devices` share the quota."""
+        limit = cores if self.quota_cpus is None else int(self.quota_cpus / devices)
+        return max(1, min(cores, limit))
 
 
 def read_topology(root: Path = ROOT, allowed: Iterable[int] | None = None) -> Topology:
-    """Read the topology of this machine as far as this process may use it; `allowed`: CPUs, its
-    affinity by default.
-    """
-    numbers = sorted(_affinity() if allowed is None else allowed)
-    nodes = {cpu: node for node, cpus in _nodes(root) for cpu in cpus}
-    cpus = tuple(Cpu(number, _core(root, number), nodes.get(number, 0)) for number in numbers)
-    return Topology(cpus, _quota_cpus(root), _memory_nodes(root))
+    """Read the topology of this machine; `allowed`: CPUs, the process's affinity by default."""
+    if allowed is None:
+        has_affinity = hasattr(os, "sched_getaffinity")
+        allowed = os.sched_getaffinity(0) if has_affinity else range(os.cpu_count() or 1)
+    nodes = dict.fromkeys(sorted(allowed), 0)
+    cores: dict[tuple[int, ...], int] = {}
+    for path in (root / "sys/devices/system/node").glob("node[0-9]*/cpulist"):
+        text = _text(path)  # a node may have memory alone
+        here = nodes.keys() & parse_cpus(text) if text else ()
+        nodes |= dict.fromkeys(here, int(path.parent.name.removeprefix("node")))
+    for cpu in nodes:
+        siblings = _text(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        cores[parse_cpus(siblings or str(cpu))] = cpu
+    return Topology(nodes, tuple(sorted(cores.values())), min(_quotas_cpus(root), default=None))
 
 
 def parse_cpus(text: str) -> tuple[int, ...]:
-    """Return the numbers in a list like 0-2,4, ascending, each once.
-
-    Raises:
-        ValueError: if it is no such list.
-    """
-    text = text.strip()
-    if not _CPU_LIST.fullmatch(text):
-        raise ValueError(f"{text!r} is not a list like 0-3,8")
+    """Return the numbers in a list like 0-2,4, each once. Raises ValueError for another text."""
     found: set[int] = set()
     for piece in text.split(","):
-        first, _, last = piece.partition("-")
-        if int(last or first) < int(first):
-            raise ValueError(f"{piece!r} does not ascend")
-        found.update(range(int(first), int(last or first) + 1))
+        ends = re.fullmatch(r"(\d+)(?:-(\d+))?", piece)
+        numbers = range(int(ends[1]), int(ends[2] or ends[1]) + 1) if ends else ()
+        if not numbers:
+            raise ValueError(f"{text!r} is not a list like 0-3,8")
+        found.update(numbers)
     return tuple(sorted(found))
 
 
@@ -108,68 +76,24 @@ def format_cpus(numbers: Iterable[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
-def _affinity() -> set[int]:
-    return (
-        os.sched_getaffinity(0)
-        if hasattr(os, "sched_getaffinity")
-        else set(range(os.cpu_count() or 1))
-    )
-
-
-def _nodes(root: Path) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield NUMA nodes with their CPUs; none where the kernel has no NUMA."""
-    for path in (root / "sys/devices/system/node").glob("node[0-9]*/cpulist"):
-        if text := _text(path):  # a node may have memory alone
-            yield int(path.parent.name.removeprefix("node")), parse_cpus(text)
-
-
-def _core(root: Path, cpu: int) -> int:
-    siblings = _text(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-    return parse_cpus(siblings)[0] if siblings else cpu
-
-
-def _memory_nodes(root: Path) -> tuple[int, ...]:
-    for line in _text(root / "proc/self/status").splitlines():
-        name, _, nodes = line.partition(":")
-        if name == "Mems_allowed_list":
-            return parse_cpus(nodes)
-    return (0,)
-
-
-def _quota_cpus(root: Path) -> float | None:
-    """Return the tightest limit of this process's cgroup and those above it, of version 1 and 2."""
-    limits = [limit for folder in _cgroups(root) if (limit := _limit_cpus(folder)) is not None]
-    return min(limits, default=None)
-
-
-def _cgroups(root: Path) -> Iterator[Path]:
-    """Yield folders of the cgroups that limit CPU time.
-
-    In a container the path may be the outer one, while the mount begins at the container's own
-    cgroup. So the mount itself is among them.
+def _quotas_cpus(root: Path) -> Iterator[float]:
+    """Yield limits that cgroups, of version 1 and 2, set this process's CPU time. In a container a
+    path may be the outer one, so the mount itself is looked at, too.
     """
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
         mount = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
-        place = PurePosixPath(path)
-        for cgroup in (place, *place.parents):
-            yield mount / cgroup.relative_to("/")
-
-
-def _limit_cpus(folder: Path) -> float | None:
-    """Return the limit that a cgroup sets itself, as files of either version say it."""
-    quota, _, period = _text(folder / "cpu.max").partition(" ")
-    if not quota:
-        quota, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
-    if not quota or not period or quota == "max" or int(quota) <= 0:
-        return None
-    return int(quota) / int(period)
+        for above in (PurePosixPath(path), *PurePosixPath(path).parents):
+            cgroup = mount / above.relative_to("/")
+            quota, _, period = _text(cgroup / "cpu.max").partition(" ")
+            quota = quota or _text(cgroup / "cpu.cfs_quota_us")
+            if quota.isdecimal() and int(quota):  # others: max, -1
+                yield int(quota) / int(period or _text(cgroup / "cpu.cfs_period_us"))
 
 
 def _text(path: Path) -> str:
-    """Return the text of a small file; nothing if it is not there."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

@@ -2,10 +2,9 @@
 the same bytes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from mmap import mmap
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from flying_serving.memory.cuda_arena import CudaArena
 from flying_serving.memory.cuda_device import CudaDevice, cuda_driver
 from flying_serving.memory.kv_view import bytes_of
 from flying_serving.start_error import told_to_server
-from flying_serving.vllm_adapter import distributed, loading, nccl, numa
+from flying_serving.vllm_adapter import distributed, loading, nccl
 from flying_serving.vllm_adapter.kv import kv_memory_from
 from flying_serving.vllm_adapter.lora import use_own_products, verify_adapters
 from flying_serving.vllm_adapter.patches import installer, tensor_parallel
@@ -38,7 +37,7 @@ from flying_serving.worker.lanes import WorkerLanes, phase
 from flying_serving.worker.lent import extents, own_blocks_of
 from flying_serving.worker.memory_items import MemoryItems
 from flying_serving.worker.parent import end_with_parent, leave_signals_to_parent
-from flying_serving.worker.placed import placed
+from flying_serving.worker.placed import place_worker
 
 
 class LaneWorker:
@@ -115,19 +114,11 @@ class LaneWorker:
         deployment = self.deployment
         run_dir, deadline_s = deployment.run_dir, deployment.flying.collective_timeout_s
         if deployment.collectives != "pynccl":
-            self.communicators.use_shared_memory(run_dir, deadline_s, self._interleave)
+            self.communicators.use_shared_memory(run_dir, deadline_s)
             return
         pulse = Pulse(run_dir, deployment.engines, deployment.devices)
         site = nccl.Site(self.engine, worker.device, deadline_s, Watchdog(pulse.is_lost))
         self.communicators.use_ends(run_dir, site.open_end)
-
-    def _interleave(self, group: Sequence[int], memory: mmap) -> None:
-        """Spread the memory through which a group exchanges data over the group's nodes. It would
-        all be on the first member's.
-        """
-        nodes = self.deployment.memory_nodes(group)
-        if len(nodes) > 1:
-            numa.interleave(memory, nodes)
 
     def load_model(self, **options: Any) -> None:
         """Load lane 1 as vLLM does, then share its weights with the other lanes."""
@@ -260,8 +251,8 @@ class FlyingCPUWorker(LaneWorker, CPUWorker):
         self, vllm_config: Any, local_rank: int, rank: int, *args: Any, **kwargs: Any
     ) -> None:
         deployment = deployment_of(vllm_config.additional_config)
-        with placed(deployment, vllm_config.parallel_config.data_parallel_index, rank):
-            super().__init__(vllm_config, local_rank, rank, *args, **kwargs)
+        place_worker(deployment, vllm_config.parallel_config.data_parallel_index, rank)
+        super().__init__(vllm_config, local_rank, rank, *args, **kwargs)
 
 
 class FlyingGPUWorker(LaneWorker, Worker):

@@ -37,8 +37,8 @@ NEEDED_FROM_PRODUCT = {
     *("flying_serving.config", "flying_serving.errors", "flying_serving.validation"),
     "flying_serving.layout.groups",
     *("flying_serving.server.http.access", "flying_serving.server.http.error_body"),
-    *("flying_serving.placement.here", "flying_serving.placement.plan"),
-    *("flying_serving.placement.wishes", "flying_serving.worker.parent"),
+    *("flying_serving.placement.plan", "flying_serving.placement.topology"),
+    "flying_serving.worker.parent",
 }
 """What `flying_deploy` imports of the product. It starts nodes by their command line."""
 NEEDED_FROM_DEPLOYMENT = {"flying_deploy.ports", "flying_deploy.serve_args"}

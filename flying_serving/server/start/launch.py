@@ -22,8 +22,8 @@ from flying_serving.config import (
 from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.log import logger
 from flying_serving.observe.tracing.file import begin_trace
-from flying_serving.placement.here import placements_here
-from flying_serving.placement.plan import Placement
+from flying_serving.placement.plan import Placement, plan
+from flying_serving.placement.topology import read_topology
 from flying_serving.policy.policies import POLICIES
 from flying_serving.server.start.devices import collectives_of, share_devices
 from flying_serving.server.start.environment import (
@@ -205,7 +205,8 @@ def placements_of(parallel: Any) -> tuple[Placement, ...]:
     """
     if not current_platform.is_cpu():
         return ()
-    return placements_here(parallel.data_parallel_size, parallel.tensor_parallel_size)
+    engines, devices = parallel.data_parallel_size, parallel.tensor_parallel_size
+    return plan(read_topology(), os.environ, engines, devices)
 
 
 def _preload() -> None:

@@ -319,7 +319,7 @@ def test_each_device_has_a_row_with_its_placement(
     rows = list(findings(config, model_check._check(args, config), 1.0))[-4:]
     names = [f"engine {engine} device {device}" for engine in range(2) for device in range(2)]
     assert [row.what for row in rows] == names
-    assert all(", any core, 3 threads, memory bound to node " in row.reason for row in rows)
+    assert all(", any core, 3 threads" in row.reason for row in rows)
 
 
 @pytest.mark.parametrize(

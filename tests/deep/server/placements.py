@@ -20,7 +20,7 @@ from harness.live import Server
 DOCTOR_S = 180
 PLACED = ("VLLM_CPU_OMP_THREADS_BIND", "OMP_NUM_THREADS")
 """What runs of this project set, and a user does not."""
-_LINE = re.compile(r"(engine \d+(?: device \d+)?): (node \d+, .* threads?, memory .*)")
+_LINE = re.compile(r"(engine \d+(?: device \d+)?): (node \d+, .* threads?)")
 
 
 @contextmanager
@@ -55,14 +55,6 @@ def cores(process: psutil.Process) -> set[tuple[int, ...]]:
         for line in (thread / "status").read_text(encoding="ascii").splitlines()
     ]
     return {parse_cpus(line.split()[1]) for line in lines if line.startswith("Cpus_allowed_list:")}
-
-
-def memory_policies(process: psutil.Process) -> set[str]:
-    """The kernel's words for where pages of a process lie: of its heap and of all that it has
-    mapped for itself.
-    """
-    lines = Path(f"/proc/{process.pid}/numa_maps").read_text(encoding="ascii").splitlines()
-    return {line.split()[1] for line in lines} - {"local"}
 
 
 def server_of(engines: int, devices: int, environment: Mapping[str, str]) -> Server:

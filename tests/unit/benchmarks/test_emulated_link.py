@@ -133,7 +133,7 @@ def test_only_groups_of_more_than_one_engine_are_slowed(monkeypatch: pytest.Monk
         activate=lambda coordinator: coordinator,
     )
     # as worker/worker.py calls it
-    communicators.use_shared_memory("/nowhere", 1.0, lambda engines, memory: None)
+    communicators.use_shared_memory("/nowhere", 1.0)
     for size in (1, 2, 4):
         communicators.reopen(size, (0,) * size)
     files = {

@@ -57,8 +57,8 @@ def test_each_number_of_engines_has_its_placement() -> None:
     rows = checks.placements(machine(2, 2), {})
     assert [row.what for row in rows] == ["1 engine", "2 engines", "4 engines", "8 engines"]
     assert rows[1].reason.splitlines() == [
-        "engine 0: node 0, cores 0-1, 2 threads, memory bound to node 0",
-        "engine 1: node 1, cores 2-3, 2 threads, memory bound to node 1",
+        "engine 0: node 0, cores 0-1, 2 threads",
+        "engine 1: node 1, cores 2-3, 2 threads",
     ]
 
 

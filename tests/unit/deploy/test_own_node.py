@@ -15,7 +15,7 @@ from flying_deploy import own_node
 from flying_deploy.own_node import OwnNode
 from flying_deploy.ray_args import RayArgs
 from flying_serving.errors import ServerFailed
-from flying_serving.placement.wishes import BIND
+from flying_serving.placement.plan import BIND
 
 
 @pytest.fixture(autouse=True)

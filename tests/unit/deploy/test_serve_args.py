@@ -4,9 +4,9 @@ import re
 
 import pytest
 
+from flying_deploy import serve_args
 from flying_deploy.serve_args import DEVICES, environment_of, parse_serve_args
 from flying_serving.errors import ConfigError
-from flying_serving.placement import here
 from tests.unit.placement.machines import machine
 
 
@@ -88,14 +88,14 @@ BIND, THREADS = "VLLM_CPU_OMP_THREADS_BIND", "OMP_NUM_THREADS"
 def test_no_two_nodes_have_a_core_in_common(
     monkeypatch: pytest.MonkeyPatch, base: dict[str, str], expected: list[tuple[str, str | None]]
 ) -> None:
-    monkeypatch.setattr(here, "read_topology", lambda: machine(8, 8))
+    monkeypatch.setattr(serve_args, "read_topology", lambda: machine(8, 8))
     args = parse_serve_args(["m", "-dp", "2"])
     made = [environment_of(node, 2, args, base) for node in range(2)]
     assert [(one[BIND], one.get(THREADS)) for one in made] == expected
 
 
 def test_too_few_lists_of_cores_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(here, "read_topology", lambda: machine(8, 8))
+    monkeypatch.setattr(serve_args, "read_topology", lambda: machine(8, 8))
     with pytest.raises(
         ConfigError, match=re.escape("'0|1': 2 lists; must be 'auto', 'nobind' or 4 lists")
     ):

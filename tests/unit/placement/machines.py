@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from flying_serving.placement.topology import Cpu, Topology, format_cpus
+from flying_serving.placement.topology import Topology, format_cpus
 
 
 def machine(
@@ -12,13 +12,15 @@ def machine(
     """As Linux numbers CPUs: the first thread of every core, node by node, then the second
     threads.
     """
-    nodes = [node for node, cores in enumerate(cores_of_nodes) for _ in range(cores)]
-    cpus = tuple(
-        Cpu(thread * len(nodes) + core, core, node)
+    of_cores = [node for node, cores in enumerate(cores_of_nodes) for _ in range(cores)]
+    count = len(of_cores)
+    nodes = {
+        thread * count + core: node
         for thread in range(threads_per_core)
-        for core, node in enumerate(nodes)
-    )
-    return Topology(cpus, quota_cpus, tuple(range(len(cores_of_nodes))))
+        for core, node in enumerate(of_cores)
+    }
+    last = (threads_per_core - 1) * count
+    return Topology(nodes, tuple(range(last, last + count)), quota_cpus)
 
 
 def write(root: Path, files: Mapping[str, str]) -> None:
@@ -30,12 +32,12 @@ def write(root: Path, files: Mapping[str, str]) -> None:
 
 
 def write_topology(root: Path, topology: Topology) -> None:
-    """Write what the kernel of such a machine says of its CPUs and memory."""
-    nodes = format_cpus(topology.memory_nodes)
-    files = {"proc/self/status": f"Name:\tpython\nMems_allowed_list:\t{nodes}"}
-    for cpu in topology.cpus:
-        siblings = format_cpus(other.number for other in topology.cpus if other.core == cpu.core)
-        files[f"sys/devices/system/cpu/cpu{cpu.number}/topology/thread_siblings_list"] = siblings
-        on_node = format_cpus(other.number for other in topology.cpus if other.node == cpu.node)
-        files[f"sys/devices/system/node/node{cpu.node}/cpulist"] = on_node
+    """Write what the kernel of such a machine says of its CPUs."""
+    files = {}
+    count = len(topology.cores)
+    for cpu, node in topology.nodes.items():
+        siblings = format_cpus(other for other in topology.nodes if (other - cpu) % count == 0)
+        files[f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"] = siblings
+        on_node = format_cpus(other for other, at in topology.nodes.items() if at == node)
+        files[f"sys/devices/system/node/node{node}/cpulist"] = on_node
     write(root, files)

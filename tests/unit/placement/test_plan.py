@@ -1,25 +1,18 @@
-"""Which cores, threads and memory each device gets, on machines of one and of several NUMA
-nodes.
-"""
+"""Which cores and threads each device gets, on machines of one and of several NUMA nodes."""
 
+from collections.abc import Mapping
 from itertools import combinations, product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flying_serving.placement.plan import (
-    SPARES_CORE_CORES,
-    Placement,
-    bind_string,
-    device_name,
-    plan,
-)
-from flying_serving.placement.topology import Topology
-from flying_serving.placement.wishes import Wishes
+from flying_serving.placement.plan import SPARES_CORE_CORES, Placement, device_name, plan
+from flying_serving.placement.topology import Topology, format_cpus
 from tests.unit.placement.machines import machine
 
-AUTO = Wishes()
+AUTO: dict[str, str] = {}
+BIND, THREADS = "VLLM_CPU_OMP_THREADS_BIND", "OMP_NUM_THREADS"
 CORES = st.integers(1, 40)
 REST = {"threads_per_core": st.integers(1, 2), "quota_cpus": st.none() | st.floats(0.1, 100)}
 MACHINES = st.builds(machine, CORES, **REST) | st.builds(machine, CORES, CORES, CORES, **REST)
@@ -27,11 +20,11 @@ SIZES = st.tuples(st.sampled_from((1, 2, 4, 8)), st.sampled_from((1, 2, 4)))
 
 
 def of(
-    topology: Topology, engines: int, devices: int = 1, wishes: Wishes = AUTO
+    topology: Topology, engines: int, devices: int = 1, variables: Mapping[str, str] = AUTO
 ) -> list[tuple[str, int, int]]:
     """Cores, threads and node of each device."""
-    planned = plan(topology, wishes, engines, devices)
-    return [(bind_string([one]), one.threads, one.node) for one in planned]
+    planned = plan(topology, variables, engines, devices)
+    return [(format_cpus(one.cpus), one.threads, one.node) for one in planned]
 
 
 def test_each_engine_has_a_node_and_leaves_one_of_many_cores() -> None:
@@ -65,45 +58,21 @@ def test_a_quota_limits_threads_and_not_where_they_run() -> None:
 
 
 def test_threads_that_a_user_asks_for_are_given() -> None:
-    assert of(machine(8), 2, wishes=Wishes(threads=3)) == [("0-3", 3, 0), ("4-7", 3, 0)]
+    assert of(machine(8), 2, variables={THREADS: "3"}) == [("0-3", 3, 0), ("4-7", 3, 0)]
 
 
 def test_unbound_engines_have_threads_for_their_share_of_the_cores() -> None:
-    assert of(machine(4, 4), 2, 2, Wishes(bind="nobind")) == [("nobind", 2, 0)] * 4
+    assert of(machine(4, 4), 2, 2, {BIND: "nobind"}) == [("", 2, 0)] * 4
 
 
 def test_listed_cpus_are_those_of_each_device_in_turn() -> None:
     expected = [("0-1", 2, 0), ("3", 1, 0), ("4,6-7", 3, 1), ("5", 1, 1)]
-    assert of(machine(4, 4), 2, 2, Wishes(bind="0-1|3|4,6-7|5")) == expected
+    assert of(machine(4, 4), 2, 2, {BIND: "0-1|3|4,6-7|5"}) == expected
 
 
-def test_simulated_nodes_are_as_many_as_devices() -> None:
-    assert of(machine(4), 2, 2, Wishes(simulated=True)) == [(str(core), 1, 0) for core in range(4)]
-
-
-def test_reserved_cores_are_the_last_ones_of_the_last_devices() -> None:
-    """Three of an engine with two devices, as vLLM takes them; both have the threads of the smaller
-    one.
-    """
-    assert of(machine(6, 6), 1, 2, Wishes(reserved_cores=3)) == [("0-4", 4, 0), ("6-9", 4, 1)]
-
-
-def test_nodes_whose_memory_is_not_visible_get_no_engine() -> None:
-    assert of(machine(4, 4, 4), 2, wishes=Wishes(memory_nodes=(1, 2))) == [
-        ("4-7", 4, 1),
-        ("8-11", 4, 2),
-    ]
-
-
-def test_a_placement_says_cores_threads_and_memory() -> None:
-    assert (
-        str(Placement(cpus=(0, 1, 5), threads=3, node=1))
-        == "node 1, cores 0-1,5, 3 threads, memory bound to node 1"
-    )
-    assert (
-        str(Placement(cpus=(), threads=1, node=0))
-        == "node 0, any core, 1 thread, memory bound to node 0"
-    )
+def test_a_placement_says_node_cores_and_threads() -> None:
+    assert str(Placement(cpus=(0, 1, 5), threads=3, node=1)) == "node 1, cores 0-1,5, 3 threads"
+    assert str(Placement(cpus=(), threads=1, node=0)) == "node 0, any core, 1 thread"
 
 
 def test_devices_are_named_by_their_engine() -> None:
@@ -115,10 +84,9 @@ def test_devices_are_named_by_their_engine() -> None:
 def test_a_device_runs_on_cores_of_its_node_alone(
     topology: Topology, sizes: tuple[int, int]
 ) -> None:
-    nodes = {cpu.number: cpu.node for cpu in topology.cores}
     for placement in plan(topology, AUTO, *sizes):
         assert placement.cpus
-        assert {nodes[cpu] for cpu in placement.cpus} == {placement.node}
+        assert {topology.nodes[cpu] for cpu in placement.cpus} == {placement.node}
 
 
 @given(MACHINES, SIZES)
@@ -129,7 +97,7 @@ def test_two_devices_share_no_core_unless_their_node_has_too_few(
     for one, other in combinations(planned, 2):
         if set(one.cpus) & set(other.cpus):
             guests = sum(placement.node == one.node for placement in planned)
-            assert sum(cpu.node == one.node for cpu in topology.cores) < guests
+            assert sum(topology.nodes[cpu] == one.node for cpu in topology.cores) < guests
             assert one.threads == other.threads == 1
 
 
@@ -190,7 +158,7 @@ def test_nodes_of_equally_many_cores_get_devices_in_order(
     """Devices that are next to each other are on one node, or on nodes that are."""
     planned = plan(machine(*[cores] * nodes), AUTO, *sizes)
     count = len(planned)
-    hosts = [index * nodes // count if count > nodes else index for index in range(count)]
+    hosts = sorted(index % nodes for index in range(count))
     assert [placement.node for placement in planned] == hosts
 
 
@@ -201,7 +169,7 @@ def test_nodes_of_equally_many_cores_get_devices_in_order(
         ((4, 1), 4, [("0", 1, 0), ("1", 1, 0), ("2", 1, 0), ("4", 1, 1)]),
         ((4, 4, 4), 4, [("0-1", 2, 0), ("2-3", 2, 0), ("4-7", 2, 1), ("8-11", 2, 2)]),
         ((8, 4), 2, [("0-7", 4, 0), ("8-11", 4, 1)]),
-        ((33, 15), 2, [("0-31", 15, 0), ("33-47", 15, 1)]),
+        ((33, 15), 2, [("0-14", 15, 0), ("16-30", 15, 0)]),
         ((2, 8, 8), 2, [("2-9", 8, 1), ("10-17", 8, 2)]),
         ((2, 1), 8, [("0-1", 1, 0)] * 5 + [("2", 1, 1)] * 3),
     ],
@@ -227,16 +195,17 @@ def test_no_more_threads_run_on_a_node_than_it_has_cores(
     topology: Topology, sizes: tuple[int, int]
 ) -> None:
     planned = plan(topology, AUTO, *sizes)
-    for node in topology.memory_nodes:
+    for node in set(topology.nodes.values()):
         threads = [placement.threads for placement in planned if placement.node == node]
-        assert sum(threads) <= max(len(threads), sum(cpu.node == node for cpu in topology.cores))
+        cores = sum(topology.nodes[cpu] == node for cpu in topology.cores)
+        assert sum(threads) <= max(len(threads), cores)
 
 
 @given(MACHINES, SIZES, st.sampled_from(("auto", "nobind")))
 def test_no_more_threads_run_than_the_quota_has_time_for(
     topology: Topology, sizes: tuple[int, int], bind: str
 ) -> None:
-    planned = plan(topology, Wishes(bind=bind), *sizes)
+    planned = plan(topology, {BIND: bind}, *sizes)
     if topology.quota_cpus is not None:
         assert sum(placement.threads for placement in planned) <= max(
             len(planned), topology.quota_cpus
@@ -244,9 +213,8 @@ def test_no_more_threads_run_than_the_quota_has_time_for(
 
 
 @given(MACHINES, SIZES)
-def test_a_bind_string_gives_the_same_cores_again(
-    topology: Topology, sizes: tuple[int, int]
-) -> None:
+def test_the_cores_of_a_plan_can_be_listed(topology: Topology, sizes: tuple[int, int]) -> None:
     planned = plan(topology, AUTO, *sizes)
-    again = plan(topology, Wishes(bind=bind_string(planned)), *sizes)
+    lists = "|".join(format_cpus(placement.cpus) for placement in planned)
+    again = plan(topology, {BIND: lists}, *sizes)
     assert [placement.cpus for placement in again] == [placement.cpus for placement in planned]

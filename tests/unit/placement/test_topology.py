@@ -1,13 +1,12 @@
-"""What the kernel says of CPUs, NUMA nodes and quotas, and that vLLM reads the same from it."""
+"""What the kernel says of CPUs, NUMA nodes and quotas."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flying_serving.placement.topology import format_cpus, parse_cpus, read_topology
+from flying_serving.placement.topology import Topology, format_cpus, parse_cpus, read_topology
 from tests.unit.placement.machines import machine, write, write_topology
 
 NO_LIMIT = "9223372036854771712"
@@ -20,16 +19,14 @@ def test_cores_and_nodes_are_read_as_the_kernel_lists_them(tmp_path: Path) -> No
 
 
 def test_cpus_outside_the_affinity_are_not_there(tmp_path: Path) -> None:
-    whole = machine(4, 4)
-    write_topology(tmp_path, whole)
+    write_topology(tmp_path, machine(4, 4))
     found = read_topology(tmp_path, [6, 1])
-    assert found == replace(whole, cpus=(whole.cpus[1], whole.cpus[6]))
+    assert found == Topology({1: 0, 6: 1}, (1, 6))
 
 
 def test_a_machine_without_numa_is_one_node(tmp_path: Path) -> None:
     found = read_topology(tmp_path, [0, 1])
-    assert [(cpu.core, cpu.node) for cpu in found.cpus] == [(0, 0), (1, 0)]
-    assert found.memory_nodes == (0,)
+    assert found == Topology({0: 0, 1: 0}, (0, 1))
 
 
 @pytest.mark.parametrize(
@@ -103,30 +100,6 @@ def test_usable_cores_are_whole_ones_within_the_quota(
     assert machine(8, threads_per_core=2, quota_cpus=quota_cpus).usable_cores == usable
 
 
-@pytest.mark.parametrize(
-    ("quota_cpus", "usable"),
-    [(None, 16), (0.5, 0.5), (12.5, 12.5), (100.0, 16)],
-    ids=["none", "half", "some", "more"],
-)
-def test_usable_cpus_are_all_threads_of_cores_within_the_quota(
-    quota_cpus: float | None, usable: float
-) -> None:
-    assert machine(8, threads_per_core=2, quota_cpus=quota_cpus).usable_cpus == usable
-
-
-def test_vllm_finds_the_same_on_this_machine() -> None:
-    from vllm.utils.cpu_resource_utils import get_allowed_cpu_list, get_visible_memory_node
-    from vllm.utils.torch_utils import _cgroup_cpu_limit
-
-    found = read_topology()
-    assert [(cpu.number, cpu.node) for cpu in found.cpus] == [
-        (cpu.id, cpu.numa_node) for cpu in get_allowed_cpu_list()
-    ]
-    assert len(found.cores) == len({cpu.physical_core for cpu in get_allowed_cpu_list()})
-    assert list(found.memory_nodes) == get_visible_memory_node()
-    assert found.quota_cpus == _cgroup_cpu_limit()
-
-
 @given(st.sets(st.integers(0, 300), min_size=1))
 def test_a_written_list_is_read_as_it_was(numbers: set[int]) -> None:
     assert parse_cpus(format_cpus(numbers)) == tuple(sorted(numbers))
@@ -134,5 +107,5 @@ def test_a_written_list_is_read_as_it_was(numbers: set[int]) -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "1-", "-1", "1,,2", "3-1", "1 2", "0x1"])
 def test_malformed_cpu_list_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is not a list like|does not ascend"):
+    with pytest.raises(ValueError, match="is not a list like"):
         parse_cpus(text)

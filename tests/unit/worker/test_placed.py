@@ -13,7 +13,6 @@ import pytest
 
 from flying_serving.config import Deployment, FlyingConfig
 from flying_serving.placement.plan import Placement
-from flying_serving.placement.topology import format_cpus
 
 ROOT = Path(__file__).parents[3]
 ALLOWED = sorted(os.sched_getaffinity(0))
@@ -22,7 +21,7 @@ import json, os, sys, threading
 from pathlib import Path
 import torch
 from flying_serving.placement.plan import Placement
-from flying_serving.worker.placed import apply_placement, describe_placement
+from flying_serving.worker.placed import apply_placement
 
 end = threading.Event()
 early = threading.Thread(target=end.wait, daemon=True)
@@ -34,7 +33,7 @@ x = torch.randn(512, 512)
 texts = [(task / "status").read_text() for task in Path("/proc/self/task").iterdir()]
 lines = [line for text in texts for line in text.splitlines()]
 masks = [line.split()[1] for line in lines if line.startswith("Cpus_allowed_list")]
-found = {"masks": masks, "threads": torch.get_num_threads(), "told": describe_placement(placement)}
+found = {"masks": masks, "threads": torch.get_num_threads()}
 print(json.dumps(found | {"variable": os.environ["OMP_NUM_THREADS"]}))
 """
 
@@ -72,17 +71,6 @@ def test_openmp_has_as_many_threads_as_placed() -> None:
 def test_an_unbound_process_runs_where_it_could_before() -> None:
     there = found(Placement(cpus=(), threads=1, node=0), "taskset", "-c", str(ALLOWED[0]))
     assert set(there["masks"]) == {str(ALLOWED[0])}
-    assert there["told"] == "node 0, any core, 1 thread, memory not bound (default)"
-
-
-@pytest.mark.deep
-def test_reported_placement_is_that_of_the_process() -> None:
-    there = found(Placement(cpus=tuple(ALLOWED), threads=2, node=0))
-    core = "core" if len(ALLOWED) == 1 else "cores"
-    assert (
-        there["told"]
-        == f"node 0, {core} {format_cpus(ALLOWED)}, 2 threads, memory not bound (default)"
-    )
 
 
 @pytest.mark.deep
@@ -91,16 +79,10 @@ def test_cores_that_cannot_be_used_any_more_are_named() -> None:
     assert "ConfigError: cores 4000 cannot be used: Invalid argument" in done.stderr
 
 
-def test_the_deployment_knows_the_nodes_of_a_group() -> None:
+def test_the_deployment_knows_the_placement_of_a_device() -> None:
     placements = tuple(Placement(cpus=(index,), threads=1, node=index // 3) for index in range(8))
     sizes = {"engines": 4, "devices": 2, "group_sizes": (1, 2, 4)}
     deployment = Deployment(run_dir="/", **sizes, placements=placements, flying=FlyingConfig())
-    assert [deployment.memory_nodes(group) for group in ((0,), (0, 1), (2, 3), (0, 1, 2, 3))] == [
-        [0],
-        [0, 1],
-        [1, 2],
-        [0, 1, 2],
-    ]
     assert deployment.placement(1, 1) == placements[3]
 
 
@@ -123,4 +105,3 @@ def test_no_device_is_placed_on_cuda() -> None:
         run_dir="/", engines=2, devices=1, group_sizes=(1,), flying=FlyingConfig()
     )
     assert deployment.placement(1, 0) is None
-    assert deployment.memory_nodes((0, 1)) == []

@@ -1,68 +1,13 @@
-"""vLLM places no worker of ours, and shared memory of a group lies on all of its NUMA nodes."""
+"""vLLM places no worker of ours."""
 
-import mmap
 import os
-from collections.abc import Iterator
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import pytest
 from vllm.config import ParallelConfig
 from vllm.v1.engine.utils import set_assigned_physical_gpu_ids_for_dp_rank
 
-from flying_serving.comm.shm import ShmGroup
-from flying_serving.vllm_adapter.numa import (
-    interleave,
-    leave_placement_to_workers,
-    let_devices_share_nodes,
-)
-
-REFUSED = "memory of a group is not spread over its NUMA nodes"
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder in shared memory."""
-    with TemporaryDirectory(dir="/dev/shm") as path:
-        yield Path(path)
-
-
-def policies(path: Path) -> list[str]:
-    """The kernel's words for where pages of a file lie that this process has mapped."""
-    lines = Path("/proc/self/numa_maps").read_text(encoding="ascii").splitlines()
-    return [line.split()[1] for line in lines if f"file={path}" in line]
-
-
-def test_memory_of_a_group_is_interleaved_over_its_nodes(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The file's pages, for whichever process needs them. A container may forbid it, which is
-    told.
-    """
-    group = ShmGroup(str(folder / "group"), 0, 2, spread=lambda memory: interleave(memory, [0]))
-    assert policies(folder / "group") == ["interleave:0"] or REFUSED in caplog.text
-    group.close()
-
-
-def test_memory_of_a_group_is_spread_before_it_has_pages(folder: Path) -> None:
-    blocks: list[int] = []
-    path = folder / "group"
-
-    def spread(memory: mmap.mmap) -> None:
-        blocks.append(path.stat().st_blocks)
-
-    ShmGroup(str(path), 0, 2, spread=spread).close()
-    assert blocks == [0]
-    assert path.stat().st_blocks > 0
-
-
-def test_nodes_that_do_not_exist_are_a_warning(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with mmap.mmap(-1, mmap.PAGESIZE) as memory:
-        interleave(memory, [1023])
-    assert REFUSED in caplog.text
+from flying_serving.vllm_adapter.numa import leave_placement_to_workers, let_devices_share_nodes
 
 
 def test_vllm_places_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:

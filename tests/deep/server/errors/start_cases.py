@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from flying_serving.config import KEY as CONFIG_KEY
-from flying_serving.placement.wishes import BIND
+from flying_serving.placement.plan import BIND
 from tests.deep.server.errors.case import Case
 from tests.with_vllm.server.errors.starts import (
     adapters,

@@ -16,8 +16,7 @@ from flying_serving.config import KEY as CONFIG_KEY
 from flying_serving.config import Deployment, FlyingConfig
 from flying_serving.observe.tracing.file import begin_trace
 from flying_serving.placement.plan import plan
-from flying_serving.placement.wishes import read_wishes
-from flying_serving.server.start.execution import settle_execution
+from flying_serving.server.start.execution import refuse_other_execution
 from flying_serving.server.start.front_ends import refuse_other_front_ends
 from flying_serving.server.start.support import (
     choose_group_sizes,
@@ -148,7 +147,7 @@ def trace(path: str) -> None:
 
 def placement(**variables: str) -> None:
     """Two engines on a machine of eight cores."""
-    plan(machine(8), read_wishes(variables), engines=2, devices=1)
+    plan(machine(8), variables, engines=2, devices=1)
 
 
 def starting() -> None:
