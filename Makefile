@@ -32,7 +32,7 @@ export HF_HUB_OFFLINE := 1
 export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: setup check audit lock licences wheel docs test test-unit test-with-vllm test-smoke test-deep test-deep-units test-deep-live test-all test-docs test-ray demo bench chaos fuzz cuda-check cuda-test experiments zoo mutants clean .venv
+.PHONY: setup check audit lock licences wheel docs test test-unit test-with-vllm test-smoke test-deep test-deep-units test-deep-live test-all test-docs test-ray demo bench chaos fuzz cuda-check cuda-test experiments zoo mutants house clean .venv
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -166,6 +166,11 @@ zoo: $(STAMP)
 mutants: $(STAMP)
 	$(BIN)/python -m mutants $(ARGS)
 
+# Statements, the rooms of each feature, the walks as they were recorded, the biggest classes: seconds. ARGS=--record records
+# the walks again on live servers: minutes.
+house: $(STAMP)
+	$(BIN)/python -m house $(ARGS)
+
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find flying_serving flying_deploy flying_lab harness tests benchmarks mutants zoo -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find flying_serving flying_lab harness tests benchmarks mutants house zoo -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -6,14 +6,22 @@ with the classes of this repository that it inherits from.
 
 import ast
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from statistics import quantiles
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-PACKAGES = ("flying_serving", "flying_deploy", "flying_lab")
+from house.source import (
+    ROOT,
+    Classes,
+    Definition,
+    Function,
+    Module,
+    definitions,
+    modules,
+    statements,
+)
+
+PACKAGES = ("flying_serving", "flying_lab")
 MAX_FILE_STATEMENTS = 200
 MAX_CLASS_STATEMENTS = 150
 MAX_FUNCTION_STATEMENTS = 30
@@ -29,50 +37,7 @@ EXCEPTIONS: dict[str, str] = {
     "flying_serving/server/patches.py:make_client": "the signature of vLLM, with its defaults",
 }
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef
-Definition = Function | ast.ClassDef
-
-
-@dataclass(frozen=True)
-class Module:
-    """A source file: its dotted name, its path from the root, and its tree."""
-
-    name: str
-    path: str
-    tree: ast.Module
-
-
-def _modules(folder: str) -> list[Module]:
-    modules = []
-    for path in sorted((ROOT / folder).rglob("*.py")):
-        relative = path.relative_to(ROOT)
-        name = ".".join(relative.with_suffix("").parts).removesuffix(".__init__")
-        tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
-        modules.append(Module(name, relative.as_posix(), tree))
-    return modules
-
-
-MODULES = [module for package in PACKAGES for module in _modules(package)]
-
-
-def _definitions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, Definition]]:
-    """Yield (qualified name, node) of each function and class below `node`."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, Definition):
-            yield f"{prefix}{child.name}", child
-            yield from _definitions(child, f"{prefix}{child.name}.")
-        else:
-            yield from _definitions(child, prefix)
-
-
-def _is_docstring(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-
-
-def _statements(tree: ast.AST) -> int:
-    """Statements below a node, those of nested definitions included, docstrings not."""
-    below = (node for node in ast.walk(tree) if node is not tree and isinstance(node, ast.stmt))
-    return sum(not _is_docstring(node) for node in below)
+MODULES = [module for package in PACKAGES for module in modules(package)]
 
 
 def _parameters(function: Function) -> int:
@@ -82,44 +47,13 @@ def _parameters(function: Function) -> int:
     return len(names) - (names[:1] in (["self"], ["cls"]))
 
 
-class Classes:
-    """The classes of some modules, by (module, name), each with its bases among them."""
-
-    def __init__(self, modules: list[Module]) -> None:
-        self._nodes: dict[tuple[str, str], ast.ClassDef] = {}
-        self._names: dict[str, dict[str, tuple[str, str]]] = {}
-        for module in modules:
-            self._names[module.name] = names = {}
-            for node in ast.walk(module.tree):
-                if isinstance(node, ast.ImportFrom) and node.module is not None:
-                    names |= {a.asname or a.name: (node.module, a.name) for a in node.names}
-                elif isinstance(node, ast.ClassDef):
-                    self._nodes[module.name, node.name] = node
-                    names[node.name] = (module.name, node.name)
-
-    def statements(self, module: str, name: str) -> int:
-        """Statements of a class and of its bases; 0 for a class of another project."""
-        node = self._nodes.get((module, name))
-        if node is None:
-            return 0
-        bases = [self._base(module, base) for base in node.bases]
-        inherited = [self.statements(*base) for base in bases if base not in (None, (module, name))]
-        return _statements(node) + sum(inherited)
-
-    def _base(self, module: str, base: ast.expr) -> tuple[str, str] | None:
-        """The class behind a base: `Base`, `Base[T]`; `package.Base` is of another project."""
-        if isinstance(base, ast.Subscript):
-            return self._base(module, base.value)
-        return self._names[module].get(base.id) if isinstance(base, ast.Name) else None
-
-
 def _sizes(classes: Classes, module: Module, node: Definition) -> Iterator[tuple[int, int, str]]:
     """Yield (size, budget, unit of both)."""
     if isinstance(node, ast.ClassDef):
         size = classes.statements(module.name, node.name)
         yield size, MAX_CLASS_STATEMENTS, "statements with its bases"
     else:
-        yield _statements(node), MAX_FUNCTION_STATEMENTS, "statements"
+        yield statements(node), MAX_FUNCTION_STATEMENTS, "statements"
         most = MAX_CONSTRUCTOR_PARAMETERS if node.name == "__init__" else MAX_PARAMETERS
         yield _parameters(node), most, "parameters"
 
@@ -129,10 +63,10 @@ def _over_budget(modules: list[Module]) -> Mapping[str, str]:
     over: dict[str, str] = {}
     classes = Classes(modules)
     for module in modules:
-        size = _statements(module.tree)
+        size = statements(module.tree)
         if size > MAX_FILE_STATEMENTS:
             over[module.path] = f"{size} statements, at most {MAX_FILE_STATEMENTS}"
-        for qualified, node in _definitions(module.tree):
+        for qualified, node in definitions(module.tree):
             for size, most, unit in _sizes(classes, module, node):
                 if size > most:
                     over[f"{module.path}:{qualified}"] = f"{size} {unit}, at most {most}"
@@ -156,9 +90,9 @@ def test_exceptions_are_needed() -> None:
 
 def test_nine_in_ten_functions_are_short() -> None:
     functions = [
-        _statements(node)
+        statements(node)
         for module in MODULES
-        for _, node in _definitions(module.tree)
+        for _, node in definitions(module.tree)
         if isinstance(node, Function)
     ]
     assert quantiles(functions, n=10)[-1] <= MAX_P90_FUNCTION_STATEMENTS
@@ -167,7 +101,7 @@ def test_nine_in_ten_functions_are_short() -> None:
 def test_white_space_and_docstrings_are_free() -> None:
     dense = ast.parse("def f(a):\n    return a")
     airy = ast.parse('def f(a):\n    """Docs."""\n\n    # why\n\n    return a')
-    assert _statements(dense) == _statements(airy) == 2
+    assert statements(dense) == statements(airy) == 2
 
 
 def test_a_class_counts_with_imported_bases() -> None:
@@ -180,8 +114,8 @@ def test_a_class_counts_with_imported_bases() -> None:
 def test_names_of_tests_fit_in_a_line() -> None:
     long = [
         f"{module.path}:{node.lineno}: {node.name}: {len(node.name)} characters"
-        for module in _modules("tests")
-        for _, node in _definitions(module.tree)
+        for module in modules("tests")
+        for _, node in definitions(module.tree)
         if node.name.startswith("test_") and len(node.name) > MAX_TEST_NAME
     ]
     assert not long, "\n".join(long)

@@ -8,6 +8,7 @@ from typing import get_args
 import pytest
 
 from flying_serving.config import FlyingConfig, PolicyName
+from house.page import walks_of_page
 
 ROOT = Path(__file__).parents[2]
 SOURCES = (ROOT / "flying_serving", ROOT / "flying_deploy", ROOT / "flying_lab", ROOT)
@@ -18,9 +19,6 @@ PAGES = {
 }
 MOST_PAGES, MOST_LINES = 12, 108
 """Pages directly in docs/, and lines of README."""
-ARCHITECTURE = PAGES["docs/architecture.md"]
-WALK = re.compile(r"^### (.+)\n\n\| \| file \| function \|.*\n\|[-|]+\n((?:\|.*\n)+)", re.M)
-STEP = re.compile(r"^\| \d+ \| `([\w/]+\.py)` \| `(?:\w+\.)?(\w+)` \|", re.M)
 FILE = re.compile(r"`((?:\w+/)+\w+\.py)`")
 ELSEWHERE = {
     "flying_lab/cli/NAME.py": "an example",
@@ -56,7 +54,7 @@ def _target(name: str, page: str) -> str:
     return (ROOT / name).parent.joinpath(page).resolve().relative_to(ROOT).as_posix()
 
 
-WALKS = {title: STEP.findall(rows) for title, rows in WALK.findall(ARCHITECTURE)}
+WALKS = walks_of_page()
 
 
 def test_architecture_has_the_walks() -> None:

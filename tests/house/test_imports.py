@@ -148,11 +148,11 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 @pytest.mark.parametrize(
     ("folder", "others"),
     [
-        ("flying_serving", {"harness", "tests", "benchmarks", "experiments", "zoo"}),
-        ("flying_deploy", {"harness", "tests", "benchmarks", "experiments", "zoo"}),
-        ("flying_lab", {"harness", "tests", "benchmarks", "experiments", "zoo"}),
-        ("harness", {"tests", "benchmarks", "experiments", "zoo"}),
-        ("benchmarks", {"tests"}),
+        ("flying_serving", {"harness", "tests", "benchmarks", "experiments", "zoo", "house"}),
+        ("flying_lab", {"harness", "tests", "benchmarks", "experiments", "zoo", "house"}),
+        ("harness", {"tests", "benchmarks", "experiments", "zoo", "house"}),
+        ("benchmarks", {"tests", "house"}),
+        ("house", {"tests", "benchmarks", "experiments", "zoo"}),
         ("tests", {"benchmarks"}),
     ],
 )
