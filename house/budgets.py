@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from house.features import features, files_of, names_of
-from house.source import PRODUCT, Module, modules, room_of, statements
+from house.source import PRODUCT, Module, all_statements, modules, room_of
 from house.walks import Record, load
 
 TABLE = Path(__file__).with_name("budgets.toml")
@@ -54,7 +54,7 @@ def rooms_of_features(product: Iterable[Module]) -> dict[str, list[str]]:
 def figures() -> list[Figure]:
     """Return all figures that have a budget."""
     product = modules(PRODUCT)
-    total = sum(statements(module.tree) for module in product)
+    total = sum(all_statements(module.tree) for module in product)
     rooms = {
         feature: len({room_of(path) for path in files})
         for feature, files in rooms_of_features(product).items()

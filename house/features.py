@@ -1,4 +1,4 @@
-"""Which files of the product know a feature: those whose names and strings have one of its words."""
+"""Which files of the product know a feature: those with one of its words in a name or string."""
 
 import ast
 import re

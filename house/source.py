@@ -59,6 +59,11 @@ def statements(tree: ast.AST) -> int:
     return sum(not is_docstring(node) for node in below)
 
 
+def all_statements(tree: ast.AST) -> int:
+    """Count the statements below a node with the docstrings, which are statements of their own."""
+    return sum(isinstance(node, ast.stmt) for node in ast.walk(tree) if node is not tree)
+
+
 def functions(module: Module) -> dict[str, int]:
     """Return the statements of each function of a module, by its qualified name."""
     return {
@@ -75,7 +80,8 @@ class Classes:
         self._nodes: dict[tuple[str, str], ast.ClassDef] = {}
         self._names: dict[str, dict[str, tuple[str, str]]] = {}
         for module in modules:
-            self._names[module.name] = names = {}
+            names: dict[str, tuple[str, str]] = {}
+            self._names[module.name] = names
             for node in ast.walk(module.tree):
                 if isinstance(node, ast.ImportFrom) and node.module is not None:
                     names |= {a.asname or a.name: (node.module, a.name) for a in node.names}

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 FILE = Path(__file__).with_name("walks.json")
-NEEDED_STATEMENTS = 10
+NEEDED_STATEMENTS = 5
 """A file is needed to explain a walk if the walk's functions in it have so many statements. The
 others hand on, or are words of the walk.
 """
