@@ -146,6 +146,11 @@ def load() -> dict[str, Record]:
 
 
 def save(records: Mapping[str, Record]) -> None:
-    """Keep records in place of those that are kept."""
-    rows = {name: asdict(record) for name, record in records.items()}
-    FILE.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    """Keep records in place of those that are kept: a line for each file."""
+    rows = (
+        f'"{name}": {{"sometimes": {json.dumps(record.sometimes)}, "files": [\n '
+        + ",\n ".join(json.dumps(asdict(file)) for file in record.files)
+        + "]}"
+        for name, record in records.items()
+    )
+    FILE.write_text("{" + ",\n".join(rows) + "}\n", encoding="utf-8")
