@@ -2,6 +2,9 @@
 root.
 """
 
+UNSERVED = "cannot be served by Flying Serving yet"
+"""The end of a refusal, behind a flag and what it asks for."""
+
 
 class FlyingError(Exception):
     """Root of everything that Flying Serving raises on purpose."""

@@ -2,7 +2,9 @@
 stock vLLM.
 
 python -m zoo                       all, and write docs/models.md
-python -m zoo --page                only write docs/models.md, from the rows that are kept
+python -m zoo --page                only write docs/models.md, from the rows that are kept, and
+                                    *Not supported* in docs/serving.md, from the table of
+                                    capabilities
 python -m zoo 'Gemma*' ...          those of these names, and print what became of them
 python -m zoo --again NAME ...      those, though nothing has changed since their lanes were asked,
                                     and where stock vLLM had no answers
@@ -67,11 +69,11 @@ def main() -> None:
     parser.add_argument("--record-stock", type=Path, help="a file to write stock vLLM's answers to")
     parser.add_argument("--list", action="store_true", help="print the names of all models")
     parser.add_argument(
-        "--page", action="store_true", help="only write docs/models.md, from the rows that are kept"
+        "--page", action="store_true", help="only write the pages, from the rows that are kept"
     )
     options = parser.parse_args()
     if options.page:
-        kept.write_page()
+        _write_pages()
         return
     os.environ |= CPU_ENVIRONMENT | {"PYTHONPATH": str(cache.ROOT)}
     restart_with_allocator("zoo")  # servers are forked from this process
@@ -102,7 +104,7 @@ def main() -> None:
     rows = [row for model in models if (row := row_of(model)) is not None]
     if not options.names:
         kept.keep(rows, _commit(), cache.machine(), len(models) - len(rows))
-        kept.write_page()
+        _write_pages()
     if options.rows:
         options.rows.write_text(json.dumps([asdict(row) for row in rows]), encoding="utf-8")
     if options.record_stock:
@@ -110,6 +112,13 @@ def main() -> None:
     counts = Counter(row.verdict for row in rows)
     text = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
     _end(text, int(len(rows) < len(models) or any(counts[verdict] for verdict in BAD)))
+
+
+def _write_pages() -> None:
+    from zoo import unsupported  # imports vLLM
+
+    kept.write_page()
+    unsupported.write()
 
 
 def _end(text: str, status: int) -> None:

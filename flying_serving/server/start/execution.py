@@ -32,9 +32,9 @@ def settle_execution(config: Any, flying: FlyingConfig, collectives: Collectives
         Unsupported: for a way in which no lane runs yet.
     """
     if is_compiled(config):
-        _refuse_uncompilable(config, flying, collectives)
-    _settle_graphs(config, flying)
-    if are_asked(config) and collectives != "nccl":
+        _refuse_uncompilable(config, collectives)
+    _refuse_other_graphs(config, flying)
+    if flying.cuda_graphs and collectives != "nccl":
         _keep_groups_eager(config.parallel_config, collectives)
 
 
@@ -64,16 +64,11 @@ def keep_no_compiled_code(config: Any) -> None:
         os.environ.setdefault(_NO_CACHE, "1")
 
 
-def _refuse_uncompilable(config: Any, flying: FlyingConfig, collectives: Collectives) -> None:
+def _refuse_uncompilable(config: Any, collectives: Collectives) -> None:
     devices = config.parallel_config.tensor_parallel_size
     if config.compilation_config.mode == CompilationMode.STOCK_TORCH_COMPILE:
         raise Unsupported(
             "--compilation-config: mode STOCK_TORCH_COMPILE cannot be served by Flying Serving yet"
-        )
-    if flying.lend_weights:
-        raise ConfigError(
-            "--lend-weights: needs --enforce-eager, as compiled code does not see that a weight is "
-            "lent"
         )
     if devices > 1 and collectives != "nccl":
         raise ConfigError(

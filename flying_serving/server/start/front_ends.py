@@ -2,15 +2,58 @@
 Serving.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
-from flying_serving.errors import Unsupported
+from flying_serving.errors import UNSERVED, Unsupported
 
-_OFF = ("", "0")
-"""Values of a variable that do not set it."""
 _ELSEWHERE = "engines of another process or machine"
 _RANKS = "an engine whose number another process sets"
+_OFF = (None, "", "0")
+"""Values of a variable that do not set it."""
+
+FRONT_ENDS: Mapping[str, tuple[tuple[str, tuple[object, ...], str], ...]] = {
+    "front ends": (
+        ("--grpc", (False,), "vLLM's gRPC server"),
+        ("--grpc-port", (None,), "vLLM's gRPC server"),
+        ("VLLM_USE_RUST_FRONTEND", _OFF, "vLLM's front end in Rust"),
+        ("--headless", (False,), "engines without an API server"),
+        ("--api-server-count", (None, 1), "a number of API servers other than 1"),
+        ("--data-parallel-multi-port-external-lb", (False,), "an API server for each engine"),
+    ),
+    "nodes": (
+        ("--data-parallel-external-lb", (False,), "an external load balancer"),
+        ("--data-parallel-hybrid-lb", (False,), "a hybrid load balancer"),
+        ("--data-parallel-size-local", (None,), _ELSEWHERE),
+        ("--data-parallel-rank", (None,), _RANKS),
+        ("--data-parallel-start-rank", (None,), _ELSEWHERE),
+        ("--data-parallel-address", (None,), _ELSEWHERE),
+        ("--nnodes", (1,), "more than one node"),
+        ("--node-rank", (0,), "more than one node"),
+        ("VLLM_DP_SIZE", (*_OFF, "1"), _RANKS),
+        ("VLLM_DP_RANK", _OFF, _RANKS),
+    ),
+    "engines": (
+        ("--data-parallel-backend", ("mp",), "engines that Ray starts"),
+        (
+            "--distributed-executor-backend",
+            (None, "mp", "uni"),
+            "an executor other than mp and uni",
+        ),
+        (
+            "--enable-fault-tolerance",
+            (False,),
+            "vLLM's fault tolerance (lost engines are started again without it)",
+        ),
+    ),
+    "requests": (
+        ("VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", _OFF, "request ids that clients choose"),
+    ),
+}
+"""Flags and variables, with the values that are served and what others ask for, by rows of the
+documentation.
+"""
 
 
 def refuse_other_front_ends(args: Any, environment: Mapping[str, str]) -> None:
@@ -21,67 +64,12 @@ def refuse_other_front_ends(args: Any, environment: Mapping[str, str]) -> None:
         args: the flags of vLLM's `serve`.
         environment: the variables of this process.
     """
-    for asked, what in (*_front_ends(args), *_engines(args), *_variables(environment)):
-        raise Unsupported(f"{asked}: {what} cannot be served by Flying Serving yet")
-
-
-def _front_ends(args: Any) -> Iterator[tuple[str, str]]:
-    """Yield the flags for a front end in place of vLLM's HTTP server, or beside it."""
-    if args.grpc:
-        yield "--grpc", "vLLM's gRPC server"
-    if args.grpc_port is not None:
-        yield f"--grpc-port={args.grpc_port}", "vLLM's gRPC server"
-    if args.headless:
-        yield "--headless", "engines without an API server"
-    if args.api_server_count not in (None, 1):
-        yield f"--api-server-count={args.api_server_count}", "a number of API servers other than 1"
-    if args.data_parallel_multi_port_external_lb:
-        yield "--data-parallel-multi-port-external-lb", "an API server for each engine"
-    if args.data_parallel_external_lb:
-        yield "--data-parallel-external-lb", "an external load balancer"
-    if args.data_parallel_hybrid_lb:
-        yield "--data-parallel-hybrid-lb", "a hybrid load balancer"
-
-
-def _engines(args: Any) -> Iterator[tuple[str, str]]:
-    """Yield the flags for engines on another machine, or that another process starts."""
-    if args.data_parallel_size_local not in (None, args.data_parallel_size):
-        yield f"--data-parallel-size-local={args.data_parallel_size_local}", _ELSEWHERE
-    if args.data_parallel_rank is not None:
-        yield f"--data-parallel-rank={args.data_parallel_rank}", _RANKS
-    if args.data_parallel_start_rank is not None:
-        yield f"--data-parallel-start-rank={args.data_parallel_start_rank}", _ELSEWHERE
-    if args.data_parallel_address is not None:
-        yield f"--data-parallel-address={args.data_parallel_address}", _ELSEWHERE
-    if args.data_parallel_backend != "mp":
-        yield f"--data-parallel-backend={args.data_parallel_backend}", "engines that Ray starts"
-    if args.nnodes > 1:
-        yield f"--nnodes={args.nnodes}", "more than one node"
-    if args.node_rank > 0:
-        yield f"--node-rank={args.node_rank}", "more than one node"
-    if args.distributed_executor_backend not in (None, "mp", "uni"):
-        yield (
-            f"--distributed-executor-backend={args.distributed_executor_backend}",
-            "an executor other than mp and uni",
-        )
-    if args.enable_fault_tolerance:
-        yield (
-            "--enable-fault-tolerance",
-            "vLLM's fault tolerance (lost engines are started again without it)",
-        )
-
-
-def _variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the variables of the environment that ask for the same."""
-    for name, what in (
-        ("VLLM_USE_RUST_FRONTEND", "vLLM's front end in Rust"),
-        ("VLLM_DP_SIZE", _RANKS),
-        ("VLLM_DP_RANK", _RANKS),
-        (
-            "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION",
-            "request ids that clients choose",
-        ),
-    ):
-        value = environment.get(name, "")
-        if value not in _OFF and (name, value) != ("VLLM_DP_SIZE", "1"):
-            yield f"{name}={value}", what
+    asked = {f"--{name.replace('_', '-')}": value for name, value in vars(args).items()}
+    if args.data_parallel_size_local == args.data_parallel_size:
+        asked["--data-parallel-size-local"] = None
+    asked |= environment
+    for name, served, what in chain.from_iterable(FRONT_ENDS.values()):
+        value = asked.get(name)
+        if value not in served:
+            shown = name if value is True else f"{name}={value}"
+            raise Unsupported(f"{shown}: {what} {UNSERVED}")

@@ -25,6 +25,7 @@ from flying_serving.observe.tracing.file import begin_trace
 from flying_serving.placement.plan import Placement, plan
 from flying_serving.placement.topology import read_topology
 from flying_serving.policy.policies import POLICIES
+from flying_serving.server.start.capabilities import refuse_unsupported
 from flying_serving.server.start.devices import collectives_of, share_devices
 from flying_serving.server.start.environment import (
     refuse_expandable_segments,
@@ -33,13 +34,7 @@ from flying_serving.server.start.environment import (
 from flying_serving.server.start.execution import keep_no_compiled_code, refuse_other_execution
 from flying_serving.server.start.experts import choose_expert_kernel
 from flying_serving.server.start.rundir import make_run_dir
-from flying_serving.server.start.support import (
-    cache_no_states,
-    choose_group_sizes,
-    keep_all_kv,
-    refuse_lending,
-    refuse_unsupported,
-)
+from flying_serving.server.start.support import cache_no_states, choose_group_sizes, keep_all_kv
 from flying_serving.vllm_adapter.history import FOLLOWS_OUTPUTS, stateful_processors
 from flying_serving.vllm_adapter.numa import let_devices_share_nodes
 from flying_serving.vllm_adapter.rank_widths import degrees_differ
@@ -59,8 +54,8 @@ def prepare(config: Any, client_count: int) -> Any:
         ConfigError: with one line that names the flag, its value and the allowed values.
     """
     flying = parse_flying(config.additional_config[KEY] or {})
-    refuse_unsupported(config, client_count)
-    _refuse_unusable(config, flying)
+    refuse_unsupported(config, flying, client_count)
+    _refuse_unusable(config)
     keep_all_kv(config)
     cache_no_states(config)
     choose_expert_kernel(config, flying)
@@ -145,15 +140,8 @@ def _divide_devices(config: Any, flying: FlyingConfig) -> Collectives:
     return collectives
 
 
-def _refuse_unusable(config: Any, flying: FlyingConfig) -> None:
-    """Refuse settings of vLLM that do not work with a setting of ours, or with our workers."""
-    if flying.tbt_slo_ms is not None and not config.scheduler_config.enable_chunked_prefill:
-        raise ConfigError(
-            f"--tbt-slo-ms={flying.tbt_slo_ms}: prompts are computed in chunks; chunked prefill "
-            "is off"
-        )
-    if flying.lend_weights:
-        refuse_lending(config)
+def _refuse_unusable(config: Any) -> None:
+    """Refuse settings of vLLM and of torch that do not work with our workers."""
     if not current_platform.is_cpu():
         refuse_expandable_segments(os.environ)
     worker_cls = config.parallel_config.worker_cls

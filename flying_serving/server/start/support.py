@@ -1,5 +1,5 @@
-"""Refusals at start of settings that this version or a model does not admit, in one line that names
-the flag.
+"""Refusals at start of a missing model, an unusable address and group sizes that a model does not
+admit, in one line that names the flag. Settings that follow from the model.
 """
 
 import re
@@ -7,21 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm.platforms import current_platform
-
 from flying_serving.config import MAX_ENGINES
-from flying_serving.errors import ConfigError, Unsupported
+from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import is_power_of_two
 from flying_serving.layout.shards import degree_obstacle
 from flying_serving.log import logger
-from flying_serving.vllm_adapter.kv_heads import kv_head_counts, latents_on_cpu
+from flying_serving.vllm_adapter.kv_heads import kv_head_counts
 
 MAX_PORT = 65535
 MODEL_FILES = ("config.json", "params.json")
 _NAME = re.compile(r"[\w-][\w.:-]*(/[\w-][\w.:-]*)?")
 """A model's name on Hugging Face: `owner/model`, or `model` alone."""
-SPECULATION = "ngram"
-"""The method of speculation that lanes serve."""
 Obstacles = Callable[[Any, Sequence[int]], Mapping[int, str]]
 """Returns why a model does not admit some group sizes, each above 1: see
 `flying_serving.worker.admission.obstacles`.
@@ -66,210 +62,9 @@ def no_model(model: str, reason: str) -> ConfigError:
     )
 
 
-def refuse_unsupported(config: Any, client_count: int) -> None:
-    """Raise Unsupported for the first feature of this VllmConfig that lanes do not serve yet."""
-    from vllm.utils.torch_utils import is_quantized_kv_cache
-
-    from flying_serving.worker.binding import expert_forms, formats
-
-    parallel, model = config.parallel_config, config.model_config
-    causal = getattr(model.hf_text_config, "is_causal", True)
-    refusals: Sequence[tuple[bool, str, str]] = (
-        *(() if config.lora_config is None else _lora_refusals(config)),
-        *(() if config.speculative_config is None else _speculation_refusals(config)),
-        (
-            model.supports_multimodal_inputs,
-            "--language-model-only=False",
-            f"images, video and audio ({model.architecture})",
-        ),
-        (
-            model.is_encoder_decoder,
-            "--model",
-            f"models with an encoder and a decoder ({model.architecture})",
-        ),
-        (parallel.pipeline_parallel_size > 1, "--pipeline-parallel-size", "pipeline parallelism"),
-        (
-            parallel.decode_context_parallel_size > 1,
-            "--decode-context-parallel-size",
-            "context parallelism",
-        ),
-        (
-            parallel.prefill_context_parallel_size > 1,
-            "--prefill-context-parallel-size",
-            "context parallelism",
-        ),
-        (parallel.enable_expert_parallel, "--enable-expert-parallel", "expert parallelism"),
-        (parallel.enable_elastic_ep, "--enable-elastic-ep", "elastic expert parallelism"),
-        # vLLM makes a connector of it, which the next line would refuse by another name
-        (
-            config.cache_config.kv_offloading_size is not None,
-            "--kv-offloading-size",
-            "KV that is offloaded",
-        ),
-        (config.kv_transfer_config is not None, "--kv-transfer-config", "KV connectors"),
-        (config.ec_transfer_config is not None, "--ec-transfer-config", "encoder cache connectors"),
-        (config.kv_events_config is not None, "--kv-events-config", "KV events"),
-        (
-            model.quantization is not None
-            and model.quantization not in (*formats.METHODS, *expert_forms.METHODS),
-            "--quantization",
-            f"quantization by {model.quantization}",
-        ),
-        (
-            getattr(config.quant_config, "kv_cache_scheme", None) is not None,
-            "--model",
-            "KV that the checkpoint quantizes (kv_cache_scheme)",
-        ),
-        (client_count > 1, "--api-server-count", "more than one API server (use 1)"),
-        (parallel.nnodes > 1, "--nnodes", "more than one node"),
-        (
-            parallel.data_parallel_external_lb,
-            "--data-parallel-external-lb",
-            "an external load balancer",
-        ),
-        (parallel.data_parallel_hybrid_lb, "--data-parallel-hybrid-lb", "a hybrid load balancer"),
-        (
-            has_state(model) and parallel.tensor_parallel_size > 1,
-            "--tensor-parallel-size",
-            f"models with recurrent state ({model.architecture}) on engines of several devices",
-        ),
-        (
-            model.use_mla and is_quantized_kv_cache(config.cache_config.cache_dtype),
-            "--kv-cache-dtype",
-            "KV in 8 bits of latent attention (MLA)",
-        ),
-        (
-            latents_on_cpu(config) is not None,
-            "--model",
-            f"latents and rotated keys of {latents_on_cpu(config)} numbers on a CPU",
-        ),
-        (
-            hasattr(model.hf_text_config, "index_topk"),
-            "--model",
-            f"sparse attention, whose indexer has a cache of its own ({model.architecture})",
-        ),
-        (not causal, "--model", f"attention that is not causal ({model.architecture})"),
-        (model.enable_sleep_mode, "--enable-sleep-mode", "sleep mode"),
-    )
-    for is_asked, flag, what in refusals:
-        if is_asked:
-            raise Unsupported(f"{flag}: {what} cannot be served by Flying Serving yet")
-
-
-def _lora_refusals(config: Any) -> Sequence[tuple[bool, str, str]]:
-    """Return, of a VllmConfig with adapters: whether it asks for something that lanes do not serve
-    yet, by which flag, and what.
-    """
-    lora, model = config.lora_config, config.model_config
-    targets = lora.target_modules
-    return (
-        # vLLM's Triton kernels read whole tensors only, and a lane has views
-        (not current_platform.is_cpu(), "--enable-lora", "LoRA on this kind of device"),
-        (config.use_v2_model_runner, "--enable-lora", "LoRA with vLLM's V2 model runner"),
-        (lora.fully_sharded_loras, "--fully-sharded-loras", "adapters that ranks cut further"),
-        (is_pooling(model), "--enable-lora", "LoRA for pooling models"),
-        (model.use_mla, "--enable-lora", "LoRA with latent attention"),
-        (has_state(model), "--enable-lora", "LoRA with recurrent state"),
-        (model.is_multimodal_model, "--enable-lora", "LoRA for models that see or hear"),
-        (
-            model.is_moe and (targets is None or "experts" in targets),
-            "--enable-lora",
-            f"adapters of routed experts ({model.architecture}; --lora-target-modules can name "
-            "other layers)",
-        ),
-    )
-
-
-def _speculation_refusals(config: Any) -> Sequence[tuple[bool, str, str]]:
-    """Return the same of a VllmConfig with speculation."""
-    speculative, model = config.speculative_config, config.model_config
-    method, flag = speculative.method, "--speculative-config"
-    rejection = speculative.rejection_sample_method
-    return (
-        (
-            method != SPECULATION,
-            flag,
-            f"speculation by {method} (method {SPECULATION} is served)",
-        ),
-        (rejection != "standard", flag, f"rejection_sample_method {rejection}"),
-        (
-            bool(speculative.num_speculative_tokens_per_batch_size),
-            flag,
-            "drafts whose number depends on the batch (num_speculative_tokens_per_batch_size)",
-        ),
-        (not current_platform.is_cpu(), flag, "speculation on this kind of device"),
-        (config.use_v2_model_runner, flag, "speculation with vLLM's V2 model runner"),
-        (is_pooling(model), flag, "speculation for pooling models"),
-        (model.use_mla, flag, "speculation with latent attention"),
-        (has_state(model), flag, "speculation with recurrent state"),
-        (model.is_multimodal_model, flag, "speculation for models that see or hear"),
-        (config.lora_config is not None, flag, "speculation with adapters (--enable-lora)"),
-        (model.quantization is not None, flag, "speculation with quantized weights"),
-        (
-            config.parallel_config.tensor_parallel_size > 1,
-            "--tensor-parallel-size",
-            "speculation on engines of several devices",
-        ),
-        (
-            config.scheduler_config.scheduler_cls is not None,
-            "--scheduler-cls",
-            "speculation with a scheduler of one's own",
-        ),
-        *_step_refusals(config),
-    )
-
-
-def _step_refusals(config: Any) -> Sequence[tuple[bool, str, str]]:
-    """Return the same of steps that cannot have a request's token and all of its drafts.
-
-    vLLM's engine would end at such a step, or wait for ever.
-    """
-    from vllm.v1.sample.rejection_sampler import MAX_SPEC_LEN
-
-    scheduler, drafts = config.scheduler_config, config.speculative_config.num_speculative_tokens
-    too_short = f"less than a token and {drafts} drafts of it (num_speculative_tokens)"
-    return (
-        (
-            not scheduler.enable_chunked_prefill,
-            "--no-enable-chunked-prefill",
-            "speculation where a step has whole prompts",
-        ),
-        (
-            drafts > MAX_SPEC_LEN,
-            "--speculative-config",
-            f"num_speculative_tokens above {MAX_SPEC_LEN}",
-        ),
-        (scheduler.max_num_batched_tokens <= drafts, "--max-num-batched-tokens", too_short),
-        (
-            0 < scheduler.long_prefill_token_threshold <= drafts,
-            "--long-prefill-token-threshold",
-            too_short,
-        ),
-        (
-            config.observability_config.per_request_spec_decode_metrics != "none",
-            "--per-request-spec-decode-metrics",
-            "counts of drafts for a request, which may go on in another group",
-        ),
-    )
-
-
 def is_pooling(model: Any) -> bool:
     """Return whether a model (vLLM's ModelConfig) gives vectors or scores and no tokens."""
     return bool(model.runner_type == "pooling")
-
-
-def refuse_lending(config: Any) -> None:
-    """Raise Unsupported for a VllmConfig whose weights cannot be lent: `--lend-weights` was set."""
-    model = config.model_config
-    refusals = (
-        (model.use_mla, "latent attention (MLA)"),
-        (has_state(model), "recurrent state"),
-        (config.lora_config is not None, "adapters (--enable-lora)"),
-        (config.speculative_config is not None, "speculation (--speculative-config)"),
-    )
-    for refused, what in refusals:
-        if refused:
-            raise Unsupported(f"--lend-weights: models with {what} cannot lend weights yet")
 
 
 def has_state(model: Any) -> bool:

@@ -126,11 +126,15 @@ FEATURE_CASES: tuple[Start, ...] = (
         "--compilation-config: mode STOCK_TORCH_COMPILE cannot be served by Flying Serving yet",
         mode=CompilationMode.STOCK_TORCH_COMPILE,
     ),
-    _execution(
-        "`--no-enforce-eager --lend-weights`",
-        "--lend-weights: needs --enforce-eager, as compiled code does not see that a weight is "
-        "lent",
-        lend_weights=True,
+    (
+        features,
+        Case(
+            "`--no-enforce-eager --lend-weights`",
+            "--lend-weights: needs --enforce-eager, as compiled code does not see that a weight is "
+            "lent",
+            2,
+            {"lend_weights": True, "enforce_eager": False},
+        ),
     ),
     _execution(
         "`--no-enforce-eager --tensor-parallel-size 2` on the CPU",

@@ -33,6 +33,7 @@ def test_allowed_configurations_are_not_refused() -> None:
         "--data-parallel-size-local=2",
         "--distributed-executor-backend=mp",
         "VLLM_USE_RUST_FRONTEND=0",
+        "VLLM_DP_SIZE=1",
     ):
         front_end(asked)
 

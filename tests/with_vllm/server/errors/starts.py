@@ -16,14 +16,14 @@ from flying_serving.config import KEY as CONFIG_KEY
 from flying_serving.config import Deployment, FlyingConfig
 from flying_serving.observe.tracing.file import begin_trace
 from flying_serving.placement.plan import plan
+from flying_serving.placement.wishes import read_wishes
+from flying_serving.server.start.capabilities import refuse_unsupported
 from flying_serving.server.start.execution import refuse_other_execution
 from flying_serving.server.start.front_ends import refuse_other_front_ends
 from flying_serving.server.start.support import (
     choose_group_sizes,
     no_model,
-    refuse_lending,
     refuse_missing_model,
-    refuse_unsupported,
 )
 from flying_serving.worker.lanes import WorkerLanes
 from flying_serving.worker.residency import weight_file_of
@@ -32,7 +32,7 @@ from tests.unit.placement.machines import machine
 
 
 def configuration(**changes: Any) -> Any:
-    """A VllmConfig as far as `support` looks at it: four engines and a model of 8 heads, 4 KV
+    """A VllmConfig as far as a start looks at it: four engines and a model of 8 heads, 4 KV
     heads; with changes.
     """
     parallel = {
@@ -60,6 +60,7 @@ def configuration(**changes: Any) -> Any:
         "is_moe": False,
         "is_multimodal_model": False,
         "enable_sleep_mode": False,
+        "enforce_eager": True,
         "max_model_len": 4096,
         "get_total_num_kv_heads": lambda: 4,
         "model_arch_config": SimpleNamespace(total_num_attention_heads=8, per_layer_overrides=None),
@@ -70,6 +71,7 @@ def configuration(**changes: Any) -> Any:
         use_v2_model_runner=changes.get("v2", False),
         parallel_config=SimpleNamespace(**{k: changes.get(k, v) for k, v in parallel.items()}),
         model_config=SimpleNamespace(**{k: changes.get(k, v) for k, v in model.items()}),
+        compilation_config=SimpleNamespace(mode=CompilationMode.VLLM_COMPILE),
         device_config=SimpleNamespace(device_type="cpu"),
         cache_config=SimpleNamespace(
             cache_dtype=changes.get("cache_dtype", "auto"),
@@ -184,8 +186,9 @@ def engines(
 
 
 def features(clients: int = 1, **changes: Any) -> None:
-    """vLLM's features."""
-    refuse_unsupported(configuration(**changes), clients)
+    """Features of vLLM and of us."""
+    asked = {key: value for key, value in changes.items() if key in FlyingConfig.model_fields}
+    refuse_unsupported(configuration(**changes), FlyingConfig(**asked), clients)
 
 
 def lending(sizes: tuple[int, ...]) -> None:
@@ -197,7 +200,7 @@ def lending(sizes: tuple[int, ...]) -> None:
 
 def lending_of(**changes: Any) -> None:
     """A server that may lend the weights of a model."""
-    refuse_lending(configuration(**changes))
+    features(lend_weights=True, **changes)
 
 
 def lending_to_kinds() -> None:

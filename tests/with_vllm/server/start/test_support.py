@@ -7,11 +7,8 @@ from typing import Any
 
 import pytest
 
-from flying_serving.errors import ConfigError, Unsupported
-from flying_serving.server.start import support
+from flying_serving.errors import ConfigError
 from flying_serving.server.start.support import choose_group_sizes
-from tests.with_vllm.server.errors.starts import adapters
-from tests.with_vllm.server.errors.starts import configuration as features_of
 
 
 def configuration(heads: int, kv_heads: int, engines: int = 4) -> Any:
@@ -56,9 +53,3 @@ def test_one_engine_needs_no_process_that_builds_the_model() -> None:
 def test_a_size_that_was_asked_for_is_refused_with_its_reason() -> None:
     with pytest.raises(ConfigError, match=r"^--group-sizes=4: a\.b: why$"):
         choose_group_sizes(configuration(8, 8), (1, 4), lambda *_: {4: "a.b: why"})
-
-
-def test_adapters_are_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(support, "current_platform", SimpleNamespace(is_cpu=lambda: False))
-    with pytest.raises(Unsupported, match="--enable-lora: LoRA on this kind of device"):
-        support.refuse_unsupported(features_of(lora=adapters()), 1)
