@@ -31,6 +31,8 @@ LABELS = {
 }
 WHOLE = "all"
 """The phase of all requests of a run together."""
+THROUGHPUT = "output_throughput"
+"""The figure of output tokens per second."""
 LONG = "long"
 """The phase of requests that not every fixed layout can serve."""
 FIXED = ("static-dp", "static-tp")
@@ -243,6 +245,25 @@ def summary(kept: Mapping[str, Any], fixed: Sequence[str] = FIXED) -> str:
         where = f"{at.phase}, {LABELS[at.figure]}"
         made = "" if is_fixed(name) else switches(found[name, WHOLE, "switches"])
         lines.append(f"| {' | '.join([name, *e2e, spread(at.ratios, 2), where, made])} |")
+    return "\n".join(lines)
+
+
+def throughput(kept: Mapping[str, Any], fixed: Sequence[str] = FIXED) -> str:
+    """Return a table of output tokens per second over all requests, with the ratio to the best
+    fixed layout in each round, and the switches.
+    """
+    found = values(kept)
+    lines = [
+        "| system | output tokens/s | / best fixed, by round | switches |",
+        "|---|---|---|---|",
+    ]
+    present = [name for name in fixed if (name, WHOLE, THROUGHPUT) in found]
+    best = [max(each) for each in zip(*(found[n, WHOLE, THROUGHPUT] for n in present), strict=True)]
+    for name in names(found):
+        each = found[name, WHOLE, THROUGHPUT]
+        over = ", ".join(f"{own / other:.2f}" for own, other in zip(each, best, strict=True))
+        made = "" if is_fixed(name) else switches(found[name, WHOLE, "switches"])
+        lines.append(f"| {name} | {spread(each)} | {over} | {made} |")
     return "\n".join(lines)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks import emulated_report, live_report, ways
+from benchmarks import emulated_report, live_report, splits_report, ways
 from benchmarks.link_verdict import verdict
 from experiments import goodput, held_out_regret, live, loads, phases, phases_whole
 from experiments.common import RESULTS
@@ -20,6 +20,8 @@ NUMBERS = RESULTS / "numbers"
 PAGE = RESULTS / "comparisons.md"
 EMULATED_FIXED = ("stock-dp", "stock-tp4", "stock-tp8")
 """The fixed layouts on emulated devices."""
+SPLITS_AT = (2, 4)
+"""Numbers of engines with which `benchmarks.splits` runs."""
 NOT_RUN = "Planned, and not run yet."
 Text = Callable[[Mapping[str, Any]], str]
 
@@ -33,10 +35,12 @@ def page() -> str:
             "quiet_and_bursts",
             "trace",
             "long_prompts",
+            "gyges",
             "urgent_requests",
         )
         for what, text in {"how": _how, "table": live_report.table}.items()
     }
+    values["gyges throughput"] = _shown("gyges", live_report.throughput)
     values["verdict"] = _shown("fixed_layouts", verdict)
     values["by round"] = _shown("quiet_and_bursts", live_report.by_round)
     values |= {
@@ -48,6 +52,12 @@ def page() -> str:
         }.items()
     }
     values |= {"ways how": _shown("ways", _how), "ways table": _shown("ways", ways.table)}
+    for engines in SPLITS_AT:
+        name = f"splits_{engines}"
+        values |= {
+            f"{name} how": _shown(name, _how),
+            f"{name} table": _shown(name, splits_report.table),
+        }
     return live.filled("comparisons", values)
 
 

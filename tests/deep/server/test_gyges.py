@@ -9,8 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from harness.live import BLOCK_BYTES, Server, wait_until
+from harness.losing import is_whole, kill
 from harness.streams import WORST_LOGPROB, worst_difference
-from tests.stock.requests import tokens
+from tests.deep.conformance.live import Asked, Case, Job, Live
+from tests.stock.requests import REQUESTS, tokens
 
 pytestmark = pytest.mark.server
 
@@ -22,13 +24,24 @@ SETTINGS = (
     f"--kv-cache-memory-bytes={65 * BLOCK_BYTES}",
     "--no-enable-prefix-caching",
 )
+CASE = Case(
+    "gyges",
+    "llama",
+    8,
+    (),
+    jobs=tuple(map(Job, REQUESTS)),
+    flags=SETTINGS,
+    without=("--policy", "--max-model-len", "--max-num-batched-tokens", "--kv-cache-memory-bytes"),
+)
+DEGREES = (1, 4)
 ALONE = [[engine] for engine in range(8)]
 WAIT_S = 120.0
+ROUNDS = 3
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server("llama", 8, *SETTINGS) as live:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    with Live(CASE, tmp_path_factory.mktemp("case")) as live:
         yield live
 
 
@@ -89,3 +102,32 @@ def test_short_requests_make_no_switch(server: Server, before: int) -> None:
         asked = [threads.submit(server.post, tokens(30 + i, 200), 40) for i in range(40)]
         assert all(one.result(WAIT_S).status_code == 200 for one in asked)
     assert len(server.switches()) == before
+
+
+def requests_of_both_kinds(server: Live) -> list[Asked]:
+    """Return each of stock's requests for any engine, for one that is alone and for a group of
+    four.
+    """
+    return [Asked(job, degree) for job in server.jobs() for degree in (None, *DEGREES)]
+
+
+def test_answers_are_stocks_while_the_policy_changes_the_layout(server: Live, before: int) -> None:
+    """Groups of four form for requests that name them and for long ones, and part afterwards."""
+    for _ in range(ROUNDS):
+        with ThreadPoolExecutor(1) as threads, server.asking(requests_of_both_kinds(server)):
+            long = threads.submit(server.post, tokens(5, 2100), 60)
+            assert long.result(WAIT_S).status_code == 200
+        wait_until(lambda: server.status()["layout"] == ALONE, server.switches)
+    assert len(server.switches()) - before >= 2 * ROUNDS
+    server.check()
+
+
+def test_answers_are_stocks_when_an_engine_of_a_group_is_lost(server: Live, before: int) -> None:
+    """The requests of its group go on, and the policy forms groups again afterwards."""
+    with server.asking(requests_of_both_kinds(server)):
+        wait_until(lambda: joins_since(server, before), server.status)
+        group = next(group for group in server.status()["layout"] if len(group) > 1)
+        kill(server, group[-1])
+    wait_until(lambda: is_whole(server), server.log, WAIT_S)
+    server.answer_all(requests_of_both_kinds(server))
+    server.check()
