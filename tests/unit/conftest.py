@@ -3,7 +3,8 @@ room's tests.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, nullcontext
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -22,10 +23,28 @@ class NoVllm(MetaPathFinder):
         return None
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_vllm() -> Iterator[None]:
-    """Refuse imports of vLLM."""
+@contextmanager
+def refused() -> Iterator[None]:
+    """Refuse imports of vLLM as long as the body runs."""
     finder = NoVllm()
     sys.meta_path.insert(0, finder)
-    yield
-    sys.meta_path.remove(finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Refuse vLLM as long as a module of tests is imported."""
+    with refused() if isinstance(collector, pytest.Module) else nullcontext():
+        return (yield)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_vllm() -> Iterator[None]:
+    """Refuse vLLM in the tests of a module."""
+    with refused():
+        yield

@@ -18,8 +18,8 @@ from vllm.v1.metrics.stats import SchedulerStats
 
 from flying_serving.controller.commands import Recall, Reject
 from flying_serving.layout.groups import KVSource, Layout
-from flying_serving.vllm_adapter.failures import failures
 from flying_serving.vllm_adapter.keys import MIGRATED_FROM_KEY, OFFER_KEY
+from flying_serving.vllm_adapter.scheduler.failures import failures
 from tests.with_vllm.server.doubles import ABORT, ADD, APART, PAIRS, UTILITY, Server
 
 

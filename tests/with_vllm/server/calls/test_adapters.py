@@ -17,7 +17,7 @@ from flying_serving.errors import AdapterNotLoaded, EngineLost
 from flying_serving.server.calls import adapters
 from flying_serving.server.calls.adapters import AdapterLoads
 from flying_serving.server.own_thread import in_own_thread
-from flying_serving.vllm_adapter.adapter_files import WEIGHT_FILES, copied
+from flying_serving.vllm_adapter.lora.files import WEIGHT_FILES, copied
 from tests.with_vllm.server import doubles
 
 OVERDUE = object()

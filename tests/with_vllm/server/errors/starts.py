@@ -16,17 +16,16 @@ from flying_serving.config import KEY as CONFIG_KEY
 from flying_serving.config import Deployment, FlyingConfig
 from flying_serving.observe.tracing.file import begin_trace
 from flying_serving.placement.plan import plan
-from flying_serving.placement.wishes import read_wishes
 from flying_serving.server.start.capabilities import refuse_unsupported
-from flying_serving.server.start.execution import refuse_other_execution
+from flying_serving.server.start.execution import settle_execution
 from flying_serving.server.start.front_ends import refuse_other_front_ends
 from flying_serving.server.start.support import (
     choose_group_sizes,
     no_model,
     refuse_missing_model,
 )
+from flying_serving.weights.lending.residency import weight_file_of
 from flying_serving.worker.lanes import WorkerLanes
-from flying_serving.worker.residency import weight_file_of
 from harness.live import ROOT
 from tests.unit.placement.machines import machine
 
