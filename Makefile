@@ -173,4 +173,4 @@ house: $(STAMP)
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find flying_serving flying_lab harness tests benchmarks mutants house zoo -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find flying_serving flying_deploy flying_lab harness tests benchmarks mutants house zoo -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -31,8 +31,8 @@ import torch
 from torch.nn.functional import linear, silu
 
 from flying_serving.layout.shards import Segment, segments_of
-from flying_serving.memory.storage import SharedLinear, StridedColumns, StridedRows, rows_of
-from flying_serving.memory.unit_order import keep_by_unit
+from flying_serving.weights.storage import SharedLinear, StridedColumns, StridedRows, rows_of
+from flying_serving.weights.unit_order import keep_by_unit
 
 WIDEST = 8
 ROUNDS = 7

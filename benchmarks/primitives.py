@@ -24,7 +24,7 @@ from benchmarks.server_watch import held_mib
 from flying_lab.server_process import CPU_ENVIRONMENT
 from flying_lab.signals import ended_by_signals
 from flying_lab.tiny_models.checkpoint import SHAPES, Shape
-from flying_serving.worker.heap import give_back_freed
+from flying_serving.weights.lending.heap import give_back_freed
 
 ROOT = Path(__file__).parents[1]
 Product = tuple[int, int, int]

@@ -129,7 +129,8 @@ def _padding_lines(found: Kept) -> list[str]:
     ]
     return [
         *paragraph(
-            "Shares of feed-forward weights cut in four (`memory/padding.py`). *Stranded*: bytes "
+            "Shares of feed-forward weights cut in four (`weights/lending/padding.py`). "
+            "*Stranded*: bytes "
             "of others on pages",
             "that a kept unit shares, mean of the four ranks and the worst one. *Padded*: zeros, "
             "whole rows, that let",

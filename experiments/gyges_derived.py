@@ -16,7 +16,7 @@ from flying_lab.sim.hardware import load
 from flying_lab.sim.memory import group_tokens, kv_pool_bytes
 from flying_lab.sim.transformation import CHUNK_BYTES, Transformation, Work
 from flying_serving.layout.shards import Segment
-from flying_serving.memory.padding import PAGE_BYTES, PagedUnits, packed, padded
+from flying_serving.weights.lending.padding import PAGE_BYTES, PagedUnits, packed, padded
 
 DEGREES = (1, 2, 4)
 SEQUENCES = 8

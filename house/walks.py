@@ -117,19 +117,6 @@ def _is_named(function: tuple[str, str], named: set[tuple[str, str]]) -> bool:
     return bool({(path, parts[0]), (path, parts[-1])} & named)
 
 
-def differences(kept: Record, made: Record) -> list[str]:
-    """Return how a walk's files differ from those that are kept, apart from files that chance
-    decides on: it has them in some rounds of either.
-    """
-    files, found = ({file.path for file in record.files} for record in (kept, made))
-    gone = files - found - set(made.sometimes)
-    new = found - files - set(kept.sometimes)
-    return [
-        *(f"{path}: kept, and not entered" for path in sorted(gone)),
-        *(f"{path}: entered, and not kept" for path in sorted(new)),
-    ]
-
-
 def load() -> dict[str, Record]:
     """Return the kept records by the walks' names."""
     rows = json.loads(FILE.read_text(encoding="utf-8"))

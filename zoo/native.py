@@ -42,7 +42,7 @@ def write_native(model: Model, path: Path) -> None:
     """
     from safetensors.torch import save_file
 
-    from flying_serving.vllm_adapter.trees import world_of_one
+    from flying_serving.vllm_adapter.weights.trees import world_of_one
 
     scratch = path.with_name(f".{path.name}")
     shutil.rmtree(scratch, ignore_errors=True)

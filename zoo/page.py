@@ -71,7 +71,7 @@ CORRECTED_ARE = (
 )
 QUANTIZATION = Path(__file__).with_name("quantization.md").read_text(encoding="utf-8")
 """The section of what works where. Its cells follow from the refusals of a start and from
-`worker/binding/formats.py`.
+`weights/formats.py`.
 """
 QUANTIZED_MEANS = (
     "Tiny models with weights in each format, four engines, degrees 1, 2 and 4. int4 computes in "

@@ -7,7 +7,7 @@ perhaps itself, which is computed again later. Then waiting requests if nothing 
 requests with KV first, each only if its whole prompt has room.
 
 A request that migrated here takes the blocks for its KV at this point. Prompts that run leave one
-token to each such request that decodes (`vllm_adapter/scheduler.py`). It is preempted after them,
+token to each such request that decodes (`vllm_adapter/scheduler/`). It is preempted after them,
 where vLLM would take it as the last one.
 """
 

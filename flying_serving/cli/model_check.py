@@ -22,7 +22,7 @@ from flying_serving.errors import FlyingError
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.placement.plan import Placement, device_name
 from flying_serving.policy.policies import POLICIES
-from flying_serving.vllm_adapter.kv_heads import fewest_kv_heads
+from flying_serving.vllm_adapter.kv.heads import fewest_kv_heads
 
 FEWEST_LAYERS = 2
 FEWEST_EXPERTS = 8
@@ -222,7 +222,7 @@ def _with_random_weights(args: Any, config: Any, layers: int, experts: dict[str,
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    from flying_serving.vllm_adapter.loading import RANDOM_WEIGHTS
+    from flying_serving.vllm_adapter.weights.loading import RANDOM_WEIGHTS
 
     changed = copy.copy(args)
     changed.load_format = RANDOM_WEIGHTS

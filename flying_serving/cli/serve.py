@@ -111,7 +111,7 @@ def make_parser(prog: str) -> Any:
     """Return vLLM's parser for `serve`, with our groups of flags before its own."""
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
 
-    from flying_serving.vllm_adapter.parser import FlagParser
+    from flying_serving.vllm_adapter.api_server.parser import FlagParser
 
     usage = f"{prog} MODEL [OPTIONS]"
     parser = FlagParser(screen(), prog=prog, usage=usage, description=PURPOSE)

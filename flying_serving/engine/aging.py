@@ -5,7 +5,7 @@ or preempt it, for ever.
 from collections import defaultdict, deque
 from typing import Any
 
-from flying_serving.vllm_adapter.priorities import by_priority, promote
+from flying_serving.vllm_adapter.scheduler.priorities import by_priority, promote
 
 
 class Aging:

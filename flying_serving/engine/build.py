@@ -27,7 +27,6 @@ from flying_serving.layout.groups import aligned_group
 from flying_serving.log import logger
 from flying_serving.memory.arena import announce, announced
 from flying_serving.memory.kv_groups import KVGroups
-from flying_serving.memory.ledger import ExtraKV, PageLedger
 from flying_serving.memory.peers import announce_blocks, announce_groups
 from flying_serving.migration import transfer
 from flying_serving.migration.chunks import EXTRA_BYTES
@@ -35,12 +34,17 @@ from flying_serving.migration.offers import OfferTable, PeerOffers, make_table
 from flying_serving.predict.migrations import fit_migrations
 from flying_serving.scheduling.batches import Batches
 from flying_serving.scheduling.ways import StepWays
-from flying_serving.vllm_adapter.blocks import SchedulerPool
-from flying_serving.vllm_adapter.engine_pool import EnginePool
-from flying_serving.vllm_adapter.kv import block_bytes, groups_of
-from flying_serving.vllm_adapter.scheduler import block_hasher, make_scheduler, most_outstanding
+from flying_serving.vllm_adapter.kv.blocks import SchedulerPool
+from flying_serving.vllm_adapter.kv.cache import block_bytes, groups_of
+from flying_serving.vllm_adapter.kv.engine_pool import EnginePool
+from flying_serving.vllm_adapter.scheduler.scheduler import (
+    block_hasher,
+    make_scheduler,
+    most_outstanding,
+)
+from flying_serving.weights.lending import lent_memory
+from flying_serving.weights.lending.ledger import ExtraKV, PageLedger
 from flying_serving.wire import CalibrationRow, EngineMemory, Measured, MigrationRow
-from flying_serving.worker import lent
 from flying_serving.worker.lanes import WorkerLanes
 
 
@@ -263,10 +267,10 @@ def _make_residency(core: Any, own: EnginePool, loop: EngineLoop) -> Residency:
     """Make the residency of an engine that has all its weights, and return the pages of its extra
     blocks to the system.
     """
-    pieces, own_blocks, page_bytes = core.call_workers(lent.lendable)
+    pieces, own_blocks, page_bytes = core.call_workers(lent_memory.lendable)
     extra = range(own_blocks, core.kv_config.num_blocks)
-    core.call_workers(lent.release_blocks, extra)
-    regions = lent.extents(core.kv_config, range(1))
+    core.call_workers(lent_memory.release_blocks, extra)
+    regions = lent_memory.extents(core.kv_config, range(1))
     kv = ExtraKV(len(extra), [size_bytes for _, size_bytes in regions])
     ledger = PageLedger(pieces, kv, page_bytes)
     return Residency(

@@ -24,9 +24,9 @@ from flying_serving.errors import IntegrityError
 from flying_serving.layout.groups import Group
 from flying_serving.layout.parallelism import Parallelism
 from flying_serving.memory.lending import BorrowedBlocks, LentBlocks
-from flying_serving.vllm_adapter.blocks import SchedulerPool
-from flying_serving.vllm_adapter.failures import failures
-from flying_serving.vllm_adapter.scheduler import may_plan_ahead, most_outstanding
+from flying_serving.vllm_adapter.kv.blocks import SchedulerPool
+from flying_serving.vllm_adapter.scheduler.failures import failures
+from flying_serving.vllm_adapter.scheduler.scheduler import may_plan_ahead, most_outstanding
 
 ASK_AGAIN_S = 0.02
 """Seconds that the leader of a group of two waits before it asks members again that had nothing to

@@ -10,7 +10,7 @@ from flying_serving.engine.channel import Sender
 from flying_serving.engine.group import Leader, Member
 from flying_serving.layout.groups import Group
 from flying_serving.migration.offers import OfferTable
-from flying_serving.vllm_adapter.blocks import SchedulerPool
+from flying_serving.vllm_adapter.kv.blocks import SchedulerPool
 
 HashBlocks = Callable[[Any], Any]
 """A function that returns the block hashes of a vLLM request."""

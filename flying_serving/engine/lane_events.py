@@ -1,4 +1,4 @@
-"""The engine's actions at each event of a lane's scheduler: see `vllm_adapter/scheduler.py`."""
+"""The engine's actions at each event of a lane's scheduler: see `vllm_adapter/scheduler/`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 from flying_serving.engine.loop import Instruments
 from flying_serving.layout.groups import Group
 from flying_serving.migration.source import Source
-from flying_serving.vllm_adapter.beginnings import beginnings_in
-from flying_serving.vllm_adapter.failures import failures
+from flying_serving.vllm_adapter.scheduler.beginnings import beginnings_in
+from flying_serving.vllm_adapter.scheduler.failures import failures
 
 
 class LaneEvents:

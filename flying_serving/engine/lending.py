@@ -13,7 +13,7 @@ from flying_serving.engine.messages import (
     ReturnBlocks,
 )
 from flying_serving.migration.source import Source
-from flying_serving.vllm_adapter.blocks import may_start
+from flying_serving.vllm_adapter.kv.blocks import may_start
 
 RECALL_WAIT_S = 0.1
 """Seconds that lane 1 waits for blocks that it has lent, rather than preempt a request.

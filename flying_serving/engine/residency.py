@@ -13,10 +13,10 @@ from flying_serving.config import LOAN_SHARE
 from flying_serving.engine.group import Member
 from flying_serving.engine.lane import Lanes
 from flying_serving.errors import IntegrityError
-from flying_serving.memory.ledger import PageLedger
 from flying_serving.memory.peers import KVBlocks
-from flying_serving.vllm_adapter.engine_pool import EnginePool
-from flying_serving.worker import lent
+from flying_serving.vllm_adapter.kv.engine_pool import EnginePool
+from flying_serving.weights.lending import lent_memory
+from flying_serving.weights.lending.ledger import PageLedger
 
 FREE_BLOCKS_POLL_S = 0.005
 """Seconds between two checks whether blocks have become free."""
@@ -26,7 +26,7 @@ class Residency:
     """The weights that an engine has, and its `extra` KV blocks. `own`: lane 1's pool, which has
     all blocks.
 
-    `call_workers` calls a function of `worker/lent.py` on the engine's workers. `revoke` ends all
+    `call_workers` calls a function of `lent_memory.py` on the engine's workers. `revoke` ends all
     offers of KV.
     """
 
@@ -136,7 +136,7 @@ class Residency:
             ledger.drop()
             new = ledger.back()
             blocks = self._extra[new.start : new.stop]
-            self._call_workers(lent.drop_next, blocks)
+            self._call_workers(lent_memory.drop_next, blocks)
             self._own.allow(blocks)
         return ledger.dropped == ledger.pieces
 
@@ -152,9 +152,9 @@ class Residency:
             gone = ledger.release(room)
             # up to the end: the page in which these blocks end and earlier ones begin is in neither
             # range
-            self._call_workers(lent.release_blocks, self._extra[gone.start :])
+            self._call_workers(lent_memory.release_blocks, self._extra[gone.start :])
             ledger.fetch()
-            self._call_workers(lent.fetch_next)
+            self._call_workers(lent_memory.fetch_next)
         return not ledger.dropped
 
     def _empty(self, blocks: range, now_s: float) -> bool:
@@ -183,7 +183,7 @@ class Residency:
         """
         self._revoke()
         self._own.swap(copies)
-        self._call_workers(lent.copy_blocks, copies)
+        self._call_workers(lent_memory.copy_blocks, copies)
         for member in members:
             member.lent.replace(copies)
 

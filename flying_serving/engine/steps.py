@@ -14,7 +14,7 @@ from flying_serving.layout.parallelism import Parallelism
 from flying_serving.observe.metrics.histogram import Histogram
 from flying_serving.observe.metrics.table import STEP_BOUNDS_S
 from flying_serving.scheduling.ways import StepWays
-from flying_serving.vllm_adapter.step_contents import contents
+from flying_serving.vllm_adapter.scheduler.step_contents import contents
 from flying_serving.wire import StepRow
 
 KEPT_STEPS = 4096

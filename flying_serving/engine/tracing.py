@@ -22,7 +22,7 @@ from flying_serving.observe.tracing.events import (
     step,
 )
 from flying_serving.observe.tracing.writer import TraceWriter
-from flying_serving.vllm_adapter.step_contents import contents
+from flying_serving.vllm_adapter.scheduler.step_contents import contents
 
 
 class EngineTrace:

@@ -20,7 +20,7 @@ NULL_BLOCK = 0
 
 class Pool(Protocol):
     """The part of a block pool that lending needs; production is vLLM's BlockPool
-    (`vllm_adapter/blocks.py`).
+    (`vllm_adapter/kv/blocks.py`).
     """
 
     def free_count(self) -> int:

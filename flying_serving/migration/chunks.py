@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from flying_serving.migration.arrival import Arrival, ArrivalPhase, Way
 from flying_serving.migration.offers import Offer
-from flying_serving.vllm_adapter.blocks import SchedulerPool
+from flying_serving.vllm_adapter.kv.blocks import SchedulerPool
 
 EXTRA_BYTES = 32 * 2**20
 """Upper bound on the KV of an engine that is held twice during migrations."""

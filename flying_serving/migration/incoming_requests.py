@@ -9,7 +9,7 @@ from flying_serving.migration.arrival import Arrival, ArrivalPhase
 from flying_serving.migration.host import MigrationHost
 from flying_serving.migration.messages import ReleaseKV
 from flying_serving.migration.source import Source
-from flying_serving.vllm_adapter.blocks import SchedulerPool
+from flying_serving.vllm_adapter.kv.blocks import SchedulerPool
 from flying_serving.wire import MigrationCounts
 
 

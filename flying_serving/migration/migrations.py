@@ -11,7 +11,7 @@ from flying_serving.migration.offers import Offers
 from flying_serving.migration.source import Source
 from flying_serving.migration.target import Target
 from flying_serving.migration.transfer import pull_kv, pull_state
-from flying_serving.vllm_adapter.blocks import SchedulerPool
+from flying_serving.vllm_adapter.kv.blocks import SchedulerPool
 
 OFFER_POLL_S = 0.005
 """Seconds between two looks of a target for more offered KV."""

@@ -13,7 +13,7 @@ from typing import Any
 from vllm.v1.request import RequestStatus
 
 from flying_serving.migration.offers import OfferTable
-from flying_serving.vllm_adapter.blocks import SchedulerPool, may_start
+from flying_serving.vllm_adapter.kv.blocks import SchedulerPool, may_start
 
 RETAIN_S = 5.0
 """Seconds that retained KV is kept while no target pulls any, and no request needs its blocks."""

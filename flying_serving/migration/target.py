@@ -13,7 +13,7 @@ from flying_serving.migration.host import MigrationHost
 from flying_serving.migration.incoming_requests import IncomingRequests
 from flying_serving.migration.messages import KVPulled, PullKV
 from flying_serving.migration.offers import Offer, Offers
-from flying_serving.vllm_adapter.blocks import SchedulerPool
+from flying_serving.vllm_adapter.kv.blocks import SchedulerPool
 
 BLOCKS_WAIT_S = 1.0
 """Seconds that a request waits for blocks for its KV, before it is prefilled instead."""

@@ -40,7 +40,7 @@ def make_client(
     from flying_serving.server.client import FlyingClient
     from flying_serving.server.start.interrupts import ended_by_signals
     from flying_serving.server.start.launch import prepare
-    from flying_serving.vllm_adapter.client import starting
+    from flying_serving.vllm_adapter.api_server.client import starting
 
     executor_class = prepare(vllm_config, client_count)
     run_dir = deployment_of(vllm_config.additional_config).run_dir

@@ -46,8 +46,8 @@ from flying_serving.server.requests.checks import Checks, as_refusals_of_vllm
 from flying_serving.server.requests.draining import Draining
 from flying_serving.server.requests.origin import origin_of
 from flying_serving.server.requests.streams import Streams
-from flying_serving.vllm_adapter.beginnings import is_beginning
-from flying_serving.vllm_adapter.history import why_not_migratable
+from flying_serving.vllm_adapter.scheduler.beginnings import is_beginning
+from flying_serving.vllm_adapter.scheduler.history import why_not_migratable
 
 
 class Shell:

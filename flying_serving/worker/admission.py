@@ -20,11 +20,11 @@ from vllm.platforms import current_platform
 
 from flying_serving.errors import ConfigError, FlyingError, WeightError
 from flying_serving.layout.shards import lane_block_tokens
-from flying_serving.vllm_adapter.kv import block_bytes, groups_of, pooled_capacity
-from flying_serving.vllm_adapter.kv_heads import fewest_kv_heads
-from flying_serving.vllm_adapter.loading import keep_weights
+from flying_serving.vllm_adapter.kv.cache import block_bytes, groups_of, pooled_capacity
+from flying_serving.vllm_adapter.kv.heads import fewest_kv_heads
 from flying_serving.vllm_adapter.patches import installer
-from flying_serving.vllm_adapter.trees import (
+from flying_serving.vllm_adapter.weights.loading import keep_weights
+from flying_serving.vllm_adapter.weights.trees import (
     LayerKind,
     first_of,
     give_data,
@@ -34,10 +34,10 @@ from flying_serving.vllm_adapter.trees import (
     uncut_attention,
     world_of_one,
 )
-from flying_serving.worker.binding.cuts import check_cuts
-from flying_serving.worker.binding.latent import absorb
-from flying_serving.worker.binding.recurrent import recurrent_segments
-from flying_serving.worker.binding.share import SharedWeights
+from flying_serving.weights.cuts import check_cuts
+from flying_serving.weights.latent import absorb
+from flying_serving.weights.recurrent import recurrent_segments
+from flying_serving.weights.share import SharedWeights
 from flying_serving.worker.lane import lane_config
 
 P = ParamSpec("P")

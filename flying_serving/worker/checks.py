@@ -14,11 +14,18 @@ import torch
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.errors import ConfigError, EngineLost, LaneError
 from flying_serving.layout.parallelism import Parallelism
-from flying_serving.vllm_adapter.batches import CHECK_REQUESTS, CHECK_TOKENS, check_steps
-from flying_serving.vllm_adapter.compiled import is_compiled
-from flying_serving.vllm_adapter.rank_widths import activations_by_width, widths_of_ranks
-from flying_serving.vllm_adapter.runner import Runner
-from flying_serving.vllm_adapter.token_parallel import TokenParallel
+from flying_serving.vllm_adapter.model_runner.batches import (
+    CHECK_REQUESTS,
+    CHECK_TOKENS,
+    check_steps,
+)
+from flying_serving.vllm_adapter.model_runner.compiled import is_compiled
+from flying_serving.vllm_adapter.model_runner.rank_widths import (
+    activations_by_width,
+    widths_of_ranks,
+)
+from flying_serving.vllm_adapter.model_runner.runner import Runner
+from flying_serving.vllm_adapter.model_runner.token_parallel import TokenParallel
 from flying_serving.worker.compiled import check_compiled
 from flying_serving.worker.lane import WorkerLane
 from flying_serving.worker.selfcheck import (

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from flying_serving.errors import LaneError
-from flying_serving.vllm_adapter.batches import check_steps
-from flying_serving.vllm_adapter.runner import Runner
-from flying_serving.vllm_adapter.stages import Kind
+from flying_serving.vllm_adapter.model_runner.batches import check_steps
+from flying_serving.vllm_adapter.model_runner.runner import Runner
+from flying_serving.vllm_adapter.model_runner.stages import Kind
 from flying_serving.worker.selfcheck import FLOAT32_TOLERANCE, Difference, compare, record
 
 COMPARED: Mapping[Kind, float] = {"logits": 1.0}

@@ -16,10 +16,10 @@ import torch
 
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.errors import LaneError
-from flying_serving.vllm_adapter.batches import check_steps
-from flying_serving.vllm_adapter.graphs import Captured, are_asked, bytes_of_groups
-from flying_serving.vllm_adapter.runner import Runner
-from flying_serving.vllm_adapter.stages import Kind
+from flying_serving.vllm_adapter.model_runner.batches import check_steps
+from flying_serving.vllm_adapter.model_runner.graphs import Captured, are_asked, bytes_of_groups
+from flying_serving.vllm_adapter.model_runner.runner import Runner
+from flying_serving.vllm_adapter.model_runner.stages import Kind
 from flying_serving.worker.compiled import allowed
 from flying_serving.worker.lane import WorkerLane
 from flying_serving.worker.selfcheck import Difference, compare, record

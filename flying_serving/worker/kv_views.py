@@ -8,9 +8,9 @@ from typing import Any
 from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec
 
 from flying_serving.memory.kv_view import KVView, heads_of
-from flying_serving.vllm_adapter.kv import groups_of, layer_specs
-from flying_serving.vllm_adapter.kv_heads import kv_heads_of
-from flying_serving.vllm_adapter.runner import Runner
+from flying_serving.vllm_adapter.kv.cache import groups_of, layer_specs
+from flying_serving.vllm_adapter.kv.heads import kv_heads_of
+from flying_serving.vllm_adapter.model_runner.runner import Runner
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,15 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.errors import ConfigError, EngineLost
 from flying_serving.layout.parallelism import Parallelism
-from flying_serving.vllm_adapter.compiled import keep_eager
-from flying_serving.vllm_adapter.graphs import Captured, capture_nothing, limit_capture_sizes
-from flying_serving.vllm_adapter.kv import in_blocks_of
-from flying_serving.vllm_adapter.runner import Runner, resolved
-from flying_serving.vllm_adapter.token_parallel import TokenParallel, obstacle
+from flying_serving.vllm_adapter.kv.cache import in_blocks_of
+from flying_serving.vllm_adapter.model_runner.compiled import keep_eager
+from flying_serving.vllm_adapter.model_runner.graphs import (
+    Captured,
+    capture_nothing,
+    limit_capture_sizes,
+)
+from flying_serving.vllm_adapter.model_runner.runner import Runner, resolved
+from flying_serving.vllm_adapter.model_runner.token_parallel import TokenParallel, obstacle
 
 
 class OutputUse(Enum):

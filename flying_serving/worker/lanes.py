@@ -26,18 +26,18 @@ from flying_serving.memory.kv_view import KVView
 from flying_serving.memory.peers import PeerKV
 from flying_serving.memory.shared_arena import SharedArena, share_arena
 from flying_serving.memory.states import StateCut
-from flying_serving.vllm_adapter.kv import groups_of, has_kv_alone
-from flying_serving.vllm_adapter.kv_heads import fewest_kv_heads
-from flying_serving.vllm_adapter.runner import Runner
+from flying_serving.vllm_adapter.kv.cache import groups_of, has_kv_alone
+from flying_serving.vllm_adapter.kv.heads import fewest_kv_heads
+from flying_serving.vllm_adapter.model_runner.runner import Runner
+from flying_serving.weights.layouts import hide_compiled_products, shared_weights
+from flying_serving.weights.lending.lent_memory import ExtraBlocks, own_blocks_of
+from flying_serving.weights.lending.residency import WorkerWeights, in_order, weight_file_of
 from flying_serving.wire import CalibrationRow
 from flying_serving.worker.calibration import StepLimits, calibrate
 from flying_serving.worker.checks import LaneChecks
 from flying_serving.worker.graphs import LaneGraphs
 from flying_serving.worker.kv_views import LaneKV, alike_layers, views_of_lanes
 from flying_serving.worker.lane import OutputUse, WorkerLane, lane_config
-from flying_serving.worker.lent import ExtraBlocks, own_blocks_of
-from flying_serving.worker.residency import WorkerWeights, in_order, weight_file_of
-from flying_serving.worker.sharing import hide_compiled_products, shared_weights
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
 from flying_serving.errors import LaneError
-from flying_serving.vllm_adapter.stages import LAYERS, ComparedModule, Kind, stages
+from flying_serving.vllm_adapter.model_runner.stages import LAYERS, ComparedModule, Kind, stages
 
 See = Callable[[str, ComparedModule, list[torch.Tensor], list[torch.Tensor]], None]
 """Gets a stage's name, the stage, its input tensors and the output tensors that it has just

@@ -15,7 +15,7 @@ import torch
 from torch.nn import Module
 from torch.nn.functional import pad
 
-from flying_serving.vllm_adapter.stages import Kind, stages
+from flying_serving.vllm_adapter.model_runner.stages import Kind, stages
 from flying_serving.worker.selfcheck import TOKENS, Difference, LayerOutputs, compare
 
 OF_ALL_TOKENS: tuple[Kind, ...] = ("logits",)

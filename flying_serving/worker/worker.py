@@ -23,18 +23,20 @@ from flying_serving.memory.cuda_arena import CudaArena
 from flying_serving.memory.cuda_device import CudaDevice, cuda_driver
 from flying_serving.memory.kv_view import bytes_of
 from flying_serving.start_error import told_to_server
-from flying_serving.vllm_adapter import distributed, loading, nccl
-from flying_serving.vllm_adapter.kv import kv_memory_from
-from flying_serving.vllm_adapter.lora import use_own_products, verify_adapters
+from flying_serving.vllm_adapter.distributed import nccl
+from flying_serving.vllm_adapter.distributed.world import TorchWorld
+from flying_serving.vllm_adapter.kv.cache import kv_memory_from
+from flying_serving.vllm_adapter.kv.windows import all_are_local
+from flying_serving.vllm_adapter.lora.layers import use_own_products, verify_adapters
+from flying_serving.vllm_adapter.model_runner.runner import Runner
 from flying_serving.vllm_adapter.patches import installer, tensor_parallel
-from flying_serving.vllm_adapter.queues import note_in
-from flying_serving.vllm_adapter.runner import Runner
-from flying_serving.vllm_adapter.windows import all_are_local
+from flying_serving.vllm_adapter.processes.queues import note_in
+from flying_serving.vllm_adapter.weights import loading
+from flying_serving.weights.lending.heap import give_back_freed
+from flying_serving.weights.lending.lent_memory import extents, own_blocks_of
 from flying_serving.worker.checks import most_requests
 from flying_serving.worker.contexts import PeerContexts, open_context, reach_memory
-from flying_serving.worker.heap import give_back_freed
 from flying_serving.worker.lanes import WorkerLanes, phase
-from flying_serving.worker.lent import extents, own_blocks_of
 from flying_serving.worker.memory_items import MemoryItems
 from flying_serving.worker.parent import end_with_parent, leave_signals_to_parent
 from flying_serving.worker.placed import place_worker
@@ -47,7 +49,7 @@ class LaneWorker:
 
     pack_weights = False
     """True: the weights are kept in packed units (CPU). False: whole, with views (see
-    memory/storage.py).
+    weights/storage.py).
     """
     maps_kv = False
     """True if the KV memory is an arena (CPU, or where weights may be lent)."""
@@ -72,7 +74,7 @@ class LaneWorker:
             worker.rank,
             f"joining {deployment.engines} engines of {deployment.devices} devices",
         )
-        world = distributed.TorchWorld(deployment, self.engine, worker.rank)
+        world = TorchWorld(deployment, self.engine, worker.rank)
         with world.joined():
             super().init_device()  # type: ignore[misc]
         self.memory_log = self.memory_items()

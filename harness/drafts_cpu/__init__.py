@@ -1,7 +1,7 @@
 """Stock vLLM's sampling of draft tokens on the CPU, corrected: servers are compared with that.
 
 vLLM finds the correction as a plugin, where the folder `found` is in PYTHONPATH. See
-`flying_serving/vllm_adapter/expansion.py` for the fault.
+`flying_serving/vllm_adapter/cpu_build/expansion.py` for the fault.
 """
 
 import os

@@ -21,7 +21,7 @@ from house.source import (
     statements,
 )
 
-PACKAGES = ("flying_serving", "flying_lab")
+PACKAGES = ("flying_serving", "flying_deploy", "flying_lab")
 MAX_FILE_STATEMENTS = 200
 MAX_CLASS_STATEMENTS = 150
 MAX_FUNCTION_STATEMENTS = 30

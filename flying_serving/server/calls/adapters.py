@@ -14,8 +14,8 @@ from flying_serving.errors import AdapterNotLoaded, EngineLost
 from flying_serving.log import logger
 from flying_serving.server.calls.engine_calls import EngineCalls
 from flying_serving.server.own_thread import SlowReads
-from flying_serving.vllm_adapter.adapter_files import copied
-from flying_serving.vllm_adapter.adapter_numbers import why_not_finite
+from flying_serving.vllm_adapter.lora.files import copied
+from flying_serving.vllm_adapter.lora.numbers import why_not_finite
 
 READ_DEADLINE_S = 120.0
 """How long it may take to fetch and read an adapter's files, before engines load them."""

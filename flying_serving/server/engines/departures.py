@@ -12,7 +12,7 @@ from flying_serving.comm.pulse import Pulse
 from flying_serving.errors import EngineLost
 from flying_serving.server.engines.processes import has_ended
 from flying_serving.server.engines.record import EngineRecord
-from flying_serving.vllm_adapter.queues import remove_queues
+from flying_serving.vllm_adapter.processes.queues import remove_queues
 
 ENDED_S = 30.0
 """The time that a killed process may take to end and to free its memory."""

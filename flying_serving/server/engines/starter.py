@@ -12,7 +12,7 @@ from flying_serving.config import Deployment
 from flying_serving.errors import EngineLost
 from flying_serving.server.engines.processes import CleanParent, EngineProcess
 from flying_serving.server.own_thread import in_own_thread
-from flying_serving.vllm_adapter import restart
+from flying_serving.vllm_adapter.processes import restart
 
 READY_MESSAGE_S = 10.0
 """The time that an engine's first message, which says that it is ready, may be on its way."""

@@ -13,7 +13,7 @@ from flying_serving.observe.view.rolling import Rolling
 from flying_serving.server.figures.state import state, to_ask
 from flying_serving.server.http.access import authorise, refuse_others
 from flying_serving.server.http.app_state import keys_of, shell_of
-from flying_serving.vllm_adapter.stats import roll
+from flying_serving.vllm_adapter.api_server.stats import roll
 
 router = APIRouter(prefix="/flying", tags=["flying"])
 

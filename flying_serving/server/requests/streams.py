@@ -24,7 +24,6 @@ from flying_serving.layout.groups import Group, KVSource
 from flying_serving.log import logger
 from flying_serving.server.requests import xargs
 from flying_serving.server.requests.scores import why_unscored
-from flying_serving.vllm_adapter.failures import why_failed
 from flying_serving.vllm_adapter.keys import (
     AHEAD_KEY,
     DEADLINE_KEY,
@@ -34,6 +33,7 @@ from flying_serving.vllm_adapter.keys import (
     MIGRATED_FROM_KEY,
     OFFER_KEY,
 )
+from flying_serving.vllm_adapter.scheduler.failures import why_failed
 
 
 @dataclass

@@ -16,9 +16,9 @@ from vllm.v1.sample.rejection_sampler import MAX_SPEC_LEN
 from flying_serving.config import FlyingConfig
 from flying_serving.errors import UNSERVED, Unsupported
 from flying_serving.server.start.support import has_state, is_pooling
-from flying_serving.vllm_adapter.compiled import is_compiled
-from flying_serving.vllm_adapter.kv_heads import latents_on_cpu
-from flying_serving.worker.binding import expert_forms, formats
+from flying_serving.vllm_adapter.kv.heads import latents_on_cpu
+from flying_serving.vllm_adapter.model_runner.compiled import is_compiled
+from flying_serving.weights import expert_forms, formats
 
 
 class Start(NamedTuple):
@@ -276,6 +276,7 @@ NEVER: Mapping[Feature | str, tuple[Feature, ...]] = {
     ),
     LENDING: (
         Feature("quantized linear layers"),
+        Feature("experts in FP8"),
         Feature("experts of gpt-oss in MXFP4 on GPUs"),
         Feature("KV of several kinds"),
         Feature("`--group-sizes` without a group of all engines"),
@@ -341,7 +342,7 @@ NEVER: Mapping[Feature | str, tuple[Feature, ...]] = {
             "--model",
             "KV that the checkpoint quantizes (kv_cache_scheme)",
         ),
-        Feature("quantized experts but those of gpt-oss"),
+        Feature("in groups quantized experts but those in FP8 and of gpt-oss"),
         Feature("quantized embeddings and LM heads"),
     ),
     "parallelism": (

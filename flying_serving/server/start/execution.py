@@ -14,8 +14,8 @@ from vllm.config import CompilationMode, CUDAGraphMode
 from flying_serving.config import Collectives, FlyingConfig
 from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.log import logger
-from flying_serving.vllm_adapter.compiled import is_compiled
-from flying_serving.vllm_adapter.graphs import are_asked, capture_nothing
+from flying_serving.vllm_adapter.model_runner.compiled import is_compiled
+from flying_serving.vllm_adapter.model_runner.graphs import are_asked, capture_nothing
 
 _NO_CACHE = "VLLM_DISABLE_COMPILE_CACHE"
 _GRAPHS_OF_DECODES = (CUDAGraphMode.FULL_DECODE_ONLY, CUDAGraphMode.FULL_AND_PIECEWISE)
@@ -33,8 +33,8 @@ def settle_execution(config: Any, flying: FlyingConfig, collectives: Collectives
     """
     if is_compiled(config):
         _refuse_uncompilable(config, collectives)
-    _refuse_other_graphs(config, flying)
-    if flying.cuda_graphs and collectives != "nccl":
+    _settle_graphs(config, flying)
+    if are_asked(config) and collectives != "nccl":
         _keep_groups_eager(config.parallel_config, collectives)
 
 

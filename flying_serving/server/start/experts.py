@@ -6,7 +6,7 @@ from vllm.platforms import current_platform
 
 from flying_serving.config import FlyingConfig
 from flying_serving.log import logger
-from flying_serving.vllm_adapter.expert_kernels import KERNEL
+from flying_serving.vllm_adapter.weights.expert_kernels import KERNEL
 
 _QUANTIZATIONS = (None, "fp8")
 """Values of vLLM's `quantization` whose experts always have this kernel."""

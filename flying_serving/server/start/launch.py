@@ -31,13 +31,13 @@ from flying_serving.server.start.environment import (
     refuse_expandable_segments,
     sum_without_flashinfer,
 )
-from flying_serving.server.start.execution import keep_no_compiled_code, refuse_other_execution
+from flying_serving.server.start.execution import keep_no_compiled_code, settle_execution
 from flying_serving.server.start.experts import choose_expert_kernel
 from flying_serving.server.start.rundir import make_run_dir
 from flying_serving.server.start.support import cache_no_states, choose_group_sizes, keep_all_kv
-from flying_serving.vllm_adapter.history import FOLLOWS_OUTPUTS, stateful_processors
-from flying_serving.vllm_adapter.numa import let_devices_share_nodes
-from flying_serving.vllm_adapter.rank_widths import degrees_differ
+from flying_serving.vllm_adapter.model_runner.rank_widths import degrees_differ
+from flying_serving.vllm_adapter.processes.numa import let_devices_share_nodes
+from flying_serving.vllm_adapter.scheduler.history import FOLLOWS_OUTPUTS, stateful_processors
 from flying_serving.worker.admission import obstacles
 
 _WORKERS = {

@@ -11,7 +11,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from flying_serving.vllm_adapter.queues import remove_queues
+from flying_serving.vllm_adapter.processes.queues import remove_queues
 
 _SHARED_MEMORY = "/dev/shm"
 _PREFIX = "flying-"

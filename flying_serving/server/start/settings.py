@@ -10,7 +10,7 @@ from flying_serving.memory.kv_groups import KVGroups
 from flying_serving.memory.peers import KVBlocks
 from flying_serving.policy.policies import POLICIES
 from flying_serving.predict.work import Objective
-from flying_serving.vllm_adapter.kv_heads import fewest_kv_heads
+from flying_serving.vllm_adapter.kv.heads import fewest_kv_heads
 
 
 def settings_of(

@@ -12,7 +12,7 @@ from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import is_power_of_two
 from flying_serving.layout.shards import degree_obstacle
 from flying_serving.log import logger
-from flying_serving.vllm_adapter.kv_heads import kv_head_counts
+from flying_serving.vllm_adapter.kv.heads import kv_head_counts
 
 MAX_PORT = 65535
 MODEL_FILES = ("config.json", "params.json")
@@ -95,7 +95,7 @@ def keep_all_kv(config: Any) -> None:
 
     vLLM's hybrid manager would give such layers blocks of their own, and groups of engines share
     one pool of blocks. Where every layer has a window, or some have recurrent state, which needs
-    groups of its own, `vllm_adapter/windows.py` keeps all KV.
+    groups of its own, `vllm_adapter/kv/windows.py` keeps all KV.
     """
     config.scheduler_config.disable_hybrid_kv_cache_manager = not has_state(config.model_config)
 

@@ -5,7 +5,7 @@ A patch wraps a function: its hook gets the original as its first argument. A st
 value of a module's name for a while. `installer.py` compares each signature with the one written
 here, and refuses another vLLM with one clear line. It undoes all replacements, for tests. Nothing
 of vLLM is replaced that is not in this file, which
-`tests/unit/vllm_adapter/patches/test_rebinding.py` checks.
+`tests/with_vllm/vllm_adapter/patches/test_rebinding.py` checks.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ PATCHES: tuple[Patch, ...] = (
         "vllm.v1.worker.gpu_worker:init_worker_distributed_environment(vllm_config, rank, "
         "distributed_init_method, "
         "local_rank, backend)",
-        _HOOKS + "distributed:join_world",
+        _HOOKS + "distributed.world:join_world",
         "engines join one torch world in the run directory, or each one of its own, with every "
         "rank alone",
     ),
@@ -28,68 +28,68 @@ PATCHES: tuple[Patch, ...] = (
         "vllm.v1.worker.cpu_worker:init_worker_distributed_environment(vllm_config, rank, "
         "distributed_init_method, "
         "local_rank, backend)",
-        _HOOKS + "distributed:join_world",
+        _HOOKS + "distributed.world:join_world",
         "the CPU worker has imported the name for itself",
     ),
     Patch(
         "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm(layer, remove_weight)",
-        _HOOKS + "loading:pack_layer",
+        _HOOKS + "weights.loading:pack_layer",
         "weights that lanes share are packed once, in units, not once per layer as a whole",
     ),
     Patch(
         "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method:"
         "UnquantizedFusedMoEMethod.process_weights_after_loading(self, layer)",
-        _HOOKS + "loading:finish_experts",
+        _HOOKS + "weights.loading:finish_experts",
         "the same for routed experts",
     ),
     Patch(
         "vllm.model_executor.kernels.linear.scaled_mm.cpu:"
         "CPUInt8ScaledMMLinearKernel.process_weights_after_loading(self, layer)",
-        _HOOKS + "int8:finish_int8",
+        _HOOKS + "weights.int8:finish_int8",
         "the same for int8 weights, whose packed format cannot be cut",
     ),
     Patch(
         "vllm.model_executor.layers.quantization.mxfp4:"
         "GptOssMxfp4MoEMethod.process_weights_after_loading(self, layer)",
-        _HOOKS + "loading:finish_experts",
+        _HOOKS + "weights.loading:finish_experts",
         "the same for routed experts in MXFP4",
     ),
     Patch(
         "vllm.model_executor.layers.quantization.mxfp4:"
         "GptOssMxfp4MoEMethod.create_weights(self, layer, num_experts, hidden_size, "
         "intermediate_size_per_partition, params_dtype, extra_weight_attrs)",
-        _HOOKS + "loading:create_without_data",
+        _HOOKS + "weights.loading:create_without_data",
         "modules without weights would be filled with zeros: 60 GB for each degree of a model "
         "of 120 billion parameters",
     ),
     Patch(
         "vllm.v1.worker.gpu_model_runner:allocate_kv_cache(kv_cache_config, device, layout, "
         "kernel_block_sizes)",
-        _HOOKS + "kv:allocate_or_share",
+        _HOOKS + "kv.cache:allocate_or_share",
         "all lanes of an engine read the same KV bytes",
     ),
     Patch(
         "vllm.v1.worker.gpu.attn_utils:allocate_kv_cache(kv_cache_config, device, layout, "
         "kernel_block_sizes)",
-        _HOOKS + "kv:allocate_or_share",
+        _HOOKS + "kv.cache:allocate_or_share",
         "the same for the V2 model runner, whose module has imported the name for itself",
     ),
     Patch(
         "vllm.v1.kv_cache_interface:KVCacheConfig.needs_kv_cache_zeroing(self)",
-        _HOOKS + "kv:zero_on_cpu",
+        _HOOKS + "kv.cache:zero_on_cpu",
         "vLLM's CPU kernels multiply the rest of a block, behind a request's last token, by 0: NaN "
         "that another request has left there becomes the output of this one",
     ),
     Patch(
         "vllm.v1.worker.cpu_model_runner:CPUModelRunner._zero_block_ids(self, block_ids)",
-        _HOOKS + "kv:zero_blocks",
+        _HOOKS + "kv.cache:zero_blocks",
         "the same for layers whose KV differs in size, which vLLM does not zero on the CPU",
     ),
     Patch(
         "vllm.v1.core.kv_cache_utils:_check_enough_kv_cache_memory(available_memory, "
         "get_needed_memory, "
         "max_model_len, estimate_max_model_len)",
-        _HOOKS + "kv:check_pooled_memory",
+        _HOOKS + "kv.cache:check_pooled_memory",
         "--max-model-len may exceed one engine's KV memory if a group can hold it",
     ),
     Patch(
@@ -97,73 +97,73 @@ PATCHES: tuple[Patch, ...] = (
         "org_vocab_start_index, "
         "org_vocab_end_index, num_org_vocab_padding, added_vocab_start_index, "
         "added_vocab_end_index)",
-        _HOOKS + "loading:eagerly",
+        _HOOKS + "weights.loading:eagerly",
         "on CPU each engine would compile a few integer operations for seconds at its first "
         "group step",
     ),
     Patch(
         "vllm.model_executor.layers.rotary_embedding.base:"
         "RotaryEmbedding.forward_cpu(self, positions, query, key)",
-        _HOOKS + "rotary:rotate_heads",
+        _HOOKS + "cpu_build.rotary:rotate_heads",
         "on CPU vLLM's kernel rotates queries and keys of latent attention by the positions of "
         "other tokens",
     ),
     Patch(
         "vllm.v1.sample.sampler:batched_count_greater_than(x, values)",
-        _HOOKS + "loading:eagerly",
+        _HOOKS + "weights.loading:eagerly",
         "the same for logprobs: the first request for them would wait three seconds in each engine",
     ),
     Patch(
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens(self, grammar_output)",
-        _HOOKS + "sampling:sample_and_rewind",
+        _HOOKS + "cpu_build.sampling:sample_and_rewind",
         "on CPU vLLM dies of a seeded request whose prompt takes more than one step",
     ),
     Patch(
         "vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder.sync_batch(self, "
         "batch_update)",
-        _HOOKS + "sampling:sync_moves",
+        _HOOKS + "cpu_build.sampling:sync_moves",
         "vLLM keeps the state at the target of a one-way move (its #49613 mended swaps alone): the "
         "budget of a request that has ended would force another one to end a thought",
     ),
     Patch(
         "vllm.v1.sample.rejection_sampler:expand_batch_to_tokens(x, cu_num_tokens, num_tokens, "
         "replace_from, replace_to)",
-        _HOOKS + "expansion:expand_on_cpu",
+        _HOOKS + "cpu_build.expansion:expand_on_cpu",
         "on CPU logits of draft tokens would be divided by memory that was never written",
     ),
     Patch(
         "vllm.v1.sample.rejection_sampler:apply_sampling_constraints(logits, cu_num_draft_tokens, "
         "sampling_metadata)",
-        _HOOKS + "expansion:constrain_drafts",
+        _HOOKS + "cpu_build.expansion:constrain_drafts",
         "on CPU a request with top_k would end its engine in a step in which no request has drafts",
     ),
     Patch(
         "vllm.v1.worker.gpu_input_batch:InputBatch.add_request(self, request)",
-        _HOOKS + "history:add_with_history",
+        _HOOKS + "scheduler.history:add_with_history",
         "a request that goes on in another group has its outputs so far, and has drawn its "
         "random numbers",
     ),
     Patch(
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner._get_prompt_logprobs_dict(self, "
         "hidden_states, num_scheduled_tokens)",
-        _HOOKS + "lora:prompt_logprobs_by_request",
+        _HOOKS + "lora.layers:prompt_logprobs_by_request",
         "logprobs of a prompt would be computed with the adapters of other requests",
     ),
     Patch(
         "vllm.v1.core.kv_cache_utils:_gen_lora_extra_hash_keys(request)",
-        _HOOKS + "lora:hash_keys_of_adapter",
+        _HOOKS + "lora.layers:hash_keys_of_adapter",
         "an adapter that is unloaded, changed in its folder and loaded again would find the "
         "prefixes of its old weights",
     ),
     Patch(
         "multiprocessing.shared_memory:_make_filename()",
-        _HOOKS + "queues:name_noted",
+        _HOOKS + "processes.queues:name_noted",
         "if all processes of a server are killed, the next start can remove the shared memory that "
         "vLLM has made, whose names vLLM leaves to Python",
     ),
     Patch(
         "vllm.triton_utils.dispatcher:_rebind_kernels(overrides)",
-        _HOOKS + "loading:rebind_without_llvmlite",
+        _HOOKS + "weights.loading:rebind_without_llvmlite",
         "it looks into every module, and fails on llvmlite, which our shared-memory collectives "
         "load (through numba)",
     ),
@@ -188,24 +188,24 @@ REFUSAL = Patch(
 SERVER_PATCHES: tuple[Patch, ...] = (
     Patch(
         "vllm.v1.engine.utils:get_mp_context()",
-        _HOOKS + "client:fork_on_cpu",
+        _HOOKS + "api_server.client:fork_on_cpu",
         "engines on CPU are forked from the server, which has imported everything already",
     ),
     Patch(
         "vllm.v1.executor.multiproc_executor:get_mp_context()",
-        _HOOKS + "client:fork_on_cpu",
+        _HOOKS + "api_server.client:fork_on_cpu",
         "the same for the workers of engines with several devices",
     ),
     Patch(
         "vllm.v1.engine.utils:wait_for_engine_startup(handshake_socket, core_engines, "
         "parallel_config, "
         "coordinated_dp, cache_config, launch)",
-        _HOOKS + "client:start_independent",
+        _HOOKS + "api_server.client:start_independent",
         "the engines of an MoE model are as independent as those of a dense one",
     ),
     Patch(
         "vllm.config.vllm:VllmConfig.needs_dp_coordinator(self)",
-        _HOOKS + "client:without_coordinator",
+        _HOOKS + "api_server.client:without_coordinator",
         "one process less: engines are independent, and the client balances them",
     ),
     Patch(
@@ -261,13 +261,13 @@ SERVER_PATCHES: tuple[Patch, ...] = (
     Patch(
         "vllm.v1.engine.async_llm:AsyncLLM._add_request(self, request, prompt, parent_req, "
         "index, queue)",
-        _HOOKS + "client:abort_if_refused",
+        _HOOKS + "api_server.client:abort_if_refused",
         "a request that is refused or left while it waits would stay in the output processor, "
         "and in the task pool",
     ),
     Patch(
         "vllm.v1.engine.core_client:_process_utility_output(output, utility_results)",
-        _HOOKS + "channel:drop_unawaited",
+        _HOOKS + "api_server.channel:drop_unawaited",
         "a call that has ended is forgotten, and its answer may be on its way",
     ),
     Patch(

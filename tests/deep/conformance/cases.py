@@ -39,8 +39,8 @@ OVERRIDES = json.dumps({"sliding_window": WINDOW_TOKENS})
 FORCE_V2 = "--logits-processors=tests.stock.force_v2:ForceTokens"
 ARENA = "--worker-cls=tests.deep.server.arena_worker.ArenaWorker"
 NOT_PACKED = """
-from flying_serving.vllm_adapter import loading
-from flying_serving.worker.binding import share
+from flying_serving.vllm_adapter.weights import loading
+from flying_serving.weights import share
 loading.packing = lambda dtype: None
 share.PackedColumns = share.PackedRows = None  # so that a packed weight ends the start
 """

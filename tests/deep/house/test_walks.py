@@ -1,9 +1,10 @@
-"""The walks enter the files that house/walks.json has: recorded again on live servers."""
+"""The walks of docs/architecture.md are those of the product: recorded on live servers."""
 
 import pytest
 
-from house import recording, walks
-from house.walks import Record
+from house import recording
+from house.page import walks_of_page
+from house.walks import WALKS, Record, Walk, load
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
@@ -13,7 +14,12 @@ def made() -> dict[str, Record]:
     return recording.record()
 
 
-@pytest.mark.parametrize("walk", [walk.name for walk in walks.WALKS])
-def test_walk_enters_the_files_that_are_kept(made: dict[str, Record], walk: str) -> None:
-    """`python -m house --record` keeps those of this commit."""
-    assert walks.differences(walks.load()[walk], made[walk]) == []
+@pytest.mark.parametrize("walk", WALKS, ids=lambda walk: walk.name)
+def test_each_file_that_the_page_names_is_entered(made: dict[str, Record], walk: Walk) -> None:
+    """Of those that house/walks.json has. Which others are depends on the machine, and on what the
+    policy has measured there.
+    """
+    kept = {file.path for file in load()[walk.name].files}
+    named = kept & {path for path, _ in walks_of_page()[walk.heading]}
+    assert len(named) >= 10
+    assert named <= {file.path for file in made[walk.name].files}

@@ -24,7 +24,7 @@ from flying_serving.config import KEY, deployment_of
 from flying_serving.engine.core import FlyingEngineCore
 from flying_serving.server.patches import HOOKS
 from flying_serving.server.start.launch import prepare
-from flying_serving.vllm_adapter.client import starting
+from flying_serving.vllm_adapter.api_server.client import starting
 from flying_serving.vllm_adapter.keys import HISTORY_KEY, LANE_KEY
 from flying_serving.vllm_adapter.patches import installer, table
 from harness.place import Place, place

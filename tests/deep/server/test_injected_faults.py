@@ -19,7 +19,7 @@ END_S = 280
 AFTER_BINDING = """
 import torch
 from torch.nn import Parameter
-from flying_serving.worker.binding import share
+from flying_serving.weights import share
 bind = share.SharedWeights.bind
 def wrongly(self, model, rank, degree):
     bind(self, model, rank, degree)
@@ -53,8 +53,8 @@ def change(model, lane1, rank):
     mine.alibi_slopes = theirs.alibi_slopes[: len(mine.alibi_slopes)]
 """
 COLUMN = """
-from flying_serving.worker.binding import share
-from flying_serving.memory import storage
+from flying_serving.weights import share
+from flying_serving.weights import storage
 for columns in (storage.PackedColumns, storage.StridedColumns):
     def shifted(self, rank, degree, part=columns.part):
         product = part(self, rank, degree)
@@ -63,7 +63,7 @@ for columns in (storage.PackedColumns, storage.StridedColumns):
 """
 FOREIGN = """
 import torch
-from flying_serving.worker.binding import share
+from flying_serving.weights import share
 bind_whole = share.bind_whole
 def with_one_more(name, layer, *others, **options):
     bind_whole(name, layer, *others, **options)

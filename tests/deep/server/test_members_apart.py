@@ -18,7 +18,7 @@ PROMPT = list(range(3, 43))
 LENGTH = 24
 APART = """
 import os
-from flying_serving.vllm_adapter import runner
+from flying_serving.vllm_adapter.model_runner import runner
 seed_of = runner.seed_of
 def other_on_one_member(seed, group, incarnations):
     # after the first error the members begin anew, with one number more

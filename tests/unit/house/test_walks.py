@@ -7,7 +7,7 @@ import pytest
 
 from house import walks
 from house.page import walks_of_page
-from house.walks import File, Record, Walk, differences, record_of
+from house.walks import File, Record, Walk, record_of
 
 WALK = Walk("out", "The way out", "walking", ("idle",))
 SIZES = {
@@ -58,25 +58,6 @@ def test_code_that_is_no_function_is_left_out() -> None:
 
 def files(always: str, sometimes: str = "") -> Record:
     return Record(tuple(File(path, ("f",), 1) for path in always), tuple(sometimes))
-
-
-@pytest.mark.parametrize(
-    ("kept", "made", "differ"),
-    [
-        (files("ab"), files("ab"), []),
-        (files("ab"), files("ba"), []),
-        (files("ab"), files("a", "b"), []),
-        (files("a", "b"), files("ab"), []),
-        (files("ab"), files("a"), ["b: kept, and not entered"]),
-        (files("a"), files("ab"), ["b: entered, and not kept"]),
-        (files("a"), files("a", "b"), []),
-        (files("a", "b"), files("a"), []),
-    ],
-)
-def test_files_of_some_rounds_only_make_no_difference(
-    kept: Record, made: Record, differ: list[str]
-) -> None:
-    assert differences(kept, made) == differ
 
 
 def test_records_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from flying_serving.layout.shards import Segment, segments_of
 from flying_serving.memory.arena import pages_touched
 from flying_serving.memory.cuda_arena import CudaArena
-from flying_serving.memory.device_pages import DevicePages
-from flying_serving.memory.host_pages import HostPages
-from flying_serving.memory.storage import (
+from flying_serving.weights.lending.device_pages import DevicePages
+from flying_serving.weights.lending.host_pages import HostPages
+from flying_serving.weights.lending.weight_file import WeightFile
+from flying_serving.weights.storage import (
     Matmul,
     PackedColumns,
     PackedRows,
@@ -23,9 +24,8 @@ from flying_serving.memory.storage import (
     StridedRows,
     rows_of,
 )
-from flying_serving.memory.unit_order import UnitOrder, keep_by_unit
-from flying_serving.memory.units import Product, RawUnits
-from flying_serving.memory.weight_file import WeightFile
+from flying_serving.weights.unit_order import UnitOrder, keep_by_unit
+from flying_serving.weights.units import Product, RawUnits
 from tests.unit.memory.fake_cuda import PAGE, fake_device
 
 DEGREES = (1, 2, 4, 8)

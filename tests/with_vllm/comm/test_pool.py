@@ -17,11 +17,11 @@ import torch
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.errors import EngineLost
 from flying_serving.layout.groups import world_rank
-from flying_serving.vllm_adapter.coordinator import LaneCoordinator
+from flying_serving.vllm_adapter.distributed.coordinator import LaneCoordinator
 
 CONTEXT = get_context("forkserver")  # as spawn, but one process imports vLLM for all
 CONTEXT.set_forkserver_preload(
-    ["flying_serving.comm.pool", "flying_serving.vllm_adapter.coordinator"]
+    ["flying_serving.comm.pool", "flying_serving.vllm_adapter.distributed.coordinator"]
 )
 ANSWER_S = 60.0
 """Longest wait for a process: no test takes as long."""

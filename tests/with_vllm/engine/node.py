@@ -23,11 +23,11 @@ from flying_serving.engine.build import Links, Site, make_loop
 from flying_serving.engine.steps import StepLog
 from flying_serving.migration.transfer import map_peers, pull_kv, unmap_peers
 from flying_serving.scheduling.arbiter import Wait
-from flying_serving.vllm_adapter.engine_pool import EnginePool
-from flying_serving.vllm_adapter.failures import why_failed
 from flying_serving.vllm_adapter.keys import LANE_KEY
-from flying_serving.vllm_adapter.kv import groups_of
-from flying_serving.vllm_adapter.scheduler import make_scheduler
+from flying_serving.vllm_adapter.kv.cache import groups_of
+from flying_serving.vllm_adapter.kv.engine_pool import EnginePool
+from flying_serving.vllm_adapter.scheduler.failures import why_failed
+from flying_serving.vllm_adapter.scheduler.scheduler import make_scheduler
 from flying_serving.worker.lane import OutputUse
 from flying_serving.worker.lanes import WorkerLanes
 from tests.with_vllm.engine.inboxes import Inbox, Inboxes

@@ -15,8 +15,8 @@ from flying_serving.engine.messages import (
 )
 from flying_serving.layout.groups import Group
 from flying_serving.migration.offers import OfferTable
-from flying_serving.vllm_adapter.blocks import SchedulerPool
-from flying_serving.vllm_adapter.engine_pool import EnginePool
+from flying_serving.vllm_adapter.kv.blocks import SchedulerPool
+from flying_serving.vllm_adapter.kv.engine_pool import EnginePool
 from tests.with_vllm.engine.inboxes import Inboxes
 from tests.with_vllm.engine.schedulers import BLOCK, FakeScheduler
 

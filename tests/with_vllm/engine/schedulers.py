@@ -17,7 +17,7 @@ from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.request import RequestStatus
 
-from flying_serving.vllm_adapter.scheduler import LaneHooks, NoHooks
+from flying_serving.vllm_adapter.scheduler.scheduler import LaneHooks, NoHooks
 
 BLOCK = 4
 

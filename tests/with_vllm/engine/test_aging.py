@@ -14,8 +14,8 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from flying_serving.engine.aging import Aging
-from flying_serving.vllm_adapter.priorities import FOREMOST
-from flying_serving.vllm_adapter.scheduler import lane_class
+from flying_serving.vllm_adapter.scheduler.priorities import FOREMOST
+from flying_serving.vllm_adapter.scheduler.scheduler import lane_class
 from harness.live import tiny
 from tests.with_vllm.vllm_adapter.kv_configs import of_one_layer
 

@@ -16,8 +16,8 @@ from flying_serving.config import LOAN_SHARE
 from flying_serving.engine.lane import Lane, Lanes
 from flying_serving.engine.residency import FREE_BLOCKS_POLL_S, Residency
 from flying_serving.errors import IntegrityError
-from flying_serving.memory.ledger import ExtraKV, PageLedger
 from flying_serving.memory.peers import KVBlocks
+from flying_serving.weights.lending.ledger import ExtraKV, PageLedger
 from harness.examples import examples
 from tests.with_vllm.engine.pairs import GROUP, Pair
 from tests.with_vllm.engine.schedulers import BLOCK

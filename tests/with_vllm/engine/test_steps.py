@@ -16,7 +16,7 @@ from flying_serving.comm.board import StepBoard
 from flying_serving.engine import steps
 from flying_serving.engine.steps import StepLog
 from flying_serving.layout.groups import Group
-from flying_serving.vllm_adapter.step_contents import contents
+from flying_serving.vllm_adapter.scheduler.step_contents import contents
 from flying_serving.wire import StepRow
 from tests.with_vllm.engine.schedulers import FakeScheduler, Hooks, cached_requests, new_request
 

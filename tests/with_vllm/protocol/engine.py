@@ -25,11 +25,11 @@ from flying_serving.migration.arrival import ArrivalPhase
 from flying_serving.migration.source import RETAIN_S
 from flying_serving.migration.target import BLOCKS_WAIT_S, OPENING_S, STALLED_S
 from flying_serving.migration.transfer import pull_kv
-from flying_serving.vllm_adapter.blocks import SchedulerPool
-from flying_serving.vllm_adapter.engine_pool import EnginePool
 from flying_serving.vllm_adapter.keys import AHEAD_KEY, LANE_KEY, MIGRATED_FROM_KEY, OFFER_KEY
+from flying_serving.vllm_adapter.kv.blocks import SchedulerPool
+from flying_serving.vllm_adapter.kv.engine_pool import EnginePool
+from flying_serving.weights.lending import lent_memory as lent
 from flying_serving.wire import EngineMemory
-from flying_serving.worker import lent
 from flying_serving.worker.lanes import WorkerLanes
 from tests.with_vllm.engine.schedulers import BLOCK, FakeScheduler, Hooks, Request
 from tests.with_vllm.protocol.alike import forget_times, rename_blocks

@@ -13,8 +13,8 @@ from typing import Any
 
 from flying_serving.engine.lane import Lanes
 from flying_serving.engine.residency import Residency
-from flying_serving.memory.ledger import ExtraKV, PageLedger
-from flying_serving.vllm_adapter.engine_pool import EnginePool
+from flying_serving.vllm_adapter.kv.engine_pool import EnginePool
+from flying_serving.weights.lending.ledger import ExtraKV, PageLedger
 from tests.with_vllm.protocol.memory import Memory
 
 PAGE = 64

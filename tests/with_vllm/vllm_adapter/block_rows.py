@@ -11,7 +11,7 @@ import vllm.v1.worker.cpu.shm  # noqa: F401 vLLM's changes of torch for this run
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.states import RequestState
 
-from flying_serving.vllm_adapter.model_runners import V2
+from flying_serving.vllm_adapter.model_runner.versions import V2
 
 BLOCKS = {"a": [3, 5, 7], "b": [2]}
 COPIES = {5: 9, 2: 8}

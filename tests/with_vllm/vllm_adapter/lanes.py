@@ -18,8 +18,8 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from flying_serving.vllm_adapter.blocks import SchedulerPool
-from flying_serving.vllm_adapter.scheduler import lane_class
+from flying_serving.vllm_adapter.kv.blocks import SchedulerPool
+from flying_serving.vllm_adapter.scheduler.scheduler import lane_class
 from harness.live import tiny
 from tests.with_vllm.vllm_adapter.kv_configs import of_one_layer
 

@@ -11,12 +11,12 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import parallel_state
 
 from flying_serving.config import Deployment, FlyingConfig
-from flying_serving.vllm_adapter.coordinator import LaneCoordinator, exchange
-from flying_serving.vllm_adapter.distributed import TorchWorld
-from flying_serving.vllm_adapter.trees import world_of_one
+from flying_serving.vllm_adapter.distributed.coordinator import LaneCoordinator, exchange
+from flying_serving.vllm_adapter.distributed.world import TorchWorld
+from flying_serving.vllm_adapter.weights.trees import world_of_one
 
 CONTEXT = get_context("forkserver")  # as spawn, but one process imports vLLM for all
-CONTEXT.set_forkserver_preload(["flying_serving.vllm_adapter.distributed"])
+CONTEXT.set_forkserver_preload(["flying_serving.vllm_adapter.distributed.world"])
 ANSWER_S = 60.0
 """Longest wait for a process: no test takes as long."""
 ENGINES = 2

@@ -10,8 +10,8 @@ from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 from vllm.v1.attention.backends.mla.cpu_mla import CPUMLAImpl
 
 from flying_serving.layout.shards import lane_block_tokens
-from flying_serving.vllm_adapter.kv import token_parts
-from flying_serving.vllm_adapter.kv_heads import fewest_kv_heads
+from flying_serving.vllm_adapter.kv.cache import token_parts
+from flying_serving.vllm_adapter.kv.heads import fewest_kv_heads
 
 BLOCKS, TOKENS, LATENT, ROPE = 5, 16, 512, 64
 PLACES = torch.tensor([TOKENS, 3 * TOKENS + 1, 5 * TOKENS - 1])

@@ -9,7 +9,7 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.request import Request
 
-from flying_serving.vllm_adapter.blocks import SchedulerPool
+from flying_serving.vllm_adapter.kv.blocks import SchedulerPool
 from tests.with_vllm.vllm_adapter.kv_configs import of_one_layer
 
 

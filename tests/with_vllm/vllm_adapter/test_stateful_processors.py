@@ -18,7 +18,7 @@ from vllm.v1.sample.logits_processor import (
 )
 from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 
-from flying_serving.vllm_adapter.history import stateful_processors, why_not_migratable
+from flying_serving.vllm_adapter.scheduler.history import stateful_processors, why_not_migratable
 from tests.with_vllm.vllm_adapter.histories import VOCAB, model, source
 
 

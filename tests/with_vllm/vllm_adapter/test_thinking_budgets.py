@@ -15,7 +15,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 
-from flying_serving.vllm_adapter.sampling import sync_moves
+from flying_serving.vllm_adapter.cpu_build.sampling import sync_moves
 
 VOCAB, START, END, THOUGHT, WORD = 8, 1, 2, 3, 4
 ROWS = 5

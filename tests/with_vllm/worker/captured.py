@@ -17,7 +17,7 @@ from vllm.v1.worker.gpu.cudagraph_utils import ModelCudaGraphManager
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.workspace import lock_workspace
 
-from flying_serving.vllm_adapter.runner import Runner
+from flying_serving.vllm_adapter.model_runner.runner import Runner
 from flying_serving.worker.lane import WorkerLane
 from tests.with_vllm.worker.configurations import LLAMA, configuration
 

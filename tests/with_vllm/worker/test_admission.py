@@ -13,14 +13,14 @@ from vllm.platforms import current_platform
 
 from flying_serving.errors import ConfigError, WeightError
 from flying_serving.server.start.support import keep_all_kv
-from flying_serving.vllm_adapter.trees import first_of, module_tree, world_of_one
+from flying_serving.vllm_adapter.weights.trees import first_of, module_tree, world_of_one
+from flying_serving.weights.share import SharedWeights
 from flying_serving.worker import admission
 from flying_serving.worker.admission import KVPlan, anatomy, kv_plan, obstacles
-from flying_serving.worker.binding.share import SharedWeights
 from harness.experts_cpu.kernel import register as experts_in_torch
 from harness.mxfp4_cpu.kernel import register
-from tests.with_vllm.worker.binding.expert_cases import CASES as EXPERTS_IN_TRITON
-from tests.with_vllm.worker.binding.expert_cases import configured
+from tests.with_vllm.weights.expert_cases import CASES as EXPERTS_IN_TRITON
+from tests.with_vllm.weights.expert_cases import configured
 from tests.with_vllm.worker.configurations import (
     BLOOM,
     FALCON,

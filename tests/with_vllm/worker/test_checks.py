@@ -10,7 +10,7 @@ import torch
 from flying_serving.errors import ConfigError, EngineLost
 from flying_serving.layout.parallelism import Parallelism
 from flying_serving.memory.kv_groups import KVGroup, KVGroups, one_group
-from flying_serving.vllm_adapter.token_parallel import TokenParallel
+from flying_serving.vllm_adapter.model_runner.token_parallel import TokenParallel
 from flying_serving.worker.checks import LaneChecks, most_requests
 from flying_serving.worker.selfcheck import record
 from tests.with_vllm.worker.test_selfcheck import STEPS, Model

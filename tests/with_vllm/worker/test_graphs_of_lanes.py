@@ -11,8 +11,8 @@ from vllm.config import CUDAGraphMode, VllmConfig
 
 from flying_serving.config import Collectives, Deployment, FlyingConfig
 from flying_serving.errors import LaneError
-from flying_serving.vllm_adapter.graphs import are_asked
-from flying_serving.vllm_adapter.runner import Runner
+from flying_serving.vllm_adapter.model_runner.graphs import are_asked
+from flying_serving.vllm_adapter.model_runner.runner import Runner
 from flying_serving.worker.graphs import LaneGraphs
 from flying_serving.worker.lane import WorkerLane, lane_config
 from tests.with_vllm.worker.captured import CapturingV1, Groups, graph_configuration

@@ -16,7 +16,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 
 from flying_lab.tiny_models.checkpoint import make_model
 from flying_serving.errors import EngineLost
-from flying_serving.vllm_adapter.runner import Runner
+from flying_serving.vllm_adapter.model_runner.runner import Runner
 from flying_serving.worker.lane import OutputUse, WorkerLane, lane_config
 from harness.live import ROOT
 

@@ -17,8 +17,8 @@ from vllm.ir import op
 from vllm.ir.op import IrOp
 from vllm.platforms import current_platform
 
-from flying_serving.vllm_adapter.runner import Runner
-from flying_serving.vllm_adapter.trees import first_of, world_of_one
+from flying_serving.vllm_adapter.model_runner.runner import Runner
+from flying_serving.vllm_adapter.weights.trees import first_of, world_of_one
 from flying_serving.worker.lane import lane_config
 from tests.with_vllm.worker.captured import CapturingV1, graph_configuration
 

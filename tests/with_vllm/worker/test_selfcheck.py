@@ -13,7 +13,7 @@ from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from flying_serving.errors import LaneError
-from flying_serving.vllm_adapter.stages import stages
+from flying_serving.vllm_adapter.model_runner.stages import stages
 from flying_serving.worker.selfcheck import (
     Difference,
     compare,

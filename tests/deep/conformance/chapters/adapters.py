@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from flying_lab.tiny_models.adapters import make_adapter
-from flying_serving.vllm_adapter.engine_adapters import RETRY_S
+from flying_serving.vllm_adapter.lora.engine_adapters import RETRY_S
 from harness import lora
 from harness.forked import ROOT
 from harness.live import wait_until

@@ -1,0 +1,1 @@
+"""vLLM's API server: flags, the engine client and its messages, statistics."""

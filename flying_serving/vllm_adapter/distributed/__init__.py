@@ -1,0 +1,1 @@
+"""The torch world of a worker, and vLLM's coordinators and NCCL groups."""

@@ -1,0 +1,1 @@
+"""Drafts by n-grams: proposals, random numbers, and the steps of a scheduler with drafts."""
