@@ -112,22 +112,23 @@ def requests_of_both_kinds(server: Live) -> list[Asked]:
 
 
 def test_answers_are_stocks_while_the_policy_changes_the_layout(server: Live, before: int) -> None:
-    """Groups of four form for requests that name them and for long ones, and part afterwards."""
+    """A group of four forms for a long request, and parts afterwards."""
     for _ in range(ROUNDS):
-        with ThreadPoolExecutor(1) as threads, server.asking(requests_of_both_kinds(server)):
-            long = threads.submit(server.post, tokens(5, 2100), 60)
-            assert long.result(WAIT_S).status_code == 200
+        with server.asking(requests_of_both_kinds(server)):
+            assert server.post(tokens(5, 2100), 60).status_code == 200
         wait_until(lambda: server.status()["layout"] == ALONE, server.switches)
     assert len(server.switches()) - before >= 2 * ROUNDS
     server.check()
 
 
 def test_answers_are_stocks_when_an_engine_of_a_group_is_lost(server: Live, before: int) -> None:
-    """The requests of its group go on, and the policy forms groups again afterwards."""
-    with server.asking(requests_of_both_kinds(server)):
+    """The long request of the group and the others are answered all the same."""
+    with ThreadPoolExecutor(1) as threads, server.asking(requests_of_both_kinds(server)):
+        long = threads.submit(server.post, tokens(6, 2100), 200)
         wait_until(lambda: joins_since(server, before), server.status)
         group = next(group for group in server.status()["layout"] if len(group) > 1)
         kill(server, group[-1])
+        assert long.result(WAIT_S).status_code == 200
     wait_until(lambda: is_whole(server), server.log, WAIT_S)
     server.answer_all(requests_of_both_kinds(server))
     server.check()
