@@ -36,11 +36,14 @@ def test_steps_are_read_with_when_each_member_began(tmp_path: Path) -> None:
 
 
 def test_what_is_stamped_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    for owner, name in (
+    stamped = (
         (Channel, "send"),
         (group_steps, "in_physical_blocks"),
         (SampledTokens, "note"),
-    ):
-        monkeypatch.setattr(owner, name, before := getattr(owner, name))
-        install()
-        assert getattr(owner, name) is not before
+    )
+    before = [getattr(owner, name) for owner, name in stamped]
+    for (owner, name), original in zip(stamped, before, strict=True):
+        monkeypatch.setattr(owner, name, original)  # which puts all three back after the test
+    install()
+    for (owner, name), original in zip(stamped, before, strict=True):
+        assert getattr(owner, name) is not original
