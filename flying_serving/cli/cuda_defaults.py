@@ -32,7 +32,7 @@ def limit_requests(args: Any) -> None:
 
 def choose_execution(args: Any) -> None:
     """On CUDA, let lanes run as vLLM does by default: compiled, with CUDA graphs. Where that cannot
-    be, and the user has not chosen, set vLLM's flags for less, and say so.
+    be, and neither --enforce-eager nor -cc.mode is given, set vLLM's flags for less, and say so.
 
     A user who names graphs by vLLM's own flag has asked for them as by --cuda-graphs.
 

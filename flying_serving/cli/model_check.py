@@ -125,12 +125,15 @@ def _configuration(args: Any) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     from flying_serving.server.start.capabilities import refuse_unsupported
+    from flying_serving.server.start.experts import choose_expert_kernel
     from flying_serving.server.start.support import cache_no_states, keep_all_kv
 
     config = AsyncEngineArgs.from_cli_args(args).create_engine_config()
-    refuse_unsupported(config, parse_flying(config.additional_config[KEY]), client_count=1)
+    flying = parse_flying(config.additional_config[KEY])
+    refuse_unsupported(config, flying, client_count=1)
     keep_all_kv(config)
     cache_no_states(config)
+    choose_expert_kernel(config, flying)
     return config
 
 

@@ -13,10 +13,21 @@ from flying_serving.placement.topology import Topology, format_cpus, parse_cpus
 
 BIND, THREADS = "VLLM_CPU_OMP_THREADS_BIND", "OMP_NUM_THREADS"
 AUTO, NOBIND = "auto", "nobind"
+WITHOUT_EFFECT = ("VLLM_CPU_NUM_OF_RESERVED_CPU", "VLLM_CPU_SIM_MULTI_NUMA")
+"""Variables of vLLM's placement that the plan does not read."""
 SPARES_CORE_CORES = 16
 """A device with at least this many cores leaves one, as vLLM's do, to the API server and to threads
 beside OpenMP's. A core that two threads need delays all threads of a step.
 """
+
+
+_HARMLESS = {
+    "OMP_PROC_BIND": ("", "false"),
+    "OMP_PLACES": ("",),
+    "GOMP_CPU_AFFINITY": (),  # libgomp takes an empty value for one CPU
+    "KMP_AFFINITY": ("", "none", "disabled"),
+}
+"""Variables by which OpenMP's libraries bind threads, and their values that bind none."""
 
 
 class Placement(BaseModel):
@@ -123,9 +134,12 @@ def _refuse_binding_by_openmp(variables: Mapping[str, str]) -> None:
     """Raise ConfigError if OpenMP's library would bind the main thread to one place as it is
     loaded, with torch: engines are forked with the affinity of that place alone.
     """
-    for name in ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"):
-        value = variables.get(name, "false")  # libgomp takes an empty value for one CPU
-        if value.strip().lower() not in ("false", "none", "disabled"):
+    is_off = variables.get("OMP_PROC_BIND", "").strip().lower() == "false"
+    for name, harmless in _HARMLESS.items():
+        if is_off and name in ("OMP_PLACES", "GOMP_CPU_AFFINITY"):
+            continue  # libgomp reads neither then
+        value = variables.get(name)
+        if value is not None and value.strip().lower() not in harmless:
             must = "must be unset or 'false'" if name == "OMP_PROC_BIND" else "must be unset"
             why = f"it would bind all engines to the same cores; {BIND} gives each engine its own"
             raise ConfigError(f"{name}={value!r}: {must}, as {why}")

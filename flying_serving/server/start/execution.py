@@ -100,9 +100,8 @@ def _settle_graphs(config: Any, flying: FlyingConfig) -> None:
             f"--compilation-config: cudagraph_mode {mode.name} cannot be served by Flying Serving "
             "yet"
         )
-    logger.info(
-        "--compilation-config: no CUDA graphs, as vLLM has those of cudagraph_mode %s for this "
-        "model, which lanes cannot replay",
+    logger.warning(
+        "--compilation-config: no CUDA graphs, as lanes cannot replay those of cudagraph_mode %s",
         mode.name,
     )
     capture_nothing(config)

@@ -22,7 +22,7 @@ from flying_serving.config import (
 from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.log import logger
 from flying_serving.observe.tracing.file import begin_trace
-from flying_serving.placement.plan import Placement, plan
+from flying_serving.placement.plan import BIND, WITHOUT_EFFECT, Placement, plan
 from flying_serving.placement.topology import read_topology
 from flying_serving.policy.policies import POLICIES
 from flying_serving.server.start.capabilities import refuse_unsupported
@@ -81,7 +81,7 @@ def prepare(config: Any, client_count: int) -> Any:
         incarnations=(0,) * parallel.data_parallel_size,
         # vLLM turns it off on the CPU, where the user may still want it for groups
         async_groups=bool(config.additional_config.get(ASYNC_GROUPS_KEY)),
-        eager_where_refused=flying.cuda_graphs is None and not current_platform.is_cpu(),
+        eager_where_refused=flying.cuda_graphs is not True and not current_platform.is_cpu(),
         placements=placements_of(parallel),
         flying=flying,
     )
@@ -193,6 +193,9 @@ def placements_of(parallel: Any) -> tuple[Placement, ...]:
     """
     if not current_platform.is_cpu():
         return ()
+    for name in WITHOUT_EFFECT:
+        if os.environ.get(name, "0") not in ("", "0"):
+            logger.warning("%s: no effect; %s can list fewer cores", name, BIND)
     engines, devices = parallel.data_parallel_size, parallel.tensor_parallel_size
     return plan(read_topology(), os.environ, engines, devices)
 

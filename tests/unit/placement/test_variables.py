@@ -23,6 +23,11 @@ COMMON = f"as it would bind all engines to the same cores; {BIND} gives each eng
 HARMLESS = [
     {"OMP_PROC_BIND": "false"},
     {"OMP_PROC_BIND": " FALSE "},
+    {"OMP_PROC_BIND": ""},
+    {"OMP_PROC_BIND": "false", "OMP_PLACES": "cores"},
+    {"OMP_PROC_BIND": "false", "GOMP_CPU_AFFINITY": "0-3"},
+    {"OMP_PLACES": ""},
+    {"KMP_AFFINITY": ""},
     {"KMP_AFFINITY": "none"},
     {"KMP_AFFINITY": "disabled"},
 ]
@@ -64,6 +69,10 @@ def test_what_cannot_be_satisfied_is_one_line(variables: dict[str, str], message
         ({"GOMP_CPU_AFFINITY": "0-3"}, f"GOMP_CPU_AFFINITY='0-3': must be unset, {COMMON}"),
         ({"GOMP_CPU_AFFINITY": ""}, f"GOMP_CPU_AFFINITY='': must be unset, {COMMON}"),
         ({"KMP_AFFINITY": "compact"}, f"KMP_AFFINITY='compact': must be unset, {COMMON}"),
+        (
+            {"OMP_PROC_BIND": "false", "KMP_AFFINITY": "compact"},
+            f"KMP_AFFINITY='compact': must be unset, {COMMON}",
+        ),
     ],
 )
 @pytest.mark.parametrize("bind", ["auto", "nobind", "0-3|4-7"])

@@ -174,9 +174,20 @@ def test_nothing_is_set_on_the_cpu(parsed: Parsed) -> None:
 
 
 @pytest.mark.usefixtures("on_cuda")
-@pytest.mark.parametrize(("flags", "goes_on"), [([], True), (["--cuda-graphs"], False)])
+@pytest.mark.parametrize(
+    ("flags", "goes_on", "graphs"),
+    [
+        ([], True, ALL_STEPS),
+        (["--cuda-graphs"], False, ALL_STEPS),
+        (["--no-cuda-graphs"], True, CUDAGraphMode.NONE),
+    ],
+)
 def test_start_goes_on_eagerly_unless_graphs_are_asked_for(
-    parsed: Parsed, flags: list[str], goes_on: bool, monkeypatch: pytest.MonkeyPatch
+    parsed: Parsed,
+    flags: list[str],
+    goes_on: bool,
+    graphs: CUDAGraphMode,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("VLLM_DISABLE_COMPILE_CACHE", "1")
     monkeypatch.setenv("VLLM_RPC_BASE_PATH", "/tmp")  # a start sets both
@@ -184,4 +195,4 @@ def test_start_goes_on_eagerly_unless_graphs_are_asked_for(
     prepare(config, 1)
     deployment = deployment_of(config.additional_config)
     assert deployment.eager_where_refused == goes_on
-    assert config.compilation_config.cudagraph_mode == ALL_STEPS
+    assert config.compilation_config.cudagraph_mode == graphs

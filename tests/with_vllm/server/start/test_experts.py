@@ -18,21 +18,29 @@ def chosen(
     quantization: str | None = None,
     is_moe: bool = True,
     engines: int = 2,
+    experts: int = 8,
+    runner_type: str = "generate",
     **flying: Any,
 ) -> str:
     """The kernel after the choice."""
     kernels = SimpleNamespace(moe_backend=moe_backend)
     config = SimpleNamespace(
         kernel_config=kernels,
-        model_config=SimpleNamespace(is_moe=is_moe, quantization=quantization),
+        model_config=SimpleNamespace(
+            is_moe=is_moe,
+            quantization=quantization,
+            runner_type=runner_type,
+            get_num_experts=lambda: experts,
+        ),
         parallel_config=SimpleNamespace(data_parallel_size=engines),
     )
     choose_expert_kernel(config, FlyingConfig(**flying))
     return kernels.moe_backend
 
 
-def on_cpu(monkeypatch: pytest.MonkeyPatch, answer: bool) -> None:
-    monkeypatch.setattr(experts, "current_platform", SimpleNamespace(is_cpu=lambda: answer))
+def on_cpu(monkeypatch: pytest.MonkeyPatch, answer: bool, *, has_fp8: bool = True) -> None:
+    platform = SimpleNamespace(is_cpu=lambda: answer, supports_fp8=lambda: has_fp8)
+    monkeypatch.setattr(experts, "current_platform", platform)
 
 
 @pytest.mark.parametrize("quantization", [None, "fp8"])
@@ -57,6 +65,10 @@ def test_the_kernel_that_takes_slices_is_set_and_logged(
         {"engines": 1},
         {"group_sizes": (1,)},
         {"lend_weights": True},
+        {"policy": "static-dp"},
+        {"policy": "split"},
+        {"runner_type": "pooling"},
+        {"experts": 993},
     ],
     ids=str,
 )
@@ -71,3 +83,21 @@ def test_the_kernel_is_left_open_or_as_a_user_set_it(
 def test_a_cpu_has_its_own_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     on_cpu(monkeypatch, True)
     assert chosen() == "auto"
+
+
+def test_a_gpu_without_fp8_keeps_the_kernel_that_vllm_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An A100, where the Triton kernel has no FP8: vLLM would end the start."""
+    on_cpu(monkeypatch, False, has_fp8=False)
+    assert chosen(quantization="fp8") == "auto"
+    assert chosen() == "triton"
+
+
+@pytest.mark.parametrize("variable", ["VLLM_USE_DEEP_GEMM", "VLLM_MOE_USE_DEEP_GEMM"])
+def test_a_users_variable_for_another_kernel_is_kept(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_cpu(monkeypatch, False)
+    monkeypatch.setenv(variable, "1")
+    assert chosen(quantization="fp8") == "auto"

@@ -1,10 +1,15 @@
 """What `prepare` decides before the engines start."""
 
+import logging
+from types import SimpleNamespace
+
 import pytest
 
 from flying_serving.config import Collectives, FlyingConfig
 from flying_serving.errors import ConfigError
-from flying_serving.server.start.launch import survives
+from flying_serving.log import logger
+from flying_serving.placement.plan import WITHOUT_EFFECT
+from flying_serving.server.start.launch import placements_of, survives
 
 
 @pytest.mark.parametrize(
@@ -39,3 +44,14 @@ def test_an_engine_is_lost_before_others_give_up_waiting_for_it() -> None:
     ):
         survives(FlyingConfig(engine_timeout_s=70), 2, "shm")
     survives(FlyingConfig(engine_timeout_s=70, collective_timeout_s=70), 2, "shm")
+
+
+@pytest.mark.parametrize("variable", WITHOUT_EFFECT)
+def test_variables_of_vllm_without_an_effect_are_named(
+    variable: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logger, "propagate", True)
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    monkeypatch.setenv(variable, "1")
+    placements_of(SimpleNamespace(data_parallel_size=1, tensor_parallel_size=1))
+    assert f"{variable}: no effect" in caplog.text
