@@ -18,7 +18,7 @@ from pathlib import Path
 from mutants.edits import Edit, edits_of
 from mutants.runs import Run, preload, run
 
-AREAS = ("policy", "predict", "scheduling", "controller", "memory", "migration")
+AREAS = ("policy", "predict", "scheduling", "controller", "memory", "migration", "weights")
 """Rooms whose tests start no server; those that import vLLM are the last."""
 COUNT = 150
 SEED = 20261128
@@ -67,7 +67,7 @@ def sample(edits: Iterable[Edit], count: int) -> list[Edit]:
 def files_for(edit: Edit) -> tuple[list[str], list[str]]:
     """Return the files of tests of an edit's module, and the others of its area."""
     own, area = f"test_{Path(edit.path).stem}.py", area_of(edit)
-    files = sorted(Path("tests").glob(f"**/{area}/test_*.py"))
+    files = sorted(Path("tests").glob(f"**/{area}/**/test_*.py"))
     first, others = (
         [path.as_posix() for path in files if (path.name == own) == is_own]
         for is_own in (True, False)

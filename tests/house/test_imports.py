@@ -59,7 +59,9 @@ PURE = (
 SUITES = ("unit", "with_vllm", "smoke", "deep")
 """Suites of tests, the quickest first. Their helpers are in the quickest that needs them."""
 FORBIDDEN = ("torch", "vllm")
-ENGINE_ROOMS = ("flying_serving.engine", "flying_serving.worker", "flying_serving.vllm_adapter")
+ENGINE_ROOMS = tuple(
+    f"flying_serving.{room}" for room in ("engine", "worker", "weights", "vllm_adapter")
+)
 """Rooms of an engine process, which the simulator models and does not import."""
 LAB_COMMANDS = "flying_serving/cli/lab.py"
 """The table of the laboratory's commands, which imports one when it is called."""

@@ -4,8 +4,8 @@ import pytest
 
 from house.budgets import Figure, figures
 from house.features import features, knows, names_of
-from house.source import PRODUCT, modules
-from house.walks import WALKS, load
+from house.source import PRODUCT, ROOT, modules
+from house.walks import WALKS, Walk, load
 
 FIGURES = figures()
 WORDS = [(feature, word) for feature, words in features().items() for word in words]
@@ -28,3 +28,10 @@ def test_word_of_a_feature_is_in_use(names: list[str], feature: str, word: str) 
 
 def test_every_walk_is_recorded() -> None:
     assert set(load()) == {walk.name for walk in WALKS}
+
+
+@pytest.mark.parametrize("walk", WALKS, ids=lambda walk: walk.name)
+def test_files_of_a_recorded_walk_are_there(walk: Walk) -> None:
+    """Otherwise it counts code that is gone: `make house ARGS=--record` records it again."""
+    kept = load()[walk.name].files
+    assert [file.path for file in kept if not (ROOT / PRODUCT / file.path).is_file()] == []

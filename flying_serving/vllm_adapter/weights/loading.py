@@ -192,9 +192,11 @@ def _draw_quantized(name: str, layer: Any) -> None:
     spread = max((_SPREADS.get(tensor.dtype, 0.0) for tensor in parameters.values()), default=0.0)
     for key, tensor in parameters.items():
         if tensor.dtype in _SPREADS:
-            numbers = torch.empty(tensor.shape, dtype=torch.float64, device=tensor.device)
+            drawn = _drawn_part(tensor)
+            numbers = torch.empty(drawn.shape, dtype=torch.float64, device=tensor.device)
             limit = 1.0 if tensor.dtype in _FP8 else float(torch.iinfo(tensor.dtype).max)
-            tensor.data.copy_(_draw(f"{name}.{key}", numbers, limit))
+            drawn.copy_(_draw(f"{name}.{key}", numbers, limit))
+            _repeat(tensor.data)
         elif spread and tensor.is_floating_point() and "scale" in key:
             tensor.data.abs_().add_(0.5).div_(spread * _inputs_of(layer, key) ** 0.5)
 

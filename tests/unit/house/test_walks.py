@@ -1,4 +1,4 @@
-"""What is of a walk, of all that was entered, and how two records differ."""
+"""What is of a walk, of all that was entered."""
 
 from collections.abc import Sequence
 from pathlib import Path
