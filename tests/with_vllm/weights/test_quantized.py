@@ -251,7 +251,13 @@ def test_lane_1_keeps_a_kernel_that_is_not_in_the_table(
             check_cuts(lane1, 2)
 
 
-@pytest.mark.parametrize("quantized", ["w4a16", "gptq", "awq", "int8", "fp8-channel", "fp8"])
+@pytest.mark.parametrize(
+    "quantized",
+    [
+        *("w4a16", "gptq", "awq", "int8", "fp8-channel"),
+        pytest.param("fp8", marks=pytest.mark.deep),  # two seconds on some processors
+    ],
+)
 def test_random_weights_keep_the_size_of_inputs(quantized: str, tmp_path: Path) -> None:
     """Those with which `doctor` checks a model: each layer matters, and nothing overflows."""
     config = configuration(tmp_path, SMALL(quantized=quantized), NARROW)
