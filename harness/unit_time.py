@@ -1,8 +1,8 @@
-"""A unit test takes at most two seconds: a plugin of pytest that fails one that takes longer.
+"""A unit test takes at most two seconds: a plugin of pytest that names those that take longer.
 
-Processor time of the test and of the processes that it has ended counts, so that a machine that
-does other work fails no test. A test with the marker `deep` may take longer: `make test-deep` runs
-it.
+Processor time of the test and of the processes that it has ended counts. It is told, and fails no
+run: the same test takes twice as long on another machine, or beside other work. A test with the
+marker `deep` may take longer: `make test-deep` runs it.
 """
 
 import os
@@ -18,6 +18,7 @@ MOST_S = 2.0
 ROOT = Path(__file__).parents[1]
 SUITES = (ROOT / "tests" / "unit", ROOT / "tests" / "with_vllm")
 """Folders of unit tests."""
+_SLOW = pytest.StashKey[dict[str, float]]()
 
 
 def processor_s() -> float:
@@ -37,13 +38,20 @@ def is_limited(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
-    """Fail a unit test that has taken too long."""
+    """Note a unit test that takes too long."""
     began_s = processor_s()
     yield
     used_s = processor_s() - began_s
     if used_s > MOST_S and is_limited(item):
-        pytest.fail(
-            f"a unit test takes at most {MOST_S:g} s, this one took {used_s:.1f} s of the "
-            f"processor: make it smaller, or mark it `{MARKER}`",
-            pytrace=False,
-        )
+        item.config.stash.setdefault(_SLOW, {})[item.nodeid] = used_s
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the unit tests that have taken too long."""
+    slow = terminalreporter.config.stash.get(_SLOW, {})
+    if not slow:
+        return
+    terminalreporter.section(f"unit tests over {MOST_S:g} s of the processor")
+    terminalreporter.line(f"Make them smaller, or mark them `{MARKER}`:")
+    for name, used_s in sorted(slow.items(), key=lambda test: -test[1]):
+        terminalreporter.line(f"{used_s:.1f} s {name}")
