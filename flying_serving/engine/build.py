@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from msgspec.structs import astuple
@@ -72,7 +73,7 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
         announce_blocks(site.run_dir, site.engine, loop.residency.blocks)
 
     # the utilities, which the API server calls
-    weight_bytes = core.call_workers(WorkerLanes.get_weight_bytes)
+    weight_bytes = core.call_workers(attrgetter("weight_bytes"))
     memory = EngineMemory(weight_bytes, own.total * site.block_bytes)
     utilities = EngineUtilities(loop, site.block_bytes, memory, steps, copies)
     return loop, utilities
@@ -254,7 +255,7 @@ def measured(
     path = f"{deployment.run_dir}/measured-{engine}"
     if not deployment.restarts:
         # a collective: all engines come here at the same time, when vLLM has made their schedulers
-        steps = core.call_workers(WorkerLanes.get_calibration)
+        steps = core.call_workers(attrgetter("calibration"))
         copies = core.call_workers(transfer.measure)
         announce(path, Measured(steps, copies))
         return steps, copies

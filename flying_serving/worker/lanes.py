@@ -278,17 +278,9 @@ class WorkerLanes:
         group = aligned_group(self.engine, size)
         self.groups[size].runner.seed(group, [*self._incarnations[size], times])
 
-    def get_calibration(self) -> list[CalibrationRow]:
-        """Return the rows that `calibrate` has measured."""
-        return self.calibration
-
     def get_blocks(self) -> int:
         """Return the number of KV blocks that peers can read: see `blocks`."""
         return self.blocks
-
-    def get_weight_bytes(self) -> int:
-        """Return the bytes of the model's weights on this device, which all lanes share."""
-        return self.weight_bytes
 
     def scheduler_config(self, size: int) -> tuple[VllmConfig, KVCacheConfig]:
         """Return `WorkerLane.scheduler_config` of the lane for groups of `size`."""

@@ -23,6 +23,7 @@ from flying_serving.memory.cuda_arena import CudaArena
 from flying_serving.memory.cuda_device import CudaDevice, cuda_driver
 from flying_serving.memory.kv_view import bytes_of
 from flying_serving.start_error import told_to_server
+from flying_serving.vllm_adapter.cpu_build import tiles
 from flying_serving.vllm_adapter.distributed import nccl
 from flying_serving.vllm_adapter.distributed.world import TorchWorld
 from flying_serving.vllm_adapter.kv.cache import kv_memory_from
@@ -254,6 +255,7 @@ class FlyingCPUWorker(LaneWorker, CPUWorker):
     ) -> None:
         deployment = deployment_of(vllm_config.additional_config)
         place_worker(deployment, vllm_config.parallel_config.data_parallel_index, rank)
+        tiles.permit()
         super().__init__(vllm_config, local_rank, rank, *args, **kwargs)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from flying_lab.tiny_models.checkpoint import make_model, weights_hash
-from harness import drafts_cpu, fp8_cpu, lora, mxfp4_cpu, triton_cpu
+from harness import amx_cpu, drafts_cpu, fp8_cpu, lora, mxfp4_cpu, triton_cpu
 from harness.place import Place, environment, place
 from tests.stock import drafted
 from tests.stock.requests import FORCED, REQUESTS, StockRequest, requests_hash, shortened
@@ -65,9 +65,9 @@ plain torch. FP8 rounds inputs, so degrees differ: only requests with forced tok
 """
 V2_TOKENS = 16
 LORA = "-lora"
-"""A recording of this name is of the shape before it: each request without an adapter and with each
-of `harness/lora.py`.
-"""
+"""A recording of this name has each request without an adapter and with each of harness/lora.py."""
+INT4 = "-mixed-bfloat16"
+"""A model of this name has layers of int4: see harness/amx_cpu."""
 NGRAM = "-ngram"
 """A recording of this name is of the shape before it, with the requests of `drafted.py`, which all
 run together.
@@ -103,6 +103,7 @@ KERNELS = {
     MXFP4: mxfp4_cpu.ENVIRONMENT,
     FP8: fp8_cpu.ENVIRONMENT,
     NGRAM: drafts_cpu.ENVIRONMENT,
+    INT4: amx_cpu.ENVIRONMENT,
 }
 """Variables of processes in which vLLM gets kernels for this CPU, by the end of a name."""
 TIMEOUT_S = 280.0

@@ -67,19 +67,14 @@ class SchedulerPool:
         while the request's own first step is under way. The reason is that vLLM caches them as soon
         as the step that computes them is scheduled.
         """
-        if self.groups.state_blocks and not self._has_settled_state(request):
+        is_settled = self.groups.can_migrate and not request.num_in_flight_tokens
+        if self.groups.state_blocks and not is_settled:
             return 0
         valid = request.num_computed_tokens - request.num_in_flight_tokens
         cached = self.scheduler.cached_tokens.get(request.request_id, 0)
         if request.num_in_flight_tokens and valid <= cached:
             return 0
         return int(max(0, min(valid, request.num_tokens - 1)))
-
-    def _has_settled_state(self, request: Any) -> bool:
-        """Return whether a request's state can migrate with its KV, and is that of its computed
-        tokens.
-        """
-        return self.groups.can_migrate and not request.num_in_flight_tokens
 
     def blocks_of(self, request_id: str) -> list[int]:
         """Return a request's blocks, in its order."""

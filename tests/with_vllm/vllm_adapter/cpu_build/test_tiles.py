@@ -1,0 +1,32 @@
+"""A product of int4 weights by the tiles of this CPU, if it has some, is as one by its vectors."""
+
+import subprocess
+import sys
+
+import pytest
+
+from harness.forked import ROOT
+
+PRODUCT = """
+import torch
+from vllm import _custom_ops
+from flying_serving.vllm_adapter.cpu_build import tiles
+
+tiles.permit()
+weight = torch.randint(-(2**31), 2**31, (4, 128), dtype=torch.int32)
+scales = torch.ones(1, 64, dtype=torch.bfloat16)
+x = torch.randint(-2, 3, (3, 64)).to(torch.bfloat16)
+hints = ["vec", "amx"] if torch.cpu._is_amx_tile_supported() else ["vec", "vec"]
+vectors, found = (
+    _custom_ops.cpu_gemm_wna16(x, weight, scales, None, None, 8, hint) for hint in hints
+)
+assert vectors.abs().max() > 1 and torch.equal(vectors, found), (vectors, found)
+"""
+
+
+@pytest.mark.deep
+def test_first_product_of_a_process_may_use_tiles() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", PRODUCT], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == 0, ran.stderr
