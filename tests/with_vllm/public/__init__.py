@@ -1,0 +1,1 @@
+"""What users build on: flags, routes, metrics."""
