@@ -4,6 +4,7 @@
 see: CHANGELOG.md says it.
 """
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -40,4 +41,8 @@ def surface() -> dict[str, dict[str, Any]]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        prog="python -m tests.with_vllm.public.surface",
+        description=f"record flags, routes and metrics in {FILE.name}",
+    ).parse_args()
     FILE.write_text(json.dumps(surface(), indent=1, sort_keys=True) + "\n", encoding="utf-8")
