@@ -75,6 +75,8 @@ SHAPES: dict[str, Shape] = {
     "qwen2": Shape(family="qwen2"),
     "qwen3": Shape(family="qwen3"),
     "mixtral": Shape(family="mixtral", experts=4),
+    # experts alone, in blocks of which four ranks have one each
+    "mixtral-fp8": Shape(family="mixtral", experts=4, quantized="fp8-block-experts"),
     "gpt-oss": Shape(family="gpt_oss", experts=4),
     # ten blocks of an expert, which four ranks cut into 3, 3, 3 and 1
     "gpt-oss-mxfp4": Shape(family="gpt_oss", intermediate=320, experts=4, mxfp4=True),

@@ -29,7 +29,8 @@ _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _FP8_MAX = 448.0
 _LARGEST_INPUT = 8.0
 """Where inputs have a scale of the checkpoint's: larger ones are cut off."""
-_LINEAR = ("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight")
+_EXPERTS = (".w1.weight", ".w2.weight", ".w3.weight")
+_LINEAR = ("_proj.weight", *_EXPERTS)
 """Endings of the names of weights that are quantized."""
 
 
@@ -230,19 +231,31 @@ MIXED = {
     "fp8-mixed": ("fp8-static", "fp8-channel", "fp8-compressed-block"),
 }
 """By name: a format of compressed-tensors for each layer, over and over."""
+EXPERTS_ALONE = "fp8-block-experts"
+"""`fp8-block`, of experts alone."""
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
 def quantize(path: Path, name: str) -> None:
-    """Quantize the checkpoint in a folder in place. `name`: of FORMATS or of MIXED; KeyError
-    otherwise.
+    """Quantize the checkpoint in a folder in place. `name`: of FORMATS, MIXED or EXPERTS_ALONE;
+    KeyError otherwise.
     """
     weights = path / "model.safetensors"
     tensors = load_file(weights)
-    config = _mixed_config(tensors, MIXED[name]) if name in MIXED else FORMATS[name][1]
+    config = _config(tensors, name)
     save_file(dict(_quantized(tensors, name)), weights, metadata={"format": "pt"})
     text = json.loads((path / "config.json").read_text(encoding="utf-8"))
     write_json(path / "config.json", text | {"quantization_config": config})
+
+
+def _config(tensors: Tensors, name: str) -> dict[str, Any]:
+    """Return the `quantization_config` of a format."""
+    if name in MIXED:
+        return _mixed_config(tensors, MIXED[name])
+    if name == EXPERTS_ALONE:
+        kept = [key.removesuffix(".weight") for key in tensors if key.endswith("_proj.weight")]
+        return FORMATS["fp8-block"][1] | {"modules_to_not_convert": ["lm_head", *kept]}
+    return FORMATS[name][1]
 
 
 def _mixed_config(tensors: Tensors, formats: Sequence[str]) -> dict[str, Any]:
@@ -265,9 +278,10 @@ def _of_layer(layer: int, formats: Sequence[str]) -> str:
 
 
 def _quantized(tensors: Tensors, name: str) -> Iterator[tuple[str, torch.Tensor]]:
-    formats = MIXED.get(name, (name,))
+    endings = _EXPERTS if name == EXPERTS_ALONE else _LINEAR
+    formats = MIXED.get(name, (name.removesuffix("-experts"),))
     for tensor_name, tensor in tensors.items():
-        if not tensor_name.endswith(_LINEAR) or tensor.dim() != 2:
+        if not tensor_name.endswith(endings) or tensor.dim() != 2:
             yield tensor_name, tensor
             continue
         layer = _LAYER.search(tensor_name)

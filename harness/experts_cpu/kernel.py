@@ -22,6 +22,30 @@ TYPES = SimpleNamespace(bfloat16="bfloat16", float16="float16", float32="float32
 """Stands for Triton's language, whose types are only handed on."""
 
 
+MatrixOf = Callable[[torch.Tensor, torch.Tensor | None, int], torch.Tensor]
+
+
+def matrix_of(weights: torch.Tensor, scales: torch.Tensor | None, expert: int) -> torch.Tensor:
+    """Return the weights (out, in) of an expert, times their scales."""
+    return scaled(weights[expert], None if scales is None else scales[expert])
+
+
+class KeptMatrices:
+    """The same, each made once: for servers, whose weights never change."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __call__(
+        self, weights: torch.Tensor, scales: torch.Tensor | None, expert: int
+    ) -> torch.Tensor:
+        key = (weights.data_ptr(), weights.shape, weights.stride(), expert)
+        if key not in self._made:
+            # with the weights, so that their memory is never that of others
+            self._made[key] = weights, matrix_of(weights, scales, expert)
+        return self._made[key][1]
+
+
 def multiply(
     inputs: torch.Tensor,
     weights: torch.Tensor,
@@ -36,20 +60,21 @@ def multiply(
     rows_of_input: int,
     *_: Any,
     B_bias: torch.Tensor | None = None,
+    matrix_of: MatrixOf = matrix_of,
     **__: Any,
 ) -> None:
     """Write each row's product with its expert: inputs (rows / rows_of_input, in), weights
     (experts, out, in), out (tokens, chosen, out).
 
-    `experts`: of each row. `routing`: the weights of rows, if `is_weighted`.
+    `experts`: of each row. `routing`: the weights of rows, if `is_weighted`. `matrix_of`: returns
+    the weights of an expert.
     """
     rows_out = out.view(-1, out.shape[-1])
     for expert in experts.unique().tolist():
         rows = (experts == expert).nonzero().flatten()
         some = rows // rows_of_input
         x = scaled(inputs[some], _of_rows(input_scales, some))
-        weight = scaled(weights[expert], None if scales is None else scales[expert])
-        product = x @ weight.t()
+        product = x @ matrix_of(weights, scales, expert).t()
         if B_bias is not None:
             product += B_bias[expert]
         if is_weighted:
@@ -156,3 +181,9 @@ def register(replace: Replace = setattr) -> None:
     replace(triton_moe, "invoke_fused_moe_triton_kernel", multiply)
     replace(triton_moe, "_prepare_expert_assignment", _assign)
     replace(utils, "per_token_group_quant_fp8", quantize_groups)
+
+
+def serve() -> None:
+    """Let vLLM's Triton experts run in this process, a server's, for the rest of its life."""
+    register()
+    triton_moe.invoke_fused_moe_triton_kernel = partial(multiply, matrix_of=KeptMatrices())

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from flying_lab.tiny_models.checkpoint import make_model, weights_hash
-from harness import amx_cpu, drafts_cpu, fp8_cpu, lora, mxfp4_cpu, triton_cpu
+from harness import amx_cpu, drafts_cpu, experts_cpu, fp8_cpu, lora, mxfp4_cpu, triton_cpu
 from harness.place import Place, environment, place
 from tests.stock import drafted
 from tests.stock.requests import FORCED, REQUESTS, StockRequest, requests_hash, shortened
@@ -38,6 +38,7 @@ DEGREES: dict[str, tuple[int, ...]] = {
     "llama-v2": (1, 2, 4),
     "mixtral-v2": (1, 2, 4),
     "mixtral-windows": (1, 2),
+    "mixtral-fp8": (1, 2, 4),
     "falcon-h1": (1,),
     "llama-mixed-bfloat16": (1, 2),
     "llama-fp8-mixed": (1, 2, 4),
@@ -59,7 +60,7 @@ V2 = "-v2"
 numbers in another way than V1. Triton's interpreter takes 20 times as long for a token as V1, so
 only the first V2_TOKENS of each answer are recorded.
 """
-MXFP4, FP8 = "-mxfp4", "-fp8-mixed"
+MXFP4, FP8, FP8_EXPERTS = "-mxfp4", "-fp8-mixed", "-fp8"
 """A model of this name has experts in MXFP4 or weights in FP8: stock vLLM gets products of them in
 plain torch. FP8 rounds inputs, so degrees differ: only requests with forced tokens are recorded.
 """
@@ -102,6 +103,7 @@ KERNELS = {
     V2: triton_cpu.ENVIRONMENT,
     MXFP4: mxfp4_cpu.ENVIRONMENT,
     FP8: fp8_cpu.ENVIRONMENT,
+    FP8_EXPERTS: experts_cpu.ENVIRONMENT,
     NGRAM: drafts_cpu.ENVIRONMENT,
     INT4: amx_cpu.ENVIRONMENT,
 }
@@ -302,12 +304,9 @@ def _engine(shape: str) -> dict[str, Any]:
     changed: dict[str, Any] = {"logits_processors": processors} if processors else {}
     if place() is Place.ONE_GPU:  # where servers are too
         changed["gpu_memory_utilization"] = 0.1
-    if shape.endswith(LORA):
-        changed |= lora.ENGINE
-    if shape.endswith(NGRAM):
-        changed |= drafted.ENGINE
-    if shape.endswith(WINDOWS):
-        changed["hf_overrides"] = {"sliding_window": WINDOW_TOKENS}
+    by_ending = {LORA: lora.ENGINE, NGRAM: drafted.ENGINE, FP8_EXPERTS: experts_cpu.ENGINE}
+    by_ending[WINDOWS] = {"hf_overrides": {"sliding_window": WINDOW_TOKENS}}
+    changed |= next((by_ending[ending] for ending in by_ending if shape.endswith(ending)), {})
     if shape in NO_PREFIX_CACHE:
         changed["enable_prefix_caching"] = False
     return ENGINE | {"dtype": _dtype(shape)} | changed
@@ -320,7 +319,7 @@ def _requests_hash(shape: str) -> str:
 
 def _requests(shape: str) -> list[StockRequest]:
     """Return the requests of a recording."""
-    if shape.endswith(FP8):
+    if shape.endswith((FP8, FP8_EXPERTS)):
         return list(FORCED)
     if not shape.endswith(V2):
         return list(REQUESTS)
@@ -391,7 +390,7 @@ def record_all(shape: str, degrees: Sequence[int]) -> None:
         )
     _save(shape, found)
     first, *others = degrees
-    for degree in () if shape.endswith((BFLOAT16, FP8)) else others:
+    for degree in () if shape.endswith((BFLOAT16, FP8, FP8_EXPERTS)) else others:
         apart = largest_difference(found[str(first)]["answers"], found[str(degree)]["answers"])
         print(f"{shape}: degrees {first} and {degree}: same tokens, logprobs within {apart:.1e}")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 
-from harness import both_ways, fp8_cpu, mxfp4_cpu, poison, triton_cpu
+from harness import both_ways, experts_cpu, fp8_cpu, mxfp4_cpu, poison, triton_cpu
 from harness.live import COMMAND
 from tests.deep.conformance.calls.speaker import NAME, write_speaker
 from tests.deep.conformance.chapters import (
@@ -28,7 +28,7 @@ from tests.stock.drafted import FLAG
 from tests.stock.record import V2_TOKENS, WINDOW_TOKENS
 from tests.stock.requests import FORCED, REQUESTS, shortened
 
-MOST_STARTS = 19
+MOST_STARTS = 20
 JOBS = tuple(map(Job, REQUESTS))
 FORCED_JOBS = tuple(map(Job, FORCED))
 PLANS_AHEAD = "a step is planned while one is computed"
@@ -179,6 +179,20 @@ ROUNDED = (
         jobs=FORCED_JOBS,
         preamble=fp8_cpu.PREAMBLE,
         cpu_only="its products of FP8 are those for the CPU",
+    ),
+    Case(
+        "mixtral-fp8-experts",
+        "mixtral-fp8",
+        4,
+        (
+            lanes.all_degrees_are_offered,
+            rounded.as_near_to_stock_as_stock_is_to_itself,
+            rounded.as_near_through_a_loss,
+        ),
+        jobs=FORCED_JOBS,
+        flags=("--moe-backend=triton",),
+        preamble=experts_cpu.PREAMBLE,
+        cpu_only="its kernels of experts are for the CPU",
     ),
 )
 OTHER_LAYERS = (
