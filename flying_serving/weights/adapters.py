@@ -1,10 +1,8 @@
 """Bind the adapters of a lane's layers: views of the stacked tensors of lane 1's."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.nn import Module
 from vllm.lora.layers import (
     BaseLayerWithLoRA,
     ColumnParallelLinearWithLoRA,
@@ -17,7 +15,8 @@ from vllm.lora.layers import (
 )
 
 from flying_serving.errors import Unsupported
-from flying_serving.weights.plain import part_of
+from flying_serving.weights.plain import Whole, part_of
+from flying_serving.weights.rule import Layer
 
 _BY_SLICE = (
     ColumnParallelLinearWithLoRA,
@@ -35,17 +34,18 @@ _WHOLE = (VocabParallelEmbeddingWithLoRA, LogitsProcessorWithLoRA)
 _STACKED = ("lora_a_stacked", "lora_b_stacked")
 
 
-def bind_adapters(model: Module, full: Mapping[str, Module], rank: int, degree: int) -> None:
-    """Let the wrappers of a lane's model read their parts of the adapters of lane 1.
+class Adapter(Whole):
+    """vLLM's wrapper of a layer. A lane's reads its part of the adapters of lane 1."""
 
-    `full`: the layers of lane 1 by name; of lane 1 itself, the same as the model's.
+    of = BaseLayerWithLoRA
 
-    Raises:
-        Unsupported: naming a layer whose adapters are no views of lane 1's.
-    """
-    for name, layer in model.named_modules():
-        if isinstance(layer, BaseLayerWithLoRA) and layer is not full[name]:
-            _bind(name, layer, full[name], rank, degree)
+    def bind(self, layer: Layer, rank: int, degree: int) -> None:
+        """See `Whole`. Raises Unsupported, naming a layer whose adapters are no views of lane
+        1's.
+        """
+        super().bind(layer, rank, degree)
+        if degree > 1:
+            _bind(self.name, layer.module, self.full, rank, degree)
 
 
 def _bind(name: str, layer: Any, full: Any, rank: int, degree: int) -> None:

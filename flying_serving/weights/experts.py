@@ -1,36 +1,96 @@
-"""Routed experts of all lanes, and their cut into units that each look like a rank of the widest
-lane. `whole_experts.py` has those that are not cut.
+"""Routed experts in lanes: whole, where their kernel takes slices (`whole_experts.py`). Otherwise
+they are cut into units that each look like a rank of the widest lane.
 """
 
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from torch.nn import Module, Parameter
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
 from flying_serving.errors import WeightError
 from flying_serving.layout.shards import Segment
-from flying_serving.vllm_adapter.weights.expert_kernels import KERNEL
+from flying_serving.vllm_adapter.weights.expert_kernels import KERNEL, takes_strides
 from flying_serving.weights.expert_forms import (
     ExpertForm,
     expert_tensors,
     expert_weights,
     form_of,
+    is_ready,
     unit_tensor,
 )
 from flying_serving.weights.methods import ExpertParts
+from flying_serving.weights.plain import Whole, reachable, storages
+from flying_serving.weights.rule import Layer
+from flying_serving.weights.store import Store, release
 from flying_serving.weights.units import RawUnits, WeightPages
+from flying_serving.weights.whole_experts import WholeExperts
 
 
-class SharedExperts(Protocol):
-    """All experts of a layer, for all lanes."""
+class Experts(Whole):
+    """All experts of a layer, and what routes to them, which is not cut."""
 
-    def install(self, layer: Any, rank: int, degree: int) -> None:
-        """Let a layer of a lane sum over the units of `rank` of `degree`. Raises WeightError if it
-        cannot.
+    of = RoutedExperts
+    _shared: "ExpertsInUnits | WholeExperts | None" = None
+
+    @classmethod
+    def cut(cls, layer: Layer, engines: int) -> tuple[Segment, ...]:
+        """See `Rule`. The segment is of each expert's columns."""
+        columns = form_of(layer.name, layer.module).columns(layer.name, layer.module, engines)
+        return (Segment(columns * engines, engines),)
+
+    @classmethod
+    def end_loading(cls, layer: Layer) -> None:
+        """Keep one expert, and one row or column where no rank cuts: units are copies."""
+        for key, tensor in expert_tensors(layer.module).items():
+            few = tensor[:1]
+            if tensor.dim() > 1 and key.startswith("w2_"):
+                few = few[:, :1]
+            elif tensor.dim() > 2:
+                few = few[:, :, :1]
+            layer.module.register_parameter(key, Parameter(few, requires_grad=False))
+
+    def complete(self, shells: Mapping[str, Module], store: Store) -> None:
+        """See `Rule`. A unit looks like a rank of the widest lane. Without groups, experts that
+        vLLM has made ready stay as they are.
         """
+        if store.widest == 1 and is_ready(self.full):
+            return
+        shell = shells[self.name]
+        self._shared = self._taken(shell, store)
+        self._shared.install(self.full, 0, 1)
+        # units are copies of the shell, which has tensors of its own
+        own = storages(shell)
+        found = [tensor for _, tensor, _ in reachable(self._shared)]
+        self.made = [it for it in found if it.untyped_storage().data_ptr() not in own]
+
+    def _taken(self, shell: Any, store: Store) -> "ExpertsInUnits | WholeExperts":
+        """Take a layer's experts: whole, if their kernel takes slices of them and none may be lent.
+
+        A page may have rows of several units of an expert, so of whole ones hardly any page can be
+        dropped.
+        """
+        name, full, form = self.name, self.full, form_of(self.name, self.full)
+        if form.method is None and store.lends:
+            raise WeightError(f"{name}: quantized experts cannot be lent (--lend-weights)")
+        self.input_rounding = form.input_rounding
+        if not store.lends and takes_strides(full.quant_method):
+            return WholeExperts(name, full, store.widest)
+        units = expert_units(name, full, shell, store.widest)
+        store.droppable.place_units([unit for _, unit in units])
+        experts = ExpertsInUnits.of(units, store.droppable.pages)
+        store.droppable.add(name, experts.raw)
+        for key in expert_tensors(full):
+            release(full, key)
+        return experts
+
+    def bind(self, layer: Layer, rank: int, degree: int) -> None:
+        self.bound = tuple(expert_tensors(layer.module))
+        super().bind(layer, rank, degree)
+        if self._shared is not None and degree > 1:
+            self._shared.install(layer.module, rank, degree)
 
 
 @dataclass(frozen=True)
@@ -56,14 +116,10 @@ class ExpertsInUnits:
         }
         return cls(units, RawUnits([_segment(units)], weights, pages))
 
-    def part(self, rank: int, degree: int) -> ExpertParts:
-        """Return the method for the experts in the lane of `rank` of `degree`."""
-        chosen = [self.units[u] for u in _segment(self.units).units_of(rank, degree)]
-        return ExpertParts(chosen, self.raw.guard(rank, degree))
-
     def install(self, layer: Any, rank: int, degree: int) -> None:
-        """See `SharedExperts`."""
-        part = self.part(rank, degree)
+        """Let a layer of a lane sum over the units of `rank` of `degree`."""
+        chosen = [self.units[u] for u in _segment(self.units).units_of(rank, degree)]
+        part = ExpertParts(chosen, self.raw.guard(rank, degree))
         layer._modules.pop("quant_method", None)
         layer.__dict__["quant_method"] = part
         for key, tensor in expert_tensors(part.first_layer).items():
@@ -136,14 +192,3 @@ def _refuse_monolithic(name: str, method: Any, other: str) -> None:
             "monolithic), so lanes cannot share its experts; choose another with --moe-backend, "
             f"for example {other}"
         )
-
-
-def install_experts(
-    model: Module, experts: dict[str, SharedExperts], rank: int, degree: int
-) -> None:
-    """Let the experts of a lane's model sum over the units of `rank` of `degree`. Those that are
-    not shared stay as they are.
-    """
-    for name, layer in model.named_modules():
-        if isinstance(layer, RoutedExperts) and name in experts:
-            experts[name].install(layer, rank, degree)

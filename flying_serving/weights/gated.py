@@ -5,9 +5,6 @@ that works on each token by itself takes this without a copy: it sees each unit 
 """
 
 import copy
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,40 +17,10 @@ from vllm.model_executor.layers.activation import (
 )
 from vllm.model_executor.layers.linear import LinearBase, MergedColumnParallelLinear
 
+from flying_serving.weights.rule import Layer
+
 ACTIVATIONS = (GeluAndMul, MulAndSilu, SiluAndMul, SiluAndMulWithClamp)
 """Activations of (tokens, 2 * d) to (tokens, d) that pair column i with column d + i."""
-
-
-@dataclass(frozen=True)
-class Gated:
-    """A module whose activation is the only reader of its fused layer's output.
-
-    Args:
-        name: of the module in the model.
-        module: it.
-        fused: the name of the fused layer in the module.
-        activation: the name of the activation in the module.
-    """
-
-    name: str
-    module: Module
-    fused: str
-    activation: str
-
-    @property
-    def fused_name(self) -> str:
-        """The name of the fused layer in the model."""
-        return f"{self.name}.{self.fused}" if self.name else self.fused
-
-    @property
-    def layer(self) -> Any:
-        """The fused layer."""
-        return self.module.get_submodule(self.fused)
-
-    def read_by_unit(self, units: int) -> None:
-        """Let the activation read outputs of `units` units."""
-        activation = self.module.get_submodule(self.activation)
-        setattr(self.module, self.activation, ActivationByUnit(activation, units))
 
 
 class ActivationByUnit(Module):
@@ -71,19 +38,22 @@ class ActivationByUnit(Module):
         return out.view(*x.shape[:-1], width // 2)
 
 
-def gated_modules(model: Module) -> Iterator[Gated]:
-    """Yield each module of a model that is certain to read its fused layer by its activation
-    alone.
+def read_by_unit(layer: Layer, units: int) -> bool:
+    """Let an activation read the output of a fused layer as that of `units` units. Return False,
+    and change nothing, unless it is certain that nothing else reads it.
     """
-    owners = Counter(part for module in model.modules() for part in module.children())
-    for name, module in list(model.named_modules()):
-        parts = dict(module.named_children())
-        fused = [key for key, part in parts.items() if _is_pair(part) and owners[part] == 1]
-        activations = [key for key, part in parts.items() if type(part) in ACTIVATIONS]
-        if len(fused) == len(activations) == 1:
-            gated = Gated(name, module, fused[0], activations[0])
-            if _reads_by_activation_alone(gated):
-                yield gated
+    if len(layer.owners) != 1:
+        return False
+    (module,) = layer.owners.values()
+    fused = [key for key, part in module.named_children() if _is_pair(part)]
+    activations = [key for key, part in module.named_children() if type(part) in ACTIVATIONS]
+    if len(fused) != 1 or len(activations) != 1 or getattr(module, fused[0]) is not layer.module:
+        return False
+    (activation,) = activations
+    is_alone = _reads_by_activation_alone(module, fused[0], activation)
+    if is_alone:
+        setattr(module, activation, ActivationByUnit(getattr(module, activation), units))
+    return is_alone
 
 
 def _is_pair(layer: Module) -> bool:
@@ -119,19 +89,18 @@ class _Stub(Module):
         return (output, None) if self._with_bias else output
 
 
-def _reads_by_activation_alone(gated: Gated) -> bool:
+def _reads_by_activation_alone(module: Module, fused: str, activation: str) -> bool:
     """Run the module's own `forward` with stand-ins for its children. The fused layer's stand-in
     returns an object that no operation accepts.
     """
     output, x = _Output(), torch.empty(1, 1, device="meta")
-    outputs = {gated.fused: output, gated.activation: x}
-    children = gated.module.named_children()
-    stubs = {key: _Stub(child, outputs.get(key)) for key, child in children}
-    trial = copy.copy(gated.module)
+    outputs = {fused: output, activation: x}
+    stubs = {key: _Stub(part, outputs.get(key)) for key, part in module.named_children()}
+    trial = copy.copy(module)
     trial.__dict__["_modules"] = stubs
     try:
         result = trial.forward(x)
     except Exception:  # noqa: BLE001 - a model's own code, which did something else with the output
         return False
     reads = [key for key, stub in stubs.items() if any(it is output for it in stub.inputs)]
-    return reads == [gated.activation] and isinstance(result, torch.Tensor)
+    return reads == [activation] and isinstance(result, torch.Tensor)

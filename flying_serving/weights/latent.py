@@ -2,19 +2,17 @@
 has loaded a model.
 """
 
-from collections.abc import Mapping
-from typing import cast
-
-import torch
-from torch.nn import Module, Parameter
+from torch.nn import Parameter
 from vllm.model_executor.layers.attention.mla_attention import MLAAttention
-from vllm.model_executor.layers.linear import ColumnParallelLinear
 
 from flying_serving.errors import WeightError
-from flying_serving.weights.cuts import column_bias, column_segments
 from flying_serving.weights.formats import is_quantized
+from flying_serving.weights.linear import Column, column_bias
 from flying_serving.weights.plain import part_of
-from flying_serving.weights.storage import StridedColumns
+from flying_serving.weights.quantized import ScaledKV
+from flying_serving.weights.rule import Layer
+from flying_serving.weights.storage import SharedLinear, StridedColumns
+from flying_serving.weights.store import Store
 
 ABSORBED = ("W_UK_T", "W_UV")
 """The parts of `kv_b_proj` for keys and for values, heads first. Decode steps multiply with them in
@@ -22,29 +20,51 @@ place of the projection.
 """
 
 
-def absorb(model: Module, dtype: torch.dtype) -> None:
-    """Let vLLM take these matrices from the projections of a model without weights, as it does at
-    the end of loading. Raises WeightError if a backend would pack them.
+def _attention_of(layer: Layer) -> dict[str, MLAAttention]:
+    """Return the attention layers that read a projection of latents, by name."""
+    owners = layer.owners.items()
+    return {name: owner for name, owner in owners if isinstance(owner, MLAAttention)}
+
+
+class LatentProjection(Column):
+    """The projection whose weight latent attention reads as it was loaded.
+
+    Packing it would be a second copy. vLLM does not pack it either.
     """
-    for name, layer in model.named_modules():
-        if isinstance(layer, MLAAttention):
-            if layer.is_amx_bmm_enabled:
-                raise _packs(name, layer)
-            layer.process_weights_after_loading(dtype)
+
+    @classmethod
+    def matches(cls, layer: Layer) -> bool:
+        return any(owner.kv_b_proj is layer.module for owner in _attention_of(layer).values())
+
+    def stored(self, store: Store) -> SharedLinear:
+        """See `Linear`. Raises as `refuse_latent`."""
+        for name, attention in _attention_of(self.layer).items():
+            refuse_latent(name, attention)
+        return StridedColumns(self.full.weight.data, column_bias(self.full), self.segments)
 
 
-def latent_projections(model: Module) -> set[int]:
-    """Return the ids of the projections whose weight latent attention reads as it was loaded.
+class LatentAttention(ScaledKV):
+    """The attention layer, with heads of the matrices that vLLM has taken from the projection."""
 
-    Packing one would be a second copy of it. vLLM does not pack them either. Raises as
-    `refuse_latent`.
-    """
-    found = set()
-    for name, layer in model.named_modules():
-        if isinstance(layer, MLAAttention):
-            refuse_latent(name, layer)
-            found.add(id(layer.kv_b_proj))
-    return found
+    of = MLAAttention
+
+    @classmethod
+    def end_loading(cls, layer: Layer) -> None:
+        """Let vLLM take the matrices. Raises WeightError if a backend would pack them."""
+        if layer.module.is_amx_bmm_enabled:
+            raise _packs(layer.name, layer.module)
+        layer.module.process_weights_after_loading(layer.module.kv_b_proj.params_dtype)
+
+    def bind(self, layer: Layer, rank: int, degree: int) -> None:
+        """Give a lane's layer its heads of lane 1's matrices. Raises WeightError if the heads do
+        not divide.
+        """
+        for key in ABSORBED if degree > 1 else ():
+            whole = getattr(self.full, key).detach()
+            shape = whole[: layer.module.num_heads].shape
+            part = part_of(f"{self.name}.{key}", whole, shape, rank, degree)
+            layer.module.register_parameter(key, Parameter(part, requires_grad=False))
+        super().bind(layer, rank, degree)
 
 
 def refuse_latent(name: str, layer: MLAAttention) -> None:
@@ -71,32 +91,3 @@ def _packs(name: str, layer: MLAAttention) -> WeightError:
         f"{name}: the attention backend {layer.attn_backend.get_name()} packs the projection of "
         "latents, so lanes cannot share it; on a CPU try --attention-backend CPU_MLA"
     )
-
-
-def whole_columns(name: str, layer: ColumnParallelLinear, widest: int) -> StridedColumns:
-    """Return the storage of such a projection: its weight as it was loaded."""
-    bias = column_bias(layer)
-    data = None if bias is None else bias.data
-    return StridedColumns(layer.weight.data, data, column_segments(name, layer, widest))
-
-
-def bind_latents(model: Module, full: Mapping[str, Module], rank: int, degree: int) -> None:
-    """Give each attention layer of a lane its heads of lane 1's matrices. `full`: lane 1's layers
-    by name. Raises as `_bind_latent`.
-    """
-    for name, layer in model.named_modules():
-        if degree > 1 and isinstance(layer, MLAAttention):
-            _bind_latent(name, layer, cast(MLAAttention, full[name]), rank, degree)
-
-
-def _bind_latent(
-    name: str, layer: MLAAttention, full: MLAAttention, rank: int, degree: int
-) -> None:
-    """Give a lane's layer its heads of lane 1's matrices. Raises WeightError if the heads do not
-    divide.
-    """
-    for key in ABSORBED:
-        whole = getattr(full, key)
-        shape = whole.detach()[: layer.num_heads].shape
-        part = part_of(f"{name}.{key}", whole.detach(), shape, rank, degree)
-        layer.register_parameter(key, Parameter(part, requires_grad=False))

@@ -26,6 +26,7 @@ from vllm.model_executor.models.utils import StageMissingLayer
 
 from flying_serving.errors import WeightError
 from flying_serving.vllm_adapter.weights.loading import saved_buffers
+from flying_serving.weights.rule import Layer, Rule
 
 COMPUTED = {"alibi_slopes", "weight"}
 """Plain attributes that vLLM computes, and that a lane may have of its own if they equal lane 1's.
@@ -48,6 +49,20 @@ model, and have the places of a step's tokens.
 _REGISTERED = re.compile(r"_(?:modules|parameters|buffers)\.")
 
 
+class Whole(Rule):
+    """A layer that no rank cuts, or that the model itself cuts. `bound`: names of its tensors that
+    are bound elsewhere.
+    """
+
+    of = Module
+    bound: Collection[str] = ()
+
+    def bind(self, layer: Layer, rank: int, degree: int) -> None:
+        """See `Rule` and `bind_whole`."""
+        if degree > 1:
+            bind_whole(self.name, layer.module, self.full, rank, degree, self.bound)
+
+
 def own_tensors(module: Module) -> dict[str, torch.Tensor]:
     """Return the parameters and buffers of a module itself, by name, without its submodules'."""
     options = {"recurse": False, "remove_duplicate": False}
@@ -55,7 +70,7 @@ def own_tensors(module: Module) -> dict[str, torch.Tensor]:
 
 
 def bind_whole(
-    name: str, layer: Module, full: Module | None, rank: int, degree: int, but: Collection[str] = ()
+    name: str, layer: Module, full: Module, rank: int, degree: int, but: Collection[str] = ()
 ) -> None:
     """Bind a layer's parameters and buffers to lane 1's, or to this rank's part of them where the
     model itself has cut them.
@@ -69,9 +84,9 @@ def bind_whole(
     """
     # vLLM itself may have packed its weight, which then has no shape
     replicated = isinstance(layer, ReplicatedLinear)
-    if replicated and full is not None:
+    if replicated:
         layer.__dict__.update({k: v for k, v in full.__dict__.items() if k == "cpu_linear"})
-    theirs = {} if full is None else own_tensors(full)
+    theirs = own_tensors(full)
     parameters = {key for key, _ in layer.named_parameters(recurse=False)}
     loaded = dict(saved_buffers(layer))
     for key, mine in own_tensors(layer).items():
@@ -94,7 +109,7 @@ def bind_whole(
             mine.data = part  # and so for every object that holds it
         else:
             raise WeightError(f"{name}.{key}: what a lane computes is no part of what lane 1 has")
-    for key in KEPT_ON_CPU & vars(layer).keys() & ({} if full is None else vars(full)).keys():
+    for key in KEPT_ON_CPU & vars(layer).keys() & vars(full).keys():
         setattr(layer, key, getattr(full, key))
 
 
@@ -147,6 +162,11 @@ def refuse_foreign(
             raise WeightError(f"{name}: has memory of its own, which nothing was loaded into")
         if not _equal(mine, part_of(name, theirs.detach(), mine.shape, rank, degree)):
             raise WeightError(f"{name}: what a lane computes is no part of what lane 1 has")
+
+
+def storages(root: Any) -> set[int]:
+    """Return the addresses of the storages of all tensors that can be reached from an object."""
+    return {tensor.untyped_storage().data_ptr() for _, tensor, _ in reachable(root)}
 
 
 def reachable(

@@ -83,37 +83,6 @@ def rows_of(segments: Sequence[Segment], rank: int, degree: int) -> list[slice]:
     return rows
 
 
-class PackedColumns:
-    """Column-parallel: outputs are cut. Segments with equally many units are packed together, unit
-    by unit.
-
-    `file`: keeps units that may be dropped; None: no unit may be dropped.
-    """
-
-    def __init__(
-        self,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        segments: Sequence[Segment],
-        pack: Pack,
-        file: WeightFile | None = None,
-    ) -> None:
-        families: list[tuple[list[Segment], list[PackedUnit]]] = []
-        for family, rows_by_unit in unit_families(segments):
-            packed = []
-            for rows in rows_by_unit:
-                unit_bias = None if bias is None else torch.cat([bias[r] for r in rows])
-                packed.append(
-                    PackedUnit(torch.cat([weight[r] for r in rows]), unit_bias, pack, file)
-                )
-            families.append((family, packed))
-        self._columns = UnitColumns(families)
-        self.units = PackedUnits([(family[0], packed) for family, packed in families])
-
-    def part(self, rank: int, degree: int) -> Matmul:
-        return self._columns.part(rank, degree)
-
-
 def unit_families(
     segments: Sequence[Segment],
 ) -> Iterator[tuple[list[Segment], list[list[slice]]]]:
@@ -149,6 +118,34 @@ class UnitColumns:
         if len(parts) == 1:
             return parts[0]
         return lambda x: torch.cat([part(x) for part in parts], dim=-1)
+
+
+class PackedColumns(UnitColumns):
+    """Column-parallel: outputs are cut. Segments with equally many units are packed together, unit
+    by unit.
+
+    `file`: keeps units that may be dropped; None: no unit may be dropped.
+    """
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        segments: Sequence[Segment],
+        pack: Pack,
+        file: WeightFile | None = None,
+    ) -> None:
+        families: list[tuple[list[Segment], list[PackedUnit]]] = []
+        for family, rows_by_unit in unit_families(segments):
+            packed = []
+            for rows in rows_by_unit:
+                unit_bias = None if bias is None else torch.cat([bias[r] for r in rows])
+                packed.append(
+                    PackedUnit(torch.cat([weight[r] for r in rows]), unit_bias, pack, file)
+                )
+            families.append((family, packed))
+        super().__init__(families)
+        self.units = PackedUnits([(family[0], packed) for family, packed in families])
 
 
 def _family_part(
@@ -216,33 +213,6 @@ def _by_segment(by_unit: torch.Tensor, runs: Sequence[tuple[int, int]]) -> torch
     return out
 
 
-class PackedRows:
-    """Row-parallel: inputs are cut, and the partial products of a lane's units are added
-    (`sum_of_units`).
-
-    The bias is part of the first unit's product, so of the first rank's, as in vLLM. `file`: as in
-    `PackedColumns`.
-    """
-
-    def __init__(
-        self,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        segment: Segment,
-        pack: Pack,
-        file: WeightFile | None = None,
-    ) -> None:
-        parts = [columns.contiguous() for columns in weight.split(segment.unit_size, dim=1)]
-        packed = [
-            PackedUnit(part, None if unit else bias, pack, file) for unit, part in enumerate(parts)
-        ]
-        self._rows = UnitRows(packed, segment, weight.shape[0])
-        self.units = PackedUnits([(segment, packed)])
-
-    def part(self, rank: int, degree: int) -> Matmul:
-        return self._rows.part(rank, degree)
-
-
 class UnitRows:
     """The products with units of a row-parallel weight with `width` outputs. The first unit's has
     the bias.
@@ -281,6 +251,30 @@ class UnitRows:
         return rows
 
 
+class PackedRows(UnitRows):
+    """Row-parallel: inputs are cut, and the partial products of a lane's units are added
+    (`sum_of_units`).
+
+    The bias is part of the first unit's product, so of the first rank's, as in vLLM. `file`: as in
+    `PackedColumns`.
+    """
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        segment: Segment,
+        pack: Pack,
+        file: WeightFile | None = None,
+    ) -> None:
+        parts = [columns.contiguous() for columns in weight.split(segment.unit_size, dim=1)]
+        packed = [
+            PackedUnit(part, None if unit else bias, pack, file) for unit, part in enumerate(parts)
+        ]
+        super().__init__(packed, segment, weight.shape[0])
+        self.units = PackedUnits([(segment, packed)])
+
+
 def sum_of_units(parts: list[torch.Tensor]) -> torch.Tensor:
     """Return the sum of the partial products of a lane's units; may overwrite them.
 
@@ -316,38 +310,6 @@ def bias_part(
     """
     pieces = [bias[rows] for rows in rows_of(segments, rank, degree)]
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-
-
-class StridedColumns:
-    """Column-parallel over one matrix, whose rows lie unit by unit: `keep_by_unit`.
-
-    `bias`: in the order of the segments, as it was loaded. `units`: of the weight, that may be
-    dropped; None: no unit may.
-    """
-
-    def __init__(
-        self,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        segments: Sequence[Segment],
-        units: RawUnits | None = None,
-    ) -> None:
-        self._weight = weight
-        self.units = units
-        self._bias = None if bias is None else bias_by_unit(bias, segments)
-        self._columns = OrderedColumns(segments, self._product, weight.device)
-
-    def part(self, rank: int, degree: int) -> Matmul:
-        return guarded(self._columns.part(rank, degree), self.units, rank, degree)
-
-    def part_by_unit(self, rank: int, degree: int) -> Matmul:
-        """See `OrderedColumns.part_by_unit`."""
-        return guarded(self._columns.part_by_unit(rank, degree), self.units, rank, degree)
-
-    def _product(self, rows: slice) -> Matmul:
-        weight = self._weight[rows]
-        bias = None if self._bias is None else self._bias[rows]
-        return lambda x: torch.nn.functional.linear(x, weight, bias)
 
 
 class OrderedColumns:
@@ -399,6 +361,37 @@ class OrderedColumns:
             return by_block.index_select(-2, index).view(out.shape)
 
         return columns
+
+
+class StridedColumns(OrderedColumns):
+    """Column-parallel over one matrix, whose rows lie unit by unit: `keep_by_unit`.
+
+    `bias`: in the order of the segments, as it was loaded. `units`: of the weight, that may be
+    dropped; None: no unit may.
+    """
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        segments: Sequence[Segment],
+        units: RawUnits | None = None,
+    ) -> None:
+        bias = None if bias is None else bias_by_unit(bias, segments)
+
+        def product(rows: slice) -> Matmul:
+            part, added = weight[rows], None if bias is None else bias[rows]
+            return lambda x: torch.nn.functional.linear(x, part, added)
+
+        super().__init__(segments, product, weight.device)
+        self.units = units
+
+    def part(self, rank: int, degree: int) -> Matmul:
+        return guarded(super().part(rank, degree), self.units, rank, degree)
+
+    def part_by_unit(self, rank: int, degree: int) -> Matmul:
+        """See `OrderedColumns.part_by_unit`."""
+        return guarded(super().part_by_unit(rank, degree), self.units, rank, degree)
 
 
 def bias_by_unit(bias: torch.Tensor, segments: Sequence[Segment]) -> torch.Tensor:

@@ -34,9 +34,7 @@ from flying_serving.vllm_adapter.weights.trees import (
     uncut_attention,
     world_of_one,
 )
-from flying_serving.weights.cuts import check_cuts
-from flying_serving.weights.latent import absorb
-from flying_serving.weights.recurrent import recurrent_segments
+from flying_serving.weights.kinds import check_cuts, end_loading
 from flying_serving.weights.share import SharedWeights
 from flying_serving.worker.lane import lane_config
 
@@ -231,15 +229,15 @@ def _share(lane1: Module, config: VllmConfig, size: int) -> None:
         WeightError: naming the layer that cannot be shared, as an engine would.
         Exception: any that the model's constructor raises for this lane.
     """
-    check_cuts(lane1, size, recurrent_segments(lane1, size))
+    check_cuts(lane1, size)
     lane = _tree(config)
     if name := uncut_attention(lane):
         raise WeightError(f"{name}: vLLM splits its heads, and keeps its projections whole")
     give_data(lane1)
-    absorb(lane1, config.model_config.dtype)
+    end_loading(lane1)
     with keep_weights(), set_current_vllm_config(config):
         weights = SharedWeights(lane1, size, pack=None)
-        weights.share_experts(lane, lane1)
+        weights.complete(lane)
         weights.bind(lane, 0, size)
 
 

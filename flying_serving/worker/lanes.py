@@ -146,7 +146,7 @@ class WorkerLanes:
         weights = shared_weights(self.lane1, self.engine, self.widest, pack, file, self._cuda)
         widest = self.groups[self.widest].runner if self.groups else self.lane1
         with set_current_vllm_config(widest.config):
-            weights.share_experts(widest.model, model)
+            weights.complete(widest.model)
         for size, lane in self.groups.items():
             weights.bind(
                 lane.runner.model, aligned_group(self.engine, size).index(self.engine), size

@@ -14,7 +14,6 @@ from torch.utils import swap_tensors
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
-from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import ColumnParallelLinear, LinearBase
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.utils.torch_utils import set_default_torch_dtype
@@ -113,30 +112,13 @@ def uncut_attention(tree: Module) -> str | None:
 def give_data(tree: Module) -> None:
     """Replace each tensor on the meta device by one number, seen in that shape: with an address,
     and hardly any memory.
-
-    Units of experts are copies, so only one expert remains, with one input.
     """
     for module in tree.modules():
-        if isinstance(module, RoutedExperts):
-            for name, tensor in list(module.named_parameters(recurse=False)):
-                # a router's bias may be here too, and is not one for each rank
-                if name.startswith(("w13_", "w2_")):
-                    few = _of_one_expert(name, tensor)
-                    module._parameters[name] = Parameter(few, requires_grad=False)
         for tensor in [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
             if tensor.is_meta:
                 data = torch.empty((), dtype=tensor.dtype, device="cpu").expand(tensor.shape)
                 is_parameter = isinstance(tensor, Parameter)
                 swap_tensors(tensor, Parameter(data, requires_grad=False) if is_parameter else data)
-
-
-def _of_one_expert(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return the first expert's part of a tensor of all experts, with one row or column in each
-    dimension that no rank cuts.
-    """
-    if name.startswith("w2_") and tensor.dim() > 1:
-        return tensor[:1, :1]
-    return tensor[:1, :, :1] if tensor.dim() == 3 else tensor[:1]
 
 
 def kv_config(config: VllmConfig, available: int) -> KVCacheConfig:

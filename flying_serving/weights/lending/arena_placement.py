@@ -4,21 +4,12 @@ Not run on CUDA: see docs/design/cuda.md.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-from torch.nn import Module
-from vllm.model_executor.layers.linear import (
-    ColumnParallelLinear,
-    LinearBase,
-    RowParallelLinear,
-    UnquantizedLinearMethod,
-)
-from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from torch.nn import Module, Parameter
 
 from flying_serving.errors import WeightError
 from flying_serving.layout.shards import Segment
-from flying_serving.weights.cuts import column_segments, row_segment, vocabulary_segment
 from flying_serving.weights.expert_forms import expert_tensors, expert_weights
 from flying_serving.weights.lending.device_pages import DevicePages
 from flying_serving.weights.unit_order import UnitOrder
@@ -34,27 +25,26 @@ class Placement:
         self._rank = rank
         self._widest = widest
 
-    def place(self, model: Module) -> None:
-        """Move the weights of all layers that groups cut, of lane 1's model, which is loaded.
+    def place(
+        self, weight: Parameter, segments: Sequence[Segment], *, by_columns: bool = False
+    ) -> None:
+        """Move a weight that groups cut, as a tensor of the same shape. Once: an embedding and its
+        head may have one weight.
 
-        Columns of a row-parallel weight are scattered over its pages, so its transpose is placed.
-        The weights are those of before, as tensors of the same shapes.
+        Each unit will be a run of rows, in the order of `keep_by_unit`. If it is one of columns
+        (`by_columns`), which would be scattered over the pages, the transpose is placed.
 
         Raises:
-            DeviceMemory: if the device has no room beside a weight for its copy.
+            DeviceMemory: if the device has no room beside the weight for its copy.
         """
-        placed: set[int] = set()
-        for name, layer in model.named_modules():
-            weight = getattr(layer, "weight", None)
-            if weight is None or id(weight) in placed or not _is_cut(layer):
-                continue
-            placed.add(id(weight))  # an embedding and its head may have one weight
-            if isinstance(layer, RowParallelLinear):
-                segments: Sequence[Segment] = (row_segment(name, layer, self._widest),)
-                weight.data = self._placed(weight.data.t(), segments).t()
-            else:
-                weight.data = self._placed(weight.data, self._segments_of(name, layer))
-            _free_unused(weight)
+        if self.pages.holds(weight) or all(segment.units == 1 for segment in segments):
+            return
+        kept = UnitOrder(segments).rows_of(self._rank, self._widest).runs
+        if by_columns:
+            weight.data = self.pages.place(weight.data.t(), kept).t()
+        else:
+            weight.data = self.pages.place(weight.data, kept)
+        _free_unused(weight)
 
     def place_units(self, units: Sequence[Module]) -> None:
         """Move the weights of routed experts, of which each rank of the widest group has a unit.
@@ -70,22 +60,6 @@ class Placement:
                 kept = [slice(0, weight.shape[0])] if rank == self._rank else []
                 weight.data = self.pages.place(weight.data, kept)
                 _free_unused(weight)
-
-    def _segments_of(self, name: str, layer: Any) -> Sequence[Segment]:
-        if isinstance(layer, ColumnParallelLinear):
-            return column_segments(name, layer, self._widest)
-        return (vocabulary_segment(name, layer, self._widest),)
-
-    def _placed(self, weight: torch.Tensor, segments: Sequence[Segment]) -> torch.Tensor:
-        """Place a weight of which each unit is a run of rows, in the order of `keep_by_unit`."""
-        return self.pages.place(weight, UnitOrder(segments).rows_of(self._rank, self._widest).runs)
-
-
-def _is_cut(layer: Module) -> bool:
-    if isinstance(layer, LinearBase):
-        cut = isinstance(layer, ColumnParallelLinear | RowParallelLinear) and not layer.disable_tp
-        return cut and isinstance(layer.quant_method, UnquantizedLinearMethod)
-    return isinstance(layer, VocabParallelEmbedding)
 
 
 def _free_unused(weight: torch.Tensor) -> None:

@@ -6,7 +6,7 @@ They are of packed weights, of weights in an arena, and of tables and experts.
 from collections.abc import Sequence
 
 import torch
-from torch.nn import Module
+from torch.nn import Module, Parameter
 
 from flying_serving.layout.shards import Segment
 from flying_serving.weights.lending.arena_placement import Placement
@@ -31,10 +31,12 @@ class DroppableUnits:
         if placement is not None:
             self.pages = placement.pages
 
-    def place(self, model: Module) -> None:
-        """Move the weights of lane 1's model into the arena, if there is one."""
+    def place(
+        self, weight: Parameter, segments: Sequence[Segment], *, by_columns: bool = False
+    ) -> None:
+        """Move a weight into the arena, if there is one: see `Placement.place`."""
         if self._placement is not None:
-            self._placement.place(model)
+            self._placement.place(weight, segments, by_columns=by_columns)
 
     def place_units(self, units: Sequence[Module]) -> None:
         """Move the weights of routed experts into the arena, if there is one."""
@@ -46,22 +48,12 @@ class DroppableUnits:
         if self.pages is not None:
             self.by_layer.setdefault(name, []).append(units)
 
-    def of_columns(
+    def of_placed(
         self, name: str, weight: torch.Tensor, segments: tuple[Segment, ...]
     ) -> RawUnits | None:
-        """Add the units of a column-parallel weight (out, in), which is kept unit by unit.
-
-        None: the weight is not in the arena.
+        """Add the units of a weight whose rows are kept unit by unit. None: it is not in the
+        arena.
         """
-        return self._of_placed(name, weight, segments)
-
-    def of_rows(self, name: str, weight: torch.Tensor, segment: Segment) -> RawUnits | None:
-        """Add the units of a row-parallel weight (out, in). None: it is not in the arena."""
-        return self._of_placed(name, weight.t(), (segment,))
-
-    def _of_placed(
-        self, name: str, weight: torch.Tensor, segments: tuple[Segment, ...]
-    ) -> RawUnits | None:
         if self._placement is None or not self._placement.pages.holds(weight):
             return None
         rows = UnitOrder(segments).rows_of_units()
@@ -74,14 +66,14 @@ class DroppableUnits:
         name: str,
         weight: torch.Tensor,
         segments: tuple[Segment, ...],
-        product: SharedLinear | None,
+        logits: SharedLinear | None,
     ) -> RawUnits:
         """Return the units of a weight that is looked up in.
 
-        `product`: with the same weight. If it reads the same memory, its units are the table's.
+        `logits`: with the same weight. If they read the same memory, their units are the table's.
         """
-        if isinstance(product, StridedColumns) and product.units is not None:
-            return product.units
+        if isinstance(logits, StridedColumns) and logits.units is not None:
+            return logits.units
         units = RawUnits.of_rows(weight, segments, self.pages)
         self.add(name, units)
         return units

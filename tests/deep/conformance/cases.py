@@ -40,9 +40,9 @@ FORCE_V2 = "--logits-processors=tests.stock.force_v2:ForceTokens"
 ARENA = "--worker-cls=tests.deep.server.arena_worker.ArenaWorker"
 NOT_PACKED = """
 from flying_serving.vllm_adapter.weights import loading
-from flying_serving.weights import share
+from flying_serving.weights import store
 loading.packing = lambda dtype: None
-share.PackedColumns = share.PackedRows = None  # so that a packed weight ends the start
+store.PackedColumns = store.PackedRows = None  # so that a packed weight ends the start
 """
 """CUDA has weights that are not packed, and so have CPUs without a product for the type."""
 TWO_DEVICES = "an engine of two devices needs two GPUs"

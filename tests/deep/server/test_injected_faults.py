@@ -53,7 +53,6 @@ def change(model, lane1, rank):
     mine.alibi_slopes = theirs.alibi_slopes[: len(mine.alibi_slopes)]
 """
 COLUMN = """
-from flying_serving.weights import share
 from flying_serving.weights import storage
 for columns in (storage.PackedColumns, storage.StridedColumns):
     def shifted(self, rank, degree, part=columns.part):
@@ -63,13 +62,13 @@ for columns in (storage.PackedColumns, storage.StridedColumns):
 """
 FOREIGN = """
 import torch
-from flying_serving.weights import share
-bind_whole = share.bind_whole
+from flying_serving.weights import plain
+bind_whole = plain.bind_whole
 def with_one_more(name, layer, *others, **options):
     bind_whole(name, layer, *others, **options)
     if name == "model.layers.1.input_layernorm":
         layer.held = [torch.zeros(3)]
-share.bind_whole = with_one_more
+plain.bind_whole = with_one_more
 """
 
 

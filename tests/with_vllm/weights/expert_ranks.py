@@ -101,7 +101,7 @@ def shared(
     with keep_weights(), set_current_vllm_config(widest):
         weights = SharedWeights(lane1, WIDEST, None)
     with set_current_vllm_config(widest):
-        weights.share_experts(models[WIDEST, 0], lane1)
+        weights.complete(models[WIDEST, 0])
         for (degree, rank), model in models.items():
             if degree > 1:
                 weights.bind(model, rank, degree)

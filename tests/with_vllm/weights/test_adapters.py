@@ -89,7 +89,7 @@ def test_a_lane_sees_what_vllm_loads_at_its_rank(
     weights = SharedWeights(model, 4, None)
     monkeypatch.setattr(trees._FirstOf, "rank_in_group", rank, raising=False)
     lane = wrap(tree(config, degree), config)
-    weights.share_experts(lane, model)
+    weights.complete(lane)
     weights.bind(lane, rank, degree)
 
     for name, layer in wrappers(model).items():
@@ -113,7 +113,7 @@ def test_ranks_share_the_memory_of_lane_1(config: VllmConfig) -> None:
     model = lane1(config)
     weights = SharedWeights(model, 4, None)
     lane = wrap(tree(config, 4), config)
-    weights.share_experts(lane, model)
+    weights.complete(lane)
     weights.bind(lane, 3, 4)
     for name, layer in wrappers(lane).items():
         theirs = {part.untyped_storage().data_ptr() for part in stacked(wrappers(model)[name])}

@@ -102,7 +102,7 @@ def lane_outputs(config: VllmConfig, lane1: nn.Module, x: torch.Tensor) -> dict[
     with keep_weights(), set_current_vllm_config(widest):
         weights = SharedWeights(lane1, WIDEST, None)
     with set_current_vllm_config(widest):
-        weights.share_experts(lanes[WIDEST][0], lane1)
+        weights.complete(lanes[WIDEST][0])
     for size, models in ({1: [lane1]} | lanes).items():
         for rank, model in enumerate(models):
             if size > 1:

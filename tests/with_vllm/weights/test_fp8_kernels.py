@@ -19,8 +19,8 @@ from vllm.utils.deep_gemm import DeepGemmQuantScaleFMT
 from flying_lab.tiny_models.checkpoint import Shape
 from flying_serving.errors import WeightError
 from flying_serving.vllm_adapter.patches import installer
-from flying_serving.weights.cuts import check_cuts
 from flying_serving.weights.formats import kernel_of
+from flying_serving.weights.kinds import check_cuts
 from flying_serving.weights.share import SharedWeights
 from flying_serving.worker import admission
 from harness.fp8_cpu.kernel import register

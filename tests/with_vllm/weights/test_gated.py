@@ -13,7 +13,8 @@ from vllm.model_executor.layers.linear import (
     RowParallelLinear,
 )
 
-from flying_serving.weights.gated import ActivationByUnit, gated_modules
+from flying_serving.weights.gated import ActivationByUnit, read_by_unit
+from flying_serving.weights.rule import layers_of
 from tests.with_vllm.worker.configurations import LLAMA, configuration
 from tests.with_vllm.worker.loaded import alone, nested, random
 
@@ -94,7 +95,7 @@ class Unread(Mlp):
 
 
 def names(model: nn.Module) -> list[str]:
-    return [gated.fused_name for gated in gated_modules(model)]
+    return [layer.name for layer in layers_of(model) if read_by_unit(layer, 2)]
 
 
 @pytest.mark.parametrize("module", [Mlp, Sigmoid])
@@ -130,17 +131,18 @@ def test_layer_of_two_modules_is_left_in_order() -> None:
 
 
 def test_trial_leaves_the_module_as_it_was() -> None:
-    mlp = Mlp()
+    mlp = Scales()
     before = dict(mlp._modules)
-    list(gated_modules(nested(mlp=mlp)))
+    assert names(nested(mlp=mlp)) == []
     assert dict(mlp._modules) == before
 
 
 def test_modules_that_share_an_activation_have_units_of_their_own() -> None:
     first, second = Mlp(), Mlp()
     second.act = first.act
-    for gated, units in zip(gated_modules(nested(a=first, b=second)), (2, 4), strict=True):
-        gated.read_by_unit(units)
+    layers = {layer.name: layer for layer in layers_of(nested(a=first, b=second))}
+    for name, units in (("a.gate_up", 2), ("b.gate_up", 4)):
+        assert read_by_unit(layers[name], units)
     assert isinstance(first.act, ActivationByUnit)
     assert isinstance(second.act, ActivationByUnit)
     assert (first.act.units, second.act.units) == (2, 4)

@@ -15,7 +15,7 @@ from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 
 from flying_serving.errors import WeightError
 from flying_serving.vllm_adapter.weights.loading import keep_weights
-from flying_serving.weights.latent import ABSORBED, absorb, refuse_latent
+from flying_serving.weights.latent import ABSORBED, refuse_latent
 from flying_serving.weights.share import SharedWeights
 from flying_serving.worker.lane import lane_config
 from tests.with_vllm.worker.configurations import DEEPSEEK_V3, configuration
@@ -39,11 +39,12 @@ def attention_of(model: Module) -> list[Any]:
 def test_a_lane_has_views_of_the_heads_of_its_rank(config: VllmConfig) -> None:
     lane1, lane = tree(config, 1), tree(config, DEGREE)
     load(lane1)
-    absorb(lane1, torch.float32)
+    for attention in attention_of(lane1):
+        attention.process_weights_after_loading(torch.float32)
     wider = lane_config(config, DEGREE, config.cache_config.block_size)
     with keep_weights(), set_current_vllm_config(wider):
         weights = SharedWeights(lane1, DEGREE, None)
-        weights.share_experts(lane, lane1)
+        weights.complete(lane)
         weights.bind(lane, RANK, DEGREE)
     for whole, part in zip(attention_of(lane1), attention_of(lane), strict=True):
         for key in ABSORBED:

@@ -27,9 +27,9 @@ from flying_serving.vllm_adapter.patches import installer
 from flying_serving.vllm_adapter.patches.tensor_parallel import activate
 from flying_serving.vllm_adapter.weights.loading import RandomWeights, keep_weights
 from flying_serving.vllm_adapter.weights.trees import _FirstOf, parallel_state
-from flying_serving.weights.cuts import check_cuts
 from flying_serving.weights.formats import FORMATS
 from flying_serving.weights.gated import ActivationByUnit
+from flying_serving.weights.kinds import check_cuts
 from flying_serving.weights.plain import reachable
 from flying_serving.weights.share import SharedWeights
 from flying_serving.worker.lane import lane_config
@@ -119,7 +119,7 @@ def loaded(config: VllmConfig, rank: int, degree: int, load: Any = None) -> nn.M
 def shared(config: VllmConfig, lane1: nn.Module, widest: nn.Module) -> SharedWeights:
     with set_current_vllm_config(lane_config(config, WIDEST, config.cache_config.block_size)):
         weights = SharedWeights(lane1, WIDEST, None)
-        weights.share_experts(widest, lane1)
+        weights.complete(widest)
     return weights
 
 

@@ -78,7 +78,7 @@ def test_a_rank_has_the_rows_of_its_heads_and_of_their_groups(
             set_current_vllm_config(lane_config(config, WIDEST, config.cache_config.block_size)),
         ):
             weights = SharedWeights(lane1, WIDEST, None)
-            weights.share_experts(lane, lane1)
+            weights.complete(lane)
             weights.bind(lane, rank, WIDEST)
 
         own: Any = lane.get_submodule(MIXER)

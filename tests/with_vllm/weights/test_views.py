@@ -21,9 +21,11 @@ from vllm.model_executor.layers.linear import (
 
 from flying_serving.errors import WeightError
 from flying_serving.vllm_adapter.weights.loading import keep_weights
-from flying_serving.weights import share
-from flying_serving.weights.cuts import column_segments
+from flying_serving.weights import experts
 from flying_serving.weights.gated import ActivationByUnit
+from flying_serving.weights.linear import Column
+from flying_serving.weights.plain import storages
+from flying_serving.weights.rule import layers_of
 from flying_serving.weights.share import SharedWeights
 from flying_serving.worker.lane import lane_config
 from tests.unit.memory.layers import numbers, rows_of_rank
@@ -74,7 +76,7 @@ def lanes(config: VllmConfig, lane1: nn.Module, rank: int) -> dict[int, nn.Modul
     widest = lane_config(config, WIDEST, config.cache_config.block_size)
     with keep_weights(), set_current_vllm_config(widest):
         weights = SharedWeights(lane1, WIDEST, None)
-        weights.share_experts(others[WIDEST], lane1)
+        weights.complete(others[WIDEST])
         for size, lane in others.items():
             weights.bind(lane, rank % size, size)
     return {1: lane1} | others
@@ -94,9 +96,8 @@ def test_columns_of_each_lane_are_those_of_the_layer_as_loaded(
     with alone(config):
         lane1 = tree(config, 1)
         loaded = load_numbers(lane1)
-        segments = {
-            name: column_segments(name, lane1.get_submodule(name), WIDEST) for name in loaded
-        }
+        columns = [layer for layer in layers_of(lane1) if layer.name in loaded]
+        segments = {layer.name: Column.cut(layer, WIDEST) for layer in columns}
         for size, lane in lanes(config, lane1, rank).items():
             for name, (weight, bias) in loaded.items():
                 layer: Any = lane.get_submodule(name)
@@ -139,8 +140,7 @@ def test_fused_weights_are_reordered_in_their_own_memory(tmp_path: Path) -> None
         weights = SharedWeights(lane1, WIDEST, None)
         assert len(fused) == 4
         for name, layer in fused.items():
-            storage: Any = weights._linear[name]
-            assert storage._weight.data_ptr() == before[name]
+            assert before[name] in storages(weights._layers[name].made)
             assert layer.weight.numel() == 0
 
 
@@ -189,13 +189,13 @@ def test_experts_are_released_layer_by_layer(
             for layer in lane1.modules()
             if isinstance(layer, RoutedExperts)
         ]
-        cut = share.expert_units
+        cut = experts.expert_units
 
         def counted(*args: Any) -> Any:
             there.append(sum(weight() is not None for weight in loaded))
             return cut(*args)
 
-        monkeypatch.setattr(share, "expert_units", counted)
+        monkeypatch.setattr(experts, "expert_units", counted)
         lanes(config, lane1, 0)
         assert [weight() for weight in loaded] == [None, None]
     assert there == [2, 1]

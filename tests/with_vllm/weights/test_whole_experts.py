@@ -13,9 +13,9 @@ import torch
 from vllm.model_executor.layers.fused_moe.experts import triton_moe
 
 from flying_serving.errors import WeightError
-from flying_serving.weights.cuts import check_cuts
-from flying_serving.weights.experts import expert_tensors
+from flying_serving.weights.expert_forms import expert_tensors
 from flying_serving.weights.formats import FP8_ROUNDING
+from flying_serving.weights.kinds import check_cuts
 from flying_serving.weights.share import SharedWeights
 from harness import triton_cpu
 from harness.experts_cpu.kernel import multiply, register
@@ -159,7 +159,7 @@ def test_lent_experts_in_fp8_are_refused(tmp_path: Path) -> None:
         lane1 = loaded(config)
         weights = SharedWeights(lane1, 2, plain_pack, written(tmp_path))
         with pytest.raises(WeightError, match=r"quantized experts cannot be lent"):
-            weights.share_experts(tree(config, 2), lane1)
+            weights.complete(tree(config, 2))
 
 
 def test_without_groups_experts_in_fp8_stay_as_vllm_made_them(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_without_groups_experts_in_fp8_stay_as_vllm_made_them(tmp_path: Path) ->
         layer = routed(lane1)
         before, method = expert_tensors(layer), layer.quant_method
         weights = SharedWeights(lane1, 1, None)
-        weights.share_experts(lane1, lane1)
+        weights.complete(lane1)
         assert layer.quant_method is method
         assert all(tensor is before[key] for key, tensor in expert_tensors(layer).items())
 

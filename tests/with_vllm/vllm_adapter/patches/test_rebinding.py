@@ -30,9 +30,9 @@ RUN_TIME_NAMES = {
     "flying_serving/weights/adapters.py": "stacked tensors of a wrapper",
     "flying_serving/weights/formats.py": "the kernel of a copy of a method",
     "flying_serving/weights/gated.py": "the activation of a layer",
+    "flying_serving/weights/linear.py": "tensors of a layer",
     "flying_serving/weights/plain.py": "tensors and the packed product of a layer",
     "flying_serving/weights/quantized.py": "scales of a layer",
-    "flying_serving/weights/matrices.py": "tensors of a layer",
 }
 
 

@@ -84,7 +84,7 @@ class Worker:
             else:
                 placement = Placement(device_pages(16 << 20, file)[1], engine, WIDEST)
                 self.weights = SharedWeights(lane1, WIDEST, None, placement=placement)
-            self.weights.share_experts(self.lanes[WIDEST], lane1)
+            self.weights.complete(self.lanes[WIDEST])
             for size in (2, WIDEST):
                 self.weights.bind(self.lanes[size], engine % size, size)
         file.announce()
