@@ -86,7 +86,7 @@ class Hindsight:
         self._span: Span | None = None
         self._ratio = 1.0
         """What was seen over its forecast, in the last span."""
-        self._lost: dict[int, float] = {}
+        self._shortfalls: dict[int, float] = {}
         self._spans: dict[int, float] = {}
         self._at_s = 0.0
 
@@ -129,8 +129,8 @@ class Hindsight:
         """
         keep = self._keep(now_s)
         return {
-            size: max(0.0, keep * lost / (_EXACT_SPANS + keep * self._spans[size]))
-            for size, lost in self._lost.items()
+            size: max(0.0, keep * shortfall / (_EXACT_SPANS + keep * self._spans[size]))
+            for size, shortfall in self._shortfalls.items()
         }
 
     def _keep(self, now_s: float) -> float:
@@ -187,10 +187,10 @@ class Hindsight:
     def _learn(self, span: Span, shortfall: float, now_s: float) -> None:
         keep, size = self._keep(now_s), span.layout.widest
         self._at_s = now_s
-        for sums in (self._lost, self._spans):
+        for sums in (self._shortfalls, self._spans):
             for key in sums:
                 sums[key] *= keep
         evidence = span.evidence
         bounded = max(-1.0, min(1.0, shortfall))
-        self._lost[size] = self._lost.get(size, 0.0) + evidence * bounded
+        self._shortfalls[size] = self._shortfalls.get(size, 0.0) + evidence * bounded
         self._spans[size] = self._spans.get(size, 0.0) + evidence

@@ -10,9 +10,9 @@ from flying_serving.predict.work import LaneFigures
 
 
 def snapshot(
-    state: ClusterState, lanes: Mapping[int, LaneFigures], now_s: float, lost: float = 0.0
+    state: ClusterState, lanes: Mapping[int, LaneFigures], now_s: float, regret: float = 0.0
 ) -> Snapshot:
-    """Return the state at `now_s`; `lanes`: the abilities of a group of each size; `lost` as in
+    """Return the state at `now_s`; `lanes`: the abilities of a group of each size; `regret` as in
     `Snapshot`.
     """
     loads, lending, pool = state.loads, state.weight_lending, state.pool
@@ -34,7 +34,7 @@ def snapshot(
         state.work(now_s),
         required_groups(state, begins, urgent),
         promised=state.switches.promised(state.settings.objective.horizon_s, now_s),
-        lost=lost,
+        regret=regret,
         recent_switches=state.switches.recent(now_s),
         shortfalls=state.hindsight.shortfalls(now_s),
         opens_in_s=lending.opens_in_s(now_s),

@@ -298,7 +298,7 @@ def least_gain(stay: float, cost: float, snapshot: Snapshot, sooner: float = 0.0
     for a while, and that counts too.
     """
     doubt = (FORECAST_ERROR * max(1, snapshot.recent_switches) - sooner) * stay
-    return max(0.0, doubt - snapshot.lost) + 2 * cost + snapshot.promised
+    return max(0.0, doubt - snapshot.regret) + 2 * cost + snapshot.promised
 
 
 def _decide_without_needs(snapshot: Snapshot, objective: Objective) -> Decision | None:

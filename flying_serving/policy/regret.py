@@ -24,24 +24,24 @@ class Regret:
     Args:
         horizon_s: the time over which a predicted gain is made.
         layout: the layout whose loss is counted.
-        lost: request-seconds that it has lost.
+        request_s: request-seconds that it has lost so far.
         rate: request-seconds per second that it loses since `at_s`.
     """
 
     horizon_s: float
     layout: Layout | None = None
-    lost: float = 0.0
+    request_s: float = 0.0
     rate: float = 0.0
     at_s: float = 0.0
 
     def until(self, layout: Layout, now_s: float) -> float:
         """Return the request-seconds that the present layout has lost until now."""
         if layout != self.layout:
-            self.layout, self.lost, self.rate = layout, 0.0, 0.0
+            self.layout, self.request_s, self.rate = layout, 0.0, 0.0
         held_s = min(HOLDS_S, now_s - self.at_s)
-        self.lost = max(0.0, self.lost + self.rate * held_s)
+        self.request_s = max(0.0, self.request_s + self.rate * held_s)
         self.at_s = now_s
-        return self.lost
+        return self.request_s
 
     def note(self, gain: float) -> None:
         """Note the predicted gain of the best other layout, over the horizon from now on."""

@@ -84,7 +84,7 @@ class Snapshot:
         needs: groups that a layout must have.
         promised: request-seconds that a switch has to gain more because of recent ones for long
             requests (`Decision.promise`).
-        lost: request-seconds that the present layout is predicted to have lost to better ones.
+        regret: request-seconds that the present layout is predicted to have lost to better ones.
         recent_switches: number of switches for load in the last minute.
         shortfalls: by size of the widest group of a layout, the share of what staying costs that
             switches to it have gained less than predicted of late.
@@ -100,7 +100,7 @@ class Snapshot:
     work: Work
     needs: Sequence[Need] = ()
     promised: float = 0.0
-    lost: float = 0.0
+    regret: float = 0.0
     recent_switches: int = 0
     shortfalls: Mapping[int, float] = field(default_factory=dict)
     opens_in_s: Mapping[Group, float] = field(default_factory=dict)

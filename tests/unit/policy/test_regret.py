@@ -71,7 +71,7 @@ def test_a_worse_layout_is_left_before_it_loses_more_than_the_doubt(
     doubt = FORECAST_ERROR * stay * max(1, recent)
     now_s = lost = 0.0
     shot = snapshot(APART, QUIET, {})
-    while gain <= least_gain(stay, cost, replace(shot, lost=lost, recent_switches=recent)):
+    while gain <= least_gain(stay, cost, replace(shot, regret=lost, recent_switches=recent)):
         regret.note(gain)
         now_s += step_s
         lost = regret.until(APART, now_s)
