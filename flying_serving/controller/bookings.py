@@ -56,8 +56,7 @@ class Bookings:
         del state.started[request.request_id]
         state.loads.remove(request)
         request.kv, request.offer = kv, None
-        if request.suspicion is not None:
-            request.suspicion = request.suspicion.awake()
+        request.suspicion = request.suspicion.awake()
         request.sizes = request.fitting(state.settings.capacity.most_tokens)
         state.switches.migrated(request.request_id, now_s)
         return Recall(request.request_id, group, None if kv is None else kv.number)

@@ -109,7 +109,7 @@ class FaultRecovery:
 
     def _requeue_or_fail(self, request: RequestState, now_s: float) -> Command:
         """Begin a request that has lost its group anew, with the tokens that it has, or fail it."""
-        if request.suspicion is not None and request.suspicion.is_certain:
+        if request.suspicion.is_certain:
             return self._fail(request, _lost_while(request), now_s)
         if request.output_tokens and not request.spec.can_migrate:
             why = "its engine was lost, and another cannot go on with this request"
@@ -243,8 +243,7 @@ class FaultRecovery:
 
 def _trust(request: RequestState, engine: int) -> None:
     """Let a request that was suspected on an engine have the engine again, as it is back."""
-    if request.suspicion is not None:
-        request.suspicion = request.suspicion.without(engine)
+    request.suspicion = request.suspicion.without(engine)
 
 
 def _lost_while(request: RequestState) -> str:

@@ -137,8 +137,8 @@ class GroupChoice:
 
         It has to if each group that it might have includes the last engine.
         """
-        suspicion, absent = request.suspicion, self.state.absent_engines
-        if suspicion is None or not suspicion.spares_last or not absent:
+        absent = self.state.absent_engines
+        if not request.suspicion.spares_last or not absent:
             return False
         size = request.sizes[0]
         return not self._there(size) or size + len(absent) >= self.state.settings.engines
@@ -148,8 +148,8 @@ class GroupChoice:
     def _suitable(self, request: RequestState, layout: Layout) -> list[Group]:
         """Return the groups that hold a request; their other work does not matter."""
         groups = [group for group in layout.groups if len(group) in request.sizes]
-        if request.suspicion is not None and request.is_suspect:
-            groups = self._for_suspect(request, request.suspicion)
+        if request.is_suspect:
+            groups = self._for_suspect(request)
         elif request.spec.degree is not None and not groups:
             groups = self._there(request.sizes[0])
         needed, lending = request.needed_tokens, self.state.weight_lending
@@ -164,7 +164,7 @@ class GroupChoice:
         every = Layout.uniform(self.state.settings.engines, size).groups
         return [group for group in every if self.state.absent_engines.isdisjoint(group)]
 
-    def _for_suspect(self, request: RequestState, suspicion: Suspicion) -> list[Group]:
+    def _for_suspect(self, request: RequestState) -> list[Group]:
         """Return the groups for a request that may have killed engines: the narrowest that hold it.
 
         Its last group is left out if there are others, as its loss may be noticed one engine after
@@ -172,8 +172,8 @@ class GroupChoice:
         them, may have beside it.
         """
         narrow = [] if self.is_cornered(request) else self._there(request.sizes[0])
-        groups = [group for group in narrow if suspicion.avoids.isdisjoint(group)] or narrow
-        return [group for group in groups if _admits(self.state.loads[group], suspicion)]
+        groups = [group for group in narrow if request.suspicion.avoids.isdisjoint(group)] or narrow
+        return [group for group in groups if _admits(self.state.loads[group], request.suspicion)]
 
     # ---- room
 
@@ -290,6 +290,6 @@ def _admits(work: GroupWork, suspicion: Suspicion) -> bool:
     companies = [
         request.suspicion.company
         for request in work.requests.values()
-        if request.suspicion is not None and request.suspicion.company
+        if request.suspicion.company
     ]
     return all(len(companies) < company for company in (*companies, suspicion.company or 1))

@@ -80,8 +80,7 @@ class Loads:
         work = self._groups[request.group]
         request.output_tokens += count
         work.output_tokens += count
-        if request.suspicion is not None:
-            request.suspicion = request.suspicion.resting()
+        request.suspicion = request.suspicion.resting()
         if request.prefill_tokens:
             work.prefill_tokens -= request.prefill_tokens
             work.prompts -= 1

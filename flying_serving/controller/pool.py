@@ -205,5 +205,5 @@ class TaskPool:
         return request is not None and self._kind(request) == kind
 
     def _kind(self, request: RequestState) -> Kind:
-        trial = None if request.suspicion is None else request.suspicion.trial
-        return request.spec.degree, request.sizes, self._needs_loan(request), trial
+        needs_loan = self._needs_loan(request)
+        return request.spec.degree, request.sizes, needs_loan, request.suspicion.trial

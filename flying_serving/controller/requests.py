@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from flying_serving.controller.suspicion import Suspicion
+from flying_serving.controller.suspicion import TRUSTED, Suspicion
 from flying_serving.layout.groups import Group, KVSource, Layout
 from flying_serving.policy.split import Planned
 
@@ -90,7 +90,7 @@ class RequestState:
         offer: the number under which its group offers its KV when it ends there, if it may go on
             elsewhere then.
         plan: the length that its split was planned for; None if no split of it was planned.
-        suspicion: None unless a group of its has lost an engine before it gave the request a token.
+        suspicion: of the losses of its groups.
     """
 
     request_id: str
@@ -107,7 +107,7 @@ class RequestState:
     kv: KVSource | None = None
     offer: int | None = None
     plan: Planned | None = None
-    suspicion: Suspicion | None = None
+    suspicion: Suspicion = TRUSTED
 
     @property
     def context_tokens(self) -> int:
@@ -122,17 +122,17 @@ class RequestState:
     @property
     def losses(self) -> int:
         """Number of times that its group lost an engine that may have computed its prompt."""
-        return 0 if self.suspicion is None else self.suspicion.losses
+        return self.suspicion.losses
 
     @property
     def is_suspect(self) -> bool:
         """True if it may be the cause of lost engines, in the group that it has or waits for."""
-        return self.suspicion is not None and self.suspicion.company is not None
+        return self.suspicion.company is not None
 
     @property
     def stays(self) -> bool:
         """True if it leaves its group only when it has to: it may have killed engines."""
-        return self.is_suspect or (self.suspicion is not None and self.suspicion.rests)
+        return self.is_suspect or self.suspicion.rests
 
     @property
     def needed_tokens(self) -> int:

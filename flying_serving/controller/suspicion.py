@@ -16,6 +16,8 @@ engines to avoid.
 class Suspicion:
     """The evidence of the losses of a request's groups.
 
+    Without any it is not suspected (`TRUSTED`).
+
     `losses`: engines that its groups have lost while they may have computed its prompt; engines
     lost together count as one. `company`: the number of suspects that a group may have while it is
     one of them. None: it is not suspected, since its engine was killed from outside, or it rests.
@@ -27,9 +29,9 @@ class Suspicion:
     `company` then.
     """
 
-    losses: int
-    company: int | None
-    avoids: frozenset[int]
+    losses: int = 0
+    company: int | None = None
+    avoids: frozenset[int] = frozenset()
     rested: int | None = None
 
     @classmethod
@@ -37,14 +39,12 @@ class Suspicion:
         """Return the suspicion of a request whose engine was killed from outside: only a note that
         this has happened once.
         """
-        return cls(1, None, frozenset())
+        return cls(1)
 
-    def resting(self) -> Suspicion | None:
-        """Return the suspicion of the request once its group has given it a token; None if that
-        ends it.
-        """
+    def resting(self) -> Suspicion:
+        """Return the suspicion of the request once its group has given it a token."""
         if self.company is None:
-            return self if self.rests else None
+            return self if self.rests else TRUSTED
         return replace(self, company=None, rested=self.company)
 
     def awake(self) -> Suspicion:
@@ -81,16 +81,19 @@ class Suspicion:
         return self.company == 0
 
 
-def suspected(before: Suspicion | None, suspects: int, group: frozenset[int]) -> Suspicion:
+TRUSTED = Suspicion()
+"""The suspicion of a request whose groups have lost no engine, or whose token has ended it."""
+
+
+def suspected(before: Suspicion, suspects: int, group: frozenset[int]) -> Suspicion:
     """Return the suspicion of a request whose group has lost an engine, as one of `suspects` there.
 
     Half as many may be in a group next time. So a prompt that kills engines is alone after about
     log2(suspects) losses, even if others come to its groups meanwhile.
     """
-    before = None if before is None else before.awake()
-    losses = 1 if before is None else before.losses + 1
-    if before is None or before.company is None:
+    before = before.awake()
+    if before.company is None:
         company = max(1, suspects // 2)
     else:
         company = min(before.company, suspects) // 2
-    return Suspicion(losses, company, group)
+    return Suspicion(before.losses + 1, company, group)

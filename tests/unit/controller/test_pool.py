@@ -67,10 +67,10 @@ def test_one_kind_that_finds_no_room_does_not_hold_back_others() -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [Suspicion(1, 1, frozenset({0})), Suspicion(2, 2, frozenset()), None]
+    "other", [Suspicion(1, 1, frozenset({0})), Suspicion(2, 2, frozenset()), Suspicion()]
 )
 def test_a_suspect_that_finds_no_group_holds_back_none_tried_otherwise(
-    other: Suspicion | None,
+    other: Suspicion,
 ) -> None:
     """Which groups it may have depends on its losses, its company and the engines that it
     avoids.

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flying_serving.controller.suspicion import Suspicion, suspected
+from flying_serving.controller.suspicion import TRUSTED, Suspicion, suspected
 
 GROUP = frozenset({0})
 
@@ -15,7 +15,7 @@ def test_a_deadly_prompt_costs_few_groups(suspects: int, beside: st.DataObject) 
     """At most as many as its first suspects can be halved, and one, however many others are with
     it.
     """
-    found = suspected(None, suspects, GROUP)
+    found = suspected(TRUSTED, suspects, GROUP)
     while not found.is_certain:
         fresh = beside.draw(st.integers(1, 300))
         found = suspected(found, fresh, GROUP)
@@ -23,13 +23,13 @@ def test_a_deadly_prompt_costs_few_groups(suspects: int, beside: st.DataObject) 
 
 
 def test_a_request_that_was_alone_twice_is_tried_no_more() -> None:
-    once = suspected(None, 1, GROUP)
+    once = suspected(TRUSTED, 1, GROUP)
     assert not once.is_certain
     assert suspected(once, 1, GROUP).is_certain
 
 
 def test_half_as_many_suspects_are_together_each_time() -> None:
-    first = suspected(None, 20, GROUP)
+    first = suspected(TRUSTED, 20, GROUP)
     assert first.company == 10
     assert suspected(first, 7, GROUP).company == 3
 
@@ -42,10 +42,10 @@ def test_a_kill_from_outside_counts_from_the_second_on() -> None:
 
 def test_a_token_lets_a_suspicion_rest_until_the_request_leaves_its_group() -> None:
     """Then it is the same suspect: one that got tokens in between is found after as many losses."""
-    found = suspected(None, 4, GROUP)
+    found = suspected(TRUSTED, 4, GROUP)
     for company in (1, 0):
         resting = found.resting()
-        assert resting is not None and resting.rests
+        assert resting.rests
         assert resting.company is None and not resting.is_certain
         assert resting.resting() == resting
         assert resting.awake() == found
@@ -55,4 +55,4 @@ def test_a_token_lets_a_suspicion_rest_until_the_request_leaves_its_group() -> N
 
 
 def test_a_token_ends_the_suspicion_of_a_kill_from_outside() -> None:
-    assert Suspicion.of_killed().resting() is None
+    assert Suspicion.of_killed().resting() is TRUSTED
