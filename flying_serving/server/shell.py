@@ -65,7 +65,7 @@ class Shell:
         self.orders = LayoutOrders(calls, self.controller, self.carry_out, self.clock)
         self.weights = WeightOrders(calls, self.controller, self.carry_out, self.clock)
         self.figures = LastFigures(calls)
-        self.losses = Losses(settings.engines)
+        self.losses = Losses(calls.records)
         self.draining = Draining()
 
     # ---- requests

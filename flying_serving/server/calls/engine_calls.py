@@ -16,6 +16,7 @@ from flying_serving import wire
 from flying_serving.config import Deployment
 from flying_serving.errors import EngineLost, ServerEnds
 from flying_serving.log import logger
+from flying_serving.server.engines.record import EngineRecord
 from flying_serving.vllm_adapter.api_server.channel import ClientChannel, idle
 
 _NONE = object()
@@ -23,7 +24,10 @@ _NONE = object()
 
 
 class EngineCalls:
-    """The server's side of utility calls."""
+    """The server's side of utility calls.
+
+    `records`: of all engines, which say of each whether it is lost: no call reaches it then.
+    """
 
     def __init__(self, channel: ClientChannel, deployment: Deployment) -> None:
         self.channel = channel
@@ -33,16 +37,17 @@ class EngineCalls:
         self.engines_may_end = False
         """True once the engines may end."""
         self.tasks: set[asyncio.Task[None]] = set()
-        self.unreachable: dict[int, str] = {}
-        """Engines that no call reaches, each with the reason of its loss."""
+        self.records = [EngineRecord(engine) for engine in range(deployment.engines)]
         self._unanswered: dict[int, set[asyncio.Future[Any]]] = defaultdict(set)
 
     @property
     def engines(self) -> list[int]:
         """The engines that calls reach."""
-        return [
-            engine for engine in range(self.deployment.engines) if engine not in self.unreachable
-        ]
+        return [record.engine for record in self.records if record.serves]
+
+    def reaches(self, engine: int) -> bool:
+        """Return whether calls reach an engine: it is not lost."""
+        return self.records[engine].serves
 
     def utility(
         self, engine: int, method: str, *args: Any, timeout_s: float | None = None
@@ -69,8 +74,8 @@ class EngineCalls:
         """
         if self.ending and self.channel.engines_dead:
             raise ServerEnds
-        if engine in self.unreachable:
-            raise EngineLost(self.unreachable[engine])
+        if why_lost := self.records[engine].why_lost:
+            raise EngineLost(why_lost)
         call = consume_exception(self.channel.call(engine, method, args))
         self._unanswered[engine].add(call)
         call.add_done_callback(self._unanswered[engine].discard)
@@ -80,24 +85,19 @@ class EngineCalls:
         """Send a message as the channel does, but none to a lost engine, which has nothing left of
         a request.
         """
-        if engine in self.unreachable:
-            return asyncio.sleep(0)
-        return self.channel.send(kind, content, engine)
+        if self.reaches(engine):
+            return self.channel.send(kind, content, engine)
+        return asyncio.sleep(0)
 
     def mark_idle_if_lost(self, outputs: EngineCoreOutputs) -> None:
         """Let outputs of a lost engine say that it is idle, even if it was sending."""
-        if outputs.engine_index in self.unreachable:
+        if not self.reaches(outputs.engine_index):
             outputs.scheduler_stats = idle()
 
     def cut_off(self, engine: int, why: str) -> None:
-        """Fail the unanswered calls of a lost engine, and later calls until `reconnect`."""
-        self.unreachable[engine] = why
+        """Fail the unanswered calls of a lost engine."""
         for call in list(self._unanswered[engine]):
             self.channel.fail_call(call, EngineLost(why))
-
-    def reconnect(self, engine: int) -> None:
-        """Let calls reach an engine that is back."""
-        del self.unreachable[engine]
 
     def call_all(self, method: str, *args: Any) -> list[Coroutine[Any, Any, Any]]:
         """Call a utility of every present engine; the answers are to be awaited together."""
@@ -154,7 +154,7 @@ class EngineCalls:
         try:
             return await answer
         except EngineLost:
-            if engine not in self.unreachable:
+            if self.reaches(engine):
                 raise
         return _NONE
 
@@ -165,7 +165,9 @@ class EngineCalls:
             self._log(error)
 
     def _log(self, error: Exception) -> None:
-        is_known = isinstance(error, EngineLost) and str(error) in self.unreachable.values()
+        is_known = isinstance(error, EngineLost) and any(
+            str(error) == record.why_lost for record in self.records
+        )
         if not (is_known or self.ending or self.channel.engines_dead):
             logger.error("%s", error)
 

@@ -49,7 +49,7 @@ class LastFigures:
             figures = await self._calls.utility(engine, "flying_metrics")
         except (EngineLost, EngineDeadError):
             return  # /metrics shows for how long
-        if engine in self._calls.unreachable:  # meanwhile
+        if not self._calls.reaches(engine):  # meanwhile
             return
         self.latest[engine] = figures
         self._unanswered_since_s.pop(engine, None)

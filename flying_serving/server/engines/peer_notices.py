@@ -42,11 +42,8 @@ class PeerNotices:
         try:
             await answer
         except Exception as error:  # noqa: BLE001 - the engine does not know its peers
-            if (
-                engine in self._calls.unreachable
-                or self._calls.ending
-                or self._calls.channel.engines_dead
-            ):
+            ends = self._calls.ending or self._calls.channel.engines_dead
+            if ends or not self._calls.reaches(engine):
                 return
             if record.process is process and record.can_be_killed:
                 record.kill(f"engine {engine} could not go on with those that are there: {error}")

@@ -1,4 +1,5 @@
-"""The record of an engine in the server: its phase, its process, and its losses.
+"""The record of an engine in the server: its phase, its process, and its losses. The
+server asks here whether an engine is lost.
 
     UP --> KILLED --> LOST --> STARTING --> JOINING --> UP
              ^                    |
@@ -22,8 +23,9 @@ from JOINING to KILLED as well.
 """
 
 import signal
+import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from flying_serving.phase import Phase
@@ -87,22 +89,44 @@ class WatchedProcess(Protocol):
 
 
 @dataclass
-class EngineRecord:
-    """One engine of the server.
+class Loss:
+    """The loss of an engine: since when (as `time`, and `at_s` as `monotonic`), and why.
 
+    `start_problem`: why the last try to start the engine again failed.
+    """
+
+    since: float
+    why: str
+    start_problem: str | None = None
+    at_s: float = field(default_factory=time.monotonic)
+
+
+@dataclass
+class EngineRecord:
+    """One engine of the server, by its number.
+
+    `process`: there once the engine is watched. `loss`: until the engine is UP again.
     `incarnation`: starts before the present one. `losses`: since the start of the server.
     `rapid_losses`: losses in a row, each soon after a return, and starts that failed.
     `joined_s`: when it was back last, as `time.monotonic`.
     `kill_reason`: why this server has killed its process, until the end of that process is noticed.
     """
 
-    process: WatchedProcess
+    engine: int
     phase: EnginePhase = EnginePhase.UP
     incarnation: int = 0
     losses: int = 0
     rapid_losses: int = 0
     joined_s: float = 0.0
     kill_reason: str | None = None
+    loss: Loss | None = None
+    process: WatchedProcess = field(init=False, repr=False)
+
+    @property
+    def why_lost(self) -> str | None:
+        """Why no process of the engine serves; None if one does."""
+        lost = None if self.serves else self.loss
+        return lost and f"engine {self.engine} was lost: {self.loss.why}"
 
     @property
     def serves(self) -> bool:

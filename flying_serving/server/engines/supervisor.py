@@ -6,18 +6,19 @@
 3. `_bring_back`: once the other engines have answered, tries `_start` until it succeeds.
 4. `_join`: tells the other engines that it is back, then the controller.
 
-Who knows of a loss: `_lose` makes an entry in each of these registers, by the method named here.
-The first three entries are gone when the engine is JOINING, the others when it is UP again.
+Whether an engine is lost stands in four registers, one for each of those who ask. `_lose` makes an
+entry in each, by the method named here. The first two entries are gone when the engine is JOINING,
+the others when it is UP again.
 
 | register | view of | effect of an entry |
 |---|---|---|
-| `EngineRecord.enter` | this supervisor | no process serves, and another is to be started |
-| `EngineCalls.cut_off` | the server's calls | they fail, and messages to the engine are dropped |
-| `Pulse.declare_lost` | the engines' offers | no engine pulls KV that it has offered |
-| `Losses.lost` | operators | the status, metrics and the live view show the loss |
-| `PeerNotices.tell_all` | the engines | groups with the engine are broken |
+| `EngineRecord.enter` | this server | neither a call nor a message reaches it |
+| `Pulse.declare_lost` | the engines | no engine waits for it, or pulls KV that it has offered |
 | `ClientChannel.hide_engine` | vLLM | it counts no request of the engine |
 | `Controller.engines_lost` | the controller | no layout has the engine (`absent_engines`) |
+
+`PeerNotices.tell_all` has the other engines act on the second: they leave the groups of the engine.
+Status and metrics show the loss (`EngineRecord.loss`) until the engine is UP.
 """
 
 import asyncio
@@ -36,11 +37,10 @@ from flying_serving.server.engines.peer_notices import PeerNotices
 from flying_serving.server.engines.record import (
     IS_READY,
     EnginePhase,
-    EngineRecord,
+    Loss,
     WatchedProcess,
     incarnations,
 )
-from flying_serving.server.figures.losses import Loss
 from flying_serving.server.shell import Shell
 
 LEFT_S = 1.0
@@ -72,7 +72,9 @@ class EngineSupervisor:
         self._deployment = deployment = shell.calls.deployment
         self._restart = restart
         self._end_server = end_server
-        self.records = [EngineRecord(process) for process in processes]
+        self.records = shell.calls.records
+        for record, process in zip(self.records, processes, strict=True):
+            record.process = process
         self._pulse = Pulse(deployment.run_dir, deployment.engines, deployment.devices)
         self._notices = PeerNotices(self._calls, self.records)
         self._start_lock = asyncio.Lock()
@@ -135,18 +137,18 @@ class EngineSupervisor:
         record = self.records[engine]
         loss = Loss(time.time(), record.kill_reason or "its process has ended")
         frozen = record.phase is EnginePhase.KILLED
-        reason = f"engine {engine} was lost: {loss.why}"
-        logger.error(reason)
 
         is_rapid = record.losses > 0 and time.monotonic() - record.joined_s < STABLE_S
         record.rapid_losses = record.rapid_losses + 1 if is_rapid else 0
         record.losses += 1
         record.kill_reason = None
         record.enter(EnginePhase.LOST)
+        self._shell.losses.lost(engine, loss, self._shell.controller.state.layout, frozen=frozen)
 
+        reason = str(record.why_lost)
+        logger.error(reason)
         self._calls.cut_off(engine, reason)
         self._pulse.declare_lost(engine)
-        self._shell.losses.lost(engine, loss, self._shell.controller.state.layout, frozen=frozen)
         return reason
 
     # ---- the return
@@ -222,7 +224,6 @@ class EngineSupervisor:
 
         record.enter(IS_READY[record.phase])
         record.joined_s = time.monotonic()
-        self._calls.reconnect(engine)
         self._pulse.declare_back(engine)
         self._watch(engine)
         await self._notices.tell_all(engine)

@@ -1,43 +1,37 @@
-"""The lost engines and the losses so far, for status, metrics and the live view."""
+"""The losses of engines so far, for status, metrics and the live view."""
 
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 from flying_serving.layout.groups import Layout
 from flying_serving.observe.metrics.histogram import Histogram
 from flying_serving.observe.metrics.table import BACK_BOUNDS_S, LOSS_REASONS
+from flying_serving.server.engines.record import EngineRecord, Loss
 
 KEPT = 100
 """The most changes of layout by losses that the live view shows."""
 
 
-@dataclass
-class Loss:
-    """The loss of an engine: since when (as `time`, and `at_s` as `monotonic`), and why.
-
-    `start_problem`: why the last try to start the engine again failed.
-    """
-
-    since: float
-    why: str
-    start_problem: str | None = None
-    at_s: float = field(default_factory=time.monotonic)
-
-
 class Losses:
-    """The losses of one server's engines since its start.
+    """The losses of one server's engines since its start, beside their `records`.
 
-    `now`: the present loss of each lost engine. `counts`: by engine and reason. `back_s`: seconds
-    from a loss to the return.
+    `counts`: by engine and reason. `back_s`: seconds from a loss to the return.
     """
 
-    def __init__(self, engines: int) -> None:
-        self.now: dict[int, Loss] = {}
-        self.counts = {engine: dict.fromkeys(LOSS_REASONS, 0) for engine in range(engines)}
+    def __init__(self, records: Sequence[EngineRecord]) -> None:
+        self._records = records
+        self.counts = {record.engine: dict.fromkeys(LOSS_REASONS, 0) for record in records}
         self.back_s = Histogram(BACK_BOUNDS_S)
         self._regroupings: deque[dict[str, Any]] = deque(maxlen=KEPT)
+
+    @property
+    def now(self) -> dict[int, Loss]:
+        """The present loss of each engine that is not UP again."""
+        return {
+            record.engine: record.loss for record in self._records if record.loss is not None
+        }
 
     def lost(self, engine: int, loss: Loss, layout: Layout, *, frozen: bool) -> None:
         """Note the loss of an engine of `layout`. If it had not joined a layout again, its earlier
@@ -47,7 +41,7 @@ class Losses:
         if engine in self.now:
             self.now[engine].why = loss.why
         else:
-            self.now[engine] = loss
+            self._records[engine].loss = loss
             self._record_regrouping(engine, layout, is_back=False)
 
     def not_started(self, engine: int, problem: str) -> None:
@@ -57,7 +51,8 @@ class Losses:
 
     def back(self, engine: int, layout: Layout) -> None:
         """Note the return of a lost engine; `layout`: the layout without it."""
-        self.back_s.observe(time.monotonic() - self.now.pop(engine).at_s)
+        self.back_s.observe(time.monotonic() - self.now[engine].at_s)
+        self._records[engine].loss = None
         self._record_regrouping(engine, layout, is_back=True)
 
     def total(self, engine: int) -> int:
@@ -76,7 +71,7 @@ class Losses:
                     "losses": self.total(engine),
                     "start_problem": loss.start_problem,
                 }
-                for engine, loss in sorted(self.now.items())
+                for engine, loss in self.now.items()
             ],
             "losses": {str(engine): self.total(engine) for engine in self.counts},
         }

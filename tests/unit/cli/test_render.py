@@ -13,11 +13,13 @@ from flying_serving.config import Deployment, FlyingConfig
 from flying_serving.controller.switches import Switch
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.snapshot import Decision
-from flying_serving.server.figures.losses import Loss, Losses
+from flying_serving.server.engines.record import Loss
+from flying_serving.server.figures.losses import Losses
 from flying_serving.server.figures.status import describe
 from flying_serving.server.requests.draining import Draining
 from tests.unit.controller.model_settings import settings
 from tests.unit.controller.model_shell import ModelShell
+from tests.unit.server.figures.states import losses_of
 
 APART, TOGETHER = Layout.uniform(2, 1), Layout.uniform(2, 2)
 LOAD = Decision(
@@ -43,7 +45,7 @@ def status(shell: ModelShell, losses: Losses | None = None) -> dict[str, Any]:
     """The answer of `GET /flying/status`, without what engines say."""
     flying = FlyingConfig()
     deployment = Deployment(run_dir="", engines=2, devices=1, group_sizes=(1, 2), flying=flying)
-    known = describe(shell.controller, deployment) | (losses or Losses(2)).to_json()
+    known = describe(shell.controller, deployment) | (losses or losses_of(2)).to_json()
     requests = {
         "running": shell.controller.state.running,
         "waiting": len(shell.controller.state.pool),
@@ -105,7 +107,7 @@ def test_status_says_why_the_layout_stays() -> None:
 
 def test_status_names_a_lost_engine_since_when_and_why() -> None:
     """Reasons are no markup. One that is back, and in no layout so far, is shown too."""
-    shell, losses = ModelShell(settings("auto", 2)), Losses(2)
+    shell, losses = ModelShell(settings("auto", 2)), losses_of(2)
     assert "degraded" not in drawn(render.status(status(shell)))
     losses.lost(1, Loss(0.0, "[red]killed"), shell.controller.state.layout, frozen=False)
     shell.controller.state.layout = shell.controller.state.layout.without({1})

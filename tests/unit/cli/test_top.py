@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from flying_serving.cli import top as command
 from flying_serving.cli.admin import app
 from flying_serving.observe.view.terminal import duration, room, top
-from flying_serving.server.figures.losses import Loss, Losses
-from tests.unit.server.figures.states import look, switched
+from flying_serving.server.engines.record import Loss
+from tests.unit.server.figures.states import look, losses_of, switched
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_screen_shows_groups_pool_switches_and_costs(shown: dict[str, Any]) -> N
 def test_a_lost_engine_is_named_with_since_when_and_why(shown: dict[str, Any]) -> None:
     """Above the groups of the others. Reasons are no markup."""
     assert "degraded" not in drawn(shown)
-    losses = Losses(4)
+    losses = losses_of(4)
     controller, rolling = switched()
     losses.lost(3, Loss(0.0, "[red]killed"), controller.state.layout, frozen=False)
     losses.not_started(3, "not ready")

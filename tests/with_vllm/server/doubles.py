@@ -25,7 +25,7 @@ from flying_serving.errors import EngineLost
 from flying_serving.predict.migrations import MigrationCost
 from flying_serving.server.calls.engine_calls import EngineCalls
 from flying_serving.server.client import until_the_end
-from flying_serving.server.figures.losses import Loss
+from flying_serving.server.engines.record import EnginePhase, Loss
 from flying_serving.server.shell import Shell
 from flying_serving.vllm_adapter.api_server.channel import ClientChannel
 from flying_serving.vllm_adapter.keys import HISTORY_KEY
@@ -228,15 +228,21 @@ class Server:
 
     def lose(self, engine: int) -> None:
         """An engine is lost, as `Engines` tells of it."""
-        why = f"engine {engine} was lost: injected"
-        self.calls.cut_off(engine, why)
-        self.calls.channel.hide_engine(engine)
+        self.calls.records[engine].enter(EnginePhase.LOST)
         self.shell.losses.lost(
             engine, Loss(time.time(), "injected"), self.controller.state.layout, frozen=False
         )
+        why = str(self.calls.records[engine].why_lost)
+        self.calls.cut_off(engine, why)
+        self.calls.channel.hide_engine(engine)
         self.shell.orders.fail_under_way(EngineLost(why))
         self.shell.figures.forget(engine)
         self.shell.carry_out(self.controller.engines_lost([engine], 0.0))
+
+    def rejoin(self, engine: int) -> None:
+        """An engine that was lost is started again, and calls reach it."""
+        for phase in (EnginePhase.STARTING, EnginePhase.JOINING):
+            self.calls.records[engine].enter(phase)
 
     async def read(self) -> Any:
         """The next outputs that vLLM reads."""

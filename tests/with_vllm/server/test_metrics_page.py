@@ -16,6 +16,7 @@ from flying_serving.controller.requests import RequestSpec, RequestState
 from flying_serving.controller.settings import Settings
 from flying_serving.errors import EngineLost
 from flying_serving.server import metrics as module
+from flying_serving.server.engines.record import EnginePhase, EngineRecord
 from flying_serving.server.figures.page import Page
 from flying_serving.server.figures.predictions import Predictions
 from flying_serving.server.metrics import ServerMetrics
@@ -47,11 +48,14 @@ class FakeCalls:
         self.asked = [0, 0]
         self.silent: dict[int, asyncio.Event] = {}
         self.refusing: set[int] = set()
-        self.unreachable: dict[int, str] = {}
+        self.records = [EngineRecord(engine) for engine in (0, 1)]
 
     @property
     def engines(self) -> list[int]:
-        return [engine for engine in (0, 1) if engine not in self.unreachable]
+        return [engine for engine in (0, 1) if self.reaches(engine)]
+
+    def reaches(self, engine: int) -> bool:
+        return self.records[engine].serves
 
     async def utility(self, engine: int, method: str) -> EngineFigures:
         assert method == "flying_metrics"
@@ -131,7 +135,7 @@ async def test_a_lost_engine_is_not_asked_and_shows_no_figures(calls: FakeCalls)
     metrics = metrics_of(calls)
     calls.silent[1] = asyncio.Event()
     await metrics.page()
-    calls.unreachable[1] = "it was killed"
+    calls.records[1].enter(EnginePhase.LOST)
     calls.silent.pop(1).set()
     await asyncio.sleep(0)
     page = await metrics.page()
@@ -142,7 +146,8 @@ async def test_a_lost_engine_is_not_asked_and_shows_no_figures(calls: FakeCalls)
 
 async def test_a_scrape_without_any_engine_is_answered(calls: FakeCalls) -> None:
     """The server is about to end."""
-    calls.unreachable = {0: "it was killed", 1: "so was this"}
+    for record in calls.records:
+        record.enter(EnginePhase.LOST)
     assert values(await metrics_of(calls).page(), "flying:engine_unanswered_seconds") == []
 
 

@@ -67,7 +67,7 @@ async def test_a_layout_is_ordered_of_the_engines_that_it_has() -> None:
     """One that answers again, and has not joined the layout, is told later."""
     server = Server()
     server.lose(2)
-    server.calls.reconnect(2)
+    server.rejoin(2)
     server.messages.clear()
     await server.switch([[0, 1], [3]], "weave")
     assert server.told() == [0, 1, 3]

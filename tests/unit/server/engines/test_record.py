@@ -35,7 +35,9 @@ def record(phase: EnginePhase = EnginePhase.UP, **fields: Any) -> EngineRecord:
     """Return the record of an engine in a phase, whose process counts how often it is killed."""
     process = SimpleNamespace(sentinel=7, exitcode=None, kills=0)
     process.kill = lambda: setattr(process, "kills", process.kills + 1)
-    return EngineRecord(process, phase, **fields)
+    found = EngineRecord(0, phase, **fields)
+    found.process = process  # type: ignore[assignment]
+    return found
 
 
 def test_a_loss_and_return_go_through_the_phases_in_order() -> None:

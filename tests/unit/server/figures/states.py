@@ -7,6 +7,7 @@ from flying_serving.controller.controller import Controller
 from flying_serving.controller.requests import RequestSpec
 from flying_serving.layout.groups import Layout
 from flying_serving.observe.view.rolling import Rolling
+from flying_serving.server.engines.record import EngineRecord
 from flying_serving.server.figures.losses import Losses
 from flying_serving.server.figures.state import state
 from flying_serving.wire import EngineFigures, EngineMemory, MigrationCounts
@@ -22,7 +23,13 @@ def look(
 ) -> dict[str, Any]:
     """The answer of `GET /flying/view`; `known`: what engines have last said."""
     server = {"started": 0.0, "model": "llama", "devices_per_engine": 1, "group_sizes": [1, 2, 4]}
-    return state(controller, rolling, known or {}, now_s, **server, **(losses or Losses(4)).view())
+    known, losses = known or {}, losses or losses_of(4)
+    return state(controller, rolling, known, now_s, **server, **losses.view())
+
+
+def losses_of(engines: int) -> Losses:
+    """The losses of a server that has lost none of its engines yet."""
+    return Losses([EngineRecord(engine) for engine in range(engines)])
 
 
 def having(memory: EngineMemory) -> EngineFigures:

@@ -3,19 +3,21 @@
 import json
 
 from flying_serving.layout.groups import Layout
-from flying_serving.server.figures.losses import KEPT, Loss, Losses
+from flying_serving.server.engines.record import Loss
+from flying_serving.server.figures.losses import KEPT
+from tests.unit.server.figures.states import losses_of
 
 TOGETHER = Layout.uniform(2, 2)
 APART = Layout(((0,),))
 
 
 def test_server_without_losses_is_not_degraded() -> None:
-    assert Losses(2).to_json() == {"degraded": False, "lost": [], "losses": {"0": 0, "1": 0}}
+    assert losses_of(2).to_json() == {"degraded": False, "lost": [], "losses": {"0": 0, "1": 0}}
 
 
 def test_a_lost_engine_is_named_with_since_when_and_why() -> None:
     """And why it could not be started again, until it is back; the number of losses stays."""
-    losses = Losses(2)
+    losses = losses_of(2)
     losses.lost(1, Loss(100.0, "its process has ended"), TOGETHER, frozen=False)
     known = {
         "engine": 1,
@@ -33,7 +35,7 @@ def test_a_lost_engine_is_named_with_since_when_and_why() -> None:
 
 
 def test_engines_are_listed_by_number() -> None:
-    losses = Losses(4)
+    losses = losses_of(4)
     for engine in (2, 0):
         losses.lost(engine, Loss(1.0, "x"), Layout.uniform(4, 1), frozen=True)
     assert [one["engine"] for one in losses.to_json()["lost"]] == [0, 2]
@@ -43,7 +45,7 @@ def test_engine_lost_again_before_its_return_is_lost_since_the_first_loss() -> N
     """The time until it is back counts from then, too; the layout did not change the second
     time.
     """
-    losses = Losses(2)
+    losses = losses_of(2)
     losses.lost(1, Loss(100.0, "its process has ended", at_s=-1000.0), TOGETHER, frozen=False)
     losses.lost(1, Loss(130.0, "it froze"), APART, frozen=True)
     (known,) = losses.to_json()["lost"]
@@ -57,7 +59,7 @@ def test_engine_lost_again_before_its_return_is_lost_since_the_first_loss() -> N
 
 def test_the_view_is_told_which_layouts_have_ended() -> None:
     """Of a bounded number of them; all of it is JSON."""
-    losses = Losses(2)
+    losses = losses_of(2)
     for _ in range(KEPT):
         losses.lost(1, Loss(1.0, "x"), TOGETHER, frozen=False)
         losses.back(1, APART)

@@ -18,7 +18,7 @@ from flying_serving.layout.groups import Layout
 from flying_serving.observe.metrics.histogram import Histogram
 from flying_serving.observe.metrics.table import STEP_BOUNDS_S, TABLE
 from flying_serving.predict.migrations import MigrationCost
-from flying_serving.server.figures.losses import Loss, Losses
+from flying_serving.server.engines.record import Loss
 from flying_serving.server.figures.page import (
     Page,
     Published,
@@ -33,6 +33,7 @@ from flying_serving.server.figures.switches import SwitchTally
 from flying_serving.wire import EngineFigures, EngineMemory, MigrationCounts, decode, encode
 from tests.unit.controller.model_settings import ANSWER, settings
 from tests.unit.policy.costs import costs, measured
+from tests.unit.server.figures.states import losses_of
 
 DOCS = Path(__file__).parents[4] / "docs" / "operations.md"
 FIGURES = EngineFigures(
@@ -157,7 +158,7 @@ def test_a_lost_engine_has_no_lane_and_no_group() -> None:
 
 def test_losses_are_counted_by_engine_and_reason() -> None:
     """From 0, so that rates begin there; an engine is up again when it is back."""
-    losses, orphans, layout = Losses(2), OrphanCounts(4, 1), Layout.uniform(2, 1)
+    losses, orphans, layout = losses_of(2), OrphanCounts(4, 1), Layout.uniform(2, 1)
     for frozen in (False, True):
         losses.lost(1, Loss(1.0, "why"), layout, frozen=frozen)
     losses.not_started(1, "no")

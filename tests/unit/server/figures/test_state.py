@@ -11,12 +11,12 @@ from flying_serving.controller.weight_lending import LendingPhase
 from flying_serving.layout.groups import Layout
 from flying_serving.observe.view.rolling import Rolling
 from flying_serving.predict.migrations import MigrationCost
-from flying_serving.server.figures.losses import Loss, Losses
+from flying_serving.server.engines.record import Loss
 from flying_serving.server.figures.state import SHOWN_SPLITS, SHOWN_SWITCHES, to_ask
 from flying_serving.wire import EngineMemory
 from tests.unit.controller.model_settings import ANSWER, settings
 from tests.unit.policy.costs import costs, measured
-from tests.unit.server.figures.states import having, look, switched
+from tests.unit.server.figures.states import having, look, losses_of, switched
 
 ASKED = RequestSpec(30, 50, 20, expected_tokens=20)
 
@@ -107,7 +107,7 @@ def test_engines_are_asked_for_memory_that_may_change() -> None:
 def test_a_lost_engine_is_in_no_group_and_not_asked() -> None:
     """And what it has held is not shown as held."""
     controller, rolling = switched()
-    losses = Losses(4)
+    losses = losses_of(4)
     losses.lost(0, Loss(5.0, "killed"), controller.state.layout, frozen=False)
     controller.engines_lost([0], 6.0)
     found = look(controller, rolling, 9.0, {}, losses)

@@ -16,6 +16,7 @@ from flying_serving.comm.adapter_notes import AdapterNotes
 from flying_serving.errors import AdapterNotLoaded, EngineLost
 from flying_serving.server.calls import adapters
 from flying_serving.server.calls.adapters import AdapterLoads
+from flying_serving.server.engines.record import EnginePhase
 from flying_serving.server.own_thread import in_own_thread
 from flying_serving.vllm_adapter.lora.files import WEIGHT_FILES, copied
 from tests.with_vllm.server import doubles
@@ -149,7 +150,7 @@ async def test_a_load_that_no_engine_has_answered_fails(server: Server) -> None:
 
 async def test_a_load_without_engines_fails(server: Server) -> None:
     for engine in ENGINES:
-        server.calls.cut_off(engine, f"engine {engine} has ended")
+        server.calls.records[engine].enter(EnginePhase.LOST)
     with pytest.raises(EngineLost, match="no engine is present to load adapter 'a'"):
         await server.loads.add_everywhere(server.adapter)
 

@@ -188,7 +188,7 @@ async def test_an_engine_that_returns_as_others_are_told_is_not_waited_for() -> 
     server = Server()
     server.lose(3)
     server.messages.clear()
-    server.calls.reconnect(3)
+    server.rejoin(3)
     order = asyncio.ensure_future(server.orders.switch([[0, 1], [2]], "migrate"))
     asyncio.get_running_loop().call_soon(
         lambda: server.shell.carry_out(server.controller.engine_back(3, 0.0))
@@ -208,7 +208,7 @@ async def test_an_order_waits_for_a_layout_that_is_made_again() -> None:
     await server.settle()
     await asyncio.wait_for(first, 5)
     server.lose(1)
-    server.calls.reconnect(1)
+    server.rejoin(1)
     server.messages.clear()
     server.shell.carry_out(server.controller.engine_back(1, 0.0))
     assert server.controller.changeover.is_under_way and server.told() == [0, 1, 2, 3]
