@@ -56,17 +56,14 @@ class Membership:
         """
         self.broken = {size for size in lanes.members if not self._is_whole(size)}
         """Sizes of groups of this engine that lack a member."""
-        self._tell_parts()
+        self._tell_leaders()
 
     def _is_whole(self, size: int) -> bool:
         return all(
             self._incarnations[engine] is not None for engine in self._lanes.by_size[size].group
         )
 
-    def _tell_parts(self) -> None:
-        self._offers.lost = {
-            engine for engine, number in enumerate(self._incarnations) if number is None
-        }
+    def _tell_leaders(self) -> None:
         for size, leader in self._lanes.leaders.items():
             leader.is_whole = size not in self.broken
 
@@ -74,7 +71,7 @@ class Membership:
         """Note that a step of a group was not finished, because a member is lost."""
         self.broken.add(size)
         self._failed.setdefault(size, (now_s + self._told_in_s, why))
-        self._tell_parts()
+        self._tell_leaders()
 
     def retry_in_s(self, now_s: float) -> float | None:
         """Return the seconds until the API server must have reported a loss, or None. Raises
@@ -108,7 +105,6 @@ class Membership:
         ]
         for size in regrouped:
             self._dissolve(size)
-        self._tell_parts()
         if lost:  # the API server starts them again when all have unmapped their memory
             self._offers.unmap(lost)
             self._call_workers(transfer.unmap_peers, lost)
@@ -121,7 +117,7 @@ class Membership:
                 WorkerLanes.rejoin, size, [self._incarnations[engine] for engine in group]
             )
             self.broken.discard(size)
-        self._tell_parts()
+        self._tell_leaders()
         if self._arbiter.present in self.broken:
             self._arbiter.switch(1, hard=False, weave_steps=self._arbiter.weave_steps, now_s=now_s)
 

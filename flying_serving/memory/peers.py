@@ -2,13 +2,12 @@
 are lost.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 
 import msgspec
 import torch
 
-from flying_serving.errors import PeerMemory
 from flying_serving.memory.arena import Address, announce, announced
 from flying_serving.memory.cuda_device import CudaDevice
 from flying_serving.memory.kv_groups import KVGroups
@@ -87,7 +86,6 @@ class PeerKV:
         self._reader = reader
         self._own: dict[tuple[int, int], Lanes] = {}
         self._peers: dict[tuple[int, int], Lanes] = {}
-        self._lost: set[int] = set()
 
     def share(
         self,
@@ -105,25 +103,23 @@ class PeerKV:
         if it cannot be mapped.
         """
         self.unmap(engines)
-        self._lost.difference_update(engines)
         for engine, device in product(engines, range(devices)):
             self.views(engine, device, 1)
 
-    def unmap(self, engines: Iterable[int]) -> None:
+    def unmap(self, engines: Sequence[int]) -> None:
         """Unmap the memory of lost engines: memory of an ended process is free once no other
         process maps it.
         """
-        self._lost.update(engines)
         self._peers = {
             (engine, device): lanes
             for (engine, device), lanes in self._peers.items()
-            if engine not in self._lost
+            if engine not in engines
         }
 
     def views(self, engine: int, device: int, size: int) -> Sequence[KVView]:
         """Return the lane of a device for groups of `size` engines, a view for each kind of layers.
 
-        Raises PeerMemory if it cannot be mapped, or is lost.
+        Raises PeerMemory if it cannot be mapped.
         """
         found = self._own.get((engine, device)) or self._peers.get((engine, device))
         if found is None:
@@ -132,8 +128,6 @@ class PeerKV:
 
     def _map(self, engine: int, device: int) -> Lanes:
         whose = f"KV memory of engine {engine} device {device}"
-        if engine in self._lost:
-            raise PeerMemory(f"{whose}: the engine is lost")
         found = announced(_path(self._run_dir, engine, device), KVAddress, whose)
         memory = map_memory(found.memory, whose, self._cuda, self._reader)
         return {

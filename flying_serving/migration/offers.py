@@ -15,7 +15,6 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from flying_serving.errors import PeerMemory
 from flying_serving.layout.groups import Group, KVSource
 from flying_serving.memory.arena import Address, Arena, announce, announced, map_peer
 from flying_serving.memory.lending import NULL_BLOCK
@@ -171,19 +170,17 @@ def make_table(
 class PeerOffers:
     """The tables of all engines of a server. Each is mapped when it is first read.
 
-    `is_lost`: tells whether the API server has lost an engine. The API server says so before other
-    members of the engine's groups hear of it. They then use blocks again that the groups have
-    offered.
+    `is_void`: tells whether the offers of an engine's groups are void, as the API server has lost it.
+    The API server says so before other members of these groups hear of it. They then use blocks
+    again that the groups have offered.
     """
 
-    def __init__(self, run_dir: str, is_lost: Callable[[int], bool]) -> None:
+    def __init__(self, run_dir: str, is_void: Callable[[int], bool]) -> None:
         self._run_dir = run_dir
-        self._is_lost = is_lost
+        self._is_void = is_void
         self._tables: dict[int, OfferTable] = {}
         self._shared_blocks: dict[int, int] = {}
         """Of the engines that do not share all of their blocks."""
-        self.lost: set[int] = set()
-        """Engines that are not there: the offers of their groups are revoked."""
 
     def map(self, engines: Iterable[int]) -> None:
         """Map the tables of engines, as announced now. Raises PeerMemory if that fails."""
@@ -197,15 +194,15 @@ class PeerOffers:
             self._tables.pop(engine, None)
 
     def is_mapped(self, group: Group) -> bool:
-        """Return whether no engine of a group is lost: see `Offers`."""
-        return self.lost.isdisjoint(group)
+        """See `Offers`."""
+        return not any(map(self._is_void, group))
 
     def read(self, source: KVSource) -> Offer | None:
         """See `Offers`. Raises PeerMemory if the table cannot be mapped.
 
         An offer with a block that this engine cannot read counts as revoked.
         """
-        if any(engine in self.lost or self._is_lost(engine) for engine in source.group):
+        if not self.is_mapped(source.group):
             return Offer(0, is_final=True, blocks=[])
         offer = self._table(source.group[0]).read(source.number)
         if offer is None or all(self._can_read(engine, source, offer) for engine in source.group):
@@ -236,8 +233,6 @@ class PeerOffers:
     def _table(self, engine: int) -> OfferTable:
         if engine not in self._tables:
             whose = f"offers of engine {engine}"
-            if engine in self.lost:
-                raise PeerMemory(f"{whose}: the engine is lost")
             shape = announced(_path(self._run_dir, engine), TableShape, whose)
             memory = memoryview(map_peer(shape.memory, whose))
             self._tables[engine] = OfferTable(memory, shape.offer_blocks, shape.engine_blocks)

@@ -98,14 +98,10 @@ def test_peers_find_tables_in_the_run_directory(
     assert peers.physical(1, 2, [8]) == [4]
     made[0].revoke(1)
     assert peers.read(KVSource((0, 1), 1)) == CLOSED
-    gone.add(1)  # the server says so; this engine has not heard of it yet
-    assert peers.read(KVSource((1,), 1)) == CLOSED
-    gone.clear()
-    peers.lost = {1}
-    # its groups' are revoked
+    gone.add(1)  # its groups' are revoked, once the server says so
     assert peers.read(KVSource((1,), 1)) == peers.read(KVSource((0, 1), 2)) == CLOSED
     assert peers.physical(1, 2, [8]) == [4]  # who copies may go on
-    peers.lost = set()
+    gone.clear()
     make_table(str(tmp_path), 1, 4, 9).publish(7, 3, [2], final=True)  # another process
     assert peers.read(KVSource((1,), 1)) == Offer(2, is_final=True, blocks=[5])
     peers.map([1])
@@ -138,16 +134,17 @@ def test_the_table_of_a_lost_engine_is_unmapped(tmp_path: Path) -> None:
     """Until it is there again."""
     make_table(str(tmp_path), 9, 4, 9)
     maps = Path("/proc/self/maps")
-    peers = PeerOffers(str(tmp_path), lambda engine: False)
+    gone: set[int] = set()
+    peers = PeerOffers(str(tmp_path), gone.__contains__)
     before = maps.read_text().count("memfd:flying-offers-9")
     peers.map([9])
     assert maps.read_text().count("memfd:flying-offers-9") == before + 1
-    peers.lost = {9}
+    gone.add(9)
     peers.unmap([9])
     assert maps.read_text().count("memfd:flying-offers-9") == before
     assert not peers.is_mapped((8, 9)) and peers.is_mapped((10, 11))
-    with pytest.raises(PeerMemory, match="offers of engine 9: the engine is lost"):
-        peers.physical(9, 2, [1])
+    assert peers.read(KVSource((8, 9), 1)) == CLOSED
+    assert maps.read_text().count("memfd:flying-offers-9") == before
 
 
 # ---- between any two accesses

@@ -35,7 +35,7 @@ class Survivor:
         self.mapped: list[int] = []
         self.arbiter = LaneArbiter(1, 1.0)
         self.unmapped: list[int] = []
-        self.offers = SimpleNamespace(lost=set(), map=self._map, unmap=self.unmapped.extend)
+        self.offers = SimpleNamespace(map=self.mapped.extend, unmap=self.unmapped.extend)
         migrations: Any = SimpleNamespace(dissolve=self.dissolved.append)
         offers: Any = self.offers
         self.forgotten: list[int] = []
@@ -50,12 +50,6 @@ class Survivor:
             group_steps,
             TOLD_IN_S,
         )
-
-    def _map(self, engines: list[int]) -> None:
-        assert self.offers.lost.isdisjoint(engines), (
-            "the table of an engine that is lost is not mapped"
-        )
-        self.mapped.extend(engines)
 
     def call_workers(self, function: Any, *args: Any) -> None:
         self.calls.append((function, *args))
@@ -156,7 +150,6 @@ class Losses(RuleBasedStateMachine):
         if not self.is_there:
             assert not pair.scheduler.requests and not pair.leader.borrowed.held
             assert not pair.members[0].lent.physical()
-            assert self.survivor.offers.lost == {1}
             assert not pair.leader.ready(self.now_s)
 
 
@@ -202,7 +195,6 @@ def test_memory_of_a_lost_engine_is_unmapped_after_dissolving() -> None:
 def test_an_engine_that_is_started_while_another_is_lost_has_broken_groups() -> None:
     survivor = Survivor(members_of(1, (2, 4)), (0, 3, None, 0))
     assert survivor.membership.broken == {4}
-    assert survivor.offers.lost == {2}
 
 
 def test_an_engine_that_has_changed_unseen_is_another() -> None:

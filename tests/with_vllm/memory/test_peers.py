@@ -116,8 +116,6 @@ def test_memory_of_a_lost_engine_is_unmapped(tmp_path: Path) -> None:
         size_bytes,
         2 * size_bytes,
     ]
-    with pytest.raises(PeerMemory, match="KV memory of engine 1 device 0: the engine is lost"):
-        peers.views(1, 0, 1)
     peers.map([1], 2)
     assert mapped_bytes("flying-test-b") == 2 * size_bytes
 
