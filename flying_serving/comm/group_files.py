@@ -2,10 +2,26 @@
 their incarnations.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from flying_serving.layout.groups import Group, whole_groups
+from flying_serving.config import Deployment
+from flying_serving.layout.groups import Group, aligned_group
+
+
+def whole_groups(
+    engine: int, sizes: Iterable[int], incarnations: Sequence[int | None]
+) -> Iterator[tuple[Group, list[int]]]:
+    """Yield an engine's groups of these sizes that lack no member, each with the incarnations of
+    its members.
+
+    `incarnations`: by engine; None: it is lost.
+    """
+    for size in sizes:
+        group = aligned_group(engine, size)
+        there = [number for member in group if (number := incarnations[member]) is not None]
+        if len(there) == size:
+            yield group, there
 
 
 def group_file(
@@ -18,11 +34,17 @@ def group_file(
     return f"{directory}/lane{len(group)}-{group[0]}-{'.'.join(map(str, incarnations))}{devices}"
 
 
-def world_file(directory: str, engine: int, incarnation: int) -> str:
-    """Return the file through which the devices of an engine with this incarnation meet as a torch
-    world.
+def world_file(deployment: Deployment, engine: int) -> str:
+    """Return the file through which the devices of an engine meet as a torch world, in the
+    incarnation that `deployment` says.
     """
-    return f"{directory}/world-{engine}-{incarnation}"
+    return f"{deployment.run_dir}/world-{engine}-{deployment.incarnations[engine]}"
+
+
+def forget_worlds(directory: str, engine: int) -> None:
+    """Remove the files of an engine's torch worlds: all of its processes have ended."""
+    for path in Path(directory).glob(f"world-{engine}-*"):
+        path.unlink(missing_ok=True)
 
 
 def forget_groups(

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from flying_serving.comm.communicator import GroupEnd
-from flying_serving.comm.group_files import group_file
+from flying_serving.comm.group_files import group_file, whole_groups
 from flying_serving.comm.shm import ShmGroup
+from flying_serving.config import Deployment
 from flying_serving.layout.groups import Group, Layout, aligned_group, group_world_ranks
 
 Coordinator = Any  # vllm.distributed.parallel_state.GroupCoordinator
@@ -78,6 +79,9 @@ class CommunicatorPool:
                 ]
                 self._exchanges[size].append(Exchange(make(apart, f"tokens{size}"), device))
         self._engine, self._device, self._engines, self._devices = engine, device, engines, devices
+        self._open_end: OpenEnd | None = None
+        self.members: dict[int, Sequence[int]] = {}
+        """The incarnations of the members of each group that is whole, by its size."""
 
     def coordinators(self, size: int) -> list[Coordinator]:
         """Return the coordinators through which this worker exchanges in its group of `size`
@@ -126,14 +130,22 @@ class CommunicatorPool:
         """
         self._directory, self._open_end = directory, open_end
 
+    def open(self, deployment: Deployment) -> None:
+        """Attach to the files of the groups that are whole at this engine's start, as `reopen`."""
+        for group, there in whole_groups(self._engine, self._exchanges, deployment.incarnations):
+            self.reopen(len(group), there)
+
     def reopen(self, size: int, incarnations: Sequence[int]) -> None:
         """Attach to the files of the group of `size` engines whose members have these incarnations,
-        in their order.
+        in their order. There are none in a torch world.
 
         Every member has to do this, each once, as any incarnations have files of their own. The
         earlier files are left. Raises what the end's constructor does.
         """
         self.leave(size)
+        self.members[size] = incarnations
+        if self._open_end is None:
+            return
         group = aligned_group(self._engine, size)
         for exchange in self._exchanges[size]:
             coordinator, device = exchange.coordinator, exchange.device
@@ -155,6 +167,7 @@ class CommunicatorPool:
         The files are removed too: no process attaches to them any more, and their memory is free
         when all have left them.
         """
+        self.members.pop(size, None)
         for exchange in self._exchanges[size]:
             end, exchange.end = exchange.end, None
             if end is not None:

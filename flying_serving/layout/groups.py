@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,21 +20,6 @@ def aligned_group(engine: int, size: int) -> Group:
     """Return the only group of `size` engines that holds `engine`."""
     first = engine - engine % size
     return tuple(range(first, first + size))
-
-
-def whole_groups(
-    engine: int, sizes: Iterable[int], incarnations: Sequence[int | None]
-) -> Iterator[tuple[Group, list[int]]]:
-    """Yield an engine's groups of these sizes that lack no member, each with the incarnations of
-    its members.
-
-    `incarnations`: by engine; None: it is lost.
-    """
-    for size in sizes:
-        group = aligned_group(engine, size)
-        there = [number for member in group if (number := incarnations[member]) is not None]
-        if len(there) == size:
-            yield group, there
 
 
 def world_rank(engine: int, device: int, engines: int) -> int:
@@ -76,13 +61,11 @@ class Layout:
         """The engines that are in a group."""
         return frozenset(engine for group in self.groups for engine in group)
 
-    def without(self, lost: Collection[int]) -> Layout:
-        """Return the layout without the `lost` engines; the other members of their groups are
-        alone.
-        """
+    def without(self, engines: Collection[int]) -> Layout:
+        """Return the layout without some engines; the other members of their groups are alone."""
         groups: list[Group] = []
         for group in self.groups:
-            left = [engine for engine in group if engine not in lost]
+            left = [engine for engine in group if engine not in engines]
             groups += [group] if len(left) == len(group) else [(engine,) for engine in left]
         return Layout(tuple(groups))
 
@@ -126,9 +109,15 @@ class Layout:
 
     @classmethod
     def parse(
-        cls, groups: object, engines: int, sizes: Sequence[int], lost: Collection[int] = ()
+        cls,
+        groups: object,
+        engines: int,
+        sizes: Sequence[int],
+        absent: Mapping[int, str] | None = None,
     ) -> Layout:
-        """Parse the `groups` that a client sent: every engine that is not lost, and no other.
+        """Parse the `groups` that a client sent: every engine that is not absent, and no other.
+
+        `absent`: engines that no layout has now, each with the reason, for errors.
 
         Raises LayoutError, naming the field, the value and what is allowed.
         """
@@ -137,7 +126,7 @@ class Layout:
                 "groups", groups, "must be a non-empty list of lists of engine numbers"
             )
         parsed = [_parse_group(index, group, engines, sizes) for index, group in enumerate(groups)]
-        _check_partition(parsed, set(range(engines)) - set(lost))
+        _check_partition(parsed, engines, absent or {})
         return cls(tuple(sorted(parsed)))
 
     def group_of(self, engine: int) -> Group:
@@ -173,19 +162,18 @@ def _parse_group(index: int, group: object, engines: int, sizes: Sequence[int]) 
     return members
 
 
-def _check_partition(groups: Iterable[Group], engines: Collection[int]) -> None:
+def _check_partition(groups: Iterable[Group], engines: int, absent: Mapping[int, str]) -> None:
     flat = [engine for group in groups for engine in group]
     twice = sorted({engine for engine in flat if flat.count(engine) > 1})
     if twice:
         raise LayoutError(
             "groups", [list(g) for g in groups], f"engine {twice[0]} is in more than one group"
         )
-    lost = sorted(set(flat) - set(engines))
-    if lost:
-        raise LayoutError(
-            "groups", [list(g) for g in groups], f"engine {lost[0]} is lost, and is started again"
-        )
-    missing = sorted(set(engines) - set(flat))
+    named = sorted(absent.keys() & set(flat))
+    if named:
+        why = f"engine {named[0]} {absent[named[0]]}"
+        raise LayoutError("groups", [list(g) for g in groups], why)
+    missing = sorted(set(range(engines)) - absent.keys() - set(flat))
     if missing:
         raise LayoutError(
             "groups",

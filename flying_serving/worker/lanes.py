@@ -2,7 +2,7 @@
 stepped later.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.config import Deployment
 from flying_serving.errors import CollectiveTimeout, EngineLost, Unsupported
-from flying_serving.layout.groups import aligned_group, whole_groups
+from flying_serving.layout.groups import aligned_group
 from flying_serving.layout.parallelism import Parallelism
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.log import logger
@@ -105,10 +105,6 @@ class WorkerLanes:
         self._say = partial(phase, engine, device)
         self._say(f"sharing the weights with groups of {list(deployment.lanes)} engines")
         self.groups: dict[int, WorkerLane] = {}
-        self._incarnations: dict[int, Sequence[int]] = {}
-        """Of the members of each group that is whole, by its size: the random numbers follow from
-        them.
-        """
         for size in deployment.lanes:
             of_lane = lane_config(
                 config, size, self._block_tokens(size), captures=deployment.captures_groups
@@ -262,21 +258,20 @@ class WorkerLanes:
                 step = partial(lane.execute, parallelism=parallelism)
                 self.calibration += calibrate(size, limits, step, together, parallelism)
 
-    def seed(self, incarnations: Sequence[int | None]) -> None:
+    def seed(self) -> None:
         """Let each lane draw its own random numbers. Called at the end of a start, in which lanes
         have drawn some.
         """
-        for group, there in whole_groups(self.engine, (1, *self.groups), incarnations):
-            runner = self.lane1 if len(group) == 1 else self.groups[len(group)].runner
-            runner.seed(group, there)
-            self._incarnations[len(group)] = there
+        for size, members in self.communicators.members.items():
+            runner = self.lane1 if size == 1 else self.groups[size].runner
+            runner.seed(aligned_group(self.engine, size), members)
 
     def begin_anew(self, size: int, times: int) -> None:
         """Let the lane for groups of `size` draw other random numbers than since its start, or than
         after fewer `times`.
         """
         group = aligned_group(self.engine, size)
-        self.groups[size].runner.seed(group, [*self._incarnations[size], times])
+        self.groups[size].runner.seed(group, [*self.communicators.members[size], times])
 
     def get_blocks(self) -> int:
         """Return the number of KV blocks that peers can read: see `blocks`."""
@@ -322,13 +317,12 @@ class WorkerLanes:
         self.communicators.leave(size)
         self.groups[size].drop_requests()
 
-    def rejoin(self, size: int, incarnations: list[int]) -> None:
-        """Reopen the group of `size` engines, whose members are all present again, in these
-        incarnations.
+    def rejoin(self, size: int, members: list[int]) -> None:
+        """Reopen the group of `size` engines, which is whole again. `members`: as of
+        `CommunicatorPool`.
         """
-        self.communicators.reopen(size, incarnations)
-        self.groups[size].runner.seed(aligned_group(self.engine, size), incarnations)
-        self._incarnations[size] = incarnations
+        self.communicators.reopen(size, members)
+        self.groups[size].runner.seed(aligned_group(self.engine, size), members)
 
     def update_max_model_len(self, max_model_len: int) -> None:
         """Keep the limit of all lanes equal to lane 1's when vLLM fits it to the KV memory."""

@@ -17,7 +17,6 @@ from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.comm.pulse import Pulse
 from flying_serving.comm.watchdog import Watchdog
 from flying_serving.config import deployment_of
-from flying_serving.layout.groups import whole_groups
 from flying_serving.memory.arena import Arena
 from flying_serving.memory.cuda_arena import CudaArena
 from flying_serving.memory.cuda_device import CudaDevice, cuda_driver
@@ -91,10 +90,7 @@ class LaneWorker:
         tensor_parallel.set_home(self.communicators.coordinator(1))
         if not deployment.one_world:
             self._choose_ends()
-            for group, there in whole_groups(
-                self.engine, deployment.group_sizes, deployment.incarnations
-            ):
-                self.communicators.reopen(len(group), there)
+        self.communicators.open(deployment)
         if not deployment.restarts:
             self.communicators.warm()
         if deployment.devices > 1:
@@ -214,7 +210,7 @@ class LaneWorker:
         else:
             with told_to_server(self.deployment.run_dir, self.engine):
                 self.lanes.graphs.check_lane1(most_requests(self.lanes.lane1, self.lanes.blocks))
-        self.lanes.seed(self.deployment.incarnations)
+        self.lanes.seed()
         # it is a process of its own; while it starts, vLLM ends it by a signal
         if self.deployment.devices > 1:
             leave_signals_to_parent()

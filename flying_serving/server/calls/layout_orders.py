@@ -98,7 +98,9 @@ class LayoutOrders:
         """Return the layout of these groups. Raises LayoutError if the present engines cannot form
         it.
         """
-        deployment, absent = self._calls.deployment, self._controller.state.absent_engines
+        deployment = self._calls.deployment
+        why = "is lost, and is started again"
+        absent = dict.fromkeys(self._controller.state.absent_engines, why)
         return Layout.parse(groups, deployment.engines, deployment.group_sizes, absent)
 
     async def _until(self, done: asyncio.Future[None]) -> None:

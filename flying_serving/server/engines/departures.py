@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from flying_serving.comm.group_files import world_file
+from flying_serving.comm.group_files import forget_worlds
 from flying_serving.comm.pulse import Pulse
 from flying_serving.errors import EngineLost
 from flying_serving.server.engines.processes import has_ended
@@ -35,12 +35,12 @@ async def until_ended(records: Sequence[EngineRecord], pulse: Pulse) -> None:
         await asyncio.sleep(_ENDED_POLL_S)
 
 
-def remove_remains(run_dir: str, engine: int, incarnation: int) -> None:
+def remove_remains(run_dir: str, engine: int) -> None:
     """Remove the shared memory and files in which the devices of an engine met. All of them have
     ended.
     """
     remove_queues(Path(run_dir), engine)
-    Path(world_file(run_dir, engine, incarnation)).unlink(missing_ok=True)
+    forget_worlds(run_dir, engine)
 
 
 def _left(records: Sequence[EngineRecord], pulse: Pulse) -> list[str]:

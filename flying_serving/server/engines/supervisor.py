@@ -188,7 +188,7 @@ class EngineSupervisor:
 
         try:
             await until_ended(self.records, self._pulse)
-            remove_remains(self._deployment.run_dir, engine, record.incarnation)
+            remove_remains(self._deployment.run_dir, engine)
             record.incarnation += 1
             present = incarnations(self.records)
             present[engine] = record.incarnation

@@ -38,12 +38,10 @@ class TorchWorld:
         """The world's file, its size and this worker's rank. An engine that is started again gets a
         new world.
         """
-        devices, run_dir = self.deployment.devices, self.deployment.run_dir
-        if not self.deployment.one_world:
-            incarnation = self.deployment.incarnations[self.engine]
-            assert incarnation is not None
-            return world_file(run_dir, self.engine, incarnation), devices, self.device
-        return f"{run_dir}/world", self.deployment.engines * devices, self.rank
+        deployment, devices = self.deployment, self.deployment.devices
+        if not deployment.one_world:
+            return world_file(deployment, self.engine), devices, self.device
+        return f"{deployment.run_dir}/world", deployment.engines * devices, self.rank
 
     def joined(self) -> AbstractContextManager[None]:
         """While the body runs, a worker of vLLM's that sets up its distributed environment joins

@@ -14,7 +14,6 @@ from flying_serving.layout.groups import (
     aligned_group,
     group_world_ranks,
     is_power_of_two,
-    whole_groups,
     world_rank,
 )
 from harness.examples import examples
@@ -203,15 +202,9 @@ def test_engines_that_are_lost_leave_their_members_alone(
         assert group in layout.groups or len(group) == 1
     assert {group for group in layout.groups if lost.isdisjoint(group)} <= set(left.groups)
     assert left.apart().groups == tuple((engine,) for engine in sorted(left.engines))
-    assert Layout.parse(left.to_lists(), engines, SIZES, lost) == left
+    absent = dict.fromkeys(lost, "is away")
+    assert Layout.parse(left.to_lists(), engines, SIZES, absent) == left
     assert left.without(lost) == left
     if lost:
-        with pytest.raises(LayoutError, match=f"engine {min(lost)} is lost, and is started again"):
-            Layout.parse(layout.to_lists(), engines, SIZES, lost)
-
-
-def test_groups_that_lack_a_member_are_not_whole() -> None:
-    """Others have the incarnations of their members, in order."""
-    assert list(whole_groups(3, (1, 2, 4), (0, None, 5, 2))) == [((3,), [2]), ((2, 3), [5, 2])]
-    everyone = list(whole_groups(1, (1, 2, 4), (0, 1, 5, 2)))
-    assert everyone == [((1,), [1]), ((0, 1), [0, 1]), ((0, 1, 2, 3), [0, 1, 5, 2])]
+        with pytest.raises(LayoutError, match=f"engine {min(lost)} is away"):
+            Layout.parse(layout.to_lists(), engines, SIZES, absent)

@@ -16,6 +16,7 @@ from vllm.utils.torch_utils import set_random_seed
 from vllm.v1.worker.gpu.sample.states import SamplingStates
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from flying_serving.comm.group_files import whole_groups
 from flying_serving.layout.groups import aligned_group
 from flying_serving.vllm_adapter.model_runner.randomness import (
     LaneRandomness,
@@ -58,13 +59,13 @@ class Processor:
 
 
 class Alone:
-    """In place of communicators: every group is there."""
+    """In place of communicators, with nothing to exchange."""
 
-    def reopen(self, size: int, incarnations: list[int]) -> None:
-        pass
+    def __init__(self) -> None:
+        self.members: dict[int, list[int]] = {}
 
-    def leave(self, size: int) -> None:
-        pass
+    def reopen(self, size: int, members: list[int]) -> None:
+        self.members[size] = members
 
 
 def drawn() -> tuple[Any, ...]:
@@ -99,8 +100,14 @@ def lanes_of(engine: int, seed: int = 0) -> Any:
         lane1=Runner(Sampling(), config),
         groups=groups,
         communicators=Alone(),
-        _incarnations={},
     )
+
+
+def seed(lanes: Any, incarnations: tuple[int | None, ...] = (0,) * ENGINES) -> None:
+    """Seed the lanes of the groups that are whole at a start."""
+    for group, members in whole_groups(lanes.engine, (1, 2, 4), incarnations):
+        lanes.communicators.reopen(len(group), members)
+    WorkerLanes.seed(lanes)
 
 
 def step(lanes: Any, size: int) -> Any:
@@ -122,7 +129,7 @@ def test_members_draw_alike_with_different_other_lanes() -> None:
     one, other = lanes_of(2), lanes_of(3)
     for lanes in (one, other):
         step(lanes, 4)  # of the start: there may be more of them on one member
-        WorkerLanes.seed(lanes, (0,) * ENGINES)
+        seed(lanes)
     found = []
     for lanes in (one, other):
         found.append([step(lanes, 2), step(lanes, 2), step(lanes, 4)])
@@ -137,7 +144,7 @@ def test_each_group_draws_differently() -> None:
     first = {}
     for engine, size in product(range(ENGINES), (1, 2, 4)):
         lanes = lanes_of(engine)
-        WorkerLanes.seed(lanes, (0,) * ENGINES)
+        seed(lanes)
         first[aligned_group(engine, size)] = step(lanes, size)
     assert len(first) == 7
     for values in zip(*first.values(), strict=True):
@@ -148,9 +155,9 @@ def test_a_group_that_was_broken_draws_differently_from_before() -> None:
     """Also on a member that was in the middle of a step when the other was lost."""
     one, other = lanes_of(0), lanes_of(1)
     for lanes in (one, other):
-        WorkerLanes.seed(lanes, (0,) * ENGINES)
+        seed(lanes)
     before = step(one, 2)
-    WorkerLanes.seed(other, (0, 1, 0, 0))
+    seed(other, (0, 1, 0, 0))
     WorkerLanes.rejoin(one, 2, [0, 1])
     after = step(one, 2)
     assert after != before
@@ -161,7 +168,7 @@ def test_members_that_begin_anew_draw_alike_and_differently_from_before() -> Non
     """Each time, also after the group was broken, and whatever they have drawn until then."""
     one, other = lanes_of(0), lanes_of(1)
     for lanes in (one, other):
-        WorkerLanes.seed(lanes, (0,) * ENGINES)
+        seed(lanes)
     found = [step(one, 2)]  # which the other member has drawn otherwise, or not at all
     for times in (1, 2, 1):
         if len(found) == 3:
@@ -180,7 +187,7 @@ def test_seeds_of_requests_under_the_v2_runner_are_equal_on_members() -> None:
     found = []
     for engine in (2, 3):
         lanes = lanes_of(engine)
-        WorkerLanes.seed(lanes, (0,) * ENGINES)
+        seed(lanes)
         np.random.randint(2**31, size=engine)  # of lane 1, or of other code of the process
         randomness = lanes.groups[2].runner._randomness
         with randomness.used():
@@ -191,8 +198,8 @@ def test_seeds_of_requests_under_the_v2_runner_are_equal_on_members() -> None:
 
 def test_a_group_that_lacks_a_member_is_seeded_when_it_is_whole() -> None:
     one, other = lanes_of(2), lanes_of(3)
-    WorkerLanes.seed(one, (0, None, 0, 1))
-    WorkerLanes.seed(other, (0, None, 0, 1))
+    seed(one, (0, None, 0, 1))
+    seed(other, (0, None, 0, 1))
     for lanes in (one, other):
         WorkerLanes.rejoin(lanes, 4, [0, 1, 0, 1])
     assert step(one, 4) == step(other, 4)
@@ -204,7 +211,7 @@ def test_lane_1_draws_as_vllms_replica_of_its_number(engine: int) -> None:
     expected = drawn()
     lanes = lanes_of(engine, seed=11)
     step(lanes, 1)
-    WorkerLanes.seed(lanes, (0,) * ENGINES)
+    seed(lanes)
     assert step(lanes, 1) == expected
 
 
