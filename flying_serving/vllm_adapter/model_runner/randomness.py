@@ -14,29 +14,29 @@ from numpy.random import mtrand
 from vllm.utils.torch_utils import set_random_seed
 
 
-def seed_process(seed: int, engine: int, incarnation: int) -> None:
+def seed_process(seed: int, engine: int, starts: int) -> None:
     """Seed the generators of this process for the lane of one engine, as vLLM seeds replica number
-    `engine`.
+    `engine`. `starts`: earlier starts of the engine.
 
     vLLM has no replica that is started again. Seeded as at first, it would repeat the numbers that
     it drew before.
     """
-    if incarnation == 0:
+    if starts == 0:
         set_random_seed(seed, engine)
     else:
-        set_random_seed(seed_of(seed, [engine], [incarnation]))
+        set_random_seed(seed_of(seed, [engine], [starts]))
 
 
-def seed_of(seed: int, group: Sequence[int], incarnations: Sequence[int]) -> int:
+def seed_of(seed: int, group: Sequence[int], numbers: Sequence[int]) -> int:
     """Return the seed of a group's generators: a different one for each --seed, size, first engine
-    and incarnations.
+    and `numbers`, with which it draws anew.
 
     numpy fills entropy up to four numbers with zeros, so vLLM's (seed, replica) is one of four
-    whose last number is 0. The incarnation of a single engine is not 0 here, and groups have at
+    whose last number is 0. The number of a single engine is not 0 here, and groups have at
     least five numbers.
     """
     return int(
-        np.random.SeedSequence((seed, len(group), group[0], *incarnations)).generate_state(1)[0]
+        np.random.SeedSequence((seed, len(group), group[0], *numbers)).generate_state(1)[0]
     )
 
 

@@ -155,15 +155,15 @@ class Runner:
         task = self._runner.get_supported_pooling_tasks()[0]
         return self._runner.execute_model(without_outputs(plan, task))
 
-    def seed(self, group: Sequence[int], incarnations: Sequence[int]) -> None:
-        """From now on, draw the random numbers of the group of these engines in these
-        incarnations.
+    def seed(self, group: Sequence[int], numbers: Sequence[int]) -> None:
+        """From now on, draw the random numbers of the group of these engines that `numbers` tell
+        apart: how often each member was started before, first of all.
         """
         seed = self.config.model_config.seed
         if self._randomness is None:
-            seed_process(seed, group[0], incarnations[0])
+            seed_process(seed, group[0], numbers[0])
         else:
-            self._randomness.seed(seed_of(seed, group, incarnations))
+            self._randomness.seed(seed_of(seed, group, numbers))
 
     def drop_requests(self) -> None:
         """Drop all requests, and the state of a step that was not finished."""
