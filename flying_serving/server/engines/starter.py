@@ -12,7 +12,7 @@ from flying_serving.config import Deployment
 from flying_serving.errors import EngineLost
 from flying_serving.server.engines.processes import CleanParent, EngineProcess
 from flying_serving.server.own_thread import in_own_thread
-from flying_serving.vllm_adapter.processes import restart
+from flying_serving.vllm_adapter.processes.start import config_of, start_engine
 
 READY_MESSAGE_S = 10.0
 """The time that an engine's first message, which says that it is ready, may be on its way."""
@@ -45,7 +45,8 @@ class EngineStarter:
         multiprocessing.active_children()  # reaps the process before, if this process has forked it
         changes = {"incarnations": tuple(incarnations), "restarts": True}
         deployment = self._deployment.model_copy(update=changes)
-        config = restart.again(client.vllm_config, deployment, self._blocks[engine])
+        config = config_of(client.vllm_config, deployment, self._blocks[engine])
+        address = f"ipc://{deployment.run_dir}/start-{engine}-{incarnations[engine]}"
         processes: list[EngineProcess] = []
 
         def forked(process: EngineProcess) -> None:
@@ -57,7 +58,7 @@ class EngineStarter:
         while await client.input_socket.poll(0):  # of a start that was given up
             await client.input_socket.recv_multipart()
         fork = self._parent.start
-        start = partial(restart.start, fork, client, engine, config, forked)
+        start = partial(start_engine, fork, client, engine, config, address, forked)
         starting = in_own_thread(start, f"flying-start-{engine}")
         is_ready = False
         try:
@@ -67,6 +68,9 @@ class EngineStarter:
             is_ready = True
         except TimeoutError:
             raise EngineLost("it was not ready in time") from None
+        except RuntimeError as error:
+            why = f"its process has ended before it was ready ({error})"
+            raise EngineLost(why) from None
         finally:
             if not is_ready:
                 for process in processes:
