@@ -220,8 +220,8 @@ class Deployment(BaseModel):
     """Number of earlier starts of each engine, as this process knows it at its start; None: the
     engine is lost.
     """
-    restarts: bool = False
-    """True if this engine is started again, while others run."""
+    starts_alone: bool = False
+    """True if this engine starts while others run, which take no part in its start."""
     async_groups: bool = False
     """True if groups schedule asynchronously, though vLLM turns it off for the platform."""
     eager_where_refused: bool = False

@@ -253,7 +253,7 @@ def measured(
     An engine keeps them for its next start.
     """
     path = f"{deployment.run_dir}/measured-{engine}"
-    if not deployment.restarts:
+    if not deployment.starts_alone:
         # a collective: all engines come here at the same time, when vLLM has made their schedulers
         steps = core.call_workers(attrgetter("calibration"))
         copies = core.call_workers(transfer.measure)

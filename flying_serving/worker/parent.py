@@ -22,11 +22,11 @@ def end_with_parent(parent: int | None = None) -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if _lost_parent() if parent is None else os.getppid() != parent:  # it died before
+        if _is_orphan() if parent is None else os.getppid() != parent:  # it died before
             raise SystemExit
 
 
-def _lost_parent() -> bool:
+def _is_orphan() -> bool:
     parent = multiprocessing.parent_process()
     return os.getppid() == _INIT and (parent is None or parent.pid != _INIT)
 

@@ -91,7 +91,7 @@ class LaneWorker:
         if not deployment.one_world:
             self._choose_ends()
         self.communicators.open(deployment)
-        if not deployment.restarts:
+        if not deployment.starts_alone:
             self.communicators.warm()
         if deployment.devices > 1:
             Pulse(deployment.run_dir, deployment.engines, deployment.devices).beat(
@@ -194,7 +194,7 @@ class LaneWorker:
         An engine that is started again while others run gets none of their time for that: its first
         start did it.
         """
-        first = not self.deployment.restarts
+        first = not self.deployment.starts_alone
         with told_to_server(self.deployment.run_dir, self.engine):
             self.lanes.checks.compare_compiled(self.lanes.blocks)
         if first:

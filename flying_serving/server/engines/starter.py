@@ -43,7 +43,7 @@ class EngineStarter:
         """
         client, loop = self._client, asyncio.get_running_loop()
         multiprocessing.active_children()  # reaps the process before, if this process has forked it
-        changes = {"incarnations": tuple(incarnations), "restarts": True}
+        changes = {"incarnations": tuple(incarnations), "starts_alone": True}
         deployment = self._deployment.model_copy(update=changes)
         config = config_of(client.vllm_config, deployment, self._blocks[engine])
         address = f"ipc://{deployment.run_dir}/start-{engine}-{incarnations[engine]}"

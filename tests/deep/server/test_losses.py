@@ -34,7 +34,7 @@ from flying_serving.config import deployment_of
 from flying_serving.engine import core
 build = core.build
 def fail(built):
-    if built.engine_index == 1 and deployment_of(built.vllm_config.additional_config).restarts:
+    if built.engine_index == 1 and deployment_of(built.vllm_config.additional_config).starts_alone:
         os._exit(3)
     return build(built)
 core.build = fail

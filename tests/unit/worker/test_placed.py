@@ -96,7 +96,7 @@ def test_a_restarted_engine_has_the_placement_of_the_one_before() -> None:
         placements=placements,
         flying=FlyingConfig(),
     )
-    again = Deployment.model_validate(first.model_copy(update={"restarts": True}).model_dump())
+    again = Deployment.model_validate(first.model_copy(update={"starts_alone": True}).model_dump())
     assert again.placement(1, 0) == placements[1]
 
 
