@@ -110,7 +110,11 @@ class AdapterNotLoaded(FlyingError):
     """
 
 
-class CollectiveTimeout(EngineLost):
+class GroupBroken(EngineLost):
+    """A group lacks a member: it exchanges nothing, and its step is void. The message says why."""
+
+
+class CollectiveTimeout(GroupBroken):
     """A collective did not complete before its deadline; the message names the missing members."""
 
 

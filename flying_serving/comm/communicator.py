@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from flying_serving.comm.staging import HostStage
-from flying_serving.errors import EngineLost
+from flying_serving.errors import GroupBroken
 
 
 class GroupEnd(Protocol):
@@ -37,7 +37,7 @@ class GroupEnd(Protocol):
         """Return once every rank has called this, within `deadline_s`."""
 
     def require_whole(self, *, goes_on: bool = False) -> None:
-        """Raise EngineLost if results of a step that is over are void, because a rank was lost.
+        """Raise GroupBroken if results of a step that is over are void, because a rank was lost.
 
         `goes_on`: True if collectives of a later step are queued.
         """
@@ -50,7 +50,7 @@ class Communicator(Protocol):
     """Collectives of a group whose end is replaced when members were started again."""
 
     def use(self, group: GroupEnd | None) -> None:
-        """Use this group from now on; with None collectives raise EngineLost."""
+        """Use this group from now on; with None collectives raise GroupBroken."""
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Sum `x` over the ranks in place."""
@@ -71,7 +71,7 @@ class Communicator(Protocol):
 class GroupCommunicator:
     """Collectives of a group, over an end that is replaced when members were started again.
 
-    Each method takes, returns and raises as the same method of the end. It raises EngineLost while
+    Each method takes, returns and raises as the same method of the end. It raises GroupBroken while
     the group has no end. `name`: the group's, for errors.
     """
 
@@ -80,7 +80,7 @@ class GroupCommunicator:
         self._group: GroupEnd | None = None
 
     def use(self, group: GroupEnd | None) -> None:
-        """Use this group from now on; with None collectives raise EngineLost."""
+        """Use this group from now on; with None collectives raise GroupBroken."""
         self._group = group
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
@@ -105,7 +105,7 @@ class GroupCommunicator:
 
     def _opened(self, operation: str) -> GroupEnd:
         if self._group is None:
-            raise EngineLost(f"{operation}: {self.name} is not whole")
+            raise GroupBroken(f"{operation}: {self.name} is not whole")
         return self._group
 
 
@@ -122,7 +122,7 @@ class StagedCommunicator:
         self._lock = threading.Lock()
 
     def use(self, group: GroupEnd | None) -> None:
-        """Use this group from now on; with None collectives raise EngineLost."""
+        """Use this group from now on; with None collectives raise GroupBroken."""
         self._shared.use(group)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:

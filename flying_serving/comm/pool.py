@@ -162,7 +162,7 @@ class CommunicatorPool:
 
     def leave(self, size: int) -> None:
         """Leave the files of the group of `size` engines: a member is lost. Its collectives raise
-        EngineLost.
+        GroupBroken.
 
         The files are removed too: no process attaches to them any more, and their memory is free
         when all have left them.
@@ -176,7 +176,7 @@ class CommunicatorPool:
                 Path(end.path).unlink(missing_ok=True)
 
     def require_whole(self, size: int, *, goes_on: bool = False) -> None:
-        """Raise EngineLost if a step of the group of `size` engines is void: a member was lost.
+        """Raise GroupBroken if a step of the group of `size` engines is void: a member was lost.
 
         To be called when the step is over. `goes_on`: True if a later one is launched already.
         """

@@ -47,7 +47,7 @@ class ShmGroup:
     several threads take turns.
 
     Every collective raises CollectiveTimeout if a rank has not come to it within `deadline_s`, by
-    this process's own time (`waits.py`). It raises EngineLost if the group is aborted or a rank
+    this process's own time (`waits.py`). It raises GroupBroken if the group is aborted or a rank
     that is waited for has exited or closed. Both name the ranks and where they are.
     """
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from flying_serving.comm.life import hold, is_held
 from flying_serving.comm.shm_kernels import LINE_BYTES
-from flying_serving.errors import CollectiveTimeout, EngineLost
+from flying_serving.errors import CollectiveTimeout, GroupBroken
 
 # Words of the header: one of the group (why it was aborted: 0, or 1 + the rank that was lost), two
 # of each rank.
@@ -48,7 +48,7 @@ class GroupRanks:
         """Raise if there is no use in waiting any longer for `ranks` in operation `sequence`."""
         reason = self.words[REASON]
         if reason:
-            raise EngineLost(
+            raise GroupBroken(
                 f"{operation}: the group was aborted because of {self._names[reason - 1]}"
             )
         # The kernel waits for all to have begun the operation before, then for `ranks` to be where
@@ -65,7 +65,7 @@ class GroupRanks:
             return
         self.abort(min(lost or behind))
         if lost:
-            raise EngineLost(f"{operation}: exited or closed: {self._describe(lost)}")
+            raise GroupBroken(f"{operation}: exited or closed: {self._describe(lost)}")
         raise CollectiveTimeout(
             f"{operation}: waited {waited_s:.1f} s for {self._describe(behind)}"
         )

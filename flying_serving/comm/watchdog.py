@@ -1,11 +1,15 @@
 """A thread that ends the waits of a device for engines that are lost, or that do not take part."""
 
+from __future__ import annotations
+
 import threading
 import time
 from collections.abc import Callable, Collection
 from typing import Protocol
 
-from flying_serving.errors import CollectiveTimeout, EngineLost
+from flying_serving.comm.pulse import Pulse
+from flying_serving.config import Deployment
+from flying_serving.errors import CollectiveTimeout, GroupBroken
 from flying_serving.log import logger
 
 LOOK_S = 0.05
@@ -20,7 +24,7 @@ class Abortable(Protocol):
         it.
         """
 
-    def abort(self, error: EngineLost) -> None:
+    def abort(self, error: GroupBroken) -> None:
         """End the collectives under way, because of an error. Any thread may call it."""
 
 
@@ -30,6 +34,12 @@ class Watchdog:
     The main thread cannot do that: it waits for the device, and the device for the lost engine.
     `is_lost`: whether the API server has said that an engine is lost.
     """
+
+    @classmethod
+    def of(cls, deployment: Deployment) -> Watchdog:
+        """Return a watchdog that hears of losses by the pulse of a server."""
+        pulse = Pulse(deployment.run_dir, deployment.engines, deployment.devices)
+        return cls(pulse.is_lost)
 
     def __init__(self, is_lost: Callable[[int], bool]) -> None:
         self._is_lost = is_lost
@@ -71,9 +81,9 @@ class Watchdog:
         except Exception:
             logger.exception("a group was not aborted (%s)", error)
 
-    def _error(self, group: Abortable, engines: Collection[int]) -> EngineLost | None:
+    def _error(self, group: Abortable, engines: Collection[int]) -> GroupBroken | None:
         lost = [engine for engine in engines if self._is_lost(engine)]
         if lost:
-            return EngineLost(f"engine {lost[0]} is lost")
+            return GroupBroken(f"engine {lost[0]} is lost")
         overdue = group.overdue()
         return None if overdue is None else CollectiveTimeout(overdue)

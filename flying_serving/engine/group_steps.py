@@ -18,7 +18,7 @@ from flying_serving.log import logger
 from flying_serving.phase import Phase
 from flying_serving.scheduling.arbiter import HOLD_S
 from flying_serving.worker.lane import OutputUse
-from flying_serving.worker.lanes import StepLost, WorkerLanes
+from flying_serving.worker.lanes import VoidStep, WorkerLanes
 
 NOTES_POLL_S = 0.0005
 """Seconds between two looks whether the members have noted their tokens."""
@@ -288,7 +288,7 @@ class GroupSteps:
 
     def _is_lost(self, size: int, output: Any) -> bool:
         """Return whether a member was lost in a step, and report it."""
-        if not isinstance(output, StepLost):
+        if not isinstance(output, VoidStep):
             return False
         self._launched[size].clear()
         self._enter(size, GroupPhase.LOST)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from flying_serving.comm.pool import CommunicatorPool
-from flying_serving.errors import ConfigError, EngineLost, LaneError
+from flying_serving.errors import ConfigError, GroupBroken, LaneError
 from flying_serving.layout.parallelism import Parallelism
 from flying_serving.vllm_adapter.model_runner.batches import (
     CHECK_REQUESTS,
@@ -185,7 +185,7 @@ class LaneChecks:
                 (coordinator.rank_in_group, coordinator.world_size),
             )
             why = _refusal(found, allowed)
-        except EngineLost:
+        except GroupBroken:
             raise
         except Exception as error:  # noqa: BLE001 - a model may raise anything of some tokens
             why = f"they fail: {type(error).__name__}: {error}"

@@ -18,7 +18,7 @@ from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from flying_serving.comm.pool import CommunicatorPool
-from flying_serving.errors import ConfigError, EngineLost
+from flying_serving.errors import ConfigError, GroupBroken
 from flying_serving.layout.parallelism import Parallelism
 from flying_serving.vllm_adapter.kv.cache import in_blocks_of
 from flying_serving.vllm_adapter.model_runner.compiled import keep_eager
@@ -190,7 +190,7 @@ class WorkerLane:
         """Run one step of the model, all members together, and all with the same `parallelism`.
 
         Returns vLLM's ModelRunnerOutput if the output is to be returned, otherwise None: the device
-        may still compute then. Raises EngineLost if a member was lost before the output was there.
+        may still compute then. Raises GroupBroken if a member was lost before the output was there.
         """
         with self.communicators.activate(self.size), self._divided(parallelism):
             output = self.runner.launch(plan, grammar)
@@ -202,11 +202,11 @@ class WorkerLane:
     def take_output(self) -> Any:
         """Return the oldest kept output, vLLM's ModelRunnerOutput, once it is there.
 
-        Raises EngineLost if a member was lost before. Then another device of the engine may have
+        Raises GroupBroken if a member was lost before. Then another device of the engine may have
         launched the step, and this one not.
         """
         if not self.kept:
-            raise EngineLost(f"group of {self.size} engines: the step was not launched here")
+            raise GroupBroken(f"group of {self.size} engines: the step was not launched here")
         return self._once_there(self.kept.popleft())
 
     def drop_requests(self) -> None:

@@ -13,7 +13,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.config import Deployment
-from flying_serving.errors import CollectiveTimeout, EngineLost, Unsupported
+from flying_serving.errors import CollectiveTimeout, GroupBroken, Unsupported
 from flying_serving.layout.groups import aligned_group
 from flying_serving.layout.parallelism import Parallelism
 from flying_serving.layout.shards import lane_block_tokens
@@ -41,22 +41,22 @@ from flying_serving.worker.lane import OutputUse, WorkerLane, lane_config
 
 
 @dataclass(frozen=True)
-class StepLost:
+class VoidStep:
     """The output of a step of which a member is lost, with the reason."""
 
     why: str
 
 
-def _unless_lost(step: Callable[[], Any]) -> Any:
-    """Return the result of a part of a step; a StepLost if a member is lost. Raises
+def _unless_broken(step: Callable[[], Any]) -> Any:
+    """Return the result of a part of a step; a VoidStep if a member is lost. Raises
     CollectiveTimeout if it lives.
     """
     try:
         return step()
     except CollectiveTimeout:
         raise
-    except EngineLost as error:
-        return StepLost(str(error))
+    except GroupBroken as error:
+        return VoidStep(str(error))
 
 
 def _tensor_only(deployment: Deployment) -> str | None:
@@ -293,20 +293,20 @@ class WorkerLanes:
         """Run one step in the group of `size` engines; every member calls it with the same plan
         (its own block ids) and `parallelism`.
 
-        Returns as `WorkerLane.execute`, or a StepLost if a member is lost before the step is done.
+        Returns as `WorkerLane.execute`, or a VoidStep if a member is lost before the step is done.
         Raises CollectiveTimeout if a member lives but does not take part.
         """
         lane = self.groups[size]
-        return _unless_lost(lambda: lane.execute(plan, grammar, use, parallelism))
+        return _unless_broken(lambda: lane.execute(plan, grammar, use, parallelism))
 
     @torch.inference_mode()
     def take_output(self, size: int) -> Any:
         """Return the output of the oldest step of the group of `size` engines that was kept here,
         once it is there.
 
-        Returns a StepLost, or raises CollectiveTimeout, as `execute`.
+        Returns a VoidStep, or raises CollectiveTimeout, as `execute`.
         """
-        return _unless_lost(self.groups[size].take_output)
+        return _unless_broken(self.groups[size].take_output)
 
     def take_drafts(self, size: int) -> Any:
         """Return `Runner.take_drafts` of the group of `size` engines, after a step."""

@@ -115,8 +115,7 @@ class LaneWorker:
         if deployment.collectives != "pynccl":
             self.communicators.use_shared_memory(run_dir, deadline_s)
             return
-        pulse = Pulse(run_dir, deployment.engines, deployment.devices)
-        site = nccl.Site(self.engine, worker.device, deadline_s, Watchdog(pulse.is_lost))
+        site = nccl.Site(self.engine, worker.device, deadline_s, Watchdog.of(deployment))
         self.communicators.use_ends(run_dir, site.open_end)
 
     def load_model(self, **options: Any) -> None:

@@ -16,7 +16,7 @@ from vllm.distributed.utils import StatelessProcessGroup
 from flying_serving.comm.parts import byte_parts
 from flying_serving.comm.waits import WaitTime
 from flying_serving.comm.watchdog import Watchdog
-from flying_serving.errors import CollectiveTimeout, EngineLost, Unsupported
+from flying_serving.errors import CollectiveTimeout, GroupBroken, Unsupported
 from flying_serving.layout.groups import Group
 
 POLL_S = 0.01
@@ -59,7 +59,7 @@ class NcclGroup:
         self._rank, self._names, self._site = rank, names, site
         self._state = threading.Lock()
         self._communicator: PyNcclCommunicator | None = None
-        self._error: EngineLost | None = None
+        self._error: GroupBroken | None = None
         self._queued: WaitTime | None = None
         """How long the device may have waited in a collective that `require_whole` has not
         confirmed. The watchdog looks.
@@ -130,7 +130,7 @@ class NcclGroup:
 
         Raises:
             CollectiveTimeout: if the group was aborted because a rank was late.
-            EngineLost: if it was aborted for another reason.
+            GroupBroken: if it was aborted for another reason.
         """
         self._queued = _begun() if goes_on else None
         self._refuse_aborted()
@@ -148,7 +148,7 @@ class NcclGroup:
         others = [name for rank, name in enumerate(self._names) if rank != self._rank]
         return f"waited {queued.waited_s:.1f} s for one of {', '.join(others)}"
 
-    def abort(self, error: EngineLost) -> None:
+    def abort(self, error: GroupBroken) -> None:
         """End the collectives under way on the device. Any thread may call it; the first error
         stays.
         """
@@ -163,14 +163,14 @@ class NcclGroup:
     def close(self) -> None:
         """Leave the group. A second call does nothing."""
         self._site.watchdog.forget(self)
-        self.abort(EngineLost("closed"))
+        self.abort(GroupBroken("closed"))
 
     def _refuse_aborted(self) -> None:
         if self._error is not None:
             raise type(self._error)(f"group {Path(self.path).name}: {self._error}")
 
     def _run(self, operation: str, run: Callable[[PyNcclCommunicator], T]) -> T:
-        """Queue a collective. Raises EngineLost if the group was aborted, or NCCL has an error."""
+        """Queue a collective. Raises GroupBroken if the group was aborted, or NCCL has an error."""
         communicator = self._connected(self._site.deadline_s)
         if self._queued is None:
             self._queued = _begun()
@@ -178,7 +178,7 @@ class NcclGroup:
             result = run(communicator)
         except RuntimeError as error:
             self._refuse_aborted()
-            raise EngineLost(f"{operation} of {Path(self.path).name}: {error}") from error
+            raise GroupBroken(f"{operation} of {Path(self.path).name}: {error}") from error
         self._refuse_aborted()
         return result
 
@@ -204,13 +204,13 @@ class NcclGroup:
             communicator = PyNcclCommunicator(group, self._site.device)
         except RuntimeError as error:
             self._refuse_aborted()
-            raise EngineLost(f"connecting {Path(self.path).name}: {error}") from error
+            raise GroupBroken(f"connecting {Path(self.path).name}: {error}") from error
         if not communicator.available:
             raise Unsupported("--cuda-collectives=pynccl: vLLM cannot load NCCL on this machine")
         return communicator
 
     def _await_ranks(self, store: FileStore, deadline_s: float) -> None:
-        """Wait for all ranks. Raises CollectiveTimeout, or EngineLost if one is lost meanwhile."""
+        """Wait for all ranks. Raises CollectiveTimeout, or GroupBroken if one is lost meanwhile."""
         store.set(f"here/{self._rank}", "")
         wait = _begun()
         while missing := [

@@ -31,7 +31,8 @@ def fewer(worker):
     return available(worker) // (1 + worker.engine)
 def later(built):
     found = build(built)
-    if built.engine_index == 0 and not deployment_of(built.vllm_config.additional_config).starts_alone:
+    deployment = deployment_of(built.vllm_config.additional_config)
+    if built.engine_index == 0 and not deployment.starts_alone:
         time.sleep(3)
     return found
 FlyingCPUWorker.determine_available_memory, core.build = fewer, later

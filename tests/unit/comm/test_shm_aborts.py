@@ -74,7 +74,7 @@ def test_deadline_names_the_missing_rank_and_its_operation(path: str) -> None:
     assert told, message
     assert float(told[1]) >= 0.5
     assert by_class == {
-        "EngineLost": "barrier (sequence 2): the group was aborted because of engine 12"
+        "GroupBroken": "barrier (sequence 2): the group was aborted because of engine 12"
     }
 
 
@@ -113,7 +113,7 @@ def test_killed_rank_is_an_error_not_a_hang(path: str) -> None:
     started[2][0].kill()
     sent = results(started[:2])
     started[2][0].join()
-    assert all(at_s - begin_s < DEADLINE_S and kind == "EngineLost" for at_s, kind, _ in sent)
+    assert all(at_s - begin_s < DEADLINE_S and kind == "GroupBroken" for at_s, kind, _ in sent)
     assert any("exited or closed: engine 12 (process" in message for _, _, message in sent)
 
 
@@ -139,7 +139,7 @@ def test_an_interrupt_is_served_and_ends_the_group(path: str) -> None:
     _, (_, kind, message), _ = results(
         start(interrupted, path, 3, range(2)) + start(stay_out, path, 3, range(2, 3))
     )
-    assert kind == "EngineLost"
+    assert kind == "GroupBroken"
     assert message == "barrier (sequence 2): the group was aborted because of engine 10"
 
 

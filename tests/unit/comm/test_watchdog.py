@@ -3,9 +3,12 @@
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+from flying_serving.comm.pulse import Pulse
 from flying_serving.comm.watchdog import LOOK_S, Watchdog
-from flying_serving.errors import CollectiveTimeout, EngineLost
+from flying_serving.config import Deployment, FlyingConfig
+from flying_serving.errors import CollectiveTimeout, GroupBroken
 
 WAIT_S = 30.0
 
@@ -14,7 +17,7 @@ class Group:
     """Notes why it was aborted. `problem`: with aborting it."""
 
     def __init__(self, problem: Exception | None = None, waited_for: str | None = None) -> None:
-        self.errors: list[EngineLost] = []
+        self.errors: list[GroupBroken] = []
         self.waited_for = waited_for
         self._problem = problem
 
@@ -25,7 +28,7 @@ class Group:
     def overdue(self) -> str | None:
         return self.waited_for
 
-    def abort(self, error: EngineLost) -> None:
+    def abort(self, error: GroupBroken) -> None:
         self.errors.append(error)
         if self._problem is not None:
             raise self._problem
@@ -50,6 +53,16 @@ def test_group_of_a_lost_engine_is_aborted_once() -> None:
     assert second.reasons == ["engine 3 is lost"]
     assert first.reasons == []
     watchdog.forget(first)
+
+
+def test_loss_is_heard_of_by_the_pulse_of_the_server(tmp_path: Path) -> None:
+    flying = FlyingConfig()
+    made = Deployment(run_dir=str(tmp_path), engines=2, devices=1, group_sizes=(1,), flying=flying)
+    watchdog, group = Watchdog.of(made), Group()
+    watchdog.watch(group, (1,))
+    Pulse(str(tmp_path), 2, 1).declare_lost(1)
+    until(lambda: group.reasons)
+    assert isinstance(group.errors[0], GroupBroken)
 
 
 def test_group_whose_wait_is_overdue_is_aborted_by_a_timeout() -> None:

@@ -4,7 +4,7 @@ import pytest
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
 from flying_serving.engine.sampled import OutputOfDevicesApart, answer_of
-from flying_serving.worker.lanes import StepLost
+from flying_serving.worker.lanes import VoidStep
 
 
 def output_of(*tokens: list[int]) -> ModelRunnerOutput:
@@ -51,9 +51,9 @@ def test_empty_outputs_are_equal() -> None:
 
 def test_a_device_that_has_lost_a_member_has_sampled_no_other_tokens() -> None:
     output = output_of([5])
-    assert answer_of([output, StepLost("engine 1 is lost")]) is output
+    assert answer_of([output, VoidStep("engine 1 is lost")]) is output
 
 
 def test_the_loss_that_the_first_device_reports_is_the_answer() -> None:
-    lost = StepLost("engine 1 is lost")
+    lost = VoidStep("engine 1 is lost")
     assert answer_of([lost, output_of([5])]) is lost

@@ -8,7 +8,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 
 from flying_serving.layout.parallelism import Parallelism
 from flying_serving.worker.lane import OutputUse
-from flying_serving.worker.lanes import StepLost
+from flying_serving.worker.lanes import VoidStep
 from tests.with_vllm.vllm_adapter.lanes import BLOCK, token
 
 
@@ -45,7 +45,7 @@ class Worker:
         """Compute a step, as `WorkerLanes.execute`."""
         self.parallelisms.append(parallelism)
         if self.loses_member and size > 1:
-            return StepLost("engine 1 is lost")
+            return VoidStep("engine 1 is lost")
         self._update(plan)
         output = self._compute(plan)
         if size == 1:
@@ -62,7 +62,7 @@ class Worker:
         """Return the oldest kept output, as `WorkerLanes.take_output`."""
         step, output = self.kept.popleft()
         if self.loses_member:
-            return StepLost("engine 1 is lost")
+            return VoidStep("engine 1 is lost")
         self._await_members(step)
         return output
 

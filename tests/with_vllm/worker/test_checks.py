@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from flying_serving.errors import ConfigError, EngineLost
+from flying_serving.errors import ConfigError, GroupBroken
 from flying_serving.layout.parallelism import Parallelism
 from flying_serving.memory.kv_groups import KVGroup, KVGroups, one_group
 from flying_serving.vllm_adapter.model_runner.token_parallel import TokenParallel
@@ -108,7 +108,7 @@ def test_steps_that_fail_are_not_made_and_the_server_starts() -> None:
 
 def test_a_lost_engine_ends_the_check() -> None:
     def lost(_plan: Any) -> None:
-        raise EngineLost("engine 1")
+        raise GroupBroken("engine 1")
 
-    with pytest.raises(EngineLost):
+    with pytest.raises(GroupBroken):
         checked(Agreeing(), lost)
