@@ -1,9 +1,10 @@
 """The loss of an engine and its return, in the order of events.
 
 1. `_ended`: its process ends, or `liveness.py` has killed it.
-2. `_lose`: tells the other engines (`peer_notices.py`), then the controller, which has the requests
+2. `_lose`: tells the other engines (`_tell_peers`), then the controller, which has the requests
    of the engine run elsewhere.
-3. `_bring_back`: once the other engines have answered, tries `_start` until it succeeds.
+3. `_bring_back`: once the other engines have answered, tries `_start` until it succeeds. They hold
+   memory of the lost engine until then, and it does until all of its processes have ended.
 4. `_join`: tells the other engines that it is back, then the controller.
 
 Whether an engine is lost stands in four registers, one for each of those who ask. `_lose` makes an
@@ -17,23 +18,23 @@ the others when it is UP again.
 | `ClientChannel.hide_engine` | vLLM | it counts no request of the engine |
 | `Controller.engines_lost` | the controller | no layout has the engine (`absent_engines`) |
 
-`PeerNotices.tell_all` has the other engines act on the second: they leave the groups of the engine.
+`_tell_peers` has the other engines act on the second: they leave the groups of the engine.
 Status and metrics show the loss (`EngineRecord.loss`) until the engine is UP.
 """
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from flying_serving.comm.group_files import forget_groups
+from flying_serving.comm.group_files import forget_groups, forget_worlds
 from flying_serving.comm.pulse import Pulse
 from flying_serving.errors import EngineLost, FlyingError
 from flying_serving.log import logger
-from flying_serving.server.calls.engine_calls import EngineCalls
-from flying_serving.server.engines.departures import remove_remains, until_ended
+from flying_serving.server.calls.engine_calls import EngineCalls, consume_exception
 from flying_serving.server.engines.liveness import LivenessWatch
-from flying_serving.server.engines.peer_notices import PeerNotices
+from flying_serving.server.engines.processes import has_ended
 from flying_serving.server.engines.record import (
     IS_READY,
     EnginePhase,
@@ -42,6 +43,7 @@ from flying_serving.server.engines.record import (
     incarnations,
 )
 from flying_serving.server.shell import Shell
+from flying_serving.vllm_adapter.processes.queues import remove_queues
 
 LEFT_S = 1.0
 """The time after the end of an engine by a signal in which the server may get the same signal."""
@@ -51,6 +53,9 @@ start.
 """
 CRASH_LOOP = 3
 """The number of rapid losses in a row at which the log reports a crash loop."""
+ENDED_S = 30.0
+"""The time that a killed process may take to end and to free its memory."""
+_ENDED_POLL_S = 0.02
 
 
 class EngineSupervisor:
@@ -76,7 +81,6 @@ class EngineSupervisor:
         for record, process in zip(self.records, processes, strict=True):
             record.process = process
         self._pulse = Pulse(deployment.run_dir, deployment.engines, deployment.devices)
-        self._notices = PeerNotices(self._calls, self.records)
         self._start_lock = asyncio.Lock()
         """Engines start one at a time, so that no two starts miss each other."""
 
@@ -119,7 +123,7 @@ class EngineSupervisor:
             self._end_server(f"{reasons[-1]}; {left} engines are left, {allowed}")
             return
 
-        answered = self._notices.tell_all()
+        answered = self._tell_peers()
         for engine in lost:
             self._calls.channel.hide_engine(engine)
             self._shell.figures.forget(engine)
@@ -150,6 +154,41 @@ class EngineSupervisor:
         self._calls.cut_off(engine, reason)
         self._pulse.declare_lost(engine)
         return reason
+
+    # ---- what others hear of it, at a loss and at a return
+
+    def _tell_peers(self, back: int | None = None) -> asyncio.Future[list[None]]:
+        """Tell each engine which engines are present. Done when each has answered, or is lost too.
+
+        An engine that fails or does not answer is killed: it would wait for lost engines, or go on
+        with their KV. If it fails at the return of engine `back`, that engine is killed, and starts
+        again later.
+        """
+        present, timeout_s = incarnations(self.records), self._deployment.told_in_s
+        calls = {
+            engine: self._calls.utility(engine, "flying_peers", present, timeout_s=timeout_s)
+            for engine in self._calls.engines
+        }
+        # each is awaited in a task of its own: all have been sent by now
+        answers = {
+            engine: consume_exception(asyncio.ensure_future(call)) for engine, call in calls.items()
+        }
+        blamed = {engine: engine if back is None else back for engine in answers}
+        heard = [self._heard(engine, answers[engine], blamed[engine]) for engine in answers]
+        return asyncio.ensure_future(asyncio.gather(*heard))
+
+    async def _heard(self, engine: int, answer: asyncio.Future[Any], blamed: int) -> None:
+        """Await the answer of an engine. Without an answer, kill the engine that is to blame."""
+        record = self.records[blamed]
+        process = record.process
+        try:
+            await answer
+        except Exception as error:  # noqa: BLE001 - the engine does not know its peers
+            ends = self._calls.ending or self._calls.channel.engines_dead
+            if ends or not self._calls.reaches(engine):
+                return
+            if record.process is process and record.can_be_killed:
+                record.kill(f"engine {engine} could not go on with those that are there: {error}")
 
     # ---- the return
 
@@ -187,8 +226,10 @@ class EngineSupervisor:
             record.process = process
 
         try:
-            await until_ended(self.records, self._pulse)
-            remove_remains(self._deployment.run_dir, engine)
+            await self._until_ended()
+            # in which the devices of the engine met
+            remove_queues(Path(self._deployment.run_dir), engine)
+            forget_worlds(self._deployment.run_dir, engine)
             record.incarnation += 1
             present = incarnations(self.records)
             present[engine] = record.incarnation
@@ -199,6 +240,33 @@ class EngineSupervisor:
             forget_groups(self._deployment.run_dir, engine, self._deployment.group_sizes, present)
             return False
         return True
+
+    async def _until_ended(self) -> None:
+        """Wait until all processes of lost engines have ended, also the processes of their devices.
+
+        Raises:
+            EngineLost: naming the processes that are left after ENDED_S.
+        """
+        until_s = time.monotonic() + ENDED_S
+        while left := self._left():
+            if time.monotonic() > until_s:
+                raise EngineLost(
+                    f"lost engines hold memory, as they have not ended within {ENDED_S:g} s: "
+                    f"{', '.join(left)}"
+                )
+            await asyncio.sleep(_ENDED_POLL_S)
+
+    def _left(self) -> list[str]:
+        """Return the names of processes of lost engines that have not ended."""
+        left = []
+        for engine, record in enumerate(self.records):
+            if not record.holds_memory:
+                continue
+            if not has_ended(record.process.sentinel):
+                left.append(f"engine {engine}")
+            devices = self._pulse.living_devices(engine)
+            left += [f"device {device} of engine {engine}" for device in devices]
+        return left
 
     def _start_failed(self, engine: int, error: Exception) -> None:
         record = self.records[engine]
@@ -226,7 +294,7 @@ class EngineSupervisor:
         record.joined_s = time.monotonic()
         self._pulse.declare_back(engine)
         self._watch(engine)
-        await self._notices.tell_all(engine)
+        await self._tell_peers(engine)
         if record.phase is not EnginePhase.JOINING:  # it is to be lost again, or is lost
             return
 

@@ -7,7 +7,7 @@ import pytest
 
 from flying_serving.comm.life import hold
 from flying_serving.comm.pulse import Pulse
-from flying_serving.server.engines import departures
+from flying_serving.server.engines import supervisor
 from tests.with_vllm.server.engines.nodes import UNTIL_STARTED_S, node
 
 
@@ -60,7 +60,7 @@ async def test_processes_that_do_not_end_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The start has failed, and is repeated later."""
-    monkeypatch.setattr(departures, "ENDED_S", 0.05)
+    monkeypatch.setattr(supervisor, "ENDED_S", 0.05)
     async with node(tmp_path, devices=2) as one:
         device = living_device(tmp_path, 1, 0)
         one.vllm.failing.add(2)
