@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from flying_serving.cli.main import main
-from flying_serving.cli.serve import restart_with_allocator
+from flying_serving.cli.serve import exec_with_allocator
 
 
 def run(module: str, change: Callable[[], None]) -> None:
@@ -15,6 +15,6 @@ def run(module: str, change: Callable[[], None]) -> None:
         module: that was run, with `python -m`; it is started again with the server's allocator.
         change: applied before the command runs.
     """
-    restart_with_allocator(module)
+    exec_with_allocator(module)
     change()
     main()

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from flying_lab.server_process import CPU_ENVIRONMENT
 from flying_lab.signals import ended_by_signals
-from flying_serving.cli.serve import restart_with_allocator
+from flying_serving.cli.serve import exec_with_allocator
 from flying_serving.placement.topology import read_topology
 from harness.no_torchvision import stand_in
 from zoo import cache, kept
@@ -76,7 +76,7 @@ def main() -> None:
         _write_pages()
         return
     os.environ |= CPU_ENVIRONMENT | {"PYTHONPATH": str(cache.ROOT)}
-    restart_with_allocator("zoo")  # servers are forked from this process
+    exec_with_allocator("zoo")  # servers are forked from this process
     _import_all()
     every = [*zoo(), *quantized_models()]
     found = [

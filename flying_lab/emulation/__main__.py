@@ -20,9 +20,9 @@ def main() -> None:
         runpy.run_module(STOCK, run_name="__main__", alter_sys=True)
         return
     from flying_serving.cli.main import main as ours
-    from flying_serving.cli.serve import restart_with_allocator
+    from flying_serving.cli.serve import exec_with_allocator
 
-    restart_with_allocator(MODULE)
+    exec_with_allocator(MODULE)
     keep_async_scheduling()
     ours()
 

@@ -60,7 +60,7 @@ def run(argv: list[str]) -> list[Finding]:
     """Check the model of these flags of `serve`. Returns the rows of the table."""
     from flying_serving.cli import serve
 
-    serve.restart_with_allocator()
+    serve.exec_with_allocator()
     serve.log_only_errors()
     began = time.monotonic()
     args = serve.parse(argv, "flying-serving doctor")

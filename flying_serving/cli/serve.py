@@ -45,7 +45,7 @@ def main(argv: list[str]) -> None:
     if {"-h", "--help"} & set(argv):
         sys.stdout.write(screen())
         return
-    restart_with_allocator()
+    exec_with_allocator()
     if any(word.startswith("--help=") for word in argv):
         log_only_errors()
     args = parse(argv, "flying-serving serve")
@@ -252,7 +252,7 @@ def _flying_settings(args: Any) -> dict[str, Any]:
     raise ConfigError(f"{option(name)}={texts[name]}: {element}{allowed}")
 
 
-def restart_with_allocator(module: str = "flying_serving.cli.main") -> None:
+def exec_with_allocator(module: str = "flying_serving.cli.main") -> None:
     """Start this process again, as `python -m module`, with the libraries that vLLM preloads into
     its CPU workers.
 

@@ -147,8 +147,8 @@ def order(row: Row, group: tuple[int, ...], mode: str, at_s: float) -> Event:
     )
 
 
-def lost(row: Row, count: int, at_s: float) -> Event:
-    """Return the number of events of this row that were lost before they could be written."""
+def dropped(row: Row, count: int, at_s: float) -> Event:
+    """Return the number of events of this row that were dropped before they could be written."""
     return row.instant(f"{count} events lost", "trace", at_s, {"count": count})
 
 

@@ -7,7 +7,7 @@ import time
 from collections import deque
 
 from flying_serving.log import logger
-from flying_serving.observe.tracing.events import Event, Row, lost
+from flying_serving.observe.tracing.events import Event, Row, dropped
 from flying_serving.observe.tracing.file import TraceFile
 
 KEPT_EVENTS = 1 << 16
@@ -21,8 +21,8 @@ CLOSE_S = 5.0
 class TraceWriter:
     """Writes the names of a row and its events to a trace that was begun.
 
-    At most `kept_events` wait to be written, every `write_s` seconds; more are lost, and the trace
-    has their number.
+    At most `kept_events` wait to be written, every `write_s` seconds. More are dropped, and the
+    trace has their number.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class TraceWriter:
         self._write_s = write_s
         self._file = TraceFile(path)
         self._events: deque[Event] = deque(row.names())
-        self._lost = self._lost_told = 0
+        self._dropped = self._dropped_told = 0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trace", daemon=True)
         self._thread.start()
@@ -44,7 +44,7 @@ class TraceWriter:
         if len(self._events) < self._room:
             self._events.append(event)
         else:
-            self._lost += 1
+            self._dropped += 1
 
     def close(self) -> None:
         """Write the waiting events, unless that takes longer than CLOSE_S, and close the file."""
@@ -69,9 +69,9 @@ class TraceWriter:
 
     def _write(self) -> None:
         events = [self._events.popleft() for _ in range(len(self._events))]
-        missed = self._lost - self._lost_told
+        missed = self._dropped - self._dropped_told
         if missed:
-            self._lost_told += missed
-            events.append(lost(self._row, missed, time.monotonic()))
+            self._dropped_told += missed
+            events.append(dropped(self._row, missed, time.monotonic()))
         if events:
             self._file.append(events)

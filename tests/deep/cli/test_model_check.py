@@ -342,7 +342,7 @@ def test_any_failure_of_the_model_check_is_one_line(
     def fail(_: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(serve, "restart_with_allocator", lambda: None)
+    monkeypatch.setattr(serve, "exec_with_allocator", lambda: None)
     monkeypatch.setattr(serve, "parse", lambda *_: SimpleNamespace(model="m"))
     monkeypatch.setattr(model_check, "_configuration", fail)
     (found,) = model_check.run(["m"])
