@@ -3,7 +3,7 @@ taken then, or one step later.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,35 +15,12 @@ from flying_serving.engine.messages import BeginAnew, Overlap, RunStep
 from flying_serving.engine.sampled import SampledTokens, why_logprobs_differ
 from flying_serving.errors import CollectiveTimeout
 from flying_serving.log import logger
-from flying_serving.phase import Phase
 from flying_serving.scheduling.arbiter import HOLD_S
 from flying_serving.worker.lane import OutputUse
 from flying_serving.worker.lanes import VoidStep, WorkerLanes
 
 NOTES_POLL_S = 0.0005
 """Seconds between two looks whether the members have noted their tokens."""
-
-
-class GroupPhase(Phase):
-    """The phases of a group on one engine.
-
-    STEPPING: the leader compares the tokens of its members.
-    ENDING: a step has failed, and all requests of the group have ended, also those of a step that
-    is outstanding still. The members have not begun anew.
-    LOST: a member was lost in a step. Nothing is launched until the group is forgotten.
-    """
-
-    STEPPING = "stepping"
-    ENDING = "ending"
-    LOST = "lost"
-
-
-TRANSITIONS: Mapping[GroupPhase, set[GroupPhase]] = {
-    GroupPhase.STEPPING: {GroupPhase.ENDING, GroupPhase.LOST},
-    GroupPhase.ENDING: {GroupPhase.STEPPING, GroupPhase.LOST},
-    GroupPhase.LOST: {GroupPhase.STEPPING},
-}
-"""The phases that may follow a phase."""
 
 
 @dataclass
@@ -108,7 +85,10 @@ class GroupSteps:
         self._clock = clock
         self._launched: dict[int, deque[LaunchedStep]] = {size: deque() for size in lanes.members}
         """By group size, the oldest step first."""
-        self._phases = dict.fromkeys(lanes.members, GroupPhase.STEPPING)
+        self._ending: set[int] = set()
+        """Sizes of groups in which a step has failed. All requests have ended, also those of a step
+        that is outstanding still. The members have not begun anew.
+        """
         for size in lanes.members:  # the board may have samples of this engine's last incarnation
             sampled.forget(size)
 
@@ -124,7 +104,7 @@ class GroupSteps:
         launched = self._launched[size]
         if message.overlap is not Overlap.SECOND:  # it was planned with the tokens of all before
             self._take_all(size)
-        if self._phases[size] is GroupPhase.LOST:
+        if size in self._lanes.broken:
             return
 
         step = LaunchedStep(message, self._clock())
@@ -149,19 +129,17 @@ class GroupSteps:
         """
         size = len(message.group)
         self._take_all(size)
-        if self._phases[size] is GroupPhase.LOST:
+        if size in self._lanes.broken:
             return
         self._sampled.begin_anew(size)
         self._host.call_workers(WorkerLanes.begin_anew, size, message.times)
-        if self._phases[size] is GroupPhase.ENDING:
-            self._enter(size, GroupPhase.STEPPING)
+        self._ending.discard(size)
 
     def forget(self, size: int) -> None:
         """Forget all steps of a group that has lost a member."""
         self._launched[size].clear()
         self._sampled.forget(size)
-        if self._phases[size] is not GroupPhase.STEPPING:
-            self._enter(size, GroupPhase.STEPPING)
+        self._ending.discard(size)
 
     # ---- steps end
 
@@ -258,7 +236,7 @@ class GroupSteps:
         leader = self._lanes.leaders.get(step.size)
         if leader is None or step.message.overlap is not Overlap.SECOND or not step.has_tokens:
             return False
-        if self._phases[step.size] is not GroupPhase.STEPPING:
+        if step.size in self._ending:
             return False
         member = self._sampled.awaited(leader.group)
         if member is None:
@@ -275,7 +253,7 @@ class GroupSteps:
         """End a step of a group that this engine leads. Return the outputs, by client."""
         plan, output = step.message.plan, step.output
         why = None
-        if step.has_tokens and self._phases[step.size] is GroupPhase.STEPPING:
+        if step.has_tokens and step.size not in self._ending:
             why = self._sampled.why_apart(leader.group) or why_logprobs_differ(output)
         if why is None:
             outputs = leader.finish(plan, output)
@@ -283,7 +261,7 @@ class GroupSteps:
                 leader.propose(self._host.call_workers(WorkerLanes.take_drafts, step.size))
             return outputs
         logger.error("%s; the requests of the group end with an error", why)
-        self._enter(step.size, GroupPhase.ENDING)
+        self._ending.add(step.size)
         return leader.fail(plan, output, why)
 
     def _is_lost(self, size: int, output: Any) -> bool:
@@ -291,10 +269,5 @@ class GroupSteps:
         if not isinstance(output, VoidStep):
             return False
         self._launched[size].clear()
-        self._enter(size, GroupPhase.LOST)
         self._lost(size, output.why)
         return True
-
-    def _enter(self, size: int, phase: GroupPhase) -> None:
-        who = f"group of {size} engines"
-        self._phases[size] = self._phases[size].then(phase, TRANSITIONS, who)

@@ -98,6 +98,8 @@ class Lanes:
             size: lane.leader for size, lane in self.by_size.items() if lane.leader is not None
         }
         """The engine's part as the leader of groups of several, by group size."""
+        self.broken: set[int] = set()
+        """Sizes of groups that lack a member: `Membership` says so."""
 
     @property
     def own(self) -> SchedulerPool:

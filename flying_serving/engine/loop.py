@@ -167,9 +167,7 @@ class EngineLoop:
     def serve(self) -> None:
         """Handle the next message, unless its engine or its group is no more."""
         message = self._channel.receive()
-        if message is not None and not (
-            self.membership and len(message.group) in self.membership.broken
-        ):
+        if message is not None and len(message.group) not in self.lanes.broken:
             self.handle(message)
 
     def handle(self, message: Message) -> None:

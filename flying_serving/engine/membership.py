@@ -54,8 +54,7 @@ class Membership:
         """By group size: the time until which the API server must report the loss in its last step,
         and the error of that step.
         """
-        self.broken = {size for size in lanes.members if not self._is_whole(size)}
-        """Sizes of groups of this engine that lack a member."""
+        lanes.broken.update(size for size in lanes.members if not self._is_whole(size))
         self._tell_leaders()
 
     def _is_whole(self, size: int) -> bool:
@@ -65,11 +64,11 @@ class Membership:
 
     def _tell_leaders(self) -> None:
         for size, leader in self._lanes.leaders.items():
-            leader.is_whole = size not in self.broken
+            leader.is_whole = size not in self._lanes.broken
 
     def failed(self, size: int, why: str, now_s: float) -> None:
         """Note that a step of a group was not finished, because a member is lost."""
-        self.broken.add(size)
+        self._lanes.broken.add(size)
         self._failed.setdefault(size, (now_s + self._told_in_s, why))
         self._tell_leaders()
 
@@ -116,14 +115,14 @@ class Membership:
             self._call_workers(
                 WorkerLanes.rejoin, size, [self._incarnations[engine] for engine in group]
             )
-            self.broken.discard(size)
+            self._lanes.broken.discard(size)
         self._tell_leaders()
-        if self._arbiter.present in self.broken:
+        if self._arbiter.present in self._lanes.broken:
             self._arbiter.switch(1, hard=False, weave_steps=self._arbiter.weave_steps, now_s=now_s)
 
     def _dissolve(self, size: int) -> None:
         """Remove a group from this engine: its requests, its blocks, its KV on the way."""
-        self.broken.add(size)
+        self._lanes.broken.add(size)
         self._failed.pop(size, None)
         self._migrations.dissolve(size)
         if size in self._lanes.leaders:

@@ -30,6 +30,7 @@ class Survivor:
     """
 
     def __init__(self, lanes: Lanes, incarnations: tuple[int | None, ...]) -> None:
+        self.lanes = lanes
         self.calls: list[tuple[Any, ...]] = []
         self.dissolved: list[int] = []
         self.mapped: list[int] = []
@@ -109,7 +110,7 @@ class Losses(RuleBasedStateMachine):
             assert (
                 not pair.leader.ready(self.now_s + 1) and pair.leader.retry_in_s(self.now_s) is None
             )
-            assert self.survivor.membership.broken == {2}
+            assert self.survivor.lanes.broken == {2}
         self.survivor.arbiter.present = 2
         assert self.survivor.update(0, None) == [
             (WorkerLanes.drop_requests, 2),
@@ -133,7 +134,7 @@ class Losses(RuleBasedStateMachine):
             (WorkerLanes.rejoin, 2, [0, self.incarnation]),
         ]
         assert self.survivor.update(0, self.incarnation) == expected
-        assert pair.leader.is_whole and not self.survivor.membership.broken
+        assert pair.leader.is_whole and not self.survivor.lanes.broken
 
     @rule()
     def hear_it_again(self) -> None:
@@ -163,14 +164,14 @@ def test_only_groups_with_the_lost_engine_are_broken() -> None:
         (WorkerLanes.drop_requests, 4),
         (transfer.unmap_peers, [1]),
     ]
-    assert survivor.membership.broken == {4}
+    assert survivor.lanes.broken == {4}
     assert survivor.dissolved == [4]
     assert survivor.update(0, None, None, 0) == [
         (WorkerLanes.drop_requests, 2),
         (WorkerLanes.drop_requests, 4),
         (transfer.unmap_peers, [2]),
     ]
-    assert survivor.membership.broken == {2, 4}
+    assert survivor.lanes.broken == {2, 4}
     back = survivor.update(0, None, 2, 0)
     assert back == [
         (WorkerLanes.drop_requests, 2),
@@ -178,7 +179,7 @@ def test_only_groups_with_the_lost_engine_are_broken() -> None:
         (transfer.map_peers, [2]),
         (WorkerLanes.rejoin, 2, [2, 0]),
     ]
-    assert survivor.membership.broken == {4}
+    assert survivor.lanes.broken == {4}
     assert survivor.mapped == [2]
 
 
@@ -194,7 +195,7 @@ def test_memory_of_a_lost_engine_is_unmapped_after_dissolving() -> None:
 
 def test_an_engine_that_is_started_while_another_is_lost_has_broken_groups() -> None:
     survivor = Survivor(members_of(1, (2, 4)), (0, 3, None, 0))
-    assert survivor.membership.broken == {4}
+    assert survivor.lanes.broken == {4}
 
 
 def test_an_engine_that_has_changed_unseen_is_another() -> None:
