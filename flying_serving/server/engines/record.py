@@ -126,7 +126,7 @@ class EngineRecord:
     def why_lost(self) -> str | None:
         """Why no process of the engine serves; None if one does."""
         lost = None if self.serves else self.loss
-        return lost and f"engine {self.engine} was lost: {self.loss.why}"
+        return None if lost is None else f"engine {self.engine} was lost: {lost.why}"
 
     @property
     def serves(self) -> bool:
