@@ -23,7 +23,6 @@ from flying_serving.controller.settings import Capacity
 from flying_serving.layout.groups import Group, KVSource
 from flying_serving.log import logger
 from flying_serving.server.requests import xargs
-from flying_serving.server.requests.scores import why_unscored
 from flying_serving.vllm_adapter.keys import (
     AHEAD_KEY,
     DEADLINE_KEY,
@@ -305,3 +304,22 @@ def _sent(
     lane = {LANE_KEY: len(group)} if len(group) > 1 else {}
     params.extra_args = {**(params.extra_args or {}), **lane, **extra} or None
     return replace(request, request_id=engine_id, sampling_params=params)
+
+
+def why_unscored(output: EngineCoreOutput, params: SamplingParams | None) -> str | None:
+    """Return in which tokens an output and the logprobs that its request asked for differ.
+
+    None if they do not, or if `params` asks for no logprobs, or for those of the whole vocabulary.
+    vLLM's API server joins tokens and logprobs when a request ends. A step that lacks logprobs, or
+    has those of another token, then raises a KeyError that names neither.
+    """
+    tokens = output.new_token_ids
+    if not tokens or params is None or params.num_logprobs in (None, -1):
+        return None
+    logprobs = output.new_logprobs
+    if logprobs is None:
+        return f"an output with tokens {tokens} has no logprobs"
+    of_logprobs = logprobs.logprob_token_ids[:, 0].tolist()
+    if of_logprobs != tokens:
+        return f"an output with tokens {tokens} has logprobs of tokens {of_logprobs}"
+    return None

@@ -8,7 +8,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.outputs import LogprobsLists
 
-from flying_serving.server.requests.scores import why_unscored
+from flying_serving.server.requests.streams import why_unscored
 
 
 def output_of(tokens: list[int], of_logprobs: list[list[int]] | None) -> EngineCoreOutput:
