@@ -288,8 +288,6 @@ def _admits(work: GroupWork, suspicion: Suspicion) -> bool:
     group.
     """
     companies = [
-        request.suspicion.company
-        for request in work.requests.values()
-        if request.suspicion.company
+        request.suspicion.company for request in work.requests.values() if request.suspicion.company
     ]
     return all(len(companies) < company for company in (*companies, suspicion.company or 1))

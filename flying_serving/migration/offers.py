@@ -170,9 +170,9 @@ def make_table(
 class PeerOffers:
     """The tables of all engines of a server. Each is mapped when it is first read.
 
-    `is_void`: tells whether the offers of an engine's groups are void, as the API server has lost it.
-    The API server says so before other members of these groups hear of it. They then use blocks
-    again that the groups have offered.
+    `is_void`: tells whether the offers of an engine's groups are void: the API server has
+    lost it. The API server says so before other members of these groups hear of it. They then use
+    blocks again that the groups have offered.
     """
 
     def __init__(self, run_dir: str, is_void: Callable[[int], bool]) -> None:

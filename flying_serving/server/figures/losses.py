@@ -29,9 +29,7 @@ class Losses:
     @property
     def now(self) -> dict[int, Loss]:
         """The present loss of each engine that is not UP again."""
-        return {
-            record.engine: record.loss for record in self._records if record.loss is not None
-        }
+        return {record.engine: record.loss for record in self._records if record.loss is not None}
 
     def lost(self, engine: int, loss: Loss, layout: Layout, *, frozen: bool) -> None:
         """Note the loss of an engine of `layout`. If it had not joined a layout again, its earlier

@@ -35,9 +35,7 @@ def seed_of(seed: int, group: Sequence[int], numbers: Sequence[int]) -> int:
     whose last number is 0. The number of a single engine is not 0 here, and groups have at
     least five numbers.
     """
-    return int(
-        np.random.SeedSequence((seed, len(group), group[0], *numbers)).generate_state(1)[0]
-    )
+    return int(np.random.SeedSequence((seed, len(group), group[0], *numbers)).generate_state(1)[0])
 
 
 class LaneRandomness:

@@ -14,8 +14,8 @@ from flying_serving.layout.groups import aligned_group
 from flying_serving.observe.tracing.events import (
     TracedStep,
     clock,
+    dropped,
     engine_row,
-    lost,
     microseconds,
     order,
     server_row,
@@ -99,7 +99,7 @@ def test_instants(at_s: float, unix_s: float) -> None:
     """Orders, losses and the clock, which leads back to Unix time."""
     taken, missed, now = (
         order(ROW, (2, 3), "weave", at_s),
-        lost(ROW, 3, at_s),
+        dropped(ROW, 3, at_s),
         clock(server_row(100), at_s, unix_s),
     )
     for event in (taken, missed, now):
