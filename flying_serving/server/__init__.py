@@ -8,6 +8,7 @@
 - `metrics.py`: the contents of `/metrics`.
 - `calls/`: calls of engine utilities, which ask engines or tell them something.
 - `engines/`: the loss of an engine and its new start; the end of the server.
+- `engine_record.py`: the phase of each engine, and whether it is lost.
 - `figures/`: samples for `/metrics`, `/flying/status`, the live view and traces.
 
 docs/architecture.md has the way of a request, file by file.

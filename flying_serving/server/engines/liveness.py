@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from flying_serving.comm.pulse import Pulse, Silence
 from flying_serving.server.calls.engine_calls import EngineCalls
-from flying_serving.server.engines.processes import has_ended
-from flying_serving.server.engines.record import EnginePhase, EngineRecord, WatchedProcess
+from flying_serving.server.engine_record import EnginePhase, EngineRecord, WatchedProcess, has_ended
 
 LIVENESS_POLL_S = 0.2
 """Seconds between two looks for signs of life."""

@@ -3,7 +3,6 @@
 import atexit
 import multiprocessing
 import os
-import select
 import signal
 import weakref
 from collections.abc import Callable, Mapping
@@ -12,6 +11,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from flying_serving.errors import EngineLost
+from flying_serving.server.engine_record import has_ended
 from flying_serving.worker.parent import (
     end_with_parent,
     forget_port,
@@ -22,16 +22,6 @@ from flying_serving.worker.parent import (
 STARTED_S = 20.0
 """The time that a fork may take."""
 _REAP_S = 1.0
-
-
-def has_ended(sentinel: int, timeout_s: float | None = 0.0) -> bool:
-    """Return whether a process has ended, or ends within `timeout_s`; None waits until it has.
-
-    Unlike `select`, this takes a sentinel of any number.
-    """
-    waiting = select.poll()
-    waiting.register(sentinel, select.POLLIN)
-    return bool(waiting.poll(None if timeout_s is None else timeout_s * 1e3))
 
 
 class EngineProcess:

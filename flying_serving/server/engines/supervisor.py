@@ -33,15 +33,15 @@ from flying_serving.comm.pulse import Pulse
 from flying_serving.errors import EngineLost, FlyingError
 from flying_serving.log import logger
 from flying_serving.server.calls.engine_calls import EngineCalls, consume_exception
-from flying_serving.server.engines.liveness import LivenessWatch
-from flying_serving.server.engines.processes import has_ended
-from flying_serving.server.engines.record import (
+from flying_serving.server.engine_record import (
     IS_READY,
     EnginePhase,
     Loss,
     WatchedProcess,
+    has_ended,
     incarnations,
 )
+from flying_serving.server.engines.liveness import LivenessWatch
 from flying_serving.server.shell import Shell
 from flying_serving.vllm_adapter.processes.queues import remove_queues
 

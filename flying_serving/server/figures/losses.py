@@ -8,7 +8,7 @@ from typing import Any
 from flying_serving.layout.groups import Layout
 from flying_serving.observe.metrics.histogram import Histogram
 from flying_serving.observe.metrics.table import BACK_BOUNDS_S, LOSS_REASONS
-from flying_serving.server.engines.record import EngineRecord, Loss
+from flying_serving.server.engine_record import EngineRecord, Loss
 
 KEPT = 100
 """The most changes of layout by losses that the live view shows."""

@@ -13,7 +13,7 @@ from flying_serving.config import Deployment, FlyingConfig
 from flying_serving.controller.switches import Switch
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.snapshot import Decision
-from flying_serving.server.engines.record import Loss
+from flying_serving.server.engine_record import Loss
 from flying_serving.server.figures.losses import Losses
 from flying_serving.server.figures.status import describe
 from flying_serving.server.requests.draining import Draining

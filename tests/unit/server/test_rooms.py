@@ -10,7 +10,7 @@ SERVER = Path(__file__).parents[3] / "flying_serving" / "server"
 PREFIX = "flying_serving.server."
 ORDER = (
     *("plugin", "patches", "http", "client", "clock", "engines", "metrics", "shell"),
-    *("start", "requests", "calls", "figures", "own_thread"),
+    *("start", "requests", "calls", "figures", "engine_record", "own_thread"),
 )
 """Rooms and modules beside them, from the top to the bottom: each imports what is below it."""
 

@@ -16,7 +16,7 @@ from flying_serving.controller.requests import RequestSpec, RequestState
 from flying_serving.controller.settings import Settings
 from flying_serving.errors import EngineLost
 from flying_serving.server import metrics as module
-from flying_serving.server.engines.record import EnginePhase, EngineRecord
+from flying_serving.server.engine_record import EnginePhase, EngineRecord
 from flying_serving.server.figures.page import Page
 from flying_serving.server.figures.predictions import Predictions
 from flying_serving.server.metrics import ServerMetrics

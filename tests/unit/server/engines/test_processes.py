@@ -14,7 +14,8 @@ from collections.abc import Iterator
 import pytest
 
 from flying_serving.errors import EngineLost
-from flying_serving.server.engines.processes import CleanParent, EngineProcess, has_ended
+from flying_serving.server.engine_record import has_ended
+from flying_serving.server.engines.processes import CleanParent, EngineProcess
 from flying_serving.worker.parent import end_with_parent, forget_signals
 
 

@@ -7,7 +7,7 @@ from flying_serving.controller.controller import Controller
 from flying_serving.controller.requests import RequestSpec
 from flying_serving.layout.groups import Layout
 from flying_serving.observe.view.rolling import Rolling
-from flying_serving.server.engines.record import EngineRecord
+from flying_serving.server.engine_record import EngineRecord
 from flying_serving.server.figures.losses import Losses
 from flying_serving.server.figures.state import state
 from flying_serving.wire import EngineFigures, EngineMemory, MigrationCounts

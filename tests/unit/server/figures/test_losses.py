@@ -3,7 +3,7 @@
 import json
 
 from flying_serving.layout.groups import Layout
-from flying_serving.server.engines.record import Loss
+from flying_serving.server.engine_record import Loss
 from flying_serving.server.figures.losses import KEPT
 from tests.unit.server.figures.states import losses_of
 

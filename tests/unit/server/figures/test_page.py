@@ -18,7 +18,7 @@ from flying_serving.layout.groups import Layout
 from flying_serving.observe.metrics.histogram import Histogram
 from flying_serving.observe.metrics.table import STEP_BOUNDS_S, TABLE
 from flying_serving.predict.migrations import MigrationCost
-from flying_serving.server.engines.record import Loss
+from flying_serving.server.engine_record import Loss
 from flying_serving.server.figures.page import (
     Page,
     Published,

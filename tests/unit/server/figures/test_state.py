@@ -11,7 +11,7 @@ from flying_serving.controller.weight_lending import LendingPhase
 from flying_serving.layout.groups import Layout
 from flying_serving.observe.view.rolling import Rolling
 from flying_serving.predict.migrations import MigrationCost
-from flying_serving.server.engines.record import Loss
+from flying_serving.server.engine_record import Loss
 from flying_serving.server.figures.state import SHOWN_SPLITS, SHOWN_SWITCHES, to_ask
 from flying_serving.wire import EngineMemory
 from tests.unit.controller.model_settings import ANSWER, settings

@@ -16,7 +16,7 @@ from flying_serving.comm.adapter_notes import AdapterNotes
 from flying_serving.errors import AdapterNotLoaded, EngineLost
 from flying_serving.server.calls import adapters
 from flying_serving.server.calls.adapters import AdapterLoads
-from flying_serving.server.engines.record import EnginePhase
+from flying_serving.server.engine_record import EnginePhase
 from flying_serving.server.own_thread import in_own_thread
 from flying_serving.vllm_adapter.lora.files import WEIGHT_FILES, copied
 from tests.with_vllm.server import doubles

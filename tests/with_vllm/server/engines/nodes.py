@@ -10,7 +10,7 @@ from typing import Any
 
 from flying_serving.comm.pulse import Pulse
 from flying_serving.errors import EngineLost
-from flying_serving.server.engines.record import incarnations
+from flying_serving.server.engine_record import incarnations
 from flying_serving.server.engines.supervisor import EngineSupervisor
 from tests.with_vllm.server.doubles import UTILITY, FakeVllm, Server
 

@@ -9,8 +9,8 @@ import pytest
 
 from flying_serving.comm.group_files import group_file
 from flying_serving.errors import EngineLost
+from flying_serving.server.engine_record import EnginePhase
 from flying_serving.server.engines import supervisor
-from flying_serving.server.engines.record import EnginePhase
 from tests.unit.policy.costs import costs, measured
 from tests.with_vllm.server.engines.nodes import Life, node
 

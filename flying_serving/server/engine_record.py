@@ -22,6 +22,7 @@ from JOINING to KILLED as well.
 | UP           | `EngineSupervisor._join`               | the other engines know that it is back |
 """
 
+import select
 import signal
 import time
 from collections.abc import Iterable, Mapping
@@ -29,7 +30,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from flying_serving.phase import Phase
-from flying_serving.server.engines.processes import has_ended
 
 
 class EnginePhase(Phase):
@@ -75,6 +75,16 @@ IS_READY: Mapping[EnginePhase, EnginePhase] = {
 """The phase after a start has succeeded. A process may be killed at the moment it is ready."""
 LOST_PHASES = frozenset({EnginePhase.LOST, EnginePhase.STARTING, EnginePhase.START_KILLED})
 """Phases of an engine that is lost: no process of it serves."""
+
+
+def has_ended(sentinel: int, timeout_s: float | None = 0.0) -> bool:
+    """Return whether a process has ended, or ends within `timeout_s`; None waits until it has.
+
+    Unlike `select`, this takes a sentinel of any number.
+    """
+    waiting = select.poll()
+    waiting.register(sentinel, select.POLLIN)
+    return bool(waiting.poll(None if timeout_s is None else timeout_s * 1e3))
 
 
 class WatchedProcess(Protocol):

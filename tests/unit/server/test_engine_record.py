@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flying_serving.server.engines.record import (
+from flying_serving.server.engine_record import (
     IS_KILLED,
     IS_READY,
     TRANSITIONS,
