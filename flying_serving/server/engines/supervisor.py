@@ -36,6 +36,7 @@ from flying_serving.server.calls.engine_calls import EngineCalls, consume_except
 from flying_serving.server.engine_record import (
     IS_READY,
     EnginePhase,
+    EngineRecord,
     Loss,
     WatchedProcess,
     has_ended,
@@ -226,7 +227,7 @@ class EngineSupervisor:
             record.process = process
 
         try:
-            await self._until_ended()
+            await _until_ended(self.records, self._pulse)
             # in which the devices of the engine met
             remove_queues(Path(self._deployment.run_dir), engine)
             forget_worlds(self._deployment.run_dir, engine)
@@ -240,33 +241,6 @@ class EngineSupervisor:
             forget_groups(self._deployment.run_dir, engine, self._deployment.group_sizes, present)
             return False
         return True
-
-    async def _until_ended(self) -> None:
-        """Wait until all processes of lost engines have ended, also the processes of their devices.
-
-        Raises:
-            EngineLost: naming the processes that are left after ENDED_S.
-        """
-        until_s = time.monotonic() + ENDED_S
-        while left := self._left():
-            if time.monotonic() > until_s:
-                raise EngineLost(
-                    f"lost engines hold memory, as they have not ended within {ENDED_S:g} s: "
-                    f"{', '.join(left)}"
-                )
-            await asyncio.sleep(_ENDED_POLL_S)
-
-    def _left(self) -> list[str]:
-        """Return the names of processes of lost engines that have not ended."""
-        left = []
-        for engine, record in enumerate(self.records):
-            if not record.holds_memory:
-                continue
-            if not has_ended(record.process.sentinel):
-                left.append(f"engine {engine}")
-            devices = self._pulse.living_devices(engine)
-            left += [f"device {device} of engine {engine}" for device in devices]
-        return left
 
     def _start_failed(self, engine: int, error: Exception) -> None:
         record = self.records[engine]
@@ -303,3 +277,32 @@ class EngineSupervisor:
         self._shell.losses.back(engine, self._shell.controller.state.layout)
         self._shell.carry_out(self._shell.controller.engine_back(engine, self._shell.clock()))
         logger.info("engine %d is back", engine)
+
+
+async def _until_ended(records: Sequence[EngineRecord], pulse: Pulse) -> None:
+    """Wait until all processes of lost engines have ended, also the processes of their devices.
+
+    Raises:
+        EngineLost: naming the processes that are left after ENDED_S.
+    """
+    until_s = time.monotonic() + ENDED_S
+    while left := _left(records, pulse):
+        if time.monotonic() > until_s:
+            raise EngineLost(
+                f"lost engines hold memory, as they have not ended within {ENDED_S:g} s: "
+                f"{', '.join(left)}"
+            )
+        await asyncio.sleep(_ENDED_POLL_S)
+
+
+def _left(records: Sequence[EngineRecord], pulse: Pulse) -> list[str]:
+    """Return the names of processes of lost engines that have not ended."""
+    left = []
+    for engine, record in enumerate(records):
+        if not record.holds_memory:
+            continue
+        if not has_ended(record.process.sentinel):
+            left.append(f"engine {engine}")
+        devices = pulse.living_devices(engine)
+        left += [f"device {device} of engine {engine}" for device in devices]
+    return left
