@@ -44,6 +44,7 @@ class EmulatedLaneWorker(FlyingCPUWorker, EmulatedWorker):
                 view.block_tokens,
                 view.kv_heads,
                 view.states,
+                view.cuts,
                 lane=profile.lane(size),
             )
             views[size] = [timed]

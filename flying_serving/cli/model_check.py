@@ -96,13 +96,13 @@ def findings(config: Any, checked: Checked, took_s: float) -> Iterator[Finding]:
         yield Finding("ok", "weights", weights)
     yield Finding("ok", "KV cache", _room(plan))
     kv_heads = fewest_kv_heads(model)
+    tokens_alone = plan.groups.room_tokens([], plan.blocks - 1)
     for size in sorted({*checked.sizes, *checked.not_offered}):
         name = f"group size {size}"
         if size in checked.not_offered:
             yield Finding("warn", name, f"not offered: {checked.not_offered[size]}")
             continue
-        block = lane_block_tokens(plan.block_tokens, size, devices, kv_heads)
-        tokens = max(0, plan.blocks - 1 - plan.state_blocks) * block
+        tokens = lane_block_tokens(tokens_alone, size, devices, kv_heads)
         room = beside_drafts(tokens, config.num_speculative_tokens, plan.max_model_len)
         longest = max(0, min(room, plan.max_model_len))
         yield Finding("ok", name, f"ok, longest context {longest} tokens (its KV holds {tokens})")
@@ -112,9 +112,9 @@ def findings(config: Any, checked: Checked, took_s: float) -> Iterator[Finding]:
 
 def _room(plan: Any) -> str:
     room = f"{plan.blocks * plan.block_bytes / GIB:.2f} GiB on each device, {plan.blocks} blocks"
-    if plan.state_blocks:
-        room += f"; a request has {plan.state_blocks} for its state, and at least one for its KV"
-        room += f": at most {plan.most_requests} requests at a time in a group"
+    if beside := plan.groups.in_words():
+        most = plan.groups.most_requests(plan.blocks - 1)
+        room += f"; {beside}: at most {most} requests at a time in a group"
     return room
 
 
@@ -126,13 +126,12 @@ def _configuration(args: Any) -> Any:
 
     from flying_serving.server.start.capabilities import refuse_unsupported
     from flying_serving.server.start.experts import choose_expert_kernel
-    from flying_serving.server.start.support import cache_no_states, keep_all_kv
+    from flying_serving.server.start.support import adapt_caches
 
     config = AsyncEngineArgs.from_cli_args(args).create_engine_config()
     flying = parse_flying(config.additional_config[KEY])
     refuse_unsupported(config, flying, client_count=1)
-    keep_all_kv(config)
-    cache_no_states(config)
+    adapt_caches(config)
     choose_expert_kernel(config, flying)
     return config
 

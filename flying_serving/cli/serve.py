@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from flying_serving.cli.cuda_defaults import choose_execution, limit_requests
 from flying_serving.cli.serve_flags import PURPOSE, add_flags, option, screen
 from flying_serving.config import ASYNC_GROUPS_KEY, KEY, MAX_ENGINES, FlyingConfig
-from flying_serving.errors import ConfigError, FlyingError, Unsupported
+from flying_serving.errors import ConfigError, FlyingError
 from flying_serving.log import logger
 from flying_serving.validation import first_problem
 
@@ -152,10 +152,6 @@ def _of_a_setting(problem: Mapping[str, Any]) -> str:
     return f"{option(str(problem['loc'][0]))}={problem['input']!r}: {message}"
 
 
-_OF_RECURRENT_STATE = "--mamba-block-size"
-"""A flag that vLLM itself sets for a model with recurrent state."""
-
-
 @contextmanager
 def explain_mistakes(args: Any) -> Iterator[None]:
     """While the body runs a server with these flags, report in one line what a user did: a value
@@ -164,7 +160,7 @@ def explain_mistakes(args: Any) -> Iterator[None]:
 
     Any other exception keeps its traceback, with vLLM's message as its last line.
     """
-    from flying_serving.server.start.inspection import missing_import
+    from flying_serving.server.start.inspection import refusal_of
     from flying_serving.server.start.support import no_model
 
     try:
@@ -172,13 +168,7 @@ def explain_mistakes(args: Any) -> Iterator[None]:
     except ValidationError as error:
         if not error.title.endswith("Config"):
             raise
-        problem = _of_a_setting(error.errors()[0])
-        if _OF_RECURRENT_STATE in problem and getattr(args, "mamba_block_size", None) is None:
-            raise Unsupported(
-                "--model: vLLM turns prefix caching off for this model with recurrent state, and "
-                f"then refuses the flag that it has set itself: {problem}"
-            ) from None
-        raise ConfigError(missing_import(problem) or problem) from None
+        raise refusal_of(_of_a_setting(error.errors()[0]), args) from None
     except OSError as error:
         if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
             place = f"--host={args.host or ''} --port={args.port}"

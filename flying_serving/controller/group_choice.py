@@ -215,12 +215,12 @@ class GroupChoice:
         )
 
     def _share(self, group: Group, tokens: float, requests: int) -> float:
-        """Return the share of each engine's KV memory that some requests of a group take, with
-        their states.
+        """Return the share of each engine's KV memory that some requests of a group take, with what
+        each takes whatever its length.
         """
-        of_state = self.capacity.state_tokens(len(group))
-        room_tokens = self.state.weight_lending.shared(group, self.state.loads) + of_state
-        return (tokens + requests * of_state) / room_tokens
+        of_request = self.capacity.request_tokens(len(group))
+        room_tokens = self.state.weight_lending.shared(group, self.state.loads) + of_request
+        return (tokens + requests * of_request) / room_tokens
 
     # ---- the best of the groups with room
 

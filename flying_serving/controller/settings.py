@@ -31,8 +31,8 @@ class Capacity:
         lent_tokens: that a widest group holds while it lends its weights to its KV cache; 0 if none
             does.
         spare: sizes that there are only while an engine is lost; no client may ask for them.
-        state_blocks: that each request takes for its recurrent state, beside its KV. `kv_tokens`
-            are those beside one request's state.
+        request_blocks: that each request takes whatever its length, beside its KV. `kv_tokens` are
+            those beside the ones of one request.
         draft_tokens: most tokens of a step beyond one, of a request that decodes. A group has room
             for them beside `kv_tokens`, unless these are all that a request can have.
     """
@@ -42,7 +42,7 @@ class Capacity:
     block_tokens: Mapping[int, int] = field(default_factory=dict)
     lent_tokens: int = 0
     spare: frozenset[int] = frozenset()
-    state_blocks: int = 0
+    request_blocks: int = 0
     draft_tokens: int = 0
 
     def with_drafts(self, draft_tokens: int, max_model_len: int) -> Capacity:
@@ -93,18 +93,18 @@ class Capacity:
         widest = max(self.kv_tokens)
         return {**self.kv_tokens, widest: max(self.kv_tokens[widest], self.lent_tokens)}
 
-    def state_tokens(self, size: int) -> int:
-        """Return the tokens of KV that the state of one request takes the room of, in a group of a
+    def request_tokens(self, size: int) -> int:
+        """Return the tokens of KV of whose room each request takes beside its own, in a group of a
         size.
         """
-        return self.state_blocks * self.block_tokens.get(size, 0)
+        return self.request_blocks * self.block_tokens.get(size, 0)
 
     def in_blocks(self, size: int, tokens: float) -> float:
         """Return the tokens of KV that a request of some tokens takes in a group of a size.
 
-        With recurrent state these are whole blocks, since a block is as large as a state.
+        Where each request takes some, these are large, and it takes whole ones.
         """
-        if not self.state_blocks:
+        if not self.request_blocks:
             return tokens
         block_tokens = self.block_tokens[size]
         return float(math.ceil(tokens / block_tokens) * block_tokens)

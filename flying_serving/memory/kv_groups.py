@@ -56,10 +56,19 @@ class KVGroups(msgspec.Struct, frozen=True):
         """Blocks of a row: the groups with KV."""
         return len(self.groups) - self.state_blocks
 
-    @property
-    def can_migrate(self) -> bool:
-        """True if requests have KV, with which their states migrate."""
-        return self.row_blocks > 0
+    def may_offer(self, *, runs: bool) -> bool:
+        """Return whether a request's blocks can be offered to another group; `runs`: steps of it
+        are under way, or follow before the offer ends.
+
+        A step adds KV to a request, and overwrites its state. A model without KV offers nothing.
+        """
+        return not self.state_blocks or (self.row_blocks > 0 and not runs)
+
+    def usable_tokens(self, pulled: int, offered: int) -> int:
+        """Return how many of a request's first tokens can be used where `pulled` of the `offered`
+        ones are: with state all of them or none, as the state is that after the last one.
+        """
+        return 0 if self.state_blocks and pulled < offered else pulled
 
     def in_a_list(self, blocks: Blocks) -> list[int]:
         """Return a request's blocks of all groups as one list."""
@@ -74,8 +83,8 @@ class KVGroups(msgspec.Struct, frozen=True):
         """Return those of a request's blocks that have KV, of a list of all."""
         return blocks[: len(blocks) - self.state_blocks]
 
-    def of_states(self, blocks: Sequence[int]) -> Sequence[int]:
-        """Return the block of each state of a request, of a list of all its blocks."""
+    def beside_kv(self, blocks: Sequence[int]) -> Sequence[int]:
+        """Return those that a request has beside its KV, one of each state, of a list of all."""
         return blocks[len(blocks) - self.state_blocks :]
 
     def room_tokens(self, blocks: Sequence[int], more: int) -> int:
@@ -116,6 +125,18 @@ class KVGroups(msgspec.Struct, frozen=True):
             blocks.append(list(range(first, first + count)))
             first += count
         return tuple(blocks)
+
+    def made_up_requests(self, most: int, blocks: int) -> int:
+        """Return the requests of a made-up step, up to `most`. They may share blocks of KV, and no
+        state: vLLM's kernel for gated delta nets ends the process where a step has more of them than
+        blocks.
+        """
+        return max(1, min(most, self.most_requests(blocks))) if self.state_blocks else most
+
+    def in_words(self) -> str:
+        """Return which blocks a request has whatever its length; "" if it has none."""
+        fixed = self.fixed_blocks
+        return f"a request has {fixed} for its state, and at least one for its KV" if fixed else ""
 
 
 def one_group(block_tokens: int) -> KVGroups:

@@ -21,6 +21,7 @@ from flying_serving.memory.copiers import copy_tiles
 from flying_serving.memory.cuda_device import CudaDevice
 from flying_serving.memory.cuda_ipc import map_cuda
 from flying_serving.memory.shared_arena import SharedArena, map_arena
+from flying_serving.memory.states import Place, StateCut, copy_states
 from flying_serving.memory.tiles import TileCopy, tile_numbers
 
 
@@ -81,7 +82,7 @@ class KVView:
     the KV memory. Where kernels see smaller blocks, each block is several in a row there. `heads`:
     the range of the model's KV heads in them, of the `kv_heads` that these layers have. `states`:
     recurrent states of layers, whose first dimension is the blocks; all in the first view of a
-    lane.
+    lane. `cuts`: how ranks share them, which is not known of a peer's.
     """
 
     parts: Sequence[torch.Tensor]
@@ -89,6 +90,7 @@ class KVView:
     block_tokens: int
     kv_heads: int
     states: Sequence[torch.Tensor] = ()
+    cuts: Sequence[StateCut] = ()
 
     def shape(self) -> ViewShape:
         """Return the view without its memory, which a peer needs to read it."""
@@ -133,6 +135,19 @@ class KVView:
         """
         if tokens:
             copy_tiles(self.tiles_from(source, heads, blocks, tokens))
+
+    def copy_beside_kv(
+        self,
+        source: "KVView",
+        places: tuple[Place, Place],
+        blocks: tuple[Sequence[int], Sequence[int]],
+    ) -> None:
+        """Copy the part that two ranks have in common of what a request has beside its KV.
+
+        `places`: the source's and this one. `blocks`: `KVGroups.beside_kv` of the request there and
+        here.
+        """
+        copy_states(self.cuts, (source.states, self.states), places, blocks)
 
     def tiles_from(
         self,

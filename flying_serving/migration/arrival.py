@@ -94,7 +94,7 @@ class Arrival:
         pulling_tokens: the same when all `writers` have answered.
         writers: members that copy into its blocks. A FORWARDED or ABORTED request keeps its blocks
             until there are none.
-        has_state: the state after its `pulled_tokens` is here, or needed by none of them.
+        source_tokens: that were offered when the last pull began.
         forwarded_as: when FORWARDED, the number under which a third group pulls its KV.
     """
 
@@ -111,7 +111,7 @@ class Arrival:
     pulled_tokens: int = 0
     pulling_tokens: int = 0
     writers: set[int] = field(default_factory=set)
-    has_state: bool = True
+    source_tokens: int = 0
     forwarded_as: int | None = None
 
     def enter(self, phase: ArrivalPhase) -> None:

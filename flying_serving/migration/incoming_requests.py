@@ -89,8 +89,7 @@ class IncomingRequests:
         """End an arrival: its scheduler gets the request, with KV of the first `tokens` tokens."""
         pool, request = self._pools[arrival.size], arrival.request
         arrival.enter(ArrivalPhase.ADMITTED)
-        if not self._has_usable_kv(arrival):
-            tokens = 0
+        tokens = min(tokens, self._usable_tokens(arrival))
         if tokens > arrival.cached_tokens:
             pool.arrived(request, tokens)
             self._migrated += 1
@@ -102,13 +101,14 @@ class IncomingRequests:
         self._forget(arrival)
         self._host.enqueue(request, arrival.size)
 
-    def _has_usable_kv(self, arrival: Arrival) -> bool:
-        """Return whether the KV that is here can be used: the state after it is here, and the cache
-        has not forgotten its prefix, which members may have computed differently.
+    def _usable_tokens(self, arrival: Arrival) -> int:
+        """Return how many of the tokens whose KV is here can be used: none if the cache has
+        forgotten their prefix, which members may have computed differently.
         """
         pool = self._pools[arrival.size]
-        is_trusted = not arrival.cached_tokens or arrival.forgotten == pool.forgotten
-        return arrival.has_state and is_trusted
+        if arrival.cached_tokens and arrival.forgotten != pool.forgotten:
+            return 0
+        return pool.groups.usable_tokens(arrival.pulled_tokens, arrival.source_tokens)
 
     def give_up(self, arrival: Arrival) -> None:
         """Admit a request with the KV that is here, as no more comes; drop a prefetch."""
@@ -130,9 +130,8 @@ class IncomingRequests:
         if arrival.phase is ArrivalPhase.FORWARDED:
             assert arrival.forwarded_as is not None
             # cached tokens alone are not offered: a step under way may yet compute them
-            has_pulled = arrival.pulled_tokens > arrival.cached_tokens
-            has_pulled = has_pulled and self._has_usable_kv(arrival)
-            tokens = arrival.pulled_tokens if has_pulled else 0
+            usable = self._usable_tokens(arrival)
+            tokens = usable if usable > arrival.cached_tokens else 0
             self._source.pin_and_offer(
                 arrival.forwarded_as, arrival.size, arrival.request_id, tokens
             )

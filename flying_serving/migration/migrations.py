@@ -10,7 +10,7 @@ from flying_serving.migration.messages import KVPulled, PullKV, ReleaseKV
 from flying_serving.migration.offers import Offers
 from flying_serving.migration.source import Source
 from flying_serving.migration.target import Target
-from flying_serving.migration.transfer import pull_kv, pull_state
+from flying_serving.migration.transfer import pull_kv
 from flying_serving.vllm_adapter.kv.blocks import SchedulerPool
 
 OFFER_POLL_S = 0.005
@@ -138,15 +138,12 @@ class Migrations:
                 copied_from = source_blocks
                 self._host.call_workers(
                     pull_kv,
-                    message.source.group,
                     copied_from,
                     message.group,
                     blocks,
                     message.tokens,
+                    message.completes,
                 )
-                if message.has_state:
-                    groups = message.source.group, copied_from, message.group
-                    self._host.call_workers(pull_state, *groups, blocks)
                 source_blocks = self._source_blocks(message)
 
     def _source_blocks(self, message: PullKV) -> dict[int, list[int]]:

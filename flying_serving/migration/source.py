@@ -71,8 +71,8 @@ class Source:
         for request_id, offer in self.running.items():
             pool = self._pools[offer.size]
             request = pool.scheduler.requests.get(request_id)
-            if not offer.early or request is None or pool.groups.state_blocks:
-                continue  # the state of a request that runs does not stay
+            if not offer.early or request is None or not pool.groups.may_offer(runs=True):
+                continue
             tokens = pool.valid_tokens(request)
             if tokens:
                 self._table.publish(

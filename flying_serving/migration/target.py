@@ -100,11 +100,11 @@ class Target:
         return offer
 
     def _usable(self, arrival: Arrival, offer: Offer | None) -> Offer | None:
-        """Return the offer, without tokens if it comes with the state of more tokens than the
-        request has here.
+        """Return the offer, without tokens if the request cannot use as few of them as it has
+        here.
         """
-        has_state = self._pools[arrival.size].groups.state_blocks > 0
-        if offer is None or not has_state or offer.tokens <= arrival.usable_tokens:
+        groups, most = self._pools[arrival.size].groups, arrival.usable_tokens
+        if offer is None or groups.usable_tokens(most, offer.tokens) == most:
             return offer
         return Offer(0, is_final=True, blocks=[])
 
@@ -156,7 +156,6 @@ class Target:
         """Have the next tokens copied, up to `stop`, or to where time ends. Return the seconds."""
         stop, took_s = self.chunks.in_time(arrival, stop, limit_s)
         group = aligned_group(self._engine, arrival.size)
-        has_state = self._pools[arrival.size].groups.state_blocks > 0
         message = PullKV(
             group,
             arrival.request_id,
@@ -164,9 +163,9 @@ class Target:
             source_blocks=list(offer.blocks),
             blocks=arrival.blocks,
             tokens=range(arrival.pulled_tokens, stop),
-            has_state=has_state and stop == offer.tokens,
+            completes=stop == offer.tokens,
         )
-        arrival.has_state &= not has_state  # until its end has come
+        arrival.source_tokens = offer.tokens
 
         arrival.pulling_tokens = stop
         arrival.enter(ArrivalPhase.PULLING)
@@ -194,7 +193,6 @@ class Target:
         if offer is not None and offer.tokens >= arrival.pulling_tokens:
             arrival.pulled_tokens = arrival.pulling_tokens
             self._pools[arrival.size].note_hits(arrival.request, offer.hit_tokens)
-            arrival.has_state |= arrival.pulled_tokens == offer.tokens
         else:  # whole tiles were copied, and with them tokens of the block where the copy began
             self.chunks.roll_back(arrival)
 

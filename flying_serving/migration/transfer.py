@@ -17,7 +17,6 @@ from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.layout.groups import Group, aligned_group
 from flying_serving.memory.kv_groups import KVGroups
 from flying_serving.memory.peers import Lanes, PeerKV
-from flying_serving.memory.states import StateCut, copy_states
 from flying_serving.migration.plan import copies, rank_of
 from flying_serving.wire import MigrationRow
 
@@ -30,7 +29,7 @@ class KVWorker(Protocol):
     `engines`.
 
     `kv_views`: its lanes; empty if blocks of the attention backend cannot be read, or not by peers.
-    `kv_groups`: the groups of its blocks. `state_cuts`: of each state in a lane.
+    `kv_groups`: the groups of its blocks.
     `blocks`: KV blocks of the engine. `peers`: the KV of all workers.
     """
 
@@ -39,7 +38,6 @@ class KVWorker(Protocol):
     device: int
     devices: int
     kv_views: Lanes
-    state_cuts: Sequence[StateCut]
     kv_groups: KVGroups
     peers: PeerKV
     blocks: int
@@ -49,18 +47,19 @@ class KVWorker(Protocol):
 @torch.inference_mode()
 def pull_kv(
     worker: KVWorker,
-    source: Group,
     source_blocks: Mapping[int, Sequence[int]],
     target: Group,
     blocks: Sequence[int],
     tokens: range,
+    completes: bool,
 ) -> None:
-    """Copy the KV of some tokens of a request from the lane of `source` to that of `target`.
+    """Copy the KV of some tokens of a request from the lane of a group to that of `target`.
 
-    `source_blocks`: by engine of `source`. `blocks`: of this engine. They are physical blocks, from
-    the request's first token on.
+    `source_blocks`: by engine of that group. `blocks`: of this engine. They are physical blocks,
+    from the request's first token on. `completes`: what the request has beside its KV is copied,
+    too, as the tokens are the last ones.
     """
-    views = worker.kv_views[len(target)]
+    source, views = tuple(source_blocks), worker.kv_views[len(target)]
     reader = worker.engine, worker.device
     for kind, view in enumerate(views):
         if views[0].states or not views[0].parts[0].is_cuda:
@@ -70,35 +69,31 @@ def pull_kv(
         for (engine, device), heads in parts:
             peer_view = worker.peers.views(engine, device, len(source))[kind]
             view.copy(peer_view, heads, (source_blocks[engine], blocks), tokens)
+    if completes:
+        pull_beside_kv(worker, source_blocks, target, blocks)
     if views[0].parts[0].is_cuda:  # the target reads the offer again when all of it is here
         torch.cuda.current_stream().synchronize()
 
 
-@torch.inference_mode()
-def pull_state(
+def pull_beside_kv(
     worker: KVWorker,
-    source: Group,
     source_blocks: Mapping[int, Sequence[int]],
     target: Group,
     blocks: Sequence[int],
 ) -> None:
-    """Copy this worker's part of a request's state from all workers of `source` that have it.
-
-    `source_blocks`, `blocks`: as for `pull_kv`.
+    """Copy this worker's part of what a request has beside its KV, from all workers that have some
+    of it. The arguments are as for `pull_kv`.
     """
-    states, groups = worker.kv_views[len(target)][0].states, worker.kv_groups
+    source, groups = tuple(source_blocks), worker.kv_groups
+    view = worker.kv_views[len(target)][0]
     place = rank_of(target, (worker.engine, worker.device)), worker.devices * len(target)
     for engine, device in product(source, range(worker.devices)):
-        of_peer = worker.peers.views(engine, device, len(source))[0].states
         peer_place = rank_of(source, (engine, device)), worker.devices * len(source)
-        copy_states(
-            worker.state_cuts,
-            (of_peer, states),
+        view.copy_beside_kv(
+            worker.peers.views(engine, device, len(source))[0],
             (peer_place, place),
-            (groups.of_states(source_blocks[engine]), groups.of_states(blocks)),
+            (groups.beside_kv(source_blocks[engine]), groups.beside_kv(blocks)),
         )
-    if states[0].is_cuda:  # as in `pull_kv`
-        torch.cuda.current_stream().synchronize()
 
 
 def map_peers(worker: KVWorker, engines: Sequence[int]) -> None:
@@ -148,6 +143,6 @@ def _timed_pulls(
     for _ in range(REPETITIONS):
         together()
         began_s = clock()
-        pull_kv(worker, source, {source[0]: source_blocks}, target, target_blocks, range(tokens))
+        pull_kv(worker, {source[0]: source_blocks}, target, target_blocks, range(tokens), False)
         together()
         yield clock() - began_s

@@ -2,7 +2,6 @@
 
 - `worker.py`: vLLM's worker, which makes the lanes. `placed.py`: its cores.
 - `lanes.py`, `lane.py`: all lanes of a device; one lane. An engine calls `WorkerLanes`.
-- `kv_views.py`: the KV of the lanes, for each kind of layers.
 - `admission.py`: the group sizes that a model admits, before any engine starts.
 - `checks.py`, `selfcheck.py`, `token_check.py`, `compiled.py`, `graphs.py`: at start, lanes are
   compared with lane 1. `calibration.py`: steps are measured.

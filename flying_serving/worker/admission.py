@@ -20,6 +20,7 @@ from vllm.platforms import current_platform
 
 from flying_serving.errors import ConfigError, FlyingError, WeightError
 from flying_serving.layout.shards import lane_block_tokens
+from flying_serving.memory.kv_groups import KVGroups
 from flying_serving.vllm_adapter.kv.cache import block_bytes, groups_of, pooled_capacity
 from flying_serving.vllm_adapter.kv.heads import fewest_kv_heads
 from flying_serving.vllm_adapter.patches import installer
@@ -60,20 +61,13 @@ class KVPlan:
     """The use that an engine makes of its memory for KV.
 
     `blocks`: one of them vLLM reserves for itself. `block_bytes`: on each device, of all layers.
-    `block_tokens`: tokens of a block in lane 1. `max_model_len`: the longest request, which vLLM
-    may fit to the memory. `state_blocks`: blocks that each request needs for recurrent state.
+    `groups`: of lane 1. `max_model_len`: the longest request, which vLLM may fit to the memory.
     """
 
     blocks: int
     block_bytes: int
-    block_tokens: int
+    groups: KVGroups
     max_model_len: int
-    state_blocks: int = 0
-
-    @property
-    def most_requests(self) -> int:
-        """Requests that a group may run at a time: each has its states, and a block of KV."""
-        return max(0, self.blocks - 1) // (self.state_blocks + 1)
 
 
 class _BadFork:
@@ -190,13 +184,11 @@ def kv_plan(config: VllmConfig, available: int, widest: int) -> KVPlan:
             kv = kv_config(alone, available)
         except ValueError as error:
             raise ConfigError(" ".join(str(error).split())) from None
-    groups = groups_of(kv)
     return KVPlan(
         blocks=kv.num_blocks,
         block_bytes=block_bytes(kv),
-        block_tokens=groups.block_tokens,
+        groups=groups_of(kv),
         max_model_len=alone.model_config.max_model_len,
-        state_blocks=groups.fixed_blocks,
     )
 
 

@@ -35,17 +35,10 @@ class StepLimits:
 
     @classmethod
     def of(cls, config: Any, blocks: int, groups: KVGroups) -> StepLimits:
-        """Return the limits of a lane with this VllmConfig and number of KV blocks.
-
-        Requests of a step may share blocks of KV, but not their states. vLLM's kernel for gated
-        delta nets ends the process where a batch has more requests than blocks.
-        """
+        """Return the limits of a lane with this VllmConfig and number of KV blocks."""
         scheduler = config.scheduler_config
-        requests = scheduler.max_num_seqs
-        if groups.state_blocks:
-            requests = max(1, min(requests, groups.most_requests(blocks - 1)))
-        room = (blocks - 1 - groups.fixed_blocks) * groups.block_tokens
-        longest = min(config.model_config.max_model_len, room)
+        requests = groups.made_up_requests(scheduler.max_num_seqs, blocks - 1)
+        longest = min(config.model_config.max_model_len, groups.room_tokens([], blocks - 1))
         pools = config.model_config.runner_type == "pooling"
         return cls(requests, scheduler.max_num_batched_tokens, longest, groups, pools)
 

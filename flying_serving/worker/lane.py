@@ -20,7 +20,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.errors import ConfigError, GroupBroken
 from flying_serving.layout.parallelism import Parallelism
-from flying_serving.vllm_adapter.kv.cache import in_blocks_of
+from flying_serving.vllm_adapter.kv.cache import follow_pages, in_blocks_of
 from flying_serving.vllm_adapter.model_runner.compiled import keep_eager
 from flying_serving.vllm_adapter.model_runner.graphs import (
     Captured,
@@ -70,18 +70,6 @@ def lane_config(
     else:
         capture_nothing(lane)
     return lane
-
-
-def follow_pages(config: VllmConfig, lane1: KVCacheConfig, block_tokens: int) -> None:
-    """Let blocks of a lane have the bytes of lane 1's, and `block_tokens` tokens of KV each.
-
-    vLLM may have enlarged lane 1's blocks after lanes were built, so that a state fits into one.
-    A state of fewer heads leaves the rest of its page unused.
-    """
-    cache = config.cache_config
-    cache.block_size = block_tokens
-    if lane1.has_mamba_layers:
-        cache.mamba_page_size_padded = lane1.kv_cache_groups[0].kv_cache_spec.page_size_bytes
 
 
 @dataclass

@@ -25,9 +25,9 @@ from flying_serving.memory.cuda_ipc import share_cuda
 from flying_serving.memory.kv_view import KVView
 from flying_serving.memory.peers import PeerKV
 from flying_serving.memory.shared_arena import SharedArena, share_arena
-from flying_serving.memory.states import StateCut
 from flying_serving.vllm_adapter.kv.cache import groups_of, has_kv_alone
 from flying_serving.vllm_adapter.kv.heads import fewest_kv_heads
+from flying_serving.vllm_adapter.kv.views import LaneKV, alike_layers, views_of_lanes
 from flying_serving.vllm_adapter.model_runner.runner import Runner
 from flying_serving.weights.layouts import hide_compiled_products, shared_weights
 from flying_serving.weights.lending.lent_memory import ExtraBlocks, own_blocks_of
@@ -36,7 +36,6 @@ from flying_serving.wire import CalibrationRow
 from flying_serving.worker.calibration import StepLimits, calibrate
 from flying_serving.worker.checks import LaneChecks
 from flying_serving.worker.graphs import LaneGraphs
-from flying_serving.worker.kv_views import LaneKV, alike_layers, views_of_lanes
 from flying_serving.worker.lane import OutputUse, WorkerLane, lane_config
 
 
@@ -124,7 +123,6 @@ class WorkerLanes:
         self.extra: ExtraBlocks | None = None
         self.kv_views: dict[int, list[KVView]] = {}
         self.kv_groups = lane1.groups
-        self.state_cuts: list[StateCut] | None = None
         self._run_dir = deployment.run_dir
         self.peers = PeerKV(deployment.run_dir, cuda, lane1.device)
         self.calibration: list[CalibrationRow] = []
@@ -183,16 +181,14 @@ class WorkerLanes:
         """
         self.blocks = lane1_kv.num_blocks
         self.lane1.groups = self.kv_groups = groups_of(lane1_kv)
-        self.state_cuts = self.lane1.state_cuts(lane1_kv)
         memory = self.lane1.kv_bytes()
         lanes = {1: LaneKV(self.lane1, lane1_kv, self.device, self.devices)}
         for size, lane in self.groups.items():
             kv = lane.bind_kv(memory, lane1_kv, self._block_tokens(size))
             rank = self.device * size + self.engine % size
             lanes[size] = LaneKV(lane.runner, kv, rank, self.devices * size)
-        if self.state_cuts is not None:
-            kinds = alike_layers(lane1_kv, self.devices, self.lane1.config.model_config)
-            self.kv_views = views_of_lanes(lanes, kinds)
+        kinds = alike_layers(lane1_kv, self.devices, self.lane1.config.model_config)
+        self.kv_views = views_of_lanes(lanes, kinds)
 
     def lendable_bytes(self) -> int:
         """Return the bytes of weights that may make room for KV."""

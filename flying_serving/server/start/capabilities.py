@@ -15,9 +15,10 @@ from vllm.v1.sample.rejection_sampler import MAX_SPEC_LEN
 
 from flying_serving.config import FlyingConfig
 from flying_serving.errors import UNSERVED, Unsupported
-from flying_serving.server.start.support import has_state, is_pooling
+from flying_serving.server.start.support import is_pooling
 from flying_serving.vllm_adapter.kv.heads import latents_on_cpu
 from flying_serving.vllm_adapter.model_runner.compiled import is_compiled
+from flying_serving.vllm_adapter.recurrent.models import has_state
 from flying_serving.weights import expert_forms, formats
 
 

@@ -1,9 +1,20 @@
-"""Why vLLM cannot look into a model's class."""
+"""Errors of vLLM's configuration in one line, with the cause where vLLM does not name it."""
 
 import importlib
 import re
+from typing import Any
+
+from flying_serving.errors import ConfigError, Unsupported
+from flying_serving.vllm_adapter.recurrent.models import refuses_itself
 
 _NOT_INSPECTED = re.compile(r"Model architectures \['(\w+)'.*failed to be inspected")
+
+
+def refusal_of(problem: str, args: Any) -> ConfigError:
+    """Return the error for a problem of vLLM with its configuration, of these flags."""
+    if own := refuses_itself(problem, args):
+        return Unsupported(own)
+    return ConfigError(missing_import(problem) or problem)
 
 
 def missing_import(problem: str) -> str | None:

@@ -34,7 +34,7 @@ from flying_serving.server.start.environment import (
 from flying_serving.server.start.execution import keep_no_compiled_code, settle_execution
 from flying_serving.server.start.experts import choose_expert_kernel
 from flying_serving.server.start.rundir import make_run_dir
-from flying_serving.server.start.support import cache_no_states, choose_group_sizes, keep_all_kv
+from flying_serving.server.start.support import adapt_caches, choose_group_sizes
 from flying_serving.vllm_adapter.model_runner.rank_widths import degrees_differ
 from flying_serving.vllm_adapter.processes.numa import let_devices_share_nodes
 from flying_serving.vllm_adapter.scheduler.history import FOLLOWS_OUTPUTS, stateful_processors
@@ -56,8 +56,7 @@ def prepare(config: Any, client_count: int) -> Any:
     flying = parse_flying(config.additional_config[KEY] or {})
     refuse_unsupported(config, flying, client_count)
     _refuse_unusable(config)
-    keep_all_kv(config)
-    cache_no_states(config)
+    adapt_caches(config)
     choose_expert_kernel(config, flying)
     collectives = _divide_devices(config, flying)
     parallel = config.parallel_config

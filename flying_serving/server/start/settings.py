@@ -41,7 +41,7 @@ def settings_of(
     )
     drafts, longest = vllm_config.num_speculative_tokens, vllm_config.model_config.max_model_len
     capacity = replace(
-        capacity.with_drafts(drafts, longest), spare=spare, state_blocks=groups.fixed_blocks
+        capacity.with_drafts(drafts, longest), spare=spare, request_blocks=groups.fixed_blocks
     )
     limits = Limits(
         max_num_seqs=scheduler.max_num_seqs,

@@ -11,8 +11,8 @@ from flying_serving.config import MAX_ENGINES
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import is_power_of_two
 from flying_serving.layout.shards import degree_obstacle
-from flying_serving.log import logger
 from flying_serving.vllm_adapter.kv.heads import kv_head_counts
+from flying_serving.vllm_adapter.recurrent.models import cache_no_states, has_state
 
 MAX_PORT = 65535
 MODEL_FILES = ("config.json", "params.json")
@@ -67,26 +67,10 @@ def is_pooling(model: Any) -> bool:
     return bool(model.runner_type == "pooling")
 
 
-def has_state(model: Any) -> bool:
-    """Return whether a model (vLLM's ModelConfig) has layers with recurrent state."""
-    return bool(model.is_hybrid or model.has_inner_state)
-
-
-def cache_no_states(config: Any) -> None:
-    """Let vLLM cache no prefix of a model with recurrent state, and log that.
-
-    vLLM would keep states at borders of blocks, which differ between lanes.
-    """
-    cache, model = config.cache_config, config.model_config
-    if not has_state(model) or not cache.enable_prefix_caching:
-        return
-    logger.warning(
-        "--no-enable-prefix-caching: set, as %s has recurrent state, of which no prefix is cached",
-        model.architecture,
-    )
-    cache.enable_prefix_caching = False
-    cache.mamba_cache_mode = "none"
-    cache.mamba_block_size = model.max_model_len
+def adapt_caches(config: Any) -> None:
+    """Change those settings of vLLM's caches that follow from the model."""
+    keep_all_kv(config)
+    cache_no_states(config)
 
 
 def keep_all_kv(config: Any) -> None:

@@ -1,1 +1,1 @@
-"""vLLM's KV cache in a lane: its memory, blocks, heads, windows and recurrent states."""
+"""vLLM's KV cache in a lane: its memory, blocks, heads, windows, and views for migration."""

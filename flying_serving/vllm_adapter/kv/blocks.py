@@ -67,8 +67,7 @@ class SchedulerPool:
         while the request's own first step is under way. The reason is that vLLM caches them as soon
         as the step that computes them is scheduled.
         """
-        is_settled = self.groups.can_migrate and not request.num_in_flight_tokens
-        if self.groups.state_blocks and not is_settled:
+        if not self.groups.may_offer(runs=bool(request.num_in_flight_tokens)):
             return 0
         valid = request.num_computed_tokens - request.num_in_flight_tokens
         cached = self.scheduler.cached_tokens.get(request.request_id, 0)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from vllm import envs
+from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import (
@@ -140,6 +141,18 @@ def in_blocks_of(kv: KVCacheConfig, lane1: KVCacheConfig) -> KVCacheConfig | Non
         return kv if kv.num_blocks == lane1.num_blocks else None
     tensors = copy.deepcopy(lane1.kv_cache_tensors)
     return replace(kv, num_blocks=lane1.num_blocks, kv_cache_tensors=tensors)
+
+
+def follow_pages(config: VllmConfig, lane1: KVCacheConfig, block_tokens: int) -> None:
+    """Let blocks of a lane have the bytes of lane 1's, and `block_tokens` tokens of KV each.
+
+    vLLM may have enlarged lane 1's blocks after lanes were built, so that a state fits into one.
+    A state of fewer heads leaves the rest of its page unused.
+    """
+    cache = config.cache_config
+    cache.block_size = block_tokens
+    if lane1.has_mamba_layers:
+        cache.mamba_page_size_padded = lane1.kv_cache_groups[0].kv_cache_spec.page_size_bytes
 
 
 def _page_bytes(kv: KVCacheConfig) -> dict[str, int]:

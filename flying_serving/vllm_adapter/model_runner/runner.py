@@ -13,17 +13,15 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.config.kernel import IrOpPriorityConfig
 from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec
+from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from flying_serving.memory.kv_groups import one_group
-from flying_serving.memory.states import StateCut
 from flying_serving.vllm_adapter.kv.cache import (
     groups_of,
     shared_kv_buffer,
     token_parts,
     with_sharing_layers,
 )
-from flying_serving.vllm_adapter.kv.states import cuts_of, state_layers
 from flying_serving.vllm_adapter.kv.windows import with_all_kv
 from flying_serving.vllm_adapter.lora.layers import made_up_adapter, wrap_layers
 from flying_serving.vllm_adapter.model_runner.batches import without_outputs
@@ -107,6 +105,12 @@ class Runner:
     def vllm_runner(self) -> Any:
         """vLLM's runner itself."""
         return self._runner
+
+    @property
+    def layers(self) -> dict[str, Any]:
+        """The layers with weights or KV memory that vLLM keeps in the configuration, by name."""
+        layers: dict[str, Any] = self.config.compilation_config.static_forward_context
+        return layers
 
     @property
     def device(self) -> torch.device:
@@ -212,23 +216,11 @@ class Runner:
 
     def with_sharing_layers(self, kv: KVCacheConfig) -> KVCacheConfig:
         """Return a KV cache as the runner takes it: see `kv.with_sharing_layers`."""
-        return with_sharing_layers(kv, self.config.compilation_config.static_forward_context)
+        return with_sharing_layers(kv, self.layers)
 
     def kv_parts(self, names: Sequence[str]) -> list[torch.Tensor] | None:
         """Return `token_parts` of layers whose KV has one size; None if it cannot be read."""
-        layers = self.config.compilation_config.static_forward_context
-        return token_parts([layers[name] for name in names])
-
-    def states(self, kv: KVCacheConfig) -> list[torch.Tensor]:
-        """Return the state tensors of all layers that have some, group by group."""
-        layers = self.config.compilation_config.static_forward_context
-        return [state for name in state_layers(kv) for state in layers[name].kv_cache]
-
-    def state_cuts(self, kv: KVCacheConfig) -> list[StateCut] | None:
-        """Return how ranks share each of `states`, asked of lane 1; None if that is not known."""
-        layers = self.config.compilation_config.static_forward_context
-        groups = [g for g in kv.kv_cache_groups if isinstance(g.kv_cache_spec, MambaSpec)]
-        return cuts_of([[layers[name] for name in group.layer_names] for group in groups])
+        return token_parts([self.layers[name] for name in names])
 
     def replace_blocks(self, copies: Mapping[int, int]) -> None:
         """Give requests other blocks between two steps (`copies`: new ones by old), to which their

@@ -12,6 +12,7 @@ import pytest
 from flying_serving.cli import model_check, serve
 from flying_serving.cli.model_check import findings
 from flying_serving.errors import ConfigError, Unsupported
+from flying_serving.memory.kv_groups import one_group
 from flying_serving.worker.admission import KVPlan, anatomy
 from harness import mxfp4_cpu
 from harness.forked import by_shell, run
@@ -282,7 +283,7 @@ def test_kv_memory_is_the_memory_left_by_all_layers(
     engines_that_say(monkeypatch, missing + 10 * BLOCK_BYTES)
     checked = model_check._check(args, config)
     assert checked.plan == KVPlan(
-        blocks=10, block_bytes=BLOCK_BYTES, block_tokens=128, max_model_len=2048
+        blocks=10, block_bytes=BLOCK_BYTES, groups=one_group(128), max_model_len=2048
     )
     engines_that_say(monkeypatch, missing + 8 * BLOCK_BYTES)
     with pytest.raises(

@@ -89,8 +89,8 @@ def test_request_for_a_spare_size_is_refused() -> None:
 
 def test_a_request_with_a_state_takes_whole_blocks_beside_it() -> None:
     """Three states and a block of KV of 100 tokens, at most, for a request of 1 to 100 tokens."""
-    capacity = Capacity({1: 100, 2: 200}, 1, {1: 100, 2: 200}, state_blocks=3)
-    assert [capacity.state_tokens(size) for size in (1, 2)] == [300, 600]
+    capacity = Capacity({1: 100, 2: 200}, 1, {1: 100, 2: 200}, request_blocks=3)
+    assert [capacity.request_tokens(size) for size in (1, 2)] == [300, 600]
     assert [capacity.in_blocks(1, tokens) for tokens in (0, 1, 100, 100.5)] == [0, 100, 100, 200]
     assert capacity.in_blocks(2, 101) == 200
 
@@ -98,7 +98,7 @@ def test_a_request_with_a_state_takes_whole_blocks_beside_it() -> None:
 @pytest.mark.parametrize("size", [1, 2])
 def test_short_requests_have_as_much_room_as_their_states_leave(size: int) -> None:
     """Of 24 blocks six requests take three each for their states, and one each for their KV."""
-    capacity = replace(Capacity.of((1, 2), 22, 100, 1, 4), state_blocks=3)
+    capacity = replace(Capacity.of((1, 2), 22, 100, 1, 4), request_blocks=3)
     settings = Settings(2, capacity, POLICIES["manual"], Limits(100, 1000), Objective(10.0))
     state = ClusterState(settings)
     choice, layout = GroupChoice(state), Layout.uniform(2, size)
@@ -116,4 +116,4 @@ def test_short_requests_have_as_much_room_as_their_states_leave(size: int) -> No
 @given(tokens=st.floats(0, 1e6))
 def test_without_a_state_a_request_takes_its_tokens(tokens: float) -> None:
     capacity = Capacity({1: 100}, 1, {1: 32})
-    assert (capacity.state_tokens(1), capacity.in_blocks(1, tokens)) == (0, tokens)
+    assert (capacity.request_tokens(1), capacity.in_blocks(1, tokens)) == (0, tokens)

@@ -63,7 +63,7 @@ def test_a_list_of_blocks_has_the_states_last() -> None:
     flat = HYBRID.in_a_list(([1], [2, 3], [4], [5]))
     assert flat == [2, 3, 1, 4, 5]
     assert HYBRID.of_kv(flat) == [2, 3]
-    assert HYBRID.of_states(flat) == [1, 4, 5]
+    assert HYBRID.beside_kv(flat) == [1, 4, 5]
 
 
 def test_a_list_of_blocks_of_several_groups_goes_row_by_row() -> None:
@@ -78,3 +78,45 @@ def test_the_first_blocks_of_a_request_are_those_of_its_states(
     blocks: list[int], more: int, tokens: int
 ) -> None:
     assert HYBRID.room_tokens(blocks, more) == tokens
+
+
+@pytest.mark.parametrize(
+    ("groups", "offers"),
+    [(one_group(32), (True, True)), (HYBRID, (True, False)), (STATES, (False, False))],
+)
+def test_a_state_is_offered_when_no_step_changes_it_and_with_kv(
+    groups: KVGroups, offers: tuple[bool, bool]
+) -> None:
+    assert (groups.may_offer(runs=False), groups.may_offer(runs=True)) == offers
+
+
+@pytest.mark.parametrize(
+    ("groups", "pulled", "usable"),
+    [(one_group(32), 50, 50), (HYBRID, 50, 0), (HYBRID, 100, 100), (HYBRID, 0, 0)],
+)
+def test_a_prefix_is_of_use_without_the_state_of_more_tokens(
+    groups: KVGroups, pulled: int, usable: int
+) -> None:
+    assert groups.usable_tokens(pulled, offered=100) == usable
+
+
+@pytest.mark.parametrize(
+    ("groups", "blocks", "requests"),
+    [(one_group(32), 2, 5), (HYBRID, 20, 5), (HYBRID, 19, 4), (HYBRID, 0, 1)],
+)
+def test_made_up_requests_share_blocks_of_kv_alone(
+    groups: KVGroups, blocks: int, requests: int
+) -> None:
+    assert groups.made_up_requests(5, blocks) == requests
+
+
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [
+        (one_group(32), ""),
+        (HYBRID, "a request has 3 for its state, and at least one for its KV"),
+        (STATES, ""),
+    ],
+)
+def test_blocks_that_a_request_has_at_any_length_are_named(groups: KVGroups, words: str) -> None:
+    assert groups.in_words() == words

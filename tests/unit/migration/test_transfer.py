@@ -21,7 +21,7 @@ from flying_serving.memory.kv_view import KVView
 from flying_serving.memory.peers import Lanes, PeerKV
 from flying_serving.memory.states import StateCut
 from flying_serving.migration.plan import WorkerId, rank_of
-from flying_serving.migration.transfer import REPETITIONS, measure, pull_kv, pull_state
+from flying_serving.migration.transfer import REPETITIONS, measure, pull_beside_kv, pull_kv
 from flying_serving.wire import MigrationRow
 from tests.unit.memory.lanes import Kind, Model
 from tests.unit.migration.workers import ENGINES, SIZES, Workers
@@ -37,6 +37,7 @@ def check_pull(workers: Workers, source: Group, target: Group, tokens: range, se
     pull begins; all other memory stays as it is.
     """
     chance, model = Random(seed), workers.model
+    completes = seed % 2 == 0  # of requests that have nothing beside their KV
     old_size, new_size = len(source), len(target)
     free = {engine: chance.sample(range(1, BLOCKS), BLOCKS - 1) for engine in range(ENGINES)}
     counts = [-(-tokens.stop // model.tokens(size)) for size in (old_size, new_size)]
@@ -59,7 +60,7 @@ def check_pull(workers: Workers, source: Group, target: Group, tokens: range, se
                 expected[worker][at] = 0
             for at, value in memory.places(new_size, rank, new[worker[0]], whole):
                 expected[worker][at] = value
-        pull_kv(workers.workers[worker], source, old, target, new[worker[0]], tokens)
+        pull_kv(workers.workers[worker], old, target, new[worker[0]], tokens, completes)
     for worker, memory in workers.memories.items():
         np.testing.assert_array_equal(memory.values, expected[worker])
 
@@ -96,6 +97,7 @@ def test_layers_of_other_sizes_are_pulled_by_their_own_heads(
 
 HEADS = 8
 """Heads of a state."""
+CUTS = [StateCut(0, 0, (Segment(HEADS, HEADS),))]
 
 
 def state_lanes(devices: int) -> dict[WorkerId, Lanes]:
@@ -104,7 +106,7 @@ def state_lanes(devices: int) -> dict[WorkerId, Lanes]:
     """
     return {
         worker: {
-            size: [KVView([], range(0), 4, 1, [torch.zeros(BLOCKS, HEADS // (size * devices))])]
+            size: [KVView([], range(0), 4, 1, [torch.zeros(BLOCKS, HEADS // (size * devices))], CUTS)]
             for size in SIZES
         }
         for worker in product(range(ENGINES), range(devices))
@@ -131,7 +133,6 @@ def check_pull_of_state(
             device=device,
             devices=devices,
             kv_views=lanes[engine, device],
-            state_cuts=[StateCut(0, 0, (Segment(HEADS, HEADS),))],
             kv_groups=KVGroups((KVGroup(4), KVGroup(1000, has_state=True))),
             peers=peers,
         )
@@ -139,7 +140,7 @@ def check_pull_of_state(
         state[20] = 0
         expected = state.clone()
         expected[20] = state_of(target, (engine, device), devices)
-        pull_state(puller, source, old, target, [3, 4, 20])
+        pull_beside_kv(puller, old, target, [3, 4, 20])
         assert torch.equal(state, expected)
 
 

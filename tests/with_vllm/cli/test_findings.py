@@ -6,11 +6,12 @@ from typing import Any
 
 from flying_serving.cli.checks import Finding
 from flying_serving.cli.model_check import Checked, findings
+from flying_serving.memory.kv_groups import KVGroup, KVGroups, one_group
 from flying_serving.worker.admission import KVPlan
 
 
 def checked_of(**changes: Any) -> Checked:
-    plan = KVPlan(blocks=21, block_bytes=2**20, block_tokens=32, max_model_len=1000)
+    plan = KVPlan(blocks=21, block_bytes=2**20, groups=one_group(32), max_model_len=1000)
     refused = {4: "6 attention heads do not divide by 4"}
     checked = Checked(
         (1, 2),
@@ -70,7 +71,9 @@ def test_a_state_of_each_request_limits_how_many_there_are() -> None:
     """Five requests have three blocks each for their states, and one for KV; 20 blocks can be
     used.
     """
-    plan = replace(checked_of().plan, state_blocks=3)
+    state = KVGroup(1000, has_state=True)
+    groups = KVGroups((state, KVGroup(32), state, state))
+    plan = replace(checked_of().plan, groups=groups)
     rows = findings(configured_as(use_mla=False), checked_of(plan=plan), took_s=3.0)
     said = {row.what: row.reason for row in rows}
     assert said["KV cache"].endswith(

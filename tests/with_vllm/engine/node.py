@@ -131,12 +131,13 @@ class Engine:
         return names[function](*args)
 
     def _pull(
-        self, group: Any, source_blocks: Any, target: Any, blocks: list[int], tokens: range
+        self, source_blocks: Any, target: Any, blocks: list[int], tokens: range, completes: bool
     ) -> None:
         self.pulled.append(tokens)
+        first = min(source_blocks)
         for place in tokens:
-            at = source_blocks[group[0]][place // BLOCK], place % BLOCK
-            value = self.node.engines[group[0]].worker.kv[at]
+            at = source_blocks[first][place // BLOCK], place % BLOCK
+            value = self.node.engines[first].worker.kv[at]
             self.worker.kv[blocks[place // BLOCK], place % BLOCK] = value
 
     def process_aborts(self) -> None:

@@ -34,12 +34,13 @@ class NodeHost:
         self._groups = groups
 
     def call_workers(
-        self, function: Any, source: Group, source_blocks: Mapping[int, Any], *rest: Any
+        self, function: Any, source_blocks: Mapping[int, Any], target: Group, *rest: Any
     ) -> None:
         """Copy a member's share."""
         assert function is pull_kv
-        target, blocks, tokens = rest
-        self._node._copy(self._engine, (source, source_blocks), (target, blocks), tokens)
+        blocks, tokens, _ = rest
+        source = tuple(source_blocks), source_blocks
+        self._node._copy(self._engine, source, (target, blocks), tokens)
 
     def enqueue(self, request: Request, size: int) -> None:
         """To the scheduler of a lane."""

@@ -27,6 +27,7 @@ _SEEN_ELSEWHERE = frozenset(
         "token_s",
         "_show",
         "_arrivals",
+        "source_tokens",
     }
 )
 

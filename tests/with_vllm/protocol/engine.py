@@ -227,17 +227,19 @@ class Engine:
 
     def _pull_kv(
         self,
-        source: Group,
         source_blocks: Mapping[int, Sequence[int]],
         group: Group,
         blocks: list[int],
         tokens: range,
+        completes: bool,
     ) -> None:
         """Copy whatever is there; in lane 1 some time after the offer was read."""
         if len(group) == 1:
             self._look_again()
         self.memory.take(
-            blocks, tokens, self.peers.copy(source, source_blocks, (group, self.number), tokens)
+            blocks,
+            tokens,
+            self.peers.copy(tuple(source_blocks), source_blocks, (group, self.number), tokens),
         )
 
     def _look_again(self) -> None:

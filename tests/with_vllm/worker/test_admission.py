@@ -12,6 +12,7 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.platforms import current_platform
 
 from flying_serving.errors import ConfigError, WeightError
+from flying_serving.memory.kv_groups import one_group
 from flying_serving.server.start.support import keep_all_kv
 from flying_serving.vllm_adapter.weights.trees import first_of, module_tree, world_of_one
 from flying_serving.weights.share import SharedWeights
@@ -176,7 +177,7 @@ def test_kv_is_planned_for_the_widest_group(tmp_path: Path) -> None:
     config = configuration(tmp_path, LLAMA)
     block_bytes = 2 * 2 * 128 * 64 * 4
     config.model_config.max_model_len = 512
-    expected = KVPlan(blocks=3, block_bytes=block_bytes, block_tokens=128, max_model_len=512)
+    expected = KVPlan(blocks=3, block_bytes=block_bytes, groups=one_group(128), max_model_len=512)
     assert kv_plan(config, 3 * block_bytes, widest=2) == expected
     with pytest.raises(
         ConfigError, match=r"^To serve at least one request with the model's max seq len \(512\)"
@@ -194,7 +195,7 @@ def test_kv_of_published_gemma4_is_planned_by_the_size_of_each_layer(tmp_path: P
     assert token_bytes == 880 << 10
     plan = kv_plan(config, 5 * 128 * token_bytes + 1000, widest=4)
     assert plan == KVPlan(
-        blocks=5, block_bytes=128 * token_bytes, block_tokens=128, max_model_len=512
+        blocks=5, block_bytes=128 * token_bytes, groups=one_group(128), max_model_len=512
     )
     assert obstacles(config, (2, 4)) == {}
 

@@ -1,32 +1,37 @@
 """The recurrent states of vLLM's layers, and how ranks share them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedDeltaNetAttention
 from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
 from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
 from vllm.model_executor.layers.mamba.short_conv import ShortConv
-from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, MambaSpec
 
 from flying_serving.layout.shards import Segment
 from flying_serving.memory.states import StateCut
 
 
-def state_layers(kv: KVCacheConfig) -> list[str]:
-    """Return the names of layers that have state, group by group."""
-    groups = [g for g in kv.kv_cache_groups if isinstance(g.kv_cache_spec, MambaSpec)]
-    return [name for group in groups for name in group.layer_names]
+def groups_with_kv(kv: KVCacheConfig) -> list[KVCacheGroupSpec]:
+    """Return the groups of layers that have KV, and no state."""
+    return [g for g in kv.kv_cache_groups if not isinstance(g.kv_cache_spec, MambaSpec)]
 
 
-def cuts_of(groups: Sequence[Sequence[Any]]) -> list[StateCut] | None:
-    """Return the cuts of the states of lane 1's layers, which are by group; None if a layer is of
-    an unknown class.
+def states_of(kv: KVCacheConfig, layers: Mapping[str, Any]) -> list[torch.Tensor]:
+    """Return the state tensors of all layers that have some, group by group. `layers`: by name."""
+    return [state for names in _names(kv) for name in names for state in layers[name].kv_cache]
+
+
+def cuts_of(kv: KVCacheConfig, layers: Mapping[str, Any]) -> list[StateCut] | None:
+    """Return how ranks share each of `states_of`, from lane 1's layers; None if a layer is of an
+    unknown class.
     """
     found = []
     channels = 0 if is_conv_state_dim_first() else 1
-    for number, layers in enumerate(groups):
-        for layer in layers:
+    for number, names in enumerate(_names(kv)):
+        for layer in (layers[name] for name in names):
             segments = _segments(layer)
             if segments is None or len(segments) != len(layer.kv_cache):
                 return None
@@ -34,6 +39,12 @@ def cuts_of(groups: Sequence[Sequence[Any]]) -> list[StateCut] | None:
             cuts = zip(dimensions, segments, strict=True)
             found += [StateCut(number, dimension, segment) for dimension, segment in cuts]
     return found
+
+
+def _names(kv: KVCacheConfig) -> list[list[str]]:
+    """Return the names of layers that have state, by group."""
+    groups = kv.kv_cache_groups
+    return [g.layer_names for g in groups if isinstance(g.kv_cache_spec, MambaSpec)]
 
 
 def _segments(layer: Any) -> list[tuple[Segment, ...]] | None:

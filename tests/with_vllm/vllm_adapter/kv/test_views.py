@@ -1,5 +1,6 @@
 """Views of a device's lanes: one for each kind of layers, with the heads of the rank."""
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
-from flying_serving.worker.kv_views import AlikeLayers, LaneKV, alike_layers, views_of_lanes
+from flying_serving.vllm_adapter.kv.views import AlikeLayers, LaneKV, alike_layers, views_of_lanes
 
 BLOCK = 16
 MODEL: Any = SimpleNamespace(use_mla=False)
@@ -35,6 +36,8 @@ def kv_config(**sizes: tuple[int, int]) -> KVCacheConfig:
 class Readable:
     """A runner whose KV can be read, but that of the layers named here."""
 
+    layers: Mapping[str, Any] = {}
+
     def __init__(self, *unreadable: str) -> None:
         self.unreadable = unreadable
 
@@ -43,8 +46,6 @@ class Readable:
             return None
         return [torch.zeros(1) for _ in names]
 
-    def states(self, kv: KVCacheConfig) -> list[torch.Tensor]:
-        return []
 
 
 def lane(rank: int, degree: int, *unreadable: str) -> LaneKV:

@@ -5,12 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec
+from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from flying_serving.memory.kv_view import KVView, heads_of
+from flying_serving.memory.states import StateCut
 from flying_serving.vllm_adapter.kv.cache import groups_of, layer_specs
 from flying_serving.vllm_adapter.kv.heads import kv_heads_of
 from flying_serving.vllm_adapter.model_runner.runner import Runner
+from flying_serving.vllm_adapter.recurrent.layers import cuts_of, groups_with_kv, states_of
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ def alike_layers(lane1: KVCacheConfig, devices: int, model: Any) -> list[AlikeLa
 
     An empty list where layers with KV are several groups. `model`: vLLM's ModelConfig.
     """
-    paged = [g for g in lane1.kv_cache_groups if not isinstance(g.kv_cache_spec, MambaSpec)]
+    paged = groups_with_kv(lane1)
     kinds: dict[tuple[Any, ...], list[str]] = defaultdict(list)
     for name, found in layer_specs(paged).items() if len(paged) == 1 else ():
         spec: Any = found
@@ -46,27 +48,33 @@ class LaneKV:
     rank: int
     degree: int
 
-    def views(self, kinds: Iterable[AlikeLayers]) -> list[KVView] | None:
+    def views(
+        self, kinds: Iterable[AlikeLayers], cuts: Sequence[StateCut] = ()
+    ) -> list[KVView] | None:
         """Return a view for each kind of layers; None if one cannot be read, or there is none. The
-        first view has the states of all layers.
+        first view has the states of all layers; `cuts`: of these.
         """
         block_tokens = groups_of(self.kv).block_tokens
-        states = self.runner.states(self.kv)
+        beside = states_of(self.kv, self.runner.layers), cuts
         views: list[KVView] = []
         for layers in kinds:
             parts = self.runner.kv_parts(layers.names)
             if parts is None:
                 return None
             heads = heads_of(self.rank, self.degree, layers.kv_heads)
-            views.append(KVView(parts, heads, block_tokens, layers.kv_heads, states))
-            states = []
+            views.append(KVView(parts, heads, block_tokens, layers.kv_heads, *beside))
+            beside = [], ()
         return views or None
 
 
 def views_of_lanes(
     lanes: Mapping[int, LaneKV], kinds: Sequence[AlikeLayers]
 ) -> dict[int, list[KVView]]:
-    """Return the views of all lanes by group size; nothing if a lane's KV cannot be read."""
-    found = {size: lane.views(kinds) for size, lane in lanes.items()}
+    """Return the views of all lanes by group size; nothing if one cannot be read, or parted."""
+    lane1 = lanes[1]
+    cuts = cuts_of(lane1.kv, lane1.runner.layers)
+    if cuts is None:
+        return {}
+    found = {size: lane.views(kinds, cuts) for size, lane in lanes.items()}
     readable = {size: views for size, views in found.items() if views is not None}
     return readable if len(readable) == len(found) else {}
