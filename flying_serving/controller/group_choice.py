@@ -257,7 +257,7 @@ class GroupChoice:
             drained,
             expected_tokens,
             migration,
-            self.limits.max_loras,
+            self.limits.max_variants,
             waits_for_place,
         )
         lane = lanes.get(len(group))

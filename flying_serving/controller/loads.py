@@ -14,7 +14,7 @@ from flying_serving.predict.demand import Outputs
 class GroupWork:
     """The requests of one group, and sums over them.
 
-    `wide`: requests that one engine cannot hold. `adapters`: how many requests each adapter has.
+    `wide`: requests that one engine cannot hold. `variants`: how many requests ask for each.
     """
 
     requests: dict[str, RequestState] = field(default_factory=dict)
@@ -25,7 +25,7 @@ class GroupWork:
     output_tokens: int = 0
     committed_tokens: float = 0.0
     urgent: int = 0
-    adapters: Counter[int] = field(default_factory=Counter)
+    variants: Counter[int] = field(default_factory=Counter)
 
 
 class Loads:
@@ -70,8 +70,8 @@ class Loads:
         work.committed_tokens += expected_tokens
         if request.spec.urgent:
             work.urgent += 1
-        if request.spec.adapter is not None:
-            work.adapters[request.spec.adapter] += 1
+        if request.spec.variant is not None:
+            work.variants[request.spec.variant] += 1
         self.unfinished[request.request_id] = request
 
     def add_tokens(self, request: RequestState, count: int) -> None:
@@ -106,9 +106,9 @@ class Loads:
             work.prompts -= 1
         if request.spec.urgent:
             work.urgent -= 1
-        if request.spec.adapter is not None:
-            work.adapters[request.spec.adapter] -= 1
-            work.adapters += Counter()  # without adapters of no request
+        if request.spec.variant is not None:
+            work.variants[request.spec.variant] -= 1
+            work.variants += Counter()  # without variants of no request
         work.prompt_tokens -= request.spec.prompt_tokens
         work.output_tokens -= request.output_tokens
         work.committed_tokens -= request.committed_tokens
@@ -129,8 +129,8 @@ class Loads:
                 "prompt_tokens": sum(request.spec.prompt_tokens for request in requests),
                 "output_tokens": sum(request.output_tokens for request in requests),
                 "urgent": len([request for request in requests if request.spec.urgent]),
-                "adapters": Counter(
-                    request.spec.adapter for request in requests if request.spec.adapter is not None
+                "variants": Counter(
+                    request.spec.variant for request in requests if request.spec.variant is not None
                 ),
             }
             booked = {name: getattr(work, name) for name in sums}

@@ -26,7 +26,7 @@ class Visit:
         drained: requests of older groups that the group's engines step in between.
         tokens: of the request at its end, as expected.
         migration: the cost of migrating its KV to the group, None without KV.
-        slots: adapters that the group has in a step.
+        max_variants: variants of the model that the group has in a step.
         waits_for_place: where `max_num_seqs` requests run, it waits until one of them has ended.
     """
 
@@ -35,7 +35,7 @@ class Visit:
     drained: int
     tokens: float
     migration: MigrationCost | None
-    slots: int = 0
+    max_variants: int = 0
     waits_for_place: bool = True
 
     @property
@@ -61,7 +61,7 @@ class Visit:
         drained_s = lane.cost.fixed_s * self.drained
         kv_tokens = self.request.context_tokens
         migration_s = 0.0 if self.migration is None else self.migration.seconds(kv_tokens)
-        return first_s + drained_s + migration_s + self._place_s(lane) + self._slot_s(lane)
+        return first_s + drained_s + migration_s + self._place_s(lane) + self._variant_s(lane)
 
     def _place_s(self, lane: LaneFigures) -> float:
         """Return the seconds until the request has a place in steps.
@@ -74,12 +74,12 @@ class Visit:
             return 0.0
         return ends / places * self._outputs * lane.step_s(0, places, self._running_tokens)
 
-    def _slot_s(self, lane: LaneFigures) -> float:
-        """Return the seconds until the request's adapter has a slot: the requests of another one
+    def _variant_s(self, lane: LaneFigures) -> float:
+        """Return the seconds until the variant of the request has a place: requests of another one
         have to end.
         """
-        adapter, running = self.request.spec.adapter, self.work.adapters
-        if adapter is None or adapter in running or len(running) < self.slots:
+        variant, running = self.request.spec.variant, self.work.variants
+        if variant is None or variant in running or len(running) < self.max_variants:
             return 0.0
         return self._stream_s(lane)
 

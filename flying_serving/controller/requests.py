@@ -29,7 +29,7 @@ class RequestSpec:
         prompt_splits: whether a split may be inside the prompt.
         most_tokens: prompt and max_tokens together, which some group has to hold. None without
             max_tokens: then it may be as long as its group holds.
-        adapter: the number of its adapter (LoRA); None without one.
+        variant: the number of the variant of the model that it asks for; None: the model itself.
     """
 
     prompt_tokens: int
@@ -43,7 +43,7 @@ class RequestSpec:
     split_at: int | None = None
     prompt_splits: bool = True
     most_tokens: int | None = None
-    adapter: int | None = None
+    variant: int | None = None
 
     @property
     def longest_tokens(self) -> int:

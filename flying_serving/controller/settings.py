@@ -174,13 +174,13 @@ class Limits:
         max_num_batched_tokens: vLLM's: tokens of a step, at least one for each request.
         capped: nothing is dispatched ahead of the engines' progress. A server whose layout never
             changes gains nothing by holding back, unless its queue is bounded in time.
-        max_loras: vLLM's: adapters that a group has in a step; 0 if none are served.
+        max_variants: variants of the model that a group has in a step; 0 if there are none.
     """
 
     max_num_seqs: int
     max_num_batched_tokens: int
     capped: bool = True
-    max_loras: int = 0
+    max_variants: int = 0
 
 
 @dataclass(frozen=True)

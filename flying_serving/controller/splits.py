@@ -80,7 +80,7 @@ class Splits:
         prompt_tokens, first = request.spec.prompt_tokens, kv.group
         whole = request.spec
         spec = RequestSpec(
-            at, at + 1, priority=whole.priority, can_migrate=False, adapter=whole.adapter
+            at, at + 1, priority=whole.priority, can_migrate=False, variant=whole.variant
         )
         part = replace(request, request_id=f"{request.request_id} (part)", spec=spec)
         in_prompt = at < prompt_tokens

@@ -9,7 +9,6 @@ from typing import Any
 
 from msgspec.structs import astuple
 
-from flying_serving.comm.adapter_notes import AdapterNotes
 from flying_serving.comm.board import StepBoard
 from flying_serving.comm.pulse import Pulse
 from flying_serving.config import Deployment, deployment_of
@@ -207,14 +206,11 @@ def _make_instruments(
 def _connect(site: Site, loop: EngineLoop) -> None:
     """Let the schedulers of the lanes that the engine leads tell the loop what happens there."""
     instruments, source = loop.instruments, loop.migrations.source
-    notes = AdapterNotes(site.run_dir)
     for size, scheduler in loop.lanes.schedulers.items():
         group = aligned_group(site.engine, size)
         instruments.steps.follow(group)
         scheduler.hooks = LaneEvents(group, instruments, source, site.core.emit)
-        scheduler.adapter_failure = partial(notes.failure, group)
-        scheduler.adapters.aging_s = site.deployment.flying.priority_aging_s
-        scheduler.clock = loop.clock
+        scheduler.group, scheduler.clock = group, loop.clock
     if instruments.trace is not None:
         blocks_in_use = instruments.report.blocks_in_use
         loop.migrations.observers.append(partial(instruments.trace.pulling, blocks_in_use))

@@ -32,7 +32,6 @@ from flying_serving.vllm_adapter.processes.queues import note_in
 from flying_serving.vllm_adapter.scheduler.history import resume
 from flying_serving.vllm_adapter.scheduler.scheduler import use_lane_class
 from flying_serving.vllm_adapter.speculation.drafts import make_drafter
-from flying_serving.vllm_adapter.speculation.scheduler import has_drafts
 from flying_serving.wire import ANSWERS
 from flying_serving.worker.parent import end_with_parent, forget_port, forget_signals
 
@@ -63,7 +62,7 @@ class CoreWithLanes(EngineCore):
         with pooled_capacity(lane_block_tokens(1, deployment.widest, deployment.devices, heads)):
             self.kv_config = super()._initialize_kv_caches(vllm_config)
         # next vLLM makes the scheduler; the workers' configuration stays as the user has it
-        use_lane_class(vllm_config.scheduler_config, drafts=has_drafts(vllm_config))
+        use_lane_class(vllm_config)
         return self.kv_config
 
 

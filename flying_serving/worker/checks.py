@@ -14,11 +14,8 @@ import torch
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.errors import ConfigError, GroupBroken, LaneError
 from flying_serving.layout.parallelism import Parallelism
-from flying_serving.vllm_adapter.model_runner.batches import (
-    CHECK_REQUESTS,
-    CHECK_TOKENS,
-    check_steps,
-)
+from flying_serving.vllm_adapter.kinds import steps_of_all_kinds
+from flying_serving.vllm_adapter.model_runner.batches import CHECK_REQUESTS, CHECK_TOKENS
 from flying_serving.vllm_adapter.model_runner.compiled import is_compiled
 from flying_serving.vllm_adapter.model_runner.rank_widths import (
     activations_by_width,
@@ -152,8 +149,8 @@ class LaneChecks:
         differ = bool(activations_by_width(self._lane1.model))
         expected: LayerOutputs | None = None
         largest, allowed = 0.0, tolerance(model.dtype) + self._input_rounding
-        with self._lane1.made_up_adapter() as adapter:
-            steps = partial(check_steps, requests, model.get_vocab_size(), adapter=adapter)
+        with steps_of_all_kinds(self._lane1.vllm_runner) as check_steps:
+            steps = partial(check_steps, requests, model.get_vocab_size())
             for size, lane in self._groups.items():
                 if expected is None or differ:
                     expected = self._outputs_of_lane1(size, steps(self._lane1.groups))

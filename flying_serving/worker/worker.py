@@ -25,9 +25,9 @@ from flying_serving.start_error import told_to_server
 from flying_serving.vllm_adapter.cpu_build import tiles
 from flying_serving.vllm_adapter.distributed import nccl
 from flying_serving.vllm_adapter.distributed.world import TorchWorld
+from flying_serving.vllm_adapter.kinds import adapt_runner
 from flying_serving.vllm_adapter.kv.cache import kv_memory_from
 from flying_serving.vllm_adapter.kv.windows import all_are_local
-from flying_serving.vllm_adapter.lora.layers import use_own_products, verify_adapters
 from flying_serving.vllm_adapter.model_runner.runner import Runner
 from flying_serving.vllm_adapter.patches import installer, tensor_parallel
 from flying_serving.vllm_adapter.processes.queues import note_in
@@ -125,8 +125,7 @@ class LaneWorker:
         with loading.keep_weights():
             super().load_model(**options)  # type: ignore[misc]
         self._taken("the model")
-        verify_adapters(worker.model_runner, self.deployment.run_dir, self.engine)
-        use_own_products(worker.model_runner)
+        adapt_runner(worker.model_runner, self.deployment.run_dir, self.engine)
         with told_to_server(self.deployment.run_dir, self.engine):
             self.lanes = WorkerLanes(
                 Runner(worker.model_runner, worker.vllm_config),

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from flying_serving.comm.adapter_notes import AdapterNotes
-from flying_serving.errors import AdapterNotLoaded, EngineLost
+from flying_serving.vllm_adapter.lora.notes import AdapterNotes
+from flying_serving.errors import EngineLost
 from flying_serving.log import logger
 from flying_serving.server.calls.engine_calls import EngineCalls
 from flying_serving.server.own_thread import SlowReads
-from flying_serving.vllm_adapter.lora.files import copied
+from flying_serving.vllm_adapter.lora.files import AdapterNotLoaded, copied
 from flying_serving.vllm_adapter.lora.numbers import why_not_finite
 
 READ_DEADLINE_S = 120.0

@@ -50,7 +50,7 @@ class Checks:
         prompt = prompt_length(fields["prompt_token_ids"], fields["prompt_embeds"])
         spec = self._streams.spec_of(prompt, params, priority)
         adapter = fields.get("lora_request")
-        return spec if adapter is None else replace(spec, adapter=adapter.lora_int_id)
+        return spec if adapter is None else replace(spec, variant=adapter.lora_int_id)
 
     def let_in(self, call: str, fields: Mapping[str, Any], answer: object) -> None:
         """Hold a place for the requests of a call, if they can be taken, until they arrive or

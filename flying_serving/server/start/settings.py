@@ -49,7 +49,7 @@ def settings_of(
         capped=policy.splits
         or flying.max_queue_wait_s is not None
         or (policy.name != "manual" and policy.pinned_size is None),
-        max_loras=0 if vllm_config.lora_config is None else vllm_config.lora_config.max_loras,
+        max_variants=0 if vllm_config.lora_config is None else vllm_config.lora_config.max_loras,
     )
     return Settings(
         engines=deployment.engines,

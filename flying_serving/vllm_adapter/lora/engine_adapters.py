@@ -14,10 +14,9 @@ from vllm.lora.layers import LoRAMapping
 from vllm.lora.request import LoRARequest
 from vllm.lora.worker_manager import WorkerLoRAManager
 
-from flying_serving.comm.adapter_notes import AdapterNotes
-from flying_serving.errors import AdapterNotLoaded
+from flying_serving.vllm_adapter.lora.notes import AdapterNotes
 from flying_serving.log import logger
-from flying_serving.vllm_adapter.lora.files import copied
+from flying_serving.vllm_adapter.lora.files import AdapterNotLoaded, copied
 from flying_serving.vllm_adapter.lora.numbers import why_loaded_not_finite
 
 RETRY_S = 5.0
@@ -31,7 +30,7 @@ class EngineAdapters:
     engine that was started again. A folder may have changed or gone by then, and an error in a step
     would end the engine. Here the step is made without such an adapter, and a note says so. The
     leader of the group sees it when the step ends, ends the requests of the adapter, and gives out
-    no token of theirs: see `LaneScheduler`.
+    no token of theirs: see `AdapterScheduler`.
 
     Args:
         manager: vLLM's.

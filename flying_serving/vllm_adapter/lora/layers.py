@@ -107,16 +107,16 @@ class LaneAdapters:
             self.layers.set_adapter_mapping(without(mapping, missing))
 
 
-def verify_adapters(runner: Any, run_dir: str, engine: int) -> None:
-    """Let the runner of lane 1 load adapters by `EngineAdapters`, if adapters are served."""
-    if runner.lora_config is not None:
-        runner.lora_manager = EngineAdapters(runner.lora_manager, run_dir, engine)
+def take_over(runner: Any, run_dir: str, engine: int) -> None:
+    """Let the runner of lane 1 load adapters by `EngineAdapters`, and compute with them by
+    `AdapterProducts`.
+    """
+    _use_own_products(runner)
+    runner.lora_manager = EngineAdapters(runner.lora_manager, run_dir, engine)
 
 
-def use_own_products(runner: Any) -> None:
-    """Let the wrapped layers of a runner compute with `AdapterProducts`, if adapters are served."""
-    if runner.lora_config is None:
-        return
+def _use_own_products(runner: Any) -> None:
+    """Let the wrapped layers of a runner compute with `AdapterProducts`."""
     manager = runner.lora_manager._adapter_manager
     products = AdapterProducts(manager.max_num_batched_tokens, manager.max_num_seqs, manager.device)
     for prefix in manager.punica_wrapper_mapping:
@@ -175,7 +175,7 @@ def wrap_layers(runner: Any, model: Module, config: VllmConfig, lane1: Any) -> N
     if config.lora_config is None:
         return
     runner.load_lora_model(model, config, runner.device)
-    use_own_products(runner)
+    _use_own_products(runner)
     layers = runner.lora_manager._adapter_manager
     runner.lora_manager = LaneAdapters(lane1.lora_manager, layers)
 

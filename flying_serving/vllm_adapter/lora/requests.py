@@ -13,12 +13,12 @@ class AdapterRequests:
     next one that fits. While requests of the adapters in the slots keep coming, it would never be
     admitted. So once it is `aging_s` old, a slot is kept for its adapter: see `keep`.
 
-    `slots`: adapters that may be in a step.
+    `slots`: adapters that may be in a step. `aging_s`: in seconds.
     """
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, aging_s: float) -> None:
         self._slots = slots
-        self.aging_s = float("inf")
+        self.aging_s = aging_s
         self._by_adapter: dict[int, dict[str, float]] = {}
         self._kept: int | None = None
         self._granted_s = float("-inf")

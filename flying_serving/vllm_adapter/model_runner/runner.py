@@ -5,7 +5,7 @@ which V1 and V2 differ.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from flying_serving.vllm_adapter.kv.cache import (
     with_sharing_layers,
 )
 from flying_serving.vllm_adapter.kv.windows import with_all_kv
-from flying_serving.vllm_adapter.lora.layers import made_up_adapter, wrap_layers
+from flying_serving.vllm_adapter.lora.layers import wrap_layers
 from flying_serving.vllm_adapter.model_runner.batches import without_outputs
 from flying_serving.vllm_adapter.model_runner.compiled import (
     eager_operations,
@@ -133,10 +133,6 @@ class Runner:
     def step(self, plan: Any, grammar: Any = None) -> Any:
         """Run one step, sampling included. Returns vLLM's ModelRunnerOutput, once it is there."""
         return resolved(self.launch(plan, grammar))
-
-    def made_up_adapter(self) -> AbstractContextManager[Any]:
-        """While the body runs, lane 1, whose runner this is, has a random adapter."""
-        return made_up_adapter(self._runner)
 
     def launch(self, plan: Any, grammar: Any = None) -> Any:
         """Begin a step, sampling included. With async scheduling the device may still compute it.

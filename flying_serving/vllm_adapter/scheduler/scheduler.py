@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, Protocol
@@ -15,18 +14,13 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.request import RequestStatus
 
 from flying_serving.errors import ConfigError
+from flying_serving.layout.groups import Group
 from flying_serving.scheduling.batches import Running
-from flying_serving.vllm_adapter.lora.requests import AdapterRequests
+from flying_serving.vllm_adapter.kinds import scheduler_kinds
 from flying_serving.vllm_adapter.scheduler.limits import running_of
-from flying_serving.vllm_adapter.speculation.scheduler import DraftingScheduler, has_drafts
 
-AdapterFailure = Callable[[int, float], str | None]
-"""Returns why an engine of the lane's group lacked an adapter in a step since a time in seconds;
-None if none did.
-"""
 PromptLimit = Callable[[Running], int | None]
 """Returns how many prompt tokens a step may take beside these running requests; None: as many as
 fit.
@@ -76,8 +70,8 @@ class NoHooks:
 class LaneScheduler(Scheduler):
     """vLLM's scheduler for one lane: `lane_class` lays it over the class that vLLM would take.
 
-    It decides as vLLM's does, with two exceptions: `_limit_prompts`, and the slots of adapters
-    (`_keep_slot`). It ends the requests of an adapter that an engine lacked in a step.
+    It decides as vLLM's does, with one exception: `_limit_prompts`. Kinds of requests have classes
+    between the two (`vllm_adapter/kinds.py`).
     """
 
     max_num_scheduled_tokens: int
@@ -90,12 +84,9 @@ class LaneScheduler(Scheduler):
         """Asked before each step; None: no limit is set."""
         self.cached_tokens: dict[str, int] = {}
         """By request: tokens that the prefix cache had when the request got its blocks."""
-        slots = 0 if self.lora_config is None else self.lora_config.max_loras
-        self.adapters = AdapterRequests(slots)
-        self.adapter_failure: AdapterFailure = lambda _adapter, _since_s: None
-        """Asked after each step for each of its adapters."""
+        self.group: Group = ()
+        """The engines whose steps it plans."""
         self.clock = time.monotonic
-        self._slot_kept_for: int | None = None
         self.hit_tokens: dict[str, int] = {}
         """By request: tokens that a prefix cache had when it first got blocks, here or in the group
         where it began.
@@ -112,8 +103,6 @@ class LaneScheduler(Scheduler):
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Schedule a step as vLLM does, with limited prompts, and report it."""
         self._limit_prompts()
-        if self.lora_config is not None:
-            self._keep_slot()
         plan = super().schedule(*args, **kwargs)
         self.hooks.step_planned(plan)
         return plan
@@ -121,8 +110,6 @@ class LaneScheduler(Scheduler):
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Report an output, then take it as vLLM does."""
         self.hooks.output_received(scheduler_output)
-        if self.lora_config is not None:
-            self._end_without_adapter(scheduler_output)
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def make_stats(self, *args: Any, **kwargs: Any) -> Any:
@@ -146,8 +133,6 @@ class LaneScheduler(Scheduler):
     def _free_request_blocks(self, request: Any) -> None:
         self.hooks.blocks_freed(request)
         self.cached_tokens.pop(request.request_id, None)
-        if request.lora_request is not None and request.is_finished():
-            self.adapters.ended(request.lora_request.lora_int_id, request.request_id)
         if request.is_finished():
             self.hit_tokens.pop(request.request_id, None)
         super()._free_request_blocks(request)
@@ -158,67 +143,6 @@ class LaneScheduler(Scheduler):
         if request.num_preemptions == 0:  # later the cache has what was computed for it
             self.hit_tokens[request.request_id] = hit[1]
         return hit
-
-    # ---- adapters
-
-    def add_request(self, request: Any) -> None:
-        """Take a request as vLLM does, and note when one with an adapter has come."""
-        if request.lora_request is not None:
-            adapter = request.lora_request.lora_int_id
-            self.adapters.arrived(adapter, request.request_id, self.clock())
-        super().add_request(request)
-
-    def _keep_slot(self) -> None:
-        """Keep a slot for an adapter whose requests have waited for too long.
-
-        Until it has the slot, no request of another adapter is begun. So those that run end, and
-        their slots become free.
-        """
-        adapters = {
-            request.lora_request.lora_int_id
-            for request in self.running
-            if request.lora_request is not None
-        }
-        self._slot_kept_for = self.adapters.keep(adapters, self._waits_for_slot, self.clock())
-
-    def _waits_for_slot(self, request_id: str) -> bool:
-        request = self.requests.get(request_id)
-        return request is not None and request.status in (
-            RequestStatus.WAITING,
-            RequestStatus.PREEMPTED,
-        )
-
-    def _handle_blocked_waiting_request(self, request: Any) -> bool:
-        is_ready = super()._handle_blocked_waiting_request(request)
-        if self._slot_kept_for is None or request.lora_request is None:
-            return is_ready
-        # one that has begun may hold the blocks that the adapter's request needs
-        has_begun = request.num_computed_tokens > 0 or request.num_preemptions > 0
-        return is_ready and (has_begun or request.lora_request.lora_int_id == self._slot_kept_for)
-
-    def _end_without_adapter(self, plan: Any) -> None:
-        """End all requests of an adapter that an engine lacked in this step, with an error.
-
-        The step has computed them without the adapter, or without a part of it. No token of theirs
-        is taken, and their blocks are no prefixes.
-        """
-        of_plan = defaultdict[int, list[str]](list)
-        for request_id in plan.num_scheduled_tokens:
-            request = self.requests.get(request_id)
-            if request is not None and request.lora_request is not None:
-                of_plan[request.lora_request.lora_int_id].append(request_id)
-        for adapter, request_ids in of_plan.items():
-            since_s = self.adapters.arrived_s(adapter, request_ids)
-            why = self.adapter_failure(adapter, since_s)
-            if why is not None:
-                self._fail(self.adapters.of(adapter), why)
-
-    def _fail(self, request_ids: Sequence[str], why: str) -> None:
-        manager = self.kv_cache_manager
-        blocks = [manager.get_block_ids(request_id) for request_id in request_ids]
-        manager.evict_blocks({block for groups in blocks for group in groups for block in group})
-        ended = self.finish_requests(request_ids, RequestStatus.FINISHED_ERROR)
-        self.hooks.requests_failed(ended, why)
 
     # ---- the limit on prompts
 
@@ -269,9 +193,9 @@ class LaneScheduler(Scheduler):
 
 
 @cache
-def lane_class(base: type[Any], *, drafts: bool = False) -> type[Any]:
+def lane_class(base: type[Any], kinds: tuple[type[Any], ...] = ()) -> type[Any]:
     """Return the LaneScheduler over a scheduler class: vLLM's (synchronous or asynchronous), or a
-    user's. `drafts`: with a DraftingScheduler between them.
+    user's. `kinds`: classes between them.
 
     Raises:
         ConfigError: if the user's class is no subclass of vLLM's Scheduler.
@@ -281,24 +205,23 @@ def lane_class(base: type[Any], *, drafts: bool = False) -> type[Any]:
     if not issubclass(base, Scheduler):
         allowed = f"must be a subclass of {Scheduler.__qualname__}"
         raise ConfigError(f"--scheduler-cls={base.__qualname__}: {allowed}")
-    of_here = {"__module__": __name__}
-    if drafts:
-        return type(f"Drafting{base.__name__}", (LaneScheduler, DraftingScheduler, base), of_here)
-    if base is Scheduler:
+    bases = (*kinds, base)
+    if bases == (Scheduler,):
         return LaneScheduler
-    return type(f"Lane{base.__name__}", (LaneScheduler, base), of_here)
+    return type(f"Lane{base.__name__}", (LaneScheduler, *bases), {"__module__": __name__})
 
 
-def use_lane_class(scheduler_config: Any, *, drafts: bool = False) -> None:
-    """Let vLLM's engine make its scheduler as `lane_class` says, by the seam `scheduler_cls`.
+def use_lane_class(config: Any) -> None:
+    """Let vLLM's engine make its scheduler as `lane_class` says, by the seam `scheduler_cls` of a
+    VllmConfig.
 
     vLLM then warns of a custom class, which the user has not chosen: that line is left out. For a
     class that the user has chosen vLLM still warns here.
 
     Raises: as `lane_class`.
     """
-    stock = scheduler_config.get_scheduler_cls()
-    scheduler_config.scheduler_cls = lane_class(stock, drafts=drafts)
+    stock = config.scheduler_config.get_scheduler_cls()
+    config.scheduler_config.scheduler_cls = lane_class(stock, scheduler_kinds(config))
     logging.getLogger("vllm.config.scheduler").addFilter(_is_not_of_a_lane_class)
 
 
@@ -332,7 +255,7 @@ def make_scheduler(core: Any, config: Any, kv_config: Any) -> Any:
     """
     block_tokens, hash_block_tokens = resolve_kv_cache_block_sizes(kv_config, config)
     stock = config.scheduler_config.get_scheduler_cls()
-    return lane_class(stock, drafts=has_drafts(config))(
+    return lane_class(stock, scheduler_kinds(config))(
         vllm_config=config,
         kv_cache_config=generate_scheduler_kv_cache_config([kv_config]),
         structured_output_manager=core.structured_output_manager,

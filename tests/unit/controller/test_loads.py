@@ -19,12 +19,12 @@ EVEN = Outputs(20.0, 4 / 3 * 20.0**2)
 
 
 def state(
-    number: int, prompt: int = 10, priority: int = 0, adapter: int | None = None
+    number: int, prompt: int = 10, priority: int = 0, variant: int | None = None
 ) -> RequestState:
     """Return a request that fits anywhere."""
     return RequestState(
         f"r{number}",
-        RequestSpec(prompt, prompt + 50, 50, priority=priority, adapter=adapter),
+        RequestSpec(prompt, prompt + 50, 50, priority=priority, variant=variant),
         (1, 2, 4),
         number,
         0.0,
@@ -90,21 +90,21 @@ def test_a_request_that_migrates_is_prefilled_again() -> None:
     assert list(loads.unfinished.values()) == [one]
 
 
-def test_a_group_knows_the_adapters_of_its_requests() -> None:
+def test_a_group_knows_the_variants_of_its_requests() -> None:
     """Until the last request of each has left."""
     loads = Loads()
-    made = [state(number, adapter=adapter) for number, adapter in enumerate((7, 7, 8, None))]
+    made = [state(number, variant=variant) for number, variant in enumerate((7, 7, 8, None))]
     for one in made:
         loads.add(one, (0, 1), 60.0)
-    assert loads[(0, 1)].adapters == {7: 2, 8: 1}
-    assert loads[(2,)].adapters == {}
+    assert loads[(0, 1)].variants == {7: 2, 8: 1}
+    assert loads[(2,)].variants == {}
     loads.remove(made[2])
     loads.add_tokens(made[0], 1)
-    assert list(loads[(0, 1)].adapters) == [7]
+    assert list(loads[(0, 1)].variants) == [7]
     loads.check_integrity()
     loads.remove(made[0])
     loads.add(made[0], (2,), 60.0)
-    assert (loads[(0, 1)].adapters, loads[(2,)].adapters) == ({7: 1}, {7: 1})
+    assert (loads[(0, 1)].variants, loads[(2,)].variants) == ({7: 1}, {7: 1})
 
 
 @pytest.mark.parametrize(("tokens", "ahead"), [(7, 1), (0, 100)])
@@ -150,14 +150,14 @@ class Books(RuleBasedStateMachine):
         group=st.sampled_from(GROUPS),
         prompt=st.integers(1, 500),
         priority=st.integers(-1, 1),
-        adapter=st.sampled_from([None, 1, 2]),
+        variant=st.sampled_from([None, 1, 2]),
         extra=st.floats(1, 99),
     )
     def enter_new(
-        self, group: Group, prompt: int, priority: int, adapter: int | None, extra: float
+        self, group: Group, prompt: int, priority: int, variant: int | None, extra: float
     ) -> None:
         self.count += 1
-        self.enter(state(self.count, prompt, priority, adapter), group, extra)
+        self.enter(state(self.count, prompt, priority, variant), group, extra)
 
     @precondition(lambda self: self.outside)
     @rule(data=st.data(), group=st.sampled_from(GROUPS), extra=st.floats(1, 99))

@@ -84,16 +84,16 @@ def test_a_full_group_costs_the_wait_for_a_place() -> None:
     )
 
 
-def test_an_adapter_without_a_slot_waits_until_others_have_ended() -> None:
-    """So a group comes first that runs the adapter, or has a slot that is free."""
+def test_a_variant_without_a_place_waits_until_others_have_ended() -> None:
+    """So a group comes first that runs it, or has a place that is free."""
     free = visit(request(), others=2)
-    free.work.adapters.update([1, 1])
-    one = replace(free, request=replace(request(), spec=replace(request().spec, adapter=2)))
+    free.work.variants.update([1, 1])
+    one = replace(free, request=replace(request(), spec=replace(request().spec, variant=2)))
     usual_s = free.first_token_s(LANE)
-    assert replace(one, slots=2).first_token_s(LANE) == usual_s
-    assert replace(one, slots=1).first_token_s(LANE) > usual_s + 100 * LANE.cost.fixed_s
-    free.work.adapters.update([2])
-    assert replace(one, slots=2).first_token_s(LANE) == usual_s
+    assert replace(one, max_variants=2).first_token_s(LANE) == usual_s
+    assert replace(one, max_variants=1).first_token_s(LANE) > usual_s + 100 * LANE.cost.fixed_s
+    free.work.variants.update([2])
+    assert replace(one, max_variants=2).first_token_s(LANE) == usual_s
 
 
 def test_kv_that_migrates_costs_its_way_and_saves_the_prompt() -> None:

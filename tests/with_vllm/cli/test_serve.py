@@ -70,7 +70,7 @@ def test_the_objective_and_the_slots_reach_the_controller() -> None:
     )
     made = settings_of(config, told, KVBlocks(10, 0), one_group(16))
     assert made.objective == Objective(7.0, ttft_s=0.5, tpot_s=0.05)
-    assert made.limits.max_loras == 3
+    assert made.limits.max_variants == 3
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from flying_serving.comm.board import StepBoard
-from flying_serving.config import Deployment, FlyingConfig
+from flying_serving.config import KEY, Deployment, FlyingConfig
 from flying_serving.engine.build import Links, Site, make_loop
 from flying_serving.engine.steps import StepLog
 from flying_serving.migration.transfer import map_peers, pull_kv, unmap_peers
@@ -53,6 +53,7 @@ class Engine:
         self.pulled: list[range] = []
         """Tokens whose KV it has copied, in each call."""
         self._rounds = 0
+        self._deployment = deployment
         self.vllm_config, self.kv_config = self._lane_config()
         self.structured_output_manager = StructuredOutputManager(self.vllm_config)
         self.scheduler = make_scheduler(self, self.vllm_config, self.kv_config)
@@ -67,6 +68,7 @@ class Engine:
         )
         made.cache_config.block_size, made.cache_config.num_gpu_blocks = BLOCK, blocks
         made.lora_config = self.node.lora
+        made.additional_config = {KEY: self._deployment}
         return made, of_one_layer(blocks, BLOCK)
 
     def join(self) -> None:

@@ -5,7 +5,7 @@ and no engine.
 import pytest
 from vllm.config.lora import LoRAConfig
 
-from flying_serving.comm.adapter_notes import AdapterNotes
+from flying_serving.vllm_adapter.lora.notes import AdapterNotes
 from tests.with_vllm.engine.node import Node, outputs
 from tests.with_vllm.vllm_adapter.lanes import make
 

@@ -18,12 +18,17 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from flying_serving.config import KEY, Deployment, FlyingConfig
+from flying_serving.vllm_adapter.kinds import scheduler_kinds
 from flying_serving.vllm_adapter.kv.blocks import SchedulerPool
 from flying_serving.vllm_adapter.scheduler.scheduler import lane_class
 from harness.live import tiny
 from tests.with_vllm.vllm_adapter.kv_configs import of_one_layer
 
 BLOCK = 4
+ALONE = Deployment(
+    run_dir="nowhere", engines=1, devices=1, group_sizes=(1,), flying=FlyingConfig()
+)
 
 
 @cache
@@ -85,10 +90,11 @@ class Lane:
         max_loras: int = 0,
     ) -> None:
         kind = kind or (AsyncScheduler if overlaps else Scheduler)
-        kind = kind if is_stock else lane_class(kind)
         made = copy(config())
         made.cache_config.num_gpu_blocks = blocks
         made.lora_config = LoRAConfig(max_loras=max_loras) if max_loras else None
+        made.additional_config = {KEY: ALONE}
+        kind = kind if is_stock else lane_class(kind, scheduler_kinds(made))
         self.scheduler: Any = kind(
             made,
             of_one_layer(blocks, BLOCK),

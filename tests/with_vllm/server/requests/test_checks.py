@@ -219,4 +219,4 @@ async def test_no_file_of_an_adapter_is_looked_at(
 @pytest.mark.parametrize("adapter", [None, LoRARequest("later", 7, "/a/folder")])
 def test_the_controller_hears_of_the_adapter(adapter: LoRARequest | None) -> None:
     spec = Server().shell.checks.checked_spec({**FIELDS, "lora_request": adapter})
-    assert spec.adapter == (None if adapter is None else 7)
+    assert spec.variant == (None if adapter is None else 7)

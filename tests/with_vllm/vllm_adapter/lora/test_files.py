@@ -14,9 +14,13 @@ from vllm.exceptions import LoRAAdapterNotFoundError
 from vllm.lora.request import LoRARequest
 
 from flying_lab.tiny_models.adapters import ALPHA, RANK, make_adapter
-from flying_serving.errors import AdapterNotLoaded
 from flying_serving.vllm_adapter.lora import files as adapter_files
-from flying_serving.vllm_adapter.lora.files import CONFIG_FILE, WEIGHT_FILES, copied
+from flying_serving.vllm_adapter.lora.files import (
+    CONFIG_FILE,
+    WEIGHT_FILES,
+    AdapterNotLoaded,
+    copied,
+)
 from flying_serving.vllm_adapter.lora.numbers import why_not_finite
 
 WEIGHTS = WEIGHT_FILES[0]

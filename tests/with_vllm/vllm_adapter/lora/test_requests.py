@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from vllm.v1.request import Request, RequestStatus
 
+from flying_serving.layout.groups import Group
 from flying_serving.vllm_adapter.lora.requests import AdapterRequests
 from tests.with_vllm.engine.schedulers import Hooks
 from tests.with_vllm.vllm_adapter.lanes import Lane, make
@@ -167,8 +168,7 @@ def test_no_slot_is_kept_for_a_request_that_has_left() -> None:
 
 def test_requests_that_wait_for_something_else_get_no_slot() -> None:
     """A grammar that is compiled, or a client that has more of its prompt to send."""
-    adapters = AdapterRequests(1)
-    adapters.aging_s = AGING_S
+    adapters = AdapterRequests(1, AGING_S)
     adapters.arrived(OTHER, "compiled", 0.0)
     adapters.arrived(OTHER, "waits", 5.0)
     assert adapters.keep({BUSY}, {"waits"}.__contains__, AGING_S) is None
@@ -189,10 +189,10 @@ class Failing:
         self.ended: dict[str, str] = {}
         scheduler = self.lane.scheduler
         scheduler.clock = lambda: self.now_s
-        scheduler.adapter_failure = self._failure
+        scheduler.notes = self
         scheduler.hooks = Hooks(requests_failed=self._failed)
 
-    def _failure(self, adapter: int, since_s: float) -> str | None:
+    def failure(self, _group: Group, adapter: int, since_s: float) -> str | None:
         at_s, why = self.lacking.get(adapter, (-1.0, ""))
         return why if at_s >= since_s else None
 

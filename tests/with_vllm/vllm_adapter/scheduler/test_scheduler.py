@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from logging.handlers import QueueHandler
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,6 +52,11 @@ def scheduler_config(**fields: Any) -> SchedulerConfig:
     return SchedulerConfig(max_model_len=64, is_encoder_decoder=False, **fields)
 
 
+def whole(scheduler: SchedulerConfig) -> Any:
+    """Return the configuration of a server that serves no kind of requests."""
+    return SimpleNamespace(scheduler_config=scheduler, speculative_config=None, lora_config=None)
+
+
 # ---- which class
 
 
@@ -89,7 +95,7 @@ def test_vllm_makes_a_lane_of_the_class_that_it_would_make(
 ) -> None:
     config = scheduler_config(async_scheduling=is_async, scheduler_cls=of_user)
     assert config.get_scheduler_cls().__name__ == stock.__name__
-    use_lane_class(config)
+    use_lane_class(whole(config))
     assert issubclass(config.get_scheduler_cls(), LaneScheduler)
     assert (
         config.get_scheduler_cls().__mro__[1 if stock is Scheduler else 2].__name__
@@ -103,7 +109,7 @@ def warnings_of(config: SchedulerConfig) -> list[str]:
     logger, handler = logging.getLogger("vllm.config.scheduler"), QueueHandler(records)
     logger.addHandler(handler)
     try:
-        use_lane_class(config)
+        use_lane_class(whole(config))
         config.get_scheduler_cls()
     finally:
         logger.removeHandler(handler)

@@ -20,6 +20,7 @@ from flying_serving.vllm_adapter.keys import FULL_AT_KEY
 from flying_serving.vllm_adapter.kv.blocks import SchedulerPool
 from flying_serving.vllm_adapter.scheduler.scheduler import lane_class
 from flying_serving.vllm_adapter.speculation.drafts import Drafter, drafts_checked
+from flying_serving.vllm_adapter.speculation.scheduler import DraftingScheduler
 from harness.live import tiny
 from tests.stock.drafted import CONFIG
 from tests.with_vllm.vllm_adapter.kv_configs import of_one_layer
@@ -53,7 +54,7 @@ class Lane:
         ).create_engine_config()
         config.cache_config.num_gpu_blocks = blocks
         self.drafter = Drafter(config)
-        self.scheduler: Any = lane_class(Scheduler, drafts=True)(
+        self.scheduler: Any = lane_class(Scheduler, (DraftingScheduler,))(
             config, of_one_layer(blocks, BLOCK), StructuredOutputManager(config), BLOCK
         )
         self.pool = SchedulerPool(self.scheduler)
@@ -311,12 +312,3 @@ def test_blocks_for_drafts_are_missed(lane: Lane) -> None:
     assert lane.pool.missing_for_running() == 1
     request.spec_token_ids = []
     assert lane.pool.missing_for_running() == 0
-
-
-def test_a_configuration_without_speculation_has_no_drafts() -> None:
-    from flying_serving.vllm_adapter.speculation.drafts import make_drafter
-    from flying_serving.vllm_adapter.speculation.scheduler import has_drafts
-
-    config: Any = SimpleNamespace(speculative_config=None)
-    assert make_drafter(config) is None
-    assert not has_drafts(config)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flying_serving.comm.adapter_notes import AdapterNotes
+from flying_serving.vllm_adapter.lora.notes import AdapterNotes
 
 
 @pytest.fixture

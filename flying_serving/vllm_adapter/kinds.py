@@ -1,0 +1,38 @@
+"""Kinds of requests that a server serves only if it is asked to: where the rest of an engine meets
+them. Each kind has a package of its own.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from flying_serving.vllm_adapter.lora.layers import made_up_adapter, take_over
+from flying_serving.vllm_adapter.lora.scheduler import AdapterScheduler
+from flying_serving.vllm_adapter.model_runner.batches import check_steps
+from flying_serving.vllm_adapter.speculation.scheduler import DraftingScheduler
+
+
+def scheduler_kinds(config: Any) -> tuple[type[Any], ...]:
+    """Return the classes between a LaneScheduler and vLLM's that the requests of a VllmConfig
+    need.
+    """
+    asked = {DraftingScheduler: config.speculative_config, AdapterScheduler: config.lora_config}
+    return tuple(kind for kind, settings in asked.items() if settings is not None)
+
+
+def adapt_runner(runner: Any, run_dir: str, engine: int) -> None:
+    """Let vLLM's runner of lane 1, whose model is loaded, serve all kinds of its requests in an
+    engine of a server.
+    """
+    if runner.lora_config is not None:
+        take_over(runner, run_dir, engine)
+
+
+@contextmanager
+def steps_of_all_kinds(runner: Any) -> Iterator[Callable[..., Iterator[Any]]]:
+    """While the body runs, vLLM's runner of lane 1 has what made-up requests of all its kinds need.
+    Yields `check_steps` with such requests.
+    """
+    with made_up_adapter(runner) as adapter:
+        yield partial(check_steps, adapter=adapter)
