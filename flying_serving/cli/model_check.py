@@ -17,7 +17,7 @@ import psutil
 
 from flying_serving.cli.checks import GIB, Finding
 from flying_serving.config import KEY, deployment_of, parse_flying
-from flying_serving.controller.settings import beside_drafts
+from flying_serving.controller.settings import beside_steps
 from flying_serving.errors import FlyingError
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.placement.plan import Placement, device_name
@@ -103,7 +103,7 @@ def findings(config: Any, checked: Checked, took_s: float) -> Iterator[Finding]:
             yield Finding("warn", name, f"not offered: {checked.not_offered[size]}")
             continue
         tokens = lane_block_tokens(tokens_alone, size, devices, kv_heads)
-        room = beside_drafts(tokens, config.num_speculative_tokens, plan.max_model_len)
+        room = beside_steps(tokens, plan.step_tokens, plan.max_model_len)
         longest = max(0, min(room, plan.max_model_len))
         yield Finding("ok", name, f"ok, longest context {longest} tokens (its KV holds {tokens})")
     for index, placement in enumerate(checked.placements):

@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from flying_serving.controller.requests import RequestSpec
-from flying_serving.errors import ConfigError, RequestError
+from flying_serving.errors import RequestError
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.policy.policies import Policy
 from flying_serving.predict.work import Objective
 
 
-def beside_drafts(kv_tokens: int, draft_tokens: int, max_model_len: int) -> int:
-    """Return the tokens of a request that a group has room for beside its drafts, of `kv_tokens`
-    that it holds. No step goes beyond the model's length.
+def beside_steps(kv_tokens: int, step_tokens: int, max_model_len: int) -> int:
+    """Return the tokens of a request that a group has room for beside a step of `step_tokens`, of
+    `kv_tokens` that it holds. No step goes beyond the model's length.
     """
-    return kv_tokens if kv_tokens >= max_model_len else kv_tokens - draft_tokens
+    return kv_tokens if kv_tokens >= max_model_len else kv_tokens - step_tokens + 1
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Capacity:
         spare: sizes that there are only while an engine is lost; no client may ask for them.
         request_blocks: that each request takes whatever its length, beside its KV. `kv_tokens` are
             those beside the ones of one request.
-        draft_tokens: most tokens of a step beyond one, of a request that decodes. A group has room
-            for them beside `kv_tokens`, unless these are all that a request can have.
+        step_tokens: most tokens of a step of a request that decodes. A group has room for those beyond
+            one beside `kv_tokens`, unless these are all that a request can have.
     """
 
     kv_tokens: Mapping[int, int]
@@ -43,26 +43,18 @@ class Capacity:
     lent_tokens: int = 0
     spare: frozenset[int] = frozenset()
     request_blocks: int = 0
-    draft_tokens: int = 0
+    step_tokens: int = 1
 
-    def with_drafts(self, draft_tokens: int, max_model_len: int) -> Capacity:
-        """Return the capacity where a step may have `draft_tokens` tokens beyond one.
+    def with_steps(self, step_tokens: int, max_model_len: int) -> Capacity:
+        """Return the capacity where a step of a request that decodes may have `step_tokens`.
 
         No step goes beyond the model's length, so a group that holds it needs no more room.
-
-        Raises ConfigError if a group has no room for a token beside the drafts.
         """
-        fewest = min(self.kv_tokens.values())
-        if draft_tokens and fewest <= min(draft_tokens, max_model_len - 1):
-            raise ConfigError(
-                f"--speculative-config: num_speculative_tokens={draft_tokens}: must be below the "
-                f"{fewest} tokens that the smallest group holds"
-            )
         kv_tokens = {
-            size: beside_drafts(tokens, draft_tokens, max_model_len)
+            size: beside_steps(tokens, step_tokens, max_model_len)
             for size, tokens in self.kv_tokens.items()
         }
-        return replace(self, kv_tokens=kv_tokens, draft_tokens=draft_tokens)
+        return replace(self, kv_tokens=kv_tokens, step_tokens=step_tokens)
 
     @classmethod
     def of(

@@ -23,6 +23,7 @@ from flying_serving.engine.sampled import answer_of
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.scheduling.arbiter import Wait
 from flying_serving.start_error import told_to_server
+from flying_serving.vllm_adapter.kinds import note_of_kinds
 from flying_serving.vllm_adapter.kv.cache import pooled_capacity
 from flying_serving.vllm_adapter.kv.heads import fewest_kv_heads
 from flying_serving.vllm_adapter.patches import installer
@@ -31,7 +32,6 @@ from flying_serving.vllm_adapter.processes.numa import leave_placement_to_worker
 from flying_serving.vllm_adapter.processes.queues import note_in
 from flying_serving.vllm_adapter.scheduler.history import resume
 from flying_serving.vllm_adapter.scheduler.scheduler import use_lane_class
-from flying_serving.vllm_adapter.speculation.drafts import make_drafter
 from flying_serving.wire import ANSWERS
 from flying_serving.worker.parent import end_with_parent, forget_port, forget_signals
 
@@ -50,7 +50,7 @@ class CoreWithLanes(EngineCore):
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)
-        self.drafter = make_drafter(vllm_config)  # vLLM may have fitted the model's length
+        self.note = note_of_kinds(vllm_config)  # vLLM may have fitted the model's length
         built: Any = self
         built.loop, built.utilities = build(built)
         # vLLM has frozen its own objects before; the garbage collector need not look at ours either
@@ -156,7 +156,7 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
         """
         self.request_block_hasher = self.loop.requests.hash_blocks(request)
         made, wave = super().preprocess_add_request(request)
-        resume(made, request, self.structured_output_manager, self.drafter)
+        resume(made, request, self.structured_output_manager, self.note)
         return made, wave
 
     def add_request(self, request: Request, request_wave: int = 0) -> None:

@@ -138,8 +138,6 @@ class Leader:
         self._channel = channel
         self._lend_blocks = lend_blocks
         self.outstanding = OutstandingSteps(most_outstanding(self.scheduler))
-        self.has_drafts = self.scheduler.num_spec_tokens > 0
-        """True if its steps propose draft tokens for the next ones."""
         self.parallelism_of: Callable[[Any], Parallelism] = always_tensor
         """A function that returns what the members divide in a step, from its SchedulerOutput."""
         self.is_whole = True
@@ -219,11 +217,6 @@ class Leader:
         """
         self.outstanding.taken()
         return self.scheduler.update_from_output(plan, output)
-
-    def propose(self, drafts: Any) -> None:
-        """Take vLLM's DraftTokenIds for the next step; None if there are none."""
-        if drafts is not None:
-            self.scheduler.update_draft_token_ids(drafts)
 
     def fail(self, plan: Any, output: Any, why: str) -> Any:
         """End the oldest outstanding step, and all requests with the error `why`; no token of the

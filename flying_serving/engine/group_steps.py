@@ -16,6 +16,7 @@ from flying_serving.engine.sampled import SampledTokens, why_logprobs_differ
 from flying_serving.errors import CollectiveTimeout
 from flying_serving.log import logger
 from flying_serving.scheduling.arbiter import HOLD_S
+from flying_serving.vllm_adapter.kinds import post_step
 from flying_serving.worker.lane import OutputUse
 from flying_serving.worker.lanes import VoidStep, WorkerLanes
 
@@ -257,8 +258,8 @@ class GroupSteps:
             why = self._sampled.why_apart(leader.group) or why_logprobs_differ(output)
         if why is None:
             outputs = leader.finish(plan, output)
-            if leader.has_drafts and step.has_tokens:
-                leader.propose(self._host.call_workers(WorkerLanes.take_drafts, step.size))
+            if step.has_tokens:
+                post_step(leader.scheduler, self._host.call_workers, step.size)
             return outputs
         logger.error("%s; the requests of the group end with an error", why)
         self._ending.add(step.size)

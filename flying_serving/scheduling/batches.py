@@ -28,19 +28,13 @@ class Running:
 
     `decoding`: requests with one token to compute, `context_tokens`: the tokens before it.
     `prefilling`: the other running requests, `computed_tokens`: the tokens that the first of them
-    has of its prompt. `draft_tokens`: drafts of decoding requests, which the step computes too.
+    has of its prompt.
     """
 
     decoding: int = 0
     context_tokens: int = 0
     prefilling: int = 0
     computed_tokens: int = 0
-    draft_tokens: int = 0
-
-    @property
-    def decode_tokens(self) -> int:
-        """Tokens of a step that the decoding requests take."""
-        return self.decoding + self.draft_tokens
 
 
 class Batches:

@@ -10,6 +10,8 @@ from typing import Any
 from flying_serving.vllm_adapter.lora.layers import made_up_adapter, take_over
 from flying_serving.vllm_adapter.lora.scheduler import AdapterScheduler
 from flying_serving.vllm_adapter.model_runner.batches import check_steps
+from flying_serving.vllm_adapter.scheduler.history import Note, nothing_to_note
+from flying_serving.vllm_adapter.speculation.drafts import Drafter, take_drafts
 from flying_serving.vllm_adapter.speculation.scheduler import DraftingScheduler
 
 
@@ -19,6 +21,19 @@ def scheduler_kinds(config: Any) -> tuple[type[Any], ...]:
     """
     asked = {DraftingScheduler: config.speculative_config, AdapterScheduler: config.lora_config}
     return tuple(kind for kind, settings in asked.items() if settings is not None)
+
+
+def note_of_kinds(config: Any) -> Note:
+    """Return what notes of a request with a history what its kind needs, with a VllmConfig."""
+    return nothing_to_note if config.speculative_config is None else Drafter(config).note_generator
+
+
+def post_step(scheduler: Any, call_workers: Callable[..., Any], size: int) -> None:
+    """Take what the workers of a group of `size` engines have for its next step beside an output,
+    as vLLM's `EngineCore.post_step` does.
+    """
+    if scheduler.num_spec_tokens > 0 and (drafts := call_workers(take_drafts, size)) is not None:
+        scheduler.update_draft_token_ids(drafts)
 
 
 def adapt_runner(runner: Any, run_dir: str, engine: int) -> None:

@@ -24,6 +24,7 @@ from flying_serving.memory.kv_groups import KVGroups
 from flying_serving.vllm_adapter.kv.cache import block_bytes, groups_of, pooled_capacity
 from flying_serving.vllm_adapter.kv.heads import fewest_kv_heads
 from flying_serving.vllm_adapter.patches import installer
+from flying_serving.vllm_adapter.scheduler.limits import step_tokens
 from flying_serving.vllm_adapter.weights.loading import keep_weights
 from flying_serving.vllm_adapter.weights.trees import (
     LayerKind,
@@ -62,12 +63,14 @@ class KVPlan:
 
     `blocks`: one of them vLLM reserves for itself. `block_bytes`: on each device, of all layers.
     `groups`: of lane 1. `max_model_len`: the longest request, which vLLM may fit to the memory.
+    `step_tokens`: most tokens of a step of a request that decodes.
     """
 
     blocks: int
     block_bytes: int
     groups: KVGroups
     max_model_len: int
+    step_tokens: int = 1
 
 
 class _BadFork:
@@ -189,6 +192,7 @@ def kv_plan(config: VllmConfig, available: int, widest: int) -> KVPlan:
         block_bytes=block_bytes(kv),
         groups=groups_of(kv),
         max_model_len=alone.model_config.max_model_len,
+        step_tokens=step_tokens(alone),
     )
 
 

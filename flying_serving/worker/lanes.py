@@ -304,10 +304,6 @@ class WorkerLanes:
         """
         return _unless_broken(self.groups[size].take_output)
 
-    def take_drafts(self, size: int) -> Any:
-        """Return `Runner.take_drafts` of the group of `size` engines, after a step."""
-        return self.groups[size].runner.take_drafts()
-
     def drop_requests(self, size: int) -> None:
         """Forget the requests of the group of `size` engines, which has lost a member."""
         self.communicators.leave(size)

@@ -155,8 +155,8 @@ class Streams:
         most = self._most_outputs_of(stream.request)
         stream.may_fill_group = most > command.limit_tokens
         extra: dict[str, Any] = {HISTORY_KEY: list(stream.output_ids)} if stream.output_ids else {}
-        drafts = self._capacity.draft_tokens
-        if stream.may_fill_group and drafts:  # the step that fills the group is not cut
+        more_tokens = self._capacity.step_tokens - 1
+        if stream.may_fill_group and more_tokens:  # the step that fills the group is not cut
             extra[FULL_AT_KEY] = command.limit_tokens
         if kv is not None:
             extra[MIGRATED_FROM_KEY] = _source(kv)
@@ -166,7 +166,7 @@ class Streams:
             stream.request,
             stream.engine_id,
             command.group,
-            min(most, command.limit_tokens + drafts),
+            min(most, command.limit_tokens + more_tokens),
             extra,
         )
 

@@ -6,11 +6,13 @@ from typing import Any
 
 from flying_serving.config import Deployment
 from flying_serving.controller.settings import Capacity, Limits, Settings
+from flying_serving.errors import ConfigError
 from flying_serving.memory.kv_groups import KVGroups
 from flying_serving.memory.peers import KVBlocks
 from flying_serving.policy.policies import POLICIES
 from flying_serving.predict.work import Objective
 from flying_serving.vllm_adapter.kv.heads import fewest_kv_heads
+from flying_serving.vllm_adapter.scheduler.limits import step_tokens
 
 
 def settings_of(
@@ -39,9 +41,10 @@ def settings_of(
         fewest_kv_heads(vllm_config.model_config),
         extra=blocks.extra if max(sizes) == deployment.widest else 0,
     )
-    drafts, longest = vllm_config.num_speculative_tokens, vllm_config.model_config.max_model_len
+    most, longest = step_tokens(vllm_config), vllm_config.model_config.max_model_len
+    _refuse_drafts(most - 1, min(capacity.kv_tokens.values()), longest)
     capacity = replace(
-        capacity.with_drafts(drafts, longest), spare=spare, request_blocks=groups.fixed_blocks
+        capacity.with_steps(most, longest), spare=spare, request_blocks=groups.fixed_blocks
     )
     limits = Limits(
         max_num_seqs=scheduler.max_num_seqs,
@@ -65,3 +68,14 @@ def settings_of(
         dry_run=flying.policy_dry_run,
         tbt_slo_s=math.inf if flying.tbt_slo_ms is None else flying.tbt_slo_ms / 1e3,
     )
+
+
+def _refuse_drafts(drafts: int, fewest_tokens: int, longest: int) -> None:
+    """Raise ConfigError if the smallest group, which holds `fewest_tokens`, has no room for a token
+    beside the drafts of a step. No step goes beyond the longest request.
+    """
+    if drafts and fewest_tokens <= min(drafts, longest - 1):
+        raise ConfigError(
+            f"--speculative-config: num_speculative_tokens={drafts}: must be below the "
+            f"{fewest_tokens} tokens that the smallest group holds"
+        )

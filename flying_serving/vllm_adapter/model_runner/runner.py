@@ -146,10 +146,6 @@ class Runner:
                 output = self._runner.sample_tokens(grammar)
         return output
 
-    def take_drafts(self) -> Any:
-        """Return vLLM's DraftTokenIds that the last step has proposed; None if there are none."""
-        return self._runner.take_draft_token_ids()
-
     def pool(self, plan: Any) -> Any:
         """Run one step of made-up requests of a pooling model, each for the model's first task."""
         task = self._runner.get_supported_pooling_tasks()[0]

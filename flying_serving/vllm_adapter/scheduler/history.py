@@ -6,6 +6,7 @@ tokens are outputs; they are not given out a second time.
 """
 
 import pkgutil
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import cache
 from importlib.metadata import entry_points
@@ -20,7 +21,6 @@ from vllm.v1.sample.logits_processor import LOGITSPROCS_GROUP
 
 from flying_serving.vllm_adapter.keys import GENERATOR_KEY, HISTORY_KEY
 from flying_serving.vllm_adapter.model_runner.rank_widths import degrees_differ
-from flying_serving.vllm_adapter.speculation.drafts import Drafter
 from flying_serving.vllm_adapter.speculation.draws import skip_draws
 
 
@@ -95,13 +95,23 @@ def why_not_migratable(request: EngineCoreRequest, model_config: Any) -> str | N
     return next((reason for found, reason in reasons if found), None)
 
 
+Note = Callable[..., None]
+"""Notes of a request with outputs, for the runners, what they cannot tell from its tokens. Called
+with the request, and with a function as `Drafter.note_generator` where it has a grammar.
+"""
+
+
+def nothing_to_note(_request: Request, _allowed: Any = None) -> None:
+    """Note nothing: the tokens say it all."""
+
+
 def resume(
-    request: Request, source: EngineCoreRequest, grammars: Any, drafter: Drafter | None = None
+    request: Request, source: EngineCoreRequest, grammars: Any, note: Note = nothing_to_note
 ) -> None:
     """Give a new request, made from `source`, its history, before a scheduler has it. Its grammar
     may still be compiling.
 
-    `grammars`: the engine's StructuredOutputManager. `drafter`: None without speculation.
+    `grammars`: the engine's StructuredOutputManager. `note`: of the kind of requests that it serves.
     """
     history = history_of(source.sampling_params)
     if not history:
@@ -110,12 +120,11 @@ def resume(
     request.prefill_stats = None  # of its first prefill, wherever that was
     structured = request.structured_output_request
     if structured is None:
-        if drafter is not None:
-            drafter.note_generator(request)
+        note(request)
     else:
         replay = Request.from_engine_core_request(source, None)
         structured.grammar = grammars.executor.submit(
-            _replay, grammars, (request, replay), structured._grammar, drafter
+            _replay, grammars, (request, replay), structured._grammar, note
         )
 
 
@@ -123,7 +132,7 @@ def _replay(
     grammars: Any,
     requests: tuple[Request, Request],
     compiled: Future[Any],
-    drafter: Drafter | None,
+    note: Note,
 ) -> Any:
     """Advance a grammar by a request's outputs, token by token, in a copy of the request without
     them. Raises if it rejects one.
@@ -145,8 +154,7 @@ def _replay(
         valid: list[int] = grammars.validate_tokens(replay, drafts)
         return valid
 
-    if drafter is not None:
-        drafter.note_generator(request, allowed)
+    note(request, allowed)
     advance(request.num_tokens)
     request.structured_output_request.reasoning_ended = state.reasoning_ended
     request.structured_output_request.reasoner = state.reasoner

@@ -166,26 +166,26 @@ class LaneScheduler(Scheduler):
             return
 
         # running requests are counted only where it matters: the count looks at each of them
-        running = running_of(self)
+        running, decode_tokens = running_of(self)
         prompts_run = running.prefilling > 0 or bool(self.kv_holding_waiting)
         self._has_arrived = self._has_arrived and prompts_run
 
         prompt_tokens = None if self.prompt_limit is None else self.prompt_limit(running)
         if prompt_tokens is None and self._has_arrived:
-            prompt_tokens = max(1, self._most_step_tokens - running.decode_tokens)
+            prompt_tokens = max(1, self._most_step_tokens - decode_tokens)
         if prompt_tokens is not None:
-            self._take_at_most(prompt_tokens, running)
+            self._take_at_most(prompt_tokens, running.prefilling, decode_tokens)
 
-    def _take_at_most(self, prompt_tokens: int, running: Running) -> None:
+    def _take_at_most(self, prompt_tokens: int, prefilling: int, decode_tokens: int) -> None:
         # a request that decodes may take as many
-        chunk_tokens = max(1 + self.num_spec_tokens, prompt_tokens // max(1, running.prefilling))
+        chunk_tokens = max(1 + self.num_spec_tokens, prompt_tokens // max(1, prefilling))
         if self._most_chunk_tokens:  # 0 is vLLM's default: no limit
             chunk_tokens = min(chunk_tokens, self._most_chunk_tokens)
         self.scheduler_config.long_prefill_token_threshold = chunk_tokens
 
         # each prompt takes its least, also where these exceed the limit: decodes keep their tokens
-        of_prompts = max(prompt_tokens, chunk_tokens * running.prefilling)
-        step_tokens = min(self._most_step_tokens, running.decode_tokens + of_prompts)
+        of_prompts = max(prompt_tokens, chunk_tokens * prefilling)
+        step_tokens = min(self._most_step_tokens, decode_tokens + of_prompts)
         self.max_num_scheduled_tokens = step_tokens
 
 

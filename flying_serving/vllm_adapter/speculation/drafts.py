@@ -114,6 +114,8 @@ class Drafter:
         params.extra_args[GENERATOR_KEY] = generator.get_state().numpy().tobytes()
 
 
-def make_drafter(config: VllmConfig) -> Drafter | None:
-    """Return the drafter of an engine; None without speculation."""
-    return None if config.speculative_config is None else Drafter(config)
+def take_drafts(lanes: Any, size: int) -> Any:
+    """Return vLLM's DraftTokenIds that the last step of the group of `size` engines has proposed;
+    None if there are none. `lanes`: a device's.
+    """
+    return lanes.groups[size].runner.vllm_runner.take_draft_token_ids()

@@ -15,11 +15,6 @@ from flying_serving.vllm_adapter.keys import FULL_AT_KEY
 from flying_serving.vllm_adapter.speculation.drafts import Drafter
 
 
-def has_drafts(config: Any) -> bool:
-    """Return whether requests of a VllmConfig have draft tokens."""
-    return config.speculative_config is not None
-
-
 class DraftingScheduler(Scheduler):
     """vLLM's scheduler, with drafts for requests that compute their outputs again.
 

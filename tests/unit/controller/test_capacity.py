@@ -10,7 +10,6 @@ from flying_serving.controller.group_choice import GroupChoice
 from flying_serving.controller.requests import RequestSpec, RequestState
 from flying_serving.controller.settings import Capacity, Limits, Settings
 from flying_serving.controller.state import ClusterState
-from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.policies import POLICIES
 from flying_serving.predict.work import Objective
@@ -26,20 +25,17 @@ def test_tokens_grow_with_the_group_until_heads_replicate() -> None:
     assert Capacity.of((1, 2, 4), 101, 32, 2, 4).kv_tokens == {1: 3200, 2: 6400, 4: 6400}
 
 
-def test_a_group_has_room_for_drafts_beside_its_tokens() -> None:
-    """Not a group that holds the model's length: drafts do not go beyond it."""
-    capacity = Capacity.of(SIZES, 101, 32, 1, 8).with_drafts(5, 12_800)
+def test_a_group_has_room_for_a_step_beside_its_tokens() -> None:
+    """Not a group that holds the model's length: no step goes beyond it."""
+    capacity = Capacity.of(SIZES, 101, 32, 1, 8).with_steps(6, 12_800)
     assert capacity.kv_tokens == {1: 3195, 2: 6395, 4: 12800, 8: 25600}
-    assert capacity.draft_tokens == 5
+    assert capacity.step_tokens == 6
 
 
-def test_a_group_without_room_for_drafts_is_refused() -> None:
-    """Unless it holds the model's length."""
+def test_a_group_that_holds_the_models_length_needs_no_more_room() -> None:
     capacity = Capacity.of((1, 2), 2, 4, 1, 8)
-    assert capacity.with_drafts(3, 100).kv_tokens == {1: 1, 2: 5}
-    assert capacity.with_drafts(5, 4).kv_tokens == {1: 4, 2: 8}
-    with pytest.raises(ConfigError, match="num_speculative_tokens=4: must be below the 4 tokens"):
-        capacity.with_drafts(4, 100)
+    assert capacity.with_steps(4, 100).kv_tokens == {1: 1, 2: 5}
+    assert capacity.with_steps(6, 4).kv_tokens == {1: 4, 2: 8}
 
 
 def test_degrees_count_devices() -> None:

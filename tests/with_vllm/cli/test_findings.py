@@ -25,7 +25,7 @@ def checked_of(**changes: Any) -> Checked:
     return replace(checked, **changes)
 
 
-def configured_as(*, use_mla: bool, drafts: int = 0) -> SimpleNamespace:
+def configured_as(*, use_mla: bool) -> SimpleNamespace:
     """vLLM's configuration of two engines, of a model with four KV heads."""
     return SimpleNamespace(
         model_config=SimpleNamespace(
@@ -35,7 +35,6 @@ def configured_as(*, use_mla: bool, drafts: int = 0) -> SimpleNamespace:
             model_arch_config=SimpleNamespace(per_layer_overrides=None),
         ),
         parallel_config=SimpleNamespace(tensor_parallel_size=1, data_parallel_size=2),
-        num_speculative_tokens=drafts,
     )
 
 
@@ -53,8 +52,9 @@ def test_the_table_pools_kv_in_groups() -> None:
     ]
 
 
-def test_a_group_with_less_than_the_models_length_has_room_for_drafts() -> None:
-    rows = findings(configured_as(use_mla=False, drafts=4), checked_of(), took_s=3.0)
+def test_a_group_with_less_than_the_models_length_has_room_for_a_step() -> None:
+    plan = replace(checked_of().plan, step_tokens=5)
+    rows = findings(configured_as(use_mla=False), checked_of(plan=plan), took_s=3.0)
     said = {row.what: row.reason for row in rows}
     assert said["group size 1"] == "ok, longest context 636 tokens (its KV holds 640)"
     assert said["group size 2"] == "ok, longest context 1000 tokens (its KV holds 1280)"

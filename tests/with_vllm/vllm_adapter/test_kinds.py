@@ -5,10 +5,18 @@ from typing import Any
 
 import pytest
 
-from flying_serving.vllm_adapter.kinds import adapt_runner, scheduler_kinds, steps_of_all_kinds
-from flying_serving.vllm_adapter.lora.scheduler import AdapterScheduler
-from flying_serving.vllm_adapter.speculation.scheduler import DraftingScheduler
 from flying_serving.memory.kv_groups import one_group
+from flying_serving.vllm_adapter.kinds import (
+    adapt_runner,
+    note_of_kinds,
+    post_step,
+    scheduler_kinds,
+    steps_of_all_kinds,
+)
+from flying_serving.vllm_adapter.lora.scheduler import AdapterScheduler
+from flying_serving.vllm_adapter.scheduler.history import nothing_to_note
+from flying_serving.vllm_adapter.speculation.drafts import take_drafts
+from flying_serving.vllm_adapter.speculation.scheduler import DraftingScheduler
 
 
 @pytest.mark.parametrize(
@@ -33,3 +41,49 @@ def test_a_runner_without_adapters_stays_as_it_is() -> None:
         step = next(check_steps(2, 100, one_group(16)))
     assert [new.lora_request for new in step.scheduled_new_reqs] == [None, None]
     assert vars(runner) == {"lora_config": None}
+
+
+class Drafted:
+    """A scheduler of requests with `count` drafts in a step, and workers that propose some."""
+
+    def __init__(self, count: int, proposed: Any) -> None:
+        self.num_spec_tokens = count
+        self.proposed = proposed
+        self.asked: list[int] = []
+        self.taken: list[Any] = []
+
+    def call_workers(self, function: Any, size: int) -> Any:
+        assert function is take_drafts
+        self.asked.append(size)
+        return self.proposed
+
+    def update_draft_token_ids(self, drafts: Any) -> None:
+        self.taken.append(drafts)
+
+
+@pytest.mark.parametrize(
+    ("count", "proposed", "asked", "taken"),
+    [(0, "drafts", [], []), (4, "drafts", [2], ["drafts"]), (4, None, [2], [])],
+)
+def test_a_scheduler_gets_the_drafts_that_its_workers_propose(
+    count: int, proposed: Any, asked: list[int], taken: list[Any]
+) -> None:
+    drafted = Drafted(count, proposed)
+    post_step(drafted, drafted.call_workers, 2)
+    assert (drafted.asked, drafted.taken) == (asked, taken)
+
+
+def test_drafts_are_those_of_the_lane_of_the_group() -> None:
+    runners = {
+        size: SimpleNamespace(take_draft_token_ids=lambda size=size: f"of {size}")
+        for size in (2, 4)
+    }
+    groups = {
+        size: SimpleNamespace(runner=SimpleNamespace(vllm_runner=runner))
+        for size, runner in runners.items()
+    }
+    assert take_drafts(SimpleNamespace(groups=groups), 4) == "of 4"
+
+
+def test_nothing_is_noted_of_a_request_without_drafts() -> None:
+    assert note_of_kinds(SimpleNamespace(speculative_config=None)) is nothing_to_note

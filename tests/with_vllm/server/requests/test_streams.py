@@ -63,11 +63,11 @@ def test_the_group_that_offers_the_kv_is_named_with_the_number() -> None:
 
 
 def test_a_group_is_filled_by_a_whole_step() -> None:
-    """With drafts a request may have so many tokens more than its limit. It goes on elsewhere if it
+    """A request may have as many tokens more than its limit. It goes on elsewhere if it
     has not got all of its tokens.
     """
     streams, request = opened()
-    streams._capacity = replace(streams._capacity, draft_tokens=4)
+    streams._capacity = replace(streams._capacity, step_tokens=5)
     for limit, at_most, full_at in ((10, 14, 10), (18, 20, 18), (20, 20, None)):
         message = streams.dispatch(Dispatch("r", (0,), 0, limit, None))
         assert message is not None
