@@ -23,7 +23,7 @@ from flying_serving.engine.sampled import answer_of
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.scheduling.arbiter import Wait
 from flying_serving.start_error import told_to_server
-from flying_serving.vllm_adapter.kinds import note_of_kinds
+from flying_serving.vllm_adapter.request_kinds import note_of_kinds
 from flying_serving.vllm_adapter.kv.cache import pooled_capacity
 from flying_serving.vllm_adapter.kv.heads import fewest_kv_heads
 from flying_serving.vllm_adapter.patches import installer

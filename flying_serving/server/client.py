@@ -44,8 +44,7 @@ class FlyingClient(AsyncMPClient):
         """The number of KV blocks of each engine."""
         # before vLLM starts the engines: its monitor calls `shutdown` if one of them ends
         self._calls = EngineCalls(ClientChannel(self), deployment)
-        lora = vllm_config.lora_config
-        self._adapters = AdapterLoads(self._calls, None if lora is None else lora.lora_dtype)
+        self._adapters = AdapterLoads(self._calls, vllm_config.lora_config)
         self.flying_executor_class, self.flying_log_stats = executor_class, log_stats
         self._parent = (
             CleanParent(FlyingEngineCore.run_engine_core) if deployment.survives else None

@@ -148,7 +148,7 @@ async def refuse_reload(original: Any, self: Any, request: Any) -> Any:
     """Wrap `OpenAIServingModels._check_load_lora_adapter_request`: return vLLM's answer to a call
     that it refuses, ours to `load_inplace`, and None to a call that loads an adapter.
     """
-    from flying_serving.server.http.refusals import refusal_of_reload
+    from flying_serving.server.calls.adapters import refusal_of_reload
 
     return await original(self, request) or refusal_of_reload(request)
 

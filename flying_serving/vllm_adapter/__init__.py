@@ -2,7 +2,8 @@
 
 - `patches/`: names of vLLM that are replaced; `patches/table.py` lists every one, with its reason.
 - `model_runner/`, `scheduler/`, `kv/`, `weights/`, `distributed/`: of an engine.
-- `lora/`, `speculation/`, `recurrent/`: kinds of requests and models.
+- `lora/`, `speculation/`, `recurrent/`: kinds of requests and models. `request_kinds.py`: where the
+  rest of an engine meets them.
 - `api_server/`, `processes/`: the server's side, and the processes of engines.
 - `cpu_build/`: corrections of vLLM's build for the CPU.
 - `keys.py`: notes that a request carries to its engine. `assigned.py`: context variables for hooks.

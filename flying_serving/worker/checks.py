@@ -14,7 +14,7 @@ import torch
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.errors import ConfigError, GroupBroken, LaneError
 from flying_serving.layout.parallelism import Parallelism
-from flying_serving.vllm_adapter.kinds import steps_of_all_kinds
+from flying_serving.vllm_adapter.request_kinds import steps_of_all_kinds
 from flying_serving.vllm_adapter.model_runner.batches import CHECK_REQUESTS, CHECK_TOKENS
 from flying_serving.vllm_adapter.model_runner.compiled import is_compiled
 from flying_serving.vllm_adapter.model_runner.rank_widths import (

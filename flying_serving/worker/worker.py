@@ -25,7 +25,7 @@ from flying_serving.start_error import told_to_server
 from flying_serving.vllm_adapter.cpu_build import tiles
 from flying_serving.vllm_adapter.distributed import nccl
 from flying_serving.vllm_adapter.distributed.world import TorchWorld
-from flying_serving.vllm_adapter.kinds import adapt_runner
+from flying_serving.vllm_adapter.request_kinds import adapt_runner
 from flying_serving.vllm_adapter.kv.cache import kv_memory_from
 from flying_serving.vllm_adapter.kv.windows import all_are_local
 from flying_serving.vllm_adapter.model_runner.runner import Runner

@@ -7,6 +7,9 @@ from functools import partial
 from typing import Any
 
 import torch
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from flying_serving.vllm_adapter.lora.notes import AdapterNotes
@@ -24,13 +27,13 @@ READERS = 2
 
 
 class AdapterLoads:
-    """The adapters that one server loads. `dtype`: of their numbers in engines; None if the server
-    serves no adapters.
+    """The adapters that one server loads. `lora`: vLLM's LoRAConfig; None if the server serves no
+    adapters.
     """
 
-    def __init__(self, calls: EngineCalls, dtype: torch.dtype | None) -> None:
+    def __init__(self, calls: EngineCalls, lora: Any) -> None:
         self._calls = calls
-        self._dtype = dtype
+        self._dtype: torch.dtype | None = None if lora is None else lora.lora_dtype
         self._reads = SlowReads(READERS)
 
     async def add_everywhere(self, adapter: Any, deadline_s: float | None = None) -> bool:
@@ -118,6 +121,24 @@ def read_files(
         if why is not None:
             raise AdapterNotLoaded(f"adapter {adapter.lora_name!r}: {why}")
         return files.digest
+
+
+def refusal_of_reload(request: Any) -> ErrorResponse | None:
+    """Return the answer (400) to a call of /v1/load_lora_adapter with `load_inplace`; None to
+    another.
+
+    Engines load an adapter between steps of their own. So members of a group could compute a step
+    with different weights of one adapter.
+    """
+    if not request.load_inplace:
+        return None
+    return create_error_response(
+        VLLMValidationError(
+            "load_inplace: cannot be served by Flying Serving yet; load the adapter under another "
+            "name",
+            parameter="load_inplace",
+        )
+    )
 
 
 async def _load(calls: EngineCalls, engine: int, adapter: Any, deadline_s: float) -> Any:

@@ -1,5 +1,5 @@
-"""Refusals where vLLM has none for a client: in streams of /v1/responses, of adapters that are
-loaded again, and of bodies that are nested too deeply. Refusals without the traceback in the log.
+"""Refusals where vLLM has none for a client: in streams of /v1/responses, and of bodies that are
+nested too deeply. Refusals without the traceback in the log.
 """
 
 import json
@@ -10,7 +10,6 @@ from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
 from starlette.responses import JSONResponse
-from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.exceptions import GracefulHTTPError, VLLMError, VLLMValidationError
 
@@ -50,24 +49,6 @@ def _is_too_deep(error: Exception) -> bool:
     """
     return isinstance(error, RecursionError) or (
         isinstance(error, ValueError) and "Circular reference" in str(error)
-    )
-
-
-def refusal_of_reload(request: Any) -> ErrorResponse | None:
-    """Return the answer (400) to a call of /v1/load_lora_adapter with `load_inplace`; None to
-    another.
-
-    Engines load an adapter between steps of their own. So members of a group could compute a step
-    with different weights of one adapter.
-    """
-    if not request.load_inplace:
-        return None
-    return create_error_response(
-        VLLMValidationError(
-            "load_inplace: cannot be served by Flying Serving yet; load the adapter under another "
-            "name",
-            parameter="load_inplace",
-        )
     )
 
 

@@ -18,7 +18,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import Group
 from flying_serving.scheduling.batches import Running
-from flying_serving.vllm_adapter.kinds import scheduler_kinds
+from flying_serving.vllm_adapter.request_kinds import scheduler_kinds
 from flying_serving.vllm_adapter.scheduler.limits import running_of
 
 PromptLimit = Callable[[Running], int | None]
@@ -71,7 +71,7 @@ class LaneScheduler(Scheduler):
     """vLLM's scheduler for one lane: `lane_class` lays it over the class that vLLM would take.
 
     It decides as vLLM's does, with one exception: `_limit_prompts`. Kinds of requests have classes
-    between the two (`vllm_adapter/kinds.py`).
+    between the two (`vllm_adapter/request_kinds.py`).
     """
 
     max_num_scheduled_tokens: int

@@ -19,7 +19,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from flying_serving.config import KEY, Deployment, FlyingConfig
-from flying_serving.vllm_adapter.kinds import scheduler_kinds
+from flying_serving.vllm_adapter.request_kinds import scheduler_kinds
 from flying_serving.vllm_adapter.kv.blocks import SchedulerPool
 from flying_serving.vllm_adapter.scheduler.scheduler import lane_class
 from harness.live import tiny

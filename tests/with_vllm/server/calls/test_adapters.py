@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from vllm.config.lora import LoRAConfig
 from vllm.lora.request import LoRARequest
 
 from flying_lab.tiny_models.adapters import make_adapter
@@ -40,7 +41,7 @@ class Server(doubles.Server):
         self.calls.deployment = self.calls.deployment.model_copy(update=changes)
         self.folder = make_adapter(tmp_path / "adapter", "llama", seed=1)
         self.adapter = LoRARequest("a", 3, str(self.folder))
-        self.loads = AdapterLoads(self.calls, FLOAT32)
+        self.loads = AdapterLoads(self.calls, LoRAConfig(lora_dtype=FLOAT32))
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from flying_serving.memory.kv_groups import one_group
-from flying_serving.vllm_adapter.kinds import (
+from flying_serving.vllm_adapter.request_kinds import (
     adapt_runner,
     note_of_kinds,
     post_step,
