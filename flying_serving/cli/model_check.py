@@ -113,8 +113,8 @@ def findings(config: Any, checked: Checked, took_s: float) -> Iterator[Finding]:
 def _room(plan: Any) -> str:
     room = f"{plan.blocks * plan.block_bytes / GIB:.2f} GiB on each device, {plan.blocks} blocks"
     if beside := plan.groups.in_words():
-        most = plan.groups.most_requests(plan.blocks - 1)
-        room += f"; {beside}: at most {most} requests at a time in a group"
+        room += f"; {beside}: at most {plan.groups.most_requests(plan.blocks - 1)} requests"
+        room += " at a time in a group"
     return room
 
 

@@ -14,7 +14,8 @@ from flying_serving.predict.demand import Outputs
 class GroupWork:
     """The requests of one group, and sums over them.
 
-    `wide`: requests that one engine cannot hold. `variants`: how many requests ask for each.
+    `wide`: requests that one engine cannot hold. `variants`: how many requests ask for each,
+    and None: for the model itself.
     """
 
     requests: dict[str, RequestState] = field(default_factory=dict)
@@ -25,7 +26,7 @@ class GroupWork:
     output_tokens: int = 0
     committed_tokens: float = 0.0
     urgent: int = 0
-    variants: Counter[int] = field(default_factory=Counter)
+    variants: Counter[int | None] = field(default_factory=Counter)
 
 
 class Loads:
@@ -70,8 +71,7 @@ class Loads:
         work.committed_tokens += expected_tokens
         if request.spec.urgent:
             work.urgent += 1
-        if request.spec.variant is not None:
-            work.variants[request.spec.variant] += 1
+        work.variants[request.spec.variant] += 1
         self.unfinished[request.request_id] = request
 
     def add_tokens(self, request: RequestState, count: int) -> None:
@@ -106,9 +106,8 @@ class Loads:
             work.prompts -= 1
         if request.spec.urgent:
             work.urgent -= 1
-        if request.spec.variant is not None:
-            work.variants[request.spec.variant] -= 1
-            work.variants += Counter()  # without variants of no request
+        work.variants[request.spec.variant] -= 1
+        work.variants += Counter()  # without variants of no request
         work.prompt_tokens -= request.spec.prompt_tokens
         work.output_tokens -= request.output_tokens
         work.committed_tokens -= request.committed_tokens
@@ -129,9 +128,7 @@ class Loads:
                 "prompt_tokens": sum(request.spec.prompt_tokens for request in requests),
                 "output_tokens": sum(request.output_tokens for request in requests),
                 "urgent": len([request for request in requests if request.spec.urgent]),
-                "variants": Counter(
-                    request.spec.variant for request in requests if request.spec.variant is not None
-                ),
+                "variants": Counter(request.spec.variant for request in requests),
             }
             booked = {name: getattr(work, name) for name in sums}
             assert booked == sums, f"group {group}: {booked}, but its requests have {sums}"

@@ -78,7 +78,7 @@ class Visit:
         """Return the seconds until the variant of the request has a place: requests of another one
         have to end.
         """
-        variant, running = self.request.spec.variant, self.work.variants
+        variant, running = self.request.spec.variant, self.work.variants.keys() - {None}
         if variant is None or variant in running or len(running) < self.max_variants:
             return 0.0
         return self._stream_s(lane)

@@ -33,8 +33,8 @@ class Capacity:
         spare: sizes that there are only while an engine is lost; no client may ask for them.
         request_blocks: that each request takes whatever its length, beside its KV. `kv_tokens` are
             those beside the ones of one request.
-        step_tokens: most tokens of a step of a request that decodes. A group has room for those beyond
-            one beside `kv_tokens`, unless these are all that a request can have.
+        step_tokens: most tokens of a step of a request that decodes. A group has room for those
+            beyond one beside `kv_tokens`, unless these are all that a request can have.
     """
 
     kv_tokens: Mapping[int, int]
@@ -50,11 +50,9 @@ class Capacity:
 
         No step goes beyond the model's length, so a group that holds it needs no more room.
         """
-        kv_tokens = {
-            size: beside_steps(tokens, step_tokens, max_model_len)
-            for size, tokens in self.kv_tokens.items()
-        }
-        return replace(self, kv_tokens=kv_tokens, step_tokens=step_tokens)
+        kv_tokens = self.kv_tokens.items()
+        beside = {size: beside_steps(held, step_tokens, max_model_len) for size, held in kv_tokens}
+        return replace(self, kv_tokens=beside, step_tokens=step_tokens)
 
     @classmethod
     def of(

@@ -23,13 +23,13 @@ from flying_serving.engine.sampled import answer_of
 from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.scheduling.arbiter import Wait
 from flying_serving.start_error import told_to_server
-from flying_serving.vllm_adapter.request_kinds import note_of_kinds
 from flying_serving.vllm_adapter.kv.cache import pooled_capacity
 from flying_serving.vllm_adapter.kv.heads import fewest_kv_heads
 from flying_serving.vllm_adapter.patches import installer
 from flying_serving.vllm_adapter.patches.engine_class import engine_classes
 from flying_serving.vllm_adapter.processes.numa import leave_placement_to_workers
 from flying_serving.vllm_adapter.processes.queues import note_in
+from flying_serving.vllm_adapter.request_kinds import note_of_kinds
 from flying_serving.vllm_adapter.scheduler.history import resume
 from flying_serving.vllm_adapter.scheduler.scheduler import use_lane_class
 from flying_serving.wire import ANSWERS

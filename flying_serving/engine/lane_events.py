@@ -8,9 +8,10 @@ from flying_serving.layout.groups import Group
 from flying_serving.migration.source import Source
 from flying_serving.vllm_adapter.scheduler.beginnings import beginnings_in
 from flying_serving.vllm_adapter.scheduler.failures import failures
+from flying_serving.vllm_adapter.scheduler.scheduler import LaneHooks
 
 
-class LaneEvents:
+class LaneEvents(LaneHooks):
     """The hooks of the scheduler of one lane.
 
     Args:

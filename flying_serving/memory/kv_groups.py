@@ -128,15 +128,15 @@ class KVGroups(msgspec.Struct, frozen=True):
 
     def made_up_requests(self, most: int, blocks: int) -> int:
         """Return the requests of a made-up step, up to `most`. They may share blocks of KV, and no
-        state: vLLM's kernel for gated delta nets ends the process where a step has more of them than
-        blocks.
+        state: vLLM's kernel for gated delta nets ends the process where a step has more of them
+        than blocks.
         """
         return max(1, min(most, self.most_requests(blocks))) if self.state_blocks else most
 
     def in_words(self) -> str:
         """Return which blocks a request has whatever its length; "" if it has none."""
-        fixed = self.fixed_blocks
-        return f"a request has {fixed} for its state, and at least one for its KV" if fixed else ""
+        own = f"a request has {self.fixed_blocks} for its state, and at least one for its KV"
+        return own if self.fixed_blocks else ""
 
 
 def one_group(block_tokens: int) -> KVGroups:

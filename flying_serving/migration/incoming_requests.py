@@ -131,9 +131,11 @@ class IncomingRequests:
             assert arrival.forwarded_as is not None
             # cached tokens alone are not offered: a step under way may yet compute them
             usable = self._usable_tokens(arrival)
-            tokens = usable if usable > arrival.cached_tokens else 0
             self._source.pin_and_offer(
-                arrival.forwarded_as, arrival.size, arrival.request_id, tokens
+                arrival.forwarded_as,
+                arrival.size,
+                arrival.request_id,
+                usable if usable > arrival.cached_tokens else 0,
             )
         self._forget(arrival)
         self._pools[arrival.size].release(arrival.request)

@@ -10,8 +10,8 @@ class PullKV:
     """A leader to its `group`: copy the KV of `tokens` of a request.
 
     Each member copies the heads that it works with. `source_blocks` and `blocks` hold the request's
-    tokens from the first on: blocks of the group that has the KV, and of this one. `completes`: these
-    are the last tokens of the offer, so what the request has beside its KV is copied, too.
+    tokens from the first on: blocks of the group that has the KV, and of this one. `completes`: the
+    tokens are the last of the offer, so what the request has beside its KV is copied, too.
     """
 
     group: Group

@@ -2,14 +2,12 @@
 them. Each kind has a package of its own.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from flying_serving.vllm_adapter.lora.layers import made_up_adapter, take_over
 from flying_serving.vllm_adapter.lora.scheduler import AdapterScheduler
-from flying_serving.vllm_adapter.model_runner.batches import check_steps
 from flying_serving.vllm_adapter.scheduler.history import Note, nothing_to_note
 from flying_serving.vllm_adapter.speculation.drafts import Drafter, take_drafts
 from flying_serving.vllm_adapter.speculation.scheduler import DraftingScheduler
@@ -44,10 +42,8 @@ def adapt_runner(runner: Any, run_dir: str, engine: int) -> None:
         take_over(runner, run_dir, engine)
 
 
-@contextmanager
-def steps_of_all_kinds(runner: Any) -> Iterator[Callable[..., Iterator[Any]]]:
-    """While the body runs, vLLM's runner of lane 1 has what made-up requests of all its kinds need.
-    Yields `check_steps` with such requests.
+def made_up_variant(runner: Any) -> AbstractContextManager[Any]:
+    """While the body runs, vLLM's runner of lane 1 has a variant of the model with random numbers.
+    Gives what `check_steps` takes for it; None if no variants are served.
     """
-    with made_up_adapter(runner) as adapter:
-        yield partial(check_steps, adapter=adapter)
+    return made_up_adapter(runner)

@@ -14,8 +14,11 @@ import torch
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.errors import ConfigError, GroupBroken, LaneError
 from flying_serving.layout.parallelism import Parallelism
-from flying_serving.vllm_adapter.request_kinds import steps_of_all_kinds
-from flying_serving.vllm_adapter.model_runner.batches import CHECK_REQUESTS, CHECK_TOKENS
+from flying_serving.vllm_adapter.model_runner.batches import (
+    CHECK_REQUESTS,
+    CHECK_TOKENS,
+    check_steps,
+)
 from flying_serving.vllm_adapter.model_runner.compiled import is_compiled
 from flying_serving.vllm_adapter.model_runner.rank_widths import (
     activations_by_width,
@@ -23,6 +26,7 @@ from flying_serving.vllm_adapter.model_runner.rank_widths import (
 )
 from flying_serving.vllm_adapter.model_runner.runner import Runner
 from flying_serving.vllm_adapter.model_runner.token_parallel import TokenParallel
+from flying_serving.vllm_adapter.request_kinds import made_up_variant
 from flying_serving.worker.compiled import check_compiled
 from flying_serving.worker.lane import WorkerLane
 from flying_serving.worker.selfcheck import (
@@ -149,8 +153,8 @@ class LaneChecks:
         differ = bool(activations_by_width(self._lane1.model))
         expected: LayerOutputs | None = None
         largest, allowed = 0.0, tolerance(model.dtype) + self._input_rounding
-        with steps_of_all_kinds(self._lane1.vllm_runner) as check_steps:
-            steps = partial(check_steps, requests, model.get_vocab_size())
+        with made_up_variant(self._lane1.vllm_runner) as variant:
+            steps = partial(check_steps, requests, model.get_vocab_size(), variant=variant)
             for size, lane in self._groups.items():
                 if expected is None or differ:
                     expected = self._outputs_of_lane1(size, steps(self._lane1.groups))

@@ -25,12 +25,12 @@ from flying_serving.start_error import told_to_server
 from flying_serving.vllm_adapter.cpu_build import tiles
 from flying_serving.vllm_adapter.distributed import nccl
 from flying_serving.vllm_adapter.distributed.world import TorchWorld
-from flying_serving.vllm_adapter.request_kinds import adapt_runner
 from flying_serving.vllm_adapter.kv.cache import kv_memory_from
 from flying_serving.vllm_adapter.kv.windows import all_are_local
 from flying_serving.vllm_adapter.model_runner.runner import Runner
 from flying_serving.vllm_adapter.patches import installer, tensor_parallel
 from flying_serving.vllm_adapter.processes.queues import note_in
+from flying_serving.vllm_adapter.request_kinds import adapt_runner
 from flying_serving.vllm_adapter.weights import loading
 from flying_serving.weights.lending.heap import give_back_freed
 from flying_serving.weights.lending.lent_memory import extents, own_blocks_of

@@ -12,12 +12,12 @@ from vllm.entrypoints.serve.exception_handling.error_response import create_erro
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from flying_serving.vllm_adapter.lora.notes import AdapterNotes
 from flying_serving.errors import EngineLost
 from flying_serving.log import logger
 from flying_serving.server.calls.engine_calls import EngineCalls
 from flying_serving.server.own_thread import SlowReads
 from flying_serving.vllm_adapter.lora.files import AdapterNotLoaded, copied
+from flying_serving.vllm_adapter.lora.notes import AdapterNotes
 from flying_serving.vllm_adapter.lora.numbers import why_not_finite
 
 READ_DEADLINE_S = 120.0
@@ -80,8 +80,10 @@ class AdapterLoads:
             await _remove_everywhere(calls, adapter, overdue, deadline_s)
             raise failures[0]
         if not present:
-            absent = EngineLost(f"no engine is present to load adapter {adapter.lora_name!r}")
-            raise next(iter(losses), absent)
+            raise next(
+                iter(losses),
+                EngineLost(f"no engine is present to load adapter {adapter.lora_name!r}"),
+            )
         return all(present.values())
 
     async def _read(self, adapter: Any) -> None:

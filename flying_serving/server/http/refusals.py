@@ -6,7 +6,6 @@ import json
 import logging
 from collections.abc import AsyncIterator
 from http import HTTPStatus
-from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
 from starlette.responses import JSONResponse

@@ -5,16 +5,15 @@ import re
 from typing import Any
 
 from flying_serving.errors import ConfigError, Unsupported
-from flying_serving.vllm_adapter.recurrent.models import refuses_itself
+from flying_serving.vllm_adapter.recurrent.models import refusal_of_itself
 
 _NOT_INSPECTED = re.compile(r"Model architectures \['(\w+)'.*failed to be inspected")
 
 
 def refusal_of(problem: str, args: Any) -> ConfigError:
     """Return the error for a problem of vLLM with its configuration, of these flags."""
-    if own := refuses_itself(problem, args):
-        return Unsupported(own)
-    return ConfigError(missing_import(problem) or problem)
+    own = refusal_of_itself(problem, args)
+    return Unsupported(own) if own else ConfigError(missing_import(problem) or problem)
 
 
 def missing_import(problem: str) -> str | None:

@@ -42,7 +42,12 @@ def settings_of(
         extra=blocks.extra if max(sizes) == deployment.widest else 0,
     )
     most, longest = step_tokens(vllm_config), vllm_config.model_config.max_model_len
-    _refuse_drafts(most - 1, min(capacity.kv_tokens.values()), longest)
+    fewest = min(capacity.kv_tokens.values())
+    if most > 1 and fewest < min(most, longest):
+        raise ConfigError(
+            f"--speculative-config: num_speculative_tokens={most - 1}: must be below the {fewest} "
+            "tokens that the smallest group holds"
+        )
     capacity = replace(
         capacity.with_steps(most, longest), spare=spare, request_blocks=groups.fixed_blocks
     )
@@ -68,14 +73,3 @@ def settings_of(
         dry_run=flying.policy_dry_run,
         tbt_slo_s=math.inf if flying.tbt_slo_ms is None else flying.tbt_slo_ms / 1e3,
     )
-
-
-def _refuse_drafts(drafts: int, fewest_tokens: int, longest: int) -> None:
-    """Raise ConfigError if the smallest group, which holds `fewest_tokens`, has no room for a token
-    beside the drafts of a step. No step goes beyond the longest request.
-    """
-    if drafts and fewest_tokens <= min(drafts, longest - 1):
-        raise ConfigError(
-            f"--speculative-config: num_speculative_tokens={drafts}: must be below the "
-            f"{fewest_tokens} tokens that the smallest group holds"
-        )

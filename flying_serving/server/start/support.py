@@ -68,20 +68,15 @@ def is_pooling(model: Any) -> bool:
 
 
 def adapt_caches(config: Any) -> None:
-    """Change those settings of vLLM's caches that follow from the model."""
-    keep_all_kv(config)
-    cache_no_states(config)
-
-
-def keep_all_kv(config: Any) -> None:
     """Keep all tokens' KV in every layer, in one cache group, also where some layers see a window
-    of them only.
+    of them only. Cache no states.
 
     vLLM's hybrid manager would give such layers blocks of their own, and groups of engines share
     one pool of blocks. Where every layer has a window, or some have recurrent state, which needs
     groups of its own, `vllm_adapter/kv/windows.py` keeps all KV.
     """
     config.scheduler_config.disable_hybrid_kv_cache_manager = not has_state(config.model_config)
+    cache_no_states(config)
 
 
 def choose_group_sizes(

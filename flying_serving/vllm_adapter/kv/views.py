@@ -71,10 +71,9 @@ def views_of_lanes(
     lanes: Mapping[int, LaneKV], kinds: Sequence[AlikeLayers]
 ) -> dict[int, list[KVView]]:
     """Return the views of all lanes by group size; nothing if one cannot be read, or parted."""
-    lane1 = lanes[1]
-    cuts = cuts_of(lane1.kv, lane1.runner.layers)
-    if cuts is None:
-        return {}
-    found = {size: lane.views(kinds, cuts) for size, lane in lanes.items()}
+    cuts = cuts_of(lanes[1].kv, lanes[1].runner.layers)
+    found = {
+        size: None if cuts is None else lane.views(kinds, cuts) for size, lane in lanes.items()
+    }
     readable = {size: views for size, views in found.items() if views is not None}
     return readable if len(readable) == len(found) else {}

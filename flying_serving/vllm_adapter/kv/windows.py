@@ -29,8 +29,7 @@ def with_all_kv(specs: Mapping[str, KVCacheSpec], block_tokens: int) -> dict[str
 
     `specs`: by layer, as the layers ask for them. The layers still attend to their window alone.
     """
-    has_state = any(isinstance(spec, MambaSpec) for spec in specs.values())
-    if not has_state and not all_are_local(specs):
+    if not any(isinstance(spec, MambaSpec) for spec in specs.values()) and not all_are_local(specs):
         return dict(specs)
     return {
         name: _of_all_tokens(spec, block_tokens) if isinstance(spec, _LOCAL) else spec

@@ -28,10 +28,6 @@ class AdapterNotLoaded(FlyingError):
     """
 
 
-def _goes_on() -> bool:
-    return False
-
-
 @dataclass(frozen=True)
 class AdapterFiles:
     """A copy of an adapter's files in memory.
@@ -47,7 +43,7 @@ class AdapterFiles:
 
 @contextmanager
 def copied(
-    adapter: LoRARequest, run_dir: str, stopped: Callable[[], bool] = _goes_on
+    adapter: LoRARequest, run_dir: str, stopped: Callable[[], bool] = lambda: False
 ) -> Iterator[AdapterFiles]:
     """Copy the files of an adapter that vLLM loads into memory. A hub's are fetched before.
 

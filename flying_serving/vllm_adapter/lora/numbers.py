@@ -35,12 +35,13 @@ def why_not_finite(
                 if stopped():
                     return None
                 scale = _scale(scales, name)
-                value = _first_not_finite(_scaled(opened.get_tensor(name).to(dtype), scale))
+                numbers = opened.get_tensor(name).to(dtype)
+                value = _first_not_finite(numbers if scale == _UNSCALED else numbers * scale)
                 if value is not None:
                     scaled = f" after scaling by {scale:g} ({CONFIG_FILE}, lora_alpha)"
                     return (
                         f"{path.name}: {name} has {value:g}{scaled if scale != _UNSCALED else ''}: "
-                        f"must be finite in {_name(dtype)}"
+                        f"must be finite in {str(dtype).removeprefix('torch.')}"
                     )
     return None
 
@@ -58,7 +59,7 @@ def why_loaded_not_finite(adapter: Any, file: str) -> str | None:
                 if value is not None:
                     return (
                         f"{file}: {part} of {name} has {value:g} after scaling: "
-                        f"must be finite in {_name(tensor.dtype)}"
+                        f"must be finite in {str(tensor.dtype).removeprefix('torch.')}"
                     )
     return None
 
@@ -71,14 +72,6 @@ def _scale(scales: PEFTHelper, name: str) -> float:
     return float(scales.get_rank_and_scaling(module)[1])
 
 
-def _scaled(numbers: torch.Tensor, scale: float) -> torch.Tensor:
-    return numbers if scale == _UNSCALED else numbers * scale
-
-
 def _first_not_finite(numbers: torch.Tensor) -> float | None:
     wrong = numbers[~numbers.isfinite()]
     return float(wrong[0]) if wrong.numel() else None
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -41,8 +41,7 @@ class AdapterRequests:
 
     def arrived_s(self, adapter: int, request_ids: Collection[str]) -> float:
         """Return when the first of some requests of an adapter arrived."""
-        requests = self._by_adapter[adapter]
-        return min(requests[request_id] for request_id in request_ids)
+        return min(self._by_adapter[adapter][request_id] for request_id in request_ids)
 
     def keep(
         self, running: AbstractSet[int], waits: Callable[[str], bool], now_s: float
@@ -79,5 +78,5 @@ class AdapterRequests:
 
     def _oldest_s(self, adapter: int, waits: Callable[[str], bool]) -> float | None:
         """Return when the first request of an adapter arrived that waits; None if none waits."""
-        requests = self._by_adapter.get(adapter, {})
-        return next((at_s for request, at_s in requests.items() if waits(request)), None)
+        requests = self._by_adapter.get(adapter, {}).items()
+        return next((at_s for request, at_s in requests if waits(request)), None)

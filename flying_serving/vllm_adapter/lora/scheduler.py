@@ -1,7 +1,7 @@
 """The steps of a lane's scheduler where requests have adapters (LoRA)."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -19,10 +19,6 @@ class AdapterScheduler(Scheduler):
     It is below a `LaneScheduler`, and has its group, its clock and its hooks.
     """
 
-    hooks: Any
-    group: Any
-    clock: Any
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         deployment = deployment_of(self.vllm_config.additional_config)
@@ -32,8 +28,18 @@ class AdapterScheduler(Scheduler):
         self._slot_kept_for: int | None = None
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """Schedule a step as vLLM does, when it is known whether a slot is kept."""
-        self._keep_slot()
+        """Keep a slot for an adapter whose requests have waited for too long, and schedule a step
+        as vLLM does.
+
+        Until it has the slot, no request of another adapter is begun. So those that run end, and
+        their slots become free.
+        """
+        adapters = {
+            request.lora_request.lora_int_id
+            for request in self.running
+            if request.lora_request is not None
+        }
+        self._slot_kept_for = self.adapters.keep(adapters, self._waits_for_slot, self.clock())
         return super().schedule(*args, **kwargs)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
@@ -52,19 +58,6 @@ class AdapterScheduler(Scheduler):
             adapter = request.lora_request.lora_int_id
             self.adapters.arrived(adapter, request.request_id, self.clock())
         super().add_request(request)
-
-    def _keep_slot(self) -> None:
-        """Keep a slot for an adapter whose requests have waited for too long.
-
-        Until it has the slot, no request of another adapter is begun. So those that run end, and
-        their slots become free.
-        """
-        adapters = {
-            request.lora_request.lora_int_id
-            for request in self.running
-            if request.lora_request is not None
-        }
-        self._slot_kept_for = self.adapters.keep(adapters, self._waits_for_slot, self.clock())
 
     def _waits_for_slot(self, request_id: str) -> bool:
         request = self.requests.get(request_id)
@@ -96,11 +89,8 @@ class AdapterScheduler(Scheduler):
             since_s = self.adapters.arrived_s(adapter, request_ids)
             why = self.notes.failure(self.group, adapter, since_s)
             if why is not None:
-                self._fail(self.adapters.of(adapter), why)
-
-    def _fail(self, request_ids: Sequence[str], why: str) -> None:
-        manager = self.kv_cache_manager
-        blocks = [manager.get_block_ids(request_id) for request_id in request_ids]
-        manager.evict_blocks({block for groups in blocks for group in groups for block in group})
-        ended = self.finish_requests(request_ids, RequestStatus.FINISHED_ERROR)
-        self.hooks.requests_failed(ended, why)
+                failed, manager = self.adapters.of(adapter), self.kv_cache_manager
+                blocks = (group for name in failed for group in manager.get_block_ids(name))
+                manager.evict_blocks(set(chain.from_iterable(blocks)))
+                ended = self.finish_requests(failed, RequestStatus.FINISHED_ERROR)
+                self.hooks.requests_failed(ended, why)

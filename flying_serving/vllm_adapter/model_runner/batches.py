@@ -51,14 +51,14 @@ def decode_steps(
 
 
 def check_steps(
-    requests: int, vocabulary: int, groups: KVGroups, decodes: int = 0, adapter: Any = None
+    requests: int, vocabulary: int, groups: KVGroups, decodes: int = 0, variant: Any = None
 ) -> Iterator[SchedulerOutput]:
     """Yield a few short prompts, computed in two chunks, `decodes` steps of a token each, and a
     step that ends them.
 
     Each request has a KV block of each group to itself, which holds all its tokens. Those of its
     prompt are spread over the vocabulary. With `decodes` its outputs are the likeliest tokens.
-    Every other request has `adapter`, vLLM's LoRARequest, if there is one.
+    Every other request is for `variant` of the model, vLLM's LoRARequest, if there is one.
     """
     names = [f"check-{i}" for i in range(requests)]
     length = sum(_CHECK_CHUNKS)
@@ -70,7 +70,7 @@ def check_steps(
         prompt = [int((i + j * requests + 0.5) * stride) for j in range(length)]
         request.prompt_token_ids = request.prefill_token_ids = prompt
         request.block_ids = groups.made_up(length, first=1 + i * len(groups.groups))
-        request.lora_request = adapter if i % 2 else None
+        request.lora_request = variant if i % 2 else None
         if decodes:
             request.sampling_params = SamplingParams(max_tokens=1 + decodes, temperature=0.0)
         new.append(request)

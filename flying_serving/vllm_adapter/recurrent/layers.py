@@ -43,8 +43,7 @@ def cuts_of(kv: KVCacheConfig, layers: Mapping[str, Any]) -> list[StateCut] | No
 
 def _names(kv: KVCacheConfig) -> list[list[str]]:
     """Return the names of layers that have state, by group."""
-    groups = kv.kv_cache_groups
-    return [g.layer_names for g in groups if isinstance(g.kv_cache_spec, MambaSpec)]
+    return [g.layer_names for g in kv.kv_cache_groups if isinstance(g.kv_cache_spec, MambaSpec)]
 
 
 def _segments(layer: Any) -> list[tuple[Segment, ...]] | None:

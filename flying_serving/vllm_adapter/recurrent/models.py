@@ -27,13 +27,12 @@ def cache_no_states(config: Any) -> None:
     cache.mamba_block_size = model.max_model_len
 
 
-def refuses_itself(problem: str, args: Any) -> str | None:
+def refusal_of_itself(problem: str, args: Any) -> str:
     """Return one line on a flag that vLLM itself sets for a model with recurrent state, and then
-    refuses. Return None if `problem` is none of that; `args`: the flags that were given.
+    refuses; "" if `problem` is none of that. `args`: the flags that were given.
     """
-    is_own = getattr(args, "mamba_block_size", None) is None
-    if "--mamba-block-size" not in problem or not is_own:
-        return None
+    if "--mamba-block-size" not in problem or getattr(args, "mamba_block_size", None) is not None:
+        return ""
     return (
         "--model: vLLM turns prefix caching off for this model with recurrent state, and then "
         f"refuses the flag that it has set itself: {problem}"

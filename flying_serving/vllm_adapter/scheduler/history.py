@@ -95,10 +95,9 @@ def why_not_migratable(request: EngineCoreRequest, model_config: Any) -> str | N
     return next((reason for found, reason in reasons if found), None)
 
 
+# Notes of a request with outputs, for the runners, what they cannot tell from its tokens. Called
+# with the request, and with a function as `Drafter.note_generator` where it has a grammar.
 Note = Callable[..., None]
-"""Notes of a request with outputs, for the runners, what they cannot tell from its tokens. Called
-with the request, and with a function as `Drafter.note_generator` where it has a grammar.
-"""
 
 
 def nothing_to_note(_request: Request, _allowed: Any = None) -> None:
@@ -111,7 +110,7 @@ def resume(
     """Give a new request, made from `source`, its history, before a scheduler has it. Its grammar
     may still be compiling.
 
-    `grammars`: the engine's StructuredOutputManager. `note`: of the kind of requests that it serves.
+    `grammars`: the engine's StructuredOutputManager. `note`: what its kind of requests needs.
     """
     history = history_of(source.sampling_params)
     if not history:

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import (
@@ -27,8 +27,8 @@ fit.
 """
 
 
-class LaneHooks(Protocol):
-    """The reports of a lane's scheduler to its engine."""
+class LaneHooks:
+    """The reports of a lane's scheduler to its engine. Here nothing hears of them."""
 
     def step_planned(self, plan: Any) -> None:
         """Report a planned step: its SchedulerOutput."""
@@ -48,25 +48,6 @@ class LaneHooks(Protocol):
         """Report requests that the scheduler has ended with an error."""
 
 
-class NoHooks:
-    """The hooks of a scheduler that reports nothing."""
-
-    def step_planned(self, plan: Any) -> None:
-        """Ignore a step that was planned."""
-
-    def output_received(self, plan: Any) -> None:
-        """Ignore an output that has come."""
-
-    def blocks_freed(self, request: Any) -> None:
-        """Ignore blocks that are freed."""
-
-    def stats_made(self, stats: Any) -> None:
-        """Ignore statistics that are made."""
-
-    def requests_failed(self, requests: Sequence[Any], why: str) -> None:
-        """Ignore requests that have ended."""
-
-
 class LaneScheduler(Scheduler):
     """vLLM's scheduler for one lane: `lane_class` lays it over the class that vLLM would take.
 
@@ -79,7 +60,7 @@ class LaneScheduler(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
 
-        self.hooks: LaneHooks = NoHooks()
+        self.hooks = LaneHooks()
         self.prompt_limit: PromptLimit | None = None
         """Asked before each step; None: no limit is set."""
         self.cached_tokens: dict[str, int] = {}
@@ -203,8 +184,9 @@ def lane_class(base: type[Any], kinds: tuple[type[Any], ...] = ()) -> type[Any]:
     if issubclass(base, LaneScheduler):
         return base
     if not issubclass(base, Scheduler):
-        allowed = f"must be a subclass of {Scheduler.__qualname__}"
-        raise ConfigError(f"--scheduler-cls={base.__qualname__}: {allowed}")
+        raise ConfigError(
+            f"--scheduler-cls={base.__qualname__}: must be a subclass of {Scheduler.__qualname__}"
+        )
     bases = (*kinds, base)
     if bases == (Scheduler,):
         return LaneScheduler
@@ -220,8 +202,8 @@ def use_lane_class(config: Any) -> None:
 
     Raises: as `lane_class`.
     """
-    stock = config.scheduler_config.get_scheduler_cls()
-    config.scheduler_config.scheduler_cls = lane_class(stock, scheduler_kinds(config))
+    scheduler = config.scheduler_config
+    scheduler.scheduler_cls = lane_class(scheduler.get_scheduler_cls(), scheduler_kinds(config))
     logging.getLogger("vllm.config.scheduler").addFilter(_is_not_of_a_lane_class)
 
 

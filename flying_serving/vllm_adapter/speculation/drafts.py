@@ -24,10 +24,6 @@ Allowed = Callable[[int, list[int]], list[int]]
 """Returns the allowed ones of a request's drafts. Called with the number of tokens before them."""
 
 
-def _all_of_them(_: int, drafts: list[int]) -> list[int]:
-    return drafts
-
-
 def drafts_checked(tokens: Sequence[int], prompt: int, propose: Propose) -> list[int]:
     """Return how many drafts each step of a request has checked, in its order.
 
@@ -92,7 +88,7 @@ class Drafter:
         """Return the most drafts of a step: the token after the last one needs a place, too."""
         return min(self._count, self._max_model_len - tokens - 1)
 
-    def note_generator(self, request: Any, allowed: Allowed = _all_of_them) -> None:
+    def note_generator(self, request: Any, allowed: Allowed = lambda _, drafts: drafts) -> None:
         """Note for the runners the state of the generator of a request that brings outputs from
         another group, if it has a seed.
 

@@ -163,6 +163,5 @@ def _give(plan: Any, request_id: str, drafts: list[int]) -> None:
 
 def _full_at(request: Request) -> float:
     """Return the number of output tokens with which a request fills its group."""
-    params = request.sampling_params
-    found = (params.extra_args or {}).get(FULL_AT_KEY) if params is not None else None
-    return float("inf") if found is None else float(found)
+    extra = getattr(request.sampling_params, "extra_args", None) or {}
+    return float(extra.get(FULL_AT_KEY, "inf"))

@@ -106,7 +106,9 @@ def state_lanes(devices: int) -> dict[WorkerId, Lanes]:
     """
     return {
         worker: {
-            size: [KVView([], range(0), 4, 1, [torch.zeros(BLOCKS, HEADS // (size * devices))], CUTS)]
+            size: [
+                KVView([], range(0), 4, 1, [torch.zeros(BLOCKS, HEADS // (size * devices))], CUTS)
+            ]
             for size in SIZES
         }
         for worker in product(range(ENGINES), range(devices))

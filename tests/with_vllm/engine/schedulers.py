@@ -17,7 +17,7 @@ from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.request import RequestStatus
 
-from flying_serving.vllm_adapter.scheduler.scheduler import LaneHooks, NoHooks
+from flying_serving.vllm_adapter.scheduler.scheduler import LaneHooks
 
 BLOCK = 4
 
@@ -182,7 +182,7 @@ class FakeScheduler:
         self.finished: set[str] = set()
         self.outputs: list[Any] = []
         self.done: list[str] = []
-        self.hooks: LaneHooks = NoHooks()
+        self.hooks = LaneHooks()
         self.cached_tokens: dict[str, int] = {}
         self.hit_tokens: dict[str, int] = {}
 

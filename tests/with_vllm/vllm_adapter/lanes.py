@@ -19,16 +19,14 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from flying_serving.config import KEY, Deployment, FlyingConfig
-from flying_serving.vllm_adapter.request_kinds import scheduler_kinds
 from flying_serving.vllm_adapter.kv.blocks import SchedulerPool
+from flying_serving.vllm_adapter.request_kinds import scheduler_kinds
 from flying_serving.vllm_adapter.scheduler.scheduler import lane_class
 from harness.live import tiny
 from tests.with_vllm.vllm_adapter.kv_configs import of_one_layer
 
 BLOCK = 4
-ALONE = Deployment(
-    run_dir="nowhere", engines=1, devices=1, group_sizes=(1,), flying=FlyingConfig()
-)
+ALONE = Deployment(run_dir="nowhere", engines=1, devices=1, group_sizes=(1,), flying=FlyingConfig())
 
 
 @cache

@@ -1,19 +1,18 @@
-"""Kinds of requests: what a server has for those that it is asked to serve, and nothing for others."""
+"""Kinds of requests: a server has what it needs for those that it is asked to serve."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from flying_serving.memory.kv_groups import one_group
+from flying_serving.vllm_adapter.lora.scheduler import AdapterScheduler
 from flying_serving.vllm_adapter.request_kinds import (
     adapt_runner,
+    made_up_variant,
     note_of_kinds,
     post_step,
     scheduler_kinds,
-    steps_of_all_kinds,
 )
-from flying_serving.vllm_adapter.lora.scheduler import AdapterScheduler
 from flying_serving.vllm_adapter.scheduler.history import nothing_to_note
 from flying_serving.vllm_adapter.speculation.drafts import take_drafts
 from flying_serving.vllm_adapter.speculation.scheduler import DraftingScheduler
@@ -37,9 +36,8 @@ def test_a_scheduler_has_the_classes_of_the_kinds_that_are_asked_for(
 def test_a_runner_without_adapters_stays_as_it_is() -> None:
     runner = SimpleNamespace(lora_config=None)
     adapt_runner(runner, "nowhere", 0)
-    with steps_of_all_kinds(runner) as check_steps:
-        step = next(check_steps(2, 100, one_group(16)))
-    assert [new.lora_request for new in step.scheduled_new_reqs] == [None, None]
+    with made_up_variant(runner) as variant:
+        assert variant is None
     assert vars(runner) == {"lora_config": None}
 
 

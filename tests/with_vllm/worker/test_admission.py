@@ -13,7 +13,7 @@ from vllm.platforms import current_platform
 
 from flying_serving.errors import ConfigError, WeightError
 from flying_serving.memory.kv_groups import one_group
-from flying_serving.server.start.support import keep_all_kv
+from flying_serving.server.start.support import adapt_caches
 from flying_serving.vllm_adapter.weights.trees import first_of, module_tree, world_of_one
 from flying_serving.weights.share import SharedWeights
 from flying_serving.worker import admission
@@ -189,7 +189,7 @@ def test_kv_is_planned_for_the_widest_group(tmp_path: Path) -> None:
 def test_kv_of_published_gemma4_is_planned_by_the_size_of_each_layer(tmp_path: Path) -> None:
     """50 layers have 16 KV heads of 256, 10 have 4 of 512: a token has 880 KiB in bfloat16."""
     config = configuration(tmp_path, published_gemma4(), "bfloat16")
-    keep_all_kv(config)
+    adapt_caches(config)
     config.model_config.max_model_len = 512
     token_bytes = 2 * 2 * (50 * 16 * 256 + 10 * 4 * 512)
     assert token_bytes == 880 << 10

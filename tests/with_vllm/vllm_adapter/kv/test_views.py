@@ -47,7 +47,6 @@ class Readable:
         return [torch.zeros(1) for _ in names]
 
 
-
 def lane(rank: int, degree: int, *unreadable: str) -> LaneKV:
     runner: Any = Readable(*unreadable)
     return LaneKV(runner, kv_config(a=(8, 32), b=(2, 64), c=(8, 32)), rank, degree)
