@@ -179,7 +179,8 @@ class Node:
         self.errors: dict[str, str] = {}
         self._requests: list[Request] = []
         self.run_dir = run_dir = mkdtemp()
-        weakref.finalize(self, shutil.rmtree, run_dir)
+        # a fork that collects this node, as in tests of admission, removes it, too
+        weakref.finalize(self, shutil.rmtree, run_dir, ignore_errors=True)
         self._deployment = Deployment(
             run_dir=run_dir,
             engines=engines,  # type: ignore[arg-type]
