@@ -104,7 +104,17 @@ class EngineLost(FlyingError):
     """Another engine did not answer, or said that it is going away."""
 
 
-class CollectiveTimeout(EngineLost):
+class AdapterNotLoaded(FlyingError):
+    """An adapter that was not loaded in time, or has files that cannot be used; the message names
+    the adapter and the problem.
+    """
+
+
+class GroupBroken(EngineLost):
+    """A group lacks a member: it exchanges nothing, and its step is void. The message says why."""
+
+
+class CollectiveTimeout(GroupBroken):
     """A collective did not complete before its deadline; the message names the missing members."""
 
 

@@ -12,11 +12,11 @@ from vllm.entrypoints.serve.exception_handling.error_response import create_erro
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from flying_serving.errors import EngineLost
+from flying_serving.errors import AdapterNotLoaded, EngineLost
 from flying_serving.log import logger
 from flying_serving.server.calls.engine_calls import EngineCalls
 from flying_serving.server.own_thread import SlowReads
-from flying_serving.vllm_adapter.lora.files import AdapterNotLoaded, copied
+from flying_serving.vllm_adapter.lora.files import copied
 from flying_serving.vllm_adapter.lora.notes import AdapterNotes
 from flying_serving.vllm_adapter.lora.numbers import why_not_finite
 

@@ -14,8 +14,9 @@ from vllm.lora.layers import LoRAMapping
 from vllm.lora.request import LoRARequest
 from vllm.lora.worker_manager import WorkerLoRAManager
 
+from flying_serving.errors import AdapterNotLoaded
 from flying_serving.log import logger
-from flying_serving.vllm_adapter.lora.files import AdapterNotLoaded, copied
+from flying_serving.vllm_adapter.lora.files import copied
 from flying_serving.vllm_adapter.lora.notes import AdapterNotes
 from flying_serving.vllm_adapter.lora.numbers import why_loaded_not_finite
 

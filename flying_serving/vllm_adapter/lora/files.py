@@ -12,7 +12,7 @@ from vllm.exceptions import LoRAAdapterNotFoundError
 from vllm.lora.request import LoRARequest
 from vllm.lora.utils import get_adapter_absolute_path
 
-from flying_serving.errors import FlyingError
+from flying_serving.errors import AdapterNotLoaded
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHT_FILES = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
@@ -20,12 +20,6 @@ WEIGHT_FILES = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model
 MOST_BYTES = 2**33
 """Most bytes of a file. An adapter of rank 256 of a model of 70 billion parameters has fewer."""
 _PIECE_BYTES = 2**24
-
-
-class AdapterNotLoaded(FlyingError):
-    """An adapter that was not loaded in time, or has files that cannot be used; the message names
-    the adapter and the problem.
-    """
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from vllm.config.lora import LoRAConfig
 from vllm.lora.request import LoRARequest
 
 from flying_lab.tiny_models.adapters import make_adapter
-from flying_serving.errors import EngineLost
+from flying_serving.errors import AdapterNotLoaded, EngineLost
 from flying_serving.server.calls import adapters
 from flying_serving.server.calls.adapters import AdapterLoads
 from flying_serving.server.engine_record import EnginePhase
 from flying_serving.server.own_thread import in_own_thread
-from flying_serving.vllm_adapter.lora.files import WEIGHT_FILES, AdapterNotLoaded, copied
+from flying_serving.vllm_adapter.lora.files import WEIGHT_FILES, copied
 from flying_serving.vllm_adapter.lora.notes import AdapterNotes
 from tests.with_vllm.server import doubles
 

@@ -17,8 +17,9 @@ from vllm.lora.request import LoRARequest
 from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 
 from flying_lab.tiny_models.adapters import make_adapter
+from flying_serving.errors import AdapterNotLoaded
 from flying_serving.vllm_adapter.lora.engine_adapters import RETRY_S, EngineAdapters
-from flying_serving.vllm_adapter.lora.files import CONFIG_FILE, WEIGHT_FILES, AdapterNotLoaded
+from flying_serving.vllm_adapter.lora.files import CONFIG_FILE, WEIGHT_FILES
 from flying_serving.vllm_adapter.lora.layers import LaneAdapters
 from flying_serving.vllm_adapter.lora.notes import AdapterNotes
 from harness.live import tiny
