@@ -84,7 +84,7 @@ class KVGroups(msgspec.Struct, frozen=True):
         return blocks[: len(blocks) - self.state_blocks]
 
     def beside_kv(self, blocks: Sequence[int]) -> Sequence[int]:
-        """Return those that a request has beside its KV, one of each state, of a list of all."""
+        """Return the last blocks of a list of all of a request: one of each state, without KV."""
         return blocks[len(blocks) - self.state_blocks :]
 
     def room_tokens(self, blocks: Sequence[int], more: int) -> int:

@@ -31,8 +31,8 @@ class AdapterScheduler(Scheduler):
         """Keep a slot for an adapter whose requests have waited for too long, and schedule a step
         as vLLM does.
 
-        Until it has the slot, no request of another adapter is begun. So those that run end, and
-        their slots become free.
+        Until it has the slot, no request of another adapter is begun. So running requests end, and
+        the slots of their adapters become free.
         """
         adapters = {
             request.lora_request.lora_int_id
