@@ -29,4 +29,4 @@ def poison() -> None:
 
 
 def _fill(lanes: Any) -> None:
-    lanes.lane1.kv_bytes().fill_(_NAN)
+    lanes[1].kv.memory().fill_(_NAN)

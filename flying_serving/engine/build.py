@@ -37,6 +37,7 @@ from flying_serving.scheduling.ways import StepWays
 from flying_serving.vllm_adapter.kv.blocks import SchedulerPool
 from flying_serving.vllm_adapter.kv.cache import block_bytes, groups_of
 from flying_serving.vllm_adapter.kv.engine_pool import EnginePool
+from flying_serving.vllm_adapter.model_runner.lane import Lane as DeviceLane
 from flying_serving.vllm_adapter.scheduler.scheduler import (
     block_hasher,
     make_scheduler,
@@ -45,7 +46,6 @@ from flying_serving.vllm_adapter.scheduler.scheduler import (
 from flying_serving.weights.lending import lent_memory
 from flying_serving.weights.lending.ledger import ExtraKV, PageLedger
 from flying_serving.wire import CalibrationRow, EngineMemory, Measured, MigrationRow
-from flying_serving.worker.lanes import WorkerLanes
 
 
 def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
@@ -118,7 +118,7 @@ class Site:
         longest_tokens = self.core.vllm_config.model_config.max_model_len
         offer_blocks = groups_of(self.core.kv_config).most_blocks(longest_tokens)
         engine_blocks = self.core.kv_config.num_blocks
-        shared_blocks = self.core.call_workers(WorkerLanes.get_blocks)
+        shared_blocks = self.core.call_workers(attrgetter("blocks"))
         return make_table(self.run_dir, self.engine, offer_blocks, engine_blocks, shared_blocks)
 
     def peer_offers(self) -> PeerOffers:
@@ -176,7 +176,7 @@ def _make_lanes(site: Site, own: EnginePool, links: Links) -> list[Lane]:
     factory = LaneFactory(site.engine, own, links.channel, links.table, lend_blocks)
     lanes = [factory.own_lane(own.groups.block_tokens, core.request_block_hasher)]
     for size in site.deployment.lanes:
-        config, kv_config = core.call_workers(WorkerLanes.scheduler_config, size)
+        config, kv_config = core.call_lane(size, DeviceLane.scheduler_config)
         config.scheduler_config.async_scheduling |= site.deployment.async_groups
         groups = groups_of(kv_config)
         has_prefix_cache = core.request_block_hasher is not None
@@ -235,7 +235,7 @@ def _make_membership(site: Site, loop: EngineLoop, offers: PeerOffers) -> Member
         loop.arbiter,
         loop.migrations,
         offers,
-        site.core.call_workers,
+        site.core,
         loop.group_steps,
         deployment.told_in_s,
     )

@@ -126,6 +126,10 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
     def add_own(self, request: Request, wave: int) -> None:
         super().add_request(request, wave)
 
+    def call_lane(self, size: int, function: Callable[..., Any], *args: Any) -> Any:
+        call = (size, function, *args)
+        return answer_of(self.model_executor.collective_rpc("on_lane", args=call))
+
     def call_workers(self, function: Callable[..., Any], *args: Any) -> Any:
         return answer_of(self.model_executor.collective_rpc("on_lanes", args=(function, *args)))
 

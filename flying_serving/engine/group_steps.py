@@ -16,9 +16,9 @@ from flying_serving.engine.sampled import SampledTokens, why_logprobs_differ
 from flying_serving.errors import CollectiveTimeout
 from flying_serving.log import logger
 from flying_serving.scheduling.arbiter import HOLD_S
+from flying_serving.vllm_adapter.model_runner.lane import Lane as DeviceLane
+from flying_serving.vllm_adapter.model_runner.lane import OutputUse, VoidStep
 from flying_serving.vllm_adapter.request_kinds import post_step
-from flying_serving.worker.lane import OutputUse
-from flying_serving.worker.lanes import VoidStep, WorkerLanes
 
 NOTES_POLL_S = 0.0005
 """Seconds between two looks whether the members have noted their tokens."""
@@ -111,8 +111,8 @@ class GroupSteps:
         step = LaunchedStep(message, self._clock())
         plan = in_physical_blocks(message.plan, self._lanes.members[size].lent)
         use = OutputUse.RETURNED if message.overlap is Overlap.NONE else OutputUse.KEPT
-        output = self._host.call_workers(
-            WorkerLanes.execute, size, plan, message.grammar, use, message.parallelism
+        output = self._host.call_lane(
+            size, DeviceLane.execute, plan, message.grammar, use, message.parallelism
         )
         if self._is_lost(size, output):
             return
@@ -133,7 +133,7 @@ class GroupSteps:
         if size in self._lanes.broken:
             return
         self._sampled.begin_anew(size)
-        self._host.call_workers(WorkerLanes.begin_anew, size, message.times)
+        self._host.call_lane(size, DeviceLane.begin_anew, message.times)
         self._ending.discard(size)
 
     def forget(self, size: int) -> None:
@@ -205,7 +205,7 @@ class GroupSteps:
         """
         step = self._launched[size][0]
         if not step.is_over:
-            output = self._host.call_workers(WorkerLanes.take_output, size)
+            output = self._host.call_lane(size, DeviceLane.take_output)
             if self._is_lost(size, output):
                 return False
             self._note_over(step, output)
@@ -259,7 +259,7 @@ class GroupSteps:
         if why is None:
             outputs = leader.finish(plan, output)
             if step.has_tokens:
-                post_step(leader.scheduler, self._host.call_workers, step.size)
+                post_step(leader.scheduler, self._host.call_lane, step.size)
             return outputs
         logger.error("%s; the requests of the group end with an error", why)
         self._ending.add(step.size)

@@ -8,17 +8,17 @@ share new memory. An engine unmaps a lost engine's memory before it answers: the
 then, and the next incarnation needs it.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from flying_serving.engine.group_steps import GroupSteps
+from flying_serving.engine.host import Host
 from flying_serving.engine.lane import Lanes
 from flying_serving.errors import EngineLost
 from flying_serving.migration import transfer
 from flying_serving.migration.migrations import Migrations
 from flying_serving.migration.offers import PeerOffers
 from flying_serving.scheduling.arbiter import LaneArbiter
-from flying_serving.worker.lanes import WorkerLanes
+from flying_serving.vllm_adapter.model_runner.lane import Lane as DeviceLane
 
 Incarnations = Sequence[int | None]
 """The incarnation of each engine; None: it is lost."""
@@ -27,8 +27,8 @@ Incarnations = Sequence[int | None]
 class Membership:
     """One engine's knowledge of the others.
 
-    `call_workers`: as of `Host`. `told_in_s`: how long the API server may take to report a loss,
-    from the step in which a member was lost.
+    `told_in_s`: how long the API server may take to report a loss, from the step in which a member
+    was lost.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Membership:
         arbiter: LaneArbiter,
         migrations: Migrations,
         offers: PeerOffers,
-        call_workers: Callable[..., Any],
+        host: Host,
         group_steps: GroupSteps,
         told_in_s: float,
     ) -> None:
@@ -46,7 +46,7 @@ class Membership:
         self._arbiter = arbiter
         self._migrations = migrations
         self._offers = offers
-        self._call_workers = call_workers
+        self._host = host
         self._group_steps = group_steps
         self._told_in_s = told_in_s
         self._incarnations = list(incarnations)
@@ -106,15 +106,14 @@ class Membership:
             self._dissolve(size)
         if lost:  # the API server starts them again when all have unmapped their memory
             self._offers.unmap(lost)
-            self._call_workers(transfer.unmap_peers, lost)
+            self._host.call_workers(transfer.unmap_peers, lost)
         if back:
             self._offers.map(back)
-            self._call_workers(transfer.map_peers, back)
+            self._host.call_workers(transfer.map_peers, back)
         for size in filter(self._is_whole, regrouped):
             group = self._lanes.by_size[size].group
-            self._call_workers(
-                WorkerLanes.rejoin, size, [self._incarnations[engine] for engine in group]
-            )
+            there = [self._incarnations[engine] for engine in group]
+            self._host.call_lane(size, DeviceLane.rejoin, there)
             self._lanes.broken.discard(size)
         self._tell_leaders()
         if self._arbiter.present in self._lanes.broken:
@@ -129,4 +128,4 @@ class Membership:
             self._lanes.leaders[size].dissolve()
         self._lanes.members[size].dissolve()
         self._group_steps.forget(size)
-        self._call_workers(WorkerLanes.drop_requests, size)
+        self._host.call_lane(size, DeviceLane.leave)

@@ -26,11 +26,11 @@ def note_of_kinds(config: Any) -> Note:
     return nothing_to_note if config.speculative_config is None else Drafter(config).note_generator
 
 
-def post_step(scheduler: Any, call_workers: Callable[..., Any], size: int) -> None:
+def post_step(scheduler: Any, call_lane: Callable[..., Any], size: int) -> None:
     """Take what the workers of a group of `size` engines have for its next step beside an output,
     as vLLM's `EngineCore.post_step` does.
     """
-    if scheduler.num_spec_tokens > 0 and (drafts := call_workers(take_drafts, size)) is not None:
+    if scheduler.num_spec_tokens > 0 and (drafts := call_lane(size, take_drafts)) is not None:
         scheduler.update_draft_token_ids(drafts)
 
 

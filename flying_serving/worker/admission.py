@@ -23,6 +23,7 @@ from flying_serving.layout.shards import lane_block_tokens
 from flying_serving.memory.kv_groups import KVGroups
 from flying_serving.vllm_adapter.kv.cache import block_bytes, groups_of, pooled_capacity
 from flying_serving.vllm_adapter.kv.heads import fewest_kv_heads
+from flying_serving.vllm_adapter.model_runner.configuration import lane_config
 from flying_serving.vllm_adapter.patches import installer
 from flying_serving.vllm_adapter.scheduler.limits import step_tokens
 from flying_serving.vllm_adapter.weights.loading import keep_weights
@@ -38,7 +39,6 @@ from flying_serving.vllm_adapter.weights.trees import (
 )
 from flying_serving.weights.kinds import check_cuts, end_loading
 from flying_serving.weights.share import SharedWeights
-from flying_serving.worker.lane import lane_config
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -5,15 +5,19 @@ more.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+import torch
 
 from flying_serving.errors import LaneError
 from flying_serving.layout.parallelism import Parallelism
 from flying_serving.memory.kv_groups import KVGroups
 from flying_serving.predict.probes import ENOUGH_S, Probe, probes
 from flying_serving.vllm_adapter.model_runner.batches import decode_steps, prefill_steps
+from flying_serving.vllm_adapter.model_runner.lane import Lane
 from flying_serving.wire import CalibrationRow
 
 REPETITIONS = 3
@@ -58,6 +62,21 @@ def steps_of(probe: Probe, groups: KVGroups) -> Iterator[Any]:
     if probe.is_prefill:
         return prefill_steps(REPETITIONS, probe.tokens, probe.context_tokens, groups)
     return decode_steps(REPETITIONS, probe.tokens, max(probe.context_tokens, REPETITIONS), groups)
+
+
+@torch.inference_mode()
+def calibrate_lanes(lanes: Mapping[int, Lane], blocks: int) -> list[CalibrationRow]:
+    """Measure all lanes of a device, in each way that their steps may have. `blocks`: KV blocks
+    that have memory. Raises LaneError as `calibrate`.
+    """
+    together = lanes[max(lanes)].any_of
+    measured: list[CalibrationRow] = []
+    for size, lane in lanes.items():
+        limits = StepLimits.of(lane.config, blocks, lane.kv.groups)
+        for parallelism in lane.ways:
+            step = lane.pool if limits.pools else partial(lane.step, parallelism=parallelism)
+            measured += calibrate(size, limits, step, together, parallelism)
+    return measured
 
 
 def calibrate(

@@ -4,14 +4,13 @@ with lane 1.
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from operator import attrgetter
 from typing import Any
 
 import torch
 
-from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.errors import ConfigError, GroupBroken, LaneError
 from flying_serving.layout.parallelism import Parallelism
 from flying_serving.vllm_adapter.model_runner.batches import (
@@ -20,15 +19,13 @@ from flying_serving.vllm_adapter.model_runner.batches import (
     check_steps,
 )
 from flying_serving.vllm_adapter.model_runner.compiled import is_compiled
+from flying_serving.vllm_adapter.model_runner.lane import Lane
 from flying_serving.vllm_adapter.model_runner.rank_widths import (
     activations_by_width,
     widths_of_ranks,
 )
-from flying_serving.vllm_adapter.model_runner.runner import Runner
-from flying_serving.vllm_adapter.model_runner.token_parallel import TokenParallel
 from flying_serving.vllm_adapter.request_kinds import made_up_variant
 from flying_serving.worker.compiled import check_compiled
-from flying_serving.worker.lane import WorkerLane
 from flying_serving.worker.selfcheck import (
     Difference,
     LayerOutputs,
@@ -40,7 +37,7 @@ from flying_serving.worker.selfcheck import (
 from flying_serving.worker.token_check import compare_shares
 
 
-def most_requests(lane1: Runner, blocks: int) -> int:
+def most_requests(lane1: Lane, blocks: int) -> int:
     """Return how many made-up requests of a check fit in a step, each in blocks of its own.
 
     `blocks`: KV blocks of lane 1.
@@ -48,22 +45,23 @@ def most_requests(lane1: Runner, blocks: int) -> int:
     Raises:
         ConfigError: if there are too few blocks for one request.
     """
-    scheduler, needed = lane1.config.scheduler_config, len(lane1.groups.groups)
+    scheduler, groups = lane1.config.scheduler_config, lane1.kv.groups
+    needed = len(groups.groups)
     if blocks - 1 < needed:
         raise ConfigError(
             f"--kv-cache-memory-bytes: memory for {blocks} KV blocks, and this model needs at "
             f"least {needed + 1}"
         )
     in_a_step = scheduler.max_num_batched_tokens // CHECK_TOKENS
-    return int(min(scheduler.max_num_seqs, lane1.groups.most_requests(blocks - 1), in_a_step))
+    return int(min(scheduler.max_num_seqs, groups.most_requests(blocks - 1), in_a_step))
 
 
-def _by_reason(lanes: Mapping[int, WorkerLane]) -> dict[str | None, list[int]]:
+def _by_reason(lanes: Iterable[Lane]) -> dict[str | None, list[int]]:
     """Return the sizes of lanes by why they have no token parallel steps; None: they have some."""
     found: defaultdict[str | None, list[int]] = defaultdict(list)
-    for size, lane in lanes.items():
+    for lane in lanes:
         why = lane.divides_tokens
-        found[why if isinstance(why, str) else None].append(size)
+        found[why if isinstance(why, str) else None].append(lane.size)
     return dict(found)
 
 
@@ -82,7 +80,7 @@ def _refusal(found: Collection[Difference], allowed: float) -> str | None:
 
 
 class LaneChecks:
-    """The checks of one device. `groups`: its lanes by group size. `say`: logs a phase.
+    """The checks of one device. `lanes`: all of it, lane 1 first. `say`: logs a phase.
     `input_rounding`: the part that quantized layers may differ by, beside that of the type.
     `eager_where_refused`: as `Deployment.eager_where_refused`.
 
@@ -91,17 +89,13 @@ class LaneChecks:
 
     def __init__(
         self,
-        lane1: Runner,
-        groups: Mapping[int, WorkerLane],
-        communicators: CommunicatorPool,
+        lanes: Iterable[Lane],
         say: Callable[[str], None],
         input_rounding: float,
         *,
         eager_where_refused: bool = False,
     ) -> None:
-        self._lane1 = lane1
-        self._groups = groups
-        self._communicators = communicators
+        self._lane1, *self._others = lanes
         self._say = say
         self._input_rounding = input_rounding
         self._eager_where_refused = eager_where_refused
@@ -115,11 +109,10 @@ class LaneChecks:
         """
         if not is_compiled(self._lane1.config):
             return
-        together = partial(self._communicators.any_of, 1)
         requests = most_requests(self._lane1, blocks)
         try:
             with self._lane1.graphs.unused():
-                largest = check_compiled(self._lane1, requests, together)
+                largest = check_compiled(self._lane1, requests)
         except LaneError as error:
             if not self._eager_where_refused:
                 raise LaneError(
@@ -138,49 +131,47 @@ class LaneChecks:
             LaneError: if one differs.
             ConfigError: if a step is too short for it.
         """
-        if not self._groups:
+        if not self._others:
             return
         began_s = time.monotonic()
         self._say("comparing each lane with lane 1")
-        config = self._lane1.config
-        scheduler, model = config.scheduler_config, config.model_config
+        lane1 = self._lane1
+        scheduler, model = lane1.config.scheduler_config, lane1.config.model_config
         if scheduler.max_num_batched_tokens < CHECK_TOKENS:
             raise ConfigError(
                 f"--max-num-batched-tokens={scheduler.max_num_batched_tokens}: must be at least "
                 f"{CHECK_TOKENS}"
             )
-        requests = min(CHECK_REQUESTS, most_requests(self._lane1, blocks))
-        differ = bool(activations_by_width(self._lane1.model))
+        requests = min(CHECK_REQUESTS, most_requests(lane1, blocks))
+        differ = bool(activations_by_width(lane1.model))
         expected: LayerOutputs | None = None
         largest, allowed = 0.0, tolerance(model.dtype) + self._input_rounding
-        with made_up_variant(self._lane1.vllm_runner) as variant:
+        with made_up_variant(lane1.vllm_runner) as variant:
             steps = partial(check_steps, requests, model.get_vocab_size(), variant=variant)
-            for size, lane in self._groups.items():
+            for lane in self._others:
                 if expected is None or differ:
-                    expected = self._outputs_of_lane1(size, steps(self._lane1.groups))
-                mine = steps(lane.runner.groups)
-                found = compare(lane.runner.model, lane.execute, mine, expected)
-                agreed = partial(self._communicators.any_of, size)
-                largest = max(largest, require_alike(size, found, allowed, agreed))
-                if isinstance(lane.divides_tokens, TokenParallel):
-                    again = steps(lane.runner.groups)
+                    expected = self._outputs_of_lane1(lane.size, steps(lane1.kv.groups))
+                found = compare(lane.model, lane.step, steps(lane.kv.groups), expected)
+                largest = max(largest, require_alike(lane.size, found, allowed, lane.any_of))
+                if not isinstance(lane.divides_tokens, str):
+                    again = steps(lane.kv.groups)
                     self._compare_token_parallel(lane, again, expected, allowed)
         self._say_which_divide_tokens()
         took_s = time.monotonic() - began_s
         self._say(f"lanes equal lane 1 within {largest:.1e}; comparing took {took_s:.2f} s")
 
     def _compare_token_parallel(
-        self, lane: WorkerLane, steps: Iterable[Any], expected: LayerOutputs, allowed: float
+        self, lane: Lane, steps: Iterable[Any], expected: LayerOutputs, allowed: float
     ) -> None:
         """Compare the token parallel steps of a lane with lane 1. If they fail, or differ on any
         engine that measures its steps together with this one, the lane has none.
         """
-        coordinator = self._communicators.same_device(lane.size)
+        coordinator = lane.communicators.same_device(lane.size)
         try:
             found = compare_shares(
                 self._lane1.model,
-                lane.runner.model,
-                partial(lane.execute, parallelism=Parallelism.TOKEN),
+                lane.model,
+                partial(lane.step, parallelism=Parallelism.TOKEN),
                 steps,
                 expected,
                 (coordinator.rank_in_group, coordinator.world_size),
@@ -192,12 +183,13 @@ class LaneChecks:
             why = f"they fail: {type(error).__name__}: {error}"
             lane.drop_requests()  # of the step that failed
         # all that measure steps together have the same ways to measure
-        if self._communicators.any_of(max(self._groups), why is not None):
+        widest = max(self._others, key=attrgetter("size"))
+        if widest.any_of(why is not None):
             lane.divides_tokens = why or "another engine refuses them"
 
     def _say_which_divide_tokens(self) -> None:
         """Log which lanes have token parallel steps, and why others have none."""
-        for why, sizes in _by_reason(self._groups).items():
+        for why, sizes in _by_reason(self._others).items():
             have = "may divide tokens" if why is None else f"divide weights alone: {why}"
             self._say(f"steps of groups of {sizes} engines {have}")
 

@@ -12,7 +12,7 @@ import torch
 
 from flying_serving.errors import LaneError
 from flying_serving.vllm_adapter.model_runner.batches import check_steps
-from flying_serving.vllm_adapter.model_runner.runner import Runner
+from flying_serving.vllm_adapter.model_runner.lane import Lane
 from flying_serving.vllm_adapter.model_runner.stages import Kind
 from flying_serving.worker.selfcheck import FLOAT32_TOLERANCE, Difference, compare, record
 
@@ -29,9 +29,8 @@ differ by 1.4.
 """
 
 
-def check_compiled(lane1: Runner, requests: int, together: Callable[[bool], bool]) -> float:
-    """Compare steps of `requests` prompts, compiled and not. `together`: takes whether this device
-    refuses; returns whether any device of the engine does.
+def check_compiled(lane1: Lane, requests: int) -> float:
+    """Compare steps of `requests` prompts, compiled and not.
 
     Returns the largest difference of the logits, as a share of them.
 
@@ -40,12 +39,12 @@ def check_compiled(lane1: Runner, requests: int, together: Callable[[bool], bool
     """
     config = lane1.config
     vocabulary = config.model_config.get_vocab_size()
-    steps: Callable[[], Iterator[Any]] = partial(check_steps, requests, vocabulary, lane1.groups)
+    steps: Callable[[], Iterator[Any]] = partial(check_steps, requests, vocabulary, lane1.kv.groups)
     with lane1.uncompiled():
         expected = record(lane1.model, lane1.step, steps(), COMPARED)
     differences = compare(lane1.model, lane1.step, steps(), expected, COMPARED)
     reason = refusal(differences, allowed(config.model_config.dtype))
-    if together(reason is not None):
+    if lane1.any_of(reason is not None):
         raise LaneError(reason or "another device of the engine refuses its compiled model")
     return max(difference.share for difference in differences)
 

@@ -7,21 +7,18 @@ wrong graph is eager, or its server does not start.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 
-from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.errors import LaneError
 from flying_serving.vllm_adapter.model_runner.batches import check_steps
 from flying_serving.vllm_adapter.model_runner.graphs import Captured, are_asked, bytes_of_groups
-from flying_serving.vllm_adapter.model_runner.runner import Runner
+from flying_serving.vllm_adapter.model_runner.lane import Lane
 from flying_serving.vllm_adapter.model_runner.stages import Kind
 from flying_serving.worker.compiled import allowed
-from flying_serving.worker.lane import WorkerLane
 from flying_serving.worker.selfcheck import Difference, compare, record
 
 DECODES = 2
@@ -34,54 +31,32 @@ _PADDED = 3
 """Requests of a step that fills its graph in part, as graphs are of powers of two."""
 
 
-@dataclass(frozen=True)
-class GraphLane:
-    """A lane whose graphs are captured and checked.
-
-    `step`: makes a step with the lane's group active. `together`: takes whether this member
-    refuses; returns whether any member of the lane's group does. `most`: requests of a step, at
-    most.
-    """
-
-    size: int
-    runner: Runner
-    step: Callable[[Any], Any]
-    together: Callable[[bool], bool]
-    most: int
-
-
 class LaneGraphs:
     """The CUDA graphs of all lanes of a worker, if they are asked for. Groups may have none beside
     those of lane 1.
 
-    `groups`: the lane of each group size. `say`: takes what has been done, in words.
+    `lanes`: of the device, lane 1 first. `say`: takes what has been done, in words.
     `eager_where_refused`: as `Deployment.eager_where_refused`.
     """
 
     def __init__(
         self,
-        lane1: Runner,
-        groups: Mapping[int, WorkerLane],
-        communicators: CommunicatorPool,
+        lanes: Iterable[Lane],
         say: Callable[[str], None],
         *,
         eager_where_refused: bool = False,
     ) -> None:
-        self._lane1 = lane1
-        self._groups = groups
-        self._capturing = {
-            size: lane for size, lane in groups.items() if are_asked(lane.runner.config)
-        }
-        self._communicators = communicators
+        self._lane1, *self._others = lanes
+        self._capturing = [lane for lane in self._others if are_asked(lane.config)]
         self._say = say
         self._eager_where_refused = eager_where_refused
-        self._are_asked = are_asked(lane1.config)
+        self._are_asked = are_asked(self._lane1.config)
 
     def bytes_of_groups(self, lane1_bytes: int) -> int:
         """Return the bytes of the groups' graphs, at most, by vLLM's estimate for lane 1."""
         if not self._are_asked:
             return 0
-        groups = [lane.runner.config for lane in self._capturing.values()]
+        groups = [lane.config for lane in self._capturing]
         return bytes_of_groups(lane1_bytes, self._lane1.config, groups)
 
     def prepare(self) -> None:
@@ -90,8 +65,8 @@ class LaneGraphs:
         vLLM's scratch memory then has its size. It must not move once a graph has its address, be
         it one of lane 1 alone.
         """
-        for lane in self._groups.values() if self._are_asked else ():
-            lane.warm_most()
+        for lane in self._others if self._are_asked else ():
+            lane.warm(lane.config.scheduler_config.max_num_batched_tokens)
 
     @torch.inference_mode()
     def capture(self, most: int) -> None:
@@ -103,11 +78,10 @@ class LaneGraphs:
         """
         if not self._are_asked:
             return
-        for size, lane in self._capturing.items():
-            self._say(summary(size, lane.capture()))
-        self._check(1, self._lane1, self._lane1.step, most)
-        for size, lane in self._capturing.items():
-            self._check(size, lane.runner, lane.execute, most)
+        for lane in self._capturing:
+            self._say(summary(lane.size, lane.capture()))
+        for lane in (self._lane1, *self._capturing):
+            self._check(lane, most)
 
     @torch.inference_mode()
     def check_lane1(self, most: int) -> None:
@@ -115,22 +89,21 @@ class LaneGraphs:
         Raises LaneError as `capture`.
         """
         if self._are_asked:
-            self._check(1, self._lane1, self._lane1.step, most)
+            self._check(self._lane1, most)
 
-    def _check(self, size: int, runner: Runner, step: Callable[[Any], Any], most: int) -> None:
-        together = partial(self._communicators.any_of, size)
+    def _check(self, lane: Lane, most: int) -> None:
         try:
-            largest = check_graphs(GraphLane(size, runner, step, together, most))
+            largest = check_graphs(lane, most)
         except LaneError as error:
             if not self._eager_where_refused:
                 raise LaneError(f"--cuda-graphs: {error}. Start with --no-cuda-graphs") from None
-            runner.graphs.give_up()
-            self._say(f"group of {size}: steps have no CUDA graphs: {error}")
+            lane.graphs.give_up()
+            self._say(f"group of {lane.size}: steps have no CUDA graphs: {error}")
             return
-        most_share = allowed(runner.config.model_config.dtype)
+        most_share = allowed(lane.config.model_config.dtype)
         self._say(
-            f"group of {size}: CUDA graphs equal eager steps within {largest:.1e} of their logits "
-            f"({most_share:g} is allowed)"
+            f"group of {lane.size}: CUDA graphs equal eager steps within {largest:.1e} of their "
+            f"logits ({most_share:g} is allowed)"
         )
 
 
@@ -143,25 +116,26 @@ def summary(size: int, captured: Captured) -> str:
     )
 
 
-def check_graphs(lane: GraphLane) -> float:
-    """Compare decode steps that replay a graph with the same steps run eagerly.
+def check_graphs(lane: Lane, most: int) -> float:
+    """Compare decode steps of at most `most` requests that replay a graph with the same steps run
+    eagerly.
 
     Returns the largest difference of the logits, as a share of them.
 
     Raises:
         LaneError: on every member of the group, if one of them finds a difference or has no graph.
     """
-    counts = [count for count in _counts(lane) if lane.runner.graphs.replays(count)]
+    counts = [count for count in _counts(lane, most) if lane.graphs.replays(count)]
     differences = {count: _differences(lane, count) for count in counts}
     reason = refusal(lane, differences)
-    if lane.together(reason is not None):
+    if lane.any_of(reason is not None):
         raise LaneError(
             reason or f"group size {lane.size}: another member of the group refuses its CUDA graphs"
         )
     return max(one.share for of_count in differences.values() for one in of_count)
 
 
-def refusal(lane: GraphLane, differences: dict[int, list[Difference]]) -> str | None:
+def refusal(lane: Lane, differences: dict[int, list[Difference]]) -> str | None:
     """Return why the graphs of a lane must not be used, or None; `differences`: by requests."""
     if not differences:
         return (
@@ -169,7 +143,7 @@ def refusal(lane: GraphLane, differences: dict[int, list[Difference]]) -> str | 
             "have none"
         )
     # a padded step, and attention with other splits, round otherwise in each layer
-    most = allowed(lane.runner.config.model_config.dtype)
+    most = allowed(lane.config.model_config.dtype)
     for count, of_count in differences.items():
         if not of_count:
             return f"group size {lane.size}: no logits could be compared"
@@ -183,18 +157,17 @@ def refusal(lane: GraphLane, differences: dict[int, list[Difference]]) -> str | 
     return None
 
 
-def _counts(lane: GraphLane) -> list[int]:
+def _counts(lane: Lane, most: int) -> list[int]:
     """Return the numbers of requests whose steps are compared: one, a padded one and the most."""
-    most = min([lane.most, *lane.runner.graphs.requests[-1:]])
-    return sorted({count for count in (1, _PADDED, most) if 0 < count <= lane.most})
+    largest = min([most, *lane.graphs.requests[-1:]])
+    return sorted({count for count in (1, _PADDED, largest) if 0 < count <= most})
 
 
-def _differences(lane: GraphLane, requests: int) -> list[Difference]:
-    config, model = lane.runner.config, lane.runner.model
-    vocabulary = config.model_config.get_vocab_size()
+def _differences(lane: Lane, requests: int) -> list[Difference]:
+    vocabulary = lane.config.model_config.get_vocab_size()
     steps: Callable[[], Iterator[Any]] = partial(
-        check_steps, requests, vocabulary, lane.runner.groups, DECODES
+        check_steps, requests, vocabulary, lane.kv.groups, DECODES
     )
-    with lane.runner.graphs.unused():
-        eager = record(model, lane.step, steps(), COMPARED)
-    return compare(model, lane.step, steps(), eager, COMPARED)
+    with lane.graphs.unused():
+        eager = record(lane.model, lane.step, steps(), COMPARED)
+    return compare(lane.model, lane.step, steps(), eager, COMPARED)

@@ -27,19 +27,22 @@ from flying_serving.vllm_adapter.distributed import nccl
 from flying_serving.vllm_adapter.distributed.world import TorchWorld
 from flying_serving.vllm_adapter.kv.cache import kv_memory_from
 from flying_serving.vllm_adapter.kv.windows import all_are_local
-from flying_serving.vllm_adapter.model_runner.runner import Runner
+from flying_serving.vllm_adapter.model_runner.lane import Lane
 from flying_serving.vllm_adapter.patches import installer, tensor_parallel
 from flying_serving.vllm_adapter.processes.queues import note_in
 from flying_serving.vllm_adapter.request_kinds import adapt_runner
 from flying_serving.vllm_adapter.weights import loading
 from flying_serving.weights.lending.heap import give_back_freed
 from flying_serving.weights.lending.lent_memory import extents, own_blocks_of
-from flying_serving.worker.checks import most_requests
+from flying_serving.worker.calibration import calibrate_lanes
+from flying_serving.worker.checks import LaneChecks, most_requests
 from flying_serving.worker.contexts import PeerContexts, open_context, reach_memory
-from flying_serving.worker.lanes import WorkerLanes, phase
+from flying_serving.worker.graphs import LaneGraphs
+from flying_serving.worker.lanes import Lanes, phase
 from flying_serving.worker.memory_items import MemoryItems
 from flying_serving.worker.parent import end_with_parent, leave_signals_to_parent
 from flying_serving.worker.placed import place_worker
+from flying_serving.worker.refusals import refuse_not_causal, refuse_to_lend_to, refuse_without_kv
 
 
 class LaneWorker:
@@ -69,11 +72,7 @@ class LaneWorker:
         deployment = self.deployment = deployment_of(worker.vllm_config.additional_config)
         self.engine = worker.parallel_config.data_parallel_index
         note_in(deployment.run_dir, self.engine)
-        phase(
-            self.engine,
-            worker.rank,
-            f"joining {deployment.engines} engines of {deployment.devices} devices",
-        )
+        self._say(f"joining {deployment.engines} engines of {deployment.devices} devices")
         world = TorchWorld(deployment, self.engine, worker.rank)
         with world.joined():
             super().init_device()  # type: ignore[misc]
@@ -103,6 +102,10 @@ class LaneWorker:
         """Return what measures the device's memory, once there is a device; None on the CPU."""
         return None
 
+    def _say(self, what: str) -> None:
+        worker: Any = self
+        phase(self.engine, worker.rank, what)
+
     def _taken(self, item: str) -> None:
         if self.memory_log is not None:
             self.memory_log.taken(item)
@@ -121,31 +124,39 @@ class LaneWorker:
     def load_model(self, **options: Any) -> None:
         """Load lane 1 as vLLM does, then share its weights with the other lanes."""
         worker: Any = self
-        phase(self.engine, worker.rank, "loading the model")
+        self._say("loading the model")
         with loading.keep_weights():
             super().load_model(**options)  # type: ignore[misc]
         self._taken("the model")
         adapt_runner(worker.model_runner, self.deployment.run_dir, self.engine)
         with told_to_server(self.deployment.run_dir, self.engine):
-            self.lanes = WorkerLanes(
-                Runner(worker.model_runner, worker.vllm_config),
+            self.lanes = Lanes(
+                Lane(worker.model_runner, worker.vllm_config, (self.engine,), self.communicators),
                 self.deployment,
-                self.engine,
                 worker.rank,
-                self.communicators,
                 pack_weights=self.pack_weights,
                 cuda=self.cuda,
+            )
+            self.lane_checks = LaneChecks(
+                self.lanes.values(),
+                self._say,
+                self.lanes.input_rounding,
+                eager_where_refused=self.deployment.eager_where_refused,
+            )
+            self.lane_graphs = LaneGraphs(
+                self.lanes.values(),
+                self._say,
+                eager_where_refused=self.deployment.eager_where_refused,
             )
         self._taken("lanes of groups")
 
     def get_kv_cache_spec(self) -> dict[str, Any]:
         """Return the KV that lane 1's layers need: of all tokens, if they see a window only."""
-        worker: Any = self
         with told_to_server(self.deployment.run_dir, self.engine):
-            self.lanes.refuse_without_kv()
+            refuse_without_kv(self.lanes[1])
         if all_are_local(super().get_kv_cache_spec()):  # type: ignore[misc]
-            phase(self.engine, worker.rank, "every layer has a window; KV of all tokens is kept")
-        return self.lanes.lane1.kv_specs()
+            self._say("every layer has a window; KV of all tokens is kept")
+        return self.lanes[1].kv.specs()
 
     def determine_available_memory(self) -> int:
         """Return the bytes for KV: vLLM's own figure without the groups' CUDA graphs, plus the
@@ -154,22 +165,23 @@ class LaneWorker:
         self.own_kv_bytes = int(super().determine_available_memory())  # type: ignore[misc]
         # there after a profile run on CUDA, and then lane 1's is in vLLM's figure
         of_lane1 = getattr(self, "cudagraph_memory_estimate", 0)
-        self.own_kv_bytes -= self.lanes.graphs.bytes_of_groups(of_lane1)
+        self.own_kv_bytes -= self.lane_graphs.bytes_of_groups(of_lane1)
         return self.own_kv_bytes + self.lanes.lendable_bytes()
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocate the KV memory once, in lane 1, and let the other lanes read the same bytes."""
         with told_to_server(self.deployment.run_dir, self.engine):
-            self.lanes.refuse_not_causal()
-            self.lanes.refuse_kinds_of_kv(kv_cache_config)
+            refuse_not_causal(self.lanes[1])
+            if self.lanes.residency is not None:
+                refuse_to_lend_to(kv_cache_config)
         allocate = partial(self._allocate_kv, kv_cache_config)
         with kv_memory_from(allocate) if self.maps_kv else nullcontext():
-            kv = self.lanes.lane1.with_sharing_layers(kv_cache_config)
+            kv = self.lanes[1].kv.with_sharing_layers(kv_cache_config)
             super().initialize_from_config(kv)  # type: ignore[misc]
         with told_to_server(self.deployment.run_dir, self.engine):
             self.lanes.bind_kv(kv_cache_config)
-            self.lanes.bind_extra(kv_cache_config, self.kv_arena, self.own_kv_bytes)
-            self.lanes.announce_kv(self.kv_arena)
+            self.lanes.lend(kv_cache_config, self.kv_arena, self.own_kv_bytes)
+            self.lanes.announce_kv(self.deployment.run_dir, self.kv_arena)
 
     def _allocate_kv(self, kv: KVCacheConfig, size_bytes: int) -> torch.Tensor:
         """Allocate KV memory that peers can map, and that lent weights can make room for."""
@@ -194,20 +206,21 @@ class LaneWorker:
         """
         first = not self.deployment.starts_alone
         with told_to_server(self.deployment.run_dir, self.engine):
-            self.lanes.checks.compare_compiled(self.lanes.blocks)
-        if first:
-            with told_to_server(self.deployment.run_dir, self.engine):
+            self.lane_checks.compare_compiled(self.lanes.blocks)
+            if first:
                 self.check_lanes()
-                self.lanes.graphs.prepare()
+                self.lane_graphs.prepare()
         times = super().compile_or_warm_up_model()  # type: ignore[misc]
         if first:
             self.lanes.warm()
-            with told_to_server(self.deployment.run_dir, self.engine):
-                self.lanes.graphs.capture(most_requests(self.lanes.lane1, self.lanes.blocks))
-                self.lanes.calibrate()
-        else:
-            with told_to_server(self.deployment.run_dir, self.engine):
-                self.lanes.graphs.check_lane1(most_requests(self.lanes.lane1, self.lanes.blocks))
+        with told_to_server(self.deployment.run_dir, self.engine):
+            most = most_requests(self.lanes[1], self.lanes.blocks)
+            if first:
+                self.lane_graphs.capture(most)
+                self._say("measuring the steps of each lane")
+                self.lanes.calibration = calibrate_lanes(self.lanes, self.lanes.blocks)
+            else:
+                self.lane_graphs.check_lane1(most)
         self.lanes.seed()
         # it is a process of its own; while it starts, vLLM ends it by a signal
         if self.deployment.devices > 1:
@@ -218,12 +231,16 @@ class LaneWorker:
 
     def check_lanes(self) -> None:
         """Compare each lane with lane 1. Raises LaneError if one differs."""
-        self.lanes.checks.compare_lanes(self.lanes.blocks)
+        self.lane_checks.compare_lanes(self.lanes.blocks)
+
+    def on_lane(self, size: int, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function of the `Lane` for groups of `size` for the engine, through vLLM's
+        `collective_rpc`. Returns its answer.
+        """
+        return function(self.lanes[size], *args)
 
     def on_lanes(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function of `WorkerLanes` for the engine, through vLLM's `collective_rpc`. Returns
-        its answer.
-        """
+        """Call a function of all `Lanes`, as `on_lane`."""
         return function(self.lanes, *args)
 
     def update_max_model_len(self, max_model_len: int) -> None:
@@ -274,9 +291,7 @@ class FlyingGPUWorker(LaneWorker, Worker):
 
     def memory_items(self) -> MemoryItems:
         """Return what measures the device's memory."""
-        return MemoryItems(
-            lambda: torch.cuda.mem_get_info(self.device)[0], partial(phase, self.engine, self.rank)
-        )
+        return MemoryItems(lambda: torch.cuda.mem_get_info(self.device)[0], self._say)
 
     def determine_available_memory(self) -> int:
         """Return the bytes for KV, when the contexts of all peers are there to be counted."""

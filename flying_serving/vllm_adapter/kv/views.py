@@ -5,13 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from flying_serving.memory.kv_view import KVView, heads_of
 from flying_serving.memory.states import StateCut
-from flying_serving.vllm_adapter.kv.cache import groups_of, layer_specs
+from flying_serving.vllm_adapter.kv.cache import layer_specs
 from flying_serving.vllm_adapter.kv.heads import kv_heads_of
-from flying_serving.vllm_adapter.model_runner.runner import Runner
+from flying_serving.vllm_adapter.model_runner.lane import Lane
 from flying_serving.vllm_adapter.recurrent.layers import cuts_of, groups_with_kv, states_of
 
 
@@ -39,41 +40,36 @@ def alike_layers(lane1: KVCacheConfig, devices: int, model: Any) -> list[AlikeLa
     return [AlikeLayers(names, kv_heads) for (kv_heads, *_), names in kinds.items()]
 
 
-@dataclass(frozen=True)
-class LaneKV:
-    """A lane on a device that is `rank` of `degree`, and its KV."""
-
-    runner: Runner
-    kv: KVCacheConfig
-    rank: int
-    degree: int
-
-    def views(
-        self, kinds: Iterable[AlikeLayers], cuts: Sequence[StateCut] = ()
-    ) -> list[KVView] | None:
-        """Return a view for each kind of layers; None if one cannot be read, or there is none. The
-        first view has the states of all layers; `cuts`: of these.
-        """
-        block_tokens = groups_of(self.kv).block_tokens
-        beside = states_of(self.kv, self.runner.layers), cuts
-        views: list[KVView] = []
-        for layers in kinds:
-            parts = self.runner.kv_parts(layers.names)
-            if parts is None:
-                return None
-            heads = heads_of(self.rank, self.degree, layers.kv_heads)
-            views.append(KVView(parts, heads, block_tokens, layers.kv_heads, *beside))
-            beside = [], ()
-        return views or None
+def views_of(
+    lane: Lane, kinds: Iterable[AlikeLayers], beside: tuple[Sequence[Tensor], Sequence[StateCut]]
+) -> list[KVView] | None:
+    """Return a lane's view for each kind of layers; None if one cannot be read, or there is none.
+    `beside`: the states of all layers, which the first view has, and their cuts.
+    """
+    kv, ranks = lane.kv, lane.communicators.coordinator(lane.size)
+    views: list[KVView] = []
+    for layers in kinds:
+        parts = kv.parts(layers.names)
+        if parts is None:
+            return None
+        heads = heads_of(ranks.rank_in_group, ranks.world_size, layers.kv_heads)
+        views.append(KVView(parts, heads, kv.groups.block_tokens, layers.kv_heads, *beside))
+        beside = [], ()
+    return views or None
 
 
 def views_of_lanes(
-    lanes: Mapping[int, LaneKV], kinds: Sequence[AlikeLayers]
+    lanes: Mapping[int, Lane], lane1: KVCacheConfig, kinds: Sequence[AlikeLayers]
 ) -> dict[int, list[KVView]]:
-    """Return the views of all lanes by group size; nothing if one cannot be read, or parted."""
-    cuts = cuts_of(lanes[1].kv, lanes[1].runner.layers)
+    """Return the views of all lanes by group size; nothing if one cannot be read, or parted.
+    `lane1`: its KV cache. Those of others have the same layers.
+    """
+    cuts = cuts_of(lane1, lanes[1].kv.layers)
+    if cuts is None:
+        return {}
     found = {
-        size: None if cuts is None else lane.views(kinds, cuts) for size, lane in lanes.items()
+        size: views_of(lane, kinds, (states_of(lane1, lane.kv.layers), cuts))
+        for size, lane in lanes.items()
     }
     readable = {size: views for size, views in found.items() if views is not None}
     return readable if len(readable) == len(found) else {}

@@ -1,1 +1,3 @@
-"""vLLM's model runner in a lane: V1 and V2, steps, graphs, compiled code, random numbers."""
+"""A lane on a device: its steps by vLLM's model runner, V1 or V2, its graphs, compiled code and
+random numbers.
+"""

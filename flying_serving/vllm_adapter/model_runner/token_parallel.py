@@ -15,7 +15,7 @@ engines, so a device has the same heads in all lanes, divided further.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,17 +29,14 @@ from vllm.v1.attention.backend import AttentionType
 
 from flying_serving.vllm_adapter.distributed.coordinator import exchange
 from flying_serving.vllm_adapter.model_runner.compiled import is_compiled, uncompiled
+from flying_serving.vllm_adapter.model_runner.lane import Lane
 from flying_serving.vllm_adapter.model_runner.rank_widths import (
     activations_by_width,
     widths_of_ranks,
 )
-from flying_serving.vllm_adapter.model_runner.runner import Runner
-
-Alone = Callable[[], AbstractContextManager[None]]
-"""Makes lane 1's group the tensor parallel one while a body runs."""
 
 
-def obstacle(lane1: Runner, lane: Runner, size: int) -> str | None:
+def obstacle(lane1: Lane, lane: Lane, size: int) -> str | None:
     """Return why steps of a lane for `size` engines cannot be token parallel; None if they can."""
     config = lane1.config
     if config.lora_config is not None:
@@ -138,14 +135,12 @@ class TokenParallel:
         lane: whose requests, KV and metadata a step has.
         lane1: whose modules compute it.
         group: the coordinator of this device in each member.
-        alone: active while lane 1's modules run.
     """
 
-    def __init__(self, lane: Runner, lane1: Runner, group: Any, alone: Alone) -> None:
+    def __init__(self, lane: Lane, lane1: Lane, group: Any) -> None:
         self._lane = lane
         self._lane1 = lane1
         self._group = group
-        self._alone = alone
         own, whole = _layers(lane), _layers(lane1)
         self._attention = [
             (layer, own[name]) for name, layer in whole.items() if isinstance(layer, Attention)
@@ -194,7 +189,7 @@ class TokenParallel:
         context = get_forward_context()
         layers, experts = context.no_compile_layers, context.all_moe_layers
         with ExitStack() as stack:
-            stack.enter_context(self._alone())
+            stack.enter_context(self._lane1.active())
             if self._is_compiled:  # the lane's step has eager operations already
                 stack.enter_context(uncompiled(self._lane1.model))
             if self._sees_widths:  # as in a tensor parallel step
@@ -218,9 +213,9 @@ def _extended(rows: torch.Tensor, count: int, dim: int = 0) -> torch.Tensor:
     return pad(rows, [0, 0] * (rows.dim() - 1 - dim) + [0, short]) if short else rows
 
 
-def _layers(runner: Runner) -> dict[str, Any]:
-    """Return the layers that vLLM looks up by name while a runner's model computes."""
-    layers: dict[str, Any] = runner.config.compilation_config.static_forward_context
+def _layers(lane: Lane) -> dict[str, Any]:
+    """Return the layers that vLLM looks up by name while a lane's model computes."""
+    layers: dict[str, Any] = lane.config.compilation_config.static_forward_context
     return layers
 
 

@@ -110,8 +110,8 @@ class Drafter:
         params.extra_args[GENERATOR_KEY] = generator.get_state().numpy().tobytes()
 
 
-def take_drafts(lanes: Any, size: int) -> Any:
-    """Return vLLM's DraftTokenIds that the last step of the group of `size` engines has proposed;
-    None if there are none. `lanes`: a device's.
+def take_drafts(lane: Any) -> Any:
+    """Return vLLM's DraftTokenIds that the last step of a `Lane` has proposed; None if there are
+    none.
     """
-    return lanes.groups[size].runner.vllm_runner.take_draft_token_ids()
+    return lane.vllm_runner.take_draft_token_ids()

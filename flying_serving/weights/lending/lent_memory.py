@@ -5,13 +5,14 @@ The functions are called on the workers of one engine, through vLLM's `collectiv
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from flying_serving.memory.arena import PagedMemory
-from flying_serving.vllm_adapter.model_runner.runner import Runner
+from flying_serving.vllm_adapter.model_runner.lane import Lane
 from flying_serving.weights.lending.residency import WorkerWeights
 
 
@@ -19,16 +20,16 @@ class ExtraBlocks:
     """The KV memory of a device behind all lanes: `memory` (int8), laid out as in `kv`, `arena` the
     same memory.
 
-    `runners`: of all lanes, which know the blocks of running requests.
+    `lanes`: all of the device, which know the blocks of running requests.
     """
 
     def __init__(
-        self, memory: torch.Tensor, kv: KVCacheConfig, arena: PagedMemory, runners: Iterable[Runner]
+        self, memory: torch.Tensor, kv: KVCacheConfig, arena: PagedMemory, lanes: Iterable[Lane]
     ) -> None:
         self._memory = memory
         self._kv = kv
         self._arena = arena
-        self._runners = list(runners)
+        self._lanes = list(lanes)
         self.page_bytes = arena.page_bytes
 
     @torch.inference_mode()
@@ -39,8 +40,8 @@ class ExtraBlocks:
         old, new = list(copies), list(copies.values())
         for layers in layer_blocks(self._memory, self._kv):
             layers[:, new] = layers[:, old]
-        for runner in self._runners:
-            runner.replace_blocks(copies)
+        for lane in self._lanes:
+            lane.replace_blocks(copies)
 
     def back(self, blocks: range) -> None:
         """Let there be pages for some blocks again."""
@@ -52,27 +53,35 @@ class ExtraBlocks:
         return sum(self._arena.release(*extent) for extent in extents(self._kv, blocks))
 
 
-class Lends(Protocol):
-    """The members of a worker that lending needs. `widest`: engines in the group that lends;
-    `residency` and `extra` are None where nothing is lent.
-
+@dataclass(frozen=True)
+class LentMemory:
+    """The parts of a device that exchange memory. `widest`: engines in the group that lends.
     `own_blocks`: KV blocks without any lent weights.
     """
 
+    weights: WorkerWeights
     widest: int
-    residency: WorkerWeights | None
-    extra: ExtraBlocks | None
     own_blocks: int
+    extra: ExtraBlocks
+
+
+class Lends(Protocol):
+    """The member of a worker that lending needs: None where nothing is lent."""
+
+    lent: LentMemory | None
+
+
+def _lent(worker: Lends) -> LentMemory:
+    assert worker.lent is not None
+    return worker.lent
 
 
 def lendable(worker: Lends) -> tuple[list[int], int, int]:
     """Return the bytes of each piece of weights, in the order of their dropping, the first extra
     block, and the bytes of a page.
     """
-    assert worker.residency is not None
-    assert worker.extra is not None
-    pieces = worker.residency.piece_bytes(worker.widest)
-    return pieces, worker.own_blocks, worker.extra.page_bytes
+    lent = _lent(worker)
+    return lent.weights.piece_bytes(lent.widest), lent.own_blocks, lent.extra.page_bytes
 
 
 def own_blocks_of(kv: KVCacheConfig, own_bytes: int) -> int:
@@ -85,28 +94,24 @@ def own_blocks_of(kv: KVCacheConfig, own_bytes: int) -> int:
 
 def drop_next(worker: Lends, blocks: range) -> None:
     """Drop the next piece of weights, and back some extra blocks with pages in its place."""
-    assert worker.residency is not None
-    assert worker.extra is not None
-    worker.residency.drop_next(worker.widest)
-    worker.extra.back(blocks)
+    lent = _lent(worker)
+    lent.weights.drop_next(lent.widest)
+    lent.extra.back(blocks)
 
 
 def fetch_next(worker: Lends) -> None:
     """Fetch back the piece of weights that was dropped last."""
-    assert worker.residency is not None
-    worker.residency.fetch_next()
+    _lent(worker).weights.fetch_next()
 
 
 def copy_blocks(worker: Lends, copies: Mapping[int, int]) -> None:
     """Copy KV blocks to others, as `ExtraBlocks.copy` does."""
-    assert worker.extra is not None
-    worker.extra.copy(copies)
+    _lent(worker).extra.copy(copies)
 
 
 def release_blocks(worker: Lends, blocks: range) -> None:
     """Release the pages of KV blocks, as `ExtraBlocks.release` does."""
-    assert worker.extra is not None
-    worker.extra.release(blocks)
+    _lent(worker).extra.release(blocks)
 
 
 def layer_blocks(memory: torch.Tensor, kv: KVCacheConfig) -> Sequence[torch.Tensor]:

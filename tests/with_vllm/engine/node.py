@@ -10,6 +10,7 @@ import weakref
 from collections import deque
 from copy import copy
 from functools import partial
+from operator import attrgetter
 from tempfile import mkdtemp
 from typing import Any
 
@@ -26,10 +27,9 @@ from flying_serving.scheduling.arbiter import Wait
 from flying_serving.vllm_adapter.keys import LANE_KEY
 from flying_serving.vllm_adapter.kv.cache import groups_of
 from flying_serving.vllm_adapter.kv.engine_pool import EnginePool
+from flying_serving.vllm_adapter.model_runner.lane import Lane, OutputUse
 from flying_serving.vllm_adapter.scheduler.failures import why_failed
 from flying_serving.vllm_adapter.scheduler.scheduler import make_scheduler
-from flying_serving.worker.lane import OutputUse
-from flying_serving.worker.lanes import WorkerLanes
 from tests.with_vllm.engine.inboxes import Inbox, Inboxes
 from tests.with_vllm.engine.worker import Worker
 from tests.with_vllm.vllm_adapter.kv_configs import of_one_layer
@@ -117,15 +117,15 @@ class Engine:
     def add_own(self, request: Request, wave: int) -> None:
         self.scheduler.add_request(request)
 
+    def call_lane(self, size: int, function: Any, *args: Any) -> Any:
+        if function is Lane.scheduler_config:
+            return self._lane_config()
+        return getattr(self.worker, function.__name__)(size, *args)
+
     def call_workers(self, function: Any, *args: Any) -> Any:
+        if isinstance(function, attrgetter):
+            return function(self.node)
         names = {
-            WorkerLanes.scheduler_config: lambda size: self._lane_config(),
-            WorkerLanes.get_blocks: lambda: self.node.blocks,
-            WorkerLanes.execute: self.worker.execute,
-            WorkerLanes.take_output: self.worker.take_output,
-            WorkerLanes.begin_anew: self.worker.begin_anew,
-            WorkerLanes.drop_requests: self.worker.drop_requests,
-            WorkerLanes.rejoin: self.worker.rejoin,
             pull_kv: self._pull,
             unmap_peers: lambda engines: None,
             map_peers: lambda engines: None,

@@ -17,7 +17,7 @@ from flying_serving.errors import EngineLost
 from flying_serving.layout.groups import aligned_group
 from flying_serving.migration import transfer
 from flying_serving.scheduling.arbiter import LaneArbiter
-from flying_serving.worker.lanes import WorkerLanes
+from flying_serving.vllm_adapter.model_runner.lane import Lane
 from harness.examples import examples
 from tests.with_vllm.engine.pairs import GROUP, Pair, Part
 
@@ -41,16 +41,20 @@ class Survivor:
         offers: Any = self.offers
         self.forgotten: list[int] = []
         group_steps: Any = SimpleNamespace(forget=self.forgotten.append)
+        host: Any = self
         self.membership = Membership(
             incarnations,
             lanes,
             self.arbiter,
             migrations,
             offers,
-            self.call_workers,
+            host,
             group_steps,
             TOLD_IN_S,
         )
+
+    def call_lane(self, size: int, function: Any, *args: Any) -> None:
+        self.calls.append((function, size, *args))
 
     def call_workers(self, function: Any, *args: Any) -> None:
         self.calls.append((function, *args))
@@ -113,7 +117,7 @@ class Losses(RuleBasedStateMachine):
             assert self.survivor.lanes.broken == {2}
         self.survivor.arbiter.present = 2
         assert self.survivor.update(0, None) == [
-            (WorkerLanes.drop_requests, 2),
+            (Lane.leave, 2),
             (transfer.unmap_peers, [1]),
         ]
         for inbox in pair.inboxes.of_engine:
@@ -129,9 +133,9 @@ class Losses(RuleBasedStateMachine):
         self.incarnation += 1
         pair.parts[1] = Part(1, [GROUP], pair.inboxes, 13)
         expected = [
-            (WorkerLanes.drop_requests, 2),
+            (Lane.leave, 2),
             (transfer.map_peers, [1]),
-            (WorkerLanes.rejoin, 2, [0, self.incarnation]),
+            (Lane.rejoin, 2, [0, self.incarnation]),
         ]
         assert self.survivor.update(0, self.incarnation) == expected
         assert pair.leader.is_whole and not self.survivor.lanes.broken
@@ -161,23 +165,23 @@ TestLosses.settings = settings(max_examples=examples(100), stateful_step_count=3
 def test_only_groups_with_the_lost_engine_are_broken() -> None:
     survivor = Survivor(members_of(3, (2, 4)), (0, 0, 0, 0))
     assert survivor.update(0, None, 0, 0) == [
-        (WorkerLanes.drop_requests, 4),
+        (Lane.leave, 4),
         (transfer.unmap_peers, [1]),
     ]
     assert survivor.lanes.broken == {4}
     assert survivor.dissolved == [4]
     assert survivor.update(0, None, None, 0) == [
-        (WorkerLanes.drop_requests, 2),
-        (WorkerLanes.drop_requests, 4),
+        (Lane.leave, 2),
+        (Lane.leave, 4),
         (transfer.unmap_peers, [2]),
     ]
     assert survivor.lanes.broken == {2, 4}
     back = survivor.update(0, None, 2, 0)
     assert back == [
-        (WorkerLanes.drop_requests, 2),
-        (WorkerLanes.drop_requests, 4),
+        (Lane.leave, 2),
+        (Lane.leave, 4),
         (transfer.map_peers, [2]),
-        (WorkerLanes.rejoin, 2, [2, 0]),
+        (Lane.rejoin, 2, [2, 0]),
     ]
     assert survivor.lanes.broken == {4}
     assert survivor.mapped == [2]
@@ -187,7 +191,7 @@ def test_memory_of_a_lost_engine_is_unmapped_after_dissolving() -> None:
     """That of an engine which shares no group with this one too."""
     survivor = Survivor(members_of(3, (2,)), (0, 0, 0, 0))
     assert survivor.update(0, None, None, 0) == [
-        (WorkerLanes.drop_requests, 2),
+        (Lane.leave, 2),
         (transfer.unmap_peers, [1, 2]),
     ]
     assert survivor.unmapped == [1, 2]
@@ -202,9 +206,9 @@ def test_an_engine_that_has_changed_unseen_is_another() -> None:
     """It was lost and came back before this engine heard of either."""
     survivor = Survivor(members_of(1, (2,)), (0, 0))
     expected = [
-        (WorkerLanes.drop_requests, 2),
+        (Lane.leave, 2),
         (transfer.map_peers, [0]),
-        (WorkerLanes.rejoin, 2, [1, 0]),
+        (Lane.rejoin, 2, [1, 0]),
     ]
     assert survivor.update(1, 0) == expected
 

@@ -38,7 +38,11 @@ class Device:
     """Extra blocks that there are pages for."""
 
     @property
-    def residency(self) -> "Device":
+    def lent(self) -> "Device":
+        return self
+
+    @property
+    def weights(self) -> "Device":
         return self
 
     @property

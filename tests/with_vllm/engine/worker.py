@@ -7,8 +7,7 @@ from typing import Any
 from vllm.v1.outputs import ModelRunnerOutput
 
 from flying_serving.layout.parallelism import Parallelism
-from flying_serving.worker.lane import OutputUse
-from flying_serving.worker.lanes import VoidStep
+from flying_serving.vllm_adapter.model_runner.lane import OutputUse, VoidStep
 from tests.with_vllm.vllm_adapter.lanes import BLOCK, token
 
 
@@ -42,7 +41,7 @@ class Worker:
         use: OutputUse,
         parallelism: Parallelism = Parallelism.TENSOR,
     ) -> Any:
-        """Compute a step, as `WorkerLanes.execute`."""
+        """Compute a step, as `Lane.execute`."""
         self.parallelisms.append(parallelism)
         if self.loses_member and size > 1:
             return VoidStep("engine 1 is lost")
@@ -59,7 +58,7 @@ class Worker:
         return None
 
     def take_output(self, size: int) -> Any:
-        """Return the oldest kept output, as `WorkerLanes.take_output`."""
+        """Return the oldest kept output, as `Lane.take_output`."""
         step, output = self.kept.popleft()
         if self.loses_member:
             return VoidStep("engine 1 is lost")
@@ -67,16 +66,16 @@ class Worker:
         return output
 
     def rejoin(self, size: int, incarnations: list[int]) -> None:
-        """Step with members that are there again, as `WorkerLanes.rejoin`."""
+        """Step with members that are there again, as `Lane.rejoin`."""
         self.loses_member, self.launched = False, 0
 
     def begin_anew(self, size: int, times: int) -> None:
-        """Sample right tokens again, as `WorkerLanes.begin_anew` draws other random numbers."""
+        """Sample right tokens again, as `Lane.begin_anew` draws other random numbers."""
         self.token_offset = 0
         self.begun_anew.append(times)
 
-    def drop_requests(self, size: int) -> None:
-        """Forget all requests, as `WorkerLanes.drop_requests`."""
+    def leave(self, size: int) -> None:
+        """Forget all requests, as `Lane.leave`."""
         self.kept.clear()
         self._tables.clear()
 

@@ -28,9 +28,9 @@ from flying_serving.migration.transfer import pull_kv
 from flying_serving.vllm_adapter.keys import AHEAD_KEY, LANE_KEY, MIGRATED_FROM_KEY, OFFER_KEY
 from flying_serving.vllm_adapter.kv.blocks import SchedulerPool
 from flying_serving.vllm_adapter.kv.engine_pool import EnginePool
+from flying_serving.vllm_adapter.model_runner.lane import Lane
 from flying_serving.weights.lending import lent_memory as lent
 from flying_serving.wire import EngineMemory
-from flying_serving.worker.lanes import WorkerLanes
 from tests.with_vllm.engine.schedulers import BLOCK, FakeScheduler, Hooks, Request
 from tests.with_vllm.protocol.alike import forget_times, rename_blocks
 from tests.with_vllm.protocol.broken_sampling import break_sampling
@@ -213,13 +213,16 @@ class Engine:
             case EngineCoreOutputs() as message:
                 self.failed += tuple(end.request_id for end in message.outputs)
 
+    def call_lane(self, size: int, function: Callable[..., Any], *args: Any) -> Any:
+        """What the workers do in a lane, all of which are one memory."""
+        if function is Lane.execute:
+            self._write(size, args[0])
+            return self.samples.output(size, args[0])
+        assert function is Lane.begin_anew
+        return self.samples.begin_anew(size, *args)
+
     def call_workers(self, function: Callable[..., Any], *args: Any) -> Any:
-        """What the workers do, all of which are one memory."""
-        if function is WorkerLanes.execute:
-            self._write(args[0], args[1])
-            return self.samples.output(*args[:2])
-        if function is WorkerLanes.begin_anew:
-            return self.samples.begin_anew(*args)
+        """What the workers do beside steps."""
         if function in (lent.drop_next, lent.fetch_next, lent.copy_blocks, lent.release_blocks):
             return function(self.device, *args)
         assert function is pull_kv

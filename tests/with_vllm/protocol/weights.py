@@ -81,13 +81,18 @@ class Device:
         self._extra = extra
 
     @property
-    def residency(self) -> Device:
+    def lent(self) -> Device:
         """As a worker's."""
         return self
 
     @property
+    def weights(self) -> Device:
+        """As `LentMemory.weights`."""
+        return self
+
+    @property
     def extra(self) -> Device:
-        """As a worker's."""
+        """As `LentMemory.extra`."""
         return self
 
     def drop_next(self, degree: int) -> None:

@@ -50,7 +50,7 @@ class Drafted:
         self.asked: list[int] = []
         self.taken: list[Any] = []
 
-    def call_workers(self, function: Any, size: int) -> Any:
+    def call_lane(self, size: int, function: Any) -> Any:
         assert function is take_drafts
         self.asked.append(size)
         return self.proposed
@@ -67,20 +67,13 @@ def test_a_scheduler_gets_the_drafts_that_its_workers_propose(
     count: int, proposed: Any, asked: list[int], taken: list[Any]
 ) -> None:
     drafted = Drafted(count, proposed)
-    post_step(drafted, drafted.call_workers, 2)
+    post_step(drafted, drafted.call_lane, 2)
     assert (drafted.asked, drafted.taken) == (asked, taken)
 
 
-def test_drafts_are_those_of_the_lane_of_the_group() -> None:
-    runners = {
-        size: SimpleNamespace(take_draft_token_ids=lambda size=size: f"of {size}")
-        for size in (2, 4)
-    }
-    groups = {
-        size: SimpleNamespace(runner=SimpleNamespace(vllm_runner=runner))
-        for size, runner in runners.items()
-    }
-    assert take_drafts(SimpleNamespace(groups=groups), 4) == "of 4"
+def test_drafts_of_a_lane_are_those_of_its_runner() -> None:
+    runner = SimpleNamespace(take_draft_token_ids=lambda: "drafts")
+    assert take_drafts(SimpleNamespace(vllm_runner=runner)) == "drafts"
 
 
 def test_nothing_is_noted_of_a_request_without_drafts() -> None:

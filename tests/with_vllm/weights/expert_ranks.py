@@ -10,10 +10,10 @@ from torch.nn import Parameter
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
+from flying_serving.vllm_adapter.model_runner.configuration import lane_config
 from flying_serving.vllm_adapter.weights.loading import keep_weights
 from flying_serving.weights.expert_forms import is_interleaved, is_ready
 from flying_serving.weights.share import SharedWeights
-from flying_serving.worker.lane import lane_config
 from tests.with_vllm.worker.loaded import load, random, tree
 
 WIDEST = 4

@@ -14,9 +14,9 @@ from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4MoEMethod
 
 from flying_serving.errors import WeightError
+from flying_serving.vllm_adapter.model_runner.configuration import lane_config
 from flying_serving.vllm_adapter.weights.loading import keep_weights
 from flying_serving.weights.share import SharedWeights
-from flying_serving.worker.lane import lane_config
 from harness.mxfp4_cpu.kernel import numbers_of, register
 from tests.with_vllm.worker.configurations import GPT_OSS, GPT_OSS_MXFP4, QWEN2_MOE, configuration
 from tests.with_vllm.worker.loaded import alone, load, random, tree

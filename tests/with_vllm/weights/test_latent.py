@@ -14,10 +14,10 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 
 from flying_serving.errors import WeightError
+from flying_serving.vllm_adapter.model_runner.configuration import lane_config
 from flying_serving.vllm_adapter.weights.loading import keep_weights
 from flying_serving.weights.latent import ABSORBED, refuse_latent
 from flying_serving.weights.share import SharedWeights
-from flying_serving.worker.lane import lane_config
 from tests.with_vllm.worker.configurations import DEEPSEEK_V3, configuration
 from tests.with_vllm.worker.loaded import alone, load, tree
 

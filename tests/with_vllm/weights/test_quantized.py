@@ -23,6 +23,7 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 
 from flying_lab.tiny_models.checkpoint import Shape, make_model
 from flying_serving.errors import WeightError
+from flying_serving.vllm_adapter.model_runner.configuration import lane_config
 from flying_serving.vllm_adapter.patches import installer
 from flying_serving.vllm_adapter.patches.tensor_parallel import activate
 from flying_serving.vllm_adapter.weights.loading import RandomWeights, keep_weights
@@ -32,7 +33,6 @@ from flying_serving.weights.gated import ActivationByUnit
 from flying_serving.weights.kinds import check_cuts
 from flying_serving.weights.plain import reachable
 from flying_serving.weights.share import SharedWeights
-from flying_serving.worker.lane import lane_config
 from tests.unit.memory.layers import plain_pack
 from tests.with_vllm.worker.loaded import alone, random, tree, written
 

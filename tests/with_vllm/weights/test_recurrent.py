@@ -10,9 +10,9 @@ from torch.nn.functional import linear
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.layers.mamba.mamba_mixer2 import mamba_v2_sharded_weight_loader
 
+from flying_serving.vllm_adapter.model_runner.configuration import lane_config
 from flying_serving.vllm_adapter.weights.loading import keep_weights
 from flying_serving.weights.share import SharedWeights
-from flying_serving.worker.lane import lane_config
 from tests.unit.memory.layers import numbers
 from tests.with_vllm.worker.configurations import configuration, small
 from tests.with_vllm.worker.loaded import alone, tree

@@ -20,6 +20,7 @@ from vllm.model_executor.layers.linear import (
 )
 
 from flying_serving.errors import WeightError
+from flying_serving.vllm_adapter.model_runner.configuration import lane_config
 from flying_serving.vllm_adapter.weights.loading import keep_weights
 from flying_serving.weights import experts
 from flying_serving.weights.gated import ActivationByUnit
@@ -27,7 +28,6 @@ from flying_serving.weights.linear import Column
 from flying_serving.weights.plain import storages
 from flying_serving.weights.rule import layers_of
 from flying_serving.weights.share import SharedWeights
-from flying_serving.worker.lane import lane_config
 from tests.unit.memory.layers import numbers, rows_of_rank
 from tests.with_vllm.worker.configurations import (
     FALCON,

@@ -17,8 +17,7 @@ from vllm.v1.worker.gpu.cudagraph_utils import ModelCudaGraphManager
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.workspace import lock_workspace
 
-from flying_serving.vllm_adapter.model_runner.runner import Runner
-from flying_serving.worker.lane import WorkerLane
+from flying_serving.vllm_adapter.model_runner.lane import Lane
 from tests.with_vllm.worker.configurations import LLAMA, configuration
 
 SIZES = (1, 2, 4, 8, 16, 24)
@@ -167,10 +166,17 @@ class CapturingV2(CapturingRunner):
 
 
 class Groups:
-    """Communicators of which one is active; `active`: the size of its group."""
+    """Communicators of which one is active; `active`: the size of its group. `others_refuse`: what
+    another member finds.
+    """
 
     def __init__(self) -> None:
         self.active = 1
+        self.others_refuse = False
+
+    def any_of(self, size: int, refuses: bool) -> bool:
+        """All members find what this one finds, and perhaps more."""
+        return refuses or self.others_refuse
 
     def require_whole(self, size: int, *, goes_on: bool = False) -> None:
         """No member is lost."""
@@ -186,11 +192,11 @@ class Groups:
 
 def graph_lane(
     config: VllmConfig, size: int, spoil: Callable[[torch.Tensor], torch.Tensor] = lambda x: x
-) -> tuple[WorkerLane, CapturingRunner]:
+) -> tuple[Lane, CapturingRunner]:
     """A lane of a group over a runner that captures, and that runner: of the version that vLLM
     would make.
     """
     groups: Any = Groups()
     version = CapturingV2 if config.use_v2_model_runner else CapturingV1
     runner = version(config, spoil, lambda: int(groups.active))
-    return WorkerLane(size, groups, Runner(runner, config), "captured"), runner
+    return Lane(runner, config, tuple(range(size)), groups), runner

@@ -11,9 +11,9 @@ from torch.utils import swap_tensors
 from vllm.config import VllmConfig
 from vllm.v1.worker.workspace import init_workspace_manager, is_workspace_manager_initialized
 
+from flying_serving.vllm_adapter.model_runner.configuration import lane_config
 from flying_serving.vllm_adapter.weights.trees import first_of, module_tree, world_of_one
 from flying_serving.weights.lending.weight_file import WeightFile
-from flying_serving.worker.lane import lane_config
 
 CPU = torch.device("cpu")
 

@@ -5,12 +5,14 @@ the next one.
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from flying_serving.errors import LaneError
+from flying_serving.layout.parallelism import Parallelism
 from flying_serving.memory.kv_groups import KVGroup, KVGroups, one_group
 from flying_serving.predict.probes import SHORT_TOKENS, Probe
 from flying_serving.wire import CalibrationRow
@@ -19,6 +21,7 @@ from flying_serving.worker.calibration import (
     REPETITIONS,
     StepLimits,
     calibrate,
+    calibrate_lanes,
     steps_of,
 )
 
@@ -257,3 +260,36 @@ def test_every_step_has_blocks_for_its_tokens_and_follows_the_one_before(
             computed[name] += tokens
             assert computed[name] <= room[name]
         assert step.total_num_scheduled_tokens == sum(step.num_scheduled_tokens.values())
+
+
+def test_lanes_are_measured_in_all_their_ways_and_by_what_they_compute() -> None:
+    """The widest group, in which all engines are, ends each measurement."""
+    stepped, votes = list[tuple[int, Any]](), list[int]()
+
+    def lane(size: int, kind: str, *ways: Parallelism) -> Any:
+        def pool(_step: Any) -> None:
+            stepped.append((size, "pooled"))
+
+        def step(_step: Any, parallelism: Parallelism) -> None:
+            stepped.append((size, parallelism))
+
+        def any_of(stop: bool) -> bool:
+            votes.append(size)
+            return stop
+
+        config = SimpleNamespace(
+            scheduler_config=SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=256),
+            model_config=SimpleNamespace(max_model_len=512, runner_type=kind),
+        )
+        kv = SimpleNamespace(groups=ONE)
+        return SimpleNamespace(config=config, kv=kv, ways=ways, pool=pool, step=step, any_of=any_of)
+
+    both = Parallelism.TENSOR, Parallelism.TOKEN
+    lanes = {1: lane(1, "generate", *both[:1]), 2: lane(2, "generate", *both)}
+    rows = calibrate_lanes(lanes, 100)
+    assert {(row.size, row.parallelism) for row in rows} == {(1, both[0]), *product([2], both)}
+    assert list(dict.fromkeys(stepped)) == [(1, both[0]), (2, both[0]), (2, both[1])]
+    assert set(votes) == {2}
+
+    calibrate_lanes({1: lane(1, "pooling", both[0])}, 100)
+    assert stepped[-1] == (1, "pooled")

@@ -1,6 +1,8 @@
 """How many made-up requests a check has, by the memory that there is, and what follows from it."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +12,6 @@ import torch
 from flying_serving.errors import ConfigError, GroupBroken
 from flying_serving.layout.parallelism import Parallelism
 from flying_serving.memory.kv_groups import KVGroup, KVGroups, one_group
-from flying_serving.vllm_adapter.model_runner.token_parallel import TokenParallel
 from flying_serving.worker.checks import LaneChecks, most_requests
 from flying_serving.worker.selfcheck import record
 from tests.with_vllm.worker.test_selfcheck import STEPS, Model
@@ -21,7 +22,8 @@ HYBRID = KVGroups((KVGroup(96), KVGroup(1024, has_state=True), KVGroup(1024, has
 
 def lane(groups: KVGroups) -> Any:
     limits = SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=2048)
-    return SimpleNamespace(config=SimpleNamespace(scheduler_config=limits), groups=groups)
+    config, kv = SimpleNamespace(scheduler_config=limits), SimpleNamespace(groups=groups)
+    return SimpleNamespace(config=config, kv=kv)
 
 
 @pytest.mark.parametrize(("groups", "blocks", "requests"), [(one_group(32), 5, 4), (HYBRID, 7, 2)])
@@ -57,16 +59,18 @@ class Refusing(Agreeing):
         return value or size == 4
 
 
-class Lane:
+class Divided:
     """A lane that has token parallel steps, which are lane 1's own."""
 
-    def __init__(self, size: int, step: Callable[[Any], None]) -> None:
-        self.size, self.runner = size, SimpleNamespace(model=Model())
-        self.divides_tokens: Any = object.__new__(TokenParallel)
+    def __init__(self, size: int, communicators: Any, step: Callable[[Any], None]) -> None:
+        self.size, self.model = size, Model()
+        self.communicators = communicators
+        self.any_of = partial(communicators.any_of, size)
+        self.divides_tokens: Any = nullcontext
         self.requests = 1
         self._step = step
 
-    def execute(self, plan: Any, parallelism: Parallelism) -> None:
+    def step(self, plan: Any, parallelism: Parallelism) -> None:
         assert parallelism is Parallelism.TOKEN
         self._step(plan)
 
@@ -74,13 +78,13 @@ class Lane:
         self.requests = 0
 
 
-def checked(communicators: Any, step: Callable[[Any], None] | None = None) -> Lane:
+def checked(communicators: Any, step: Callable[[Any], None] | None = None) -> Divided:
     """Return the lane for two of four engines, whose token parallel steps were compared."""
     lane1 = Model()
-    lane = Lane(2, step or divided(lane1, Model(), 0))
-    lanes: Any = {2: lane, 4: Lane(4, lambda _: None)}
-    runner: Any = SimpleNamespace(model=lane1)
-    checks = LaneChecks(runner, lanes, communicators, lambda _: None, 0.0)
+    lane = Divided(2, communicators, step or divided(lane1, Model(), 0))
+    widest = Divided(4, communicators, lambda _: None)
+    lanes: Any = [SimpleNamespace(model=lane1), lane, widest]
+    checks = LaneChecks(lanes, lambda _: None, 0.0)
     with torch.no_grad():
         expected = record(lane1, lane1.step, STEPS)
         checks._compare_token_parallel(lane, STEPS, expected, 0.01)  # type: ignore[arg-type]
@@ -88,7 +92,7 @@ def checked(communicators: Any, step: Callable[[Any], None] | None = None) -> La
 
 
 def test_steps_that_no_engine_refuses_stay() -> None:
-    assert isinstance(checked(Agreeing()).divides_tokens, TokenParallel)
+    assert checked(Agreeing()).divides_tokens is nullcontext
 
 
 def test_no_group_has_steps_that_another_group_of_the_widest_refuses() -> None:

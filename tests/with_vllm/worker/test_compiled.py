@@ -12,11 +12,11 @@ from vllm.compilation.wrapper import TorchCompileWithNoGuardsWrapper
 from vllm.config import CompilationMode, VllmConfig
 
 from flying_serving.errors import LaneError
-from flying_serving.vllm_adapter.model_runner.runner import Runner
+from flying_serving.vllm_adapter.model_runner.lane import Lane
 from flying_serving.worker.checks import LaneChecks
 from flying_serving.worker.compiled import allowed, check_compiled, refusal
 from flying_serving.worker.selfcheck import Difference
-from tests.with_vllm.worker.captured import CapturingV1, graph_configuration
+from tests.with_vllm.worker.captured import CapturingV1, Groups, graph_configuration
 
 REQUESTS = 3
 
@@ -42,23 +42,24 @@ def config(tmp_path: Path) -> VllmConfig:
     return config
 
 
-def compiled_runner(config: VllmConfig, spoil: Callable[[torch.Tensor], torch.Tensor]) -> Runner:
+def compiled_lane(config: VllmConfig, spoil: Callable[[torch.Tensor], torch.Tensor]) -> Lane:
     """Lane 1 over a small model whose logits come from a part that is compiled."""
     runner = CapturingV1(config)
     model = runner.model
     model.part = CompiledPart(spoil)
     whole: Any = model.compute_logits
     model.compute_logits = lambda x: whole(model.part(x))
-    return Runner(runner, config)
+    devices: Any = Groups()
+    return Lane(runner, config, (0,), devices)
 
 
-def checked(runner: Runner, others_refuse: bool = False) -> float:
+def checked(lane1: Lane) -> float:
     with torch.inference_mode():
-        return check_compiled(runner, REQUESTS, lambda refuses: refuses or others_refuse)
+        return check_compiled(lane1, REQUESTS)
 
 
 def test_compiled_steps_that_equal_eager_ones_pass(config: VllmConfig) -> None:
-    assert checked(compiled_runner(config, lambda x: x)) == 0.0
+    assert checked(compiled_lane(config, lambda x: x)) == 0.0
 
 
 @pytest.mark.parametrize("request_number", range(REQUESTS))
@@ -71,13 +72,13 @@ def test_compiled_step_with_a_wrong_request_is_refused(
         return changed
 
     with pytest.raises(LaneError, match=r"the compiled model differs from the eager one by 0\.5"):
-        checked(compiled_runner(config, spoil))
+        checked(compiled_lane(config, spoil))
 
 
 def test_compiled_step_without_numbers_is_refused(config: VllmConfig) -> None:
-    runner = compiled_runner(config, lambda x: x * torch.nan)
+    lane1 = compiled_lane(config, lambda x: x * torch.nan)
     with pytest.raises(LaneError, match="differs from the eager one by inf"):
-        checked(runner)
+        checked(lane1)
 
 
 @pytest.mark.parametrize(
@@ -97,45 +98,38 @@ def test_rounding_of_all_layers_is_allowed_and_no_more(
 
 
 def test_device_refuses_when_another_one_does(config: VllmConfig) -> None:
-    runner = compiled_runner(config, lambda x: x)
+    lane1 = compiled_lane(config, lambda x: x)
+    devices: Any = lane1.communicators
+    devices.others_refuse = True
     with pytest.raises(LaneError, match="another device of the engine refuses"):
-        checked(runner, others_refuse=True)
+        checked(lane1)
 
 
 def test_model_is_compiled_again_after_the_check(config: VllmConfig) -> None:
-    runner = compiled_runner(config, lambda x: x)
-    checked(runner)
-    assert not runner.model.part.do_not_compile  # type: ignore[union-attr]
-
-
-class Alone:
-    """The devices of an engine that has one."""
-
-    def any_of(self, size: int, refuses: bool) -> bool:
-        assert size == 1
-        return refuses
+    lane1 = compiled_lane(config, lambda x: x)
+    checked(lane1)
+    assert not lane1.model.part.do_not_compile  # type: ignore[union-attr]
 
 
 @contextmanager
-def started(config: VllmConfig, *, goes_on: bool) -> Iterator[tuple[Runner, list[str]]]:
+def started(config: VllmConfig, *, goes_on: bool) -> Iterator[tuple[Lane, list[str]]]:
     """A start whose compiled code is wrong: lane 1 after the check, and what was logged."""
     config.model_config.enforce_eager = False
-    runner, said = compiled_runner(config, torch.zeros_like), list[str]()
-    devices: Any = Alone()
-    checks = LaneChecks(runner, {}, devices, said.append, 0.0, eager_where_refused=goes_on)
+    lane1, said = compiled_lane(config, torch.zeros_like), list[str]()
+    checks = LaneChecks([lane1], said.append, 0.0, eager_where_refused=goes_on)
     try:
         checks.compare_compiled(64)
-        yield runner, said
+        yield lane1, said
     finally:
-        runner._own_code.close()  # it holds for the process
+        lane1._own_code.close()  # it holds for the process
 
 
 def test_lane_1_runs_its_own_code_where_the_compiled_one_is_wrong(config: VllmConfig) -> None:
-    with started(config, goes_on=True) as (runner, said):
-        assert runner.model.part.do_not_compile  # type: ignore[union-attr]
+    with started(config, goes_on=True) as (lane1, said):
+        assert lane1.model.part.do_not_compile  # type: ignore[union-attr]
         assert len(said) == 1
         assert said[0].startswith("lane 1: steps run the model's own code: the compiled model diff")
-        assert checked(runner) == 0.0
+        assert checked(lane1) == 0.0
 
 
 def test_start_ends_at_wrong_compiled_code_that_a_user_has_asked_for(config: VllmConfig) -> None:

@@ -5,6 +5,7 @@ both model runners.
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +14,9 @@ from vllm.v1.worker.workspace import current_workspace_manager, lock_workspace
 
 from flying_serving.errors import LaneError
 from flying_serving.vllm_adapter.model_runner.graphs import Captured
+from flying_serving.vllm_adapter.model_runner.lane import Lane
 from flying_serving.vllm_adapter.weights.trees import world_of_one
-from flying_serving.worker.graphs import GraphLane, check_graphs, refusal, summary
-from flying_serving.worker.lane import WorkerLane
+from flying_serving.worker.graphs import check_graphs, refusal, summary
 from flying_serving.worker.selfcheck import Difference
 from tests.with_vllm.worker.captured import CapturingV1, graph_configuration, graph_lane
 
@@ -33,17 +34,11 @@ def config(
         yield config
 
 
-def checked(lane: WorkerLane, most: int = 8, others_refuse: bool = False) -> float:
-    """Capture a lane's graphs. Returns their largest difference; `others_refuse`: as another
-    member's vote.
-    """
-
-    def together(refuses: bool) -> bool:
-        return refuses or others_refuse
-
+def checked(lane: Lane, most: int = 8) -> float:
+    """Capture a lane's graphs. Returns their largest difference."""
     lane.capture()
     with torch.inference_mode():
-        return check_graphs(GraphLane(lane.size, lane.runner, lane.execute, together, most))
+        return check_graphs(lane, most)
 
 
 def zeroed(outputs: torch.Tensor, request: int) -> torch.Tensor:
@@ -62,10 +57,10 @@ def test_graphs_that_equal_eager_steps_pass(config: VllmConfig) -> None:
 def test_eager_steps_of_the_check_replay_no_graph(config: VllmConfig) -> None:
     lane, runner = graph_lane(config, 2)
     lane.capture()
-    with lane.runner.graphs.unused():
-        assert not lane.runner.graphs.replays(1)
+    with lane.graphs.unused():
+        assert not lane.graphs.replays(1)
         assert runner.mode_of(1) == CUDAGraphMode.NONE
-    assert lane.runner.graphs.replays(1)
+    assert lane.graphs.replays(1)
     assert runner.mode_of(1) == CUDAGraphMode.FULL
 
 
@@ -99,16 +94,17 @@ def test_rounding_of_all_layers_is_allowed_and_no_more(
 ) -> None:
     config.model_config.dtype = dtype
     lane, _ = graph_lane(config, 2)
-    checked_lane = GraphLane(2, lane.runner, lane.execute, lambda refuses: refuses, 8)
-    reason = refusal(checked_lane, {3: [Difference("logits", share)]})
+    reason = refusal(lane, {3: [Difference("logits", share)]})
     assert (reason is not None) == refused
     assert not refused or f"by {share:.2g} of its logits" in str(reason)
 
 
 def test_member_refuses_when_another_one_does(config: VllmConfig) -> None:
     lane, _ = graph_lane(config, 2)
+    groups: Any = lane.communicators
+    groups.others_refuse = True
     with pytest.raises(LaneError, match="another member of the group refuses its CUDA graphs"):
-        checked(lane, others_refuse=True)
+        checked(lane)
 
 
 def test_lane_without_any_graph_is_refused(config: VllmConfig) -> None:
@@ -148,7 +144,7 @@ def test_graphs_of_a_compiled_lanes_other_steps_are_not_those_of_decodes(
     compilation.cudagraph_capture_sizes = [1, 2, 4, 8, 16, 24, 32]
     compilation.max_cudagraph_capture_size = 32
     lane, runner = graph_lane(config, 1)
-    assert lane.runner.graphs.requests == (1, 2, 4, 8, 16, 24)
+    assert lane.graphs.requests == (1, 2, 4, 8, 16, 24)
     assert checked(lane) == 0.0
     assert runner.replayed == [1, 1, 3, 3, 8, 8]
 
@@ -179,9 +175,9 @@ def test_scratch_memory_is_locked_after_a_capture(config: VllmConfig) -> None:
     assert current_workspace_manager().is_locked()
 
 
-def test_largest_step_is_made_before_a_capture(config: VllmConfig) -> None:
+def test_made_up_step_has_as_many_tokens_as_a_step_may(config: VllmConfig) -> None:
     lane, runner = graph_lane(config, 2)
-    lane.warm_most()
+    lane.warm(1 << 20)
     assert runner.warmed == config.scheduler_config.max_num_batched_tokens
 
 
@@ -193,8 +189,8 @@ def test_summary_names_sizes_memory_and_time() -> None:
 
 def test_model_of_a_lane_is_the_same_after_a_capture(config: VllmConfig) -> None:
     lane, runner = graph_lane(config, 2)
-    before = lane.runner.model
+    before = lane.model
     lane.capture()
-    assert lane.runner.model is before
+    assert lane.model is before
     is_wrapped = runner.model is not before
     assert is_wrapped == isinstance(runner, CapturingV1), "V1's graphs are in a wrapper of vLLM"

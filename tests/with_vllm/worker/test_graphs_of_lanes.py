@@ -11,22 +11,15 @@ from vllm.config import CUDAGraphMode, VllmConfig
 
 from flying_serving.config import Collectives, Deployment, FlyingConfig
 from flying_serving.errors import LaneError
+from flying_serving.vllm_adapter.model_runner.configuration import lane_config
 from flying_serving.vllm_adapter.model_runner.graphs import are_asked
-from flying_serving.vllm_adapter.model_runner.runner import Runner
+from flying_serving.vllm_adapter.model_runner.lane import Lane
 from flying_serving.worker.graphs import LaneGraphs
-from flying_serving.worker.lane import WorkerLane, lane_config
 from tests.with_vllm.worker.captured import CapturingV1, Groups, graph_configuration
 
 pytestmark = pytest.mark.usefixtures("graph_pool", "scratch")
 SIZES = (2, 4)
 NO_GRAPHS = {"captured": [], "replayed": []}
-
-
-class Members(Groups):
-    """All members of a group find what this one finds."""
-
-    def any_of(self, size: int, refuses: bool) -> bool:
-        return refuses
 
 
 class Worker:
@@ -48,18 +41,14 @@ class Worker:
             flying=FlyingConfig(cuda_graphs=True),
         )
         self.said: list[str] = []
-        groups: Any = Members()
+        groups: Any = Groups()
         self.runners = {1: CapturingV1(config)}
-        lane1 = Runner(self.runners[1], config)
-        lanes = {}
+        lanes = [Lane(self.runners[1], config, (0,), groups)]
         for size in deployment.lanes:
             of_lane = lane_config(config, size, 32, captures=deployment.captures_groups)
             self.runners[size] = CapturingV1(of_lane, lambda x: x, lambda: groups.active)
-            runner = Runner(self.runners[size], of_lane)
-            lanes[size] = WorkerLane(size, groups, runner, "captured")
-        self.graphs = LaneGraphs(
-            lane1, lanes, groups, self.said.append, eager_where_refused=goes_on
-        )
+            lanes.append(Lane(self.runners[size], of_lane, tuple(range(size)), groups))
+        self.graphs = LaneGraphs(lanes, self.said.append, eager_where_refused=goes_on)
         self.runners[1].is_captured = True
 
     def of_group(self, size: int) -> dict[str, list[int]]:

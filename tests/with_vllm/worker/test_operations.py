@@ -17,10 +17,10 @@ from vllm.ir import op
 from vllm.ir.op import IrOp
 from vllm.platforms import current_platform
 
-from flying_serving.vllm_adapter.model_runner.runner import Runner
+from flying_serving.vllm_adapter.model_runner.configuration import lane_config
+from flying_serving.vllm_adapter.model_runner.lane import Lane
 from flying_serving.vllm_adapter.weights.trees import first_of, world_of_one
-from flying_serving.worker.lane import lane_config
-from tests.with_vllm.worker.captured import CapturingV1, graph_configuration
+from tests.with_vllm.worker.captured import CapturingV1, Groups, graph_configuration
 
 pytestmark = pytest.mark.usefixtures("graph_pool", "scratch")
 NORM = ir.ops.rms_norm
@@ -104,18 +104,19 @@ def norm() -> None:
     NORM(torch.ones(2, 8), torch.ones(8), 1e-5)
 
 
-def lanes(config: VllmConfig) -> tuple[Runner, Runner]:
-    """The runners of lane 1 and of a group of two, which is built over lane 1's."""
+def lanes(config: VllmConfig) -> tuple[Lane, Lane]:
+    """Lane 1, and that of a group of two, which is built over lane 1's."""
+    groups: Any = Groups()
     with world_of_one(config), first_of(2):
-        lane1 = Runner(Norms(config), config)
-        return lane1, Runner.build(lane_config(config, 2, 32), lane1)
+        lane1 = Lane(Norms(config), config, (0,), groups)
+        return lane1, Lane.build(lane_config(config, 2, 32), (0, 1), lane1)
 
 
-def run(runner: Runner) -> None:
+def run(lane: Lane) -> None:
     """A step, the made-up one of the start, and a capture."""
-    runner.launch("step")
-    runner.warm()
-    runner.capture()
+    lane.launch("step")
+    lane.warm()
+    lane.capture()
 
 
 @pytest.mark.usefixtures("lane1_in_process")
@@ -135,14 +136,14 @@ def test_group_takes_vllms_kernel_beside_a_compiled_lane_1(
 def test_operations_of_a_group_are_called_without_torchs_layer(config: VllmConfig) -> None:
     found = []
     lane1, group = lanes(config)
-    for runner in (lane1, group):
+    for lane in (lane1, group):
 
         def execute(plan: Any) -> Any:
             found.append(op._ENABLE_TORCH_WRAP)
             return plan
 
-        runner._runner.execute_model = execute
-        runner.launch("step")
+        lane.vllm_runner.execute_model = execute
+        lane.launch("step")
     assert found == [True, False]
 
 

@@ -25,7 +25,7 @@ from flying_serving.server.start.support import (
     refuse_missing_model,
 )
 from flying_serving.weights.lending.residency import weight_file_of
-from flying_serving.worker.lanes import WorkerLanes
+from flying_serving.worker.refusals import refuse_to_lend_to
 from harness.live import ROOT
 from tests.unit.placement.machines import machine
 
@@ -204,6 +204,5 @@ def lending_of(**changes: Any) -> None:
 
 def lending_to_kinds() -> None:
     """The same, of a model whose KV is not one memory."""
-    worker: Any = SimpleNamespace(residency=object())
     kv: Any = SimpleNamespace(kv_cache_groups=[object(), object()])
-    WorkerLanes.refuse_kinds_of_kv(worker, kv)
+    refuse_to_lend_to(kv)

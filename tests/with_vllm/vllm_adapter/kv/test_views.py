@@ -13,7 +13,9 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
-from flying_serving.vllm_adapter.kv.views import AlikeLayers, LaneKV, alike_layers, views_of_lanes
+from flying_serving.memory.kv_groups import one_group
+from flying_serving.memory.kv_view import KVView
+from flying_serving.vllm_adapter.kv.views import AlikeLayers, alike_layers, views_of_lanes
 
 BLOCK = 16
 MODEL: Any = SimpleNamespace(use_mla=False)
@@ -34,22 +36,25 @@ def kv_config(**sizes: tuple[int, int]) -> KVCacheConfig:
 
 
 class Readable:
-    """A runner whose KV can be read, but that of the layers named here."""
+    """KV that can be read, but that of the layers named here."""
 
+    groups = one_group(BLOCK)
     layers: Mapping[str, Any] = {}
 
     def __init__(self, *unreadable: str) -> None:
         self.unreadable = unreadable
 
-    def kv_parts(self, names: list[str]) -> list[torch.Tensor] | None:
+    def parts(self, names: list[str]) -> list[torch.Tensor] | None:
         if set(names) & set(self.unreadable):
             return None
         return [torch.zeros(1) for _ in names]
 
 
-def lane(rank: int, degree: int, *unreadable: str) -> LaneKV:
-    runner: Any = Readable(*unreadable)
-    return LaneKV(runner, kv_config(a=(8, 32), b=(2, 64), c=(8, 32)), rank, degree)
+def lane(rank: int, degree: int, *unreadable: str) -> Any:
+    """A lane on a device that is `rank` of `degree`."""
+    ranks = SimpleNamespace(rank_in_group=rank, world_size=degree)
+    communicators = SimpleNamespace(coordinator=lambda size: ranks)
+    return SimpleNamespace(kv=Readable(*unreadable), communicators=communicators, size=degree)
 
 
 def test_layers_of_one_size_are_one_kind() -> None:
@@ -66,8 +71,12 @@ def test_kinds_with_one_page_size_are_apart() -> None:
     assert kinds == [AlikeLayers(["a"], 4), AlikeLayers(["b"], 2)]
 
 
+def views(lanes: Mapping[int, Any]) -> dict[int, list[KVView]]:
+    return views_of_lanes(lanes, kv_config(a=(8, 32), b=(2, 64), c=(8, 32)), KINDS)
+
+
 def test_each_kind_has_the_heads_of_the_rank() -> None:
-    found = views_of_lanes({1: lane(0, 1), 4: lane(3, 4)}, KINDS)
+    found = views({1: lane(0, 1), 4: lane(3, 4)})
     assert {size: [view.heads for view in views] for size, views in found.items()} == {
         1: [range(8), range(2)],
         4: [range(6, 8), range(1, 2)],
@@ -76,4 +85,4 @@ def test_each_kind_has_the_heads_of_the_rank() -> None:
 
 
 def test_lanes_are_not_read_if_a_layer_cannot_be() -> None:
-    assert views_of_lanes({1: lane(0, 1), 2: lane(0, 2, "b")}, KINDS) == {}
+    assert views({1: lane(0, 1), 2: lane(0, 2, "b")}) == {}

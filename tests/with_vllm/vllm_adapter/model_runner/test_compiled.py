@@ -15,7 +15,7 @@ from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
 from vllm.forward_context import set_forward_context
 
 from flying_serving.vllm_adapter.model_runner.compiled import HiddenProduct, is_compiled, uncompiled
-from flying_serving.worker.lane import lane_config
+from flying_serving.vllm_adapter.model_runner.configuration import lane_config
 from tests.with_vllm.worker.configurations import LLAMA, configuration
 
 NAME = "model.layers.0.mlp.down_proj"

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from vllm.config import CUDAGraphMode, VllmConfig
 
+from flying_serving.vllm_adapter.model_runner.configuration import lane_config
 from flying_serving.vllm_adapter.model_runner.graphs import (
     are_asked,
     bytes_of_groups,
     group_capture_sizes,
 )
-from flying_serving.worker.lane import lane_config
 from tests.with_vllm.worker.captured import graph_configuration
 from tests.with_vllm.worker.configurations import LLAMA, configuration
 

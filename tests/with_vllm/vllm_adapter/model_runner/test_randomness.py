@@ -3,6 +3,7 @@ same.
 """
 
 import random
+from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,14 +19,14 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from flying_serving.comm.group_files import whole_groups
 from flying_serving.layout.groups import aligned_group
+from flying_serving.vllm_adapter.model_runner.lane import Lane
 from flying_serving.vllm_adapter.model_runner.randomness import (
     LaneRandomness,
     seed_of,
     seed_process,
 )
-from flying_serving.vllm_adapter.model_runner.runner import Runner
 from flying_serving.vllm_adapter.weights.trees import world_of_one
-from flying_serving.worker.lanes import WorkerLanes
+from flying_serving.worker.lanes import Lanes
 from tests.with_vllm.worker.configurations import LLAMA, configuration
 
 CPU = torch.device("cpu")
@@ -64,6 +65,12 @@ class Alone:
     def __init__(self) -> None:
         self.members: dict[int, list[int]] = {}
 
+    def activate(self, size: int) -> Any:
+        return nullcontext()
+
+    def require_whole(self, size: int, *, goes_on: bool) -> None:
+        pass
+
     def reopen(self, size: int, members: list[int]) -> None:
         self.members[size] = members
 
@@ -84,35 +91,30 @@ def seed_of_v2_request() -> int:
     return int(states.seeds.np[0])
 
 
-def lanes_of(engine: int, seed: int = 0) -> Any:
+def lanes_of(engine: int, seed: int = 0) -> Lanes:
     """An engine's lanes for 1, 2 and 4 engines, over a runner that only samples."""
     config: Any = SimpleNamespace(
         model_config=SimpleNamespace(seed=seed), cache_config=SimpleNamespace(block_size=16)
     )
-    groups = {
-        size: SimpleNamespace(
-            runner=Runner(Sampling(), config, LaneRandomness(CPU, seed, for_users_code=True))
-        )
-        for size in (2, 4)
-    }
-    return SimpleNamespace(
-        engine=engine,
-        lane1=Runner(Sampling(), config),
-        groups=groups,
-        communicators=Alone(),
-    )
+    alone: Any = Alone()
+    lanes = Lanes.__new__(Lanes)
+    lanes.engine, lanes.communicators = engine, alone
+    for size in (1, 2, 4):
+        own = None if size == 1 else LaneRandomness(CPU, seed, for_users_code=True)
+        lanes[size] = Lane(Sampling(), config, aligned_group(engine, size), alone, own)
+    return lanes
 
 
-def seed(lanes: Any, incarnations: tuple[int | None, ...] = (0,) * ENGINES) -> None:
+def seed(lanes: Lanes, incarnations: tuple[int | None, ...] = (0,) * ENGINES) -> None:
     """Seed the lanes of the groups that are whole at a start."""
-    for group, members in whole_groups(lanes.engine, (1, 2, 4), incarnations):
+    for group, members in whole_groups(lanes.engine, lanes, incarnations):
         lanes.communicators.reopen(len(group), members)
-    WorkerLanes.seed(lanes)
+    lanes.seed()
 
 
-def step(lanes: Any, size: int) -> Any:
+def step(lanes: Lanes, size: int) -> Any:
     """What a step of the lane for groups of `size` draws."""
-    return (lanes.lane1 if size == 1 else lanes.groups[size].runner).step(None)
+    return lanes[size].step(None)
 
 
 @pytest.fixture(autouse=True)
@@ -158,7 +160,7 @@ def test_a_group_that_was_broken_draws_differently_from_before() -> None:
         seed(lanes)
     before = step(one, 2)
     seed(other, (0, 1, 0, 0))
-    WorkerLanes.rejoin(one, 2, [0, 1])
+    one[2].rejoin([0, 1])
     after = step(one, 2)
     assert after != before
     assert step(other, 2) == after
@@ -173,9 +175,9 @@ def test_members_that_begin_anew_draw_alike_and_differently_from_before() -> Non
     for times in (1, 2, 1):
         if len(found) == 3:
             for lanes in (one, other):
-                WorkerLanes.rejoin(lanes, 2, [0, 1])
+                lanes[2].rejoin([0, 1])
         for lanes in (one, other):
-            WorkerLanes.begin_anew(lanes, 2, times)
+            lanes[2].begin_anew(times)
         found.append(step(one, 2))
         assert step(other, 2) == found[-1]
     for values in zip(*found, strict=True):
@@ -189,7 +191,8 @@ def test_seeds_of_requests_under_the_v2_runner_are_equal_on_members() -> None:
         lanes = lanes_of(engine)
         seed(lanes)
         np.random.randint(2**31, size=engine)  # of lane 1, or of other code of the process
-        randomness = lanes.groups[2].runner._randomness
+        randomness = lanes[2]._randomness
+        assert randomness is not None
         with randomness.used():
             found.append([seed_of_v2_request() for _ in range(3)])
     assert found[0] == found[1]
@@ -201,7 +204,7 @@ def test_a_group_that_lacks_a_member_is_seeded_when_it_is_whole() -> None:
     seed(one, (0, None, 0, 1))
     seed(other, (0, None, 0, 1))
     for lanes in (one, other):
-        WorkerLanes.rejoin(lanes, 4, [0, 1, 0, 1])
+        lanes[4].rejoin([0, 1, 0, 1])
     assert step(one, 4) == step(other, 4)
 
 
@@ -286,9 +289,10 @@ def test_lane_keeps_pythons_generator_for_processors_of_users(
 ) -> None:
     config = configuration(tmp_path, LLAMA)
     config.model_config.logits_processors = processors
-    lane1: Any = SimpleNamespace(_runner=Unloaded(config, CPU), config=config)
+    alone: Any = Alone()
+    lane1 = Lane(Unloaded(config, CPU), config, (0,), alone)
     with world_of_one(config):
-        lane = Runner.build(config, lane1)
+        lane = Lane.build(config, (0, 1), lane1)
     random.seed(3)
     before = random.getstate()
     lane.launch(None)

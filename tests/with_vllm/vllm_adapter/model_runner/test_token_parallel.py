@@ -185,10 +185,11 @@ def test_activations_see_the_columns_of_a_rank_as_in_tensor_parallel_steps(
     lane1, lane = runner({}), runner({})
     lane1.config.model_config = SimpleNamespace(enforce_eager=True)
     lane1.model, lane.model = Sparse(), nn.Module()
+    lane1.active = nullcontext
     lane.graphs = SimpleNamespace(unused=nullcontext)
     group = SimpleNamespace(rank_in_group=0, world_size=2, all_gather=lambda x, dim: x)
     x = torch.randn(5, 128)
-    with TokenParallel(lane, lane1, group, nullcontext).used():
+    with TokenParallel(lane, lane1, group).used():
         found = lane.model(positions=torch.arange(5), inputs_embeds=x)
     with widths_of_ranks(lane1.model, 2):
         expected = lane1.model(inputs_embeds=x[:3])

@@ -184,7 +184,7 @@ def test_blocks_without_lent_weights_have_no_extra_page(together: bool) -> None:
 
 
 class Requests:
-    """A runner that has been told of other blocks."""
+    """A lane that has been told of other blocks."""
 
     def __init__(self) -> None:
         self.replaced: Any = None
@@ -199,11 +199,11 @@ def test_block_is_copied_in_all_layers(together: bool, kinds: Kinds) -> None:
     kv = kv_config(kinds, 20, together)
     arena = CudaArena(fake_device(), 20 * bytes_of_block(kinds))
     arena.back(0, arena.size_bytes)
-    memory, runner = arena.tensor(0, arena.size_bytes), Requests()
+    memory, lane = arena.tensor(0, arena.size_bytes), Requests()
     for first, size in extents(kv, range(12, 13)):
         memory[first : first + size] = 7
-    runners: Any = [runner]
-    ExtraBlocks(memory, kv, arena, runners).copy({12: 5})
+    lanes: Any = [lane]
+    ExtraBlocks(memory, kv, arena, lanes).copy({12: 5})
     assert all(bool((memory[f : f + s] == 7).all()) for f, s in extents(kv, range(5, 6)))
     assert int(memory.sum()) == 2 * bytes_of_block(kinds) * 7
-    assert runner.replaced == {12: 5}
+    assert lane.replaced == {12: 5}

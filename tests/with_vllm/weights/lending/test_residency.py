@@ -20,6 +20,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 from flying_serving.config import Deployment, FlyingConfig
 from flying_serving.errors import IntegrityError, Unsupported
 from flying_serving.layout.shards import Segment
+from flying_serving.vllm_adapter.model_runner.configuration import lane_config
 from flying_serving.vllm_adapter.weights.loading import keep_matrix, keep_weights, pack_matrix
 from flying_serving.weights.lending.arena_placement import Placement
 from flying_serving.weights.lending.pages import Extent
@@ -35,7 +36,6 @@ from flying_serving.weights.lending.weight_file import WeightFile
 from flying_serving.weights.share import SharedWeights
 from flying_serving.weights.storage import PackedRows
 from flying_serving.weights.units import Pack
-from flying_serving.worker.lane import lane_config
 from tests.unit.memory.layers import device_pages
 from tests.with_vllm.worker.configurations import (
     BLOOM,

@@ -3,8 +3,6 @@
 import gc
 import pickle
 import types
-from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +13,8 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 
 from flying_lab.tiny_models.checkpoint import make_model
-from flying_serving.errors import EngineLost
-from flying_serving.vllm_adapter.model_runner.runner import Runner
-from flying_serving.worker.lane import OutputUse, WorkerLane, lane_config
+from flying_serving.vllm_adapter.model_runner.configuration import lane_config
+from flying_serving.vllm_adapter.model_runner.lane import Lane
 from harness.live import ROOT
 
 pytestmark = pytest.mark.usefixtures("classes_imported_here")
@@ -82,77 +79,6 @@ def test_lane_configuration_schedules_as_lane_1_does(config: VllmConfig) -> None
         scheduler.async_scheduling = before
 
 
-class Asynchronous:
-    """A model runner whose output is waited for later, as vLLM's is with async scheduling."""
-
-    def __init__(self) -> None:
-        self.waited_for: list[str] = []
-        self.confirmed: list[tuple[int, bool]] = []
-        """For each step that is over: the outputs that had come, and whether a step goes on."""
-
-    def execute_model(self, plan: str) -> None:
-        """Launch a step; its output comes from `sample_tokens`."""
-        self._plan = plan
-
-    def sample_tokens(self, grammar: Any) -> Any:
-        """Return the output of the step, not yet waited for."""
-        plan = self._plan
-
-        def get_output() -> str:
-            self.waited_for.append(plan)
-            return f"output of {plan}"
-
-        return SimpleNamespace(get_output=get_output)
-
-
-def asynchronous_lane(config: VllmConfig) -> tuple[WorkerLane, Asynchronous]:
-    """A lane of two over such a runner."""
-    runner = Asynchronous()
-
-    def require_whole(size: int, *, goes_on: bool) -> None:
-        runner.confirmed.append((len(runner.waited_for), goes_on))
-
-    communicators: Any = SimpleNamespace(
-        activate=lambda size: nullcontext(), require_whole=require_whole
-    )
-    return WorkerLane(2, communicators, Runner(runner, config), "asynchronous"), runner
-
-
-def test_returned_output_is_waited_for_at_once(config: VllmConfig) -> None:
-    lane, runner = asynchronous_lane(config)
-    assert lane.execute("1", None, OutputUse.RETURNED) == "output of 1"
-    assert runner.waited_for == ["1"]
-    assert runner.confirmed == [(1, False)]
-
-
-def test_kept_outputs_are_waited_for_when_they_are_taken_in_order(config: VllmConfig) -> None:
-    lane, runner = asynchronous_lane(config)
-    assert [lane.execute(plan, None, OutputUse.KEPT) for plan in "12"] == [None, None]
-    assert runner.waited_for == []
-    assert lane.take_output() == "output of 1"
-    assert runner.waited_for == ["1"]
-    assert lane.take_output() == "output of 2"
-
-
-def test_output_of_a_step_that_was_not_launched_is_that_of_a_lost_member(
-    config: VllmConfig,
-) -> None:
-    """The engine's first device may have launched it, and waits for none then."""
-    lane, _ = asynchronous_lane(config)
-    with pytest.raises(EngineLost, match=r"^group of 2 engines: the step was not launched here$"):
-        lane.take_output()
-
-
-def test_group_is_to_be_whole_when_an_output_is_there(config: VllmConfig) -> None:
-    lane, runner = asynchronous_lane(config)
-    for plan in "12":
-        lane.execute(plan, None, OutputUse.KEPT)
-    assert runner.confirmed == []
-    lane.take_output()
-    lane.take_output()
-    assert runner.confirmed == [(1, True), (2, False)]
-
-
 def test_lane_configuration_copies_no_loaded_layer(config: VllmConfig) -> None:
     """vLLM keeps experts and attention layers in the configuration, for its operators to find them
     by name.
@@ -186,7 +112,9 @@ def test_description_of_a_lane_has_no_weight_and_no_kv(config: VllmConfig) -> No
         num_blocks=7, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec([LAYER], spec)]
     )
     communicators: Any = None
-    sent = WorkerLane(2, communicators, Runner(None, lane), "no runner", kv).scheduler_config()
+    on_device = Lane(None, lane, (0, 1), communicators)
+    on_device.kv.take(kv)
+    sent = on_device.scheduler_config()
     assert tensors_of(sent) == []
     pickled = pickle.dumps(sent)
     assert len(pickled) < MOST_SENT

@@ -1,0 +1,39 @@
+"""Models that a worker refuses once it knows their layers."""
+
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
+from flying_serving.errors import Unsupported
+from flying_serving.vllm_adapter.kv.cache import has_kv_alone
+from flying_serving.vllm_adapter.model_runner.lane import Lane
+
+
+def refuse_without_kv(lane1: Lane) -> None:
+    """Raise Unsupported if no layer keeps KV, as in BERT, whose tokens see later ones: requests are
+    counted by their KV.
+    """
+    if not lane1.kv.specs():
+        raise _of(lane1, "models without KV")
+
+
+def refuse_not_causal(lane1: Lane) -> None:
+    """Raise Unsupported if prompt tokens see later ones: outputs of a migrated request are computed
+    as its prompt.
+
+    vLLM serves such models without chunked prefill, and never schedules a prompt that is longer
+    than a step. To be called before memory is allocated for KV.
+    """
+    if any(getattr(spec, "non_causal", False) for spec in lane1.kv.specs().values()):
+        raise _of(lane1, "models with attention that is not causal")
+
+
+def refuse_to_lend_to(kv: KVCacheConfig) -> None:
+    """Raise Unsupported if KV that gets the memory of lent weights would not be one arena."""
+    if not has_kv_alone(kv):
+        raise Unsupported(
+            "--lend-weights: the KV of this model is of several kinds: it gets no lent weights"
+        )
+
+
+def _of(lane1: Lane, kind: str) -> Unsupported:
+    architecture = lane1.config.model_config.architecture
+    return Unsupported(f"--model: {kind} ({architecture}) cannot be served by Flying Serving yet")
