@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from harness.examples import examples
 
-pytest_plugins = ["harness.not_run", "harness.unit_time"]
+pytest_plugins = ["harness.not_run", "harness.time_box", "harness.unit_time"]
 
 settings.register_profile(
     "shared machine",

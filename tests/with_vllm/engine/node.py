@@ -8,7 +8,6 @@ whose token is in which block, and in place of the channel one whose messages it
 import shutil
 import weakref
 from collections import deque
-from copy import copy
 from functools import partial
 from operator import attrgetter
 from tempfile import mkdtemp
@@ -61,11 +60,7 @@ class Engine:
         self.table = self._site.offer_table()
 
     def _lane_config(self) -> Any:
-        made, blocks = copy(config()), self.node.blocks
-        made.scheduler_config, made.cache_config = (
-            copy(made.scheduler_config),
-            copy(made.cache_config),
-        )
+        made, blocks = config(), self.node.blocks
         made.cache_config.block_size, made.cache_config.num_gpu_blocks = BLOCK, blocks
         made.lora_config = self.node.lora
         made.additional_config = {KEY: self._deployment}

@@ -29,9 +29,18 @@ BLOCK = 4
 ALONE = Deployment(run_dir="nowhere", engines=1, devices=1, group_sizes=(1,), flying=FlyingConfig())
 
 
-@cache
 def config() -> VllmConfig:
-    """Four requests at a time, eight tokens of them in a step."""
+    """Four requests at a time, eight tokens of them in a step. Schedulers change their limits and
+    their cache's size: each has its own.
+    """
+    made = copy(_config())
+    made.scheduler_config = copy(made.scheduler_config)
+    made.cache_config = copy(made.cache_config)
+    return made
+
+
+@cache
+def _config() -> VllmConfig:
     init_none_hash(sha256)  # as an engine does before there are requests
     args = EngineArgs(
         str(tiny("llama")), max_model_len=64, max_num_seqs=4, max_num_batched_tokens=8
@@ -88,7 +97,7 @@ class Lane:
         max_loras: int = 0,
     ) -> None:
         kind = kind or (AsyncScheduler if overlaps else Scheduler)
-        made = copy(config())
+        made = config()
         made.cache_config.num_gpu_blocks = blocks
         made.lora_config = LoRAConfig(max_loras=max_loras) if max_loras else None
         made.additional_config = {KEY: ALONE}
