@@ -36,7 +36,7 @@ from flying_serving.errors import ConfigError
 from flying_serving.policy.policies import POLICIES, ForUrgent
 from flying_serving.predict.migrations import MigrationCost
 
-FLYING = ("auto", "load", "priority", "context", "gyges")
+FLYING = tuple(name for name, policy in POLICIES.items() if policy.decides)
 PAIRS = ("split", "pd-disagg")
 
 

@@ -77,7 +77,7 @@ def test_request_left_behind_stays_while_an_urgent_request_runs(
     shot = replace(situation[0], needs=needs)
     chosen_by = POLICIES[policy]
     if chosen_by.migrates_left_behind(shot, OBJECTIVE):
-        assert chosen_by.by_load or chosen_by.by_priority or chosen_by.by_context
+        assert chosen_by.decides
         assert leaving(shot, shot.layout)
         assert not (chosen_by.by_priority and URGENT in needs)
 

@@ -232,7 +232,7 @@ def test_simulated_steps_take_the_measured_time(tmp_path: Path) -> None:
 def test_a_measured_machine(tmp_path: Path) -> None:
     machine = load_measured(machine_file(tmp_path / "machine.json"))
     assert names(machine) == [
-        "auto", "load", "priority", "context", "gyges",
+        *(name for name, policy in POLICIES.items() if policy.decides),
         "stock-dp", "stock-tp", "stock-tp2", "round-robin",
     ]  # fmt: skip
     (wide,) = simulate(build("stock-tp", machine, 1, Options()), [Request(0, 0.0, 100, 2)]).ended
