@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import is_power_of_two
 from flying_serving.placement.plan import Placement
+from flying_serving.policy.steering import Steering
 from flying_serving.slo import Slo, parse_slo
 from flying_serving.validation import first_problem
 
@@ -26,8 +27,6 @@ LOAN_SHARE = 0.05
 """Share of an engine's time for pieces of weights that go or come while requests run."""
 TOLD_S = 5.0
 """Seconds after an engine counts as lost in which the others may not know it."""
-Steering = Literal["priority", "tp_degree", "split_at", "expected_tokens", "none"]
-"""Fields of a request that steer the node: its layout, and which request it serves first."""
 Collectives = Literal["shm", "staged", "pynccl", "gloo", "nccl"]
 """How devices of a group exchange tensors: with `shm` through shared memory, with `staged` by way
 of a host buffer too. `pynccl` is NCCL in groups that can lose an engine. The others are torch's.

@@ -24,8 +24,8 @@ DEPLOYMENT = (
 )
 PRODUCT = (
     *("cli", "server", "engine", "migration", "worker", "weights", "vllm_adapter"),
-    *("controller", "policy", "scheduling", "predict"),
-    *("memory", "comm", "config", "slo", "wire", "layout", "placement"),
+    *("controller", "memory", "comm", "config", "slo"),
+    *("policy", "scheduling", "predict", "wire", "layout", "placement"),
     *("observe", "start_error", "validation", "errors", "phase", "log", "version"),
 )
 ORDER = {"flying_lab": LABORATORY, "flying_deploy": DEPLOYMENT, "flying_serving": PRODUCT}
