@@ -127,7 +127,8 @@ class EngineFigures(msgspec.Struct, frozen=True):
 
     `hard`: its last order was a hard switch. `requests`: (running, waiting) of lanes that it leads.
     `lent_blocks`: to its groups. `steps`: rows of histograms (`Histogram.row`). `token_parallel`:
-    the number of those steps that were token parallel. `prefix_cache`: tokens (looked up, found).
+    the number of those steps of groups of several that were token parallel. `prefix_cache`: tokens
+    (looked up, found).
     """
 
     hard: bool

@@ -99,7 +99,9 @@ class EngineUtilities:
                 requests=report.counts(),
                 lent_blocks=report.lent_blocks(),
                 steps={size: seconds.row for size, seconds in steps.durations.items()},
-                token_parallel=dict(steps.token_parallel),
+                token_parallel={
+                    size: steps.token_parallel[size] for size in steps.durations if size > 1
+                },
                 prefix_cache=report.prefix_cache,
                 migrations=self.loop.migrations.incoming.counts(),
                 memory=replace(self.memory, lent_bytes=lent_bytes),

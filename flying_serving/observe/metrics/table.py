@@ -25,7 +25,8 @@ class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `name`: as `/metrics` shows it; of a histogram without `_bucket`, `_sum`, `_count`. `labels`:
     beside `model_name`, which all metrics have. `unit`: of its values. `meaning`: one sentence or
-    two.
+    two. `figure`: the field of `wire.EngineFigures` that has its values by group size; empty if none
+    has.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     labels: tuple[str, ...]
     unit: str
     meaning: str
+    figure: str = ""
 
 
 TABLE = msgspec.json.decode(

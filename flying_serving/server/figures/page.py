@@ -1,6 +1,7 @@
 """The metrics of one moment as Prometheus' client library wants them."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -113,8 +114,6 @@ def put_engine(page: Page, engine: int, figures: EngineFigures) -> None:
     for size, (running, waiting) in figures.requests.items():
         page.put("flying:lane_requests_running", running, engine, size)
         page.put("flying:lane_requests_waiting", waiting, engine, size)
-    for size, blocks in figures.lent_blocks.items():
-        page.put("flying:lent_blocks", blocks, engine, size)
     for size, (queries, hits) in figures.prefix_cache.items():
         page.put("flying:prefix_cache_queries_total", queries, engine, size)
         page.put("flying:prefix_cache_hits_total", hits, engine, size)
@@ -124,9 +123,9 @@ def put_engine(page: Page, engine: int, figures: EngineFigures) -> None:
     page.put("flying:kv_prefilled_again_requests_total", figures.migrations.prefilled_again, engine)
     for size, row in figures.steps.items():
         page.put("flying:step_duration_seconds", Histogram(STEP_BOUNDS_S, row), engine, size)
-        if size > 1:
-            count = figures.token_parallel.get(size, 0)
-            page.put("flying:token_parallel_steps_total", count, engine, size)
+    for family in filter(attrgetter("figure"), TABLE):
+        for size, value in getattr(figures, family.figure).items():
+            page.put(family.name, value, engine, size)
 
 
 def put_losses(page: Page, losses: Losses, orphans: OrphanCounts) -> None:
