@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from flying_serving.layout.parallelism import Parallelism
+from flying_serving.parallelism import Parallelism
 
 
 class SwitchAnswer(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ requests have KV of both.
 from itertools import cycle
 from math import inf
 
-from flying_serving.layout.parallelism import Parallelism
+from flying_serving.parallelism import Parallelism
 
 PREAMBLE = "from harness.both_ways import take_turns; take_turns()"
 """Of a server whose groups step so."""
@@ -18,7 +18,7 @@ def take_turns() -> None:
     has two for each engine, if their lanes have such steps. Small ones are measured too.
     """
     from flying_serving.predict import probes
-    from flying_serving.scheduling.ways import StepWays
+    from flying_serving.predict.ways import StepWays
 
     probes._DIVIDED = 1
 

@@ -22,7 +22,7 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from flying_lab.emulation.profile import profile_of
 from flying_lab.emulation.step_contents import StepContents
 from flying_lab.tiny_models.tokenizer import BOS, SPECIALS
-from flying_serving.layout.parallelism import Parallelism
+from flying_serving.parallelism import Parallelism
 
 FIRST_WORD = BOS + len(SPECIALS)
 """The first token of the stand-in's vocabulary that is a word, neither a byte nor a special."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from flying_lab.sim.prefixes import PrefixCache
 from flying_serving.layout.groups import Group
-from flying_serving.layout.parallelism import Parallelism
+from flying_serving.parallelism import Parallelism
 
 UNLIMITED = sys.maxsize
 """A group's limit of tokens for a request that it may run to its end."""

@@ -12,7 +12,7 @@ from flying_lab.sim.node import System
 from flying_lab.sim.requests import Chunk, SimStep
 from flying_serving.controller.settings import Capacity, Limits, Settings
 from flying_serving.errors import ConfigError
-from flying_serving.layout.parallelism import Parallelism
+from flying_serving.parallelism import Parallelism
 from flying_serving.policy.policies import Policy
 from flying_serving.predict.probes import ENOUGH_S, probes
 from flying_serving.predict.steps import Step

@@ -21,7 +21,6 @@ from flying_serving.layout.groups import Group, KVSource, Layout
 from flying_serving.predict.demand import Demand
 from flying_serving.predict.migrations import MigrationCost, cost_within
 from flying_serving.predict.steps import StepModel
-from flying_serving.predict.token_cost import TokenCost
 from flying_serving.predict.work import LaneFigures, Work
 
 
@@ -114,13 +113,13 @@ class ClusterState:
         """
         limits = self.settings.limits
         return {
-            size: LaneFigures(
-                self.steps.cost(size),
+            size: LaneFigures.of(
+                self.steps,
+                size,
                 limits.max_num_seqs,
                 self.weight_lending.room_of(size, self.loads),
                 limits.max_num_batched_tokens,
                 cost_within(self.migrates, size),
-                TokenCost.of(self.steps, size),
             )
             for size in self.sizes
             if self.steps.known(size)

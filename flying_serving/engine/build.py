@@ -33,7 +33,7 @@ from flying_serving.migration.chunks import EXTRA_BYTES
 from flying_serving.migration.offers import OfferTable, PeerOffers, make_table
 from flying_serving.predict.migrations import fit_migrations
 from flying_serving.scheduling.batches import Batches
-from flying_serving.scheduling.ways import StepWays
+from flying_serving.predict.ways import StepWays
 from flying_serving.vllm_adapter.kv.blocks import SchedulerPool
 from flying_serving.vllm_adapter.kv.cache import block_bytes, groups_of
 from flying_serving.vllm_adapter.kv.engine_pool import EnginePool

@@ -8,7 +8,7 @@ from enum import Enum, auto
 from typing import Any
 
 from flying_serving.layout.groups import Group
-from flying_serving.layout.parallelism import Parallelism
+from flying_serving.parallelism import Parallelism
 from flying_serving.migration.messages import KVPulled, PullKV, ReleaseKV
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from flying_serving.engine.messages import RunStep
 from flying_serving.layout.groups import aligned_group
-from flying_serving.layout.parallelism import Parallelism
+from flying_serving.parallelism import Parallelism
 from flying_serving.migration.messages import PullKV
 from flying_serving.observe.tracing.events import (
     TracedPull,

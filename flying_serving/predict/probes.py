@@ -9,7 +9,7 @@ served yet would seem not to mind context.
 
 from dataclasses import dataclass
 
-from flying_serving.layout.parallelism import Parallelism
+from flying_serving.parallelism import Parallelism
 
 ENOUGH_S = 0.5
 """Seconds of a probe after which no larger one of its kind follows."""

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import astuple
 from scipy.optimize import nnls
 
-from flying_serving.layout.parallelism import Parallelism
+from flying_serving.parallelism import Parallelism
 from flying_serving.wire import CalibrationRow, StepRow
 
 FEW, SOME = 8, 64

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from flying_serving.predict import arrivals
 from flying_serving.predict.migrations import MigrationCost
-from flying_serving.predict.steps import StepCost
-from flying_serving.predict.token_cost import TokenCost
+from flying_serving.predict.steps import StepCost, StepModel
+from flying_serving.predict.ways import TokenCost
 
 URGENCY = 10.0
 """What a second of an urgent request counts, in seconds of others.
@@ -44,6 +46,22 @@ class LaneFigures:
     migration: MigrationCost | None = None
     token_cost: TokenCost | None = None
 
+    @classmethod
+    def of(
+        cls,
+        model: StepModel,
+        size: int,
+        max_num_seqs: int,
+        kv_tokens: float,
+        max_num_batched_tokens: int,
+        migration: MigrationCost | None,
+    ) -> LaneFigures:
+        """Return the abilities of a group with the present costs of its steps. Raises KeyError if
+        none was measured.
+        """
+        cost, token_cost = model.cost(size), TokenCost.of(model, size)
+        return cls(cost, max_num_seqs, kv_tokens, max_num_batched_tokens, migration, token_cost)
+
     def step_s(self, prefill_tokens: float, sequences: float, context_tokens: float) -> float:
         """Return the seconds of a step with these contents."""
         tensor_s = self.cost.step_s(prefill_tokens, sequences, context_tokens)
@@ -67,6 +85,32 @@ class LaneFigures:
         contents = step_tokens, 0, 0, step_tokens * before
         saved_s = self.cost.step_s(*contents) - self.token_cost.step_s(*contents)
         return max(0.0, tensor_s - max(0.0, saved_s) * (tokens / step_tokens))
+
+
+def step_time(model: StepModel, size: int) -> Callable[..., float]:
+    """Return a function of the seconds of a step of a group, from its contents as for
+    `StepCost.step_s`. Each is made in the way that takes less time. Raises KeyError if no step was
+    measured.
+    """
+    cost, token = model.cost(size), TokenCost.of(model, size)
+
+    def step_s(*contents: float) -> float:
+        tensor_s = cost.step_s(*contents)
+        return tensor_s if token is None else min(tensor_s, token.step_s(*contents))
+
+    return step_s
+
+
+def costs_by_size(lanes: Mapping[int, LaneFigures]) -> dict[str, dict[str, Any]]:
+    """Return the costs of the steps of groups, as plain JSON by kind and group size."""
+    return {
+        "step_cost": {str(size): asdict(lane.cost) for size, lane in lanes.items()},
+        "token_parallel_step_cost": {
+            str(size): asdict(lane.token_cost)
+            for size, lane in lanes.items()
+            if lane.token_cost is not None
+        },
+    }
 
 
 @dataclass(frozen=True)

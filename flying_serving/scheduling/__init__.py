@@ -2,5 +2,4 @@
 
 - `arbiter.py`: the lane that steps next: present and older lanes, weave, holds.
 - `batches.py`: the number of prompt tokens that a step takes with `--tbt-slo-ms`.
-- `ways.py`: whether a group's step is tensor or token parallel.
 """

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from flying_serving.predict.steps import Step, StepModel
-from flying_serving.predict.token_cost import TokenCost
+from flying_serving.predict.work import step_time
 from flying_serving.wire import CalibrationRow, StepRow
 
 OVERRUN = 0.9
@@ -78,14 +78,12 @@ class Batches:
         lanes = self._lanes()
         if (not running.decoding and lanes == 1) or not self._costs.known(size):
             return None
-        cost, token = self._costs.cost(size), TokenCost.of(self._costs, size)
+        time_s = step_time(self._costs, size)
         limit_s = self._target_s * self._planned.get(size, 1.0) / lanes
 
         def step_s(tokens: int) -> float:
             pairs = tokens * running.computed_tokens
-            contents = tokens, running.decoding, running.context_tokens, pairs
-            tensor_s = cost.step_s(*contents)
-            return tensor_s if token is None else min(tensor_s, token.step_s(*contents))
+            return time_s(tokens, running.decoding, running.context_tokens, pairs)
 
         return max(
             self._tokens.start,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from flying_serving.errors import ConfigError, GroupBroken, LaneError
-from flying_serving.layout.parallelism import Parallelism
+from flying_serving.parallelism import Parallelism
 from flying_serving.vllm_adapter.model_runner.batches import (
     CHECK_REQUESTS,
     CHECK_TOKENS,

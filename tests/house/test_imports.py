@@ -25,7 +25,7 @@ DEPLOYMENT = (
 PRODUCT = (
     *("cli", "server", "engine", "migration", "worker", "weights", "vllm_adapter"),
     *("controller", "memory", "comm", "config", "slo"),
-    *("policy", "scheduling", "predict", "wire", "layout", "placement"),
+    *("policy", "scheduling", "predict", "wire", "parallelism", "layout", "placement"),
     *("observe", "start_error", "validation", "errors", "phase", "log", "version"),
 )
 ORDER = {"flying_lab": LABORATORY, "flying_deploy": DEPLOYMENT, "flying_serving": PRODUCT}

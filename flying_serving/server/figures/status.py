@@ -7,11 +7,11 @@ from flying_serving.config import Deployment
 from flying_serving.controller.controller import Controller
 from flying_serving.controller.switches import predictions
 from flying_serving.policy.snapshot import Decision
+from flying_serving.predict.work import costs_by_size
 
 
 def describe(controller: Controller, deployment: Deployment) -> dict[str, Any]:
     """Return the policy, the layout, capacities, costs and decisions of the controller."""
-    lanes = controller.state.lanes()
     return {
         "policy": controller.settings.policy.name,
         "layout": controller.state.layout.to_lists(),
@@ -23,12 +23,7 @@ def describe(controller: Controller, deployment: Deployment) -> dict[str, Any]:
         },
         "lent_capacity_tokens": controller.settings.capacity.lent_tokens or None,
         "weights": _weights(controller),
-        "step_cost": {str(size): asdict(lane.cost) for size, lane in lanes.items()},
-        "token_parallel_step_cost": {
-            str(size): asdict(lane.token_cost)
-            for size, lane in lanes.items()
-            if lane.token_cost is not None
-        },
+        **costs_by_size(controller.state.lanes()),
         "migration_cost": {
             str(size): asdict(cost) for size, cost in controller.state.migrates.items()
         },

@@ -22,7 +22,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.errors import CollectiveTimeout, GroupBroken
 from flying_serving.layout.groups import Group
-from flying_serving.layout.parallelism import Parallelism
+from flying_serving.parallelism import Parallelism
 from flying_serving.vllm_adapter.kv.lane_kv import LaneKV
 from flying_serving.vllm_adapter.lora.layers import wrap_layers
 from flying_serving.vllm_adapter.model_runner.batches import without_outputs

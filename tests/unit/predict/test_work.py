@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flying_serving.parallelism import Parallelism
 from flying_serving.predict.arrivals import CHANGE_S, LEAST_RATE
-from flying_serving.predict.steps import StepCost
-from flying_serving.predict.token_cost import TokenCost
-from flying_serving.predict.work import LaneFigures, Work
+from flying_serving.predict.steps import Step, StepCost, StepModel
+from flying_serving.predict.ways import TokenCost
+from flying_serving.predict.work import LaneFigures, Work, step_time
+from tests.unit.predict.token_costs import TENSOR, measured
 
 BUDGET = 512
 LANE = LaneFigures(StepCost(0.02, 1e-4, 1e-3, 1e-7, prefill_pair_s=1e-8), 256, 10**7, BUDGET)
@@ -58,6 +60,18 @@ def test_a_step_takes_the_time_of_the_shorter_way() -> None:
     lane = replace(LANE, token_cost=TokenCost(token, 1, 64))
     assert lane.step_s(40, 23, 500) == LANE.cost.step_s(40, 23, 500) == LANE.step_s(40, 23, 500)
     assert lane.step_s(400, 24, 500) == token.step_s(400, 24, 500) < LANE.step_s(400, 24, 500)
+
+
+def test_the_time_of_a_step_is_that_of_the_shorter_measured_way() -> None:
+    model = StepModel()
+    model.calibrate(Step.measured([*measured(2, {Parallelism.TENSOR: TENSOR}), *measured(4)]))
+    of_two, of_four, token = step_time(model, 2), step_time(model, 4), TokenCost.of(model, 4)
+    assert token is not None
+    assert of_two(2000, 0, 0, 0) == model.cost(2).step_s(2000, 0, 0)
+    assert of_four(100, 0, 0, 0) == model.cost(4).step_s(100, 0, 0) < token.step_s(100, 0, 0)
+    assert of_four(2000, 0, 0, 0) == token.step_s(2000, 0, 0) < model.cost(4).step_s(2000, 0, 0)
+    with pytest.raises(KeyError):
+        step_time(model, 8)
 
 
 @pytest.mark.parametrize(("from_s", "to_s"), [(0.0, 5.0), (10.0, 40.0), (100.0, 101.0)])

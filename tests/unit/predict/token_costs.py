@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from flying_serving.layout.parallelism import Parallelism
+from flying_serving.parallelism import Parallelism
 from flying_serving.predict.probes import probes
 from flying_serving.predict.steps import Step, StepCost
 from flying_serving.wire import CalibrationRow

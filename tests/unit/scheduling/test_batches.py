@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flying_serving.layout.parallelism import Parallelism
+from flying_serving.parallelism import Parallelism
 from flying_serving.predict.steps import StepCost
 from flying_serving.scheduling.batches import Batches, Running
 from flying_serving.wire import CalibrationRow, StepRow

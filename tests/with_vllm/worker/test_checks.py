@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from flying_serving.errors import ConfigError, GroupBroken
-from flying_serving.layout.parallelism import Parallelism
+from flying_serving.parallelism import Parallelism
 from flying_serving.memory.kv_groups import KVGroup, KVGroups, one_group
 from flying_serving.worker.checks import LaneChecks, most_requests
 from flying_serving.worker.selfcheck import record

@@ -20,10 +20,10 @@ from flying_lab.sim.run import simulate
 from flying_lab.sim.system import flying
 from flying_lab.sim.token_parallel import EXCHANGES_LAUNCH, sequence_parallel
 from flying_lab.workload.model import Request
-from flying_serving.layout.parallelism import Parallelism
+from flying_serving.parallelism import Parallelism
 from flying_serving.policy.policies import POLICIES
 from flying_serving.predict.steps import Step
-from flying_serving.scheduling.ways import StepWays
+from flying_serving.predict.ways import StepWays
 from tests.unit.lab.sim.nodes import run
 from tests.unit.lab.sim.test_systems import machine_file
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from flying_serving.config import Deployment, FlyingConfig
 from flying_serving.controller.controller import Controller
-from flying_serving.layout.parallelism import Parallelism
+from flying_serving.parallelism import Parallelism
 from flying_serving.server.figures.status import describe
 from tests.unit.controller.model_settings import settings
 from tests.unit.policy.costs import costs, measured

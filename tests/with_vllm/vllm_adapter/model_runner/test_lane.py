@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flying_serving.errors import CollectiveTimeout, GroupBroken
-from flying_serving.layout.parallelism import Parallelism
+from flying_serving.parallelism import Parallelism
 from flying_serving.vllm_adapter.model_runner.lane import Lane, OutputUse, VoidStep
 from tests.with_vllm.worker.configurations import LLAMA, configuration
 
