@@ -63,6 +63,14 @@ class FlyingConfig(BaseModel):
     """
     horizon_s: float = Field(default=20.0, gt=0, le=3600)
     """Seconds ahead over which layouts are compared."""
+    weave_steps: int = Field(default=1, ge=1, le=1000)
+    """Steps of the present layout per step of one that drains. A layout drains while requests run
+    in it that were there before the switch.
+    """
+    max_pause_ms: float = Field(default=1000.0, ge=1, le=3_600_000)
+    """Milliseconds after which a paused lane is due for a step. It makes the step after the steps
+    under way.
+    """
     slo: str | None = None
     """Targets in ms, like ttft:500,tpot:50. Layouts are compared by the share of requests that meet
     the targets, then by latency. Without targets they are compared by mean end-to-end latency.
@@ -86,55 +94,22 @@ class FlyingConfig(BaseModel):
     others leave the queue. As many as --max-num-seqs may wait anyway. Half of the clients' timeout
     is a good value. Default: no limit.
     """
-    max_body_bytes: int = Field(default=2**24, ge=1024, le=2**40)
-    """Longest body of a request in bytes; a longer one gets 413. Batches of prompts and embeddings
-    may need more.
-    """
     priority_aging_s: float = Field(default=30.0, ge=1, le=86_400)
     """Seconds after which a waiting request gets every second place. Its priority does not count
     then.
     """
-    most_urgent_priority: int | None = Field(default=None, ge=-(2**63), le=0)
-    """Requests with a `priority` below this get 400. Lower values are more urgent. The usual 0 is
-    never refused. Default: no limit.
+    max_body_bytes: int = Field(default=2**24, ge=1024, le=2**40)
+    """Longest body of a request in bytes; a longer one gets 413. Batches of prompts and embeddings
+    may need more.
     """
     clients_may_set: tuple[Steering, ...] | None = None
     """Fields that clients may set in their requests, like priority,tp_degree. They change the
     layout or the order for all clients. Default: all; with an API key none, or priority beside
     --most-urgent-priority.
     """
-    cpu_collectives: Literal["shm", "gloo", "staged"] = "shm"
-    """How engines on the CPU exchange data. `shm` is shared memory. `staged`, for tests, is `shm`
-    with the copies of CUDA.
-    """
-    cuda_collectives: Literal["nccl", "pynccl", "staged"] | None = None
-    """How engines on CUDA exchange data. With `pynccl`, NCCL in each group, a server survives the
-    loss of an engine. `staged` goes through host memory, and is slow. Default: nccl, or staged
-    where engines share a GPU.
-    """
-    engines_per_device: int = Field(default=1, ge=1, le=MAX_ENGINES)
-    """Engines that share a GPU, for tests. The number has to divide --data-parallel-size. It needs
-    --kv-cache-memory-bytes. On the CPU it changes nothing.
-    """
-    weave_steps: int = Field(default=1, ge=1, le=1000)
-    """Steps of the present layout per step of one that drains. A layout drains while requests run
-    in it that were there before the switch.
-    """
-    max_pause_ms: float = Field(default=1000.0, ge=1, le=3_600_000)
-    """Milliseconds after which a paused lane is due for a step. It makes the step after the steps
-    under way.
-    """
-    collective_timeout_s: float = Field(default=60.0, gt=0, le=86_400)
-    """Seconds that an engine waits for the other engines of its group. With `nccl` it bounds no
-    collective.
-    """
-    engine_timeout_s: float = Field(default=5.0, ge=0.5, le=3600)
-    """Seconds without a sign of life after which an engine is killed, as lost. Where servers
-    survive a loss: at most --collective-timeout-s.
-    """
-    min_engines: int = Field(default=1, ge=1, le=MAX_ENGINES)
-    """The server ends when fewer engines than this are left. Lost engines are started again. At
-    most --data-parallel-size.
+    most_urgent_priority: int | None = Field(default=None, ge=-(2**63), le=0)
+    """Requests with a `priority` below this get 400. Lower values are more urgent. The usual 0 is
+    never refused. Default: no limit.
     """
     lend_blocks: int = Field(default=16, ge=1, le=1_000_000)
     """Fewest KV blocks that a group asks its engines for at a time."""
@@ -153,6 +128,31 @@ class FlyingConfig(BaseModel):
     pynccl stay eager. At its start the server compares graphs, and code that vLLM compiles, with
     eager steps. Where they differ it goes on eagerly; with --cuda-graphs it ends. None of this has
     run on a GPU yet. Default: as vLLM.
+    """
+    cpu_collectives: Literal["shm", "gloo", "staged"] = "shm"
+    """How engines on the CPU exchange data. `shm` is shared memory. `staged`, for tests, is `shm`
+    with the copies of CUDA.
+    """
+    cuda_collectives: Literal["nccl", "pynccl", "staged"] | None = None
+    """How engines on CUDA exchange data. With `pynccl`, NCCL in each group, a server survives the
+    loss of an engine. `staged` goes through host memory, and is slow. Default: nccl, or staged
+    where engines share a GPU.
+    """
+    engines_per_device: int = Field(default=1, ge=1, le=MAX_ENGINES)
+    """Engines that share a GPU, for tests. The number has to divide --data-parallel-size. It needs
+    --kv-cache-memory-bytes. On the CPU it changes nothing.
+    """
+    engine_timeout_s: float = Field(default=5.0, ge=0.5, le=3600)
+    """Seconds without a sign of life after which an engine is killed, as lost. Where servers
+    survive a loss: at most --collective-timeout-s.
+    """
+    collective_timeout_s: float = Field(default=60.0, gt=0, le=86_400)
+    """Seconds that an engine waits for the other engines of its group. With `nccl` it bounds no
+    collective.
+    """
+    min_engines: int = Field(default=1, ge=1, le=MAX_ENGINES)
+    """The server ends when fewer engines than this are left. Lost engines are started again. At
+    most --data-parallel-size.
     """
     node_metrics: bool = False
     """In /metrics, show three of vLLM's gauges for all engines together. They are

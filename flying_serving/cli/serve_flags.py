@@ -7,6 +7,7 @@ import re
 import shutil
 import textwrap
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from flying_serving.config import FlyingConfig
@@ -41,46 +42,26 @@ class FlagGroup(NamedTuple):
     fields: tuple[str, ...]
 
 
-GROUPS = (
-    FlagGroup(
-        "Layout",
-        "which engines step together, and the rule that decides",
-        (
-            *("group_sizes", "policy", "policy_dry_run", "horizon_s"),
-            *("weave_steps", "max_pause_ms"),
-        ),
-    ),
-    FlagGroup("Latency", "targets for requests", ("slo", "tbt_slo_ms")),
-    FlagGroup(
-        "Overload",
-        "how much may wait, and what is refused",
-        (
-            *("max_waiting_requests", "max_waiting_tokens", "max_queue_wait_s"),
-            *("priority_aging_s", "max_body_bytes"),
-        ),
-    ),
-    FlagGroup(
-        "Steering",
-        "fields of requests that steer the server",
-        ("clients_may_set", "most_urgent_priority"),
-    ),
-    FlagGroup(
-        "Lending", "KV blocks and weights that engines lend", ("lend_blocks", "lend_weights")
-    ),
-    FlagGroup(
-        "Execution",
-        "how groups compute and exchange data",
-        (
-            *("token_parallel", "cuda_graphs", "cpu_collectives", "cuda_collectives"),
-            "engines_per_device",
-        ),
-    ),
-    FlagGroup(
-        "Losses",
-        "engines that end or freeze, and deadlines",
-        ("engine_timeout_s", "collective_timeout_s", "min_engines"),
-    ),
-    FlagGroup("Observability", "metrics and traces", ("node_metrics", "trace_out")),
+def _groups(*ends: tuple[str, str, str]) -> Iterator[FlagGroup]:
+    """Yield groups by title, purpose and last field. FlyingConfig has the fields of each together,
+    and the groups in this order.
+    """
+    fields = iter(FlyingConfig.model_fields)
+    for title, purpose, last in ends:
+        yield FlagGroup(title, purpose, (*takewhile(last.__ne__, fields), last))
+
+
+GROUPS = tuple(
+    _groups(
+        ("Layout", "which engines step together, and the rule that decides", "max_pause_ms"),
+        ("Latency", "targets for requests", "tbt_slo_ms"),
+        ("Overload", "how much may wait, and what is refused", "max_body_bytes"),
+        ("Steering", "fields of requests that steer the server", "most_urgent_priority"),
+        ("Lending", "KV blocks and weights that engines lend", "lend_weights"),
+        ("Execution", "how groups compute and exchange data", "engines_per_device"),
+        ("Losses", "engines that end or freeze, and deadlines", "min_engines"),
+        ("Observability", "metrics and traces", "trace_out"),
+    )
 )
 
 
