@@ -20,7 +20,7 @@ from flying_serving.engine.loop import EngineLoop, Instruments
 from flying_serving.engine.membership import Membership
 from flying_serving.engine.report import Report
 from flying_serving.engine.residency import Residency
-from flying_serving.engine.steps import StepLog, choose_parallelism
+from flying_serving.engine.steps import StepLog, divide_steps
 from flying_serving.engine.tracing import EngineTrace
 from flying_serving.engine.utilities import EngineUtilities
 from flying_serving.layout.groups import aligned_group
@@ -33,7 +33,6 @@ from flying_serving.migration.chunks import EXTRA_BYTES
 from flying_serving.migration.offers import OfferTable, PeerOffers, make_table
 from flying_serving.predict.migrations import fit_migrations
 from flying_serving.scheduling.batches import Batches
-from flying_serving.predict.ways import StepWays
 from flying_serving.vllm_adapter.kv.blocks import SchedulerPool
 from flying_serving.vllm_adapter.kv.cache import block_bytes, groups_of
 from flying_serving.vllm_adapter.kv.engine_pool import EnginePool
@@ -273,13 +272,6 @@ def _make_residency(core: Any, own: EnginePool, loop: EngineLoop) -> Residency:
     return Residency(
         loop.lanes, own, ledger, extra, core.call_workers, loop.migrations.source.revoke_all
     )
-
-
-def divide_steps(lanes: Lanes, steps: StepLog, measured: list[CalibrationRow]) -> None:
-    """Let the groups that an engine leads divide tokens where that was measured to be shorter."""
-    ways = StepWays(measured)
-    for leader in lanes.leaders.values():
-        leader.parallelism_of = partial(choose_parallelism, ways, steps, leader.group)
 
 
 def limit_batches(

@@ -6,16 +6,18 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from flying_serving.comm.board import StepBoard
+from flying_serving.engine.lane import Lanes
 from flying_serving.layout.groups import Group
 from flying_serving.parallelism import Parallelism
 from flying_serving.observe.metrics.histogram import Histogram
 from flying_serving.observe.metrics.table import STEP_BOUNDS_S
 from flying_serving.predict.ways import StepWays
 from flying_serving.vllm_adapter.scheduler.step_contents import contents
-from flying_serving.wire import StepRow
+from flying_serving.wire import CalibrationRow, StepRow
 
 KEPT_STEPS = 4096
 """Steps that are kept until they are read; the oldest are dropped first."""
@@ -116,3 +118,10 @@ def choose_parallelism(ways: StepWays, steps: StepLog, group: Group, plan: Any) 
     if parallelism is Parallelism.TOKEN:
         steps.divides_tokens(group)
     return parallelism
+
+
+def divide_steps(lanes: Lanes, steps: StepLog, measured: list[CalibrationRow]) -> None:
+    """Let the groups that an engine leads divide tokens where that was measured to be shorter."""
+    ways = StepWays(measured)
+    for leader in lanes.leaders.values():
+        leader.parallelism_of = partial(choose_parallelism, ways, steps, leader.group)
