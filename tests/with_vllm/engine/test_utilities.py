@@ -52,3 +52,14 @@ def test_the_check_finds_a_block_that_is_free_and_lent() -> None:
     lanes.own.take(1)
     with pytest.raises(IntegrityError):
         utilities.flying_check()
+
+
+def test_a_leader_tells_of_token_parallel_steps_of_its_groups_from_the_start() -> None:
+    """Of groups of several: one that has made none has a zero."""
+    leader, member = (
+        EngineUtilities(engine.loop, 0, EngineMemory(0, 0), [], []) for engine in Node().engines
+    )
+    assert leader.flying_metrics()["token_parallel"] == {2: 0}
+    assert member.flying_metrics()["token_parallel"] == {}
+    leader.loop.instruments.steps.token_parallel.update({1: 3, 2: 5})
+    assert leader.flying_metrics()["token_parallel"] == {2: 5}
