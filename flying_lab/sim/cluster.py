@@ -19,9 +19,9 @@ from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.parallelism import Parallelism
 from flying_serving.predict.migrations import MigrationCost
+from flying_serving.predict.ways import StepWays
 from flying_serving.scheduling.arbiter import LaneArbiter, ServeMessage, StepLane
 from flying_serving.scheduling.batches import Batches
-from flying_serving.predict.ways import StepWays
 from flying_serving.wire import CalibrationRow, StepRow
 
 SHORTEST_S = 1e-6

@@ -24,8 +24,8 @@ from flying_lab.sim.token_parallel import launched
 from flying_lab.sim.transformation import Transformation
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import is_power_of_two
-from flying_serving.parallelism import Parallelism
 from flying_serving.layout.shards import degree_obstacle, lane_block_tokens
+from flying_serving.parallelism import Parallelism
 from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.steps import StepCost
 

@@ -42,17 +42,11 @@ class FlagGroup(NamedTuple):
     fields: tuple[str, ...]
 
 
-def _groups(*ends: tuple[str, str, str]) -> Iterator[FlagGroup]:
-    """Yield groups by title, purpose and last field. FlyingConfig has the fields of each together,
-    and the groups in this order.
-    """
-    fields = iter(FlyingConfig.model_fields)
-    for title, purpose, last in ends:
-        yield FlagGroup(title, purpose, (*takewhile(last.__ne__, fields), last))
-
-
+# each by its last field: FlyingConfig has the fields group by group
+_fields = iter(FlyingConfig.model_fields)
 GROUPS = tuple(
-    _groups(
+    FlagGroup(title, purpose, (*takewhile(last.__ne__, _fields), last))
+    for title, purpose, last in (
         ("Layout", "which engines step together, and the rule that decides", "max_pause_ms"),
         ("Latency", "targets for requests", "tbt_slo_ms"),
         ("Overload", "how much may wait, and what is refused", "max_body_bytes"),

@@ -22,8 +22,8 @@ from flying_serving.engine.messages import (
 from flying_serving.engine.outstanding import OutstandingSteps
 from flying_serving.errors import IntegrityError
 from flying_serving.layout.groups import Group
-from flying_serving.parallelism import Parallelism
 from flying_serving.memory.lending import BorrowedBlocks, LentBlocks
+from flying_serving.parallelism import Parallelism
 from flying_serving.vllm_adapter.kv.blocks import SchedulerPool
 from flying_serving.vllm_adapter.scheduler.failures import failures
 from flying_serving.vllm_adapter.scheduler.scheduler import may_plan_ahead, most_outstanding
@@ -37,11 +37,6 @@ other's blocks for ever.
 """
 _WHEN_ANSWERED = float("inf")
 """In place of a time: a step waits until the members have answered."""
-
-
-def always_tensor(_plan: Any) -> Parallelism:
-    """Return what a group divides that has no token parallel steps."""
-    return Parallelism.TENSOR
 
 
 def in_physical_blocks(plan: Any, lent: LentBlocks) -> Any:
@@ -138,8 +133,10 @@ class Leader:
         self._channel = channel
         self._lend_blocks = lend_blocks
         self.outstanding = OutstandingSteps(most_outstanding(self.scheduler))
-        self.parallelism_of: Callable[[Any], Parallelism] = always_tensor
-        """A function that returns what the members divide in a step, from its SchedulerOutput."""
+        self.parallelism_of: Callable[[Any], Parallelism] = lambda _plan: Parallelism.TENSOR
+        """A function that returns what the members divide in a step, from its SchedulerOutput. This
+        one is of a group without token parallel steps.
+        """
         self.is_whole = True
         """True while all members are there."""
         self._answers: dict[int, int] | None = None

@@ -8,8 +8,8 @@ from enum import Enum, auto
 from typing import Any
 
 from flying_serving.layout.groups import Group
-from flying_serving.parallelism import Parallelism
 from flying_serving.migration.messages import KVPulled, PullKV, ReleaseKV
+from flying_serving.parallelism import Parallelism
 
 
 class Overlap(Enum):

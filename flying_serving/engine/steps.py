@@ -12,9 +12,9 @@ from typing import Any
 from flying_serving.comm.board import StepBoard
 from flying_serving.engine.lane import Lanes
 from flying_serving.layout.groups import Group
-from flying_serving.parallelism import Parallelism
 from flying_serving.observe.metrics.histogram import Histogram
 from flying_serving.observe.metrics.table import STEP_BOUNDS_S
+from flying_serving.parallelism import Parallelism
 from flying_serving.predict.ways import StepWays
 from flying_serving.vllm_adapter.scheduler.step_contents import contents
 from flying_serving.wire import CalibrationRow, StepRow

@@ -11,7 +11,6 @@ from typing import Any
 
 from flying_serving.engine.messages import RunStep
 from flying_serving.layout.groups import aligned_group
-from flying_serving.parallelism import Parallelism
 from flying_serving.migration.messages import PullKV
 from flying_serving.observe.tracing.events import (
     TracedPull,
@@ -22,6 +21,7 @@ from flying_serving.observe.tracing.events import (
     step,
 )
 from flying_serving.observe.tracing.writer import TraceWriter
+from flying_serving.parallelism import Parallelism
 from flying_serving.vllm_adapter.scheduler.step_contents import contents
 
 

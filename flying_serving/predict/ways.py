@@ -78,11 +78,11 @@ class StepWays:
     def __init__(self, measured: Iterable[CalibrationRow]) -> None:
         model, rows = StepModel(), list(measured)
         model.calibrate(Step.measured(rows))
-        self._costs: dict[int, tuple[StepCost, TokenCost]] = {}
-        for size in {row.size for row in rows if model.known(row.size)}:
-            token = TokenCost.of(model, size)
-            if token is not None:
-                self._costs[size] = model.cost(size), token
+        self._costs = {
+            size: (model.cost(size), token)
+            for size in {row.size for row in rows if model.known(row.size)}
+            if (token := TokenCost.of(model, size)) is not None
+        }
 
     def least_tokens(self, size: int) -> float:
         """Return the tokens of the smallest step of a group that may divide them; infinite if none
@@ -107,7 +107,6 @@ class StepWays:
         costs = self._costs.get(size)
         if costs is None:
             return Parallelism.TENSOR
-        tensor, token = costs
-        token_s = token.step_s(prefill_tokens, sequences, context_tokens, prefill_pairs)
-        tensor_s = tensor.step_s(prefill_tokens, sequences, context_tokens, prefill_pairs)
+        contents = prefill_tokens, sequences, context_tokens, prefill_pairs
+        tensor_s, token_s = (cost.step_s(*contents) for cost in costs)
         return Parallelism.TOKEN if token_s < tensor_s else Parallelism.TENSOR

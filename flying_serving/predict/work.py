@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from flying_serving.predict import arrivals
 from flying_serving.predict.migrations import MigrationCost
@@ -59,15 +58,20 @@ class LaneFigures:
         """Return the abilities of a group with the present costs of its steps. Raises KeyError if
         none was measured.
         """
-        cost, token_cost = model.cost(size), TokenCost.of(model, size)
-        return cls(cost, max_num_seqs, kv_tokens, max_num_batched_tokens, migration, token_cost)
+        return cls(
+            model.cost(size),
+            max_num_seqs,
+            kv_tokens,
+            max_num_batched_tokens,
+            migration,
+            TokenCost.of(model, size),
+        )
 
     def step_s(self, prefill_tokens: float, sequences: float, context_tokens: float) -> float:
         """Return the seconds of a step with these contents."""
-        tensor_s = self.cost.step_s(prefill_tokens, sequences, context_tokens)
-        if self.token_cost is None:
-            return tensor_s
-        return min(tensor_s, self.token_cost.step_s(prefill_tokens, sequences, context_tokens))
+        contents = prefill_tokens, sequences, context_tokens
+        tensor_s, token = self.cost.step_s(*contents), self.token_cost
+        return tensor_s if token is None else min(tensor_s, token.step_s(*contents))
 
     def tokens_before(self, prompt_tokens: float) -> float:
         """Return the tokens of a prompt that are computed before a step that takes more of it, on
@@ -93,15 +97,12 @@ def step_time(model: StepModel, size: int) -> Callable[..., float]:
     measured.
     """
     cost, token = model.cost(size), TokenCost.of(model, size)
-
-    def step_s(*contents: float) -> float:
-        tensor_s = cost.step_s(*contents)
-        return tensor_s if token is None else min(tensor_s, token.step_s(*contents))
-
-    return step_s
+    if token is None:
+        return cost.step_s
+    return lambda *contents: min(cost.step_s(*contents), token.step_s(*contents))
 
 
-def costs_by_size(lanes: Mapping[int, LaneFigures]) -> dict[str, dict[str, Any]]:
+def costs_by_size(lanes: Mapping[int, LaneFigures]) -> dict[str, object]:
     """Return the costs of the steps of groups, as plain JSON by kind and group size."""
     return {
         "step_cost": {str(size): asdict(lane.cost) for size, lane in lanes.items()},

@@ -25,8 +25,7 @@ class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `name`: as `/metrics` shows it; of a histogram without `_bucket`, `_sum`, `_count`. `labels`:
     beside `model_name`, which all metrics have. `unit`: of its values. `meaning`: one sentence or
-    two. `figure`: the field of `wire.EngineFigures` that has its values by group size; empty if none
-    has.
+    two. `figure`: the field of `wire.EngineFigures` that has its values by group size, if one has.
     """
 
     name: str

@@ -11,9 +11,9 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from flying_serving.engine.messages import RunStep
 from flying_serving.engine.tracing import EngineTrace
 from flying_serving.layout.groups import KVSource
-from flying_serving.parallelism import Parallelism
 from flying_serving.migration.messages import PullKV
 from flying_serving.observe.tracing import file as trace_file
+from flying_serving.parallelism import Parallelism
 from tests.unit.observe.tracing.reading import Event, of_row, read_trace, rows
 from tests.with_vllm.engine.schedulers import FakeScheduler, Hooks
 

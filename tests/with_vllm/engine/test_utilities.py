@@ -54,7 +54,7 @@ def test_the_check_finds_a_block_that_is_free_and_lent() -> None:
         utilities.flying_check()
 
 
-def test_a_leader_tells_of_token_parallel_steps_of_its_groups_from_the_start() -> None:
+def test_a_leader_counts_token_parallel_steps_of_its_groups_from_zero() -> None:
     """Of groups of several: one that has made none has a zero."""
     leader, member = (
         EngineUtilities(engine.loop, 0, EngineMemory(0, 0), [], []) for engine in Node().engines

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from flying_serving.errors import LaneError
-from flying_serving.parallelism import Parallelism
 from flying_serving.memory.kv_groups import KVGroup, KVGroups, one_group
+from flying_serving.parallelism import Parallelism
 from flying_serving.predict.probes import SHORT_TOKENS, Probe
 from flying_serving.wire import CalibrationRow
 from flying_serving.worker.calibration import (

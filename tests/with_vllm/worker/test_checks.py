@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from flying_serving.errors import ConfigError, GroupBroken
-from flying_serving.parallelism import Parallelism
 from flying_serving.memory.kv_groups import KVGroup, KVGroups, one_group
+from flying_serving.parallelism import Parallelism
 from flying_serving.worker.checks import LaneChecks, most_requests
 from flying_serving.worker.selfcheck import record
 from tests.with_vllm.worker.test_selfcheck import STEPS, Model

@@ -8,8 +8,8 @@ from flying_lab.emulation.stand_in import BLOCK_TOKENS, kv_heads
 from flying_lab.sim import machine
 from flying_lab.sim.requests import Chunk, SimStep
 from flying_serving.errors import ConfigError
-from flying_serving.parallelism import Parallelism
 from flying_serving.layout.shards import lane_block_tokens
+from flying_serving.parallelism import Parallelism
 
 LLAMA = {"hardware": "h200x8", "model": "llama-3-70b"}
 
