@@ -170,7 +170,7 @@ class FaultRecovery:
     def _resize(self, request: RequestState) -> None:
         """Set the group sizes of a request that waits.
 
-        It has no use for groups that cannot be formed, and for wider ones once they can be.
+        These are sizes that can be formed. Wider ones are among them again when they can be.
         """
         capacity = self._state.settings.capacity
         fitting = [

@@ -56,8 +56,9 @@ class GroupSteps:
     With async scheduling an engine takes the output of a step when it has launched the next one. It
     takes it sooner if it has other work, or none.
 
-    A member notes the tokens of a step before it launches the step after the next. A step that was
-    not planned beside another is launched when all earlier ones are noted.
+    Each member notes the tokens of a step. The tokens of one step need not be noted when the next
+    is launched, but only if that was planned so: see `Overlap`. Otherwise a member notes all
+    earlier steps first.
 
     Args:
         sampled: the tokens of this engine and of the other members.

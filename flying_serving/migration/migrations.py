@@ -126,7 +126,7 @@ class Migrations:
         offers. Nothing is copied from a group that has lost an engine: its offers are void, so the
         leader does not count the pull.
         """
-        if not self._offers.is_mapped(message.source.group):
+        if not self._offers.is_present(message.source.group):
             return
         blocks = self._lanes[len(message.group)].physical(message.blocks)
         with ExitStack() as stack:

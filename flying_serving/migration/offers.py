@@ -49,8 +49,8 @@ class Offers(Protocol):
     def physical(self, engine: int, size: int, blocks: Sequence[int]) -> list[int]:
         """Return an engine's own blocks behind blocks of its group of this size."""
 
-    def is_mapped(self, group: Group) -> bool:
-        """Return whether this engine maps a group's memory: it knows of no lost engine in it."""
+    def is_present(self, group: Group) -> bool:
+        """Return whether no engine of a group is lost, as far as this engine knows."""
 
 
 class TableShape(msgspec.Struct, frozen=True):
@@ -193,7 +193,7 @@ class PeerOffers:
         for engine in engines:
             self._tables.pop(engine, None)
 
-    def is_mapped(self, group: Group) -> bool:
+    def is_present(self, group: Group) -> bool:
         """See `Offers`."""
         return not any(map(self._is_void, group))
 
@@ -202,7 +202,7 @@ class PeerOffers:
 
         An offer with a block that this engine cannot read counts as revoked.
         """
-        if not self.is_mapped(source.group):
+        if not self.is_present(source.group):
             return Offer(0, is_final=True, blocks=[])
         offer = self._table(source.group[0]).read(source.number)
         if offer is None or all(self._can_read(engine, source, offer) for engine in source.group):

@@ -22,7 +22,8 @@ def scheduler_kinds(config: Any) -> tuple[type[Any], ...]:
 
 
 def note_of_kinds(config: Any) -> Note:
-    """Return what notes of a request with a history what its kind needs, with a VllmConfig."""
+    """Return the function that notes what a request with a history needs, in models of a
+    VllmConfig."""
     return nothing_to_note if config.speculative_config is None else Drafter(config).note_generator
 
 

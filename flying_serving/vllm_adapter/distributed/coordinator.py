@@ -1,6 +1,4 @@
-"""vLLM's coordinator of a group whose ranks share memory and nothing more: engines come and go one
-by one.
-"""
+"""vLLM's coordinator of a group that needs no torch world: engines come and go one by one."""
 
 from collections import deque
 from collections.abc import Callable

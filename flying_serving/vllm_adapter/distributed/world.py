@@ -21,7 +21,7 @@ from flying_serving.vllm_adapter.distributed.coordinator import LaneCoordinator
 class TorchWorld:
     """The torch world of a worker, which is a device of an engine.
 
-    If groups exchange through shared memory alone, an engine's torch world has its own devices
+    If groups need no torch world, an engine's torch world has its own devices
     only, and it may start while others run. Otherwise all engines are in one torch world.
     """
 

@@ -142,7 +142,7 @@ def test_the_table_of_a_lost_engine_is_unmapped(tmp_path: Path) -> None:
     gone.add(9)
     peers.unmap([9])
     assert maps.read_text().count("memfd:flying-offers-9") == before
-    assert not peers.is_mapped((8, 9)) and peers.is_mapped((10, 11))
+    assert not peers.is_present((8, 9)) and peers.is_present((10, 11))
     assert peers.read(KVSource((8, 9), 1)) == CLOSED
     assert maps.read_text().count("memfd:flying-offers-9") == before
 

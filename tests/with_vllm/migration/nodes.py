@@ -98,7 +98,7 @@ class Node:
         assert engine not in self.lost, "its table is not mapped"
         return list(blocks)
 
-    def is_mapped(self, group: Group) -> bool:
+    def is_present(self, group: Group) -> bool:
         """Unless an engine of it is lost."""
         return self.lost.isdisjoint(group)
 

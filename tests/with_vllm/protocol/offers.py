@@ -145,7 +145,7 @@ class Peers:
         """Blocks go by the names of their lane here, but those that may move."""
         return names_of(blocks, self.view.get(Look(engine, size, WHERE), ()))
 
-    def is_mapped(self, group: Group) -> bool:
+    def is_present(self, group: Group) -> bool:
         """Return that it is: the server ends when an engine has stopped."""
         return True
 
