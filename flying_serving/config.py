@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import is_power_of_two
-from flying_serving.placement.plan import Placement
+from flying_serving.log import logger
+from flying_serving.placement.plan import Placement, device_name
 from flying_serving.slo import Slo, parse_slo
 from flying_serving.validation import first_problem
 
@@ -248,9 +249,21 @@ class Deployment(BaseModel):
         """Return whether an engine was there, as far as this process knew at its start."""
         return not self.incarnations or self.incarnations[engine] is not None
 
-    def placement(self, engine: int, device: int) -> Placement | None:
-        """Return the placement of a device of an engine; None on CUDA."""
-        return self.placements[engine * self.devices + device] if self.placements else None
+    def place(self, engine: int, device: int) -> int | None:
+        """Bind this process to the cores of a device of an engine, and log its placement.
+
+        Returns the number of its OpenMP threads; None on CUDA, where no device is placed.
+
+        Raises:
+            ConfigError: if the CPUs cannot be used any more.
+        """
+        if not self.placements:
+            return None
+        index = engine * self.devices + device
+        placement = self.placements[index]
+        placement.bind()
+        logger.info("%s: %s", device_name(index, self.devices), placement)
+        return placement.threads
 
     @property
     def told_in_s(self) -> float:
