@@ -26,7 +26,7 @@ from flying_serving.placement.plan import BIND, WITHOUT_EFFECT, Placement, plan
 from flying_serving.placement.topology import read_topology
 from flying_serving.policy.policies import POLICIES
 from flying_serving.server.start.capabilities import refuse_unsupported
-from flying_serving.server.start.devices import collectives_of, share_devices
+from flying_serving.server.start.devices import collectives_of, number_devices, share_devices
 from flying_serving.server.start.environment import (
     refuse_expandable_segments,
     sum_without_flashinfer,
@@ -36,7 +36,6 @@ from flying_serving.server.start.experts import choose_expert_kernel
 from flying_serving.server.start.rundir import make_run_dir
 from flying_serving.server.start.support import adapt_caches, choose_group_sizes
 from flying_serving.vllm_adapter.model_runner.rank_widths import degrees_differ
-from flying_serving.vllm_adapter.processes.numa import let_devices_share_nodes
 from flying_serving.vllm_adapter.scheduler.history import FOLLOWS_OUTPUTS, stateful_processors
 from flying_serving.worker.admission import obstacles
 
@@ -90,7 +89,7 @@ def prepare(config: Any, client_count: int) -> Any:
     parallel.worker_cls = _WORKERS.get(parallel.worker_cls, parallel.worker_cls)
     config.cache_config.enable_prefix_caching = bool(config.cache_config.enable_prefix_caching)
     if current_platform.is_cpu():
-        let_devices_share_nodes(parallel)
+        number_devices(parallel)
         _preload()
     if deployment.devices > 1:
         return MultiprocExecutor
