@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -199,6 +199,57 @@ class FlyingConfig(BaseModel):
         if 1 not in value:
             raise ValueError("1 must be among the group sizes")
         return tuple(sorted(set(value)))
+
+
+class SettingGroup(NamedTuple):
+    """Settings for one task. `title`: a word that `--help=` takes. `fields`: of FlyingConfig."""
+
+    title: str
+    purpose: str
+    fields: tuple[str, ...]
+
+
+GROUPS = (
+    SettingGroup(
+        "Layout",
+        "which engines step together, and the rule that decides",
+        (
+            *("group_sizes", "policy", "policy_dry_run", "horizon_s"),
+            *("weave_steps", "max_pause_ms"),
+        ),
+    ),
+    SettingGroup("Latency", "targets for requests", ("slo", "tbt_slo_ms")),
+    SettingGroup(
+        "Overload",
+        "how much may wait, and what is refused",
+        (
+            *("max_waiting_requests", "max_waiting_tokens", "max_queue_wait_s"),
+            *("priority_aging_s", "max_body_bytes"),
+        ),
+    ),
+    SettingGroup(
+        "Steering",
+        "fields of requests that steer the server",
+        ("clients_may_set", "most_urgent_priority"),
+    ),
+    SettingGroup(
+        "Lending", "KV blocks and weights that engines lend", ("lend_blocks", "lend_weights")
+    ),
+    SettingGroup(
+        "Execution",
+        "how groups compute and exchange data",
+        (
+            *("token_parallel", "cuda_graphs", "cpu_collectives", "cuda_collectives"),
+            "engines_per_device",
+        ),
+    ),
+    SettingGroup(
+        "Losses",
+        "engines that end or freeze, and deadlines",
+        ("engine_timeout_s", "collective_timeout_s", "min_engines"),
+    ),
+    SettingGroup("Observability", "metrics and traces", ("node_metrics", "trace_out")),
+)
 
 
 class Deployment(BaseModel):

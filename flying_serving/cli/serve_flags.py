@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
-from flying_serving.config import FlyingConfig
+from flying_serving.config import GROUPS, FlyingConfig
 from flying_serving.validation import allowed_range
 
 PURPOSE = (
@@ -31,57 +31,6 @@ _VALUES = {
 _NAME = "NAME"
 _UNITS = {"_s": "S", "_ms": "MS", "_bytes": "BYTES"}
 """Values of flags by the end of a field's name; the other numbers are N."""
-
-
-class FlagGroup(NamedTuple):
-    """Flags for one task: a word that `--help=` takes, its purpose, and fields of FlyingConfig."""
-
-    title: str
-    purpose: str
-    fields: tuple[str, ...]
-
-
-GROUPS = (
-    FlagGroup(
-        "Layout",
-        "which engines step together, and the rule that decides",
-        (
-            *("group_sizes", "policy", "policy_dry_run", "horizon_s"),
-            *("weave_steps", "max_pause_ms"),
-        ),
-    ),
-    FlagGroup("Latency", "targets for requests", ("slo", "tbt_slo_ms")),
-    FlagGroup(
-        "Overload",
-        "how much may wait, and what is refused",
-        (
-            *("max_waiting_requests", "max_waiting_tokens", "max_queue_wait_s"),
-            *("priority_aging_s", "max_body_bytes"),
-        ),
-    ),
-    FlagGroup(
-        "Steering",
-        "fields of requests that steer the server",
-        ("clients_may_set", "most_urgent_priority"),
-    ),
-    FlagGroup(
-        "Lending", "KV blocks and weights that engines lend", ("lend_blocks", "lend_weights")
-    ),
-    FlagGroup(
-        "Execution",
-        "how groups compute and exchange data",
-        (
-            *("token_parallel", "cuda_graphs", "cpu_collectives", "cuda_collectives"),
-            "engines_per_device",
-        ),
-    ),
-    FlagGroup(
-        "Losses",
-        "engines that end or freeze, and deadlines",
-        ("engine_timeout_s", "collective_timeout_s", "min_engines"),
-    ),
-    FlagGroup("Observability", "metrics and traces", ("node_metrics", "trace_out")),
-)
 
 
 class Flag(NamedTuple):
