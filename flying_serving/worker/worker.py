@@ -255,8 +255,11 @@ class LaneWorker:
 
 
 def take_place(deployment: Deployment, engine: int, device: int) -> None:
-    """Bind this process to the cores of a device, before vLLM's worker is made, which binds memory to
-    the node of the first CPU. Raises ConfigError as `Deployment.place`; the server is told.
+    """Bind this process to the cores of a device, before vLLM's worker is made, which binds
+    memory to the node of the first CPU.
+
+    Raises:
+        ConfigError: as `Deployment.place`; the server is told.
     """
     with told_to_server(deployment.run_dir, engine):
         threads = deployment.place(engine, device)

@@ -33,9 +33,8 @@ def limit_requests(args: Any) -> None:
     Each lane has a sampler of its own. With vLLM's V2 runner it counts outputs in 4 bytes for each
     request and token of the vocabulary. For 1024 requests and 128,000 tokens these are 0.5 GB.
     """
-    if args.max_num_seqs is not None or args.data_parallel_size == 1:
-        return
-    if not current_platform.is_cuda():
+    is_chosen = args.max_num_seqs is not None or args.data_parallel_size == 1
+    if is_chosen or not current_platform.is_cuda():
         return
     # vLLM refuses more requests than a step has tokens
     args.max_num_seqs = min(MAX_NUM_SEQS, args.max_num_batched_tokens or MAX_NUM_SEQS)
@@ -67,16 +66,14 @@ def choose_execution(args: Any) -> None:
         settings["cuda_graphs"] = True
     elif asked is False and compilation.cudagraph_mode is None:
         compilation.cudagraph_mode = CUDAGraphMode.NONE
-    _compile_less(args, settings)
+    if compilation.mode is None:
+        _compile_less(args, settings)
 
 
 def _compile_less(args: Any, settings: dict[str, Any]) -> None:
     """Have no compiled code beside lent weights, and none and no graphs where an engine's devices
     exchange by what neither can hold.
     """
-    compilation = args.compilation_config
-    if compilation.mode is not None:
-        return
     collectives = collectives_of(FlyingConfig.model_validate(settings), on_cpu=False)
     if args.tensor_parallel_size > 1 and collectives != "nccl" and not settings["cuda_graphs"]:
         args.enforce_eager = True
@@ -86,18 +83,14 @@ def _compile_less(args: Any, settings: dict[str, Any]) -> None:
             collectives,
         )
     elif settings["lend_weights"]:
-        compilation.mode = CompilationMode.NONE
+        args.compilation_config.mode = CompilationMode.NONE
         logger.info("-cc.mode=0: set, as compiled code does not see that a weight is lent")
 
 
 def stay_eager_on_cpu(args: Any, argv: Sequence[str]) -> None:
     """Set --enforce-eager on the CPU, and say so, unless the user has chosen."""
-    chosen = (
-        args.enforce_eager
-        or "--no-enforce-eager" in argv
-        or args.compilation_config.mode is not None
-    )
-    if chosen or not current_platform.is_cpu():
+    is_chosen = args.enforce_eager or "--no-enforce-eager" in argv
+    if is_chosen or args.compilation_config.mode is not None or not current_platform.is_cpu():
         return
     args.enforce_eager = True
     logger.info(

@@ -14,8 +14,8 @@ FLASHINFER = "VLLM_ALLREDUCE_USE_FLASHINFER"
 _ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Both names that torch reads."""
 _EXPANDABLE = "expandable_segments"
+# with the second vLLM takes no other value of the first than its default
 _PLACING = (BIND, "VLLM_CPU_SIM_MULTI_NUMA")
-"""With the second vLLM takes no other value of the first than its default."""
 
 
 def sum_without_flashinfer(

@@ -22,7 +22,7 @@ from flying_serving.config import (
 from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.log import logger
 from flying_serving.observe.tracing.file import begin_trace
-from flying_serving.placement.plan import BIND, WITHOUT_EFFECT, Placement, plan
+from flying_serving.placement.plan import BIND, WITHOUT_EFFECT, Placement, device_name, plan
 from flying_serving.placement.topology import read_topology
 from flying_serving.policy.policies import POLICIES
 from flying_serving.server.start.capabilities import refuse_unsupported
@@ -194,8 +194,19 @@ def placements_of(parallel: Any) -> tuple[Placement, ...]:
     for name in WITHOUT_EFFECT:
         if os.environ.get(name, "0") not in ("", "0"):
             logger.warning("%s: no effect; %s can list fewer cores", name, BIND)
-    engines, devices = parallel.data_parallel_size, parallel.tensor_parallel_size
-    return plan(read_topology(), os.environ, engines, devices)
+    return plan(
+        read_topology(), os.environ, parallel.data_parallel_size, parallel.tensor_parallel_size
+    )
+
+
+def places_in_words(parallel: Any) -> list[tuple[str, str]]:
+    """Return the name of each device of all engines of a ParallelConfig, and its placement; none on
+    CUDA. Raises ConfigError as `placements_of`.
+    """
+    return [
+        (device_name(index, parallel.tensor_parallel_size), str(placement))
+        for index, placement in enumerate(placements_of(parallel))
+    ]
 
 
 def _preload() -> None:
