@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import is_power_of_two
-from flying_serving.placement.plan import Placement
+from flying_serving.log import logger
+from flying_serving.placement.plan import Placement, device_name
 from flying_serving.policy.steering import Steering
 from flying_serving.slo import Slo, parse_slo
 from flying_serving.validation import first_problem
@@ -199,6 +200,57 @@ class FlyingConfig(BaseModel):
         return tuple(sorted(set(value)))
 
 
+class SettingGroup(NamedTuple):
+    """Settings for one task. `title`: a word that `--help=` takes. `fields`: of FlyingConfig."""
+
+    title: str
+    purpose: str
+    fields: tuple[str, ...]
+
+
+GROUPS = (
+    SettingGroup(
+        "Layout",
+        "which engines step together, and the rule that decides",
+        (
+            *("group_sizes", "policy", "policy_dry_run", "horizon_s"),
+            *("weave_steps", "max_pause_ms"),
+        ),
+    ),
+    SettingGroup("Latency", "targets for requests", ("slo", "tbt_slo_ms")),
+    SettingGroup(
+        "Overload",
+        "how much may wait, and what is refused",
+        (
+            *("max_waiting_requests", "max_waiting_tokens", "max_queue_wait_s"),
+            *("priority_aging_s", "max_body_bytes"),
+        ),
+    ),
+    SettingGroup(
+        "Steering",
+        "fields of requests that steer the server",
+        ("clients_may_set", "most_urgent_priority"),
+    ),
+    SettingGroup(
+        "Lending", "KV blocks and weights that engines lend", ("lend_blocks", "lend_weights")
+    ),
+    SettingGroup(
+        "Execution",
+        "how groups compute and exchange data",
+        (
+            *("token_parallel", "cuda_graphs", "cpu_collectives", "cuda_collectives"),
+            "engines_per_device",
+        ),
+    ),
+    SettingGroup(
+        "Losses",
+        "engines that end or freeze, and deadlines",
+        ("engine_timeout_s", "collective_timeout_s", "min_engines"),
+    ),
+    SettingGroup("Observability", "metrics and traces", ("node_metrics", "trace_out")),
+)
+
+
 class Deployment(BaseModel):
     """Settings that a launch adds for its processes to find each other. Not set by users."""
 
@@ -247,9 +299,21 @@ class Deployment(BaseModel):
         """Return whether an engine was there, as far as this process knew at its start."""
         return not self.incarnations or self.incarnations[engine] is not None
 
-    def placement(self, engine: int, device: int) -> Placement | None:
-        """Return the placement of a device of an engine; None on CUDA."""
-        return self.placements[engine * self.devices + device] if self.placements else None
+    def place(self, engine: int, device: int) -> int | None:
+        """Bind this process to the cores of a device of an engine, and log its placement.
+
+        Returns the number of its OpenMP threads; None on CUDA, where no device is placed.
+
+        Raises:
+            ConfigError: if the CPUs cannot be used any more.
+        """
+        if not self.placements:
+            return None
+        index = engine * self.devices + device
+        placement = self.placements[index]
+        placement.bind()
+        logger.info("%s: %s", device_name(index, self.devices), placement)
+        return placement.threads
 
     @property
     def told_in_s(self) -> float:

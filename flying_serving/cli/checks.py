@@ -11,17 +11,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 
-from flying_serving.config import MAX_ENGINES
-from flying_serving.errors import ConfigError
-from flying_serving.placement.plan import device_name, plan
-from flying_serving.placement.topology import Topology, read_topology
+from flying_serving.server.start.cores import State, of_this_machine
 from flying_serving.vllm_adapter.patches.version import VLLM_VERSION, installed_vllm
 
 PROBE_S = 120.0
@@ -51,7 +48,6 @@ sys.stdout.write("\\n" + json.dumps({"device": current_platform.device_type}))
 
 _NEEDED = {"torchvision": "needed for Qwen3.5 and for most models that see, also for text alone"}
 """Packages that vLLM imports with some models."""
-State = Literal["ok", "warn", "bad"]
 
 
 @dataclass(frozen=True)
@@ -74,8 +70,7 @@ def run_all() -> list[Finding]:
         *_vllm(probe(VLLM), gpus),
         *(media(name) for name in ("torchvision", "torchaudio", "torchcodec")),
         *_gpus(torch, gpus),
-        cores(read_topology()),
-        *(() if gpus else placements(read_topology())),
+        *(Finding(*row) for row in of_this_machine(on_cpu=not gpus)),
         memory(),
         shared_memory(),
         vectors(gpus),
@@ -177,42 +172,6 @@ def _gpus(torch: Mapping[str, Any] | None, gpus: list[Any]) -> Iterator[Finding]
             )
         else:
             yield Finding("ok", "GPUs", "none; engines run on the CPU")
-
-
-def cores(topology: Topology) -> Finding:
-    """Report the cores that this process may use, by affinity and by the quota of its cgroup."""
-    count = topology.usable_cores
-    if count < 2:
-        return Finding(
-            "warn", "cores", "1: engines share it, so a group is not faster than one engine"
-        )
-    limited = count < len(topology.cores)
-    return Finding("ok", "cores", f"{count}{', by the quota of the cgroup' if limited else ''}")
-
-
-def placements(topology: Topology, variables: Mapping[str, str] = os.environ) -> list[Finding]:
-    """Report cores, threads and memory of engines on the CPU, a row for each number of engines that
-    a server can have.
-    """
-    rows = [_placement(topology, variables, engines) for engines in (1, 2, 4, MAX_ENGINES)]
-    if all(row.state == "bad" for row in rows):
-        return [replace(rows[0], what="placement")]
-    return [replace(row, state="warn") if row.state == "bad" else row for row in rows]
-
-
-def _placement(topology: Topology, variables: Mapping[str, str], engines: int) -> Finding:
-    name = "1 engine" if engines == 1 else f"{engines} engines"
-    try:
-        planned = plan(topology, variables, engines, devices=1)
-    except ConfigError as error:
-        return Finding("bad", name, str(error))
-    if engines > 1 and len(set(planned)) == 1:
-        return Finding("ok", name, f"each: {planned[0]}")
-    return Finding(
-        "ok",
-        name,
-        "\n".join(f"{device_name(index, 1)}: {one}" for index, one in enumerate(planned)),
-    )
 
 
 def memory() -> Finding:

@@ -9,7 +9,7 @@ have its first layers, with random weights.
 import asyncio
 import copy
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,6 @@ from flying_serving.config import KEY, deployment_of, parse_flying
 from flying_serving.controller.settings import beside_steps
 from flying_serving.errors import FlyingError
 from flying_serving.layout.shards import lane_block_tokens
-from flying_serving.placement.plan import Placement, device_name
 from flying_serving.policy.policies import POLICIES
 from flying_serving.vllm_adapter.kv.heads import fewest_kv_heads
 
@@ -42,8 +41,8 @@ class Checked:
 
     `sizes`: group sizes that are served. `not_offered`: why others are not. `layers`, `experts`:
     the number that is checked, and that of all. `lacking_bytes`: memory that this machine lacks for
-    the weights of all engines. `plan`: a `KVPlan`. `placements`: of the devices of all engines, on
-    the CPU.
+    the weights of all engines. `plan`: a `KVPlan`. `places`: name and placement of each
+    device of all engines, on the CPU.
     """
 
     sizes: tuple[int, ...]
@@ -53,7 +52,7 @@ class Checked:
     weight_bytes: int
     lacking_bytes: int
     plan: Any
-    placements: tuple[Placement, ...] = ()
+    places: Sequence[tuple[str, str]] = ()
 
 
 def run(argv: list[str]) -> list[Finding]:
@@ -106,8 +105,8 @@ def findings(config: Any, checked: Checked, took_s: float) -> Iterator[Finding]:
         room = beside_steps(tokens, plan.step_tokens, plan.max_model_len)
         longest = max(0, min(room, plan.max_model_len))
         yield Finding("ok", name, f"ok, longest context {longest} tokens (its KV holds {tokens})")
-    for index, placement in enumerate(checked.placements):
-        yield Finding("ok", device_name(index, devices), str(placement))
+    for name, place in checked.places:
+        yield Finding("ok", name, place)
 
 
 def _room(plan: Any) -> str:
@@ -140,7 +139,7 @@ def _check(args: Any, config: Any) -> Checked:
     """Check the whole model's modules, and the rest in engines. Raises the error that would end
     `serve`.
     """
-    from flying_serving.server.start.launch import placements_of
+    from flying_serving.server.start.launch import places_in_words
     from flying_serving.server.start.support import choose_group_sizes
     from flying_serving.worker.admission import anatomy, kv_plan, obstacles
 
@@ -174,7 +173,7 @@ def _check(args: Any, config: Any) -> Checked:
         weight_bytes=whole.weight_bytes,
         lacking_bytes=lacking_bytes,
         plan=plan,
-        placements=placements_of(config.parallel_config),
+        places=places_in_words(config.parallel_config),
     )
 
 

@@ -15,11 +15,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from flying_serving.cli.cuda_defaults import choose_execution, limit_requests
 from flying_serving.cli.serve_flags import PURPOSE, add_flags, option, screen
 from flying_serving.config import ASYNC_GROUPS_KEY, KEY, MAX_ENGINES, FlyingConfig
 from flying_serving.errors import ConfigError, FlyingError
-from flying_serving.log import logger
 from flying_serving.validation import first_problem
 
 _LISTS = ("group_sizes", "clients_may_set")
@@ -69,6 +67,7 @@ def parse(argv: list[str], prog: str) -> Any:
     from vllm.logger import configure_logging_from_args
 
     from flying_serving.server.patches import HOOKS
+    from flying_serving.server.start.defaults import set_other_defaults
     from flying_serving.server.start.front_ends import refuse_other_front_ends
     from flying_serving.server.start.support import refuse_missing_model, refuse_unusable_address
     from flying_serving.vllm_adapter.patches import installer, table
@@ -90,10 +89,9 @@ def parse(argv: list[str], prog: str) -> Any:
         ASYNC_GROUPS_KEY: args.async_scheduling is True,
     }
     _refuse_odd_engines(args.data_parallel_size)
-    eager_by_default = _enforce_eager(args, argv)
     with refused_in_one_line():
         configure_logging_from_args(args)
-    _set_other_defaults(args, eager_by_default)
+    set_other_defaults(args, argv)
     with refused_in_one_line():
         validate_parsed_serve_args(args)
     return args
@@ -190,32 +188,6 @@ def _config_apart(argv: list[str]) -> list[str]:
         flag, equals, file = word.partition("=")
         words += [flag, file] if equals and flag == "--config" else [word]
     return words
-
-
-def _enforce_eager(args: Any, argv: list[str]) -> bool:
-    """Set --enforce-eager on the CPU, unless the user has chosen. Returns whether it was set."""
-    from vllm.platforms import current_platform
-
-    chosen = (
-        args.enforce_eager
-        or "--no-enforce-eager" in argv
-        or args.compilation_config.mode is not None
-    )
-    if chosen or not current_platform.is_cpu():
-        return False
-    args.enforce_eager = True
-    return True
-
-
-def _set_other_defaults(args: Any, eager_by_default: bool) -> None:
-    """Set flags that are not vLLM's defaults, once lines of the log are shown. Say what was set."""
-    limit_requests(args)
-    choose_execution(args)
-    if eager_by_default:
-        logger.info(
-            "--enforce-eager: set, as starts are shorter so; --no-enforce-eager lets vLLM compile "
-            "the model for engines that serve alone"
-        )
 
 
 def _flying_settings(args: Any) -> dict[str, Any]:

@@ -7,10 +7,9 @@ import re
 import shutil
 import textwrap
 from collections.abc import Iterator
-from itertools import takewhile
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
-from flying_serving.config import FlyingConfig
+from flying_serving.config import GROUPS, FlyingConfig
 from flying_serving.validation import allowed_range
 
 PURPOSE = (
@@ -32,31 +31,6 @@ _VALUES = {
 _NAME = "NAME"
 _UNITS = {"_s": "S", "_ms": "MS", "_bytes": "BYTES"}
 """Values of flags by the end of a field's name; the other numbers are N."""
-
-
-class FlagGroup(NamedTuple):
-    """Flags for one task: a word that `--help=` takes, its purpose, and fields of FlyingConfig."""
-
-    title: str
-    purpose: str
-    fields: tuple[str, ...]
-
-
-# each by its last field: FlyingConfig has the fields group by group
-_fields = iter(FlyingConfig.model_fields)
-GROUPS = tuple(
-    FlagGroup(title, purpose, (*takewhile(last.__ne__, _fields), last))
-    for title, purpose, last in (
-        ("Layout", "which engines step together, and the rule that decides", "max_pause_ms"),
-        ("Latency", "targets for requests", "tbt_slo_ms"),
-        ("Overload", "how much may wait, and what is refused", "max_body_bytes"),
-        ("Steering", "fields of requests that steer the server", "most_urgent_priority"),
-        ("Lending", "KV blocks and weights that engines lend", "lend_weights"),
-        ("Execution", "how groups compute and exchange data", "engines_per_device"),
-        ("Losses", "engines that end or freeze, and deadlines", "min_engines"),
-        ("Observability", "metrics and traces", "trace_out"),
-    )
-)
 
 
 class Flag(NamedTuple):

@@ -27,7 +27,6 @@ from flying_serving.vllm_adapter.kv.cache import pooled_capacity
 from flying_serving.vllm_adapter.kv.heads import fewest_kv_heads
 from flying_serving.vllm_adapter.patches import installer
 from flying_serving.vllm_adapter.patches.engine_class import engine_classes
-from flying_serving.vllm_adapter.processes.numa import leave_placement_to_workers
 from flying_serving.vllm_adapter.processes.queues import note_in
 from flying_serving.vllm_adapter.request_kinds import note_of_kinds
 from flying_serving.vllm_adapter.scheduler.history import resume
@@ -79,7 +78,6 @@ class FlyingEngineCore(EngineCoreProc, CoreWithLanes):
         forget_signals()
         end_with_parent()
         forget_port()
-        leave_placement_to_workers()
         deployment = deployment_of(kwargs["vllm_config"].additional_config)
         pulse = Pulse(deployment.run_dir, deployment.engines, deployment.devices)
         pulse.enter(kwargs["dp_rank"])

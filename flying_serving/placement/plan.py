@@ -1,10 +1,13 @@
-"""The choice of cores and of the number of threads for each device of each engine: pure.
+"""The choice of cores and of the number of threads for each device of each engine: pure. A process
+takes the place that was chosen for its device by `Placement.bind`.
 
 A NUMA node is what vLLM's CPU users treat as a card: a device has cores of one node, and vLLM binds
 its memory to the node of the first of them.
 """
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
@@ -45,6 +48,27 @@ class Placement(BaseModel):
         cores = f"{'core' if len(self.cpus) == 1 else 'cores'} {format_cpus(self.cpus)}"
         threads = f"{self.threads} {'thread' if self.threads == 1 else 'threads'}"
         return f"node {self.node}, {cores if self.cpus else 'any core'}, {threads}"
+
+    def bind(self) -> None:
+        """Let all threads of this process, and those that they will start, run on the cores alone.
+        Say to libraries that are loaded later how many threads OpenMP has.
+
+        vLLM binds workers by variables that OpenMP's library reads when a program begins: too late
+        for a fork. So the process is bound as a whole, before OpenMP has threads, which inherit its
+        cores.
+
+        Raises:
+            ConfigError: if the process cannot have the cores.
+        """
+        for thread in Path("/proc/self/task").iterdir() if self.cpus else ():
+            try:
+                os.sched_setaffinity(int(thread.name), self.cpus)
+            except ProcessLookupError:
+                continue  # it has ended
+            except OSError as error:
+                cores = format_cpus(self.cpus)
+                raise ConfigError(f"cores {cores} cannot be used: {error.strerror}") from None
+        os.environ[THREADS] = str(self.threads)
 
 
 def device_name(index: int, devices: int) -> str:

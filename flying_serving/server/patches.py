@@ -4,6 +4,7 @@
 Imports are inside: vLLM loads its plugins, and so this module, in every process.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -38,13 +39,18 @@ def make_client(
     installer.install(table.SERVER_PATCHES, HOOKS)
     from flying_serving.engine.core import FlyingEngineCore
     from flying_serving.server.client import FlyingClient
+    from flying_serving.server.start.environment import workers_place_themselves
     from flying_serving.server.start.interrupts import ended_by_signals
     from flying_serving.server.start.launch import prepare
     from flying_serving.vllm_adapter.api_server.client import starting
 
     executor_class = prepare(vllm_config, client_count)
     run_dir = deployment_of(vllm_config.additional_config).run_dir
-    with starting(run_dir, FlyingEngineCore), ended_by_signals(run_dir):
+    with (
+        starting(run_dir, FlyingEngineCore),
+        ended_by_signals(run_dir),
+        workers_place_themselves(os.environ),
+    ):
         return FlyingClient(vllm_config, executor_class, log_stats, renderer=renderer)
 
 

@@ -16,7 +16,7 @@ from vllm.v1.worker.gpu_worker import Worker
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.comm.pulse import Pulse
 from flying_serving.comm.watchdog import Watchdog
-from flying_serving.config import deployment_of
+from flying_serving.config import Deployment, deployment_of
 from flying_serving.memory.arena import Arena
 from flying_serving.memory.cuda_arena import CudaArena
 from flying_serving.memory.cuda_device import CudaDevice, cuda_driver
@@ -41,7 +41,6 @@ from flying_serving.worker.graphs import LaneGraphs
 from flying_serving.worker.lanes import Lanes, phase
 from flying_serving.worker.memory_items import MemoryItems
 from flying_serving.worker.parent import end_with_parent, leave_signals_to_parent
-from flying_serving.worker.placed import place_worker
 from flying_serving.worker.refusals import refuse_not_causal, refuse_to_lend_to, refuse_without_kv
 
 
@@ -255,6 +254,19 @@ class LaneWorker:
         super().shutdown()  # type: ignore[misc]
 
 
+def take_place(deployment: Deployment, engine: int, device: int) -> None:
+    """Bind this process to the cores of a device, before vLLM's worker is made, which binds
+    memory to the node of the first CPU.
+
+    Raises:
+        ConfigError: as `Deployment.place`; the server is told.
+    """
+    with told_to_server(deployment.run_dir, engine):
+        threads = deployment.place(engine, device)
+    if threads is not None and torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+
+
 class FlyingCPUWorker(LaneWorker, CPUWorker):
     """vLLM's CPU worker with lanes: packs weights, and shares KV memory with peers."""
 
@@ -265,7 +277,7 @@ class FlyingCPUWorker(LaneWorker, CPUWorker):
         self, vllm_config: Any, local_rank: int, rank: int, *args: Any, **kwargs: Any
     ) -> None:
         deployment = deployment_of(vllm_config.additional_config)
-        place_worker(deployment, vllm_config.parallel_config.data_parallel_index, rank)
+        take_place(deployment, vllm_config.parallel_config.data_parallel_index, rank)
         tiles.permit()
         super().__init__(vllm_config, local_rank, rank, *args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""The GPUs of the engines, and how engines exchange tensors: decided before the engines start."""
+"""The devices of the engines, and how engines exchange tensors, decided before engines start."""
 
 from collections.abc import Callable
 from typing import Any
@@ -74,3 +74,15 @@ def share_devices(
         gpus,
         cache.gpu_memory_utilization,
     )
+
+
+def number_devices(parallel: Any) -> None:
+    """Number the devices of all engines of a ParallelConfig on the CPU, which has no other use for
+    the ids of GPUs.
+
+    Devices may share memory nodes then. Without numbers vLLM counts devices in
+    CPU_VISIBLE_MEMORY_NODES, and ends if it has fewer nodes.
+    """
+    if parallel.assigned_physical_gpu_ids is None:
+        count = parallel.data_parallel_size * parallel.tensor_parallel_size
+        parallel.assigned_physical_gpu_ids = list(range(count))

@@ -1,15 +1,21 @@
-"""Variables of the environment by which vLLM or torch would run what lanes cannot share."""
+"""Variables of the environment by which vLLM or torch would run what lanes cannot share, or place
+workers.
+"""
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 
 from flying_serving.config import Collectives
 from flying_serving.errors import ConfigError
 from flying_serving.log import logger
+from flying_serving.placement.plan import BIND, NOBIND
 
 FLASHINFER = "VLLM_ALLREDUCE_USE_FLASHINFER"
 _ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Both names that torch reads."""
 _EXPANDABLE = "expandable_segments"
+# with the second vLLM takes no other value of the first than its default
+_PLACING = (BIND, "VLLM_CPU_SIM_MULTI_NUMA")
 
 
 def sum_without_flashinfer(
@@ -59,3 +65,17 @@ def refuse_expandable_segments(environment: MutableMapping[str, str]) -> None:
                     f"{name}={environment[name]}: {_EXPANDABLE} must not be True, as engines open "
                     "each other's KV memory by CUDA IPC"
                 )
+
+
+@contextmanager
+def workers_place_themselves(environment: MutableMapping[str, str]) -> Iterator[None]:
+    """While the body starts engines, keep their executor, which is vLLM's, from placing workers by
+    variables of OpenMP: see `Placement.bind`.
+    """
+    before = {name: environment.pop(name) for name in _PLACING if name in environment}
+    environment[BIND] = NOBIND
+    try:
+        yield
+    finally:
+        del environment[BIND]
+        environment.update(before)

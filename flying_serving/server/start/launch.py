@@ -22,11 +22,11 @@ from flying_serving.config import (
 from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.log import logger
 from flying_serving.observe.tracing.file import begin_trace
-from flying_serving.placement.plan import BIND, WITHOUT_EFFECT, Placement, plan
+from flying_serving.placement.plan import BIND, WITHOUT_EFFECT, Placement, device_name, plan
 from flying_serving.placement.topology import read_topology
 from flying_serving.policy.policies import POLICIES
 from flying_serving.server.start.capabilities import refuse_unsupported
-from flying_serving.server.start.devices import collectives_of, share_devices
+from flying_serving.server.start.devices import collectives_of, number_devices, share_devices
 from flying_serving.server.start.environment import (
     refuse_expandable_segments,
     sum_without_flashinfer,
@@ -36,7 +36,6 @@ from flying_serving.server.start.experts import choose_expert_kernel
 from flying_serving.server.start.rundir import make_run_dir
 from flying_serving.server.start.support import adapt_caches, choose_group_sizes
 from flying_serving.vllm_adapter.model_runner.rank_widths import degrees_differ
-from flying_serving.vllm_adapter.processes.numa import let_devices_share_nodes
 from flying_serving.vllm_adapter.scheduler.history import FOLLOWS_OUTPUTS, stateful_processors
 from flying_serving.worker.admission import obstacles
 
@@ -90,7 +89,7 @@ def prepare(config: Any, client_count: int) -> Any:
     parallel.worker_cls = _WORKERS.get(parallel.worker_cls, parallel.worker_cls)
     config.cache_config.enable_prefix_caching = bool(config.cache_config.enable_prefix_caching)
     if current_platform.is_cpu():
-        let_devices_share_nodes(parallel)
+        number_devices(parallel)
         _preload()
     if deployment.devices > 1:
         return MultiprocExecutor
@@ -195,8 +194,19 @@ def placements_of(parallel: Any) -> tuple[Placement, ...]:
     for name in WITHOUT_EFFECT:
         if os.environ.get(name, "0") not in ("", "0"):
             logger.warning("%s: no effect; %s can list fewer cores", name, BIND)
-    engines, devices = parallel.data_parallel_size, parallel.tensor_parallel_size
-    return plan(read_topology(), os.environ, engines, devices)
+    return plan(
+        read_topology(), os.environ, parallel.data_parallel_size, parallel.tensor_parallel_size
+    )
+
+
+def places_in_words(parallel: Any) -> list[tuple[str, str]]:
+    """Return the name of each device of all engines of a ParallelConfig, and its placement; none on
+    CUDA. Raises ConfigError as `placements_of`.
+    """
+    return [
+        (device_name(index, parallel.tensor_parallel_size), str(placement))
+        for index, placement in enumerate(placements_of(parallel))
+    ]
 
 
 def _preload() -> None:

@@ -60,7 +60,6 @@ SEAMS = (
     "is_driver_worker)",
     "vllm.utils.argparse_utils:FlexibleArgumentParser.format_help(self)",
     "vllm.utils.ompmultiprocessing:OMPProcessManager.configure_omp_envs(self, rank, local_rank)",
-    "vllm.utils.numa_utils:get_libnuma()",
     "vllm.distributed.parallel_state:_get_unique_name(name)",
     "vllm.distributed.parallel_state:_register_group(group)",
     "vllm.distributed.parallel_state:GroupCoordinator.__init__(self, group_ranks, local_rank, "

@@ -1,1 +1,1 @@
-"""Processes of vLLM's engines: a new start, queues in shared memory, NUMA nodes."""
+"""Processes of vLLM's engines: a new start, queues in shared memory."""

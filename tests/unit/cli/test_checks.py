@@ -13,8 +13,6 @@ import pytest
 
 from flying_serving.cli import checks
 from flying_serving.cli.checks import GIB
-from flying_serving.placement.topology import Topology
-from tests.unit.placement.machines import machine
 
 ROOT = Path(__file__).parents[3]
 
@@ -32,53 +30,6 @@ def test_vectors(monkeypatch: pytest.MonkeyPatch, flags: str, gpus: list[Any], s
     """Without AVX2 only a machine with GPUs is of use."""
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     assert checks.vectors(gpus, lambda: f"processor: 0\nflags : {flags}\n").state == state
-
-
-@pytest.mark.parametrize(
-    ("topology", "state", "reason"),
-    [
-        (machine(4, 4), "ok", "8"),
-        (machine(8, quota_cpus=3.5), "ok", "3, by the quota of the cgroup"),
-        (
-            machine(1, threads_per_core=2),
-            "warn",
-            "1: engines share it, so a group is not faster than one engine",
-        ),
-    ],
-    ids=["two nodes", "quota", "one core"],
-)
-def test_reported_cores_are_the_usable_ones(topology: Topology, state: str, reason: str) -> None:
-    found = checks.cores(topology)
-    assert found.state == state
-    assert found.reason == reason
-
-
-def test_each_number_of_engines_has_its_placement() -> None:
-    rows = checks.placements(machine(2, 2), {})
-    assert [row.what for row in rows] == ["1 engine", "2 engines", "4 engines", "8 engines"]
-    assert rows[1].reason.splitlines() == [
-        "engine 0: node 0, cores 0-1, 2 threads",
-        "engine 1: node 1, cores 2-3, 2 threads",
-    ]
-
-
-def test_a_list_of_cores_is_for_one_number_of_engines() -> None:
-    rows = checks.placements(machine(4), {"VLLM_CPU_OMP_THREADS_BIND": "0|2"})
-    assert [row.state for row in rows] == ["warn", "ok", "warn", "warn"]
-
-
-def test_a_placement_that_no_number_of_engines_can_have_is_bad() -> None:
-    (row,) = checks.placements(machine(4), {"VLLM_CPU_OMP_THREADS_BIND": "0|4"})
-    assert row.state == "bad"
-    assert row.what == "placement"
-    assert "CPU 4 is not one of those that this process may use, 0-3" in row.reason
-
-
-def test_binding_by_openmp_is_bad_for_every_number_of_engines() -> None:
-    (row,) = checks.placements(machine(4), {"OMP_PROC_BIND": "true"})
-    assert row.state == "bad"
-    assert row.what == "placement"
-    assert row.reason.startswith("OMP_PROC_BIND='true': must be unset or 'false'")
 
 
 @pytest.mark.parametrize(("free", "state"), [(1, "bad"), (4 * GIB, "warn"), (64 * GIB, "ok")])

@@ -11,16 +11,14 @@ from pathlib import Path
 import pytest
 
 from flying_serving.cli.serve_flags import (
-    GROUPS,
     LAST_COLUMN,
     TEXT_COLUMN,
-    FlagGroup,
     add_flags,
     flag_of,
     option,
     screen,
 )
-from flying_serving.config import FlyingConfig
+from flying_serving.config import GROUPS, FlyingConfig, SettingGroup
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "serving.md"
@@ -115,7 +113,7 @@ def row(name: str) -> str:
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.title)
-def test_page_has_the_text_of_help(group: FlagGroup) -> None:
+def test_page_has_the_text_of_help(group: SettingGroup) -> None:
     tables = {title: (purpose, rows) for title, purpose, rows in TABLE.findall(PAGE.read_text())}
     assert list(tables) == [group.title for group in GROUPS]
     purpose, rows = tables[group.title]

@@ -10,13 +10,8 @@ from typing import Any, Self
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from vllm.config import CompilationConfig, CompilationMode
 
-from flying_serving.cli.serve import (
-    _enforce_eager,
-    _flying_settings,
-    explain_mistakes,
-)
+from flying_serving.cli.serve import _flying_settings, explain_mistakes
 from flying_serving.cli.serve_flags import add_flags
 from flying_serving.config import KEY, Deployment, FlyingConfig, deployment_of, parse_flying
 from flying_serving.controller.settings import Settings
@@ -85,28 +80,6 @@ def test_a_group_without_room_for_drafts_is_refused() -> None:
     assert controller_settings(FlyingConfig(), 200, 144).capacity.kv_tokens == {1: 144, 2: 288}
     with pytest.raises(ConfigError, match="num_speculative_tokens=144: must be below the 144 tok"):
         controller_settings(FlyingConfig(), 144, 400)
-
-
-@pytest.mark.parametrize(
-    ("argv", "given", "expected"),
-    [
-        ([], False, (True, True)),
-        (["--enforce-eager"], True, (False, True)),
-        (["--no-enforce-eager"], False, (False, False)),
-    ],
-)
-def test_lanes_are_eager_on_the_cpu_unless_a_user_says_no(
-    argv: list[str], given: bool, expected: tuple[bool, bool]
-) -> None:
-    args = argparse.Namespace(enforce_eager=given, compilation_config=CompilationConfig())
-    assert (_enforce_eager(args, argv), args.enforce_eager) == expected
-
-
-def test_lanes_are_not_made_eager_where_a_user_has_chosen_a_mode() -> None:
-    compiled = CompilationConfig(mode=CompilationMode.VLLM_COMPILE)
-    args = argparse.Namespace(enforce_eager=False, compilation_config=compiled)
-    assert not _enforce_eager(args, ["-cc.mode=3"])
-    assert not args.enforce_eager
 
 
 def test_a_flag_overrides_additional_config_and_its_default_does_not() -> None:

@@ -9,7 +9,8 @@ import pytest
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from flying_serving.cli.serve import make_parser
-from flying_serving.cli.serve_flags import GROUPS, flag_of, option
+from flying_serving.cli.serve_flags import flag_of, option
+from flying_serving.config import GROUPS
 from flying_serving.errors import ConfigError
 
 Asked = Callable[[str], str]

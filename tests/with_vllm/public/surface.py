@@ -12,7 +12,7 @@ from typing import Any
 from fastapi.routing import APIRoute
 
 from flying_serving.cli.serve import make_parser
-from flying_serving.cli.serve_flags import GROUPS
+from flying_serving.config import GROUPS
 from flying_serving.observe.metrics.table import TABLE
 from tests.with_vllm.server.apps import app
 

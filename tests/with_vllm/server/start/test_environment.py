@@ -1,17 +1,26 @@
-"""Variables by which vLLM or torch would run what lanes cannot share."""
+"""Variables by which vLLM or torch would run what lanes cannot share, or place workers."""
 
 import logging
+import os
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from vllm.config import ParallelConfig
+from vllm.utils.ompmultiprocessing import OMPProcessManager
 
 from flying_serving.config import Collectives
 from flying_serving.errors import ConfigError
 from flying_serving.log import logger
+from flying_serving.placement.plan import BIND
 from flying_serving.server.start.environment import (
     FLASHINFER,
     refuse_expandable_segments,
     sum_without_flashinfer,
+    workers_place_themselves,
 )
+
+SIMULATED = "VLLM_CPU_SIM_MULTI_NUMA"
 
 
 def test_flashinfers_all_reduce_is_off_where_groups_of_two_sizes_sum(
@@ -73,3 +82,21 @@ def test_expandable_segments_are_refused_by_name_and_value(name: str, value: str
 @pytest.mark.parametrize("value", ["", "expandable_segments:False", "max_split_size_mb:64"])
 def test_other_settings_of_the_allocator_are_taken(value: str) -> None:
     refuse_expandable_segments({"PYTORCH_CUDA_ALLOC_CONF": value})
+
+
+@pytest.mark.parametrize("given", [{}, {BIND: "0|1"}, {BIND: "auto", SIMULATED: "1"}])
+def test_vllm_places_no_worker_while_engines_start(given: dict[str, str]) -> None:
+    environment = given | {"other": "1"}
+    with pytest.raises(ConfigError), workers_place_themselves(environment):
+        assert environment == {BIND: "nobind", "other": "1"}
+        raise ConfigError("an engine could not start")
+    assert environment == given | {"other": "1"}
+
+
+def test_vllms_executor_reads_that_it_places_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(BIND, "0|1")
+    monkeypatch.setenv(SIMULATED, "1")
+    parallel = ParallelConfig()
+    config: Any = SimpleNamespace(parallel_config=parallel, kv_transfer_config=None)
+    with workers_place_themselves(os.environ):
+        assert OMPProcessManager(config).skip_setup

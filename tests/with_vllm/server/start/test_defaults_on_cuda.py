@@ -16,11 +16,11 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.platforms.interface import DeviceCapability
 
-from flying_serving.cli.cuda_defaults import choose_execution
 from flying_serving.cli.serve import _flying_settings, make_parser
 from flying_serving.config import KEY, deployment_of, parse_flying
 from flying_serving.errors import ConfigError
 from flying_serving.log import logger
+from flying_serving.server.start.defaults import choose_execution
 from flying_serving.server.start.devices import collectives_of
 from flying_serving.server.start.execution import settle_execution
 from flying_serving.server.start.launch import prepare

@@ -1,24 +1,12 @@
-"""vLLM places no worker of ours."""
+"""Numbers of devices on the CPU, as vLLM reads them."""
 
-import os
 from types import SimpleNamespace
 
 import pytest
 from vllm.config import ParallelConfig
 from vllm.v1.engine.utils import set_assigned_physical_gpu_ids_for_dp_rank
 
-from flying_serving.vllm_adapter.processes.numa import (
-    leave_placement_to_workers,
-    let_devices_share_nodes,
-)
-
-
-def test_vllm_places_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
-    monkeypatch.setenv("VLLM_CPU_SIM_MULTI_NUMA", "1")
-    leave_placement_to_workers()
-    assert os.environ["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
-    assert "VLLM_CPU_SIM_MULTI_NUMA" not in os.environ
+from flying_serving.server.start.devices import number_devices
 
 
 @pytest.mark.parametrize("engine", range(2))
@@ -30,7 +18,7 @@ def test_vllm_starts_more_engines_than_there_are_memory_nodes(
     config = SimpleNamespace(
         parallel_config=ParallelConfig(data_parallel_size=2, tensor_parallel_size=2)
     )
-    let_devices_share_nodes(config.parallel_config)
+    number_devices(config.parallel_config)
     set_assigned_physical_gpu_ids_for_dp_rank(
         config, engine, config.parallel_config.assigned_physical_gpu_ids
     )
@@ -39,5 +27,5 @@ def test_vllm_starts_more_engines_than_there_are_memory_nodes(
 
 def test_device_numbers_that_a_user_gives_are_kept() -> None:
     parallel = ParallelConfig(data_parallel_size=2, assigned_physical_gpu_ids=[3, 1])
-    let_devices_share_nodes(parallel)
+    number_devices(parallel)
     assert parallel.assigned_physical_gpu_ids == [3, 1]
