@@ -15,8 +15,6 @@ from flying_serving.slo import Slo, parse_slo
 from flying_serving.validation import first_problem
 
 KEY = "flying_serving"
-ASYNC_GROUPS_KEY = "flying_serving_async_groups"
-"""Beside KEY: true if the user has set --async-scheduling."""
 MAX_ENGINES = 8
 
 MODES: tuple[str, ...] = ("weave", "hard", "sequential", "soft", "migrate")

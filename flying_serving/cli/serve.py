@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from flying_serving.cli.cuda_defaults import choose_execution, limit_requests
 from flying_serving.cli.serve_flags import PURPOSE, add_flags, option, screen
-from flying_serving.config import ASYNC_GROUPS_KEY, KEY, MAX_ENGINES, FlyingConfig
+from flying_serving.config import KEY, MAX_ENGINES, FlyingConfig
 from flying_serving.errors import ConfigError, FlyingError
 from flying_serving.log import logger
 from flying_serving.validation import first_problem
@@ -70,7 +70,11 @@ def parse(argv: list[str], prog: str) -> Any:
 
     from flying_serving.server.patches import HOOKS
     from flying_serving.server.start.front_ends import refuse_other_front_ends
-    from flying_serving.server.start.support import refuse_missing_model, refuse_unusable_address
+    from flying_serving.server.start.support import (
+        asked_of_vllm,
+        refuse_missing_model,
+        refuse_unusable_address,
+    )
     from flying_serving.vllm_adapter.patches import installer, table
 
     installer.install(table.ENTRY_PATCHES, HOOKS)
@@ -87,7 +91,7 @@ def parse(argv: list[str], prog: str) -> Any:
     args.additional_config = {
         **(args.additional_config or {}),
         KEY: _flying_settings(args),
-        ASYNC_GROUPS_KEY: args.async_scheduling is True,
+        **asked_of_vllm(args),
     }
     _refuse_odd_engines(args.data_parallel_size)
     eager_by_default = _enforce_eager(args, argv)
