@@ -269,6 +269,11 @@ class Deployment(BaseModel):
         """Group sizes beyond 1: a lane of each is built beside lane 1, which every engine has."""
         return self.group_sizes[1:]
 
+    @property
+    def lends(self) -> bool:
+        """True if its widest group may lend the room of weights to KV."""
+        return self.flying.lend_weights and self.widest > 1
+
 
 def parse_flying(raw: dict[str, Any]) -> FlyingConfig:
     """Validate a user's settings. Raises ConfigError, naming field, value and what is allowed."""

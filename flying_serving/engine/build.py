@@ -67,7 +67,7 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
     if flying.tbt_slo_ms is not None:
         limit_batches(flying.tbt_slo_ms / 1000, loop.lanes, loop.instruments.steps, steps)
     divide_steps(loop.lanes, loop.instruments.steps, steps)
-    if flying.lend_weights and site.deployment.lanes:
+    if site.deployment.lends:
         loop.residency = _make_residency(core, own, loop)
         announce_blocks(site.run_dir, site.engine, loop.residency.blocks)
 

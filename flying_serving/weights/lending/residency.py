@@ -119,7 +119,7 @@ def weight_file_of(deployment: Deployment, engine: int, device: int) -> WeightFi
         Unsupported: if no group has all engines.
         WeightFileError: if no file can be made in the temporary directory.
     """
-    if not deployment.flying.lend_weights or deployment.widest == 1:
+    if not deployment.lends:
         return None
     # a group could read KV of another one that is about to give it away
     if deployment.widest < deployment.engines:
