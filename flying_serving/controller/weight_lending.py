@@ -1,8 +1,8 @@
 """The groups that lend their weights to their KV cache (Gyges): decided here, done by engines.
 
-`engine/residency.py` does it. Only a widest group lends. It lends only while its engines have
-nothing to do in narrower groups, whose weights are gone then. It holds `Capacity.lent_tokens`
-instead of `Capacity.kv_tokens` until something needs narrower groups again.
+`weights/lending/engine_weights.py` does it. Only a widest group lends. It lends only while its
+engines have nothing to do in narrower groups, whose weights are gone then. It holds
+`Capacity.lent_tokens` instead of `Capacity.kv_tokens` until something needs narrower groups again.
 
     WHOLE --lend--> LENDING --lent--> LENT <--fetch--> CLOSING --fetch--> FETCHING --back--> WHOLE
 
