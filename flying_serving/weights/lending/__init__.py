@@ -5,7 +5,7 @@
 - `lent_memory.py`: what a device lends, and the calls of its engine; `residency.py`: which weights
   it has.
 - `droppable.py`: the units that may go; `pages.py`: their pages.
-- `host_pages.py`, `weight_file.py`, `heap.py`: in memory of the host: pages, the file from which
-  they come back, the C heap.
+- `weight_file.py`, `heap.py`: in memory of the host: the file from which weights come back, the C
+  heap.
 - `device_pages.py`, `arena_placement.py`: on CUDA: pages, and weights in an arena.
 """

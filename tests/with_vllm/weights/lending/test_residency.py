@@ -367,7 +367,7 @@ def test_weights_are_kept_only_where_they_may_be_lent(
     reader.keep(weight)
     writer.announce()
     reader.open()
-    reader.read(Extent(found.data_ptr(), extent.offset_bytes, extent.size_bytes))
+    reader.fetch(Extent(found.data_ptr(), extent.offset_bytes, extent.size_bytes))
     assert torch.equal(found, weight)
     writer.close()
     reader.close()
