@@ -151,9 +151,7 @@ class GroupChoice:
         elif request.spec.degree is not None and not groups:
             groups = self._there(request.sizes[0])
         needed, rooms = request.needed_tokens, self.state.rooms
-        return [
-            group for group in groups if rooms.is_open(group) and rooms.tokens(group) >= needed
-        ]
+        return [group for group in groups if rooms.is_open(group) and rooms.tokens(group) >= needed]
 
     def _there(self, size: int) -> list[Group]:
         """Return the groups of a size whose engines are there, in the layout or not."""

@@ -65,9 +65,7 @@ def node_load(state: ClusterState, max_model_len: int) -> NodeLoad:
         kv_tokens_used=sum(_held_tokens(state, group) for group in loads.groups),
         kv_tokens_free=int(free),
         kv_usage=sum(shares.values()) / len(shares) if shares else 0.0,
-        longest_request_tokens=min(
-            max_model_len, max(map(rooms.tokens, layout.groups), default=0)
-        ),
+        longest_request_tokens=min(max_model_len, max(map(rooms.tokens, layout.groups), default=0)),
         longest_request_tokens_any_layout=min(
             max_model_len, max((most_tokens[size] for size in state.formable), default=0)
         ),

@@ -137,9 +137,7 @@ class Rooms:
         come back could leave it without room for its next token.
         """
         return (
-            self.tokens(group)
-            if self.needs_loan(request)
-            else self._capacity.kv_tokens[len(group)]
+            self.tokens(group) if self.needs_loan(request) else self._capacity.kv_tokens[len(group)]
         )
 
     def outer(self, group: Group) -> Group:

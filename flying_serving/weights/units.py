@@ -100,7 +100,16 @@ class PackedUnit:
     `pages`: keep the weight; None: the unit is never dropped.
     """
 
-    __slots__ = ("_bias", "_dtype", "_extent", "_pack", "_pages", "_shape", "multiply", "size_bytes")
+    __slots__ = (
+        "_bias",
+        "_dtype",
+        "_extent",
+        "_pack",
+        "_pages",
+        "_shape",
+        "multiply",
+        "size_bytes",
+    )
 
     def __init__(
         self, weight: torch.Tensor, bias: torch.Tensor | None, pack: Pack, pages: WeightPages | None

@@ -228,6 +228,7 @@ class EngineWeights:
         if not self._own.withheld.issuperset(self._extra[self.ledger.blocks :]):
             raise IntegrityError("a lane has extra blocks whose pages belong to weights")
 
+
 @dataclass(frozen=True)
 class WeightUtilities:
     """The API server's calls of an engine about its weights: vLLM utilities by these names.
