@@ -129,7 +129,7 @@ def _padding_lines(found: Kept) -> list[str]:
     ]
     return [
         *paragraph(
-            "Shares of feed-forward weights cut in four (`weights/lending/padding.py`). "
+            "Shares of feed-forward weights cut in four (`flying_lab/sim/padding.py`). "
             "*Stranded*: bytes "
             "of others on pages",
             "that a kept unit shares, mean of the four ranks and the worst one. *Padded*: zeros, "

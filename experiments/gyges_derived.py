@@ -14,9 +14,9 @@ from experiments.report import matching
 from flying_lab.sim.cost import LaneCost
 from flying_lab.sim.hardware import load
 from flying_lab.sim.memory import group_tokens, kv_pool_bytes
+from flying_lab.sim.padding import PAGE_BYTES, PagedUnits, packed, padded
 from flying_lab.sim.transformation import CHUNK_BYTES, Transformation, Work
 from flying_serving.layout.shards import Segment
-from flying_serving.weights.lending.padding import PAGE_BYTES, PagedUnits, packed, padded
 
 DEGREES = (1, 2, 4)
 SEQUENCES = 8

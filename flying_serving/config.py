@@ -17,8 +17,6 @@ from flying_serving.slo import Slo, parse_slo
 from flying_serving.validation import first_problem
 
 KEY = "flying_serving"
-ASYNC_GROUPS_KEY = "flying_serving_async_groups"
-"""Beside KEY: true if the user has set --async-scheduling."""
 MAX_ENGINES = 8
 
 MODES: tuple[str, ...] = ("weave", "hard", "sequential", "soft", "migrate")
@@ -333,6 +331,11 @@ class Deployment(BaseModel):
     def lanes(self) -> tuple[int, ...]:
         """Group sizes beyond 1: a lane of each is built beside lane 1, which every engine has."""
         return self.group_sizes[1:]
+
+    @property
+    def lends(self) -> bool:
+        """True if its widest group may lend the room of weights to KV."""
+        return self.flying.lend_weights and self.widest > 1
 
 
 def parse_flying(raw: dict[str, Any]) -> FlyingConfig:

@@ -1,8 +1,8 @@
 """Weights that are lent to the KV cache in the simulator: pieces go and come back between steps, as
 live.
 
-As `engine/residency.py`, with blocks that are counted instead of named. To empty a block in use
-takes no time here, if another one is free.
+As `weights/lending/engine_weights.py`, with blocks that are counted instead of named. To empty a
+block in use takes no time here, if another one is free.
 """
 
 from __future__ import annotations

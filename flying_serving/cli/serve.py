@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from flying_serving.cli.serve_flags import PURPOSE, add_flags, option, screen
-from flying_serving.config import ASYNC_GROUPS_KEY, KEY, MAX_ENGINES, FlyingConfig
+from flying_serving.config import KEY, MAX_ENGINES, FlyingConfig
 from flying_serving.errors import ConfigError, FlyingError
 from flying_serving.validation import first_problem
 
@@ -69,7 +69,11 @@ def parse(argv: list[str], prog: str) -> Any:
     from flying_serving.server.patches import HOOKS
     from flying_serving.server.start.defaults import set_other_defaults
     from flying_serving.server.start.front_ends import refuse_other_front_ends
-    from flying_serving.server.start.support import refuse_missing_model, refuse_unusable_address
+    from flying_serving.server.start.support import (
+        asked_of_vllm,
+        refuse_missing_model,
+        refuse_unusable_address,
+    )
     from flying_serving.vllm_adapter.patches import installer, table
 
     installer.install(table.ENTRY_PATCHES, HOOKS)
@@ -86,7 +90,7 @@ def parse(argv: list[str], prog: str) -> Any:
     args.additional_config = {
         **(args.additional_config or {}),
         KEY: _flying_settings(args),
-        ASYNC_GROUPS_KEY: args.async_scheduling is True,
+        **asked_of_vllm(args),
     }
     _refuse_odd_engines(args.data_parallel_size)
     with refused_in_one_line():

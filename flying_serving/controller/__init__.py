@@ -13,8 +13,8 @@
 
 The parts share the state: waiting requests (`TaskPool`), groups with their requests (`Loads`) and
 requests with two groups (`Splits`). The state also has past and present switches (`Switches`),
-the weights that groups lend to their KV cache (`WeightLending`), and what followed the forecasts of
-past switches (`Hindsight`).
+the room of groups (`Rooms`), which grows while they lend their weights to their KV cache
+(`WeightLending`), and what followed the forecasts of past switches (`Hindsight`).
 
 The method of each event notes the event. Then `Controller._settle` advances, in this order:
 

@@ -35,7 +35,7 @@ class Bookings:
         """Dispatch a request to the group in which it is booked."""
         state, spec = self._state, request.spec
         state.started[request.request_id] = request
-        limit_tokens = state.weight_lending.room(request, group) - spec.prompt_tokens
+        limit_tokens = state.rooms.of_request(request, group) - spec.prompt_tokens
 
         # a request that may fill its group goes on in another one, which pulls its KV under this
         # offer

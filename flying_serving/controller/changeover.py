@@ -153,17 +153,17 @@ class Changeover:
         """
         state, change = self._state, self._change
         if change is None:
-            return [*state.weight_lending.fetch((), state.loads, now_s)]
+            return [*state.weight_lending.fetch((), now_s)]
         if self.phase is SwitchPhase.WAITING and _is_overdue(change, now_s):
             shot = snapshot(state, state.lanes(), now_s)
             change.switch.mode = at_once(shot, change.switch.new, state.settings.objective)
 
         groups = change.switch.new.groups
         leaving = state.weight_lending.phases.keys() - set(groups)
-        fetches = state.weight_lending.fetch(leaving, state.loads, now_s)
+        fetches = state.weight_lending.fetch(leaving, now_s)
         if self.phase is not SwitchPhase.WAITING:
             return [*fetches]
-        if change.waits_for_requests or not all(map(state.weight_lending.has_weights, groups)):
+        if change.waits_for_requests or not all(map(state.rooms.has_weights, groups)):
             return [*fetches, *self._end_pause()]
         return [*fetches, *self._order(change, now_s)]
 

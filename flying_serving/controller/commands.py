@@ -140,4 +140,6 @@ PartCommand = DispatchPrefix | PullAhead
 """Begins a part of a split request. Where that fails, the request goes on as an ordinary one."""
 RequestCommand = Dispatch | PartCommand | Recall | Reject | Fail
 """Is void once its request has failed."""
-Command = RequestCommand | DropPart | Order | Weave | LendWeights | FetchWeights
+WeightCommand = LendWeights | FetchWeights
+"""Is of the engines of a widest group, and of no request."""
+Command = RequestCommand | DropPart | Order | Weave | WeightCommand

@@ -226,7 +226,7 @@ class Controller:
         if changeover.is_under_way:
             return self._dispatcher.place_waiting(now_s, splits=False)
         commands = self._dispatcher.place_waiting(now_s, splits=True)
-        return [*commands, *state.weight_lending.lend(state.layout, state.loads, now_s)]
+        return [*commands, *state.weight_lending.lend(state.layout, now_s)]
 
     def _change(self, now_s: float, *, decides: bool) -> list[Command]:
         """Make a lost layout again, or with `decides` the policy's choice; one at a time."""

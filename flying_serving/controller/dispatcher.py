@@ -129,7 +129,7 @@ class Dispatcher:
             group
             for group in state.layout.groups
             if len(group) in request.sizes
-            and lending.room_tokens(group) >= request.needed_tokens
+            and state.rooms.tokens(group) >= request.needed_tokens
             and self._choice.is_for(request, group, expected_tokens)
         ]
 
@@ -176,7 +176,7 @@ class Dispatcher:
 
         state, group = self._state, request.group
         assert group is not None
-        is_full = state.weight_lending.room_tokens(group) <= request.context_tokens
+        is_full = state.rooms.tokens(group) <= request.context_tokens
         kv = None if request.offer is None else KVSource(group, request.offer)
 
         if self._has_wider(request):

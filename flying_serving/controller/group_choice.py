@@ -66,10 +66,8 @@ class GroupChoice:
             if self._has_room(request, group, expected_tokens, with_kv=migration is not None):
                 with_room[group] = migration
 
-        lending = self.state.weight_lending
-        lasting = [
-            group for group in with_room if lending.room_tokens(group) >= request.likely_tokens
-        ]
+        rooms = self.state.rooms
+        lasting = [group for group in with_room if rooms.tokens(group) >= request.likely_tokens]
         return min(
             lasting or with_room,
             key=lambda group: self._score(request, group, lanes, with_room[group], expected_tokens),
@@ -123,14 +121,14 @@ class GroupChoice:
         """Return the tokens to book for a request in a group, without its state: the expected ones,
         up to its limit there.
         """
-        tokens = min(expected_tokens, self.state.weight_lending.room(request, group))
+        tokens = min(expected_tokens, self.state.rooms.of_request(request, group))
         return self.capacity.in_blocks(len(group), tokens)
 
     def may_exceed(self, request: RequestState, group: Group) -> bool:
         """Return whether other groups hold a request which is as long as `group` holds."""
         most_tokens = self.capacity.most_tokens[len(group)]
         is_narrower = len(group) < request.sizes[-1]
-        return is_narrower or self.state.weight_lending.room(request, group) < most_tokens
+        return is_narrower or self.state.rooms.of_request(request, group) < most_tokens
 
     def is_cornered(self, request: RequestState) -> bool:
         """Return whether a suspect has to wait until engines are back.
@@ -152,12 +150,8 @@ class GroupChoice:
             groups = self._for_suspect(request)
         elif request.spec.degree is not None and not groups:
             groups = self._there(request.sizes[0])
-        needed, lending = request.needed_tokens, self.state.weight_lending
-        return [
-            group
-            for group in groups
-            if lending.is_open(group) and lending.room_tokens(group) >= needed
-        ]
+        needed, rooms = request.needed_tokens, self.state.rooms
+        return [group for group in groups if rooms.is_open(group) and rooms.tokens(group) >= needed]
 
     def _there(self, size: int) -> list[Group]:
         """Return the groups of a size whose engines are there, in the layout or not."""
@@ -181,7 +175,7 @@ class GroupChoice:
         self, request: RequestState, group: Group, expected_tokens: float, *, with_kv: bool
     ) -> bool:
         work = self.state.loads[group]
-        is_limited = self.limits.capped or self.state.weight_lending.is_called_back(group)
+        is_limited = self.limits.capped or self.state.rooms.is_called_back(group)
         if not work.requests or not is_limited:
             return True
         booked_tokens = self.booked_tokens(request, group, expected_tokens)
@@ -219,7 +213,7 @@ class GroupChoice:
         each takes whatever its length.
         """
         of_request = self.capacity.request_tokens(len(group))
-        room_tokens = self.state.weight_lending.shared(group, self.state.loads) + of_request
+        room_tokens = self.state.rooms.shared(group) + of_request
         return (tokens + requests * of_request) / room_tokens
 
     # ---- the best of the groups with room

@@ -50,12 +50,12 @@ def node_load(state: ClusterState, max_model_len: int) -> NodeLoad:
     """Return the load at this moment. `max_model_len`: tokens of prompt and output that vLLM allows
     a request.
     """
-    layout, loads, lending = state.layout, state.loads, state.weight_lending
+    layout, loads, rooms = state.layout, state.loads, state.rooms
     most_seqs = state.settings.limits.max_num_seqs
     behind = sum(max(0, len(loads[group].requests) - most_seqs) for group in loads.groups)
     shares = {engine: _share(state, engine) for engine in layout.engines}
     free = sum(
-        lending.room_tokens(group) * (1 - max(shares[engine] for engine in group))
+        rooms.tokens(group) * (1 - max(shares[engine] for engine in group))
         for group in layout.groups
     )
     most_tokens = state.settings.capacity.most_tokens
@@ -65,9 +65,7 @@ def node_load(state: ClusterState, max_model_len: int) -> NodeLoad:
         kv_tokens_used=sum(_held_tokens(state, group) for group in loads.groups),
         kv_tokens_free=int(free),
         kv_usage=sum(shares.values()) / len(shares) if shares else 0.0,
-        longest_request_tokens=min(
-            max_model_len, max(map(lending.room_tokens, layout.groups), default=0)
-        ),
+        longest_request_tokens=min(max_model_len, max(map(rooms.tokens, layout.groups), default=0)),
         longest_request_tokens_any_layout=min(
             max_model_len, max((most_tokens[size] for size in state.formable), default=0)
         ),
@@ -84,5 +82,5 @@ def _held_tokens(state: ClusterState, group: Group) -> int:
 
 def _share(state: ClusterState, engine: int) -> float:
     """Return the share of an engine's KV memory that requests of all its groups have."""
-    groups, room_tokens = state.loads.of_engine(engine), state.weight_lending.room_tokens
+    groups, room_tokens = state.loads.of_engine(engine), state.rooms.tokens
     return min(1.0, sum(_held_tokens(state, group) / room_tokens(group) for group in groups))

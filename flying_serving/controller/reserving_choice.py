@@ -60,18 +60,7 @@ class ReservingChoice(GroupChoice):
         """
         if not self.state.reservation.is_long(request):
             return set()
-        loads, capacity = self.state.loads, self.capacity
-        whole_tokens = {
-            group: capacity.kv_tokens[len(group)]
-            for group in self.state.weight_lending.phases
-            if group in self.state.layout.groups
-        }
-        tokens = request.likely_tokens
-        return {
-            group
-            for group, room_tokens in whole_tokens.items()
-            if room_tokens < loads[group].committed_tokens + tokens <= capacity.lent_tokens
-        }
+        return self.state.rooms.with_loan(request.likely_tokens, self.state.layout)
 
     def needs_another_group(self, request: RequestState) -> bool:
         """Return whether each group that is wide enough lacks room for a long request beside other

@@ -15,9 +15,9 @@ def snapshot(
     """Return the state at `now_s`; `lanes`: the abilities of a group of each size; `regret` as in
     `Snapshot`.
     """
-    loads, lending, pool = state.loads, state.weight_lending, state.pool
+    loads, rooms, pool = state.loads, state.rooms, state.pool
     unfinished = loads.unfinished.values()
-    pinned = lending.pinned(loads)
+    pinned = rooms.pinned()
     layouts = state.layouts
     if pinned:
         layouts = [layout for layout in layouts if pinned.issubset(layout.groups)]
@@ -37,7 +37,7 @@ def snapshot(
         regret=regret,
         recent_switches=state.switches.recent(now_s),
         shortfalls=state.hindsight.shortfalls(now_s),
-        opens_in_s=lending.opens_in_s(now_s),
+        opens_in_s=rooms.opens_in_s(now_s),
     )
 
 
@@ -65,7 +65,7 @@ def required_groups(state: ClusterState, begins: Sequence[RequestState], urgent:
         urgent: the number of urgent requests.
     """
     sizes, engines = state.formable, state.settings.engines
-    needs_loan = state.weight_lending.needs_loan
+    needs_loan = state.rooms.needs_loan
     needs = []
 
     # a loan only a group of the layout gives, also to a request for a degree

@@ -16,7 +16,7 @@ from flying_serving.controller.reservation import Reservation
 from flying_serving.controller.settings import Settings
 from flying_serving.controller.splits import Splits
 from flying_serving.controller.switches import Switch, Switches
-from flying_serving.controller.weight_lending import WeightLending
+from flying_serving.controller.weight_lending import Rooms, WeightLending
 from flying_serving.layout.groups import Group, KVSource, Layout
 from flying_serving.predict.demand import Demand
 from flying_serving.predict.migrations import MigrationCost, cost_within
@@ -34,6 +34,7 @@ class ClusterState:
     `started`: requests that have a group, in the order in which they got it.
     `crowded_out`: group sizes of the long requests that wait for another group beside those that
     there are (`GroupChoice.needs_another_group`).
+    `rooms`: the room of groups for requests. `weight_lending`: the same, to change it.
     `migrates`: cost of migrating KV by the size of the group that pulls; sizes without cannot pull.
     """
 
@@ -50,14 +51,15 @@ class ClusterState:
         self.absent_engines: set[int] = set()
         self.to_restore: Layout | None = None
 
-        self.weight_lending = WeightLending(settings.capacity, settings.engines)
+        self.loads = Loads()
+        self.weight_lending = WeightLending(settings.capacity, settings.engines, self.loads)
+        self.rooms: Rooms = self.weight_lending
         self.reservation = Reservation(settings)
         self.pool = TaskPool(
             settings.aging_s,
-            self.weight_lending.needs_loan,
+            self.rooms.needs_loan,
             lambda request: request.is_wider_than(self.layout),
         )
-        self.loads = Loads()
         self.started: dict[str, RequestState] = {}
         self.crowded_out: set[tuple[int, ...]] = set()
         self.deadlines = Deadlines()
@@ -117,7 +119,7 @@ class ClusterState:
                 self.steps,
                 size,
                 limits.max_num_seqs,
-                self.weight_lending.room_of(size, self.loads),
+                self.rooms.of_size(size),
                 limits.max_num_batched_tokens,
                 cost_within(self.migrates, size),
             )

@@ -1,8 +1,8 @@
 """The groups that lend their weights to their KV cache (Gyges): decided here, done by engines.
 
-`engine/residency.py` does it. Only a widest group lends. It lends only while its engines have
-nothing to do in narrower groups, whose weights are gone then. It holds `Capacity.lent_tokens`
-instead of `Capacity.kv_tokens` until something needs narrower groups again.
+`weights/lending/engine_weights.py` does it. Only a widest group lends. It lends only while its
+engines have nothing to do in narrower groups, whose weights are gone then. It holds
+`Capacity.lent_tokens` instead of `Capacity.kv_tokens` until something needs narrower groups again.
 
     WHOLE --lend--> LENDING --lent--> LENT <--fetch--> CLOSING --fetch--> FETCHING --back--> WHOLE
 
@@ -46,11 +46,14 @@ TRANSITIONS: Mapping[LendingPhase, tuple[LendingPhase, ...]] = {
 """The phases that may follow a phase. Engines answer each order once, so no answer is a stray."""
 
 
-class WeightLending:
-    """The phase of each widest group, and the tokens that groups hold in it."""
+class Rooms:
+    """The tokens that groups have room for, and the groups whose engines have the weights for them:
+    what other parts ask of the phase of each widest group.
+    """
 
-    def __init__(self, capacity: Capacity, engines: int) -> None:
+    def __init__(self, capacity: Capacity, engines: int, loads: Loads) -> None:
         self._capacity = capacity
+        self._loads = loads
         self._widest = max(capacity.kv_tokens)
         self.phases = dict.fromkeys(
             Layout.uniform(engines, self._widest).groups, LendingPhase.WHOLE
@@ -69,17 +72,6 @@ class WeightLending:
     def lends(self) -> bool:
         """True if any group ever lends its weights."""
         return self._capacity.lent_tokens > self._capacity.kv_tokens[self._widest]
-
-    def _enter(self, group: Group, phase: LendingPhase, now_s: float) -> float:
-        """Enter the next phase of a group. Returns the seconds in the phase before.
-
-        Raises RuntimeError if the phase may not follow the present one.
-        """
-        entered_s = self._entered_s.get(group, now_s)
-        who = f"weights of group {list(group)}"
-        self.phases[group] = self.phases[group].then(phase, TRANSITIONS, who)
-        self._entered_s[group] = now_s
-        return now_s - entered_s
 
     def opens_in_s(self, now_s: float) -> dict[Group, float]:
         """Return the seconds until narrower groups could have their weights, by widest group that
@@ -101,7 +93,7 @@ class WeightLending:
                 )
         return opens_in_s
 
-    def room_of(self, size: int, loads: Loads) -> float:
+    def of_size(self, size: int) -> float:
         """Return the tokens that a group of a size has for requests that need no loan.
 
         It is the least of all widest groups.
@@ -109,47 +101,43 @@ class WeightLending:
         if size < self._widest:
             return self._capacity.kv_tokens[size]
         return min(
-            self.room_tokens(group) - self._on_loan(group, loads)
+            self.tokens(group) - self._on_loan(group)
             if phase is LendingPhase.LENT
             else self._capacity.kv_tokens[size]
             for group, phase in self.phases.items()
         )
 
-    def _on_loan(self, group: Group, loads: Loads) -> float:
+    def _on_loan(self, group: Group) -> float:
         """Return the tokens of requests that need the room of its weights."""
         return sum(
             request.committed_tokens
-            for request in loads[group].requests.values()
+            for request in self._loads[group].requests.values()
             if self.needs_loan(request)
         )
 
-    def room_tokens(self, group: Group) -> int:
+    def tokens(self, group: Group) -> int:
         """Return the tokens that a group has room for now."""
         is_lent = self.phases.get(group) is LendingPhase.LENT
         return self._capacity.lent_tokens if is_lent else self._capacity.kv_tokens[len(group)]
 
-    def shared(self, group: Group, loads: Loads) -> float:
+    def shared(self, group: Group) -> float:
         """Return the tokens that the requests of a group may need together.
 
         Until weights that are called back can go, requests that need the room have it. The others
         have the tokens of a whole group.
         """
         if self.phases.get(group) is not LendingPhase.CLOSING:
-            return self.room_tokens(group)
-        return min(
-            self._capacity.lent_tokens, self.room_tokens(group) + self._on_loan(group, loads)
-        )
+            return self.tokens(group)
+        return min(self._capacity.lent_tokens, self.tokens(group) + self._on_loan(group))
 
-    def room(self, request: RequestState, group: Group) -> int:
+    def of_request(self, request: RequestState, group: Group) -> int:
         """Return the tokens that a request may have in a group.
 
         They are more than a whole group holds only if it needs them now. Otherwise weights that
         come back could leave it without room for its next token.
         """
         return (
-            self.room_tokens(group)
-            if self.needs_loan(request)
-            else self._capacity.kv_tokens[len(group)]
+            self.tokens(group) if self.needs_loan(request) else self._capacity.kv_tokens[len(group)]
         )
 
     def outer(self, group: Group) -> Group:
@@ -184,18 +172,42 @@ class WeightLending:
         """Return whether a request needs more than any group holds that lends nothing."""
         return self.lends and request.needed_tokens > self._capacity.kv_tokens[self._widest]
 
-    def pinned(self, loads: Loads) -> set[Group]:
+    def with_loan(self, tokens: float, layout: Layout) -> set[Group]:
+        """Return the groups of `layout` that lack room for some tokens beside their requests, and
+        would have it with the room of their weights.
+        """
+        whole, lent = self._capacity.kv_tokens[self._widest], self._capacity.lent_tokens
+        return {
+            group
+            for group in self.phases.keys() & set(layout.groups)
+            if whole < self._loads[group].committed_tokens + tokens <= lent
+        }
+
+    def pinned(self) -> set[Group]:
         """Return the groups with requests that no layout without them could go on with."""
         return {
             group
             for group, phase in self.phases.items()
             if phase is not LendingPhase.WHOLE
-            and any(map(self.needs_loan, loads[group].requests.values()))
+            and any(map(self.needs_loan, self._loads[group].requests.values()))
         }
 
-    # ---- the times when weights go and come
 
-    def lend(self, layout: Layout, loads: Loads, now_s: float) -> list[LendWeights]:
+class WeightLending(Rooms):
+    """Takes the weights of each widest group from phase to phase."""
+
+    def _enter(self, group: Group, phase: LendingPhase, now_s: float) -> float:
+        """Enter the next phase of a group. Returns the seconds in the phase before.
+
+        Raises RuntimeError if the phase may not follow the present one.
+        """
+        entered_s = self._entered_s.get(group, now_s)
+        who = f"weights of group {list(group)}"
+        self.phases[group] = self.phases[group].then(phase, TRANSITIONS, who)
+        self._entered_s[group] = now_s
+        return now_s - entered_s
+
+    def lend(self, layout: Layout, now_s: float) -> list[LendWeights]:
         """Let a group of `layout` lend, for which a request waits and whose engines are idle
         otherwise.
 
@@ -204,7 +216,7 @@ class WeightLending:
         if not self.awaited or LendingPhase.LENDING in self.phases.values():
             return []
         awaited = (group for group in layout.groups if group in self.awaited)
-        group = next((group for group in awaited if self._may_lend(group, loads)), None)
+        group = next((group for group in awaited if self._may_lend(group)), None)
         if group is None:
             return []
         self._enter(group, LendingPhase.LENDING, now_s)
@@ -219,7 +231,7 @@ class WeightLending:
         else:
             self._enter(group, LendingPhase.FETCHING, now_s)
 
-    def fetch(self, leaving: Collection[Group], loads: Loads, now_s: float) -> list[FetchWeights]:
+    def fetch(self, leaving: Collection[Group], now_s: float) -> list[FetchWeights]:
         """Let weights come back to engines of which narrower groups are needed.
 
         `leaving`: the widest groups that the switch under way ends.
@@ -227,7 +239,7 @@ class WeightLending:
         if not self.lends:
             return []
         self._call_back({*leaving, *self.narrow_waits}, now_s)
-        groups = self._to_fetch(loads)
+        groups = self._to_fetch()
         for group in groups:
             self._enter(group, LendingPhase.FETCHING, now_s)
         return [FetchWeights(group) for group in groups]
@@ -236,11 +248,11 @@ class WeightLending:
         """Note that the engines of a group have their weights back."""
         self._took_s[LendingPhase.FETCHING] = self._enter(group, LendingPhase.WHOLE, now_s)
 
-    def _may_lend(self, group: Group, loads: Loads) -> bool:
+    def _may_lend(self, group: Group) -> bool:
         """Return whether a group could begin to lend: it is a widest one, and its engines are
         otherwise idle.
         """
-        others = {other for engine in group for other in loads.of_engine(engine)} - {group}
+        others = {other for engine in group for other in self._loads.of_engine(engine)} - {group}
         return self.phases.get(group) is LendingPhase.WHOLE and not others
 
     def _call_back(self, groups: Collection[Group], now_s: float) -> None:
@@ -251,15 +263,15 @@ class WeightLending:
             elif phase is LendingPhase.CLOSING and group not in groups:
                 self._enter(group, LendingPhase.LENT, now_s)
 
-    def _to_fetch(self, loads: Loads) -> list[Group]:
+    def _to_fetch(self) -> list[Group]:
         """Return the groups whose weights are called back and that have no request which needs
         their room.
         """
         room = self._capacity.kv_tokens[self._widest]
         closing = [group for group, phase in self.phases.items() if phase is LendingPhase.CLOSING]
-        pinned = self.pinned(loads)
+        pinned = self.pinned()
         return [
             group
             for group in closing
-            if loads[group].committed_tokens <= room and group not in pinned
+            if self._loads[group].committed_tokens <= room and group not in pinned
         ]

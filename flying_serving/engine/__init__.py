@@ -10,5 +10,5 @@
   end of an engine.
 - `report.py`, `steps.py`, `tracing.py`: counts, times of steps, the trace.
 - `channel.py`, `messages.py`, `membership.py`: messages between engines; which engines are there.
-- `lending.py`, `residency.py`: blocks that lanes lend each other; weights that are lent to KV.
+- `lending.py`: blocks that lanes lend each other.
 """

@@ -19,7 +19,6 @@ from flying_serving.engine.lane_events import LaneEvents
 from flying_serving.engine.loop import EngineLoop, Instruments
 from flying_serving.engine.membership import Membership
 from flying_serving.engine.report import Report
-from flying_serving.engine.residency import Residency
 from flying_serving.engine.steps import StepLog, divide_steps
 from flying_serving.engine.tracing import EngineTrace
 from flying_serving.engine.utilities import EngineUtilities
@@ -42,8 +41,7 @@ from flying_serving.vllm_adapter.scheduler.scheduler import (
     make_scheduler,
     most_outstanding,
 )
-from flying_serving.weights.lending import lent_memory
-from flying_serving.weights.lending.ledger import ExtraKV, PageLedger
+from flying_serving.weights.lending.engine_weights import EngineWeights
 from flying_serving.wire import CalibrationRow, EngineMemory, Measured, MigrationRow
 
 
@@ -66,14 +64,15 @@ def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
     if flying.tbt_slo_ms is not None:
         limit_batches(flying.tbt_slo_ms / 1000, loop.lanes, loop.instruments.steps, steps)
     divide_steps(loop.lanes, loop.instruments.steps, steps)
-    if flying.lend_weights and site.deployment.lanes:
-        loop.residency = _make_residency(core, own, loop)
-        announce_blocks(site.run_dir, site.engine, loop.residency.blocks)
+    if site.deployment.lends:
+        revoke = loop.migrations.source.revoke_all
+        loop.weights = EngineWeights.of(loop.lanes, own, core.kv_config, core.call_workers, revoke)
+        announce_blocks(site.run_dir, site.engine, loop.weights.blocks)
 
     # the utilities, which the API server calls
     weight_bytes = core.call_workers(attrgetter("weight_bytes"))
     memory = EngineMemory(weight_bytes, own.total * site.block_bytes)
-    utilities = EngineUtilities(loop, site.block_bytes, memory, steps, copies)
+    utilities = EngineUtilities(loop.weights, memory, loop, site.block_bytes, steps, copies)
     return loop, utilities
 
 
@@ -257,21 +256,6 @@ def measured(
     core.call_workers(transfer.map_peers, [*filter(deployment.is_there, range(deployment.engines))])
     measured_before = announced(path, Measured, f"measurements of engine {engine}")
     return measured_before.steps, measured_before.migrations
-
-
-def _make_residency(core: Any, own: EnginePool, loop: EngineLoop) -> Residency:
-    """Make the residency of an engine that has all its weights, and return the pages of its extra
-    blocks to the system.
-    """
-    pieces, own_blocks, page_bytes = core.call_workers(lent_memory.lendable)
-    extra = range(own_blocks, core.kv_config.num_blocks)
-    core.call_workers(lent_memory.release_blocks, extra)
-    regions = lent_memory.extents(core.kv_config, range(1))
-    kv = ExtraKV(len(extra), [size_bytes for _, size_bytes in regions])
-    ledger = PageLedger(pieces, kv, page_bytes)
-    return Residency(
-        loop.lanes, own, ledger, extra, core.call_workers, loop.migrations.source.revoke_all
-    )
 
 
 def limit_batches(

@@ -26,7 +26,7 @@ def reset_prefix_caches(
     if reset_running_requests:
         until_s = loop.clock() + RESET_WAIT_S
         while (
-            any(leader.is_whole and leader.outstanding for leader in leaders)
+            any(leader.is_whole and leader.is_stepping for leader in leaders)
             or migrations.is_pulling()
         ):
             if loop.group_steps.take_outputs():

@@ -157,6 +157,11 @@ class Leader:
         """
         return self.is_whole and bool(self.scheduler.has_requests())
 
+    @property
+    def is_stepping(self) -> bool:
+        """True if a step was ordered whose output is not taken."""
+        return bool(self.outstanding)
+
     def ready(self, now_s: float) -> bool:
         """Return whether a step can be ordered: there are requests, it may be outstanding, and it
         does not wait for blocks.

@@ -115,6 +115,16 @@ class Lanes:
             if size not in self.schedulers
         )
 
+    def busy(self, below: int) -> list[int]:
+        """Return the lanes for groups of fewer than `below` engines, led by this engine, that have
+        requests or a step under way.
+        """
+        stepping = {size for size, leader in self.leaders.items() if leader.is_stepping}
+        running = {
+            size for size, one in self.schedulers.items() if one.get_num_unfinished_requests()
+        }
+        return sorted(size for size in stepping | running if size < below)
+
     def _runs(self, member: Member) -> bool:
         """Return whether requests run in a group that another engine leads; a lost leader cannot
         say that they have left.

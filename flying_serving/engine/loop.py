@@ -19,7 +19,6 @@ from flying_serving.engine.membership import Incarnations, Membership
 from flying_serving.engine.messages import BeginAnew, Message, ReturnBlocks, RunStep
 from flying_serving.engine.report import Report
 from flying_serving.engine.requests import LaneRequests, route_of
-from flying_serving.engine.residency import Residency
 from flying_serving.engine.sampled import SampledTokens
 from flying_serving.engine.steps import StepLog
 from flying_serving.engine.tracing import EngineTrace
@@ -32,6 +31,7 @@ from flying_serving.migration.migrations import Migrations
 from flying_serving.migration.offers import Offers, OfferTable
 from flying_serving.migration.source import Source
 from flying_serving.scheduling.arbiter import Action, LaneArbiter, ServeMessage, Wait
+from flying_serving.weights.lending.engine_weights import EngineWeights
 
 LANE_1_YIELD_S = 0.005
 """Seconds that lane 1 leaves the engine to other lanes when nothing of it could run."""
@@ -87,7 +87,7 @@ class EngineLoop:
             clock,
         )
         self.membership: Membership | None = None  # where the server survives the loss of an engine
-        self.residency: Residency | None = None  # where weights may be lent
+        self.weights: EngineWeights | None = None  # where weights may be lent
         self.last_step_s = (0.0, 0.0)
         """Begin and end of the last step that this engine took part in, by `clock`."""
         self._channel = channel
@@ -102,9 +102,9 @@ class EngineLoop:
             self._observe(None)
             self.lanes.note_loads()
             self._advance_migrations()
-            if self.residency:  # weights of a group come and go when its steps are over
+            if self.weights:  # weights of a group come and go when its steps are over
                 self.group_steps.take_outputs()
-                self.residency.advance(self.clock(), self.clock)
+                self.weights.advance(self.clock(), self.clock)
             action = self._choose()
             if isinstance(action, Wait):
                 if not self.group_steps.take_before_wait():
@@ -154,7 +154,7 @@ class EngineLoop:
         retries_s = [wait.timeout_s, self.migrations.retry_in_s(now_s)]
         retries_s.append(self.group_steps.retry_in_s(now_s))
         retries_s += [leader.retry_in_s(now_s) for leader in self.lanes.leaders.values()]
-        parts = (self.residency, self.membership)
+        parts = (self.weights, self.membership)
         retries_s += [part.retry_in_s(now_s) for part in parts if part is not None]
         if now_s < self._lane_1_ready_at_s and self._host.has_own_steps():
             retries_s.append(self._lane_1_ready_at_s - now_s)
@@ -224,7 +224,7 @@ class EngineLoop:
             self._host.emit({0: EngineCoreOutputs(scheduler_stats=stats)})
 
     def _require_weights(self, size: int, work: int) -> None:
-        if self.residency is not None and size < self.residency.narrowest and work:
+        if self.weights is not None and size < self.weights.narrowest and work:
             raise IntegrityError(
                 f"engine {self.engine}: a step in lane {size}, whose weights are lent"
             )

@@ -7,14 +7,12 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from msgspec.structs import replace
-
 from flying_serving.config import MIGRATING_MODES
 from flying_serving.engine.loop import EngineLoop
+from flying_serving.weights.lending.engine_weights import WeightUtilities
 from flying_serving.wire import (
     CalibrationRow,
     EngineFigures,
-    EngineMemory,
     EngineReport,
     LaneCounts,
     MigrationRow,
@@ -24,16 +22,13 @@ from flying_serving.wire import (
 
 
 @dataclass(frozen=True)
-class EngineUtilities:
+class EngineUtilities(WeightUtilities):
     """Answers of one engine, also from its workers' measurements at start: steps of all lanes, and
     copies of KV.
-
-    `memory`: as it was at start.
     """
 
     loop: EngineLoop
     block_bytes: int
-    memory: EngineMemory
     calibration: list[CalibrationRow]
     migration_costs: list[MigrationRow]
 
@@ -90,9 +85,7 @@ class EngineUtilities:
         """Return an `EngineFigures`: figures that only this engine knows, for `/metrics` and the
         live view.
         """
-        report, residency = self.loop.instruments.report, self.loop.residency
-        steps = self.loop.instruments.steps
-        lent_bytes = 0 if residency is None else residency.ledger.lent_bytes
+        report, steps = self.loop.instruments.report, self.loop.instruments.steps
         return encode(
             EngineFigures(
                 hard=self.loop.arbiter.hard,
@@ -104,7 +97,7 @@ class EngineUtilities:
                 },
                 prefix_cache=report.prefix_cache,
                 migrations=self.loop.migrations.incoming.counts(),
-                memory=replace(self.memory, lent_bytes=lent_bytes),
+                memory=self.memory_now,
             )
         )
 
@@ -113,28 +106,9 @@ class EngineUtilities:
         that does not add up.
         """
         self.loop.lanes.check()
-        if self.loop.residency is not None:
-            self.loop.residency.check()
+        if self.weights is not None:
+            self.weights.check()
         return True
-
-    def flying_prepare_to_lend(self) -> Any:
-        """Return a future that is done when no narrower lane that this engine leads has anything to
-        do.
-        """
-        assert self.loop.residency is not None
-        return self.loop.residency.prepare()
-
-    def flying_lend_weights(self) -> Any:
-        """Make room for KV in weights that only narrower lanes need. Return a future of the number
-        of extra blocks.
-        """
-        assert self.loop.residency is not None
-        return self.loop.residency.lend()
-
-    def flying_fetch_weights(self) -> Any:
-        """Take all weights back. Return a future of the number of extra blocks left, which is 0."""
-        assert self.loop.residency is not None
-        return self.loop.residency.take_back()
 
     def flying_block_bytes(self) -> int:
         """Return the bytes of one KV block, all layers, on one device."""

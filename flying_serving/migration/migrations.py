@@ -122,9 +122,9 @@ class Migrations:
 
         It copies again if the blocks of the source have moved.
 
-        A member moves its own blocks (`engine/residency.py`), and cannot revoke its leader's
-        offers. Nothing is copied from a group that has lost an engine: its offers are void, so the
-        leader does not count the pull.
+        A member moves its own blocks (`weights/lending/engine_weights.py`), and cannot revoke its
+        leader's offers. Nothing is copied from a group that has lost an engine: its offers are
+        void, so the leader does not count the pull.
         """
         if not self._offers.is_present(message.source.group):
             return

@@ -51,7 +51,7 @@ class FlyingClient(AsyncMPClient):
         )
         super().__init__(vllm_config, executor_class, log_stats, renderer=renderer)
         blocks = KVBlocks(self.fewest_blocks, 0)
-        if deployment.flying.lend_weights and deployment.lanes:
+        if deployment.lends:
             blocks = fewest_blocks(deployment.run_dir, deployment.engines)
         groups = announced_groups(deployment.run_dir, 0)
         settings = settings_of(vllm_config, deployment, blocks, groups)

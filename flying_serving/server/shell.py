@@ -23,8 +23,6 @@ from flying_serving.controller.commands import (
     DispatchPrefix,
     DropPart,
     Fail,
-    FetchWeights,
-    LendWeights,
     Order,
     PartCommand,
     PullAhead,
@@ -32,6 +30,7 @@ from flying_serving.controller.commands import (
     Reject,
     RequestCommand,
     Weave,
+    WeightCommand,
 )
 from flying_serving.controller.controller import Controller
 from flying_serving.controller.settings import Settings
@@ -252,12 +251,12 @@ class Shell:
                 return [] if group is None else [self._abort_in(group, queued)]
             case Fail(request_id, why):
                 self._fail(request_id, why, HTTPStatus.INTERNAL_SERVER_ERROR)
-            case LendWeights() | FetchWeights():
-                self.weights.tell(command)
             case Order(switch, weave_steps):
                 self.orders.tell_engines(switch, weave_steps)
             case Weave(engines):
                 self.orders.weave(engines)
+            case _:  # a WeightCommand
+                self.weights.tell(command)
         return []
 
     def _retain(self, retained: dict[int, list[tuple[str, int]]]) -> None:
@@ -291,7 +290,7 @@ class Shell:
         if isinstance(command, Order):
             self.orders.failed(command.switch, error)
             return []
-        if isinstance(command, Weave | LendWeights | FetchWeights):
+        if isinstance(command, Weave | WeightCommand):
             return []  # the server ends
         request_id = command.request_id
         logger.error("request %r cannot be sent to an engine", request_id, exc_info=error)

@@ -4,11 +4,10 @@ from torch.nn import Module
 
 from flying_serving.weights.kinds import rule_of
 from flying_serving.weights.lending.arena_placement import Placement
-from flying_serving.weights.lending.weight_file import WeightFile
 from flying_serving.weights.plain import Whole, refuse_foreign, storages
 from flying_serving.weights.rule import Rule, layers_of
 from flying_serving.weights.store import Store
-from flying_serving.weights.units import Pack
+from flying_serving.weights.units import Pack, WeightPages
 
 
 class SharedWeights:
@@ -17,8 +16,8 @@ class SharedWeights:
 
     `widest`: engines in the widest group, so the finest cut of this worker's shards. `pack`: how to
     pack a matrix on the CPU; None: keep matrices whole, rows of fused ones unit by unit, and hand
-    out views. `file`: where weights are kept so that they may be dropped, which needs `pack`; None:
-    no weight may. `placement`: where they lie if they may be dropped without `pack`. `units`: the
+    out views. `pages`: the memory of weights that may be dropped, which needs `pack`; None: no
+    weight may. `placement`: where they lie if they may be dropped without `pack`. `units`: the
     units that may be dropped, by the name of their layer.
 
     After the constructor lane 1's own layers multiply with the shared storage too.
@@ -32,11 +31,11 @@ class SharedWeights:
         model: Module,
         widest: int,
         pack: Pack | None,
-        file: WeightFile | None = None,
+        pages: WeightPages | None = None,
         placement: Placement | None = None,
     ) -> None:
         self._model = model
-        self._store = Store(widest, pack, file, placement)
+        self._store = Store(widest, pack, pages, placement)
         self.units = self._store.droppable.by_layer
         self._layers: dict[str, Rule] = {}
         for layer in layers_of(model):

@@ -19,9 +19,8 @@ from typing import Any, Protocol
 import torch
 
 from flying_serving.layout.shards import Segment
-from flying_serving.weights.lending.weight_file import WeightFile
 from flying_serving.weights.unit_order import RankRows, UnitOrder
-from flying_serving.weights.units import Pack, PackedUnit, PackedUnits, RawUnits
+from flying_serving.weights.units import Pack, PackedUnit, PackedUnits, RawUnits, WeightPages
 
 Matmul = Callable[[torch.Tensor], torch.Tensor]
 """(tokens, in) -> (tokens, out). Raises IntegrityError while a packed unit of it is dropped."""
@@ -124,7 +123,7 @@ class PackedColumns(UnitColumns):
     """Column-parallel: outputs are cut. Segments with equally many units are packed together, unit
     by unit.
 
-    `file`: keeps units that may be dropped; None: no unit may be dropped.
+    `pages`: keep units that may be dropped; None: no unit may be dropped.
     """
 
     def __init__(
@@ -133,7 +132,7 @@ class PackedColumns(UnitColumns):
         bias: torch.Tensor | None,
         segments: Sequence[Segment],
         pack: Pack,
-        file: WeightFile | None = None,
+        pages: WeightPages | None = None,
     ) -> None:
         families: list[tuple[list[Segment], list[PackedUnit]]] = []
         for family, rows_by_unit in unit_families(segments):
@@ -141,7 +140,7 @@ class PackedColumns(UnitColumns):
             for rows in rows_by_unit:
                 unit_bias = None if bias is None else torch.cat([bias[r] for r in rows])
                 packed.append(
-                    PackedUnit(torch.cat([weight[r] for r in rows]), unit_bias, pack, file)
+                    PackedUnit(torch.cat([weight[r] for r in rows]), unit_bias, pack, pages)
                 )
             families.append((family, packed))
         super().__init__(families)
@@ -255,7 +254,7 @@ class PackedRows(UnitRows):
     """Row-parallel: inputs are cut, and the partial products of a lane's units are added
     (`sum_of_units`).
 
-    The bias is part of the first unit's product, so of the first rank's, as in vLLM. `file`: as in
+    The bias is part of the first unit's product, so of the first rank's, as in vLLM. `pages`: as in
     `PackedColumns`.
     """
 
@@ -265,11 +264,11 @@ class PackedRows(UnitRows):
         bias: torch.Tensor | None,
         segment: Segment,
         pack: Pack,
-        file: WeightFile | None = None,
+        pages: WeightPages | None = None,
     ) -> None:
         parts = [columns.contiguous() for columns in weight.split(segment.unit_size, dim=1)]
         packed = [
-            PackedUnit(part, None if unit else bias, pack, file) for unit, part in enumerate(parts)
+            PackedUnit(part, None if unit else bias, pack, pages) for unit, part in enumerate(parts)
         ]
         super().__init__(packed, segment, weight.shape[0])
         self.units = PackedUnits([(segment, packed)])

@@ -9,7 +9,6 @@ from flying_serving.errors import WeightError
 from flying_serving.layout.shards import Segment
 from flying_serving.weights.lending.arena_placement import Placement
 from flying_serving.weights.lending.droppable import DroppableUnits
-from flying_serving.weights.lending.weight_file import WeightFile
 from flying_serving.weights.storage import (
     PackedColumns,
     PackedRows,
@@ -18,7 +17,7 @@ from flying_serving.weights.storage import (
     StridedRows,
 )
 from flying_serving.weights.unit_order import keep_by_unit
-from flying_serving.weights.units import Pack, RawUnits
+from flying_serving.weights.units import Pack, RawUnits, WeightPages
 
 Segments = tuple[Segment, ...]
 
@@ -27,7 +26,7 @@ class Store:
     """The storage that the layers of a worker are taken into.
 
     `widest`: engines in the widest group. `pack`: how to pack a matrix on the CPU; None: keep
-    matrices whole. `file`, `placement`: as of `DroppableUnits`. `lends`: whether weights may be
+    matrices whole. `pages`, `placement`: as of `DroppableUnits`. `lends`: whether weights may be
     dropped.
     """
 
@@ -35,13 +34,13 @@ class Store:
         self,
         widest: int,
         pack: Pack | None,
-        file: WeightFile | None = None,
+        pages: WeightPages | None = None,
         placement: Placement | None = None,
     ) -> None:
         self.widest, self.packs = widest, pack is not None
-        self.droppable = DroppableUnits(file, placement)
+        self.droppable = DroppableUnits(pages, placement)
         self.lends = self.droppable.pages is not None
-        self._pack, self._file = pack, file
+        self._pack, self._pages = pack, pages
         self._by_unit: dict[int, Segments] = {}
         """The cuts of fused weights whose rows are unit by unit, by address."""
         self._logits: dict[int, SharedLinear] = {}
@@ -59,7 +58,7 @@ class Store:
             self._keep_by_unit(name, weight.data, segments)
             units = self.droppable.of_placed(name, weight.data, segments)
             return StridedColumns(weight.data, bias, segments, units)
-        packed = PackedColumns(weight.data, bias, segments, self._pack, self._file)
+        packed = PackedColumns(weight.data, bias, segments, self._pack, self._pages)
         self.droppable.add(name, packed.units)
         return packed
 
@@ -71,7 +70,7 @@ class Store:
             self.droppable.place(weight, (segment,), by_columns=True)
             units = self.droppable.of_placed(name, weight.data.t(), (segment,))
             return StridedRows(weight.data, bias, segment, units)
-        packed = PackedRows(weight.data, bias, segment, self._pack, self._file)
+        packed = PackedRows(weight.data, bias, segment, self._pack, self._pages)
         self.droppable.add(name, packed.units)
         return packed
 

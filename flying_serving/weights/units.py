@@ -12,7 +12,6 @@ import torch
 from flying_serving.errors import IntegrityError
 from flying_serving.layout.shards import Segment
 from flying_serving.weights.lending.pages import Extent, whole_pages
-from flying_serving.weights.lending.weight_file import WeightFile
 
 Product = Callable[[torch.Tensor, torch.Tensor], None]
 """Write the product of (tokens, in) into (tokens, out), which lies in one piece."""
@@ -98,18 +97,27 @@ class PackedUnit:
     """One unit in the library's format, which cannot be read back: `multiply`, which only raises
     while it is dropped.
 
-    `file`: keeps the weight; None: the unit is never dropped.
+    `pages`: keep the weight; None: the unit is never dropped.
     """
 
-    __slots__ = ("_bias", "_dtype", "_extent", "_file", "_pack", "_shape", "multiply", "size_bytes")
+    __slots__ = (
+        "_bias",
+        "_dtype",
+        "_extent",
+        "_pack",
+        "_pages",
+        "_shape",
+        "multiply",
+        "size_bytes",
+    )
 
     def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, pack: Pack, file: WeightFile | None
+        self, weight: torch.Tensor, bias: torch.Tensor | None, pack: Pack, pages: WeightPages | None
     ) -> None:
         self._shape, self._dtype = weight.shape, weight.dtype
-        self._bias, self._pack, self._file = bias, pack, file
+        self._bias, self._pack, self._pages = bias, pack, pages
         self.size_bytes = weight.numel() * weight.element_size()
-        self._extent = None if file is None else file.keep(weight)
+        self._extent = None if pages is None else pages.keep(weight)
         self.multiply: Product = pack(weight, bias)
 
     @property
@@ -119,14 +127,14 @@ class PackedUnit:
 
     def drop(self) -> None:
         """Release the unit in the library's format: there is no other reference to it."""
-        _require_kept(self._file)
+        _require_kept(self._pages)
         self.multiply = _lent
 
     def fetch(self) -> None:
         """Read the weight and pack it again."""
         assert self._extent is not None
         weight = torch.empty(self._shape, dtype=self._dtype)
-        _require_kept(self._file).read(
+        _require_kept(self._pages).fetch(
             Extent(weight.data_ptr(), self._extent.offset_bytes, self.size_bytes)
         )
         self.multiply = self._pack(weight, self._bias)

@@ -22,8 +22,7 @@ from flying_serving.vllm_adapter.model_runner.configuration import lane_config
 from flying_serving.vllm_adapter.model_runner.lane import Lane
 from flying_serving.vllm_adapter.model_runner.token_parallel import TokenParallel, obstacle
 from flying_serving.weights.layouts import hide_compiled_products, shared_weights
-from flying_serving.weights.lending.lent_memory import ExtraBlocks, LentMemory, own_blocks_of
-from flying_serving.weights.lending.residency import WorkerWeights, in_order, weight_file_of
+from flying_serving.weights.lending.lent_memory import LentMemory
 from flying_serving.wire import CalibrationRow
 
 
@@ -37,7 +36,7 @@ def _tensor_only(deployment: Deployment) -> str | None:
     """Return why no step of the server is to be token parallel; None if steps may be."""
     if not deployment.flying.token_parallel:
         return "--no-token-parallel"
-    return "--lend-weights" if deployment.flying.lend_weights else None
+    return "--lend-weights" if deployment.lends else None
 
 
 class Lanes(dict[int, Lane]):
@@ -47,9 +46,9 @@ class Lanes(dict[int, Lane]):
     `cuda`: the device whose memory weights and KV exchange; None: they are in memory of the host,
     or none may be lent.
 
-    `residency`: which weights are resident, if they may be lent; `lent`: the same with the KV that
-    gets their memory. `blocks`: KV blocks that have memory while all weights are resident, and that
-    peers may read. `kv_views`, `kv_groups`, `peers`: see `migration/transfer.py`.
+    `lent`: the memory that weights and KV exchange. `blocks`: KV blocks that have memory while all
+    weights are there, and that peers may read. `kv_views`, `kv_groups`, `peers`: see
+    `migration/transfer.py`.
     """
 
     def __init__(
@@ -70,9 +69,7 @@ class Lanes(dict[int, Lane]):
         self._say(f"sharing the weights with groups of {list(deployment.lanes)} engines")
         for size in deployment.lanes:
             self[size] = self._build(size, deployment)
-        self.residency: WorkerWeights | None = None
-        self.lent: LentMemory | None = None
-        self._weight_file = weight_file_of(deployment, self.engine, device)
+        self.lent = LentMemory(deployment, self.engine, device)
         self.input_rounding = self._share_weights(pack_weights, cuda)
         self.blocks = 0
         self.kv_views: dict[int, list[KVView]] = {}
@@ -105,20 +102,21 @@ class Lanes(dict[int, Lane]):
 
     def _share_weights(self, pack: bool, cuda: CudaDevice | None) -> float:
         """Share lane 1's weights with all lanes. Returns their `input_rounding`."""
-        lane1, widest, file = self[1], self[max(self)], self._weight_file
-        weights = shared_weights(lane1, self.engine, widest.size, pack, file, cuda)
+        lane1, widest = self[1], self[max(self)]
+        weights = shared_weights(lane1, self.engine, widest.size, pack, self.lent.file, cuda)
         with set_current_vllm_config(widest.config):
             weights.complete(widest.model)
         for lane in self.wider:
             weights.bind(lane.model, lane.group.index(self.engine), lane.size)
         hide_compiled_products(lane1, pack)
-        if file is not None:
-            file.announce()
-            self.residency = WorkerWeights(in_order(lane1.model, weights.units), self.engine)
+        self.lent.take(lane1.model, weights.units)
         return weights.input_rounding
 
-    def bind_kv(self, lane1_kv: KVCacheConfig) -> None:
-        """Let all lanes read the KV bytes that lane 1 has allocated. Raises ConfigError as
+    def bind_kv(
+        self, lane1_kv: KVCacheConfig, arena: Arena | CudaArena | None, own_bytes: int
+    ) -> None:
+        """Let all lanes read the KV bytes that lane 1 has allocated, in `arena` if there is one.
+        Those beyond `own_bytes` have memory while weights are lent. Raises ConfigError as
         `LaneKV.bind`.
         """
         lane1 = self[1]
@@ -126,24 +124,10 @@ class Lanes(dict[int, Lane]):
         for lane in self.wider:
             with lane.active():
                 lane.kv.bind(lane1.kv.memory(), lane1_kv, self._block_tokens(lane.size))
-        self.blocks, self.kv_groups = lane1_kv.num_blocks, lane1.kv.groups
+        self.blocks = self.lent.take_kv(lane1_kv, arena, own_bytes, self)
+        self.kv_groups = lane1.kv.groups
         kinds = alike_layers(lane1_kv, self.devices, lane1.config.model_config)
         self.kv_views = views_of_lanes(self, lane1_kv, kinds)
-
-    def lendable_bytes(self) -> int:
-        """Return the bytes of weights that may make room for KV."""
-        return 0 if self.residency is None else sum(self.residency.piece_bytes(max(self)))
-
-    def lend(self, kv: KVCacheConfig, arena: Arena | CudaArena | None, own_bytes: int) -> None:
-        """Use the blocks beyond `own_bytes` of KV memory as extra ones, if weights may be lent."""
-        if self.residency is None:
-            return
-        assert arena is not None
-        own_blocks = own_blocks_of(kv, own_bytes)
-        if not arena.backs_on_use:
-            self.blocks = own_blocks
-        extra = ExtraBlocks(self[1].kv.memory(), kv, arena, self.values())
-        self.lent = LentMemory(self.residency, max(self), own_blocks, extra)
 
     def announce_kv(self, run_dir: str, arena: Arena | CudaArena | None) -> None:
         """Let peers read the KV memory of all lanes: that of `arena`, or the device's own.
@@ -165,8 +149,7 @@ class Lanes(dict[int, Lane]):
         """Run each lane once, its members together, and open the weights that they share. All
         members have stored these by now.
         """
-        if self._weight_file is not None:
-            self._weight_file.open()
+        self.lent.open()
         for lane in self.wider:
             self._say(f"warming up the group of {lane.size}, its members together")
             lane.warm()

@@ -1,9 +1,6 @@
 """Models that a worker refuses once it knows their layers."""
 
-from vllm.v1.kv_cache_interface import KVCacheConfig
-
 from flying_serving.errors import Unsupported
-from flying_serving.vllm_adapter.kv.cache import has_kv_alone
 from flying_serving.vllm_adapter.model_runner.lane import Lane
 
 
@@ -24,14 +21,6 @@ def refuse_not_causal(lane1: Lane) -> None:
     """
     if any(getattr(spec, "non_causal", False) for spec in lane1.kv.specs().values()):
         raise _of(lane1, "models with attention that is not causal")
-
-
-def refuse_to_lend_to(kv: KVCacheConfig) -> None:
-    """Raise Unsupported if KV that gets the memory of lent weights would not be one arena."""
-    if not has_kv_alone(kv):
-        raise Unsupported(
-            "--lend-weights: the KV of this model is of several kinds: it gets no lent weights"
-        )
 
 
 def _of(lane1: Lane, kind: str) -> Unsupported:

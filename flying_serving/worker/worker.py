@@ -41,7 +41,7 @@ from flying_serving.worker.graphs import LaneGraphs
 from flying_serving.worker.lanes import Lanes, phase
 from flying_serving.worker.memory_items import MemoryItems
 from flying_serving.worker.parent import end_with_parent, leave_signals_to_parent
-from flying_serving.worker.refusals import refuse_not_causal, refuse_to_lend_to, refuse_without_kv
+from flying_serving.worker.refusals import refuse_not_causal, refuse_without_kv
 
 
 class LaneWorker:
@@ -165,21 +165,19 @@ class LaneWorker:
         # there after a profile run on CUDA, and then lane 1's is in vLLM's figure
         of_lane1 = getattr(self, "cudagraph_memory_estimate", 0)
         self.own_kv_bytes -= self.lane_graphs.bytes_of_groups(of_lane1)
-        return self.own_kv_bytes + self.lanes.lendable_bytes()
+        return self.own_kv_bytes + self.lanes.lent.most_bytes
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocate the KV memory once, in lane 1, and let the other lanes read the same bytes."""
         with told_to_server(self.deployment.run_dir, self.engine):
             refuse_not_causal(self.lanes[1])
-            if self.lanes.residency is not None:
-                refuse_to_lend_to(kv_cache_config)
+            self.lanes.lent.refuse(kv_cache_config)
         allocate = partial(self._allocate_kv, kv_cache_config)
         with kv_memory_from(allocate) if self.maps_kv else nullcontext():
             kv = self.lanes[1].kv.with_sharing_layers(kv_cache_config)
             super().initialize_from_config(kv)  # type: ignore[misc]
         with told_to_server(self.deployment.run_dir, self.engine):
-            self.lanes.bind_kv(kv_cache_config)
-            self.lanes.lend(kv_cache_config, self.kv_arena, self.own_kv_bytes)
+            self.lanes.bind_kv(kv_cache_config, self.kv_arena, self.own_kv_bytes)
             self.lanes.announce_kv(self.deployment.run_dir, self.kv_arena)
 
     def _allocate_kv(self, kv: KVCacheConfig, size_bytes: int) -> torch.Tensor:
@@ -294,11 +292,11 @@ class FlyingGPUWorker(LaneWorker, Worker):
         super().init_device()
         self.contexts = PeerContexts(self.deployment, self.engine, self.rank)
         with told_to_server(self.deployment.run_dir, self.engine):
-            lends = self.deployment.flying.lend_weights
+            lends = self.deployment.lends
             # arenas of peers are mapped by descriptors, as memory of the peer's device
             self.contexts.open(self.device, open_context if lends else reach_memory)
             self._taken("contexts on the devices of peers")
-            if lends and self.deployment.lanes:
+            if lends:
                 self.cuda, self.maps_kv = CudaDevice(cuda_driver(), self.device.index), True
 
     def memory_items(self) -> MemoryItems:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from flying_serving.controller.commands import Command, FetchWeights, LendWeights
+from flying_serving.controller.commands import Command, LendWeights, WeightCommand
 from flying_serving.controller.controller import Controller
 from flying_serving.log import logger
 from flying_serving.observe.metrics.histogram import Histogram
@@ -36,7 +36,7 @@ class WeightOrders:
         self.fetch_s = Histogram(DRAIN_BOUNDS_S)
         """Seconds from the order until a group had its weights back."""
 
-    def tell(self, command: LendWeights | FetchWeights) -> None:
+    def tell(self, command: WeightCommand) -> None:
         """Tell all engines of a group, and carry out the commands that follow from their
         answers.
         """
@@ -48,9 +48,7 @@ class WeightOrders:
             self._carry_through(command, methods, self._call_group(command, methods[0]))
         )
 
-    def _call_group(
-        self, command: LendWeights | FetchWeights, method: str
-    ) -> list[Coroutine[Any, Any, int]]:
+    def _call_group(self, command: WeightCommand, method: str) -> list[Coroutine[Any, Any, int]]:
         """Call all engines of a group. Each answers when it is done; only its end ends the wait
         earlier.
         """
@@ -58,7 +56,7 @@ class WeightOrders:
 
     async def _carry_through(
         self,
-        command: LendWeights | FetchWeights,
+        command: WeightCommand,
         methods: list[str],
         answers: list[Coroutine[Any, Any, int]],
     ) -> None:

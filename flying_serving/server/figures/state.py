@@ -77,7 +77,7 @@ def _group(controller: Controller, group: Group) -> dict[str, Any]:
         "requests": len(work.requests),
         "prefill_tokens": work.prefill_tokens,
         "held_tokens": work.prompt_tokens + work.output_tokens - work.prefill_tokens,
-        "capacity_tokens": controller.state.weight_lending.room_tokens(group)
+        "capacity_tokens": controller.state.rooms.tokens(group)
         if len(group) in capacity.kv_tokens
         else None,
     }

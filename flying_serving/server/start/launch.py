@@ -11,7 +11,6 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from flying_serving.config import (
-    ASYNC_GROUPS_KEY,
     KEY,
     ONE_WORLD,
     Collectives,
@@ -34,7 +33,7 @@ from flying_serving.server.start.environment import (
 from flying_serving.server.start.execution import keep_no_compiled_code, settle_execution
 from flying_serving.server.start.experts import choose_expert_kernel
 from flying_serving.server.start.rundir import make_run_dir
-from flying_serving.server.start.support import adapt_caches, choose_group_sizes
+from flying_serving.server.start.support import ASYNC_GROUPS_KEY, adapt_caches, choose_group_sizes
 from flying_serving.vllm_adapter.model_runner.rank_widths import degrees_differ
 from flying_serving.vllm_adapter.scheduler.history import FOLLOWS_OUTPUTS, stateful_processors
 from flying_serving.worker.admission import obstacles

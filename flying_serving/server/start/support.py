@@ -1,5 +1,6 @@
 """Refusals at start of a missing model, an unusable address and group sizes that a model does not
-admit, in one line that names the flag. Settings that follow from the model.
+admit, in one line that names the flag. Settings that follow from the model, and flags that vLLM's
+configuration does not keep.
 """
 
 import re
@@ -14,6 +15,8 @@ from flying_serving.layout.shards import degree_obstacle
 from flying_serving.vllm_adapter.kv.heads import kv_head_counts
 from flying_serving.vllm_adapter.recurrent.models import cache_no_states, has_state
 
+ASYNC_GROUPS_KEY = "flying_serving_async_groups"
+"""In `additional_config`: true if the user has set --async-scheduling."""
 MAX_PORT = 65535
 MODEL_FILES = ("config.json", "params.json")
 _NAME = re.compile(r"[\w-][\w.:-]*(/[\w-][\w.:-]*)?")
@@ -52,6 +55,13 @@ def refuse_unusable_address(args: Any) -> None:
         path = getattr(args, flag.replace("-", "_"))
         if path is not None and not Path(path).is_file():
             raise ConfigError(f"--{flag}={path}: there is no such file")
+
+
+def asked_of_vllm(args: Any) -> dict[str, bool]:
+    """Return what a user has asked of vLLM and its configuration does not keep, by the key in
+    `additional_config`. `args`: the flags of vLLM's `serve`.
+    """
+    return {ASYNC_GROUPS_KEY: args.async_scheduling is True}
 
 
 def no_model(model: str, reason: str) -> ConfigError:

@@ -1,9 +1,11 @@
 """Weights that a widest group lends to the KV cache (Gyges), and fetches back with the same bits.
 
-- `residency.py`: which weights a worker has; `lent_memory.py`: the calls that lend and fetch.
-- `droppable.py`: the units that may go; `pages.py`, `padding.py`, `ledger.py`: their pages, those
-  that they leave free, and the owners of each.
-- `host_pages.py`, `weight_file.py`, `heap.py`: in memory of the host: pages, the file from which
-  they come back, the C heap.
+- `engine_weights.py`: an engine lends its weights, piece by piece, and fetches them back: the part
+  of the engine's loop, and the calls of the API server. `ledger.py`: who owns each page.
+- `lent_memory.py`: what a device lends, and the calls of its engine; `residency.py`: which weights
+  it has.
+- `droppable.py`: the units that may go; `pages.py`: their pages.
+- `weight_file.py`, `heap.py`: in memory of the host: the file from which weights come back, the C
+  heap.
 - `device_pages.py`, `arena_placement.py`: on CUDA: pages, and weights in an arena.
 """

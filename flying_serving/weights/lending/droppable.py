@@ -10,8 +10,6 @@ from torch.nn import Module, Parameter
 
 from flying_serving.layout.shards import Segment
 from flying_serving.weights.lending.arena_placement import Placement
-from flying_serving.weights.lending.host_pages import HostPages
-from flying_serving.weights.lending.weight_file import WeightFile
 from flying_serving.weights.storage import SharedLinear, StridedColumns
 from flying_serving.weights.unit_order import UnitOrder
 from flying_serving.weights.units import RawUnits, Units, WeightPages
@@ -20,16 +18,14 @@ from flying_serving.weights.units import RawUnits, Units, WeightPages
 class DroppableUnits:
     """The units that may be dropped, `by_layer`: by the name of their layer.
 
-    `pages`: the memory of weights that are read as they are: that of the host, kept in `file`, or
-    that of `placement`. Without both no unit may be dropped.
+    `pages`: the memory of weights that are read as they are, that of `placement` if there is one.
+    Without both no unit may be dropped.
     """
 
-    def __init__(self, file: WeightFile | None, placement: Placement | None) -> None:
+    def __init__(self, pages: WeightPages | None, placement: Placement | None) -> None:
         self.by_layer: dict[str, list[Units]] = {}
-        self.pages: WeightPages | None = None if file is None else HostPages(file)
+        self.pages = pages if placement is None else placement.pages
         self._placement = placement
-        if placement is not None:
-            self.pages = placement.pages
 
     def place(
         self, weight: Parameter, segments: Sequence[Segment], *, by_columns: bool = False

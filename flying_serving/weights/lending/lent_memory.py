@@ -5,15 +5,19 @@ The functions are called on the workers of one engine, through vLLM's `collectiv
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from torch.nn import Module
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
+from flying_serving.config import Deployment
+from flying_serving.errors import Unsupported
 from flying_serving.memory.arena import PagedMemory
+from flying_serving.vllm_adapter.kv.cache import has_kv_alone
 from flying_serving.vllm_adapter.model_runner.lane import Lane
-from flying_serving.weights.lending.residency import WorkerWeights
+from flying_serving.weights.lending.residency import WorkerWeights, in_order, weight_file_of
+from flying_serving.weights.units import Units
 
 
 class ExtraBlocks:
@@ -53,34 +57,80 @@ class ExtraBlocks:
         return sum(self._arena.release(*extent) for extent in extents(self._kv, blocks))
 
 
-@dataclass(frozen=True)
 class LentMemory:
-    """The parts of a device that exchange memory. `widest`: engines in the group that lends.
-    `own_blocks`: KV blocks without any lent weights.
+    """The memory that weights and KV of a device exchange. Nothing changes where no weight may be
+    lent.
+
+    `file`: keeps weights that may be lent; None: none may. `weights`: which of them are there.
+    `widest`: engines in the group that lends. `extra`, `own_blocks`: KV blocks that get their
+    memory, and the number of those without it.
+
+    Raises Unsupported and WeightFileError as `weight_file_of`.
     """
 
-    weights: WorkerWeights
-    widest: int
-    own_blocks: int
     extra: ExtraBlocks
+
+    def __init__(self, deployment: Deployment, engine: int, device: int) -> None:
+        self.file = weight_file_of(deployment, engine, device)
+        self.widest = deployment.widest
+        self.weights = WorkerWeights((), engine)
+        self.own_blocks = 0
+        self._engine = engine
+
+    def take(self, model: Module, units: Mapping[str, Sequence[Units]]) -> None:
+        """Take the weights that all lanes share, `units` by layer of lane 1's `model`, and let
+        other engines open their file.
+        """
+        if self.file is not None:
+            self.file.announce()
+            self.weights = WorkerWeights(in_order(model, units), self._engine)
+
+    def open(self) -> None:
+        """Open the file, when all engines have let others open theirs."""
+        if self.file is not None:
+            self.file.open()
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes of weights that may make room for KV."""
+        return sum(self.weights.piece_bytes(self.widest))
+
+    def refuse(self, kv: KVCacheConfig) -> None:
+        """Raise Unsupported if KV that gets the memory of weights would not be one arena."""
+        if self.file is not None and not has_kv_alone(kv):
+            raise Unsupported(
+                "--lend-weights: the KV of this model is of several kinds: it gets no lent weights"
+            )
+
+    def take_kv(
+        self,
+        kv: KVCacheConfig,
+        arena: PagedMemory | None,
+        own_bytes: int,
+        lanes: Mapping[int, Lane],
+    ) -> int:
+        """Use the blocks beyond `own_bytes` of the KV memory of all lanes as extra ones, if weights
+        may be lent. Return the number of blocks that have memory while all weights are there.
+        """
+        if self.file is None:
+            return kv.num_blocks
+        assert arena is not None
+        self.own_blocks = own_blocks_of(kv, own_bytes)
+        self.extra = ExtraBlocks(lanes[1].kv.memory(), kv, arena, lanes.values())
+        return kv.num_blocks if arena.backs_on_use else self.own_blocks
 
 
 class Lends(Protocol):
-    """The member of a worker that lending needs: None where nothing is lent."""
+    """The member of a worker that lending needs."""
 
-    lent: LentMemory | None
-
-
-def _lent(worker: Lends) -> LentMemory:
-    assert worker.lent is not None
-    return worker.lent
+    lent: LentMemory
 
 
 def lendable(worker: Lends) -> tuple[list[int], int, int]:
     """Return the bytes of each piece of weights, in the order of their dropping, the first extra
     block, and the bytes of a page.
     """
-    lent = _lent(worker)
+    lent = worker.lent
     return lent.weights.piece_bytes(lent.widest), lent.own_blocks, lent.extra.page_bytes
 
 
@@ -94,24 +144,24 @@ def own_blocks_of(kv: KVCacheConfig, own_bytes: int) -> int:
 
 def drop_next(worker: Lends, blocks: range) -> None:
     """Drop the next piece of weights, and back some extra blocks with pages in its place."""
-    lent = _lent(worker)
+    lent = worker.lent
     lent.weights.drop_next(lent.widest)
     lent.extra.back(blocks)
 
 
 def fetch_next(worker: Lends) -> None:
     """Fetch back the piece of weights that was dropped last."""
-    _lent(worker).weights.fetch_next()
+    worker.lent.weights.fetch_next()
 
 
 def copy_blocks(worker: Lends, copies: Mapping[int, int]) -> None:
     """Copy KV blocks to others, as `ExtraBlocks.copy` does."""
-    _lent(worker).extra.copy(copies)
+    worker.lent.extra.copy(copies)
 
 
 def release_blocks(worker: Lends, blocks: range) -> None:
     """Release the pages of KV blocks, as `ExtraBlocks.release` does."""
-    _lent(worker).extra.release(blocks)
+    worker.lent.extra.release(blocks)
 
 
 def layer_blocks(memory: torch.Tensor, kv: KVCacheConfig) -> Sequence[torch.Tensor]:

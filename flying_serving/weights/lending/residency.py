@@ -3,10 +3,9 @@ a layer at a time.
 """
 
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from torch.nn import Module, ModuleList
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
@@ -27,15 +26,11 @@ class Kind(IntEnum):
     VOCABULARY = 2
 
 
-@dataclass(frozen=True)
-class PieceChange:
-    """A piece of weights that was dropped or fetched back: the layer, its bytes, and how long it
-    took.
-    """
+class PieceChange(NamedTuple):
+    """A piece of weights that was dropped or fetched back: the layer, and its bytes."""
 
     layer: str
     size_bytes: int
-    took_s: float
 
 
 class WorkerWeights:
@@ -51,13 +46,6 @@ class WorkerWeights:
         self._degree = 1
         self._dropped: list[tuple[str, Units]] = []
 
-    @property
-    def resident(self) -> int:
-        """Return the engines in the narrowest group that has all of its weights on this worker: 1
-        if nothing is dropped.
-        """
-        return self._degree if self._dropped else 1
-
     def piece_bytes(self, degree: int) -> list[int]:
         """Return the bytes of each piece that a group of `degree` engines does not need, in the
         order of their dropping.
@@ -69,7 +57,7 @@ class WorkerWeights:
         """Drop the units of the next layer that a group of `degree` engines does not need. None: no
         piece is left.
 
-        Groups of another size must not step from now on, until `resident` says that they may.
+        Groups of another size must not step from now on, until all pieces are back.
 
         Raises:
             IntegrityError: if weights are dropped for a group of another size.
@@ -78,7 +66,7 @@ class WorkerWeights:
             raise IntegrityError(
                 f"weights are dropped for groups of {self._degree} engines, not of {degree}"
             )
-        began_s, rank = time.monotonic(), self._engine % degree
+        rank = self._engine % degree
         waiting = (
             piece
             for piece in self._pieces
@@ -92,7 +80,7 @@ class WorkerWeights:
         name, units = piece
         size_bytes = units.drop(rank, degree)
         give_back_freed()
-        return PieceChange(name, size_bytes, time.monotonic() - began_s)
+        return PieceChange(name, size_bytes)
 
     def fetch_next(self) -> PieceChange | None:
         """Fetch back the piece that was dropped last and is not back yet. None: no piece is
@@ -103,12 +91,11 @@ class WorkerWeights:
         """
         if not self._dropped:
             return None
-        began_s = time.monotonic()
         name, units = self._dropped[-1]
         size_bytes = units.fetch()
         self._dropped.pop()
         give_back_freed()  # the matrices that were read to be packed
-        return PieceChange(name, size_bytes, time.monotonic() - began_s)
+        return PieceChange(name, size_bytes)
 
 
 def weight_file_of(deployment: Deployment, engine: int, device: int) -> WeightFile | None:
@@ -119,7 +106,7 @@ def weight_file_of(deployment: Deployment, engine: int, device: int) -> WeightFi
         Unsupported: if no group has all engines.
         WeightFileError: if no file can be made in the temporary directory.
     """
-    if not deployment.flying.lend_weights or deployment.widest == 1:
+    if not deployment.lends:
         return None
     # a group could read KV of another one that is about to give it away
     if deployment.widest < deployment.engines:

@@ -1,5 +1,6 @@
 """A file with the weights that engines may drop, from which they are fetched back."""
 
+import mmap
 import os
 import tempfile
 from pathlib import Path
@@ -8,7 +9,7 @@ import torch
 
 from flying_serving.errors import PeerMemory, WeightFileError
 from flying_serving.memory.arena import Address, announce, announced
-from flying_serving.weights.lending.pages import Extent
+from flying_serving.weights.lending.pages import Extent, drop_pages
 
 
 class WeightFile:
@@ -17,7 +18,11 @@ class WeightFile:
     One engine, which `writes`, writes them once into a file in `directory`, and the others open it.
     The file has no name, so it is gone with the last process of the server. Every engine keeps the
     same weights in the same order, so a weight is at the same place for all.
+
+    It is the `WeightPages` of weights in private memory of the process.
     """
+
+    page_bytes = mmap.PAGESIZE
 
     def __init__(self, directory: str, run_dir: str, device: int, *, writes: bool) -> None:
         self._directory = directory
@@ -98,8 +103,12 @@ class WeightFile:
         except OSError as error:
             raise PeerMemory(f"{self._whose}: {path} cannot be opened ({error.strerror})") from None
 
-    def read(self, extent: Extent) -> None:
-        """Write the file's bytes of an extent into memory.
+    def drop(self, pages: Extent) -> None:
+        """See `drop_pages`."""
+        drop_pages(pages)
+
+    def fetch(self, extent: Extent) -> None:
+        """Write the file's bytes of an extent into memory. The system backs pages that are written.
 
         Raises:
             WeightFileError: if the file does not have all of it, or was not opened.
@@ -107,7 +116,7 @@ class WeightFile:
         self.read_at(extent.offset_bytes, extent.bytes)
 
     def read_at(self, offset: int, left: memoryview) -> None:
-        """Fill memory with the file's bytes from a place on. Raises WeightFileError as `read`."""
+        """Fill memory with the file's bytes from a place on. Raises WeightFileError as `fetch`."""
         while left:
             try:
                 count = 0 if self._file is None else os.preadv(self._file, [left], offset)

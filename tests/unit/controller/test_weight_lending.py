@@ -311,10 +311,10 @@ def test_of_two_groups_one_lends_for_one_request() -> None:
 
 def test_the_group_lends_for_which_a_request_waits() -> None:
     """Not another one that might, too."""
-    lending = WeightLending(settings("gyges", 8, lends=True).capacity, 8)
+    lending = WeightLending(settings("gyges", 8, lends=True).capacity, 8, Loads())
     layout = Layout.uniform(8, 4)
     for awaited, lends in (((4, 5, 6, 7), True), ((0, 1), False)):
         lending.awaited = {awaited}
-        orders = lending.lend(layout, Loads(), 0.0)
+        orders = lending.lend(layout, 0.0)
         assert [order.group for order in orders] == [awaited] * lends
         lending.phases = dict.fromkeys(lending.phases, LendingPhase.WHOLE)

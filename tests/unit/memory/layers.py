@@ -13,7 +13,6 @@ from flying_serving.layout.shards import Segment, segments_of
 from flying_serving.memory.arena import pages_touched
 from flying_serving.memory.cuda_arena import CudaArena
 from flying_serving.weights.lending.device_pages import DevicePages
-from flying_serving.weights.lending.host_pages import HostPages
 from flying_serving.weights.lending.weight_file import WeightFile
 from flying_serving.weights.storage import (
     Matmul,
@@ -56,7 +55,7 @@ class Table:
 
     def __init__(self, weight: torch.Tensor, segments: tuple[Segment, ...]) -> None:
         self.weight, self.segments = weight, segments
-        self.units = RawUnits.of_rows(weight, segments, HostPages(weight_file()))
+        self.units = RawUnits.of_rows(weight, segments, weight_file())
 
     def part(self, rank: int, degree: int) -> Matmul:
         """The products with the rank's rows of each segment."""

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from flying_serving.errors import IntegrityError, WeightFileError
 from flying_serving.layout.shards import Segment, segments_of
-from flying_serving.weights.lending.host_pages import HostPages
 from flying_serving.weights.lending.weight_file import WeightFile
 from flying_serving.weights.storage import PackedColumns
 from flying_serving.weights.units import Product, RawUnits, rows_of_units, units_of
@@ -179,7 +178,7 @@ def test_pages_are_given_back_but_for_those_that_a_kept_unit_shares() -> None:
     units = 6
     weight = torch.ones(units, 3 * PAGE // 8)
     segment = Segment(units, units)
-    raw = RawUnits.of_rows(weight, [segment], HostPages(weight_file()))
+    raw = RawUnits.of_rows(weight, [segment], weight_file())
     before_pages = (-weight.data_ptr() % PAGE) // 4  # numbers before the first whole page
     freed_bytes = raw.drop(1, units)
     kept = torch.zeros(units, 3 * PAGE // 8, dtype=torch.bool)
@@ -240,7 +239,7 @@ Check = Callable[[], None]
 
 def test_guard_follows_dropped_units() -> None:
     """For whoever reads the tensors themselves, such as an embedding."""
-    raw = RawUnits.of_rows(torch.zeros(8, 2), [Segment(8, 8)], HostPages(weight_file()))
+    raw = RawUnits.of_rows(torch.zeros(8, 2), [Segment(8, 8)], weight_file())
     checks: dict[tuple[int, int], Check] = {
         (r, d): raw.guard(r, d) for d in (1, 2, 4) for r in range(d)
     }

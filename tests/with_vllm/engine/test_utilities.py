@@ -7,19 +7,18 @@ from flying_serving.engine.utilities import EngineUtilities
 from flying_serving.errors import IntegrityError
 from flying_serving.wire import ANSWERS, EngineMemory
 from tests.with_vllm.engine.node import Node
-from tests.with_vllm.engine.test_residency import Engines, lent
+from tests.with_vllm.weights.lending.test_engine_weights import Engines, lent
 
 
 def test_the_registry_lists_each_utility_of_an_engine() -> None:
     """An engine answers to no other name; `flying_leave` is of the engine process itself."""
-    assert set(ANSWERS) == {name for name in vars(EngineUtilities) if name.startswith("flying_")}
+    assert set(ANSWERS) == {name for name in dir(EngineUtilities) if name.startswith("flying_")}
 
 
 def checked(engines: Engines) -> EngineUtilities:
     """Return the utilities of an engine with lanes of its own and the first engine's weights."""
     loop = Node(engines=1).engines[0].loop
-    loop.residency = engines.residencies[0]
-    return EngineUtilities(loop, 0, EngineMemory(0, 0), [], [])
+    return EngineUtilities(engines.weights[0], EngineMemory(0, 0), loop, 0, [], [])
 
 
 def test_the_check_passes_while_weights_are_whole_and_lent() -> None:
@@ -30,7 +29,7 @@ def test_the_check_passes_while_weights_are_whole_and_lent() -> None:
 def test_the_check_finds_pages_of_two_owners() -> None:
     """Weights that are said to be back while extra blocks still have their pages."""
     engines = lent()
-    engines.residencies[0].ledger.dropped = 1
+    engines.weights[0].ledger.dropped = 1
     with pytest.raises(IntegrityError, match=r"^5 pages belong to weights and to KV$"):
         checked(engines).flying_check()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from flying_serving.engine.group import Member
+from flying_serving.weights.lending.engine_weights import Member
 from tests.with_vllm.protocol.faults import Fault
 from tests.with_vllm.protocol.memory import Memory
 from tests.with_vllm.protocol.weights import Weights

@@ -61,7 +61,7 @@ class Retain:
 
 @dataclass(frozen=True)
 class TellWeights:
-    """Weights are to go, or to come back: what the engine's residency is told."""
+    """Weights are to go, or to come back: what the engine is told to do."""
 
     what: str
 

@@ -52,7 +52,7 @@ from tests.with_vllm.protocol.memory import EndlessScheduler, ListPool, Memory
 from tests.with_vllm.protocol.offers import Peers, Table, View
 from tests.with_vllm.protocol.sampling import Draw, Samples
 from tests.with_vllm.protocol.settings import ANSWERED, Overdue, Settings, Took
-from tests.with_vllm.protocol.weights import Device, Weights, extra_of, make_residency
+from tests.with_vllm.protocol.weights import Device, Weights, extra_of, make_weights
 
 _SAME = Draw()
 
@@ -130,17 +130,17 @@ class Engine:
         self.device = Device(self.memory, self.settings.pieces, extra)
         loop = self.loop
         revoke = loop.migrations.source.revoke_all
-        loop.residency = make_residency(
+        loop.weights = make_weights(
             loop.lanes, own, self.settings.pieces, extra, self.call_workers, revoke
         )
-        break_weights(fault, loop.residency, self.memory)
+        break_weights(fault, loop.weights, self.memory)
 
     @property
     def weights(self) -> Weights | None:
         """What it has of its weights, if they may be lent."""
-        residency = self.loop.residency
-        assert residency is None or isinstance(residency, Weights)
-        return residency
+        weights = self.loop.weights
+        assert weights is None or isinstance(weights, Weights)
+        return weights
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Go on with what it did."""
@@ -292,7 +292,7 @@ class Engine:
     def hear(self, client_message: ClientMessage, view: View = ()) -> None:
         """Handle what the client sent; `view`: of other engines."""
         self.peers.view = dict(view)
-        utilities = EngineUtilities(self.loop, 0, EngineMemory(0, 0), [], [])
+        utilities = EngineUtilities(self.weights, EngineMemory(0, 0), self.loop, 0, [], [])
         match client_message:
             case Job(name, size):
                 extra: dict[str, Any] = {LANE_KEY: size}

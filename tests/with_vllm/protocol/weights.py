@@ -1,4 +1,4 @@
-"""What engines of the model have where weights are lent: production residency, pool and ledger, on
+"""What engines of the model have where weights are lent: production weights, pool and ledger, on
 a device of pages.
 
 A block is one page, in one region, and a piece of weights a few of them.
@@ -12,16 +12,16 @@ from itertools import accumulate
 from typing import Any
 
 from flying_serving.engine.lane import Lanes
-from flying_serving.engine.residency import Residency
 from flying_serving.vllm_adapter.kv.engine_pool import EnginePool
+from flying_serving.weights.lending.engine_weights import EngineWeights
 from flying_serving.weights.lending.ledger import ExtraKV, PageLedger
 from tests.with_vllm.protocol.memory import Memory
 
 PAGE = 64
 
 
-class Weights(Residency):
-    """The production residency, which can be pickled, and says when it has done what it was told.
+class Weights(EngineWeights):
+    """The production class, which can be pickled, and says when it has done what it was told.
 
     `told`: what it does, by the name of its method; "" if nothing.
     """
@@ -126,7 +126,7 @@ class Device:
         )
 
 
-def make_residency(
+def make_weights(
     lanes: Lanes,
     own: EnginePool,
     pieces: Sequence[int],
@@ -150,13 +150,13 @@ def check(engine: Any) -> None:
     """Check that pages and extra blocks of an engine have one owner, and that its device is as its
     books say.
     """
-    residency: Weights = engine.loop.residency
-    residency.check()
+    weights: Weights = engine.loop.weights
+    weights.check()
     engine.device.check()
-    assert engine.device.gone == residency.ledger.dropped
+    assert engine.device.gone == weights.ledger.dropped
     withheld = engine.loop.lanes.own.withheld
-    assert withheld <= set(residency._extra), f"blocks {withheld} are withheld"
-    there = set(residency._extra[: residency.ledger.blocks])
-    assert residency.told == "take_back" or not withheld & there, (
+    assert withheld <= set(weights._extra), f"blocks {withheld} are withheld"
+    there = set(weights._extra[: weights.ledger.blocks])
+    assert weights.told == "take_back" or not withheld & there, (
         f"nobody may have {withheld & there}"
     )

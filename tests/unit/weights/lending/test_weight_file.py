@@ -53,7 +53,7 @@ def test_each_engine_reads_the_weights_that_the_first_has_written(
     for file in (writer, reader):
         for weight, extent in reversed(list(zip(weights, extents, strict=True))):
             found = torch.empty_like(weight)
-            file.read(place(found, extent))
+            file.fetch(place(found, extent))
             assert torch.equal(found, weight)
         file.close()
 
@@ -73,7 +73,7 @@ def test_the_file_has_no_name_and_outlives_the_engine_that_wrote_it(tmp_path: Pa
     reader.open()
     writer.close()
     found = torch.empty_like(weight)
-    reader.read(place(found, extent))
+    reader.fetch(place(found, extent))
     assert torch.equal(found, weight)
     reader.close()
 
@@ -94,7 +94,7 @@ def test_file_written_and_read_in_pieces_is_whole(
     monkeypatch.setattr(os, "preadv", lambda file, data, offset: read(file, [data[0][:77]], offset))
     weight, found = torch.randn(1000), torch.empty(1000)
     file = WeightFile(str(tmp_path), str(tmp_path), 0, writes=True)
-    file.read(place(found, file.keep(weight)))
+    file.fetch(place(found, file.keep(weight)))
     assert torch.equal(found, weight)
     file.close()
 
@@ -158,8 +158,8 @@ def test_bytes_that_the_file_does_not_have_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(
         WeightFileError, match=r"^weights of engine 0 device 0: the file ends before byte 20$"
     ):
-        file.read(Extent(found.data_ptr(), 0, 20))
+        file.fetch(Extent(found.data_ptr(), 0, 20))
     file.close()
     unopened = WeightFile(str(tmp_path), str(tmp_path), 0, writes=False)
     with pytest.raises(WeightFileError, match="the file ends"):
-        unopened.read(Extent(found.data_ptr(), 0, 4))
+        unopened.fetch(Extent(found.data_ptr(), 0, 4))

@@ -24,8 +24,7 @@ from flying_serving.server.start.support import (
     no_model,
     refuse_missing_model,
 )
-from flying_serving.weights.lending.residency import weight_file_of
-from flying_serving.worker.refusals import refuse_to_lend_to
+from flying_serving.weights.lending.lent_memory import LentMemory
 from harness.live import ROOT
 from tests.unit.placement.machines import machine
 
@@ -190,11 +189,15 @@ def features(clients: int = 1, **changes: Any) -> None:
     refuse_unsupported(configuration(**changes), FlyingConfig(**asked), clients)
 
 
-def lending(sizes: tuple[int, ...]) -> None:
-    """A worker of four engines that may lend its weights."""
+def _lent(sizes: tuple[int, ...]) -> LentMemory:
     flying = FlyingConfig(lend_weights=True)
     deployment = Deployment(run_dir="", engines=4, devices=1, group_sizes=sizes, flying=flying)
-    weight_file_of(deployment, 0, 0)
+    return LentMemory(deployment, 1, 0)
+
+
+def lending(sizes: tuple[int, ...]) -> None:
+    """A worker of four engines that may lend its weights."""
+    _lent(sizes)
 
 
 def lending_of(**changes: Any) -> None:
@@ -205,4 +208,4 @@ def lending_of(**changes: Any) -> None:
 def lending_to_kinds() -> None:
     """The same, of a model whose KV is not one memory."""
     kv: Any = SimpleNamespace(kv_cache_groups=[object(), object()])
-    refuse_to_lend_to(kv)
+    _lent((1, 2, 4)).refuse(kv)

@@ -54,7 +54,7 @@ def kv_config(kinds: Kinds, blocks: int, together: bool) -> KVCacheConfig:
 
 
 class Device(RuleBasedStateMachine):
-    """A device whose weights go and come back as in `engine/residency.py`.
+    """A device whose weights go and come back as in `weights/lending/engine_weights.py`.
 
     It has as many pages as its weights and its own blocks need. `extra`: numbers that were written
     into extra blocks, by block.

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flying_lab.sim.padding import PAGE_BYTES, PagedUnits, packed, padded
 from flying_serving.layout.shards import Segment
-from flying_serving.weights.lending.padding import PAGE_BYTES, PagedUnits, packed, padded
 
 Lay = Callable[[Segment, int, int], PagedUnits]
 WAYS = pytest.mark.parametrize("lay", [packed, padded])

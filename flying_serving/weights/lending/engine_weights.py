@@ -5,24 +5,48 @@ Between two steps one piece of the weights goes, or comes back. An engine whose 
 there steps only the widest lane.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+from msgspec.structs import replace
+from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from flying_serving.config import LOAN_SHARE
-from flying_serving.engine.group import Member
-from flying_serving.engine.lane import Lanes
 from flying_serving.errors import IntegrityError
+from flying_serving.memory.lending import LentBlocks
 from flying_serving.memory.peers import KVBlocks
 from flying_serving.vllm_adapter.kv.engine_pool import EnginePool
 from flying_serving.weights.lending import lent_memory
-from flying_serving.weights.lending.ledger import PageLedger
+from flying_serving.weights.lending.ledger import ExtraKV, PageLedger
+from flying_serving.wire import EngineMemory
 
 FREE_BLOCKS_POLL_S = 0.005
 """Seconds between two checks whether blocks have become free."""
 
 
-class Residency:
+class Member(Protocol):
+    """An engine's part in a group, to which it has lent blocks: `engine/group.py`."""
+
+    lent: LentBlocks
+
+    def recall(self, count: int, now_s: float) -> None:
+        """Ask the leader for blocks."""
+
+
+class Lanes(Protocol):
+    """The lanes of an engine: `engine/lane.py`."""
+
+    @property
+    def by_size(self) -> Mapping[int, object]: ...
+    @property
+    def members(self) -> Mapping[int, Member]: ...
+    def active(self) -> int: ...
+    def busy(self, below: int) -> list[int]: ...
+
+
+class EngineWeights:
     """The weights that an engine has, and its `extra` KV blocks. `own`: lane 1's pool, which has
     all blocks.
 
@@ -51,6 +75,26 @@ class Residency:
         self._next_piece_at_s = 0.0
         own.withhold(extra)
 
+    @classmethod
+    def of(
+        cls,
+        lanes: Lanes,
+        own: EnginePool,
+        kv: KVCacheConfig,
+        call_workers: Callable[..., Any],
+        revoke: Callable[[], None],
+    ) -> Self:
+        """Make those of an engine that has them all, and return the pages of its extra blocks to
+        the system. `kv`: the KV memory of each device.
+        """
+        pieces, own_blocks, page_bytes = call_workers(lent_memory.lendable)
+        extra = range(own_blocks, kv.num_blocks)
+        call_workers(lent_memory.release_blocks, extra)
+        regions = lent_memory.extents(kv, range(1))
+        extra_kv = ExtraKV(len(extra), [size_bytes for _, size_bytes in regions])
+        ledger = PageLedger(pieces, extra_kv, page_bytes)
+        return cls(lanes, own, ledger, extra, call_workers, revoke)
+
     @property
     def narrowest(self) -> int:
         """The narrowest group size whose lane may step."""
@@ -74,7 +118,7 @@ class Residency:
         When all engines of the group are ready, none of them has a step of a narrower lane left.
         Raises IntegrityError if something is under way already.
         """
-        return self._begin(lambda now_s: not self._busy())
+        return self._begin(lambda now_s: not self._lanes.busy(self._widest))
 
     def lend(self) -> Future[int]:
         """Give KV the room of all weights that the widest lane does not need. The result is the
@@ -83,7 +127,7 @@ class Residency:
         Raises IntegrityError if a narrower lane has something to do, or pieces are under way
         already.
         """
-        if busy := self._busy():
+        if busy := self._lanes.busy(self._widest):
             raise IntegrityError(f"lanes {busy} have requests, and would have no weights")
         return self._begin(lambda now_s: self._lend_piece())
 
@@ -94,15 +138,6 @@ class Residency:
         Raises IntegrityError if pieces are under way already.
         """
         return self._begin(self._fetch_piece)
-
-    def _busy(self) -> list[int]:
-        """Return the narrower lanes, led by this engine, that have requests or a step under way."""
-        lanes = self._lanes
-        stepping = {size for size, leader in lanes.leaders.items() if leader.outstanding}
-        running = {
-            size for size, one in lanes.schedulers.items() if one.get_num_unfinished_requests()
-        }
-        return sorted(size for size in stepping | running if size < self._widest)
 
     def _begin(self, work: Callable[[float], bool]) -> Future[int]:
         if self._answer is not None:
@@ -192,3 +227,39 @@ class Residency:
         self.ledger.check()
         if not self._own.withheld.issuperset(self._extra[self.ledger.blocks :]):
             raise IntegrityError("a lane has extra blocks whose pages belong to weights")
+
+
+@dataclass(frozen=True)
+class WeightUtilities:
+    """The API server's calls of an engine about its weights: vLLM utilities by these names.
+
+    `weights`: None, if none may be lent. `memory`: as it was at start.
+    """
+
+    weights: EngineWeights | None
+    memory: EngineMemory
+
+    @property
+    def memory_now(self) -> EngineMemory:
+        """The memory of each device, as it is."""
+        lent_bytes = 0 if self.weights is None else self.weights.ledger.lent_bytes
+        return replace(self.memory, lent_bytes=lent_bytes)
+
+    def flying_prepare_to_lend(self) -> Any:
+        """Return a future that is done when no narrower lane that this engine leads has anything to
+        do.
+        """
+        assert self.weights is not None
+        return self.weights.prepare()
+
+    def flying_lend_weights(self) -> Any:
+        """Make room for KV in weights that only narrower lanes need. Return a future of the number
+        of extra blocks.
+        """
+        assert self.weights is not None
+        return self.weights.lend()
+
+    def flying_fetch_weights(self) -> Any:
+        """Take all weights back. Return a future of the number of extra blocks left, which is 0."""
+        assert self.weights is not None
+        return self.weights.take_back()

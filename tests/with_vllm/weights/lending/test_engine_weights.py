@@ -1,5 +1,5 @@
-"""Residency: pieces of weights go and come back while a group goes on, and no block is lost, torn
-or had twice.
+"""EngineWeights: pieces of weights go and come back while a group goes on, and no block is lost,
+torn or had twice.
 """
 
 from concurrent.futures import Future
@@ -14,9 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from flying_serving.config import LOAN_SHARE
 from flying_serving.engine.lane import Lane, Lanes
-from flying_serving.engine.residency import FREE_BLOCKS_POLL_S, Residency
 from flying_serving.errors import IntegrityError
 from flying_serving.memory.peers import KVBlocks
+from flying_serving.weights.lending.engine_weights import FREE_BLOCKS_POLL_S, EngineWeights
 from flying_serving.weights.lending.ledger import ExtraKV, PageLedger
 from harness.examples import examples
 from tests.with_vllm.engine.pairs import GROUP, Pair
@@ -77,10 +77,10 @@ class Engines:
         self.devices = [Device() for _ in GROUP]
         self.revoked = 0
         self.now_s = 0.0
-        self.residencies = [self._residency(engine) for engine in GROUP]
+        self.weights = [self._weights(engine) for engine in GROUP]
         self.written: dict[str, int] = {}
 
-    def _residency(self, engine: int) -> Residency:
+    def _weights(self, engine: int) -> EngineWeights:
         part = self.pair.parts[engine]
         lanes = part.lanes(SimpleNamespace(requests=lambda leader, size: 0))
         ledger = PageLedger(PIECES, ExtraKV(EXTRA, [PAGE]), PAGE)
@@ -89,7 +89,7 @@ class Engines:
         def call_workers(function: Any, *args: Any) -> Any:
             return function(self.devices[engine], *args)
 
-        return Residency(lanes, part.pool, ledger, extra, call_workers, self.revoke)
+        return EngineWeights(lanes, part.pool, ledger, extra, call_workers, self.revoke)
 
     def revoke(self) -> None:
         self.revoked += 1
@@ -97,9 +97,9 @@ class Engines:
     def advance(self, engine: int) -> None:
         """Some time passes, then an engine comes between two steps."""
         self.now_s += 1.0
-        residency = self.residencies[engine]
-        if residency:
-            residency.advance(self.now_s, lambda: self.now_s)
+        weights = self.weights[engine]
+        if weights:
+            weights.advance(self.now_s, lambda: self.now_s)
 
     def step(self) -> None:
         """The group steps, if it can; every block that a request has filled or begins to fill gets
@@ -125,16 +125,16 @@ class Engines:
         """All books agree, and every request has its KV, on pages that KV owns."""
         pair = self.pair
         pair.leader.check()
-        for residency, member, pool, device in zip(
-            self.residencies, pair.members, pair.pools, self.devices, strict=True
+        for weights, member, pool, device in zip(
+            self.weights, pair.members, pair.pools, self.devices, strict=True
         ):
-            residency.check()
+            weights.check()
             pool.check(member.lent.physical())
-            assert device.gone == residency.ledger.dropped
-            assert device.backed == set(range(OWN, OWN + residency.ledger.blocks))
+            assert device.gone == weights.ledger.dropped
+            assert device.backed == set(range(OWN, OWN + weights.ledger.blocks))
             for name, request in pair.scheduler.requests.items():
                 blocks = [member.lent.table[block] for block in request.blocks]
-                assert max(blocks, default=0) < OWN + residency.ledger.blocks
+                assert max(blocks, default=0) < OWN + weights.ledger.blocks
                 held = min(self.written.get(name, 0), -(-request.computed // BLOCK))
                 assert [device.content.get(block) for block in blocks[:held]] == [
                     (name, n) for n in range(held)
@@ -177,9 +177,9 @@ class Lending(RuleBasedStateMachine):
     @precondition(lambda self: all(answer.done() for answer in self.answers))
     @rule()
     def lend_or_take_back(self) -> None:
-        residencies = self.engines.residencies
-        lends = not residencies[0].ledger.dropped
-        self.answers = [each.lend() if lends else each.take_back() for each in residencies]
+        weights = self.engines.weights
+        lends = not weights[0].ledger.dropped
+        self.answers = [each.lend() if lends else each.take_back() for each in weights]
 
     @rule(engine=st.sampled_from(GROUP))
     def advance(self, engine: int) -> None:
@@ -196,9 +196,9 @@ class Lending(RuleBasedStateMachine):
             engines.pair.scheduler.end(name)
         for _ in range(40):
             if all(answer.done() for answer in self.answers):
-                if not engines.residencies[0].ledger.dropped:
+                if not engines.weights[0].ledger.dropped:
                     break
-                self.answers = [each.take_back() for each in engines.residencies]
+                self.answers = [each.take_back() for each in engines.weights]
             engines.step()
             for engine in GROUP:
                 engines.advance(engine)
@@ -215,7 +215,7 @@ TestLending.settings = settings(max_examples=examples(150), stateful_step_count=
 def lent() -> Engines:
     """Return engines all of whose weights that may go are gone."""
     engines = Engines()
-    answers = [each.lend() for each in engines.residencies]
+    answers = [each.lend() for each in engines.weights]
     while not all(answer.done() for answer in answers):
         for engine in GROUP:
             engines.advance(engine)
@@ -226,18 +226,18 @@ def lent() -> Engines:
 def test_kv_gets_room_piece_by_piece() -> None:
     """Blocks as far as pages are free; the lane that needs all weights may not step meanwhile."""
     engines = Engines()
-    (residency, _), pool = engines.residencies, engines.pair.pools[0]
-    assert residency.blocks == KVBlocks(OWN, EXTRA)
-    assert residency.narrowest == 1
+    (weights, _), pool = engines.weights, engines.pair.pools[0]
+    assert weights.blocks == KVBlocks(OWN, EXTRA)
+    assert weights.narrowest == 1
     assert pool.free_count() == OWN - 1
     assert pool.total == OWN - 1
-    answer = residency.lend()
+    answer = weights.lend()
     free = []
     for _ in PIECES:
         engines.advance(0)
-        free.append((pool.free_count() - (OWN - 1), residency.narrowest, answer.done()))
+        free.append((pool.free_count() - (OWN - 1), weights.narrowest, answer.done()))
     assert free == [(3, 2, False), (6, 2, False), (8, 2, True)]
-    assert not residency
+    assert not weights
 
 
 def test_kv_in_extra_blocks_is_copied_before_they_go() -> None:
@@ -249,7 +249,7 @@ def test_kv_in_extra_blocks_is_copied_before_they_go() -> None:
     for _ in range(5):
         engines.step()
     before = list(engines.pair.scheduler.requests["r"].blocks)
-    answers = [each.take_back() for each in engines.residencies]
+    answers = [each.take_back() for each in engines.weights]
     while not all(answer.done() for answer in answers):
         engines.advance(0)
         engines.advance(1)
@@ -265,7 +265,7 @@ def test_weights_wait_for_requests_that_need_their_room() -> None:
     engines.pair.scheduler.add("long", 12 * BLOCK - 2, 1000)
     for _ in range(8):
         engines.step()
-    answers = [each.take_back() for each in engines.residencies]
+    answers = [each.take_back() for each in engines.weights]
     for _ in range(10):
         for engine in GROUP:
             engines.advance(engine)
@@ -285,17 +285,17 @@ def test_running_requests_have_most_of_the_time() -> None:
     one follows.
     """
     engines = Engines()
-    residency, began_s = engines.residencies[0], 100.0
-    residency.lend()
-    assert residency.retry_in_s(began_s) == FREE_BLOCKS_POLL_S
-    residency.advance(began_s, lambda: began_s + 1.0)
-    assert residency.retry_in_s(began_s + 1.0) == FREE_BLOCKS_POLL_S
+    weights, began_s = engines.weights[0], 100.0
+    weights.lend()
+    assert weights.retry_in_s(began_s) == FREE_BLOCKS_POLL_S
+    weights.advance(began_s, lambda: began_s + 1.0)
+    assert weights.retry_in_s(began_s + 1.0) == FREE_BLOCKS_POLL_S
     engines.pair.scheduler.add("r", 1, 100)
     engines.step()
     engines.step()
-    residency.advance(began_s + 1.0, lambda: began_s + 2.0)
-    assert residency.retry_in_s(began_s + 2.0) == pytest.approx((1 - LOAN_SHARE) / LOAN_SHARE)
-    residency.advance(began_s + 3.0, lambda: began_s + 4.0)
+    weights.advance(began_s + 1.0, lambda: began_s + 2.0)
+    assert weights.retry_in_s(began_s + 2.0) == pytest.approx((1 - LOAN_SHARE) / LOAN_SHARE)
+    weights.advance(began_s + 3.0, lambda: began_s + 4.0)
     assert engines.devices[0].gone == 2
 
 
@@ -303,10 +303,10 @@ def test_narrower_lanes_with_requests_and_pieces_under_way_refuse_lending() -> N
     engines = Engines()
     engines.pair.own[0].add("local", 1, 1)
     with pytest.raises(IntegrityError, match=r"lanes \[1\] have requests"):
-        engines.residencies[0].lend()
-    engines.residencies[1].lend()
+        engines.weights[0].lend()
+    engines.weights[1].lend()
     with pytest.raises(IntegrityError, match="on their way"):
-        engines.residencies[1].take_back()
+        engines.weights[1].take_back()
 
 
 def test_lending_waits_for_narrower_lanes_and_their_steps() -> None:
@@ -324,18 +324,18 @@ def test_lending_waits_for_narrower_lanes_and_their_steps() -> None:
     ledger = PageLedger(PIECES, ExtraKV(EXTRA, [PAGE]), PAGE)
     extra = range(OWN, OWN + EXTRA)
     call: Any = lambda function, *args: function(device, *args)  # noqa: E731
-    residency = Residency(lanes, pair.pools[0], ledger, extra, call, lambda: None)
+    weights = EngineWeights(lanes, pair.pools[0], ledger, extra, call, lambda: None)
     pair.lend(2)
     pair.leader.order(0.0)
     pair.scheduler.end("first")
     assert pair.leader.outstanding
-    answer = residency.prepare()
-    residency.advance(1.0, lambda: 1.0)
+    answer = weights.prepare()
+    weights.advance(1.0, lambda: 1.0)
     assert not answer.done()
     pair.finish_step()
-    residency.advance(2.0, lambda: 2.0)
+    weights.advance(2.0, lambda: 2.0)
     assert answer.result() == 0
-    assert residency.lend() is not answer
+    assert weights.lend() is not answer
 
 
 def test_pages_are_released_up_to_the_last_extra_block() -> None:
@@ -345,7 +345,7 @@ def test_pages_are_released_up_to_the_last_extra_block() -> None:
     engines = lent()
     device, released = engines.devices[0], list[range]()
     device.release = released.append  # type: ignore[method-assign]
-    engines.residencies[0].take_back()
+    engines.weights[0].take_back()
     for _ in PIECES:
         engines.advance(0)
     assert released == [
