@@ -39,6 +39,11 @@ _WHEN_ANSWERED = float("inf")
 """In place of a time: a step waits until the members have answered."""
 
 
+def always_tensor(_plan: Any) -> Parallelism:
+    """Return what a group divides that has no token parallel steps. States are copied with it."""
+    return Parallelism.TENSOR
+
+
 def in_physical_blocks(plan: Any, lent: LentBlocks) -> Any:
     """Return a SchedulerOutput with this member's own block ids. The plan itself stays as it is."""
     new = [replace(r, block_ids=_each(r.block_ids, lent)) for r in plan.scheduled_new_reqs]
@@ -133,7 +138,7 @@ class Leader:
         self._channel = channel
         self._lend_blocks = lend_blocks
         self.outstanding = OutstandingSteps(most_outstanding(self.scheduler))
-        self.parallelism_of: Callable[[Any], Parallelism] = lambda _plan: Parallelism.TENSOR
+        self.parallelism_of: Callable[[Any], Parallelism] = always_tensor
         """A function that returns what the members divide in a step, from its SchedulerOutput. This
         one is of a group without token parallel steps.
         """

@@ -56,7 +56,8 @@ def test_the_check_finds_a_block_that_is_free_and_lent() -> None:
 def test_a_leader_counts_token_parallel_steps_of_its_groups_from_zero() -> None:
     """Of groups of several: one that has made none has a zero."""
     leader, member = (
-        EngineUtilities(engine.loop, 0, EngineMemory(0, 0), [], []) for engine in Node().engines
+        EngineUtilities(None, EngineMemory(0, 0), engine.loop, 0, [], [])
+        for engine in Node().engines
     )
     assert leader.flying_metrics()["token_parallel"] == {2: 0}
     assert member.flying_metrics()["token_parallel"] == {}
