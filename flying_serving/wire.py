@@ -157,7 +157,8 @@ ANSWERS: dict[str, Any] = {
     "flying_lend_weights": Any,
     "flying_fetch_weights": Any,
 }
-"""The utilities of an engine (`engine/utilities.py`), each with the type of its answer.
+"""The utilities of an engine (`engine/utilities.py`, and of its weights
+`weights/lending/engine_weights.py`), each with the type of its answer.
 
 Any: a number, that all is well, or nothing.
 """

@@ -40,7 +40,7 @@ _WHEN_ANSWERED = float("inf")
 
 
 def always_tensor(_plan: Any) -> Parallelism:
-    """Return what a group divides that has no token parallel steps. States are copied with it."""
+    """Return what a group divides that has no token parallel steps."""
     return Parallelism.TENSOR
 
 

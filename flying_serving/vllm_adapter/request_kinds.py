@@ -22,8 +22,7 @@ def scheduler_kinds(config: Any) -> tuple[type[Any], ...]:
 
 
 def note_of_kinds(config: Any) -> Note:
-    """Return the function that notes what a request with a history needs, in models of a
-    VllmConfig."""
+    """Return the function that notes what a request with a history needs, with this VllmConfig."""
     return nothing_to_note if config.speculative_config is None else Drafter(config).note_generator
 
 

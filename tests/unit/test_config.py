@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from flying_serving.config import (
+    GROUPS,
     KEY,
     Deployment,
     FlyingConfig,
@@ -155,3 +156,8 @@ def test_a_deployment_survives_the_way_to_another_process(
     carried = {"other": 1, KEY: sent.model_dump()}
     assert deployment_of(pickle.loads(pickle.dumps(carried))) == sent
     assert deployment_of(json.loads(json.dumps(carried))) == sent
+
+
+def test_each_setting_is_in_one_group_in_the_order_of_help() -> None:
+    of_groups = [field for group in GROUPS for field in group.fields]
+    assert of_groups == list(FlyingConfig.model_fields)
