@@ -26,7 +26,7 @@ from flying_serving.weights.lending.lent_memory import LentMemory
 from flying_serving.wire import CalibrationRow
 
 
-def phase(engine: int, device: int, what: str) -> None:
+def log_progress(engine: int, device: int, what: str) -> None:
     """Log that an engine begins a phase of its start. The first device logs for all."""
     if device == 0:
         logger.info("engine %d: %s", engine, what)
@@ -65,7 +65,7 @@ class Lanes(dict[int, Lane]):
         self.device, self.devices = device, deployment.devices
         self.communicators = lane1.communicators
         self.weight_bytes = sum(weight.nbytes for weight in lane1.model.parameters())
-        self._say = partial(phase, self.engine, device)
+        self._say = partial(log_progress, self.engine, device)
         self._say(f"sharing the weights with groups of {list(deployment.lanes)} engines")
         for size in deployment.lanes:
             self[size] = self._build(size, deployment)

@@ -38,7 +38,7 @@ from flying_serving.worker.calibration import calibrate_lanes
 from flying_serving.worker.checks import LaneChecks, most_requests
 from flying_serving.worker.contexts import PeerContexts, open_context, reach_memory
 from flying_serving.worker.graphs import LaneGraphs
-from flying_serving.worker.lanes import Lanes, phase
+from flying_serving.worker.lanes import Lanes, log_progress
 from flying_serving.worker.memory_items import MemoryItems
 from flying_serving.worker.parent import end_with_parent, leave_signals_to_parent
 from flying_serving.worker.refusals import refuse_not_causal, refuse_without_kv
@@ -103,7 +103,7 @@ class LaneWorker:
 
     def _say(self, what: str) -> None:
         worker: Any = self
-        phase(self.engine, worker.rank, what)
+        log_progress(self.engine, worker.rank, what)
 
     def _taken(self, item: str) -> None:
         if self.memory_log is not None:

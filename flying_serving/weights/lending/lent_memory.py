@@ -121,16 +121,16 @@ class LentMemory:
 
 
 class Lends(Protocol):
-    """The member of a worker that lending needs."""
+    """What lending needs of the lanes of a device."""
 
     lent: LentMemory
 
 
-def lendable(worker: Lends) -> tuple[list[int], int, int]:
+def lendable(lanes: Lends) -> tuple[list[int], int, int]:
     """Return the bytes of each piece of weights, in the order of their dropping, the first extra
     block, and the bytes of a page.
     """
-    lent = worker.lent
+    lent = lanes.lent
     return lent.weights.piece_bytes(lent.widest), lent.own_blocks, lent.extra.page_bytes
 
 
@@ -142,26 +142,26 @@ def own_blocks_of(kv: KVCacheConfig, own_bytes: int) -> int:
     return min(kv.num_blocks, own_bytes * kv.num_blocks // size_bytes)
 
 
-def drop_next(worker: Lends, blocks: range) -> None:
+def drop_next(lanes: Lends, blocks: range) -> None:
     """Drop the next piece of weights, and back some extra blocks with pages in its place."""
-    lent = worker.lent
+    lent = lanes.lent
     lent.weights.drop_next(lent.widest)
     lent.extra.back(blocks)
 
 
-def fetch_next(worker: Lends) -> None:
+def fetch_next(lanes: Lends) -> None:
     """Fetch back the piece of weights that was dropped last."""
-    worker.lent.weights.fetch_next()
+    lanes.lent.weights.fetch_next()
 
 
-def copy_blocks(worker: Lends, copies: Mapping[int, int]) -> None:
+def copy_blocks(lanes: Lends, copies: Mapping[int, int]) -> None:
     """Copy KV blocks to others, as `ExtraBlocks.copy` does."""
-    worker.lent.extra.copy(copies)
+    lanes.lent.extra.copy(copies)
 
 
-def release_blocks(worker: Lends, blocks: range) -> None:
+def release_blocks(lanes: Lends, blocks: range) -> None:
     """Release the pages of KV blocks, as `ExtraBlocks.release` does."""
-    worker.lent.extra.release(blocks)
+    lanes.lent.extra.release(blocks)
 
 
 def layer_blocks(memory: torch.Tensor, kv: KVCacheConfig) -> Sequence[torch.Tensor]:
