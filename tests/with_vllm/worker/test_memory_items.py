@@ -42,7 +42,7 @@ def test_gpu_worker_logs_its_model_and_its_lanes(
         return made
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[0], 900 * MIB))
-    monkeypatch.setattr(worker, "phase", lambda engine, rank, what: said.append(what))
+    monkeypatch.setattr(worker, "log_progress", lambda engine, rank, what: said.append(what))
     monkeypatch.setattr(Worker, "load_model", lambda self: take(300))
     monkeypatch.setattr(worker, "adapt_runner", lambda *_: None)
     monkeypatch.setattr(worker, "Lanes", lanes)
