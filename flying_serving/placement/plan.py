@@ -50,8 +50,8 @@ class Placement(BaseModel):
         return f"node {self.node}, {cores if self.cpus else 'any core'}, {threads}"
 
     def bind(self) -> None:
-        """Let all threads of this process, and those that they will start, run on the cores alone.
-        Say to libraries that are loaded later how many threads OpenMP has.
+        """Restrict this process, with all threads that it has or starts later, to the cores. Set
+        the number of OpenMP threads for libraries that are loaded later.
 
         vLLM binds workers by variables that OpenMP's library reads when a program begins: too late
         for a fork. So the process is bound as a whole, before OpenMP has threads, which inherit its

@@ -1,4 +1,4 @@
-"""Flags of vLLM that have another default here, and those that go with --cuda-graphs."""
+"""vLLM's flags whose defaults differ here, and vLLM's flags that --cuda-graphs sets."""
 
 from collections.abc import Sequence
 from typing import Any
