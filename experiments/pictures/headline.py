@@ -4,6 +4,7 @@ phase of a load and by the rate of arrivals.
 
 from __future__ import annotations
 
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,12 @@ from matplotlib.figure import Figure
 
 from experiments import goodput, phases_whole
 from experiments.common import Kept
-from experiments.front_page import MODEL, SERVER, SHOWN, means_s
-from experiments.servers import STOCK, is_fixed
+from experiments.goodput import MODEL
+from experiments.servers import GRAPHS, STOCK, is_fixed
 from flying_lab.bench.report.style import COLOURS, DASHES, FAINT, styled
 
+SHOWN = ("low", "burst")
+"""Phases that have bars."""
 WIDTH = 0.8
 """Of the bars of one phase together."""
 
@@ -24,13 +27,13 @@ def draw(found: Kept, rates: Kept) -> Figure:
     """Return the picture, of kept numbers: the load with phases, and the goodput."""
     figure = Figure(figsize=(9.0, 3.4), layout="constrained")
     phases, shares = figure.subplots(1, 2, gridspec_kw={"width_ratios": (1.15, 1.0)})
-    systems = {"auto": SERVER, phases_whole.SHIFT: STOCK}
+    systems = {"auto": GRAPHS, phases_whole.SHIFT: STOCK}
     systems |= {name: STOCK for name in found.seeds[0][MODEL][STOCK] if is_fixed(name)}
     width = WIDTH / len(systems)
     for place, (name, server) in enumerate(systems.items()):
         look = {"color": COLOURS[place % len(COLOURS)]}
         middles = np.arange(len(SHOWN) + 1) + (place - (len(systems) - 1) / 2) * width
-        phases.bar(middles, means_s(found, server, name), 0.92 * width, label=name, **look)
+        phases.bar(middles, _means_s(found, server, name), 0.92 * width, label=name, **look)
         _curve(shares, rates, name, look | {"linestyle": DASHES[place % len(DASHES)]})
     phases.set_xticks(range(len(SHOWN) + 1), [*SHOWN, "whole load"])
     phases.set(ylabel="seconds")
@@ -42,6 +45,16 @@ def draw(found: Kept, rates: Kept) -> Figure:
     shares.set_title(f"Within {slo} (simulated)")
     figure.legend(*phases.get_legend_handles_labels(), loc="outside upper left", ncols=len(systems))
     return figure
+
+
+def _means_s(found: Kept, server: str, name: str) -> list[float]:
+    """Return a system's mean E2E in each phase of SHOWN and over the whole load, in means over the
+    seeds.
+    """
+    runs = [one[MODEL][server][name] for one in found.seeds]
+    in_phases = [[run["phases"][phase][phases_whole.E2E] for run in runs] for phase in SHOWN]
+    whole = [phases_whole.whole(run, phases_whole.E2E) for run in runs]
+    return [mean(ms) / 1e3 for ms in (*in_phases, whole)]
 
 
 def _curve(axes: Any, rates: Kept, name: str, look: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from experiments import front_page, live
 from experiments.common import MODELS, Kept, Numbers, kept
-from experiments.front_page import MODEL, SERVER
+from experiments.front_page import SERVER
 from experiments.goodput import RATES_RPS
 from experiments.servers import PRODUCT, STOCK
 
@@ -61,7 +61,7 @@ def _phases(product_ms: float = 3_000.0, layouts: tuple[str, ...] = ("1 x TP8",)
     """Return a run of one seed, every model alike; `auto` has 1.5 s with graphs."""
     servers = {
         STOCK: {name: _run(ms) for name, ms in STOCK_MS.items()},
-        SERVER: {"auto": _run(1_500.0, layouts)},
+        SERVER: {"auto": _run(1_500.0, layouts), "static-dp": _run(1_600.0)},
         PRODUCT: {"auto": _run(product_ms)},
     }
     return Kept("abcdef0", [dict.fromkeys(MODELS, servers)], date="2026-11-28")
@@ -82,7 +82,9 @@ def _rates(**most_rps: float) -> Kept:
     )
 
 
-RATES = _rates(auto=5.0, stock_dp=3.0, stock_tp4=4.0, stock_tp8=3.5, shift_parallel=4.5)
+RATES = _rates(
+    auto=5.0, static_dp=4.5, stock_dp=3.0, stock_tp4=4.0, stock_tp8=3.5, shift_parallel=4.5
+)
 
 
 def test_readme_has_what_the_kept_numbers_give() -> None:
@@ -90,29 +92,35 @@ def test_readme_has_what_the_kept_numbers_give() -> None:
     assert live.between_marks(text, front_page.section()) == text
 
 
-def test_the_table_has_stock_layouts_shift_parallelism_and_auto() -> None:
+def test_the_table_compares_auto_with_stock_shift_and_its_own_layouts() -> None:
     """Of ten requests nine are in bursts: 0.1 of 2 s and 0.9 of 4 s are 3.8 s."""
-    assert front_page.table(_phases(), RATES)[2:-1] == [
-        "| best single layout of stock vLLM (`stock-tp4`) | 2 | 4 | 3.8 | 0.75 | 4 |  |",
-        "| stock vLLM at TP 8 (`stock-tp8`) | 2.5 | 5 | 4.75 | 0.6 | 3.5 |  |",
-        "| Shift Parallelism, as it is modelled | 1 | 2 | 1.9 | 1.5 | 4.5 |  |",
-        "| Flying Serving, `auto` | 1.5 | 3 | 2.85 |  | 5 | 0 |",
-    ]
+    figures = "3.8 (`stock-tp4`) | 4.75 | 1.9 | 2.85 | 0.75 | 1.5 | 0.938 (`static-dp`) | 0"
+    assert front_page.table(_phases())[2:-1] == [f"| {model} | {figures} |" for model in MODELS]
 
 
 def test_each_figure_of_the_table_is_a_mean_of_the_kept_runs() -> None:
     found = kept("phases")
-    *_, auto = front_page.table(found, kept("goodput"))[2:-1]
-    runs = [one[MODEL][SERVER]["auto"] for one in found.seeds]
-    for cell, phase in zip(auto.split(" | ")[1:3], ("low", "burst"), strict=True):
-        seconds = sum(run["phases"][phase]["mean_e2el_ms"] for run in runs) / len(runs) / 1e3
-        assert float(cell) == pytest.approx(seconds, rel=0.005)
+    for model, row in zip(MODELS, front_page.table(found)[2:-1], strict=True):
+        ends = [
+            sum(phase["mean_e2el_ms"] * phase["requests"] for phase in phases.values())
+            / sum(phase["requests"] for phase in phases.values())
+            for one in found.seeds
+            for phases in [one[model][SERVER]["auto"]["phases"]]
+        ]
+        shown = float(row.split(" | ")[4])
+        assert shown == pytest.approx(sum(ends) / len(ends) / 1e3, rel=0.005)
 
 
 def test_a_layout_that_was_kept_is_no_gain_of_switching() -> None:
-    assert front_page.switching(_phases()).startswith("kept one layout (1 x TP8)")
-    moved = _phases(layouts=("4 x TP2", "1 x TP8"))
-    assert front_page.switching(moved) == "changed its layout among 1 x TP8, 4 x TP2"
+    words = front_page.unswitched(_phases())
+    assert words.startswith("For llama-3-70b (1 x TP8), ")
+    moved = front_page.unswitched(_phases(layouts=("4 x TP2", "1 x TP8")))
+    assert moved == "`auto` changed its layout on each of these loads."
+
+
+def test_rates_within_the_slo_name_the_best_layouts() -> None:
+    expected = "5 (`auto`), 4.5 (`shift-parallel`), 4.5 (`static-dp`), 4 (`stock-tp4`)"
+    assert front_page.within_slo(RATES) == expected
 
 
 @pytest.mark.parametrize(("product_ms", "shown"), [(3_000.0, "1.5"), (1_900.0, "")])
@@ -128,7 +136,7 @@ def test_live_ratios_are_to_the_better_layout_of_their_round() -> None:
 def test_the_section_says_where_auto_loses() -> None:
     words = " ".join(front_page.text(_phases(), RATES, LIVE, TRACE, EMULATED).split())
     loses = words.partition("**Where it loses.**")[2]
-    assert "takes 1.50 times as long as Shift Parallelism" in loses
+    assert "takes 1.50, 1.50, 1.50 times as long as Shift Parallelism" in loses
     assert re.search(r"1\.5 for llama-3-70b \(`stock-tp4`\).*it took 1\.10, 1\.50 of", loses)
     assert "and 2.20, 3.00 on a trace" in loses
     assert "it took 0.90, 0.50 of the best single stock layout's time" in loses
