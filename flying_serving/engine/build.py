@@ -14,7 +14,7 @@ from flying_serving.comm.pulse import Pulse
 from flying_serving.config import Deployment, deployment_of
 from flying_serving.engine.channel import Channel
 from flying_serving.engine.host import Inbox
-from flying_serving.engine.lane import Lane, LaneFactory, Lanes
+from flying_serving.engine.lane import EngineLane, EngineLanes, LaneFactory
 from flying_serving.engine.lane_events import LaneEvents
 from flying_serving.engine.loop import EngineLoop, Instruments
 from flying_serving.engine.membership import Membership
@@ -35,7 +35,7 @@ from flying_serving.scheduling.batches import Batches
 from flying_serving.vllm_adapter.kv.blocks import SchedulerPool
 from flying_serving.vllm_adapter.kv.cache import block_bytes, groups_of
 from flying_serving.vllm_adapter.kv.engine_pool import EnginePool
-from flying_serving.vllm_adapter.model_runner.lane import Lane as DeviceLane
+from flying_serving.vllm_adapter.model_runner.lane import DeviceLane
 from flying_serving.vllm_adapter.scheduler.scheduler import (
     block_hasher,
     make_scheduler,
@@ -147,7 +147,7 @@ def make_loop(
     EngineLoop.
     """
     # the lanes, which step
-    lanes = Lanes(_make_lanes(site, own, links), links.board)
+    lanes = EngineLanes(_make_lanes(site, own, links), links.board)
 
     # the instruments, which observe the steps
     instruments = _make_instruments(site, lanes, links.board, clock)
@@ -164,7 +164,7 @@ def make_loop(
     return loop
 
 
-def _make_lanes(site: Site, own: EnginePool, links: Links) -> list[Lane]:
+def _make_lanes(site: Site, own: EnginePool, links: Links) -> list[EngineLane]:
     """Make lane 1, over vLLM's scheduler, and a lane for each wider group.
 
     Where the engine leads the group, the lane gets a scheduler.
@@ -194,7 +194,7 @@ def _make_group_pool(core: Any, config: Any, kv_config: Any, groups: KVGroups) -
 
 
 def _make_instruments(
-    site: Site, lanes: Lanes, board: StepBoard, clock: Callable[[], float]
+    site: Site, lanes: EngineLanes, board: StepBoard, clock: Callable[[], float]
 ) -> Instruments:
     trace_out = site.deployment.flying.trace_out
     trace = None if trace_out is None else EngineTrace(trace_out, site.engine)
@@ -259,7 +259,7 @@ def measured(
 
 
 def limit_batches(
-    target_s: float, lanes: Lanes, steps: StepLog, measured: list[CalibrationRow]
+    target_s: float, lanes: EngineLanes, steps: StepLog, measured: list[CalibrationRow]
 ) -> None:
     """Let the lanes that an engine leads keep to a target for the time between two tokens."""
     own = lanes.own

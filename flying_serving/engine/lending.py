@@ -4,7 +4,7 @@ back.
 
 from collections.abc import Callable
 
-from flying_serving.engine.lane import Lanes
+from flying_serving.engine.lane import EngineLanes
 from flying_serving.engine.messages import (
     BlocksReserved,
     LendBlocks,
@@ -33,7 +33,7 @@ class BlockLending:
 
     def __init__(
         self,
-        lanes: Lanes,
+        lanes: EngineLanes,
         source: Source,
         clock: Callable[[], float],
     ) -> None:

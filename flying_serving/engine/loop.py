@@ -13,7 +13,7 @@ from flying_serving.comm.board import StepBoard
 from flying_serving.config import FlyingConfig
 from flying_serving.engine.group_steps import GroupSteps, LaunchedStep
 from flying_serving.engine.host import Host, Inbox
-from flying_serving.engine.lane import Lanes
+from flying_serving.engine.lane import EngineLanes
 from flying_serving.engine.lending import BlockLending
 from flying_serving.engine.membership import Incarnations, Membership
 from flying_serving.engine.messages import BeginAnew, Message, ReturnBlocks, RunStep
@@ -56,7 +56,7 @@ class EngineLoop:
     def __init__(
         self,
         engine: int,
-        lanes: Lanes,
+        lanes: EngineLanes,
         channel: Inbox,
         host: Host,
         settings: FlyingConfig,

@@ -3,7 +3,7 @@
 from typing import Any
 
 from flying_serving.comm.board import StepBoard
-from flying_serving.engine.lane import Lanes
+from flying_serving.engine.lane import EngineLanes
 
 REPORT_S = 1.0
 """Seconds between reports of changes that no outputs of its steps can carry, while requests hold
@@ -18,7 +18,7 @@ class Report:
     or without a step.
     """
 
-    def __init__(self, lanes: Lanes, board: StepBoard) -> None:
+    def __init__(self, lanes: EngineLanes, board: StepBoard) -> None:
         self._lanes = lanes
         self._board = board
         self._reported_at_s = 0.0

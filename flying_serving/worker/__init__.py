@@ -1,7 +1,7 @@
 """A device of an engine: its lanes, and checks at start.
 
 - `worker.py`: vLLM's worker, which makes the lanes.
-- `lanes.py`: all lanes of a device, and what they share. A `Lane` is in
+- `lanes.py`: all lanes of a device, and what they share. A `DeviceLane` is in
   `vllm_adapter/model_runner/lane.py`.
 - `admission.py`: the group sizes that a model admits, before any engine starts. `refusals.py`:
   models that are refused once their layers are there.

@@ -28,12 +28,12 @@ lane.seed_of = other_on_one_member
 """
 DEVICES_APART = """
 from flying_serving.worker import lanes
-seed = lanes.Lanes.seed
+seed = lanes.DeviceLanes.seed
 def other_on_second_devices(self):
     seed(self)
     if self.device == 1:  # until the members begin anew
         self[2]._randomness.seed(7)
-lanes.Lanes.seed = other_on_second_devices
+lanes.DeviceLanes.seed = other_on_second_devices
 """
 WHY_DEVICES = (
     "device 1 of engine 0 has sampled other tokens than its device 0, in group [0, 1], by step "

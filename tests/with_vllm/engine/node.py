@@ -26,7 +26,7 @@ from flying_serving.scheduling.arbiter import Wait
 from flying_serving.vllm_adapter.keys import LANE_KEY
 from flying_serving.vllm_adapter.kv.cache import groups_of
 from flying_serving.vllm_adapter.kv.engine_pool import EnginePool
-from flying_serving.vllm_adapter.model_runner.lane import Lane, OutputUse
+from flying_serving.vllm_adapter.model_runner.lane import DeviceLane, OutputUse
 from flying_serving.vllm_adapter.scheduler.failures import why_failed
 from flying_serving.vllm_adapter.scheduler.scheduler import make_scheduler
 from tests.with_vllm.engine.inboxes import Inbox, Inboxes
@@ -113,7 +113,7 @@ class Engine:
         self.scheduler.add_request(request)
 
     def call_lane(self, size: int, function: Any, *args: Any) -> Any:
-        if function is Lane.scheduler_config:
+        if function is DeviceLane.scheduler_config:
             return self._lane_config()
         return getattr(self.worker, function.__name__)(size, *args)
 

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from itertools import accumulate
 from typing import Any
 
-from flying_serving.engine.lane import Lanes
+from flying_serving.engine.lane import EngineLanes
 from flying_serving.vllm_adapter.kv.engine_pool import EnginePool
 from flying_serving.weights.lending.engine_weights import EngineWeights
 from flying_serving.weights.lending.ledger import ExtraKV, PageLedger
@@ -127,7 +127,7 @@ class Device:
 
 
 def make_weights(
-    lanes: Lanes,
+    lanes: EngineLanes,
     own: EnginePool,
     pieces: Sequence[int],
     extra: range,

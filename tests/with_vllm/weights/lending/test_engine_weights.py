@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from flying_serving.config import LOAN_SHARE
-from flying_serving.engine.lane import Lane, Lanes
+from flying_serving.engine.lane import EngineLane, EngineLanes
 from flying_serving.errors import IntegrityError
 from flying_serving.memory.peers import KVBlocks
 from flying_serving.weights.lending.engine_weights import FREE_BLOCKS_POLL_S, EngineWeights
@@ -313,11 +313,11 @@ def test_lending_waits_for_narrower_lanes_and_their_steps() -> None:
     """A step that is ordered may still be ahead of a member when its leader's requests are over."""
     pair, device = Pair(blocks=OWN + EXTRA), Device(widest=4)
     board: Any = SimpleNamespace(requests=lambda leader, size: 0)
-    lanes = Lanes(
+    lanes = EngineLanes(
         [
-            Lane((0,), BLOCK, None, pair.pools[0]),
-            Lane(GROUP, BLOCK, None, pair.leader.pool, pair.members[0], pair.leader),
-            Lane((0, 1, 2, 3), BLOCK, None, None),
+            EngineLane((0,), BLOCK, None, pair.pools[0]),
+            EngineLane(GROUP, BLOCK, None, pair.leader.pool, pair.members[0], pair.leader),
+            EngineLane((0, 1, 2, 3), BLOCK, None, None),
         ],
         board,
     )
