@@ -173,7 +173,7 @@ def _make_lanes(site: Site, own: EnginePool, links: Links) -> list[EngineLane]:
     lend_blocks = site.deployment.flying.lend_blocks
     factory = LaneFactory(site.engine, own, links.channel, links.table, lend_blocks)
     lanes = [factory.own_lane(own.groups.block_tokens, core.request_block_hasher)]
-    for size in site.deployment.lanes:
+    for size in site.deployment.wider_sizes:
         config, kv_config = core.call_lane(size, DeviceLane.scheduler_config)
         config.scheduler_config.async_scheduling |= site.deployment.async_groups
         groups = groups_of(kv_config)

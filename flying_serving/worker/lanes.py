@@ -66,8 +66,8 @@ class DeviceLanes(dict[int, DeviceLane]):
         self.communicators = lane1.communicators
         self.weight_bytes = sum(weight.nbytes for weight in lane1.model.parameters())
         self._say = partial(log_progress, self.engine, device)
-        self._say(f"sharing the weights with groups of {list(deployment.lanes)} engines")
-        for size in deployment.lanes:
+        self._say(f"sharing the weights with groups of {list(deployment.wider_sizes)} engines")
+        for size in deployment.wider_sizes:
             self[size] = self._build(size, deployment)
         self.lent = LentMemory(deployment, self.engine, device)
         self.input_rounding = self._share_weights(pack_weights, cuda)

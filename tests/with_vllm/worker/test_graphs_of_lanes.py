@@ -44,7 +44,7 @@ class Worker:
         groups: Any = Groups()
         self.runners = {1: CapturingV1(config)}
         lanes = [DeviceLane(self.runners[1], config, (0,), groups)]
-        for size in deployment.lanes:
+        for size in deployment.wider_sizes:
             of_lane = lane_config(config, size, 32, captures=deployment.captures_groups)
             self.runners[size] = CapturingV1(of_lane, lambda x: x, lambda: groups.active)
             lanes.append(DeviceLane(self.runners[size], of_lane, tuple(range(size)), groups))
