@@ -262,7 +262,7 @@ def limit_batches(
     target_s: float, lanes: EngineLanes, steps: StepLog, measured: list[CalibrationRow]
 ) -> None:
     """Let the lanes that an engine leads keep to a target for the time between two tokens."""
-    own = lanes.own
+    own = lanes.own_pool
     step_tokens = own.scheduler.max_num_scheduled_tokens
     batches = Batches(target_s, step_tokens, own.groups.block_tokens, lanes.active)
     batches.calibrate(measured)

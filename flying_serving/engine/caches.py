@@ -42,7 +42,7 @@ def reset_prefix_caches(
     lent = sum(len(member.lent.physical()) for member in loop.lanes.members.values())
     return all(
         [
-            loop.lanes.own.reset_prefix_cache(lent, **options),
+            loop.lanes.own_pool.reset_prefix_cache(lent, **options),
             *(leader.reset_prefix_cache(**options) for leader in leaders),
         ]
     )

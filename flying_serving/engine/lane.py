@@ -42,19 +42,19 @@ class EngineLane:
 class LaneFactory:
     """Makes the lanes of one engine.
 
-    `own`: lane 1's pool, which lends blocks to the groups. `table`: shows peers which blocks.
+    `own_pool`: lane 1's pool, which lends blocks to the groups. `table`: shows peers which blocks.
     `lend_blocks`: how many a leader asks for at a time.
     """
 
     engine: int
-    own: SchedulerPool
+    own_pool: SchedulerPool
     channel: Sender
     table: OfferTable
     lend_blocks: int
 
     def own_lane(self, block_tokens: int, hash_blocks: HashBlocks | None) -> EngineLane:
         """Make lane 1, over the engine's own pool."""
-        return EngineLane((self.engine,), block_tokens, hash_blocks, self.own)
+        return EngineLane((self.engine,), block_tokens, hash_blocks, self.own_pool)
 
     def group_lane(
         self,
@@ -67,7 +67,7 @@ class LaneFactory:
         leader.
         """
         show = partial(self.table.lend, len(group))
-        member = Member(group, self.engine, self.own, self.channel, show)
+        member = Member(group, self.engine, self.own_pool, self.channel, show)
         if group[0] != self.engine:
             return EngineLane(group, block_tokens, hash_blocks, None, member)
         pool = make_pool()
@@ -102,7 +102,7 @@ class EngineLanes:
         """Sizes of groups that lack a member: `Membership` says so."""
 
     @property
-    def own(self) -> SchedulerPool:
+    def own_pool(self) -> SchedulerPool:
         """Lane 1's pool: the engine's physical blocks."""
         return self.pools[1]
 
@@ -146,6 +146,8 @@ class EngineLanes:
 
     def check(self) -> None:
         """Raise IntegrityError if the blocks of any lane do not add up."""
-        self.own.check(set().union(*(member.lent.physical() for member in self.members.values())))
+        self.own_pool.check(
+            set().union(*(member.lent.physical() for member in self.members.values()))
+        )
         for leader in self.leaders.values():
             leader.check()

@@ -189,7 +189,7 @@ class EngineLoop:
     def _step_own(self) -> None:
         self.group_steps.take_outputs()
         began_s = self.clock()
-        self._require_weights(1, self.lanes.own.scheduler.get_num_unfinished_requests())
+        self._require_weights(1, self.lanes.own_pool.scheduler.get_num_unfinished_requests())
         waits = self.block_lending.recall_if_short()
         if not waits and self._host.step_own():
             self._stepped(1, began_s, more=False, leads=True)

@@ -45,7 +45,7 @@ class Report:
             sum(running for running, _ in counts),
             sum(waiting for _, waiting in counts),
         )
-        return running, waiting, self.blocks_in_use() / self._lanes.own.total
+        return running, waiting, self.blocks_in_use() / self._lanes.own_pool.total
 
     def blocks_in_use(self) -> int:
         """Return how many physical blocks requests hold in any lane. Lent blocks that are free or
@@ -55,7 +55,7 @@ class Report:
         requests hold.
         """
         self._lanes.note_loads()
-        own, members = self._lanes.own, self._lanes.members.values()
+        own, members = self._lanes.own_pool, self._lanes.members.values()
         free = own.free_count() + sum(
             member.lent.lent_count + len(member.lent.reserved) for member in members
         )

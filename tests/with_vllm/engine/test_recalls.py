@@ -30,7 +30,7 @@ def moved() -> tuple[Node, Engine]:
         engine.run()
         if "a+1" in node.tokens:
             break
-    pool = engine.loop.lanes.own
+    pool = engine.loop.lanes.own_pool
     assert node.engines[0].loop.migrations.source.retained
     assert engine.loop.lanes.members[2].lent.lent_count
     pool.take(pool.free_count())

@@ -48,7 +48,7 @@ def test_the_check_finds_a_block_that_is_free_and_lent() -> None:
     """Of the lanes themselves, weights or not."""
     utilities = checked(Engines())
     lanes: EngineLanes = utilities.loop.lanes
-    lanes.own.take(1)
+    lanes.own_pool.take(1)
     with pytest.raises(IntegrityError):
         utilities.flying_check()
 

@@ -154,7 +154,7 @@ def check(engine: Any) -> None:
     weights.check()
     engine.device.check()
     assert engine.device.gone == weights.ledger.dropped
-    withheld = engine.loop.lanes.own.withheld
+    withheld = engine.loop.lanes.own_pool.withheld
     assert withheld <= set(weights._extra), f"blocks {withheld} are withheld"
     there = set(weights._extra[: weights.ledger.blocks])
     assert weights.told == "take_back" or not withheld & there, (
