@@ -6,7 +6,7 @@ from flying_serving.engine.group_steps import NOTES_POLL_S
 from flying_serving.engine.loop import EngineLoop
 
 RESET_WAIT_S = 20.0
-"""Seconds that a reset waits for ordered steps and for members that pull."""
+"""Seconds that a reset waits for planned steps and for members that pull."""
 
 
 def reset_prefix_caches(

@@ -124,7 +124,7 @@ class Leader:
     """The group's scheduler, on its lowest engine, and the blocks that the members have lent to
     it.
 
-    With async scheduling a second step is ordered before the output of the first is taken.
+    With async scheduling a second step is planned before the output of the first is taken.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Leader:
         self._may_ask_at_s = 0.0
         """When the members may be asked for blocks, by the loop's clock."""
         self._may_step_at_s = 0.0
-        """When the next step may be ordered, by the loop's clock, or _WHEN_ANSWERED."""
+        """When the next step may be planned, by the loop's clock, or _WHEN_ANSWERED."""
         self._begun_anew = 0
         """How often the members were told to begin anew since the group was whole."""
 
@@ -164,16 +164,16 @@ class Leader:
 
     @property
     def is_stepping(self) -> bool:
-        """True if a step was ordered whose output is not taken."""
+        """True if a step was planned whose output is not taken."""
         return bool(self.outstanding)
 
     def ready(self, now_s: float) -> bool:
-        """Return whether a step can be ordered: there are requests, it may be outstanding, and it
+        """Return whether a step can be planned: there are requests, it may be outstanding, and it
         does not wait for blocks.
         """
-        return now_s >= self._may_step_at_s and self.has_requests and self._may_order()
+        return now_s >= self._may_step_at_s and self.has_requests and self._may_plan()
 
-    def _may_order(self) -> bool:
+    def _may_plan(self) -> bool:
         steps = self.outstanding
         return not steps or (not steps.is_full and may_plan_ahead(self.scheduler))
 
@@ -181,14 +181,14 @@ class Leader:
         """Return the seconds until `ready` may turn true by itself; None if only a message can
         change it.
         """
-        waits = self._may_step_at_s == _WHEN_ANSWERED or not self._may_order()
+        waits = self._may_step_at_s == _WHEN_ANSWERED or not self._may_plan()
         if waits or not self.has_requests:
             return None
         return max(0.0, self._may_step_at_s - now_s)
 
-    def order(self, now_s: float, *, goes_on: bool = True) -> Any:
-        """Order the next step, and blocks if they are short. Return outputs if nothing can run, so
-        no model is needed.
+    def plan_step(self, now_s: float, *, goes_on: bool = True) -> Any:
+        """Plan the next step and send it to the members. Ask them for blocks if these are short.
+        Return outputs if nothing can run, so no model is needed.
 
         `goes_on`: True if this lane goes on at once, so that the members hold for it.
 
@@ -214,7 +214,7 @@ class Leader:
         more = goes_on and self.scheduler.get_num_unfinished_requests() > 0
         overlap, parallelism = self.outstanding.overlap, self.parallelism_of(plan)
         step = RunStep(self.group, plan, grammar, more, overlap, parallelism)
-        self.outstanding.ordered()
+        self.outstanding.planned()
         self._channel.send(self.group, step)
         return None
 

@@ -100,7 +100,7 @@ class GroupSteps:
     # ---- steps begin
 
     def launch(self, message: RunStep) -> None:
-        """Launch a step that a leader has ordered, unless a member was lost."""
+        """Launch a step that a leader has planned, unless a member was lost."""
         size = len(message.group)
         launched = self._launched[size]
         if message.overlap is not Overlap.SECOND:  # it was planned with the tokens of all before

@@ -118,7 +118,7 @@ class EngineLoop:
                 self.block_lending.yield_if_all_are_lent(action.size)
                 goes_on = self.arbiter.announce(action.size)
                 self._host.emit(
-                    self.lanes.leaders[action.size].order(self.clock(), goes_on=goes_on)
+                    self.lanes.leaders[action.size].plan_step(self.clock(), goes_on=goes_on)
                 )
 
     def _observe(self, wait: Wait | None) -> None:
@@ -239,7 +239,7 @@ class EngineLoop:
         message: RunStep | None = None,
     ) -> None:
         """Note a step that was made. `began_s`: when this engine came to it, maybe before the other
-        members. `message`: the order of a group's step.
+        members. `message`: of a group's step.
         """
         ended_s = self.clock()
         self.last_step_s = (began_s, ended_s)

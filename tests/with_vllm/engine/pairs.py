@@ -122,5 +122,5 @@ class Pair:
     def lend(self, count: int) -> None:
         """Let a round of lending take place."""
         self.scheduler.add("first", BLOCK * count - 1, 1)
-        self.leader.order(0.0)
+        self.leader.plan_step(0.0)
         self.serve_all(0.0)

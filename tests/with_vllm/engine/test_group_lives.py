@@ -101,7 +101,7 @@ class Lives(RuleBasedStateMachine):
     def order(self, pick: int) -> None:
         leader = self.leaders[pick % len(self.leaders)]
         if self.inside[leader.group[0]] is None and leader.ready(self.now):
-            leader.order(self.now)
+            leader.plan_step(self.now)
 
     @precondition(lambda self: any(self.inboxes.of_engine))
     @rule(engine=st.integers(0, 3))

@@ -33,9 +33,9 @@ def lanes_of(pair: Pair, boards: list[StepBoard]) -> list[EngineLanes]:
 def begin(pair: Pair, lanes: list[EngineLanes]) -> None:
     """A request of the group makes its first step."""
     pair.scheduler.add("r", 2 * BLOCK, 4)
-    pair.leader.order(0.0)
+    pair.leader.plan_step(0.0)
     pair.serve_all(0.0)
-    pair.leader.order(0.0)
+    pair.leader.plan_step(0.0)
     pair.finish_step()
     lanes[0].note_loads()
 

@@ -100,7 +100,7 @@ class Losses(RuleBasedStateMachine):
                 pair.serve_all(self.now_s)
                 pair.finish_step()
             if pair.leader.ready(self.now_s):
-                pair.leader.order(self.now_s)
+                pair.leader.plan_step(self.now_s)
             if not unfinished:
                 pair.serve_all(self.now_s)
 
@@ -250,9 +250,9 @@ def test_leader_that_lacks_a_member_orders_no_step() -> None:
     pair = Pair()
     survivor = Survivor(pair.parts[0].lanes(), (0, 0))
     pair.scheduler.add("a", 3, 10)
-    pair.leader.order(0.0)
+    pair.leader.plan_step(0.0)
     pair.serve_all(0.0)
-    pair.leader.order(1.0)
+    pair.leader.plan_step(1.0)
     pair.finish_step()
     assert pair.scheduler.running and pair.leader.has_requests
     survivor.update(0, None)

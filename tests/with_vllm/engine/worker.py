@@ -25,7 +25,7 @@ class Worker:
         self.most_kept = 0
         self.launched = 0
         self.parallelisms: list[Parallelism] = []
-        """Of each step that was ordered."""
+        """Of each step that was planned."""
         self.loses_member = False
         self.token_offset = 0
         """Added to each token that is sampled from now on, until the members begin anew."""

@@ -107,7 +107,7 @@ class Engines:
         """
         pair = self.pair
         if pair.leader.ready(self.now_s):
-            pair.leader.order(self.now_s)
+            pair.leader.plan_step(self.now_s)
         pair.serve_all(self.now_s)
         if not pair.leader.outstanding:
             return
@@ -310,7 +310,7 @@ def test_narrower_lanes_with_requests_and_pieces_under_way_refuse_lending() -> N
 
 
 def test_lending_waits_for_narrower_lanes_and_their_steps() -> None:
-    """A step that is ordered may still be ahead of a member when its leader's requests are over."""
+    """A step that is planned may still be ahead of a member when its leader's requests are over."""
     pair, device = Pair(blocks=OWN + EXTRA), Device(widest=4)
     board: Any = SimpleNamespace(requests=lambda leader, size: 0)
     lanes = EngineLanes(
@@ -326,7 +326,7 @@ def test_lending_waits_for_narrower_lanes_and_their_steps() -> None:
     call: Any = lambda function, *args: function(device, *args)  # noqa: E731
     weights = EngineWeights(lanes, pair.pools[0], ledger, extra, call, lambda: None)
     pair.lend(2)
-    pair.leader.order(0.0)
+    pair.leader.plan_step(0.0)
     pair.scheduler.end("first")
     assert pair.leader.outstanding
     answer = weights.prepare()
