@@ -92,8 +92,9 @@ class Member:
     def spare(self, ask: ReserveBlocks) -> int:
         """Return how many of its free blocks the group may have.
 
-        The engine keeps the blocks that its running requests need for the tokens they have. Blocks
-        that the group asks for ahead come after the reserve of all requests that run or wait here.
+        The engine keeps the blocks that its running requests need for the tokens they have. Of the
+        others the group may have those that it needs now. It may have more only if all requests of
+        this engine, running or waiting, can still reach their end.
         """
         free = self._own.free_count()
         keep = max(self._own.needed_by_running(), free - ask.needed)
