@@ -7,7 +7,7 @@ from flying_serving.memory.cuda_device import CudaDevice
 from flying_serving.vllm_adapter.model_runner.compiled import is_compiled
 from flying_serving.vllm_adapter.model_runner.lane import DeviceLane
 from flying_serving.vllm_adapter.weights import loading
-from flying_serving.weights.lending.arena_placement import Placement
+from flying_serving.weights.lending.arena_placement import ArenaPlacement
 from flying_serving.weights.lending.device_pages import ALIGNED_BYTES, STAGED_BYTES, DevicePages
 from flying_serving.weights.lending.weight_file import WeightFile
 from flying_serving.weights.methods import hide_products
@@ -30,7 +30,7 @@ def shared_weights(
     model = lane1.model
     if file is not None and not pack:
         assert cuda is not None
-        placement = Placement(_pages_of(lane1, file, cuda), engine % widest, widest)
+        placement = ArenaPlacement(_pages_of(lane1, file, cuda), engine % widest, widest)
         return SharedWeights(model, widest, None, placement=placement)
     packing = loading.packing(lane1.config.model_config.dtype) if pack else None
     if file is not None and packing is None:

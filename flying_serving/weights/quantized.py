@@ -33,9 +33,9 @@ from flying_serving.weights.formats import (
     with_kernel,
 )
 from flying_serving.weights.linear import (
-    Column,
+    ColumnParallel,
     Linear,
-    Row,
+    RowParallel,
     column_bias,
     row_bias,
     tensors_of,
@@ -68,7 +68,7 @@ class Quantized(Linear):
     def cut(cls, layer: Layer, engines: int) -> tuple[Segment, ...]:
         """See `Rule`. Raises WeightError as `check_quantized`, too."""
         segments: tuple[Segment, ...] = (Segment(layer.module.output_size, 1),)
-        for kind in (Column, Row):
+        for kind in (ColumnParallel, RowParallel):
             if kind.matches(layer):
                 segments = kind.cut(layer, engines)
         check_quantized(layer.name, layer.module, segments)
@@ -90,8 +90,8 @@ class Quantized(Linear):
             columns = _opaque_columns if way is Way.OPAQUE else QuantizedLayer.columns
             return columns(weight, segments, column_bias(full))
         rows: dict[Way, Callable[..., SharedLinear]] = {
-            Way.VIEWS: _Rows,
-            Way.INPUTS_APART: QuantizedLayer.rows_apart,
+            Way.VIEWS: _RowViews,
+            Way.INPUTS_APART: QuantizedLayer.inputs_apart,
             Way.OPAQUE: _opaque_rows,
         }
         return rows[way](weight, *segments, row_bias(full))
@@ -178,7 +178,7 @@ class QuantizedLayer:
             return self._product(tensors, bias, self.kernel)
         return self._product(tensors, bias, other(self.kernel))
 
-    def rows_apart(self, segment: Segment, bias: torch.Tensor | None) -> "_RowsApart":
+    def inputs_apart(self, segment: Segment, bias: torch.Tensor | None) -> "_InputsApart":
         """Return the products with units of inputs, each in one piece. The layer's tensors that
         are copied for it are released.
         """
@@ -192,7 +192,7 @@ class QuantizedLayer:
             units.append(self._product(pieces, None if unit else bias, self.kernel))
         for key in copied:
             release(self.layer, key)
-        return _RowsApart(units, segment)
+        return _InputsApart(units, segment)
 
     def _product(
         self, tensors: dict[str, torch.Tensor], bias: torch.Tensor | None, kernel: Any
@@ -209,7 +209,7 @@ class QuantizedLayer:
         return part_of(self._tensors[key], self.format.tensors[key], self._sizes, outputs, inputs)
 
 
-class _Rows:
+class _RowViews:
     """Row-parallel: a rank multiplies with its inputs, in one product with views."""
 
     def __init__(self, weight: QuantizedLayer, segment: Segment, bias: torch.Tensor | None) -> None:
@@ -225,7 +225,7 @@ class _Rows:
         return self._parts[rank, degree]
 
 
-class _RowsApart:
+class _InputsApart:
     """Row-parallel, with a product for each unit of inputs: a rank adds those of its units."""
 
     def __init__(self, units: Sequence[Matmul], segment: Segment) -> None:

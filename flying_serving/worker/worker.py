@@ -117,8 +117,8 @@ class LaneWorker:
         if deployment.collectives != "pynccl":
             self.communicators.use_shared_memory(run_dir, deadline_s)
             return
-        site = nccl.Site(self.engine, worker.device, deadline_s, Watchdog.of(deployment))
-        self.communicators.use_ends(run_dir, site.open_end)
+        member = nccl.NcclMember(self.engine, worker.device, deadline_s, Watchdog.of(deployment))
+        self.communicators.use_ends(run_dir, member.open_end)
 
     def load_model(self, **options: Any) -> None:
         """Load lane 1 as vLLM does, then share its weights with the other lanes."""
