@@ -3,7 +3,7 @@
 vLLM loads and processes the layer for lane 1. Many kernels keep a weight such that a part of it is
 a view. Then a lane's product is one call of vLLM's own method over views. So a lane rounds its
 input and adds as a rank of stock vLLM does at that degree. `formats.py` says for which kernels this
-holds, and which way the others have.
+holds, and which form parts of the others have.
 """
 
 import copy
@@ -22,7 +22,7 @@ from flying_serving.vllm_adapter.weights.fp8 import with_outputs
 from flying_serving.vllm_adapter.weights.int8 import Int8Inputs, Int8Unit
 from flying_serving.weights.formats import (
     ALL,
-    Way,
+    PartForm,
     check_quantized,
     format_of,
     has_several,
@@ -83,18 +83,18 @@ class Quantized(Linear):
 
     def stored(self, store: Store) -> SharedLinear:
         full, segments, weight = self.full, self.segments, QuantizedLayer(self.name, self.full)
-        self.input_rounding, way = weight.format.input_rounding, weight.format.way
+        self.input_rounding, form = weight.format.input_rounding, weight.format.part_form
         if not weight.has_data:
             return _NoProducts()
         if not isinstance(full, RowParallelLinear):
-            columns = _opaque_columns if way is Way.OPAQUE else QuantizedLayer.columns
+            columns = _opaque_columns if form is PartForm.OPAQUE else QuantizedLayer.columns
             return columns(weight, segments, column_bias(full))
-        rows: dict[Way, Callable[..., SharedLinear]] = {
-            Way.VIEWS: _RowViews,
-            Way.INPUTS_APART: QuantizedLayer.inputs_apart,
-            Way.OPAQUE: _opaque_rows,
+        rows: dict[PartForm, Callable[..., SharedLinear]] = {
+            PartForm.VIEWS: _RowViews,
+            PartForm.INPUTS_APART: QuantizedLayer.inputs_apart,
+            PartForm.OPAQUE: _opaque_rows,
         }
-        return rows[way](weight, *segments, row_bias(full))
+        return rows[form](weight, *segments, row_bias(full))
 
     def bind(self, layer: Layer, rank: int, degree: int) -> None:
         if self.made:
